@@ -1,4 +1,4 @@
-"""An agent's long conversation, and a chat template of the shape that such models have."""
+"""A long conversation of an agent, and a chat template shaped like those of agent models."""
 
 import random
 from typing import Any
@@ -121,9 +121,9 @@ def agent_tools(count: int = 8) -> list[dict[str, Any]]:
 
 
 def agent_messages(count: int, source: str, scale: float = 1.0, seed: int = 0) -> list[ChatMessage]:
-    """The first `count` messages of one conversation: a system's, then questions that a dozen calls
-    of tools answer, each with thoughts. source: the text that they quote from. scale: of the
-    messages' lengths; 1.0: a few hundred characters each."""
+    """Return the first `count` messages of one conversation: a system message, then questions. Each
+    question is answered by a dozen tool calls, each with thoughts. source: text that the messages
+    quote. scale: factor of the message lengths; at 1.0 they have a few hundred characters each."""
     drawn = random.Random(seed)
 
     def quoted(characters: float) -> str:

@@ -1,4 +1,4 @@
-"""Grammars over a vocabulary of single bytes, and the texts that they let through."""
+"""Grammars over a vocabulary of single bytes, and the texts they accept."""
 
 from functools import cache
 from typing import Protocol
@@ -9,7 +9,7 @@ from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.vocabulary import Vocabulary
 
 END = 256
-"""The token that ends an answer."""
+"""Token that ends an answer."""
 
 
 class _Written(Protocol):
@@ -41,6 +41,6 @@ def follows(grammar: _Written | None, text: str) -> bool:
 
 
 def tagged_call(name: str, /, **texts: str) -> str:
-    """Return a call between tags. texts: of its parameters."""
+    """Return a call between tags. texts: texts of its parameters by name."""
     inner = "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in texts.items())
     return f"<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>"

@@ -13,7 +13,7 @@ class Issued:
 
 
 class Authority:
-    """Writes what it issues into `folder`."""
+    """A certificate authority. It writes its certificates into `folder`."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._authority = trustme.CA()

@@ -2,8 +2,8 @@
 
 The script drives both engines. The simulation's checks hold at each step. A command with a
 message's name is that message of an engine: `HandoverCancelled 5`. Other commands are methods of
-CoreWorld. Messages to an engine are shown as `decode 5: GrantWanted -> RemoteReady`, and those of a
-pull as `prefill 5 pull: ...`.
+CoreWorld. Messages to an engine are shown as `decode 5: GrantWanted -> RemoteReady`. Messages of a
+pull are shown as `prefill 5 pull: ...`.
 """
 
 import contextlib
@@ -196,15 +196,15 @@ class CoreWorld(SimulatedPair):
     # Before rooms begin
 
     def faults(self, number: str, *faults: str) -> None:
-        """`faults 5 flip@1`: set the faults of a room that has not begun, each with the number of
-        its window or message."""
+        """`faults 5 flip@1`: set the faults of a transfer before it begins. Each has the number of
+        its layer chunk or message."""
         parts = (fault.partition("@") for fault in faults)
         self._faults[int(number)] = [
             (Fault[name.replace("-", "_").upper()], int(place or 0)) for name, _, place in parts
         ]
 
     def deadlines(self, of: str, **seconds: str) -> None:
-        """Change deadlines. of: `decode`, `prefill`, or a pull's side, `decode-pull`."""
+        """Change deadlines. of: `decode`, `prefill`, or the side of a pull, `decode-pull`."""
         node, _, pull = of.partition("-")
         desk = {"decode": self._decode, "prefill": self._prefill}[node]
         name = "pull_deadlines" if pull else "deadlines"
@@ -228,7 +228,7 @@ class CoreWorld(SimulatedPair):
         self._until(lambda: room in self._prefill.rooms or room not in self._decode.rooms)
 
     def pull(self, number: str) -> None:
-        """Begin a room that offers a state; wait for the pull at the decode node."""
+        """Begin a transfer with a state offered; wait for the pull at the decode node."""
         room = int(number)
         self._ask(room, offers=True)
         self._prefill.admit(room)
@@ -338,7 +338,7 @@ class CoreWorld(SimulatedPair):
         self.world.run(self.world.now + float(seconds))
 
     def hangs(self, what: str) -> None:
-        """Let an action hang at both nodes. what: `verify` or `abort`."""
+        """Make an action hang at both nodes. what: `verify` or `abort`."""
         for peer in (self.decode, self.prefill):
             if what == "verify":
                 peer.landing.verify = lambda *_: None  # type: ignore[method-assign]

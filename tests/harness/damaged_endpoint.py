@@ -1,4 +1,4 @@
-"""An endpoint whose replies a test damages on their way to the conformance kit's checks."""
+"""An endpoint for the conformance kit's checks. A test damages its replies on their way."""
 
 import json
 import re
@@ -13,7 +13,7 @@ Damage = Callable[["Exchange"], Reply]
 
 @dataclass(frozen=True)
 class Exchange:
-    """One request and the reply to it. asked: the request's body where it is an object."""
+    """One request and its reply. asked: the request's body if it is an object, else empty."""
 
     method: str
     path: str
@@ -30,7 +30,8 @@ class Exchange:
 
 @dataclass(frozen=True)
 class DamagedEndpoint(Endpoint):
-    """known: whole replies by request, which are asked for once; None: each time."""
+    """An endpoint with a change of each reply. known: replies by request; each is asked for once.
+    None: every request is sent."""
 
     damage: Damage = lambda exchange: exchange.reply
     known: dict[tuple[str, str, bytes | None], Reply] | None = None
@@ -49,7 +50,7 @@ class DamagedEndpoint(Endpoint):
 
 
 Change = Callable[[Any], Any]
-"""Of a body, or of one event's data: returns it, changed in place or anew."""
+"""A function of a body or of one event's data. It returns the data, changed in place or new."""
 
 
 def bodies(change: Change) -> Damage:
@@ -90,7 +91,7 @@ def both(change: Change) -> Damage:
 
 
 def text(pattern: str, by: str) -> Damage:
-    """Replaces an expression in whatever is replied, where it stands first."""
+    """Replace the first match of an expression in every reply."""
     return lambda exchange: exchange.with_body(
         re.sub(pattern, by, exchange.reply.body.decode(), count=1, flags=re.DOTALL)
     )
@@ -105,7 +106,8 @@ def content_type(name: str) -> Damage:
 
 
 def set_keys(**values: Any) -> Change:
-    """Wherever these keys stand, at any depth; a function makes the new value of the old one."""
+    """Set these keys at any depth of every body. A function makes the new value from the old
+    one."""
 
     def change(value: Any) -> Any:
         if isinstance(value, list):
@@ -130,8 +132,8 @@ def without(key: str) -> Change:
 
 
 def said(key: str, words: str) -> Damage:
-    """Each text under the key becomes these words: of a stream its first piece, and the others
-    nothing."""
+    """Replace each text under the key by these words. In a stream the first piece has the words,
+    and the others are empty."""
 
     def damage(exchange: Exchange) -> Reply:
         begun: list[str] = []

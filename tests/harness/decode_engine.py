@@ -1,4 +1,4 @@
-"""A decode engine without its prefill node, whose part the test plays."""
+"""A decode engine without a prefill node; the test plays the prefill node."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,7 +61,7 @@ class DecodeNode(Lone):
         self.post(m.RemoteDone(room, m.TransferReport(0, 0, 0, 0.0, 0.0)))
 
     def hand_over(self) -> None:
-        """Whatever was asked for and not handed over yet."""
+        """Complete the hand-over of each request asked for and not handed over yet."""
         for name in self.asked[self._answered :]:
             self._answered += 1
             self.accept(name)

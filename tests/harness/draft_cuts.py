@@ -26,7 +26,7 @@ from tests.harness.scripted_drafts import (
 
 
 class DraftedEngines(Protocol):
-    """Of one model. rows: so many answers share its forwards."""
+    """Engines of one model. rows: number of answers in a forward."""
 
     rows: int
 
@@ -35,12 +35,12 @@ class DraftedEngines(Protocol):
         ...
 
     def drafting(self) -> Lone:
-        """As plain; drafts what a test says."""
+        """Return an engine like plain() that drafts the tokens given by a test."""
         ...
 
 
 def drawn(engine: Lone, length: int) -> list[int]:
-    """The answer to a prompt of that length."""
+    """Return the answer to a prompt of this length."""
     return [token.token for token in answered(engine, prompt(length), DRAWN)]
 
 

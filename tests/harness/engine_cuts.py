@@ -13,7 +13,7 @@ from tests.harness.engines import Lone, submit
 
 
 class Engines(Protocol):
-    """Of one model. vocabulary: below it are all tokens."""
+    """Engines of one model. vocabulary: upper bound of the tokens, exclusive."""
 
     vocabulary: int
 
@@ -22,7 +22,7 @@ class Engines(Protocol):
         ...
 
     def oracle(self) -> Lone:
-        """As cold, on the CPU, where each request runs alone."""
+        """Return an engine like cold(), on the CPU, with one request in a forward."""
         ...
 
 

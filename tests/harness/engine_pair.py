@@ -1,5 +1,5 @@
-"""A prefill and a decode engine of one process, driven by hand: real engines, sender and receiver
-over a loopback wire whose speed a test chooses."""
+"""A prefill and a decode engine in one process, driven by hand. The engines, the sender and the
+receiver are real. The test chooses the speed of the loopback wire."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -32,17 +32,17 @@ from tests.harness.waiting import HANG_SECONDS
 
 PEER = "peer"
 LONG = 10.0
-"""Seconds that any step is shorter than."""
+"""Seconds; every step is shorter."""
 Head = Callable[[], torch.Tensor]
 
 
 def is_early_step() -> bool:
-    """Whether the thread that asks computes an early step."""
+    """Return whether the calling thread computes an early step."""
     return threading.current_thread().name.startswith("tasuki-early-step")
 
 
 def with_early_head(parts: EngineParts, early: Callable[[Head], torch.Tensor]) -> EngineParts:
-    """The parts with a model whose logits in an early step are `early` of the plain head."""
+    """Return the parts with another head in early steps: `early` of the plain head."""
 
     class EarlyHead(Qwen35Model):
         def head(self, *args: Any) -> torch.Tensor:
@@ -114,7 +114,7 @@ class EnginePair:
         return engine.all_said(kind)[-1]
 
     def begin(self, submit: m.Submit) -> Room:
-        """Up to an early step that has begun, if the answer is to have one."""
+        """Run the hand-over up to the begin of the early step, if the answer is to have one."""
         room = self.hand_over(submit)
         self.ready(room, LONG)
         return room
@@ -146,7 +146,7 @@ class EnginePair:
         return end
 
     def done(self, room: Room) -> m.RemoteDone | m.HandoverFailed:
-        """What Done leads to, as the decode node does it; the room is over after it."""
+        """Handle Done as the decode node does. The transfer is over afterwards."""
         end, number = self.flushed(room), room.ticket.room
         try:
             self.receiver.verify(number, room.ticket.generation, end.report.digests, HANG_SECONDS)
@@ -188,7 +188,8 @@ def engine_pair(
     wire: WireSettings | None = None,
     settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> Iterator[EnginePair]:
-    """settings: of the decode engine. REQUIRES: the two have equal weights and layouts."""
+    """Yield a pair of engines over a loopback wire. settings: settings of the decode engine.
+    REQUIRES: both models have equal weights and layouts."""
     fabric = LoopbackFabric()
     link = LoopbackTransport(fabric, "prefill", faults)
     target = LoopbackTransport(fabric, "decode")

@@ -1,4 +1,4 @@
-"""Engines for tests: tiny models, poisoned memory, a loop that runs without threads."""
+"""Engines for tests: tiny models, poisoned memory, and a loop without threads."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -40,8 +40,9 @@ Kind = TypeVar("Kind")
 
 
 class PoisonedCache(HybridPrefixCache):
-    """NaN wherever an id changes owner: what is read before it is written shows at once. Bytes that
-    a waiting copy still reads stay. host: below the arena, of a cache with a tier."""
+    """A cache that fills the memory of an id with NaN when the id changes its owner. A read before
+    the first write then shows at once. Bytes that a waiting copy still reads are kept. host: the
+    memory below the arena, for a cache with a tier."""
 
     host: Arena | None = None
 
@@ -112,7 +113,7 @@ def engine_config(model: Path, **changes: object) -> EngineConfig:
 
 
 class Lone:
-    """One engine driven by hand: post messages, run until idle, read what it said."""
+    """One engine driven by hand: post messages, run until idle, read its messages."""
 
     def __init__(
         self,
@@ -122,7 +123,8 @@ class Lone:
         sender: Sender | None = None,
         early: EarlyStart | None = None,
     ) -> None:
-        """early: of a decode engine; by default no room's windows are awaited by a step."""
+        """Build the engine. early: early start of a decode engine; by default no step waits for
+        layer chunks."""
         self.parts = parts or build_parts(config)
         self.engine = self._built(config, role, sender, early)
         self.said: list[m.Outbox] = []
@@ -196,13 +198,13 @@ class Lone:
         return found
 
     def hit(self, request_id: str) -> m.HitBreakdown:
-        """What a request that has finished found in the cache."""
+        """Return the cached part of a finished request's prompt."""
         found = self.finished(request_id).usage.hit
         assert found is not None
         return found
 
     def phases(self, request_id: str) -> list[str]:
-        """The states that a request which has finished went through."""
+        """Return the states of a finished request, in order."""
         return [mark.state for mark in self.finished(request_id).life]
 
     def rejected(self, request_id: str) -> m.RequestError:
@@ -212,7 +214,7 @@ class Lone:
         return found
 
     def flush(self) -> None:
-        """Forget every prefix and all that was said. REQUIRES: nothing runs."""
+        """Forget every prefix and all messages. REQUIRES: no request runs."""
         self.post(m.FlushCache(0))
         self.said.clear()
 
@@ -221,8 +223,8 @@ class Lone:
         return self.all_said(m.StatsReply)[-1]
 
     def tree(self) -> list[TreeNode]:
-        """All that the cache holds, but for how long nobody has used it, and for names: they count
-        what it held before."""
+        """Return the whole tree of the cache, without names and times of last use, because these
+        depend on earlier contents."""
         self.post(m.TreeQuery(0, 10_000))
         view = self.all_said(m.TreeReply)[-1].view
         assert view is not None
@@ -277,7 +279,8 @@ TINY = {
 
 
 class GrammarsAtOnce(GrammarCompiler):
-    """Compiles where it is asked: a loop of tests ends where a step has nothing to do."""
+    """Grammars compiled in the calling thread, because a test's loop ends when a step has no
+    work."""
 
     def ready(self, grammar: Grammar, caller: str = "") -> bool:
         self.constraint(grammar, ())
@@ -292,8 +295,9 @@ def tiny_parts(
     disk: DiskMemory | None = None,
     kv_dtype: str = "float32",
 ) -> EngineParts:
-    """A random two-kind model of four layers over a small arena, of so many slabs if given.
-    host_slabs: below it; disk: below that. kv_dtype: as of a layout."""
+    """Return parts of a random model with four layers of two kinds over a small arena. slabs: of
+    the arena, if given. host_slabs: slabs of the memory below it; disk: memory below that.
+    kv_dtype: as in a layout."""
     model_config = ModelConfig.from_dict(TINY)
     layout = model_config.cache_layout(kv_dtype, "float32", "float32")
     slabs = slabs or int(arena_mib * 2**20) // layout.slab_bytes
@@ -321,8 +325,8 @@ def host_below(layout: CacheLayout, slabs: int) -> Arena:
 LETTERS = Vocabulary(
     tuple(b"" if token == 127 else bytes([token]) for token in range(TINY["vocab_size"])), (127,)
 )
-"""A token of the tiny model is an ASCII character; the last one ends an answer, where a request
-makes it a stop token: the model itself has none."""
+"""Vocabulary of the tiny model: each token is an ASCII character. The last one ends an answer if a
+request makes it a stop token, because the model has none."""
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -343,8 +347,8 @@ def tiny_engine(
 
 
 def alone(tokens: Sequence[int], max_new_tokens: int, **changes: object) -> list[int]:
-    """The oracle: the request by itself in a fresh engine, whole prompt in one chunk. What it
-    answered once it is not asked again."""
+    """Return the oracle's answer: the request alone in a fresh engine, its whole prompt in one
+    chunk. An answer is computed only once."""
     return [*_alone(tuple(tokens), max_new_tokens, tuple(sorted(changes.items())))]
 
 

@@ -1,8 +1,8 @@
-"""Two prefill and two decode nodes on four hosts that etcd joins, as a program on the first.
+"""Two prefill and two decode nodes on four hosts joined by etcd, as a program on the first.
 
-`python -m tests.harness.four_hosts FOLDER HOST_NAMESPACE ...`; test_hosts.py starts it. A
-process of its own, because gRPC's threads stay in the namespace where they began; on a host with
-the nodes' link, because what it starts sees its /sys, where UCX looks.
+`python -m tests.harness.four_hosts FOLDER HOST_NAMESPACE ...`; test_hosts.py starts it. It is a
+separate process, because gRPC's threads stay in the namespace where they began. It runs on a host
+with the nodes' link, because its children see that host's /sys, and UCX reads it.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class FourHosts:
 
     @property
     def front_doors(self) -> str:
-        """gRPC takes the first that lives."""
+        """The gRPC target with both decode nodes; gRPC takes the first that answers."""
         return "ipv4:" + ",".join(self.nodes[name].address for name in ("d1", "d2"))
 
 

@@ -1,7 +1,7 @@
 """Checkpoints with golden outputs, and how to run a model against them.
 
-Those of this folder are made by `python -m tools.goldens` and always there; larger ones may lie
-beside the repository, and then every test that is of all MODELS, or of QUANTISED, has them too.
+The ones in this folder are made by `python -m tools.goldens` and always exist. Larger ones may lie
+beside the repository. Every test of all MODELS, or of QUANTISED, then has them too.
 """
 
 import json
@@ -31,7 +31,7 @@ MODELS = OWN_MODELS + tuple(
 QUANTISED = tuple(
     name for name in ("tp4-dense-fp8", "moe-fp8", "moe-nvfp4-ct") if (BESIDE / name).is_dir()
 )
-"""Goldens of dequantised weights in float32, which the CPU path repeats."""
+"""Goldens of dequantised weights in float32, repeated by the CPU path."""
 
 
 def reference_dir(model: str) -> Path:
@@ -40,7 +40,8 @@ def reference_dir(model: str) -> Path:
 
 
 def model_cases(array: str = "") -> list[tuple[str, str]]:
-    """(model, case) of every golden with an array of a name that begins so, for parametrize."""
+    """Return (model, case) of every golden with an array whose name begins with `array`, for
+    parametrize."""
     cases = []
     for model in MODELS + QUANTISED:
         folder = reference_dir(model)
@@ -116,9 +117,9 @@ def logits_of(model: Qwen35Model, hidden: torch.Tensor) -> torch.Tensor:
 
 
 class Workspace:
-    """An arena full of NaN and a bump allocator over it: what the cache would do, without a cache.
+    """An arena full of NaN with a bump allocator, in place of a cache.
 
-    A fresh slot is zeroed, as the cache does for a request without a checkpoint. Nothing is freed.
+    A fresh slot is zeroed, as the cache does for a request without a checkpoint. No id is freed.
     """
 
     def __init__(
@@ -128,7 +129,7 @@ class Workspace:
         cache_dtype: str | None = None,
         kv_dtype: str | None = None,
     ) -> None:
-        """kv_dtype: of pages alone; None: as the rest."""
+        """Build the arena. kv_dtype: dtype of the pages alone; None: the same as the rest."""
         # Models this small only lose by threads, the more so when several tests share the cores.
         torch.set_num_threads(1)
         self.model = model
@@ -151,8 +152,8 @@ class Workspace:
         return slot
 
     def pages(self, tokens: int) -> list[int]:
-        """Page ids for that many tokens; the last of each slab first, so that none is
-        contiguous."""
+        """Return page ids for this many tokens. The last page of each slab comes first, so no two
+        are contiguous."""
         layout = self.arena.layout
         pages: list[int] = []
         while len(pages) * PAGE_TOKENS < tokens:
@@ -192,8 +193,8 @@ class Request:
         return self.workspace.forward(self.slice(token_ids, checkpoints))[0]
 
     def greedy(self, logits: torch.Tensor, steps: int) -> list[int]:
-        """The token that logits choose, then the next ones, `steps` in all; the last is forwarded
-        too."""
+        """Return `steps` tokens: the greedy choice of the logits, then the next ones. The last one
+        is forwarded too."""
         tokens = []
         for _ in range(steps):
             tokens.append(int(logits.argmax()))

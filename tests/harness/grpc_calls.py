@@ -1,4 +1,4 @@
-"""What one caller asks of a front by gRPC: requests and sessions."""
+"""Requests and sessions of one caller of a front by gRPC."""
 
 from typing import Any
 
@@ -16,8 +16,8 @@ def ids(*tokens: int) -> pb.TokenIds:
 
 
 class GrpcCalls:
-    """Every call bears the same metadata. A prompt is `tokens`, or what `fields` of the message
-    say. What is refused raises grpc.RpcError, an answer's where it is read."""
+    """Calls with the same metadata. A prompt is `tokens`, or is given by the message's `fields`. A
+    rejected call raises grpc.RpcError; a rejected answer raises it when it is read."""
 
     def __init__(self, channel: grpc.Channel, metadata: Metadata = ()) -> None:
         self.inference = pb_grpc.InferenceStub(channel)
@@ -26,7 +26,7 @@ class GrpcCalls:
         self.options: dict[str, Any] = {"metadata": metadata, "timeout": HANG_SECONDS}
 
     def generate(self, *tokens: int, **fields: Any) -> Any:
-        """The call of an answer, which is its stream."""
+        """Return the call of an answer, also its stream."""
         request = pb.GenerateRequest(**_prompt(tokens), **fields)
         return self.inference.Generate(request, **self.options)
 

@@ -1,7 +1,7 @@
 """Five minutes of agents' conversations on one node, as its history would have them.
 
-Drawn from a seed: turns that resume where the last one ended, and now and then one whose state had
-to make room.
+Random by a seed. Most turns resume at the end of the last turn. Sometimes the state of a turn was
+evicted.
 """
 
 import random

@@ -50,7 +50,7 @@ def small_layout(kinds: tuple[LayerKind, ...] = (GDN, GDN, GDN, FULL) * 2) -> Ca
 
 @dataclass
 class Node:
-    """An arena as plain bytes, with its transport. What is beyond `slabs` is kept back."""
+    """An arena as plain bytes, with its transport. Memory beyond `slabs` is not used."""
 
     layout: CacheLayout
     slabs: int
@@ -87,7 +87,7 @@ class Node:
         return ArenaAddress(self.transport.metadata(), self.slabs)
 
     def page_bytes(self, page: int) -> bytes:
-        """One page in every layer that keeps pages."""
+        """Return the bytes of one page in all layers with pages."""
         layers = [i for i, kind in enumerate(self.layout.layer_kinds) if kind.keeps_pages]
         spans = [self.layout.page_span(layer, page) for layer in layers]
         return b"".join(self.memory[s.offset : s.offset + s.length].tobytes() for s in spans)
@@ -99,7 +99,7 @@ class Node:
 
 
 def through(form: RowFormat | None, numbers: bytes) -> bytes:
-    """What a receiver has of one unit's float32 rows."""
+    """Return one unit's float32 rows as a receiver decodes them."""
     if form is None:
         return numbers
     values = torch.frombuffer(bytearray(numbers), dtype=torch.float32)
@@ -108,7 +108,7 @@ def through(form: RowFormat | None, numbers: bytes) -> bytes:
 
 
 def expected_page(units: WireUnits, node: Node, page: int) -> bytes:
-    """What a receiver has of a page that the node sent."""
+    """Return a page sent by the node as a receiver decodes it."""
     whole, block = node.page_bytes(page), units.layout.block_bytes
     blocks = [whole[i : i + block] for i in range(0, len(whole), block)]
     return b"".join(through(units.kv, block) for block in blocks)
@@ -125,7 +125,7 @@ def expected_slot(units: WireUnits, node: Node, slot: int) -> bytes:
 
 
 def cells_in_use(*nodes: Node) -> int:
-    """Of the staging of nodes whose wire is not exact."""
+    """Return the used staging cells of nodes with an inexact wire."""
     sources = [node.window_source for node in nodes]
     assert all(isinstance(source, EncodingSource) for source in sources)
     return sum(source.cells.in_use for source in sources if isinstance(source, EncodingSource))
@@ -156,7 +156,7 @@ class Ends:
 
 @dataclass(frozen=True)
 class Opened:
-    """A room that both ends have opened. pages, slot: what its sender sends from."""
+    """A transfer opened at both ends. pages, slot: the sender's source."""
 
     number: int
     granted: Destination
@@ -178,7 +178,7 @@ class Pair:
     back_receiver: Receiver
 
     def layer_opens(self, room: int, layer: int, timeout: float) -> bool:
-        """Whether the room's barrier lets through to the layer within `timeout` seconds."""
+        """Return whether the transfer's barrier opens at the layer within `timeout` seconds."""
         barrier = self.receiver.barrier(room)
         if barrier is None:
             return False
@@ -203,8 +203,8 @@ class Pair:
     def open(
         self, pages: int = 5, room: int = ROOM, peer: str = "peer", held: int = 0, seed: int = 1
     ) -> Opened:
-        """A room of that many pages, of which the receiver holds the first `held`; which ids both
-        ends use follows from the seed."""
+        """Open a transfer of this many pages; the receiver already holds the first `held`. The ids
+        of both ends follow from the seed."""
         generator = np.random.default_rng(seed)
         layout, slabs = self.source.layout, self.source.slabs
         granted = destination(layout, slabs, pages - held, generator, held)
@@ -228,7 +228,7 @@ class Pair:
         return end
 
     def verified(self, room: int = ROOM, timeout: float = HANG_SECONDS) -> RoomSent:
-        """Raises what verification does."""
+        """Send the transfer and verify it. Raises the errors of verification."""
         end = self.sent(room)
         self.receiver.verify(room, GENERATION, end.report.digests, timeout=timeout)
         return end

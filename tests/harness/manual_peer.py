@@ -1,4 +1,4 @@
-"""A decode node that a test drives by hand, to break the hand-over's protocol."""
+"""A decode node driven by hand, to break the hand-over's protocol."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -30,7 +30,7 @@ class ManualPeer:
         self._own = ""
         self._call: Any = None
         self._room = 0
-        """Of which what is written is."""
+        """Number of the transfer that was written last."""
 
     async def _stub(self) -> Any:
         address = f"127.0.0.1:{self._both.port}"
@@ -38,7 +38,8 @@ class ManualPeer:
         return handover_pb2_grpc.HandoverStub(channel)
 
     def connection_of(self, of: str) -> str:
-        """of: `decode`, `stranger`, or a name; EPOCH in it is the prefill node's."""
+        """Return a connection id. of: `decode`, `stranger`, or a name; EPOCH in it is replaced by
+        the prefill node's."""
         connection = self._both.client.links[0].connection
         assert connection is not None
         own = connection.id
@@ -71,7 +72,7 @@ class ManualPeer:
             self.answers.append(f"{error.code().name}({error.details()})")
 
     async def transfer(self, number: str, change: str = "", of: str = "decode") -> None:
-        """Reserve. change: fields of the message that are others."""
+        """Send Reserve. change: fields of the message to replace, as text."""
         reserve = wire.reserve(wanted(int(number)), "")
         text_format.Merge(change, reserve)
         self._room = reserve.room or reserve.reserve.ticket.room
@@ -84,7 +85,7 @@ class ManualPeer:
         await self.write(message)
 
     async def batch(self, number: str, count: str) -> None:
-        """So many grants at once, on the stream that is open."""
+        """Send this many grants in one batch, on the open stream."""
         grants = [pb.ReceiverMessage(grant=pb.Grant(), room=int(number))] * int(count)
         await self._call.write(pb.ReceiverBatch(messages=grants))
 

@@ -16,5 +16,5 @@ def samples(text: bytes) -> dict[str, float]:
 
 
 def scraped(address: str) -> dict[str, float]:
-    """Of the node whose HTTP server is at HOST:PORT."""
+    """Return the samples of the node with its HTTP server at HOST:PORT."""
     return samples(fetched(address, "/metrics"))

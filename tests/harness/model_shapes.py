@@ -1,4 +1,4 @@
-"""Small model shapes for tests without goldens: unequal sizes everywhere, so that swaps show."""
+"""Small model shapes for tests without goldens. All sizes differ, so that swapped ones show."""
 
 from typing import Any
 

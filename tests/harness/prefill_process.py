@@ -24,7 +24,7 @@ from tests.harness.loopback_pair import random_ids, small_layout
 
 SEED = 9
 LEASE_SECONDS = 600.0
-"""Longer than any test: what fences this node is proof of its death."""
+"""Seconds, longer than any test. A fence of this node can then only come from its death."""
 
 
 def source_memory() -> np.ndarray:

@@ -1,4 +1,4 @@
-"""A real Prometheus on loopback, for tests; skips with a reason where there is none."""
+"""A real Prometheus on loopback, for tests. Tests skip with a reason if there is none."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ class Prometheus:
         self.address = address
 
     def query(self, expr: str) -> list[dict[str, Any]]:
-        """The samples that the expression has now."""
+        """Return the expression's current samples."""
         given = urlencode({"query": expr})
         answer = ask(self.address, "GET", f"/api/v1/query?{given}").json
         assert answer["status"] == "success", answer

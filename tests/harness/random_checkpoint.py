@@ -1,5 +1,5 @@
-"""A small Qwen3.5 checkpoint of random weights, for tests that need a folder and care little what
-it says. It answers nonsense, but the same nonsense through every path."""
+"""A small Qwen3.5 checkpoint of random weights, for tests that need a folder and do not read its
+text. Its answers are nonsense, but equal through every path."""
 
 import json
 from pathlib import Path

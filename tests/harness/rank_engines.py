@@ -1,4 +1,4 @@
-"""Engines whose model is shared out among ranks, each follower a process forked from one that has
+"""Engines with their model split among ranks. Each follower is a process forked from one that has
 imported torch."""
 
 import os
@@ -17,7 +17,7 @@ from tests.harness.fork_server import forked_peer
 
 
 def forked_ranks(jobs: Sequence[Job]) -> list[RankProcess]:
-    """As start_ranks()."""
+    """Start ranks as start_ranks() does, by forks."""
     return [rank_process(_live, job) for job in jobs]
 
 
@@ -29,7 +29,7 @@ def rank_process(target: object, *arguments: object) -> RankProcess:
 
 
 def as_socket(connection: Connection) -> socket.socket:
-    """Of a pipe's end, which is closed."""
+    """Return a socket of a pipe's end, and close the end."""
     handle = os.dup(connection.fileno())
     connection.close()
     return socket.socket(fileno=handle)

@@ -1,8 +1,8 @@
-"""What a daemon registers: each gRPC method and HTTP route, from gRPC's and aiohttp's own tables,
-so that nothing can be served and not be listed.
+"""The gRPC methods and HTTP routes that a daemon registers. They come from gRPC's and aiohttp's own
+tables, so every served one is listed.
 
-serve_and_list(FILE, ARGUMENTS) is `tasuki ARGUMENTS` in a process of its own, as a ForkedDaemon's
-main; FILE gets a line of JSON a method, ["grpc", NAME], or route, ["http", METHOD, PATTERN].
+serve_and_list(FILE, ARGUMENTS) is `tasuki ARGUMENTS` in a separate process, as a ForkedDaemon's
+main. FILE gets one line of JSON per method, ["grpc", NAME], or route, ["http", METHOD, PATTERN].
 """
 
 import json

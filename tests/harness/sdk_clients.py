@@ -1,6 +1,7 @@
-"""Clients of openai and anthropic, which ask once; skips a module where they are not installed.
+"""Clients of openai and anthropic without retries; a module is skipped if they are not installed.
 
-Both are imported at their first use: that takes seconds, and each process of a run collects all.
+Both are imported at their first use. An import takes seconds, and each process of a run collects
+all modules.
 """
 
 import importlib.util
@@ -12,7 +13,7 @@ from tests.harness.waiting import HANG_SECONDS
 
 
 class _Package:
-    """A package that is imported where something of it is used."""
+    """A package imported at its first use."""
 
     def __init__(self, name: str) -> None:
         if importlib.util.find_spec(name) is None:

@@ -1,10 +1,10 @@
-"""A TCP proxy on loopback whose link a test may break: what a partition between two hosts looks
-like to the control channels that lead through it.
+"""A TCP proxy on loopback with a link that a test may break. For the control channels through it
+this is a partition between two hosts.
 
 Owns its listener, its connections and one thread with their event loop. Knows no protocol. Thread
-rule: the methods may be called from any thread and have taken effect when they return.
-Invariant: no byte is lost, doubled or overtaken within a connection that stands, as TCP promises;
-a link that holds bytes back delivers them after heal().
+rule: the methods may be called from any thread and have taken effect when they return. Invariant:
+in an open connection no byte is lost, doubled or overtaken, as TCP promises. A link that holds
+bytes back delivers them after heal().
 """
 
 import asyncio
@@ -28,9 +28,9 @@ _PATIENCE_SECONDS = 60.0
 
 @dataclass
 class _Link:
-    """How the link is now. latency: seconds one way. rate: bytes a second one way; None: no limit.
-    open: clear while nothing is forwarded, no end of stream either. refuses: whether connections
-    are reset instead of accepted."""
+    """The current state of the link. latency: seconds one way. rate: bytes a second one way; None:
+    no limit. open: clear while no byte and no end of stream is forwarded. refuses: connections are
+    reset instead of accepted."""
 
     latency: float = 0.0
     rate: float | None = None
@@ -78,7 +78,7 @@ class TcpProxy:
         self._do(lambda: setattr(self._link, "rate", bytes_per_second))
 
     def heal(self) -> None:
-        """Pass everything at once. What was held back is delivered, as TCP would by repeating."""
+        """Pass all bytes at once. Held bytes are delivered, as TCP would do by retransmission."""
 
         def restore() -> None:
             self._link.latency, self._link.rate, self._link.refuses = 0.0, None, False
@@ -87,7 +87,7 @@ class TcpProxy:
         self._do(restore)
 
     def close(self) -> None:
-        """Reset what is open and end the thread."""
+        """Reset open connections and end the thread."""
         self._await(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

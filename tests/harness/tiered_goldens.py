@@ -1,6 +1,5 @@
-"""Every golden of an engine whose arena is so small that its beginning is loaded from below. One
-body for every device: a test file names its own in a subclass of TieredGoldens.
-"""
+"""Every golden of an engine with an arena so small that its prefix is loaded from a tier below. One
+body for every device: a test file names its device in a subclass of TieredGoldens."""
 
 from functools import cache
 from typing import ClassVar
@@ -28,7 +27,8 @@ def golden_parts(model: str, device: str) -> EngineParts:
 
 
 class CheapLoads(EngineParts):
-    """So cheap that prompts as short as a golden's are loaded on every device."""
+    """Parts with load prices so low that even a golden's short prompts are loaded on every
+    device."""
 
     @property
     def tier_prices(self) -> list[TierPrices]:
@@ -36,7 +36,7 @@ class CheapLoads(EngineParts):
 
 
 def tiered_engine(model: str, device: str) -> Lone:
-    """Over an arena that holds the longest golden and little more."""
+    """Return an engine with an arena that holds the longest golden and little more."""
     parts = golden_parts(model, device)
     longest = max(len(case.prompt) + len(case.greedy) for case in cases_of(model).values())
     arena = Arena(parts.layout, slabs_for(parts.layout, longest), parts.arena.bytes.device)

@@ -1,5 +1,4 @@
-"""Engines with host memory below their arena, and copies between the two that fail when a test says
-so."""
+"""Engines with host memory below their arena. A test can make the copies between the two fail."""
 
 import threading
 from collections.abc import Callable
@@ -28,16 +27,16 @@ from tests.harness.waiting import HANG_SECONDS, ManualClock, until
 
 class Fault(Enum):
     FLIP = auto()
-    """A bit of what landed is wrong."""
+    """One bit of the arrived data is wrong."""
     SKIP = auto()
     """Nothing is copied, and nobody is told."""
     RAISE = auto()
 
 
 class FaultyCopies(HostCopies):
-    """As HostCopies. fault: asked before each piece, of its name (slot_up and so on); what it
-    does to that piece, if anything. Who holds or breaks "last_up" does so to the last piece of each
-    load, whatever else that is called."""
+    """HostCopies with faults. fault: called before each segment with its name (slot_up and so on);
+    returns the segment's fault, if any. A hold or fault at "last_up" affects the last segment of
+    each load, also under its other name."""
 
     def __init__(
         self, arena: Arena, below: Arena, fault: Callable[[str], Fault | None] = lambda name: None
@@ -126,7 +125,8 @@ def tiered_parts(
     kv_dtype: str = "float32",
     remote: RemoteMemory | None = None,
 ) -> tuple[EngineParts, "Copies"]:
-    """Of a tiny engine over few slabs, with many below them; the copies are made with it."""
+    """Return parts of a tiny engine with few slabs and many below them. The copies are made with
+    the engine."""
     copies = Copies()
 
     def copiers(parts: EngineParts) -> list[CopyThread]:
@@ -176,7 +176,7 @@ class TieredEngine:
 
     @property
     def report(self) -> m.TierReport:
-        """Of host memory."""
+        """The report of host memory."""
         return self.reports[0]
 
     @property
@@ -184,7 +184,8 @@ class TieredEngine:
         return self.lone.stats().tiers
 
     def empty_arena(self, seed: int = 10_000) -> None:
-        """Let another prompt take all of the arena, so that what was there stands below alone."""
+        """Fill the arena with another prompt, so that earlier prefixes are only in the tiers
+        below."""
         tokens = (self.parts.arena.slabs - 3) * PAGE_TOKENS
         self.lone.ask(f"push-{seed}", prompt(tokens, seed), 1)
 
@@ -207,8 +208,9 @@ class TieredEngine:
 
 
 class FaultyDisk(DiskFile):
-    """As DiskFile. fault: asked before each piece, of its name (read or written). FLIP: a bit of
-    what is read is wrong; SKIP: a write is lost, and a read brings what the memory had before."""
+    """DiskFile with faults. fault: called before each segment with its name (read or written).
+    FLIP: one bit of a read is wrong. SKIP: a write is lost, or a read leaves the memory
+    unchanged."""
 
     def __init__(self, folder: Path, layout: CacheLayout, slabs: int) -> None:
         self.folder = KeptFolder(folder, {"model": "of a test"})
@@ -219,7 +221,7 @@ class FaultyDisk(DiskFile):
         self.hangs = threading.Event()
 
     def memory(self, pages_a_second: float | None = None) -> DiskMemory:
-        """With what it kept."""
+        """Return a DiskMemory with the kept entries."""
         return DiskMemory(self, KeptIndex(self.folder, self.layout, self.slabs), pages_a_second)
 
     def hang(self) -> None:
