@@ -1,5 +1,5 @@
-"""A decode node that grants nothing holds no more of a prefill engine than its share, and holds up
-no rooms but its own; those that wait are told their places without a message for each move."""
+"""A decode node without destinations holds only its share of a prefill engine and delays only its
+own transfers. Waiting transfers learn their places without a message for each move."""
 
 import asyncio
 from itertools import pairwise
@@ -24,9 +24,9 @@ from tests.harness.engines import Lone, engine_config, tiny_parts
 from tests.harness.waiting import HANG_SECONDS
 
 AHEAD = 16
-"""Rooms of one decode node that may hold KV before they are begun."""
+"""Transfers of one decode node that may hold KV before they begin."""
 PULLED = 32
-"""Of which something may be pulled at a time."""
+"""Number of them that may pull at a time."""
 
 
 def test_a_decode_node_that_grants_nothing_keeps_its_share() -> None:
@@ -168,7 +168,7 @@ def test_a_queue_of_many_is_emitted_once_for_each_time_that_it_moves(tmp_path: P
 def waiting_room(
     progress_seconds: float, outgoing: list[pb.SenderMessage], room: int = 1
 ) -> OutgoingRoom:
-    """outgoing: gets what it says."""
+    """Return a transfer that has begun and waits. outgoing: receives its messages."""
     ticket = m.Ticket(m.RoomId(room), 1, 0, SamplingParams(), b"")
     made = OutgoingRoom(
         m.PrefillReserve(ticket, np.ones(3, dtype=np.int32)),

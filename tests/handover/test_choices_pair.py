@@ -1,6 +1,6 @@
-"""Through one daemon and through two, by the SDK and by OpenAI's client, the same tokens and
-logprobs: with every field of the sampling, several answers to one prompt, lists of prompts, scores;
-and one hand-over for all choices."""
+"""One daemon and a pair give the same tokens and logprobs, through the SDK and OpenAI's client.
+Covered: every sampling field, several answers to one prompt, lists of prompts, and scores. All
+choices share one hand-over."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -42,7 +42,7 @@ EVERY: SamplingOptions = {
 EVERY_TEXT = "Call me Ishmael. Some years ago, never mind how long precisely, I went to sea. " * 4
 CHOICES = 4
 ROUNDING = 1e-4
-"""Of a log-probability: prompts that came together share forwards or do not."""
+"""Tolerance of a log-probability: prompts sent together may or may not share forwards."""
 Told = dict[str, Any]
 
 

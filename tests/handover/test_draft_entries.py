@@ -1,6 +1,6 @@
-"""What a node keeps for its draft layer after a turn is what one forward over the same tokens
-keeps: in one node and its chunks and steps, after a hand-over and an early step, in the next turn.
-"""
+"""A node's entries for its draft layer after a turn equal the entries of one forward over the same
+tokens. Cases: one node with chunks and steps, after a hand-over and an early step, and the next
+turn."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def test_two_turns_of_one_node(chunk: int) -> None:
 
 @pytest.mark.parametrize("most", [1, 4])
 def test_answers_whose_drafts_are_verified_leave_the_same(most: int, fresh_seed: int) -> None:
-    """Entries of what did not hold are written over; what is carried is of what held."""
+    """Entries of rejected drafts are overwritten; the carry belongs to accepted ones."""
     random = np.random.default_rng(fresh_seed)
     engine = Lone(engine_config(reference_dir(MODEL), draft_tokens=most), parts=parts())
     for name in ("three", "chunk", "long"):
@@ -53,7 +53,7 @@ def test_answers_whose_drafts_are_verified_leave_the_same(most: int, fresh_seed:
 
 
 def test_prompts_that_part_at_a_page_share_it_and_both_have_right_entries() -> None:
-    """What follows a page is no part of its last entry."""
+    """The last entry of a page does not depend on the token after the page."""
     engine = Lone(engine_config(reference_dir(MODEL)), parts=parts())
     first = golden(MODEL, "turn2").prompt
     random = np.random.default_rng(3)

@@ -1,5 +1,5 @@
-"""Answers over a wire that is not exact: from a decode engine behind the layer barrier, and from
-two daemons that say the same, or do not."""
+"""Answers over an inexact wire: from a decode engine behind the layer barrier, and from two daemons
+with equal or different settings."""
 
 from collections.abc import Sequence
 
@@ -35,7 +35,7 @@ TEXTS = [
 
 @pytest.mark.parametrize("precision", [Precision.BF16, Precision.FP8])
 def test_an_early_step_reads_what_the_batch_would_read(precision: Precision) -> None:
-    """Poisoned ids, so that what is not decoded yet would show."""
+    """Ids are poisoned, so a read of data not decoded yet would show."""
     prompt = np.random.default_rng(150).integers(0, TINY["vocab_size"], 150).tolist()
     wire = WireSettings(WirePrecision(precision, precision))
     told = {}
@@ -60,7 +60,7 @@ def test_an_early_step_reads_what_the_batch_would_read(precision: Precision) -> 
 
 
 def served_layout() -> CacheLayout:
-    """Of the daemons' arenas."""
+    """Return the layout of the daemons' arenas."""
     config = EngineConfig(model=str(embedded_model()), dtype="float32")
     return asked_model(config).cache_layout("float32", "float32", "float32")
 

@@ -1,5 +1,5 @@
-"""A fetch between both halves over real gRPC: in bytes, and by scripts when one is advised and each
-way in which it can end."""
+"""A fetch between both halves over real gRPC: byte by byte, and by scripts of when one is advised
+and each way it can end."""
 
 import numpy as np
 import pytest
@@ -98,7 +98,7 @@ async def test_a_refused_fetch_is_lost_before_anything_was_granted(refusal: m.Fe
 
 
 async def test_a_fetch_that_cannot_be_opened_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a way that nobody foresaw: prompts wait for its answer."""
+    """An unforeseen error still answers the fetch, because prompts wait for its answer."""
 
     def broken(connection: PrefillConnection) -> None:
         raise RuntimeError("no stream")

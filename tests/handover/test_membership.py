@@ -86,7 +86,7 @@ def start() -> Iterator[Callable[..., Node]]:
 def test_a_link_that_leaves_idle_is_ended_in_the_same_tick(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Until its task has ended, whoever chooses would choose it, and nothing begins there."""
+    """Until its task ends the link could still be chosen, but no transfer begins there."""
 
     monkeypatch.setattr(prefill_links, "LINGER_SECONDS", 0.0)
 

@@ -24,7 +24,7 @@ from tests.harness.goldens import MODELS, OWN_MODELS, QUANTISED, reference_dir
 from tests.harness.random_checkpoint import write_random_model
 
 DAEMONS_OF = (OWN_MODELS[-1], *QUANTISED[-1:])
-"""Models that real daemons serve; of the others two engines of this process hand over."""
+"""Models served by real daemons. For the others, two engines of this process hand over."""
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def cases_of(model: str) -> list[dict[str, Any]]:
 
 
 def usable(case: dict[str, Any]) -> int:
-    """Tokens of the prompt that its repetition finds."""
+    """Return the usable tokens of the repeated prompt."""
     return (len(case["prompt"]) - 1) // 64 * 64
 
 
@@ -108,7 +108,8 @@ class Turn:
 def ask(
     client: Client, turn: Turn, prediction: Sequence[int] = ()
 ) -> tuple[tuple[int, ...], tuple[float, ...], int]:
-    """Tokens and margins that the client saw, and how many tokens were drafts that held."""
+    """Return the tokens and margins received by the client, and the number of accepted draft
+    tokens."""
     stream = client.generate(
         Prompt(token_ids=turn.prompt),
         max_new_tokens=turn.new_tokens,
@@ -128,7 +129,8 @@ def ask(
 
 
 def conversation(number: int, client: Client) -> list[tuple[Turn, tuple[int, ...], list[float]]]:
-    """Four turns that share a beginning with other conversations, each appending to the last."""
+    """Return four turns with a prefix shared with other conversations; each turn extends the
+    last."""
     rng = random.Random(number)
     shared = random.Random(number % 5)
     log = [shared.randrange(1024) for _ in range(shared.randrange(100, 400))]

@@ -1,5 +1,5 @@
-"""What a decode engine does with the states of a prefill node that ends: it fetches each and offers
-it to one that stays; what it need not, or cannot, it answers for at once, and nothing is held."""
+"""A decode engine handles the states of a prefill node that ends: it fetches each and offers it to
+one that stays. If it need not or cannot, it answers at once. Nothing stays held."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -155,7 +155,7 @@ def test_few_are_offered_at_a_time_and_none_is_forgotten(node: DecodeNode) -> No
 
 @pytest.mark.parametrize("tokens", [[0, 5000], [-1, 3], list(range(100)) * 50])
 def test_a_state_that_no_node_takes_is_declined(node: DecodeNode, tokens: list[int]) -> None:
-    """Of tokens that the model lacks, or of more than fit."""
+    """Its tokens are not in the vocabulary, or are too many."""
     pass_on(node, 1, np.array(tokens, dtype=np.int32))
     assert passed(node) == [m.StatePassedOn(1, m.HeirOutcome.DECLINED)]
     assert not node.all_said(m.FetchWanted)

@@ -1,5 +1,5 @@
-"""Whatever a peer tells is read, or refused by one type that names it: nothing else is raised, and
-nothing without a bound, no number that is none and no control character is kept."""
+"""Every message of a peer is read, or rejected with one error type that names the peer. No other
+error is raised. No unbounded value, no NaN and no control character is kept."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -73,7 +73,7 @@ def value(field: FieldDescriptor) -> st.SearchStrategy[object]:
 
 @cache
 def message(descriptor: Descriptor) -> st.SearchStrategy[dict[str, object]]:
-    """As keyword arguments, nested: any subset of the fields with any values."""
+    """Return nested keyword arguments of a message: any subset of its fields with any values."""
     optional = {}
     for field in descriptor.fields:
         if field.message_type is descriptor:
@@ -160,7 +160,7 @@ APART: dict[str, dict[str, object]] = {
     "GRANT": {"room": ROOM},
     "PULL": {"room": ROOM},
 }
-"""Fields that a table leaves to who reads by it."""
+"""Fields missing in a table, with the values given by the caller of its reader."""
 TABLES = {
     name: table
     for module in (proto, wire, transfer_messages)
@@ -346,7 +346,7 @@ def test_an_estimate_that_is_none_is_left_out(told: float) -> None:
 
 
 def test_a_lease_that_never_ends_is_refused() -> None:
-    """What is lost would stay quarantined for as long: a comparison with NaN never holds."""
+    """Lost ids would stay quarantined for ever, because a comparison with NaN is always false."""
     for told in (math.nan, math.inf, -1.0, 1e6):
         with pytest.raises(PeerInvalid, match="lease_seconds"):
             lease_from_wire(told)

@@ -18,7 +18,7 @@ LAYERS = 8
 HEAD, MORE = 300, 100
 ROOM = ("--arena-mib", "96", "--prefill-chunk-tokens", "256", "--layers-per-window", "1")
 NEVER_IN_PREFILL, NEVER_IN_DECODE = "receiver.before_reserve", "sender.on_grant"
-"""Places of the other role: a life that is not to end."""
+"""Places never reached in this role, for a node that must not fail."""
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def turn(node: Node, log: list[int], salt: str, new_tokens: int = NEW_TOKENS) ->
 
 
 def first_turn(decode: Node, fused: Node, name: str) -> tuple[list[int], tuple[int, ...]]:
-    """The log that the second turn sends, and the tokens that it must be answered with."""
+    """Return the log sent by the second turn, and the tokens expected as its answer."""
     log = tokens_of(HEAD, seed=len(name))
     log += turn(decode, log, name).token_ids
     log += tokens_of(MORE, seed=2)

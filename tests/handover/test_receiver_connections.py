@@ -1,5 +1,5 @@
-"""From which moment a prefill node believes that it may write: the ask's, never the answer's; and
-what it knows of those that renew."""
+"""A prefill node counts its write lease from the request, never from the answer. Also its knowledge
+of renewing decode nodes."""
 
 import asyncio
 import logging
@@ -42,8 +42,8 @@ LINK = Link(NOTHING, NOTHING, Somewhere(), NOTHING)
 
 @dataclass
 class Sender:
-    """As much of one as connections use; remembers what was asked of it. closing: seconds for which
-    an endpoint stays open after it is let go of. open: clear while no connection comes about."""
+    """A sender as far as connections use it; it records the calls. closing: seconds an endpoint
+    stays open after its release. open: clear while no connection can be made."""
 
     closing: float = 0.0
     renewed: list[float] = field(default_factory=list)
@@ -82,7 +82,7 @@ def node_of(name: str, epoch: bytes = b"a process") -> NodeIdentity:
 
 
 class Connections(ReceiverConnections):
-    """With a list of what was lost."""
+    """Connections with a list of the lost ones."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Renewals:
 
 
 async def test_a_renewal_counts_from_when_its_beat_was_sent_however_late_it_comes() -> None:
-    """From when it came, a lease would outlive what its owner believes of it, and so a write."""
+    """If it counted from its arrival, a lease and so a write would outlive its owner's estimate."""
     sender = Sender()
     ours = Connections(sender, beat_seconds=30.0, silence_seconds=30.0)
     name = await ours.add(node_of("decode"), LEASE)

@@ -27,7 +27,7 @@ def test_script(script: Script) -> None:
 
 
 async def pulled(both: Nodes) -> m.PullReport:
-    """Up to what was pulled, in the prefill engine."""
+    """Run a transfer until the prefill engine has the pulled state. Return the report."""
     await both.connected()
     await both.pull(ROOM)
     both.client.deliver(m.PullPinned(source_of(ROOM, both.pair.target.layout)))
@@ -37,7 +37,7 @@ async def pulled(both: Nodes) -> m.PullReport:
 
 
 def assert_in_order(report: m.PullReport) -> None:
-    """Both tracks tell the whole pull, each in the order in which it went."""
+    """Assert that both tracks contain the whole pull, each in order."""
     assert report.timeline is not None
     giver, puller = report.timeline.sender, report.timeline.receiver
     assert [mark.phase for mark in giver.phases] == [Phase.GRANTED, Phase.ACCEPTED, Phase.DONE]
@@ -57,7 +57,7 @@ def assert_in_order(report: m.PullReport) -> None:
 
 
 async def test_the_client_is_told_of_the_pull_when_all_is_done() -> None:
-    """Not with the first token, which a client waits for."""
+    """The report is not sent with the first token, because a client waits for it."""
     async with nodes() as both:
         report = await pulled(both)
         await both.hand_over(ROOM, report)

@@ -1,7 +1,8 @@
 """A receiver that breaks the rules of a hand-over or of a fetch, at a real prefill daemon.
 
-Each breach is a typed status or ends its room with a reason. Nobody is given what is not exactly
-there. The daemon goes on, and holds nothing."""
+Each breach gets a typed status or ends its transfer with a reason. No receiver gets a state unless
+it exists exactly. The daemon continues and holds nothing.
+"""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -27,9 +28,9 @@ FAILED = grpc.StatusCode.FAILED_PRECONDITION
 GARBAGE = b"\xff\xff\xff"
 SALT = b"tenant a"
 PROMPT = random_prompt(130, 0)
-"""As Rogue reserves it: of three pages."""
+"""The prompt reserved by Rogue: three pages."""
 HELD = 128
-"""Tokens of it behind which a state stands: of two pages."""
+"""Its tokens before a kept state: two pages."""
 GENERATION = 7
 MANY, AT_ONCE = 300, 150
 HANDOVER, FETCH = "hand-over", "fetch"
@@ -60,7 +61,7 @@ def prefill() -> Iterator[Node]:
 
 @pytest.fixture(autouse=True)
 def at_rest(prefill: Node) -> Iterator[None]:
-    """Whatever a receiver does leaves nothing."""
+    """Assert after each test that the daemon holds nothing."""
     yield
     prefill.assert_at_rest()
 
@@ -85,7 +86,8 @@ def holder(rogue: Rogue) -> Rogue:
 
 
 def talk(rogue: Rogue, opening: pb.ReceiverMessage, grant: pb.Grant) -> list[pb.SenderMessage]:
-    """All that is said in the room but its place, up to Closed; granted where that is wanted."""
+    """Return all messages of the transfer up to Closed, except its place in the queue. Send the
+    grant if it is accepted."""
     told: list[pb.SenderMessage] = []
 
     def messages() -> Iterator[pb.ReceiverMessage]:

@@ -1,4 +1,4 @@
-"""Two nodes swap their roles under load, and no request fails that may be asked again."""
+"""Two nodes swap their roles under load, and no retryable request fails."""
 
 import json
 import re
@@ -159,7 +159,7 @@ def test_two_nodes_swap_roles_under_load(tmp_path: Path) -> None:
 @pytest.mark.timeout(240)
 @pytest.mark.slow
 def test_a_node_that_comes_back_to_a_role_has_what_it_had_there(tmp_path: Path) -> None:
-    """Without anybody who tells: the peers are those that it was started with."""
+    """Without any message about peers, its peers are the ones from its start."""
     require_nixl()
     other = tmp_path / "prefill.toml"
     other.write_text('name = "swapped"\nprefill_chunk_tokens = 64\n', encoding="utf-8")

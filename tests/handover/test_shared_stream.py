@@ -18,10 +18,10 @@ class Counted:
     def __init__(self) -> None:
         self.calls = 0
         self.batches: list[list[str]] = []
-        """What was said together, by kind."""
+        """The kinds of the messages in each batch."""
 
     def sizes(self, kind: str) -> list[int]:
-        """How many of a kind were in each batch that had one."""
+        """Return the number of messages of a kind in each batch with at least one."""
         return [batch.count(kind) for batch in self.batches if kind in batch]
 
 

@@ -13,7 +13,7 @@ LIMIT, PERIOD = 1.0, 0.1
 
 
 def ticked(silence: Silence, now: float, seconds: float, period: float = PERIOD) -> float | None:
-    """Ticks in time for so long; when the peer was lost, None where it was not."""
+    """Tick in time for `seconds`. Return the time of the peer's loss, None if there was none."""
     end = now + seconds
     while now < end:
         now += period
@@ -79,7 +79,7 @@ async def test_what_never_comes_is_cancelled_and_said() -> None:
 
 
 async def test_what_came_while_this_loop_stood_is_taken() -> None:
-    """As a beat that waits in a socket: it is there, but the loop needs some rounds to see it."""
+    """The answer is like a heartbeat waiting in a socket: the loop needs some rounds to see it."""
 
     async def some_rounds_later(came: asyncio.Event) -> str:
         await came.wait()
