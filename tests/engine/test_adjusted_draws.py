@@ -1,5 +1,5 @@
-"""Answers from adjusted logits: what a naive loop draws, token by token, is what every cut of the
-work draws: in chunks, in a batch, behind a hand-over, after a retraction, after a resume."""
+"""Answers from adjusted logits. Every cut of the work samples the same tokens as a naive loop,
+token by token: in chunks, in a batch, after a hand-over, a retraction or a resume."""
 
 from dataclasses import replace
 from functools import cache
@@ -187,7 +187,7 @@ def test_a_lost_hand_over_goes_on_behind_its_first_token(pair: EnginePair) -> No
 
 
 def test_an_answer_that_resumes_a_cached_turn_is_that_of_a_cold_engine() -> None:
-    """What is cached of a prompt is not computed again, and still is counted."""
+    """The cached part of a prompt is not computed again but still counted."""
     warm = tiny_engine(prefill_chunk_tokens=64)
     first = warm.ask("first", prompt(LENGTH), NEW, sampling=params("all"))
     turn = prompt(LENGTH) + first + prompt(20, 9)

@@ -1,4 +1,4 @@
-"""The dtype that is chosen where nobody chose one."""
+"""The dtype chosen by default."""
 
 from pathlib import Path
 

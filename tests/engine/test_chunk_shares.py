@@ -1,4 +1,4 @@
-"""A chunk is shared so that no prompt waits for the length of another one, and none for ever."""
+"""Prompts share a chunk. No prompt waits for the length of another one, and none waits for ever."""
 
 import pytest
 from hypothesis import given, settings
@@ -98,9 +98,9 @@ PAGES = st.sampled_from((1, 2, 3, 5, 16, 80))
 @settings(deadline=None, max_examples=60)
 @given(st.lists(PAGES, min_size=2, max_size=5), st.sampled_from((128, 256, 512)))
 def test_callers_get_what_deficit_round_robin_gives(pages: list[int], budget: int) -> None:
-    """Of callers who want more all the time none is ever further behind another than two chunks,
-    whatever the lengths of their prompts. In whole pages: tokens that no page fits into go to
-    whoever has a prompt so short, and cost nobody anything."""
+    """A caller with constant demand is never more than two chunks behind another, whatever the
+    lengths of their prompts. Shares are whole pages. Tokens left over from whole pages go to any
+    prompt short enough and are charged to no caller."""
     lengths = [PAGE_TOKENS * count for count in pages]
     had = [0] * len(lengths)
     owed: dict[str, float] = {}
@@ -131,7 +131,7 @@ SPEED = 1000.0
 
 
 def first(demands: list[Demand], turn: int = 1) -> int:
-    """Whose prompt is forwarded, where a chunk has room for one."""
+    """Return the index of the prompt to forward if a chunk has space for one."""
     stops = share_chunk(demands, PAGE_TOKENS, turn, SPEED)
     return next(n for n, stop in enumerate(stops) if stop > demands[n].start)
 

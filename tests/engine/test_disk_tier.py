@@ -1,5 +1,5 @@
-"""A disk below host memory: what that drops comes back, and a disk that fails, lies or hangs
-changes no token."""
+"""A disk below host memory. States evicted from host memory come back from the disk. A disk that
+fails, returns wrong bytes or hangs changes no token."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -207,7 +207,7 @@ def test_ids_and_bytes_agree_while_a_disk_fails(tmp_path: Path) -> None:
 def test_without_digests_the_same_turns_start_from_wrong_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What compares the bytes finds what it is to find."""
+    """The control: the comparison of bytes finds wrong ones."""
     monkeypatch.setattr("tasuki.engine.tiers.copy_thread._mismatched", lambda job: JobEnd.DONE)
     turns = Turns(seed=3, host_slabs=60, disk=FaultyDisk(tmp_path, LAYOUT, 800))
     turns.faults._one_of = 1 << 30

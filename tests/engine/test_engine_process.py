@@ -85,7 +85,7 @@ class Frames:
 
 
 def through_a_socket(folder: Path) -> list[Sequence[m.Outbox]]:
-    """Every delivery, until the drain that ends THEN is answered."""
+    """Return every delivery, until the drain that ends THEN is answered."""
     ours, theirs = socket.socketpair()
     process = forked(serve, theirs, folder)
     theirs.close()
@@ -136,7 +136,8 @@ def in_this_process(folder: Path) -> list[m.Outbox]:
 
 
 def essence(message: m.Outbox) -> object:
-    """Of a message what is the same in each run: times and the last bits of logits are not."""
+    """Return the parts of a message that are equal in each run. Times and the last bits of logits
+    are not."""
     match message:
         case m.TokenOut():
             return message.request_id, message.index, message.token
@@ -173,7 +174,7 @@ PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 def bound_to_a_process(hint: Any, path: str, seen: set[Any]) -> Iterator[str]:
-    """Yield the path and type of each field whose values live in one process."""
+    """Yield the path and type of each field with values bound to one process."""
     hint = getattr(hint, "__supertype__", hint)
     if hint is Any:
         yield f"{path}: {hint}"

@@ -1,4 +1,4 @@
-"""The thread of the engine loop: what it does before the first message, and how it says it died."""
+"""The thread of the engine loop: its work before the first message, and its report when it dies."""
 
 import threading
 import time
@@ -10,7 +10,7 @@ from tests.harness.waiting import HANG_SECONDS, until
 
 
 class Idle:
-    """An engine that has nothing to do and knows which thread asked it."""
+    """An engine without work. It records the calling thread."""
 
     idle_seconds: float | None = None
     planning_wait = 0.0

@@ -1,4 +1,5 @@
-"""Several answers to one prompt: it is computed once, and each answer is what it would be alone."""
+"""Several answers to one prompt. The prompt is computed once, and each answer is equal to one
+computed alone."""
 
 import gc
 from collections.abc import Iterator

@@ -35,7 +35,8 @@ class Ended(Exception):
 
 @contextmanager
 def a_link(limit: int = LIMIT) -> Iterator[tuple[FrontLink, socket.socket, Callable[[], Any]]]:
-    """The link, the front's end of it, and what comes: messages, or Ended with the reason."""
+    """Yield the link, the front's end, and a function for the next item: messages, or Ended with
+    the reason."""
     ours, theirs = socket.socketpair()
     link = FrontLink(theirs, limit)
     come: SimpleQueue[Any] = SimpleQueue()

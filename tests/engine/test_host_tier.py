@@ -1,5 +1,5 @@
-"""Host memory below the arena: what is evicted comes back by a load, and a load that is late, wrong
-or broken changes no token."""
+"""Host memory below the arena. Evicted states come back by a load. A late, wrong or broken load
+changes no token."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ from tests.harness.waiting import HANG_SECONDS
 PROMPT = prompt(400, seed=1)
 ANSWER = alone(PROMPT, 2)
 NEXT = PROMPT + ANSWER + prompt(60, seed=2)
-"""The next turn of a conversation of which the first had PROMPT."""
+"""The next turn of a conversation with PROMPT as its first."""
 KEPT = 401
 """The last token of an answer is never forwarded."""
 

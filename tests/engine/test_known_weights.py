@@ -1,4 +1,4 @@
-"""Weights that were digested before are not read again, and others never pass for them."""
+"""Weights with a known digest are not read again, and others are never taken for them."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the files that are read, in a time in which they have settled."""
+    """Return the names of the files as they are read. Their times count as settled."""
     names: list[str] = []
 
     def digest(path: Path) -> bytes:

@@ -1,4 +1,4 @@
-"""The memory plan counts what an engine would allocate, and `serve --dry-run` prints it."""
+"""The memory plan counts an engine's allocations, and `serve --dry-run` prints it."""
 
 import json
 import re
@@ -84,7 +84,8 @@ def test_published_weights_have_their_published_bytes(
 def test_a_step_that_drafts_nothing_reads_little_of_a_draft_layer(
     name: str, entries: float, guesses: float
 ) -> None:
-    """fc and two rows of heads; queries, feed-forward and what follows are for guesses."""
+    """Such a step reads fc and two rows of heads. Queries, feed-forward and the rest are only for
+    guesses."""
     off, on = (
         WeightSizes.of(replace(published_or_folder(name), draft_layers=layers), torch.bfloat16)
         for layers in (0, 1)
@@ -221,7 +222,7 @@ assert isinstance(MOE.feed_forward, MoeShape)
 WHOLE_GROUPS = replace(
     MOE, feed_forward=replace(MOE.feed_forward, intermediate=32, shared_intermediate=48)
 )
-"""Of 16 columns, which NVFP4 needs."""
+"""A shape with groups of 16 columns, as NVFP4 needs."""
 
 
 @pytest.mark.parametrize("form", SERVED_ON_GPUS)
@@ -237,7 +238,8 @@ def test_quantised_weights_are_counted_as_they_are_allocated(shape: ModelConfig,
 
 
 def on_a_gpu(weights: ModelWeights) -> int:
-    """Bytes of all, laid out for kernels; what is tied as often as it is named."""
+    """Return the bytes of all weights laid out for kernels. A tied one counts as often as it is
+    named."""
     laid_out = [s for matrix in matrices(weights) for s in for_kernels(matrix.segments)]
     beside = sum(t.nbytes for t in tensors(weights)) - sum(m.nbytes for m in matrices(weights))
     return beside + sum(segment.nbytes for segment in laid_out)

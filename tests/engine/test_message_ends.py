@@ -1,5 +1,5 @@
-"""The end of a prompt's last message as a checkpoint: the next turn goes on from that very token,
-answers as if nothing had been cached, and costs no forward and one slot a session more."""
+"""The end of a prompt's last message as a checkpoint. The next turn resumes at that exact token and
+answers as if nothing had been cached. It costs no forward and one more slot per session."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,13 +21,13 @@ from tests.harness.engines import Lone, alone, engine_config, prompt, tiny_engin
 from tests.harness.trees import take, text, tree_of
 
 OPENING = prompt(5, seed=1)
-"""Of an answer."""
+"""Opening of an answer."""
 
 
 @dataclass
 class Session:
-    """A client that leaves out of each answer what was thought: a turn's prompt begins with the
-    messages of the turn before, and not with their answer's opening and thought."""
+    """A client that drops the thoughts from each answer. A turn's prompt begins with the messages
+    of the turn before, without its answer's opening and thoughts."""
 
     engine: Lone
     name: str = "s"
@@ -80,7 +80,7 @@ def test_each_turn_goes_on_from_the_last_message_s_end(chunk: int) -> None:
 def test_turns_that_go_on_from_there_answer_as_cold_ones(
     questions: list[int], chunk: int, policy: str, slabs: int
 ) -> None:
-    """Also where room is short."""
+    """Cases with a small arena are included."""
     engine = tiny_engine(slabs=slabs, prefill_chunk_tokens=chunk, cache_policy=policy)
     assume(sum(questions) + 60 < engine.engine.max_request_tokens)
     session = Session(engine)

@@ -1,4 +1,4 @@
-"""Plans go through a pipe to a runner in another process, which draws the same tokens."""
+"""Plans go through a pipe to a runner in another process, and it samples the same tokens."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ SLABS = 18
 
 
 def follow(channel: Connection) -> None:
-    """Run every plan that comes, over memory of which nothing is a number yet."""
+    """Run every received plan, over memory full of NaN."""
     torch.set_num_threads(1)
     parts = tiny_parts(slabs=SLABS)
     parts.arena.bytes.fill_(0xFF)

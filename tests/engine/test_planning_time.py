@@ -102,7 +102,7 @@ def test_what_copies_cost_between_forwards_moves_no_plan(idle: float) -> None:
 
 
 class Busy:
-    """An engine whose forward lasts `seconds`, and which notes when each message came."""
+    """An engine with forwards of `seconds`. It records the time of each message."""
 
     idle_seconds: float | None = 0.0
 

@@ -1,5 +1,5 @@
-"""A request that breaks the forward, or whose logits are no numbers, ends alone, whoever shares its
-batch, with nothing of it in the cache; a first token that is none never reaches the model."""
+"""A request that breaks the forward, or has NaN logits, ends alone whatever shares its batch.
+Nothing of it stays in the cache. An invalid first token never reaches the model."""
 
 import math
 from collections.abc import Callable
@@ -70,7 +70,7 @@ def has_poison(batch: Batch) -> bool:
 
 
 def is_long(batch: Batch) -> bool:
-    """Where the poisoned one, the longest, has answered a few tokens."""
+    """Return whether the poisoned request, the longest, has answered a few tokens."""
     return bool((batch.positions > 305).any())
 
 
@@ -118,7 +118,8 @@ def test_a_plan_that_the_runner_refuses_ends_the_loop_and_no_single_request() ->
 
 
 class Sticky(CpuRunner):
-    """From its sixth forward on every call raises, as CUDA does on a context that is poisoned."""
+    """A runner that fails in every call from its sixth forward on, as CUDA does on a poisoned
+    context."""
 
     calls = 0
     at_launch = True

@@ -1,5 +1,5 @@
-"""Logprobs of a prompt's own tokens: as a plain forward gives them, however the prompt is cut,
-with nothing of the cache used and nothing left in it."""
+"""Logprobs of a prompt's own tokens equal a plain forward's for every cut of the prompt. They use
+nothing from the cache and leave nothing in it."""
 
 import math
 from dataclasses import replace
@@ -33,7 +33,7 @@ from tests.harness.goldens import (
 
 
 def scores(engine: Lone, name: str) -> PromptScores:
-    """All of a request's, whose pieces follow each other."""
+    """Return all scores of a request and assert that its parts are contiguous."""
     pieces = [piece for piece in engine.all_said(m.PromptScored) if piece.request_id == name]
     ends = [1, *(piece.first + len(piece) for piece in pieces)]
     assert [piece.first for piece in pieces] == ends[:-1]

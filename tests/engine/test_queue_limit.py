@@ -1,5 +1,5 @@
-"""A request that is not begun in time ends with a typed error, wherever it waits; one that was
-begun never does."""
+"""A request not begun in time ends with a typed error in every queue. One already begun never
+does."""
 
 import math
 from collections.abc import Sequence

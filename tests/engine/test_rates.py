@@ -1,4 +1,4 @@
-"""What measured rates decide, and how they are learnt."""
+"""Decisions by measured rates, and the learning of these rates."""
 
 import random
 
@@ -71,7 +71,8 @@ def test_a_pull_pays_where_the_link_is_faster_than_the_forward() -> None:
 
 
 def test_what_a_busy_node_makes_prompts_wait_is_no_reason_to_pull() -> None:
-    """A prompt takes 4 ms a token from its turn to its first token, of which 0.03 are computing."""
+    """A prompt takes 4 ms a token from its turn to its first token, but only 0.03 of them to
+    compute."""
     busy = Rates(here=Line(0.0, 4e-3), pulled=Line(0.5, 1e-9), forwarded=Line(0.01, 3e-5))
     assert should_pull(busy, 150, 10**6, at_least=1).choice is Choice.THERE
     assert should_pull(busy, 50_000, 10**6, at_least=1).choice is Choice.PULLED

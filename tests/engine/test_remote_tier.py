@@ -1,5 +1,5 @@
-"""A remote store below host memory: nodes find what others put there, and a store that fails, lies
-or hangs changes no token. The store is a real S3 server."""
+"""A remote store below host memory. Nodes find entries written by others. A store that fails,
+returns wrong bytes or hangs changes no token. The store is a real S3 server."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -53,7 +53,7 @@ PROMPT = prompt(600, seed=1)
 NEXT = PROMPT + alone(PROMPT, 2) + prompt(40, seed=2)
 EXPECTED = alone(NEXT, 4)
 KEPT = 601
-"""Tokens of NEXT behind which PROMPT's answer left a state."""
+"""Tokens of NEXT before the state left by PROMPT's answer."""
 SLABS = 400
 
 
@@ -76,7 +76,7 @@ class TestGoldensOfAnotherNode(RemoteGoldens):
 
 class RemoteEngine(TieredEngine):
     def __init__(self, bucket: Bucket, folder: Path | None = None) -> None:
-        """folder: of a disk above the store."""
+        """Start a node over the bucket. folder: folder of a disk above the store."""
         self.bucket = bucket
 
         def remote(clock: ManualClock) -> RemoteMemory:
@@ -113,7 +113,7 @@ def node(bucket: Bucket, folder: Path | None = None) -> Iterator[RemoteEngine]:
 
 @pytest.fixture
 def folder(request: pytest.FixtureRequest) -> str:
-    """Of one test in the bucket."""
+    """Return a test's own folder in the bucket."""
     return f"{request.node.name.translate(str.maketrans('[]', '--'))}-{id(request)}"
 
 
@@ -124,7 +124,7 @@ def bucket(store: S3Server, folder: str) -> Bucket:
 
 @pytest.fixture
 def written(bucket: Bucket) -> Bucket:
-    """A node answered PROMPT, put what it kept there, and is gone."""
+    """Run a node that answers PROMPT, writes its states to the bucket and ends."""
     with node(bucket) as first:
         first.lone.ask("first", PROMPT, 2)
         first.lone.run()
@@ -359,7 +359,7 @@ def test_a_store_that_says_nonsense_ends_no_thread(
 
 
 def put_large(bucket: Bucket) -> int:
-    """Bytes that are one too few for it."""
+    """Put an object and return a byte limit one below its size."""
     bucket.put(f"kv/{'0' * 32}-large", bytes(1000))
     return 999
 

@@ -1,5 +1,5 @@
-"""Rows kept as columns beside their twin, a plain list of requests: random joins, chunks, forwards,
-ends and retractions, after each of which both say the same; and the plans that follow from both."""
+"""Rows kept as columns, compared with their reference, a plain list of requests. After each random
+join, chunk, forward, end or retraction both are equal, and so are the plans made from them."""
 
 import random
 from dataclasses import dataclass, field
@@ -60,7 +60,7 @@ class Twin:
 
 @dataclass
 class Row:
-    """What a forward computes of one of them."""
+    """One request's row of a forward."""
 
     twin: Twin
     start: int
@@ -208,7 +208,7 @@ class Both:
                 self.end(twin)
 
     def compare_plan(self, forward: ScheduledForward, rows: list[Row]) -> None:
-        """With what a list of rows gives, one by one."""
+        """Compare the plan with one made row by row from a list."""
         left, joined, pages, numbers, tokens = [], [], [], [], []
         for row in rows:
             twin, allocation, lane = row.twin, row.allocation, row.twin.lane

@@ -1,5 +1,5 @@
 """Failure modes of schedulers over a hybrid cache, one case each, on a whole engine: blocked
-requests that cost, retraction that thrashes, pools that starve."""
+requests with a cost, thrashing retraction, starving pools."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -171,8 +171,8 @@ def test_a_turn_that_resumes_inside_a_page_progresses_with_the_smallest_chunks()
 
 
 def test_a_full_pool_of_either_kind_starves_neither() -> None:
-    """Short prompts fill the arena with states, long ones with pages: each then still keeps what it
-    just computed."""
+    """Short prompts fill the arena with states, long ones with pages. Each still keeps its latest
+    result."""
     engine = tiny_engine(slabs=12)
     room = engine.engine.max_request_tokens
     for turn in range(4):
@@ -188,7 +188,7 @@ def test_a_full_pool_of_either_kind_starves_neither() -> None:
 
 
 class Planned:
-    """A scheduler over a cache of its own, whose forwards land when the test says so."""
+    """A scheduler over its own cache; its forwards complete when the test says so."""
 
     def __init__(self, slots: int = 2, **changes: int) -> None:
         self.cache = HybridPrefixCache(tiny_parts().arena)
@@ -218,7 +218,8 @@ class Planned:
         return True
 
     def spans(self) -> list[tuple[str, int, int, int]]:
-        """Of the next forward: request, first token, end, tokens drawn."""
+        """Return (request, first token, end, tokens sampled) for each sequence of the next
+        forward."""
         work = self.scheduler.schedule(0)
         items = [*work.answers.sequences(), *work.prompts]
         return [(item.request.id, item.start, item.stop, item.num_sampled) for item in items]
@@ -315,7 +316,7 @@ def test_a_refusal_holds_until_what_it_depends_on_has_changed() -> None:
 
 
 def answering(planned: Planned, names: int, length: int = 70) -> list[Request]:
-    """So many requests whose prompts were computed elsewhere."""
+    """Add decoding requests with prompts computed elsewhere."""
     requests = [planned.request(length, seed, answer=50) for seed in range(names)]
     for request in requests:
         planned.begin(request)

@@ -1,4 +1,4 @@
-"""What a step is expected to take: by what steps took, and never less for more rows."""
+"""The expected time of a step: from earlier steps, and never less for more rows."""
 
 import random
 from itertools import pairwise

@@ -1,5 +1,5 @@
-"""On a pair: what no prefill node can begin in time is refused at once, and a prompt's time goes
-with it to the prefill node."""
+"""On a pair, a prompt is rejected at once if no prefill node can begin it in time. Its deadline is
+sent with it to the prefill node."""
 
 import math
 from pathlib import Path
@@ -91,7 +91,7 @@ def test_others_wait_falls_with_the_time_and_what_is_no_time_is_not_kept() -> No
 
 
 def sent(node: DecodeNode, name: str) -> pb.Reserve:
-    """What the prefill node gets of a prompt."""
+    """Return the prompt's message to the prefill node."""
     wanted = next(w for w in node.all_said(m.HandoverWanted) if w.request_id == name)
     return wire.reserve(wanted, "").reserve
 

@@ -1,4 +1,4 @@
-"""What is loaded and what is computed again, by the assumed rates of each device."""
+"""Loading or recomputing, by the assumed rates of each device."""
 
 import pytest
 

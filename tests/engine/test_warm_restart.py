@@ -1,4 +1,4 @@
-"""A disk outlives its node: what it kept stands again, whole and for whoever it was kept, or not at
+"""A disk outlives its node. Its entries are found again, whole and under the same salt, or not at
 all."""
 
 import errno
@@ -63,7 +63,7 @@ class KeepingEngine(TieredEngine):
         super().close()
 
     def begins_with(self) -> list[int]:
-        """Of each of NEXT, tokens that need not be computed."""
+        """Return the tokens of each prompt in NEXT that need not be computed."""
         found = []
         for each in NEXT:
             match = self.lone.engine._cache.match(submit("x", each, 1).prompt)
@@ -73,7 +73,7 @@ class KeepingEngine(TieredEngine):
 
 @pytest.fixture
 def before(tmp_path: Path) -> list[int]:
-    """A node that answered PROMPTS, and ended. What NEXT began with there."""
+    """Run a node that answers PROMPTS and ends. Return the cached tokens of NEXT there."""
     engine = KeepingEngine(tmp_path)
     for number, each in enumerate(PROMPTS):
         engine.lone.ask(f"first-{number}", each, 2)
@@ -224,8 +224,8 @@ def test_a_disk_that_takes_no_records_serves_on(
 
 
 def killed_at(told: Connection, folder: Path, what: str, count: int) -> None:
-    """In a process of its own: turns whose disk takes half of a write, and the process with it.
-    told: a pipe, for each record that was written whole."""
+    """Run turns in a separate process until the disk takes half of a write; the process then dies.
+    told: a pipe, with one message for each record written whole."""
     left = [count]
     # Several threads write at a time.
     counting = threading.Lock()
@@ -426,7 +426,7 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_nodes_on_a_cpu_and_on_a_gpu_leave_each_others_folder_alone(tmp_path: Path) -> None:
-    """One cannot compare what the other digested."""
+    """Neither can compare digests made by the other."""
     parts = tiny_parts(slabs=2)
     folders = [
         KeptFolder(
