@@ -1,5 +1,5 @@
-"""What only a wire that is not exact has: staging that is waited for and never leaked, a receiver
-that decodes in place and so is a writer too, and windows of another precision."""
+"""Properties of an inexact wire only: staging with waits and no leaks, a receiver that writes
+because it decodes in place, and layer chunks of another precision."""
 
 import threading
 import time
@@ -62,7 +62,7 @@ def encoding_source(pair: Pair) -> EncodingSource:
 
 @dataclass
 class SlowSink:
-    """The target's decoder, which stands until it is let go."""
+    """The target's decoder, blocked until it is released."""
 
     plain: WindowSink
     decoding: threading.Event = field(default_factory=threading.Event)
@@ -137,7 +137,7 @@ def test_after_forget_nothing_of_the_room_is_written_any_more() -> None:
 
 
 def test_a_window_that_lands_twice_loses_the_room() -> None:
-    """The second landing may lie over what was decoded already."""
+    """The second arrival may overwrite bytes already decoded."""
     with fp8_pair(faults=lambda i: Fault.DUPLICATE if i == 3 else Fault.NONE) as pair:
         pair.hand_over(4, chunk=4)
         until(lambda: pair.receiver.counters.duplicate > 0, "waited in vain")

@@ -120,7 +120,8 @@ def test_a_watch_holds_one_descriptor_and_what_is_not_watched_none(
     _, identity = writer
 
     def descriptors() -> int:
-        """Of processes: others of this process come and go by themselves."""
+        """Return the number of process descriptors; others of this process come and go by
+        themselves."""
         found = 0
         for handle in Path("/proc/self/fd").iterdir():
             with suppress(OSError):

@@ -1,10 +1,9 @@
-"""The real senders and receivers, driven along the protocol's tables in both directions at random,
+"""The real senders and receivers, driven at random along the protocol's tables in both directions,
 exact and in fp8.
 
-Whatever happens to rooms and their windows: the tables allow it, what is committed is what the
-wire's precision makes of what was sent, and once a room is fenced nothing is written to its ids any
-more: a receiver that decodes in place is a writer too. A cell of the sender's staging has one
-holder.
+The tables allow every event of transfers and their layer chunks. Committed data is the sent data at
+the wire's precision. After a transfer's fence nothing is written to its ids; a receiver that
+decodes in place writes too. Each cell of the sender's staging has one holder.
 """
 
 from collections.abc import Callable
@@ -90,7 +89,7 @@ class Direction:
 
 @dataclass
 class Room:
-    """peer: the connection that it was opened on, which a cut may have ended."""
+    """A transfer. peer: the connection it was opened on; a cut may have ended it."""
 
     number: int
     way: Direction
@@ -105,7 +104,8 @@ class Room:
     lacks_a_window: bool = False
 
     def is_settled(self, held: list[Any]) -> bool:
-        """Whether its sender can do nothing by itself: whatever is in flight is held."""
+        """Return whether its sender can do nothing by itself, because all writes in flight are
+        held."""
         sending = self.way.sender._rooms.get(self.number)
         if sending is None:
             return bool(self.ends) or (self.drained is not None and self.drained.done())
@@ -252,13 +252,13 @@ class Hops(RuleBasedStateMachine):
         posts=st.integers(0, 3),
     )
     def arm(self, name: str, fault: Fault, posts: int) -> None:
-        """One of the next posts of that direction goes wrong."""
+        """Make one of the direction's next posts fail."""
         self.ways[name].next_fault, self.ways[name].posts_before_it = fault, posts
 
     @precondition(some(computes))
     @rule(pick=st.integers(0, 99))
     def finish_layers(self, pick: int) -> None:
-        """A forward in one direction; the other sends what was finished long ago."""
+        """Run a forward in one direction; in the other, send layers finished long ago."""
         room = self.chosen(pick, computes)
         room.planned = True
         lost_before = room.way.windows_lost
@@ -274,7 +274,7 @@ class Hops(RuleBasedStateMachine):
         room.lacks_a_window = room.way.windows_lost > lost_before
 
     def settle(self) -> None:
-        """Until nothing moves by itself: what comes next depends on the rules alone."""
+        """Wait until nothing moves by itself, so that the next events depend on the rules alone."""
         fabric = self.pair.fabric
         until(lambda: all(room.is_settled(fabric.held) for room in self.rooms), "not settled")
 
@@ -289,7 +289,7 @@ class Hops(RuleBasedStateMachine):
     @precondition(some(has_ended))
     @rule(pick=st.integers(0, 99))
     def take_the_end(self, pick: int) -> None:
-        """What the sender said at a room's end reaches both machines."""
+        """Pass the sender's result at a transfer's end to both machines."""
         room = self.chosen(pick, has_ended)
         (end,) = room.ends
         if isinstance(end, RoomBroke):
@@ -330,7 +330,7 @@ class Hops(RuleBasedStateMachine):
     @precondition(some(lives))
     @rule(pick=st.integers(0, 99), how=st.sampled_from(["lose", "stop", "cut"]))
     def disturb(self, pick: int, how: str) -> None:
-        """One rule, so that rooms come to a good end often enough."""
+        """Disturb a transfer. This is one rule, so that transfers complete often enough."""
         room = self.chosen(pick, lives)
         if how == "cut":
             self.cut(room.way)

@@ -1,5 +1,5 @@
-"""What is said in many rooms shares messages: in order, bounded, without a wait where nothing else
-is under way."""
+"""Messages of many transfers share batches: in order, bounded, and without a wait if no other batch
+is being sent."""
 
 import asyncio
 
@@ -52,7 +52,7 @@ async def test_a_closed_outbox_gives_what_it_has_and_takes_no_more() -> None:
 async def test_a_process_that_is_to_fail_says_one_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """So that what comes before a failpoint has left."""
+    """All messages before a failpoint are then sent."""
     monkeypatch.setattr(outbox, "_AT_ONCE", 1)
     said: Outbox[pb.SenderMessage] = Outbox()
     for position in range(3):

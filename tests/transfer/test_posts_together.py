@@ -1,4 +1,5 @@
-"""What goes to one peer in a pass is posted, digested and taken together, and fails apart."""
+"""Layer chunks to one peer in a pass are posted, digested and taken together, and fail
+separately."""
 
 import threading
 from collections import deque
@@ -27,8 +28,8 @@ ROOMS = (1, 2, 3)
 
 @contextmanager
 def ready_together(faults: Faults = no_faults) -> Iterator[tuple[Pair, list[Opened]]]:
-    """Three rooms, whose only window each ends with the same layer. The sender's thread rests: a
-    tick between its looks at two rooms would part them."""
+    """Yield three transfers; the only layer chunk of each ends with the same layer. The sender's
+    thread sleeps, because a tick between its checks of two transfers would separate them."""
     settings = SenderSettings(layers_per_window=LAYERS, lease_seconds=HANG_SECONDS)
     rests, rest = threading.Semaphore(0), Sender._rest
 
@@ -94,7 +95,7 @@ def test_a_window_that_cannot_be_posted_stops_its_own_room() -> None:
 def test_a_post_that_raises_may_have_begun(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a transport raises for all of them says nothing of what may land."""
+    """An error raised for all posts does not tell if bytes may still arrive."""
 
     def raising(*_: object) -> list[Transfer | Exception]:
         raise error
@@ -127,7 +128,7 @@ def test_a_room_that_is_aborted_before_its_window_is_posted_posts_nothing(
 
 
 def test_a_room_that_is_stopped_while_it_is_looked_at_has_nothing_to_post() -> None:
-    """Another thread takes what waited between a look whether there is any and one at it."""
+    """Another thread takes the waiting chunk between the check for one and its read."""
 
     class Taken(deque[Any]):
         def __len__(self) -> int:

@@ -1,5 +1,5 @@
-"""The receiving side as a value: how a drain is asked for, when its connection is given up, and
-what is held again. Times are given; nothing waits."""
+"""The receiving side as a value: its requests for a drain, the end of its connection, and the
+fences held again after a break. Times are given; nothing waits."""
 
 from collections.abc import Sequence
 
@@ -35,7 +35,7 @@ def room(kind: Kind = HANDOVER, within: float | None = None) -> Receiving:
 
 
 def taken(made: Receiving, events: Sequence[Event], now: float = 0.0) -> list[Action]:
-    """What the last one of these events leads to."""
+    """Return the actions of the last of these events."""
     return [made.step(event, now) for event in events][-1]
 
 
@@ -231,7 +231,8 @@ def test_a_pull_is_served_once_and_ends_when_its_sender_waits_no_longer() -> Non
 def seconds_to_loss(
     one: Receiving, looks: Sequence[on.Look], most: int = 200
 ) -> tuple[int, Action]:
-    """When it is lost that is looked at each second, with these in turn."""
+    """Return the second and first action of the loss; it is checked each second with these looks in
+    turn."""
     for second in range(1, most):
         if done := one.step(looks[second % len(looks)], float(second)):
             return second, done[0]

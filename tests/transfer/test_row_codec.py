@@ -1,5 +1,5 @@
-"""What the wire's precisions make of rows of numbers: the error bound, what is not finite, and that
-a second journey changes nothing."""
+"""Rows of numbers at the wire's precisions: the error bound, values that are not finite, and a
+second transfer without a change."""
 
 from dataclasses import replace
 

@@ -1,5 +1,5 @@
-"""What a dead or severed writer leaves behind: bytes wait in the kernel for a receiver that is held
-up, and no granted page may be free before they have landed; and which connections are broken."""
+"""Bytes left by a dead or severed writer wait in the kernel for a blocked receiver. No granted page
+may be free before they have arrived. Also the set of broken connections."""
 
 import os
 import signal
@@ -60,7 +60,7 @@ def writer(channel: Connection) -> None:
 
 
 class HeldUp:
-    """A receiver's memory whose writer has posted more than has landed."""
+    """A receiver's memory; its writer has posted more bytes than have arrived."""
 
     def __init__(self) -> None:
         self.process, channel = forked_peer(writer)
@@ -187,7 +187,7 @@ def test_an_address_is_ours_if_it_can_be_bound() -> None:
 
 
 def handles() -> Counter[str]:
-    """Of this process, by what they lead to. Of other tests some may be closed at any time."""
+    """Return this process's open files by target. Files of other tests may close at any time."""
     found = Counter[str]()
     for handle in Path("/proc/self/fd").iterdir():
         with suppress(OSError):

@@ -1,4 +1,5 @@
-"""After a fence's reason: who is broken, how often, and that many who ask share a wait."""
+"""After a fence, by its reason: the connections to break, how often, and one wait shared by many
+callers."""
 
 import asyncio
 import threading
@@ -93,7 +94,7 @@ def test_what_was_severed_is_not_severed_again() -> None:
 
 
 class Far(Watched):
-    """So far away that bytes are on their way for a while."""
+    """A transport so far away that bytes stay in flight for a while."""
 
     @property
     def settle_seconds(self) -> float:

@@ -1,5 +1,5 @@
-"""Arenas of a region that lie anywhere: the same bytes leave, land and are digested as if they were
-neighbours."""
+"""Arenas of a region at unrelated addresses: the same bytes are sent, arrive and are digested as in
+contiguous ones."""
 
 import numpy as np
 import pytest

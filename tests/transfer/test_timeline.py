@@ -1,4 +1,4 @@
-"""The timeline of a hand-over: what it says is in order, bounded, and the same after the wire."""
+"""The timeline of a hand-over is in order, bounded, and unchanged by the wire."""
 
 import asyncio
 import time
@@ -30,7 +30,7 @@ PHASES = (Phase.ACCEPTED, Phase.GRANTED, Phase.READY, Phase.DONE)
 
 
 def marked(start: float, **marks: float) -> PhaseMarks:
-    """A clock that starts then, with each phase marked at its time."""
+    """Return a clock started at `start`, with each phase marked at its time."""
     clock = PhaseMarks(start)
     for name, at in marks.items():
         clock.mark(Phase[name], at)

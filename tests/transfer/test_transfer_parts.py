@@ -255,7 +255,7 @@ def test_a_forwards_end_is_known_once_it_is_told() -> None:
 
 
 def moved(pieces: np.ndarray) -> list[tuple[int, int]]:
-    """Byte by byte, where from and where to."""
+    """Return the source and target of each byte."""
     return [(a + i, b + i) for a, b, length in pieces.tolist() for i in range(length)]
 
 

@@ -1,5 +1,5 @@
-"""The whole sending and receiving path over loopback, exact and encoded: what lands is what the
-wire's precision makes of what was sent, and what each fault leads to."""
+"""The whole sending and receiving path over loopback, exact and encoded. Arrived data is the sent
+data at the wire's precision. Each fault has its expected outcome."""
 
 import time
 from collections.abc import Callable
@@ -313,7 +313,7 @@ def test_an_out_of_bounds_grant_is_refused_before_posting(granted: Destination, 
 
 
 def test_what_a_sender_cannot_open_is_refused() -> None:
-    """Grants that overlap themselves, unknown peers, a room that is open."""
+    """Cases: overlapping destinations, an unknown peer, a transfer already open."""
     with loopback_pair() as pair:
         blocks = pair.source.layout.blocks_per_slab
         for granted in (Destination(0, (blocks, blocks), 0), Destination(0, (blocks,), 1)):

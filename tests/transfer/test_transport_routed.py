@@ -1,5 +1,5 @@
-"""Several transports as one: who is reached by which, and that all of it is one transport's
-contract."""
+"""Several transports as one: the transport used for each peer, and the contract of a single
+transport for all."""
 
 import json
 

@@ -1,5 +1,6 @@
-"""Windows by the cost of the link, as its flushes teach it: every layer once, small where bytes are
-slow, few where they are not, and rooms that share a link share its bytes."""
+"""Sizes of layer chunks by the cost of the link, learnt from its flushes. Every layer is sent once,
+chunks are small if bytes are slow and few if they are fast. Transfers on one link share its
+bytes."""
 
 import time
 from typing import Any, cast
@@ -21,7 +22,7 @@ from tests.harness.waiting import HANG_SECONDS
 
 
 def feed(link: LinkCost, sizes: list[int], window_seconds: float, byte_seconds: float) -> None:
-    """Windows one after another over a link of that cost."""
+    """Post layer chunks one after another over a link of this cost."""
     now = 0.0
     for size in sizes:
         link.posted(size)
@@ -235,7 +236,7 @@ def compute_together(pair: Pair, rooms: tuple[int, ...]) -> None:
 
 
 def test_a_link_that_is_slow_and_moves_never_times_out() -> None:
-    """Four rooms in one queue, each of which waits for the others for longer than the stall."""
+    """Four transfers share one queue. Each waits for the others longer than the stall limit."""
     settings = SenderSettings(stall_seconds=0.1, lease_seconds=60.0)
     with loopback_pair(settings=settings) as pair:
         pair.source.transport.bytes_per_second = 60e3
@@ -248,8 +249,8 @@ def test_a_link_that_is_slow_and_moves_never_times_out() -> None:
 
 
 def test_rooms_on_one_slow_link_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wire carries windows in the order in which they are posted; times would be those at
-    which a busy machine looks."""
+    """The wire carries layer chunks in the order of their posts. Times would depend on a busy
+    machine's polling."""
     posted: list[int] = []
     post = LoopbackTransport.post
 

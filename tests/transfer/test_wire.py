@@ -1,4 +1,4 @@
-"""A table reads what it writes, names every field of both sides, and holds a peer to its bounds."""
+"""A table reads its own output, names every field of both sides, and holds a peer to its bounds."""
 
 from dataclasses import dataclass
 from enum import Enum
