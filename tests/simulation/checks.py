@@ -1,9 +1,9 @@
-"""What must hold at every step of a simulated pair, and at its end.
+"""Conditions at every step of a simulated pair, and at its end.
 
-The promises of docs/faults.md: (1) nothing is committed but whole; (2) each request ends once,
-right or by a reason; (3) ids are accounted for, and at the end nothing is held; (4) no write lands
-outside a grant (bytes.py). And no wait without a bound: a side that lives has a look ahead, leaves
-each state in time, and is over in time.
+The promises of docs/faults.md: (1) only whole data is committed; (2) each request ends once, right
+or with a reason; (3) ids are accounted for, and at the end nothing is held; (4) no write arrives
+outside a destination (bytes.py). Also every wait is bounded: a live side has a next check, leaves
+each state in time, and ends in time.
 """
 
 from collections import Counter
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from .peers import Connection
 
 _QUARANTINE_BOUND = 40.0
-"""Patience, the question for a drain, the lease and the severing, with a node that froze."""
+"""Seconds for the timeout, the drain request, the lease and the severing, with a frozen node."""
 _STATE_BOUND = 200.0
 _LIFE_BOUND = 400.0
 _LATE = 1.0
 _NOTICED = 30.0
-"""A drain, its deadline, and a node that froze."""
+"""Seconds for a drain, its deadline, and a frozen node."""
 
 
 class Checks:
@@ -45,18 +45,18 @@ class Checks:
         self.kinds: Counter[str] = Counter()
         self.struck: Counter[Fault] = Counter()
         self.touched: set[int] = set()
-        """Rooms that some fault befell."""
+        """Transfers with a fault."""
         self.requests: list[Request] = []
         self.by_room: dict[int, Request] = {}
         """The last request of each number."""
         self.last_words: dict[int, list[Message]] = {}
-        """Final messages of rooms by their number, for the next room of that number."""
+        """Final messages of transfers by number, for the next transfer with that number."""
         self.doubles = False
-        """Whether numbers are used again at once, and many messages come again later."""
+        """True if numbers are reused at once and many messages come again later."""
         self._living: set[SimulatedSide] = set()
         self._tokens: set[int] = set()
         self._ended: set[tuple[str, int, int]] = set()
-        """Transfers of which an engine was told the end, and in which life of its node."""
+        """Transfers whose end was sent to an engine, with the life of its node."""
 
     def require(self, holds: bool, what: str) -> None:
         if not holds:
@@ -69,7 +69,7 @@ class Checks:
         self.touched.add(room)
 
     def strike_all(self, fault: Fault) -> None:
-        """A node or a link is struck, and with it all rooms that live."""
+        """Record a fault of a node or a link for all live transfers."""
         for room in {side.room for side in self._living}:
             self.strike(fault, room)
 
@@ -103,7 +103,7 @@ class Checks:
 
     @property
     def lives(self) -> bool:
-        """Whether any side lives."""
+        """Return whether any side is alive."""
         return bool(self._living)
 
     def began(self, side: SimulatedSide) -> None:
@@ -149,7 +149,7 @@ class Checks:
         """A side performs an action. Subclasses record it."""
 
     def _look_at_drain(self, side: SimulatedSide, machine: Receiving) -> None:
-        """A drain that a receiver believes has happened."""
+        """Check a drain accepted by a receiver: the writer must have stopped."""
         if machine.fence.reason(ALIVE, side.now()) is not FenceReason.DRAIN_ACKNOWLEDGED:
             return
         side.drain_believed = True
@@ -167,7 +167,7 @@ class Checks:
         side.finals += isinstance(message, Done | Ended | Refused)
 
     def look(self) -> None:
-        """Every side that lives looks again, and is over in time."""
+        """Check that every live side has a next check and ends in time."""
         for side in self._living:
             node = side.peer.node
             if not side.lives or node.is_frozen or side._stepping:
@@ -178,7 +178,7 @@ class Checks:
             self._look_at_stream(side)
 
     def _look_at_stream(self, side: SimulatedSide) -> None:
-        """What nobody listens to any more ends soon."""
+        """Check that a side whose stream has ended ends soon."""
         if not side.stream.over[side.peer]:
             side.stream_over_at = self.world.now
         elif isinstance(side.side, Receiving):
@@ -190,12 +190,13 @@ class Checks:
             self.require(since < _NOTICED, f"{side.name} goes on for nobody")
 
     def gives_up(self, side: SimulatedSide, asked: bool) -> None:
-        """All rooms of a connection are lost for one drain: it was asked for. asked: whether."""
+        """Check a connection given up with all its transfers for one drain: the drain was requested
+        before. asked: True if it was."""
         can_ask = side.side.kind.drain_by is DrainBy.CALL
         self.require(asked or not can_ask, f"{side.name} never asked for the drain that it awaits")
 
     def severing(self, side: SimulatedSide, reason: FenceReason) -> None:
-        """What the fence says must be so."""
+        """Check that the fence's reason is true."""
         connection, owner = side.connection, side.peer
         writer = connection.other(owner)
         if not connection.is_same_life(writer):

@@ -1,5 +1,5 @@
-"""What each simulated node does with rooms, and its cheap engine: it grants, pins, computes and
-answers at random times, and keeps account of its ids."""
+"""Each simulated node's handling of transfers, and its cheap engine: it grants, pins, computes and
+answers at random times, and accounts for its ids."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ from .sides import ReceivingSide, SendingSide, SimulatedSide
 from .world import Fault, Violation
 
 IDS = 3
-"""Of a transfer: two pages and a slot."""
+"""Ids of a transfer: two pages and a slot."""
 
 
 class Outcome(Enum):
@@ -41,7 +41,7 @@ class Outcome(Enum):
 
 @dataclass
 class Request:
-    """What a decode node asks for. offers: whether it holds what the sender may pull."""
+    """A request of a decode node. offers: it holds a prefix that the sender may pull."""
 
     kind: Kind
     room: int
@@ -50,7 +50,7 @@ class Request:
     held: tuple[int, ...] | None = None
     outcome: Outcome | None = None
     faults: list[tuple[Fault, int]] = field(default_factory=list)
-    """Those still to come, each with the message or window that it befalls."""
+    """Faults still to come, each with the number of its message or layer chunk."""
 
 
 def destination_of(ids: tuple[int, ...]) -> Destination:
@@ -78,7 +78,7 @@ class DecodeDesk:
         self.granted: dict[int, tuple[int, ...]] = {}
         self.quarantined: dict[int, tuple[int, ...]] = {}
         self.memory = True
-        """Whether grants find room."""
+        """False if there is no memory for a destination."""
 
     def ask(self, request: Request) -> None:
         peer = self.peer
@@ -277,7 +277,7 @@ class PrefillDesk:
         self._pull_generations = 0
 
     def hear(self, stream: Stream, room: int, message: say.Message | None, opening: object) -> None:
-        """As the prefill node's stream of rooms takes a message."""
+        """Take a message as the prefill node's stream of transfers does."""
         if stream.over[self.peer] or stream.connection.lost[self.peer]:
             return
         side = self._streams.setdefault(stream, {}).get(room)

@@ -25,11 +25,11 @@ from .world import (
 TRANSFERS = 60
 """Requests of one history."""
 _GOES_ON, _PAUSE, _STRUCK = 0.85, (2.0, 9.0), 0.46
-"""Requests come in bursts: how likely each is followed at once, seconds between bursts, and how
-likely a burst has a node or the link struck."""
+"""Requests come in bursts: the probability of another request at once, seconds between bursts, and
+the probability of a fault of a node or the link in a burst."""
 _IDS = 30
 _REST = 350.0
-"""In which the last rooms end, whatever befell them."""
+"""Seconds in which the last transfers end after any fault."""
 _WEIGHTS = {
     **dict.fromkeys(OF_MESSAGES, 0.9),
     **dict.fromkeys(OF_WINDOWS, 1.35),
@@ -41,7 +41,7 @@ _WEIGHTS = {
 
 @dataclass
 class Tally:
-    """What was played. transfers: rooms and pulls; touched: rooms with a fault."""
+    """Counts of played events. transfers: hand-overs and pulls; touched: transfers with a fault."""
 
     transfers: int = 0
     rooms: int = 0
@@ -213,7 +213,7 @@ class History(SimulatedPair):
             world.after(pause + world.between(0.0, 0.6), self._strike)
 
     def _number(self) -> int:
-        """A room's number; at times one that was used before, as a gateway may give it."""
+        """Return a transfer's number, at times a used one, as a gateway may give it."""
         free = [n for n in self._numbers if self._is_over(n)]
         if free and self.world.random.random() < (0.95 if self.checks.doubles else 0.05):
             return self.world.random.choice(free[:3])

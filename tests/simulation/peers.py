@@ -32,7 +32,7 @@ _ELSEWHERE = ProcessIdentity("another host", 0, 0, 0)
 
 
 class Peer:
-    """A node of the pair, in its present life. desk: what takes rooms' messages there."""
+    """A node of the pair, in its present life. desk: takes the transfers' messages there."""
 
     def __init__(self, world: World, node: Node, checks: "Checks", ids: int) -> None:
         self.world = world
@@ -80,13 +80,13 @@ class Connection:
     """One life of the link between both, and the stream of rooms on it."""
 
     def __init__(self, name: str, decode: Peer, prefill: Peer, link: Link, is_near: bool) -> None:
-        """is_near: both are on one host, so that a death is seen at once."""
+        """Connect two nodes. is_near: both are on one host, so a death is seen at once."""
         self.name = name
         self.decode, self.prefill = decode, prefill
         self.lives = {decode: decode.node.life, prefill: prefill.node.life}
         self.lost: dict[Peer, bool] = {decode: False, prefill: False}
         self.severed = False
-        """Whether what is written over it arrives nowhere any more."""
+        """True if writes over it no longer arrive."""
         self.link = link
         self.is_near = is_near
         self.drained: list[tuple[int, int, Drain]] = []
@@ -166,7 +166,7 @@ class Connection:
         self.decode.node.after(BEAT, self._tick_decode)
 
     def lose(self, peer: Peer) -> None:
-        """That end gives the connection up; the other one sees the streams end, unless the link is
+        """Give the connection up at one end. The other end sees the streams end, unless the link is
         silent. Idempotent."""
         if self.lost[peer] or not self.is_same_life(peer):
             return
@@ -187,7 +187,7 @@ class Connection:
     # Calls beside the stream
 
     def call_for_drain(self, side: SimulatedSide) -> None:
-        """The unary abort, over the connection that lives now; its answer comes after the drain."""
+        """Send the unary abort over the current connection; its answer comes after the drain."""
         peer, now = side.peer, side.peer.connection
         if now is None or now.lost[peer]:
             peer.node.after(0.01, lambda: side.put(on.DrainAnswered(None)))
@@ -204,7 +204,7 @@ class Connection:
 
 
 class _Answer:
-    """Of a call: the first one counts, its deadline among them."""
+    """The answer to a call. Only the first one counts; the call's deadline gives one too."""
 
     def __init__(self, side: SimulatedSide) -> None:
         self._side: SimulatedSide | None = side
@@ -216,7 +216,7 @@ class _Answer:
 
 
 class Writer:
-    """As `control.writer_life.WriterLife`, with a process that the world watches."""
+    """A `control.writer_life.WriterLife` whose process is watched by the world."""
 
     def __init__(self, connection: Connection, owner: Peer) -> None:
         self.life = WriterLife(_ELSEWHERE, LEASE, RETRY, SETTLE, owner.node.clock)
@@ -275,7 +275,7 @@ class Stream:
             self.say_up(room, None)
 
     def say_up(self, room: int, message: say.Message | None, opening: object = None) -> None:
-        """To the prefill node. message: None hangs up. opening: what an Ask opens a room for."""
+        """Send to the prefill node. message: None hangs up. opening: the request for an Ask."""
         connection = self.connection
         if self.over[connection.decode]:
             return

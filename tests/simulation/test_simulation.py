@@ -1,4 +1,4 @@
-"""The simulated pair keeps every promise of docs/faults.md, and finds defects that break one."""
+"""The simulated pair keeps every promise of docs/faults.md, and it finds the defects."""
 
 from collections.abc import Iterator
 

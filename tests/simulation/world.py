@@ -47,13 +47,13 @@ class Violation(BaseException):
 
 
 class World:
-    """Virtual seconds, and what happens in them. seed: of the whole history."""
+    """Virtual seconds and the events in them. seed: of the whole history."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.now = 0.0
         self.steps = 0
-        """Events that transfers' sides have taken."""
+        """Number of events handled by transfers' sides."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
 
@@ -64,7 +64,7 @@ class World:
         self.at(self.now + seconds, happens)
 
     def run(self, until: float) -> None:
-        """Play what happens up to that moment."""
+        """Play all events up to `until`."""
         events, since = self._events, 0
         while events and events[0][0] <= until:
             when, _, happens = heappop(events)
@@ -92,8 +92,8 @@ class Clock:
 
 
 class Node:
-    """A process: what is to happen in it waits while it is frozen, and never happens once it has
-    died. A node that begins anew has another life."""
+    """A process. Its events wait while it is frozen, and never happen after its death. A restarted
+    node has a new life."""
 
     def __init__(self, world: World, name: str, clock: Clock) -> None:
         self.world = world
@@ -111,11 +111,11 @@ class Node:
         self._frozen_until = self.world.now + seconds
 
     def after(self, seconds: float, happens: Callable[[], None]) -> None:
-        """seconds: of this node's clock."""
+        """Call `happens` after some seconds of this node's clock."""
         self.take(self.world.now + max(0.0, seconds) / self.clock.rate, happens)
 
     def take(self, when: float, happens: Callable[[], None]) -> None:
-        """Have it happen in this node at that moment of the world, or once it thaws."""
+        """Call `happens` in this node at this world time, or once it thaws."""
         self.world.at(when, _Happening(self, self.life, happens))
 
 
@@ -140,8 +140,8 @@ Deliver = Callable[[], None]
 
 @dataclass
 class Channel:
-    """One direction between two nodes: what is sent comes in order, unless a fault has it
-    otherwise. silent_until: until then what is sent waits; it is shared by all of a link."""
+    """One direction between two nodes. Messages arrive in order, unless a fault reorders them.
+    silent_until: messages wait until then; it is shared by all channels of a link."""
 
     world: World
     to: Node
