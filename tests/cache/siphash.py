@@ -1,4 +1,4 @@
-"""SipHash-2-4 with 128 bits in plain Python, by the paper: what prefix_hashes() is checked with."""
+"""SipHash-2-4 with 128 bits in plain Python, by the paper: the reference of prefix_hashes()."""
 
 _MASK = (1 << 64) - 1
 

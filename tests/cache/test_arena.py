@@ -1,5 +1,5 @@
-"""The layout's two lists, block regions and slot columns, and the arena's views: each page's and
-state's bytes are those that the layout names."""
+"""The layout's two lists, block regions and slot columns, and the arena's views. The bytes of each
+page and state are at the places given by the layout."""
 
 import ctypes
 from itertools import pairwise

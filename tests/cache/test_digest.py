@@ -1,5 +1,5 @@
-"""The compiled digest of rows equals its numpy twin by every set of instructions, and refuses what
-lies outside its memory."""
+"""The compiled digest of rows equals its numpy reference with every instruction set, and rejects
+rows outside its memory."""
 
 import re
 import threading
@@ -42,7 +42,7 @@ def columns(rows: list[tuple[int, int, int]]) -> WindowRows:
 
 @st.composite
 def runs_of_rows(draw: st.DrawFn) -> WindowRows:
-    """Rows of one length come in runs, as blocks of a layer do, and wherever they like."""
+    """Draw rows: runs of one length, as blocks of a layer are, at any offsets."""
     rows = []
     for _ in range(draw(st.integers(0, 5))):
         length = draw(st.integers(0, LONGEST))
@@ -144,7 +144,7 @@ LARGE = st.integers(0, 2**63 - 1)
 
 @st.composite
 def windows(draw: st.DrawFn) -> ArenaWindow:
-    """Of TINY, whatever layers, pages and state; also of none."""
+    """Draw a layer chunk of TINY with any layers, pages and state, also with none."""
     layers = len(TINY.layer_kinds)
     first, end = sorted(draw(st.tuples(*[st.integers(0, layers)] * 2)))
     pages = tuple(draw(st.lists(st.sampled_from(PAGES), max_size=6)))

@@ -1,9 +1,8 @@
-"""Random lives of a tree with tiers below it, each step compared with a model in plain Python.
+"""Random lives of a tree with tiers below it; each step is compared with a model in plain Python.
 
-The model knows which tokens each id holds: a copy carries them from the ids that it reads to those
-that it writes as late as it may, when it is acknowledged, so that ids which were taken over by then
-bring what they hold then. Whatever a request starts from must be its own prompt. A twin is called
-the same, and must decide the same.
+The model knows the tokens of each id. It applies a copy as late as possible, at its
+acknowledgement, so a source id reused by then brings its new content. A request must start from its
+own prompt only. A second tree gets the same calls and must decide the same.
 """
 
 import os
@@ -78,7 +77,7 @@ class TierMachine(RuleBasedStateMachine):
 
     @rule(prompt=prompts(), salt=st.sampled_from([b"", b"tenant"]), ends=st.booleans())
     def turn(self, prompt: Prefix, salt: bytes, ends: bool) -> None:
-        """A request that begins with what stands anywhere; it goes on when its load has ended."""
+        """Run a request with a prefix stored in any tier; it continues when its load has ended."""
         found = self.tree.match(array(prompt), salt)
         assert found.usable_tokens + sum(found.miss_reasons.as_dict().values()) == len(prompt)
         assert all(found.usable_tokens < each.boundary < len(prompt) for each in found.stored)
@@ -112,7 +111,7 @@ class TierMachine(RuleBasedStateMachine):
     def finish(
         self, allocations: list[Allocation], salt: bytes, prompt: Prefix, ends: bool = True
     ) -> None:
-        """Checks where it starts, computes the rest and leaves a state at its end."""
+        """Check the start of a request, compute the rest and leave a state at its end."""
         allocation = allocations[0]
         cached = allocation.cached_tokens
         assert cached == allocation.match.usable_tokens
@@ -168,7 +167,7 @@ class TierMachine(RuleBasedStateMachine):
         self.compute(prompt, salt)
 
     def compute(self, prompt: Prefix, salt: bytes) -> None:
-        """From what the arena has."""
+        """Run a request from the arena's content alone."""
         held = [
             twin.allocate(array(prompt), salt=salt, capacity_tokens=len(prompt), working_slots=1)
             for twin in self.twins

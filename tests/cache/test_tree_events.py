@@ -1,4 +1,4 @@
-"""Events of the tree: what a watcher is told is what stands, and it names no tokens."""
+"""Events of the tree: a watcher's events equal the tree's content and contain no tokens."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ from tests.harness.trees import END, Tokens, joined, keep, keep_kv, take, text, 
 
 
 def watched(tree: PrefixCache, stream: str = "all") -> int:
-    """A watch that has been given its first snapshot."""
+    """Return a watch after its first snapshot."""
     watch = tree.watch(stream)
     assert tree.drain_events(watch).is_snapshot
     return watch

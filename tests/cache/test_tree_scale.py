@@ -1,6 +1,9 @@
-"""What a request costs where thousands hang on one node, against hundreds in the same run.
+"""The cost of a request with thousands of children at one node, compared with hundreds in the same
+run.
 
-CPU time of the calls, with room for a busy machine between what is asked and what a scan takes."""
+CPU time of the calls. The limit is between the expected time and a scan's, with a margin for a busy
+machine.
+"""
 
 import time
 from collections.abc import Callable
@@ -37,7 +40,7 @@ def tree_of(policy: str, slabs: int, ghosts: int = 65_536) -> PrefixCache:
 
 
 def question(number: int, tokens: int) -> Tokens:
-    """Behind the system prompt and the template's first tokens, which all share."""
+    """Return a question after the system prompt and the template's first tokens, shared by all."""
     own = np.random.default_rng(number).integers(0, 1_000, tokens, dtype=np.int32)
     return joined(SYSTEM, TEMPLATE, own)
 
@@ -50,7 +53,7 @@ def serve(tree: PrefixCache, tokens: Tokens, cursor: int | None = None) -> None:
 
 
 def least_us(call: Callable[[Given], object], given: list[Given]) -> float:
-    """The quarter that nothing disturbed, of calls that should cost alike."""
+    """Return the lower quartile in microseconds of calls with equal cost, free of disturbances."""
     taken = []
     for each in given:
         start = time.thread_time_ns()
@@ -124,7 +127,8 @@ def test_a_session_is_closed_at_one_cost_however_many_are_open() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_alignment_is_the_longest_start_that_a_page_in_the_tree_shares(seed: int) -> None:
-    """Of any number of children and tails, ghosts left aside, whatever came and went."""
+    """It holds for any number of children and partial pages, without ghost entries, after any
+    history."""
     draw = np.random.default_rng(seed)
     tree = tree_of("lru", 60, ghosts=40)
     serve(tree, SYSTEM)

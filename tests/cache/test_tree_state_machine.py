@@ -337,7 +337,8 @@ class TreeMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.watches)
     @rule(data=st.data(), salt=SALTS, prompt=prompts())
     def follow(self, data: st.DataObject, salt: bytes, prompt: Prefix) -> None:
-        """However long it did not look, a watcher then knows exactly what stands."""
+        """Read a watch's events. However long it was not read, it then equals the tree's
+        content."""
         watch = data.draw(st.sampled_from(sorted(self.watches)))
         stream, index = self.watches[watch]
         index.apply(self.tree.drain_events(watch))
