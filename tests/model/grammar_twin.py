@@ -10,7 +10,7 @@ from tasuki.model.grammar.vocabulary import Vocabulary
 
 
 def naive_tokens(grammar: Grammar, vocabulary: Vocabulary, output: Sequence[int]) -> list[int]:
-    """Those that the answer may go on with."""
+    """Return the tokens that may continue the answer."""
     every = list(range(len(vocabulary.tokens)))
     said = list(output)
     begins_answer = grammar.closing is not None and grammar.opening is not None and not said

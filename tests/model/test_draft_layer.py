@@ -1,5 +1,5 @@
-"""The draft layer's guess equals the published head's, and its entries and what is carried over are
-the same however a prompt came in: whole, in chunks, token by token, or resumed at a checkpoint."""
+"""The draft layer's guess equals the published head's. Its entries and its carry are the same for
+every way a prompt came in: whole, in chunks, token by token, or resumed at a checkpoint."""
 
 import json
 from dataclasses import replace
@@ -42,7 +42,7 @@ def drafting_model(name: str) -> Qwen35Model:
 
 
 def draft(request: Request, hidden: torch.Tensor, token: int) -> torch.Tensor:
-    """Logits behind a token that is not forwarded yet."""
+    """Return logits after a token not forwarded yet."""
     one = SequenceSlice([token], request.tokens, request.pages, *request.slots)
     logits, _ = request.workspace.model.draft_logits(
         hidden[None], Batch.pack([one]), request.workspace.arena

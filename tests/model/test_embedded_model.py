@@ -1,5 +1,5 @@
-"""The model that the package carries: whole, as recorded, and as good in our forward as it was when
-trained."""
+"""The model in the package is complete and as recorded. In tasuki's forward it is as good as after
+its training."""
 
 import hashlib
 import itertools

@@ -1,5 +1,5 @@
-"""Keys and values as FP8 rows: in the wire's format, read as they were stored by whoever reads
-them, in half of bf16's pages, and near enough to what was not rounded."""
+"""Keys and values as FP8 rows: in the wire's format, read back as stored by every reader, in half
+of bf16's pages, and close to the unrounded values."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,7 +28,7 @@ from tests.harness.goldens import Request, Workspace, final_hidden, golden, load
 from tests.harness.loopback_pair import DRAFT, FULL, GDN, small_layout
 
 MOST_KL = 0.01
-"""Nats a token, of a trained model: the bound that the published quantisations are held to."""
+"""Nats a token on a trained model; the same bound as for the published quantisations."""
 MODEL = "small-dense"
 TEXT = (
     "It is a truth universally acknowledged, that a single man in possession of a good fortune, "
@@ -115,8 +115,8 @@ def run(model: Qwen35Model, kv_dtype: str | None, prompt: list[int], chunk: int)
 def test_all_that_attends_reads_what_was_stored(
     chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bit for bit what pages of float32 give, of rows that were rounded before they were written:
-    a query that saw its own chunk's rows as they were before would show."""
+    """The result equals pages of float32 bit for bit if their rows are rounded before they are
+    written. A query that read its own chunk's unrounded rows would show."""
     prompt = golden(MODEL, "long").prompt[: 40 if chunk == 1 else None]
     model = load_model(MODEL)
     stored = run(model, FP8_ROWS, prompt, chunk)

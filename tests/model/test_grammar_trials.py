@@ -1,4 +1,4 @@
-"""Trials of grammars by real processes, with stand-ins that do what a harmful source would."""
+"""Trials of grammars by real processes, with replacements that act like harmful sources."""
 
 import asyncio
 import os
@@ -52,7 +52,7 @@ def verdict(trials: GrammarTrials, text: str, caller: str = "ann") -> Verdict:
 
 
 def children() -> list[int]:
-    """Return the process numbers of this process's grandchildren: the trials that run."""
+    """Return the process ids of this process's grandchildren: the running trials."""
     found = []
     for server in _children_of(os.getpid()):
         found += _children_of(server)
@@ -112,7 +112,8 @@ def test_a_grammar_that_fails_over_the_vocabulary_alone_is_refused() -> None:
 
 
 def final_verdict(trials: GrammarTrials, source: str) -> Verdict:
-    """As callers ask again: on a busy machine a trial, of the lowest priority, gets no turn."""
+    """Return the final verdict, asking again as callers do. On a busy machine a trial, of the
+    lowest priority, may get no turn."""
     for _ in range(5):
         told = verdict(trials, source)
         if told.is_final:

@@ -1,5 +1,5 @@
-"""A string is held to its length as far as a lexer counts, and a length beyond that is refused by
-its keyword and place; a lexer that one answer has spent ends no other answer."""
+"""A string's length is enforced as far as a lexer counts. A greater limit is rejected by its
+keyword and place. A lexer used up by one answer ends no other answer."""
 
 import json
 from typing import Any

@@ -30,7 +30,7 @@ CONFIG = replace(
 
 
 class Split(RandomSource):
-    """Keeps what it gave, experts one by one, as a checkpoint would name it."""
+    """A source that keeps its tensors, experts one by one, under a checkpoint's names."""
 
     def __init__(self) -> None:
         super().__init__(3)

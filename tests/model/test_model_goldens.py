@@ -61,7 +61,7 @@ def new_request(model: Qwen35Model, case: Golden) -> Request:
 
 
 def started(model_name: str, case_name: str) -> tuple[Golden, Qwen35Model, Request]:
-    """A case and a request for it, of which nothing is computed yet."""
+    """Return a case, its model and a request for it with nothing computed."""
     case, model = golden(model_name, case_name), load_model(model_name)
     return case, model, new_request(model, case)
 

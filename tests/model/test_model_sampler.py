@@ -206,7 +206,7 @@ def test_stop_ids() -> None:
 
 
 def test_without_a_cut_of_mass_no_token_is_too_unlikely_to_be_left() -> None:
-    """The first one's mass is 1 in binary: what comes behind it still is a choice."""
+    """The first token's mass is 1 in binary, but the token after it is still a choice."""
     params = SamplingParams(temperature=1.0, top_k=2, seed=1)
     (drawn,) = sample(torch.tensor([[0.0, -60.0, -90.0]]), [params], [0])
     assert drawn.token == 0 and drawn.margin < math.inf
@@ -226,6 +226,6 @@ def test_both_words_of_a_key_are_signed() -> None:
 
 
 def test_the_rarest_noise_is_its_naive_twins_too() -> None:
-    """A word of 601 of 2^32: there the half that is added to it shows."""
+    """The hash word is 601 of 2^32, so small that the added half shows."""
     noise = float(gumbel(noise_key(1), 79, 15807)[15806])
     assert noise > 15 and noise == pytest.approx(naive_gumbel(1, 79, 15806), abs=1e-4)

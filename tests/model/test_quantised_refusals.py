@@ -1,5 +1,5 @@
-"""Quantised checkpoints that would be read as something else are refused, each by the names of what
-does not fit."""
+"""Quantised checkpoints that would be misread are rejected by the names of the parts that do not
+fit."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,5 @@
-"""Memory that reads of pages reuse: the same numbers as fresh memory, and not more than is used."""
+"""Memory reused by reads of pages gives the same numbers as fresh memory and is no larger than
+needed."""
 
 import pytest
 import torch

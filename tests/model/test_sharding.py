@@ -1,4 +1,4 @@
-"""Which slices of a model each rank has: every element once, heads with what belongs to them."""
+"""The slices of a model on each rank: every element once, and heads with all their parts."""
 
 from collections import Counter
 from dataclasses import replace
@@ -35,7 +35,7 @@ WIDTH, EXPERT = ExpertCut.BY_WIDTH, ExpertCut.BY_EXPERT
 
 
 class Shapes(PlainSource):
-    """Every tensor that is asked for, without memory; remembers their shapes."""
+    """A source of every tensor without memory; it records their shapes."""
 
     def __init__(self, fused: bool = True) -> None:
         self.shapes: dict[str, tuple[int, ...]] = {}
@@ -58,7 +58,7 @@ def published(name: str) -> ModelConfig:
 
 
 def owners(cuts: list[Cut]) -> tuple[int, set[int]]:
-    """(Elements of the dimension that some rank has, how many ranks have each)."""
+    """Return (elements of the dimension on any rank, numbers of ranks with the same element)."""
     edges: Counter[int] = Counter()
     for cut in cuts:
         for span in cut.spans:
@@ -243,7 +243,7 @@ def test_a_rank_reads_what_the_whole_has_there(name: str, ranks: int, experts: E
     float32 = torch.float32
 
     class Dequantised(ShardedSource):
-        """Cuts what was read whole, in place of reading slices."""
+        """A source that reads whole tensors and cuts them, instead of reading slices."""
 
         def matrix(
             self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
