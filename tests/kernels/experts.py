@@ -1,4 +1,4 @@
-"""A mixture of experts whose matrices are each stored in a way of their own, and its naive twin."""
+"""A mixture of experts with each matrix stored in its own format, and its naive reference."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def layer(routed: Kind, shared: Kind, config: ModelConfig, dtype: torch.dtype) -> MoeWeights:
-    """As published, on the CPU."""
+    """Return a layer as published, on the CPU."""
     hidden, shape = config.hidden, config.feed_forward
     assert isinstance(shape, MoeShape)
 
@@ -49,7 +49,7 @@ def layer(routed: Kind, shared: Kind, config: ModelConfig, dtype: torch.dtype) -
 
 
 def on_device(weights: MoeWeights, device: torch.device) -> MoeWeights:
-    """As kernels read it."""
+    """Return the weights in the kernels' layout."""
     shared = weights.shared
     return MoeWeights(
         router=weights.router.to(device),
@@ -61,7 +61,7 @@ def on_device(weights: MoeWeights, device: torch.device) -> MoeWeights:
 
 
 def exact(matrix: Matrix) -> Matrix:
-    """Float32 numbers of what it says."""
+    """Return the matrix's numbers as float32."""
     return Matrix.of(matrix.plain.float() if matrix.is_plain else numbers(matrix))
 
 

@@ -1,4 +1,5 @@
-"""What kernel tests share: random tensors, numbers on a device, comparison by values' size."""
+"""Helpers of kernel tests: random tensors, numbers on a device, comparison relative to the values'
+size."""
 
 from typing import Any
 
@@ -33,7 +34,7 @@ def close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
 
 
 def small_config(layers: list[str], **fields: Any) -> ModelConfig:
-    """The fields that an operator reads, over a model that has little else."""
+    """Return a config with the fields read by an operator, and little else."""
     shape = {
         "model_type": "qwen3_5_text",
         "vocab_size": 8,

@@ -24,14 +24,14 @@ LAYOUT = replace(
 
 @pytest.fixture
 def arena(device: torch.device) -> Arena:
-    """Of random bytes."""
+    """Return an arena of random bytes."""
     arena = Arena(LAYOUT, 8, device)
     arena.bytes.random_(0, 256)
     return arena
 
 
 def as_bytes(state: torch.Tensor) -> torch.Tensor:
-    """Random ones are no numbers here and there, which equal nothing."""
+    """Return the state as bytes, because random numbers may be NaN and equal nothing."""
     return state.contiguous().view(torch.uint8)
 
 

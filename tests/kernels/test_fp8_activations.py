@@ -1,4 +1,5 @@
-"""Rows as codes and scales against their twin: groups that fill no block, zeros, padding."""
+"""Rows as codes and scales compared with their reference: groups that fill no block, zeros,
+padding."""
 
 import pytest
 import torch

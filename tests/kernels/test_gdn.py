@@ -125,7 +125,7 @@ def test_step_equals_the_cpu_path(
 
 
 def test_rates_near_zero_keep_their_precision(device: torch.device) -> None:
-    """A small softplus is the argument itself, not what is left of it beside 1."""
+    """A small softplus is computed directly, without losing digits beside 1."""
     case = gdn_case(Heads(1, 2, 64, 64), 1, torch.float32, torch.float32, device)
     case.fill([0])
     case.weights.decay_rate.fill_(-16.0)

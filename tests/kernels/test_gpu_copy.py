@@ -1,5 +1,5 @@
-"""Copies of a GPU's arena, in pieces of several sizes: what is moved, digested and opened. Without
-a GPU its streams are late."""
+"""Copies of a GPU's arena in segments of several sizes: the moved, digested and opened parts.
+Without a GPU its streams are simulated as late."""
 
 import numpy as np
 import pytest
@@ -83,7 +83,7 @@ def test_what_goes_down_comes_up_elsewhere_with_the_same_digests(
 
 
 def layers_of(copy: gpu_copy.GpuCopy) -> list[int]:
-    """That were open behind each piece."""
+    """Return the number of open layers after each segment."""
     seen = [copy.layers]
     while copy.advance():
         seen.append(copy.layers)

@@ -1,5 +1,5 @@
-"""Products of few rows, and of up to 16, against torch's and their twins, with shapes that fill no
-block."""
+"""Products of few rows, and of up to 16, compared with torch's and their references, with shapes
+that fill no block."""
 
 import pytest
 import torch

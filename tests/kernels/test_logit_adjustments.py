@@ -29,7 +29,7 @@ ROWS = 10_000
 BATCH = 100
 EOS = (3, 7)
 LACKING = {20: 1, 21: 2, 22: 3, 23: 1}
-"""Bytes that the last character of a token still needs."""
+"""Bytes still needed by the last character of a token."""
 
 
 def ids(rng: np.random.Generator, most: int) -> tuple[int, ...]:
@@ -69,7 +69,8 @@ def some_budget(rng: np.random.Generator) -> ThinkingBudget:
 def adjuster(
     params: SamplingParams, prompt: list[int], output: list[int], known: int
 ) -> LogitAdjuster:
-    """That came to know the first `known` tokens of the output at once, the others one by one."""
+    """Return an adjuster given the first `known` tokens of the output at once, and the others one
+    by one."""
     before = TokensBefore.of(params, np.array(prompt, dtype=np.int32), output[:known])
     made = LogitAdjuster(
         params, stop_ids(params, EOS), VOCAB, before, unfinished=UnfinishedTokens(VOCAB, LACKING)
@@ -149,7 +150,7 @@ def test_logits_of_half_precision_are_adjusted_as_floats() -> None:
 
 
 def one(params: SamplingParams, prompt: list[int], output: list[int]) -> torch.Tensor:
-    """Of logits 2.0 for even ids and -2.0 for odd ones."""
+    """Return the adjusted logits: 2.0 for even ids and -2.0 for odd ones before."""
     logits = torch.tensor([[2.0, -2.0] * (VOCAB // 2)])
     return adjust(logits, [adjuster(params, prompt, output, 0)])[0]
 

@@ -1,4 +1,4 @@
-"""Rows with drafts as rows of a token, and what of their draws counts."""
+"""Rows with drafts as rows of one token, and the sampled tokens that count."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""What a GPU makes of a window: its digest and its fp8 rows equal the twins', bit for bit."""
+"""A GPU's digest and fp8 rows of a layer chunk equal the references' bit for bit."""
 
 from dataclasses import replace
 
@@ -42,7 +42,8 @@ def digests_there(
     device: torch.device,
     layout: CacheLayout = LAYOUT,
 ) -> list[int]:
-    """As a node with a GPU has them; where there is none, by its kernels in the interpreter."""
+    """Return digests as a node with a GPU computes them, or by its kernels in the interpreter if
+    there is none."""
     there = torch.from_numpy(memory).to(device)
     if there.is_cuda:
         return GpuWindowDigester(there, layout).digest_all(windows)
@@ -81,7 +82,7 @@ def test_a_window_has_the_same_digest_on_both(
 
 
 def test_windows_that_are_asked_for_together_keep_their_own_digests(device: torch.device) -> None:
-    """Of one launch: also of a window without rows, and of one that is asked for twice."""
+    """One launch also has a layer chunk without rows, and one requested twice."""
     memory = np.random.default_rng(8).integers(0, 256, SLABS * LAYOUT.slab_bytes, dtype=np.uint8)
     twin = WindowDigester(memory, LAYOUT)
     first = ArenaWindow(2**62 + 5, 9, WindowHeader(0, 0, 4, 3, 2, True), (1, 0), 5)
