@@ -1,4 +1,4 @@
-"""Random models of head sizes that GPU kernels take, small enough for many engines."""
+"""Random models with head sizes supported by GPU kernels, small enough for many engines."""
 
 from dataclasses import replace
 from functools import cache

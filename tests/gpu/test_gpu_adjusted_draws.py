@@ -1,4 +1,4 @@
-"""Adjusted answers on a GPU are those of the CPU, beside rows that the graph draws."""
+"""Adjusted answers on a GPU equal the CPU's, beside rows sampled in the graph."""
 
 from dataclasses import asdict
 

@@ -1,4 +1,4 @@
-"""An early step on a GPU that is given up half-way: ended means that its kernels have ended too."""
+"""An early step on a GPU given up half-way: after its end its kernels have ended too."""
 
 import threading
 from typing import Any

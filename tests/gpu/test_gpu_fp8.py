@@ -1,6 +1,6 @@
-"""Quantised weights on a GPU. In float32 they are exact: tokens are those of the CPU. In bf16
-tokens of answers stay within the divergence that bf16 has anyhow, prompts within that of quantised
-rows, and tokens that are verified together have the logits of single steps.
+"""Quantised weights on a GPU. In float32 they are exact, with the tokens of the CPU. In bf16,
+answers stay within bf16's own divergence, and prompts within that of quantised rows. Tokens
+verified together have the logits of single steps.
 
 KL is of the GPU's next-token distribution from that of the CPU with the same weights, in nats.
 """
@@ -35,8 +35,8 @@ SHAPES = {
 # A random model's logits spread widely; a trained one's bounds are docs/quantisation.md's.
 STEP_BOUND, PROMPT_BOUND = 0.02, 0.5
 APART = 2 * STEP_BOUND
-"""The median between two paths, each rounded in its own order; near a router's ties one path may
-take another expert, which says nothing of rounding."""
+"""Bound of the median between two paths, each rounded in its own order. Near a router's ties one
+path may take another expert; this is no rounding error."""
 
 each_form = pytest.mark.parametrize("form", SERVED_ON_GPUS)
 each_shape = pytest.mark.parametrize("shape", SHAPES)
@@ -129,8 +129,8 @@ def test_folders_answer_as_on_the_cpu(model: str, form: str, tmp_path: Path) -> 
 
 @each_shape
 def test_graphs_draw_what_single_forwards_do(shape: str) -> None:
-    """Decode graphs of several sizes in bf16: the same first tokens, most of the time, as an
-    engine that has one request."""
+    """Decode graphs of several sizes in bf16 mostly give the first tokens of an engine with one
+    request."""
     parts = parts_of(shape, "fp8", "bfloat16", "cuda")
     config = EngineConfig(model=shape, dtype="bfloat16", device="cuda", arena_mib=128, max_batch=16)
     engine = Lone(config, parts=parts)

@@ -70,7 +70,7 @@ def receiver(channel: Connection) -> None:
 
 
 def flooding_sender(channel: Connection) -> None:
-    """Connects to what it is sent and writes without end."""
+    """Connect to the received address and write without end."""
     from tasuki.transfer.transports.nvlink.transport import PeerCopyTransport
 
     memory = arena(torch.device("cuda", 0))
@@ -200,7 +200,7 @@ def test_unreachable_peers_are_refused_with_the_reason(wire: Wire) -> None:
 
 
 def test_ends_and_arrivals_ring_and_windows_of_a_call_land_together(wire: Wire) -> None:
-    """What a sender and a receiver sleep by."""
+    """A sender and a receiver sleep until these events."""
     from tasuki.pycache._cpp_cache import Bell
 
     bell = Bell()
