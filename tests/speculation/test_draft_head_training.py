@@ -1,5 +1,5 @@
-"""The draft layer as it is trained is the one that is served: its logits, chained too, and how the
-trained file becomes a checkpoint's."""
+"""The trained draft layer is the served one: its logits, also chained, and the conversion of the
+trained file to a checkpoint's."""
 
 from dataclasses import replace
 from pathlib import Path

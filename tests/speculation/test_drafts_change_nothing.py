@@ -1,5 +1,5 @@
-"""Answers with drafts and without them: the same tokens, logprobs, hits and trees. The draws are
-the model's own in either case; memory that changes owner is NaN until it is written."""
+"""Answers with drafts and without them have the same tokens, logprobs, hits and trees. All tokens
+are sampled from the model in both cases. Memory with a new owner is NaN until it is written."""
 
 from dataclasses import replace
 from itertools import cycle, pairwise
@@ -140,7 +140,8 @@ def test_an_end_token_among_drafts_ends_nothing_that_is_not_drawn(place: int) ->
 
 
 def test_a_long_answer_is_folded_as_it_is_computed() -> None:
-    """sglang#28695: states that drift let long answers degenerate, and drafts hold ever more."""
+    """sglang#28695: drifting states make long answers degenerate, and more and more drafts are
+    accepted."""
     tokens, long = prompt(70), replace(DRAWN, max_new_tokens=700)
     plain, engine = tiny_engine(speculate="off"), tiny_engine()
     answer = [token.token for token in answered(plain, tokens, long)]

@@ -1,7 +1,8 @@
-"""An agent writes a file anew, with changes: its prompt, and what others left, hold most of it.
+"""An agent rewrites a file with changes. Its prompt and earlier cached text contain most of it.
 
-The draws are dictated, so that the answer is the edited file; forwards, tree and memory are
-real."""
+The sampled tokens are dictated, so the answer is the edited file. Forwards, tree and memory are
+real.
+"""
 
 from collections.abc import Sequence
 from random import Random

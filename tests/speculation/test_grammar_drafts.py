@@ -1,6 +1,6 @@
-"""Answers under a grammar: text that has to come is drafted whatever node or request says nothing
-else of it, what a prediction or the tree proposes is computed only as far as it is allowed, and the
-answer is that without drafts."""
+"""Answers under a grammar. Forced text is drafted unless node or request forbids it. Drafts of a
+prediction or the tree are computed only as far as the grammar allows. The answer is the same as
+without drafts."""
 
 import time
 from dataclasses import replace
@@ -67,7 +67,7 @@ def test_forced_text_is_of_the_longest_tokens_that_every_way_has(
 
 
 def test_text_without_end_is_looked_at_as_far_as_it_is_drafted() -> None:
-    """All of it takes 0.8 s, of whoever asks as little as this."""
+    """All of the text would take 0.8 s, for so small a request."""
     endless = constraint(Grammar(GrammarKind.REGEX, "a{200000}"))
     began = time.process_time()
     for _ in range(20):

@@ -1,5 +1,5 @@
-"""The model's own draft layer as the drafter: the answers and the tree without it, drafts that are
-what the layer expects, and as many accepted behind a cached prompt as behind a computed one."""
+"""The model's own draft layer as the drafter: the answers and the tree as without it, drafts equal
+to the layer's expectation, and as many accepted after a cached prompt as after a computed one."""
 
 from functools import cache
 
@@ -20,7 +20,8 @@ CASE = golden(MODEL, "long")
 NEW = 32
 GREEDY = SamplingParams(max_new_tokens=NEW, ignore_eos=True)
 HOT = SamplingParams(max_new_tokens=NEW, temperature=100.0, seed=3, ignore_eos=True)
-"""The noise, which drafts share, decides most draws, so that a layer of random weights is right."""
+"""Sampling decided mostly by the noise shared with drafts, so that a layer of random weights is
+right."""
 
 
 def parts(**changes: object) -> EngineParts:
@@ -40,7 +41,7 @@ def drafting(most: int = 3, **changes: object) -> Lone:
 
 @cache
 def plain(sampling: SamplingParams) -> tuple[list[int], object]:
-    """Its answer, and what it leaves in the tree."""
+    """Return its answer and its tree without drafts."""
     engine = Lone(engine_config(reference_dir(MODEL), speculate="off"), parts=parts())
     return engine.ask("r", CASE.prompt, NEW, sampling=sampling), engine.tree()
 
