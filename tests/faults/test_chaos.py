@@ -1,5 +1,5 @@
-"""Short chaos of each workload, that its seed decides what is played, and that its verdict can
-fail. `python -m scripts.chaos` plays longer."""
+"""Short chaos of each workload: its seed decides the played events, and its verdict can fail.
+`python -m scripts.chaos` plays longer."""
 
 from collections.abc import Callable
 from itertools import islice

@@ -31,11 +31,11 @@ from tests.harness.waiting import until
 pytestmark = needs_nixl
 
 LONG, MIDDLE, SHORT, ENDED_EARLY = range(4)
-"""The last is computed to its end by nobody, so that nobody knows its answer."""
+"""Indices of the questions. The last answer is never computed to its end, so it is unknown."""
 LOST, CONNECTED = pb.PREFILL_NODE_STATE_LOST, pb.PREFILL_NODE_STATE_CONNECTED
 REFUSED = pb.PREFILL_NODE_STATE_REFUSED
 ENDLESS = 5000
-"""Tokens of an answer that would outlast every deadline here, were it not ended."""
+"""Tokens of an answer that would outlast every deadline here if it were not ended."""
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def pair(standing: Pair) -> Iterator[Pair]:
 
 
 def kill_prefill(pair: Pair) -> None:
-    """And see that the decode node knows."""
+    """Kill the prefill node and wait until the decode node notices."""
     pair.prefill.kill()
     until(lambda: pair.prefill_state() == LOST, "the decode node has not noticed")
 

@@ -1,4 +1,5 @@
-"""Engines in processes of their own: the same answers, and what becomes of whom when one dies."""
+"""Engines in separate processes: the same answers, and the effect of an engine's death on its node
+and peers."""
 
 import os
 import signal
@@ -161,7 +162,7 @@ SLOWLY = {failpoints.VARIABLE: f"{failpoints.Place.SENDER_BEFORE_POST.value}=del
 
 
 class Apart:
-    """A prefill and a decode node, whose engines have processes of their own."""
+    """A prefill and a decode node with engines in separate processes."""
 
     def __init__(self) -> None:
         require_nixl()

@@ -1,4 +1,5 @@
-"""Front workers in processes of their own: one node to its callers, and who dies with whom."""
+"""Front workers in separate processes: one node to its callers, and the effect of each process's
+death on the others."""
 
 import os
 import signal
@@ -30,7 +31,7 @@ MADE = "tasuki_requests_finished_total{reason=%s}"
 
 @contextmanager
 def workers_node(*more: str) -> Iterator[tuple[Node, GrpcCalls]]:
-    """With calls of which each is on a connection of its own."""
+    """Yield a node and calls, each on its own connection."""
     with ExitStack() as stack:
         node = Node("serve", *flags(), *CHUNKS, *HTTP, *WORKERS, *more)
         stack.callback(node.put_down)
@@ -40,7 +41,7 @@ def workers_node(*more: str) -> Iterator[tuple[Node, GrpcCalls]]:
 
 
 class ReadStream:
-    """An answer that goes on, read on a thread. end: None while it goes on."""
+    """A running answer, read on a thread. end: None while it runs."""
 
     def __init__(self, calls: GrpcCalls, request_id: str, **fields: Any) -> None:
         fields = {"sampling": ENDLESS} | fields
@@ -132,7 +133,7 @@ def test_a_front_worker_that_dies_takes_its_own_streams_alone() -> None:
 
 
 def tokens_of(answer: Iterable[pb.GenerateResponse]) -> dict[int, list[int]]:
-    """Of each choice."""
+    """Return the tokens of each choice."""
     tokens: dict[int, list[int]] = {}
     for message in answer:
         tokens.setdefault(message.choice, []).extend(message.chunk.token_ids)

@@ -1,6 +1,6 @@
-"""Many streams at once, readers that do not read, storms of aborts, nodes that come and go.
+"""Many streams at once, readers that do not read, bursts of aborts, nodes that come and go.
 
-The long one is `python -m scripts.chaos load`: 256 streams for five minutes.
+The long run is `python -m scripts.chaos load`: 256 streams for five minutes.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ def test_a_reader_that_does_not_read_stalls_nobody(nodes: World) -> None:
 
 
 def test_five_hundred_aborts_at_once_cost_less_than_what_they_end(nodes: World) -> None:
-    """In processor time of the two nodes, which other processes do not change."""
+    """The cost is the processor time of both nodes, independent of other processes."""
 
     def spent() -> float:
         return sum(processor_seconds(node.pid) for node in (nodes.prefill, nodes.decode))

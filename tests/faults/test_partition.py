@@ -1,8 +1,8 @@
-"""The control channel between real daemons cut, half-open, slow: a slower answer, the same tokens,
-and nothing that was granted is used again before its writer is fenced.
+"""The control channel between real daemons is cut, half-open or slow: the answer is slower and has
+the same tokens. Granted ids are not reused before their writer is fenced.
 
-The bytes of a hand-over do not lead through the proxy: a sender that is cut off can still write,
-which is what the lease is for.
+The bytes of a hand-over bypass the proxy. A sender cut off from control can still write; the lease
+is there for this.
 """
 
 import time
@@ -24,7 +24,8 @@ from tests.harness.waiting import until
 pytestmark = needs_nixl
 
 VERY_LONG, LONG, MIDDLE, SHORT = range(4)
-"""Of a very long prompt a part is computed when a lease has run out."""
+"""Indices of the questions. Only a part of the very long prompt is computed when a lease
+expires."""
 LOST, CONNECTED = pb.PREFILL_NODE_STATE_LOST, pb.PREFILL_NODE_STATE_CONNECTED
 LEASE = 2.0
 
@@ -66,7 +67,7 @@ def pair(link: tuple[Pair, TcpProxy]) -> Iterator[Pair]:
 
 
 def notifications(node: Node) -> int:
-    """Windows that were written to this node, whatever it made of them."""
+    """Return the number of layer chunks written to this node, used or not."""
     return sum(node.stats().windows.values())
 
 

@@ -1,4 +1,4 @@
-"""Nodes of two ranks: what becomes of requests and processes when one dies or stands still."""
+"""Nodes of two ranks: the effect on requests and processes when one rank dies or freezes."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The proxy does to a link what the partition tests say it does."""
+"""The proxy changes a link as the partition tests assume."""
 
 import socket
 import socketserver
@@ -14,7 +14,7 @@ from tests.harness.waiting import HANG_SECONDS
 
 
 class Echo(socketserver.BaseRequestHandler):
-    """Sends back what it gets."""
+    """A server that sends back its input."""
 
     def handle(self) -> None:
         with suppress(ConnectionResetError):
