@@ -1,4 +1,4 @@
-"""What ranks exchange over gloo: sums in rank order, the same bits everywhere."""
+"""Exchange of ranks over gloo: sums in rank order, the same bits on all."""
 
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -15,7 +15,7 @@ RANKS = 3
 
 
 def given(rank: int, dtype: torch.dtype) -> Tensor:
-    """Numbers of sizes so unequal that a sum depends on its order."""
+    """Return numbers of so unequal sizes that a sum depends on its order."""
     generator = torch.Generator().manual_seed(rank)
     spread = torch.randn(5, 33, generator=generator) * 10 ** torch.randn(5, 33, generator=generator)
     return spread.to(dtype)

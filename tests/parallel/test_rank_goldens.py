@@ -1,5 +1,5 @@
-"""Every greedy token of every golden whose heads divide, and what else requests ask for, through an
-engine of several ranks: tokens equal to those of one."""
+"""Every greedy token of every golden whose heads divide, and other kinds of requests, through an
+engine of several ranks: tokens equal to one rank's."""
 
 from pathlib import Path
 
