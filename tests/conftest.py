@@ -1,4 +1,4 @@
-"""Options of the whole run, tests that are coroutines, and seeds that are new in each."""
+"""Options of the whole run, coroutine tests, and new seeds for each run."""
 
 import asyncio
 import inspect
@@ -53,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine in an event loop of its own."""
+    """Run a coroutine test in its own event loop."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = pyfuncitem._fixtureinfo.argnames
@@ -75,7 +75,7 @@ def _interrupts() -> Iterator[None]:
 
 @pytest.fixture
 def fresh_seed(request: pytest.FixtureRequest) -> int:
-    """Another one in each run, which says at its end how to have this one again: SEED=..."""
+    """Return a new seed in each run. The end of the run says how to repeat it: SEED=..."""
     given = os.environ.get("SEED")
     seed = random.SystemRandom().randrange(2**32) if given is None else int(given)
     # On the report, which comes from a worker's process too.

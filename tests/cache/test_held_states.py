@@ -1,5 +1,5 @@
-"""The list of the most valuable states: stored ones without a longer one after them, each with
-exactly its tokens, after any history. States at waiting sessions come first."""
+"""The list of the most valuable states, each with exactly its tokens, after any history. A state
+from which one path leads on is left out. States at waiting sessions come first."""
 
 import numpy as np
 import pytest

@@ -58,7 +58,7 @@ def published(name: str) -> ModelConfig:
 
 
 def owners(cuts: list[Cut]) -> tuple[int, set[int]]:
-    """Return (elements of the dimension on any rank, numbers of ranks with the same element)."""
+    """Return (number of elements on any rank, numbers of ranks with the same element)."""
     edges: Counter[int] = Counter()
     for cut in cuts:
         for span in cut.spans:
