@@ -15,7 +15,7 @@ from tests.listed_skips import OPTION, ListedSkips
 
 _SEED = "seed"
 
-# A busy machine takes seconds for an example that takes a millisecond on a quiet one.
+# On a busy machine an example may take seconds instead of a millisecond.
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
 
@@ -78,6 +78,6 @@ def fresh_seed(request: pytest.FixtureRequest) -> int:
     """Return a new seed in each run. The end of the run says how to repeat it: SEED=..."""
     given = os.environ.get("SEED")
     seed = random.SystemRandom().randrange(2**32) if given is None else int(given)
-    # On the report, which comes from a worker's process too.
+    # In the report, because it also comes from worker processes.
     request.node.user_properties.append((_SEED, seed))
     return seed

@@ -63,7 +63,7 @@ def _attempt(start: int, rng: random.Random, vocabulary: int) -> tuple[list[int]
         for token in rng.sample(range(vocabulary), vocabulary):
             mixed = one ^ token
             mixed_too = (mixed + other - one + difference) % _WORD
-            # A carry out of the low bits would ask for a token that no vocabulary has.
+            # A carry out of the low bits would need a token outside every vocabulary.
             if (token_too := mixed_too ^ other) < vocabulary:
                 break
         else:

@@ -172,7 +172,7 @@ def test_windows_are_digested_as_their_rows_are(
     ]
     expected = [digester.digest_rows(each) for each in rows]
     assert digester.digest_all(asked) == expected
-    # As they lie or not, each keeps its place.
+    # Windows and rows may be mixed; each keeps its place.
     mixed = [pair[at % 2] for at, pair in enumerate(zip(asked, rows, strict=True))]
     assert digester.digest_each(mixed) == expected
     count, table = window_geometry(TINY, sizes).rows([window.places for window in asked])
@@ -187,7 +187,7 @@ def test_pieces_of_a_window_are_those_of_the_twin(window: ArenaWindow, data: st.
     places = st.lists(st.sampled_from(PAGES), min_size=len(pages), max_size=len(pages))
     there = tuple(data.draw(places))
     if data.draw(st.booleans()):
-        # As most are: runs of neighbours here and there.
+        # Most real ids are runs of neighbours.
         pages = there = tuple(sorted(there))
     slots = None if window.slot is None else (window.slot, data.draw(st.integers(0, SLABS - 1)))
     here_slot, there_slot = slots or (None, None)

@@ -28,7 +28,7 @@ from tests.cache.tree_oracle import Prefix, array, whole
 
 EXAMPLES = int(os.environ.get("TASUKI_TREE_EXAMPLES", "100"))
 Bytes = dict[tuple[int | None, int], Prefix]  # by place and id; None is the arena
-LOST: Prefix = (-7,)  # of ids that nobody wrote, or that a copy was torn from
+LOST: Prefix = (-7,)  # ids never written, or of a torn copy
 
 
 class TierMachine(RuleBasedStateMachine):

@@ -261,7 +261,7 @@ def test_a_prompt_that_leaves_before_what_a_lease_remembers_meets_nothing_of_it(
     standing = joined(run, text(100, seed=1))
     allocation = take_receive(tree, standing, capacity=320)
     assert allocation.cached_tokens == 192
-    # Where the allocation's own first tokens would stand if they were taken for the path's.
+    # The allocation's own first tokens would be here if they were taken for the path's.
     other = joined(run[:shared], standing[192 : 192 + 200 - shared])
     causes = tree.match(other).miss_reasons
     assert (causes.in_flight, causes.never_checkpointed) == (0, shared // 64 * 64)

@@ -67,7 +67,7 @@ def test_names_are_the_same_in_every_process() -> None:
 def test_a_name_cannot_be_checked_against_a_guess_without_the_salt() -> None:
     mine, guessed = (prefix_hashes(text(200), salt) for salt in (b"secret", b""))
     assert not set(mine) & set(guessed)
-    # Not even with the name of what stands before: it is no key.
+    # The hash is not keyed by the name of the page before.
     page = text(200)[:PAGE_TOKENS].astype("<i4").tobytes()
     assert siphash_2_4_128(mine[0], page) != mine[1]
 

@@ -149,7 +149,7 @@ def test_without_a_clock_each_request_takes_a_second() -> None:
         one_size_returns(tree_of("value", 32), 4, pages=24, steps=600, clocked=clocked)
         for clocked in (True, False)
     ]
-    # Were there no time, nothing would be known of what comes back: 256 tokens.
+    # Without time, reuse cannot be measured: 256 tokens.
     assert saved[0] == saved[1] > 10_000
 
 
@@ -216,7 +216,7 @@ def test_the_kv_of_a_moved_page_moves_with_it(checkpoints: int) -> None:
         run_copies(arena, cache.take_copies())
         return taken
 
-    # A slab of its own each, one page of which is free again at release: four gaps, one slab free.
+    # Each has its own slab with one page free again at release: four gaps, one slab free.
     homes = {}
     for first in (1, 2, 3, 4):
         held = allocate(prompt(first, first + 10), 1)

@@ -20,7 +20,7 @@ SYSTEM = text(15 * 64, seed=5)
 TEMPLATE = np.arange(2_000, 2_008, dtype=np.int32)
 FEW, MANY = 250, 4_000
 REPEATS = 40
-# A scan would cost MANY / FEW = 16 times as much, and what was quadratic 256 times.
+# A scan would cost MANY / FEW = 16 times as much, and quadratic work 256 times.
 MOST = 5
 
 Given = TypeVar("Given")
@@ -135,13 +135,14 @@ def test_alignment_is_the_longest_start_that_a_page_in_the_tree_shares(seed: int
     known: list[Tokens] = []
     for _ in range(300):
         length = int(draw.integers(1, 64) if draw.random() < 0.5 else 64)
-        # Few tokens at few places: long common starts, and tails that are each other's starts.
+        # Few different tokens at few places make long common prefixes, and partial pages that are
+        # prefixes of each other.
         run = np.zeros(length, np.int32)
         run[draw.integers(0, length, 3)] = draw.integers(0, 3, 3)
         asked = joined(SYSTEM, run)
         serve(tree, asked)
         known.append(asked)
-        # What stands now: a tree tells of each exact prompt whether its KV is there.
+        # The stored prompts: for each exact prompt a match shows if its KV is stored.
         standing = [each for each in known if tree.match(joined(each, 9)).kv_tokens == len(each)]
         probe = np.zeros(70, np.int32)
         probe[draw.integers(0, 70, 4)] = draw.integers(0, 4, 4)

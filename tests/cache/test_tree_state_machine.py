@@ -18,7 +18,7 @@ from tasuki.pycache._cpp_cache import (
 )
 from tests.cache.tree_oracle import Held, Oracle, Prefix, array, whole
 
-# The first two share half a page, so that prompts part inside a page.
+# The first two share half a page, so prompts can part inside a page.
 PAGES = ([1] * PAGE_TOKENS, [1] * 32 + [2] * 32, [3] * PAGE_TOKENS)
 SALTS = st.sampled_from([b"", b"", b"tenant"])
 EXAMPLES = int(os.environ.get("TASUKI_TREE_EXAMPLES", "120"))
@@ -271,7 +271,7 @@ class TreeMachine(RuleBasedStateMachine):
         held = self.pick(data, "releasable")
         self.tree.release(held.allocation)
         self.oracle.allocations.remove(held)
-        # A message's end that it replaced is gone.
+        # The end of a replaced message is gone.
         self.oracle.learn(self.tree)
 
     @precondition(lambda self: self.able("writing"))

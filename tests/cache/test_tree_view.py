@@ -85,7 +85,7 @@ def test_the_sums_are_kept_through_splits_evictions_and_ghosts(seed: int) -> Non
             assert (top.standing.nodes, top.standing.states) == (stats.nodes, stats.checkpoints)
             tails = sum(node.tails for node in nodes)
             assert top.standing.tokens == (stats.pages.tree - tails) * 64
-    # Who asks for the first time is told the same.
+    # A first view of the other tree shows the same.
     assert [(node.name, sums(node.standing)) for node in nodes_of(tree)] == [
         (node.name, sums(node.standing)) for node in nodes_of(late)
     ]

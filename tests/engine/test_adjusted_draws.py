@@ -73,7 +73,7 @@ ALL = {
     "frequency_penalty": 0.3,
     "repetition_penalty": 1.3,
     "logit_bias": ((5, 2.0), (9, -100.0)),
-    # Single ones are among what the grammar allows.
+    # Some single tokens are allowed by the grammar.
     "bad_words": ((5, 5), (10,), (3, 4, 5), *((digit,) for digit in range(48, 58))),
     "allowed_token_ids": tuple(range(80)),
     "min_tokens": 10,

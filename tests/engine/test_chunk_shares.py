@@ -87,7 +87,7 @@ def test_the_whole_budget_is_used_and_chunks_end_on_pages(
         assert one.start <= stop <= one.length
         assert stop in (one.start, one.length) or stop % PAGE_TOKENS == 0
         if stop < one.length:
-            # What nobody got is less than anybody could use.
+            # The unused rest is smaller than any request could use.
             assert budget - taken < (stop // PAGE_TOKENS + 1) * PAGE_TOKENS - stop
     assert taken or not demands
 
@@ -105,7 +105,7 @@ def test_callers_get_what_deficit_round_robin_gives(pages: list[int], budget: in
     had = [0] * len(lengths)
     owed: dict[str, float] = {}
     fresh = [Demand(str(n), 0, length, length) for n, length in enumerate(lengths)]
-    # None is ever through with all that it has.
+    # No caller ever runs out of prompts.
     prompts = [2 + 2 * budget // length for length in lengths]
     running = [fresh[n] for n, count in enumerate(prompts) for _ in range(count)]
     for turn in range(40):

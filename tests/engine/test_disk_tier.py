@@ -145,7 +145,7 @@ def test_what_was_not_written_is_never_served(tiered: DiskEngine, fault: Fault) 
 
 
 def test_a_disk_that_hangs_holds_up_nobody(tmp_path: Path) -> None:
-    # With room for the prompt beside the ids that the load in flight keeps.
+    # The arena has space for the prompt beside the ids held by the load in flight.
     with engine_over(tmp_path, slabs=22) as below:
         below.lone.ask("first", PROMPT, 2)
         below.push_to_disk()

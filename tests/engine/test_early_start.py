@@ -107,7 +107,8 @@ def test_an_answer_of_one_token_takes_no_step(pair: EnginePair) -> None:
         room = pair.begin(asked)
         assert pair.decode.finished(asked.request_id).reason is reason
         pair.done(room)
-        # Of what was given up the writer is fenced; of what was never granted that says nothing.
+        # The writer of a cancelled transfer is fenced. For one never granted the fence means
+        # nothing.
         pair.decode.post(m.WriterFenced(room.ticket.room))
     assert pair.early.counters == early()
 

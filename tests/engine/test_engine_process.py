@@ -56,7 +56,7 @@ def serve(connection: socket.socket, folder: Path) -> None:
 
     link.start(receive, lambda reason: over.set())
     link.send([c.FrontProbe()])
-    # What is asked before the first step is admitted in it together.
+    # All requests sent before the first step are admitted in it together.
     asked.wait(HANG_SECONDS)
     thread.start()
     over.wait()
@@ -102,7 +102,7 @@ def through_a_socket(folder: Path) -> list[Sequence[m.Outbox]]:
         frames.send(ASKED)
         assert frames.receive() == [c.FrontProbe()]
         until(m.Finished, len(PROMPTS))
-        # Read with the watch that was opened.
+        # The events are read with the opened watch.
         (watch,) = {e.watch for d in deliveries for e in d if isinstance(e, m.WatchOpened)}
         frames.send(with_watch(watch))
         until(m.Drained, 1)
@@ -163,7 +163,7 @@ def test_an_engine_in_another_process_says_the_same(tmp_path: Path) -> None:
     events = [e.batch for e in there if isinstance(e, m.EventsReply)]
     assert isinstance(events[0], PackedEvents) and len(events[0]) > 0
     assert [event.kind for event in events[1]] == ["cleared"]
-    # Both requests were decoded in the same steps, and what a step made came at once.
+    # Both requests were decoded in the same steps, and each step's tokens came at once.
     tokens = [
         sum(isinstance(e, m.TokenOut) for e in m.tokens_apart(delivery)) for delivery in deliveries
     ]

@@ -198,5 +198,5 @@ def test_a_device_that_hangs_at_the_start_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="too long"):
         within(0.05, lambda: pipe.read_bytes(), OSError("too long"))
     assert within(HANG_SECONDS, lambda: 3, OSError("too long")) == 3
-    # Whoever waits in it may go.
+    # Release the thread that waits in it.
     os.close(os.open(pipe, os.O_WRONLY))

@@ -109,7 +109,7 @@ def test_a_done_that_crosses_the_cut_changes_nothing(pair: EnginePair) -> None:
     let_land(pair, lambda: pair.ends.over(room.ticket.room))
     assert isinstance(pair.done(room), m.RemoteDone)
     pair.decode.run()
-    # The client of a room that is over fences it at once.
+    # The client of an ended transfer fences it at once.
     pair.decode.post(m.WriterFenced(room.ticket.room))
     assert len(pair.decode.all_said(m.Finished)) == 1
 

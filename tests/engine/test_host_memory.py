@@ -83,7 +83,7 @@ def test_loads_go_before_writes_that_wait() -> None:
     copied.pieces.await_inside("pages_down")
     copied.begin(4, Direction.UP)
     copied.pieces.let_go()
-    # The write that was inside gives way behind its piece, and the next one waits.
+    # The running write stops after its segment, and the next one waits.
     assert copied.await_ends(4) == [1, 4, 2, 3]
     assert set(copied.ends.values()) == {JobEnd.DONE}
     assert copied.thread.close(HANG_SECONDS)

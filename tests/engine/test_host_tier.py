@@ -100,7 +100,7 @@ def test_what_was_written_wrongly_is_never_served(
     assert tiered.lone.ask("next", NEXT, 4) == EXPECTED
     hit = tiered.lone.hit("next")
     assert not hit.loaded
-    # A copy that raised was never of use: there was nothing to load.
+    # A copy that raised was never usable, so there was nothing to load.
     assert bool(hit.causes.get(LOAD_FAILED)) is (fault is not Fault.RAISE)
 
 
@@ -109,7 +109,7 @@ def test_memory_that_rots_is_never_served(below: TieredEngine) -> None:
     flip_everything(below.parts.host)
     assert below.lone.ask("next", NEXT, 4) == EXPECTED
     assert below.report.loads["mismatch"] == 1
-    # What failed is gone: nobody tries it again, and the next turn has what was written anew.
+    # The failed entry is gone and not tried again; the next turn uses the newly written one.
     below.empty_arena(seed=10_001)
     assert below.lone.ask("again", NEXT, 4) == EXPECTED
 
@@ -121,7 +121,7 @@ def test_a_late_load_is_computed_and_its_ids_wait_for_it(below: TieredEngine) ->
     assert below.lone.tokens("next") == EXPECTED
     assert below.lone.hit("next").causes[LOAD_FAILED] == KEPT
     stats = below.lone.stats()
-    # Its working slots, and one for the state that was to be kept of what is computed behind it.
+    # Its working slots, and one for the state to keep of the part computed behind the load.
     assert stats.pages["quarantined"] > 0 and stats.slots["quarantined"] == 3
     assert below.report.loads["late"] == 1
     below.copies.let_go()
@@ -179,7 +179,7 @@ def test_two_requests_join_one_load() -> None:
     tiered.lone.run()
     for name, tokens in asked.items():
         assert tiered.lone.tokens(name) == alone(tokens, 3), name
-    # KV once; the others loaded a state and the page that it ends in, at most.
+    # KV is loaded once; the others loaded a state and its last page, at most.
     (tier,) = tiered.lone.engine._cache.stats().tiers
     assert len(PROMPT) // 64 + 1 <= tier.loaded_pages <= len(PROMPT) // 64 + 3
     tiered.lone.assert_at_rest()
@@ -197,7 +197,7 @@ def test_no_request_waits_for_a_write(tiered: TieredEngine) -> None:
     assert tiered.report.writes["abandoned"] > 0
     tiered.copies.let_go()
     tiered.lone.run()
-    # What was being written when its source went is of use to nobody.
+    # A write whose source was freed meanwhile is not used.
     for name, tokens in asked.items():
         assert tiered.lone.ask(f"{name}-again", tokens, 2) == expected[name]
 
@@ -207,7 +207,7 @@ def test_a_node_ends_with_copies_under_way(below: TieredEngine, held: str) -> No
     below.copies.hold(held)
     below.lone.post(submit("next", NEXT if held == "pages_up" else prompt(300, seed=9), 2))
     below.step_until(lambda: held in below.copies.inside)
-    # It stands in a piece: close() gives that up too, and says so.
+    # The copy hangs in a segment: close() gives up on it and returns False.
     tier = below.lone.engine._tiers
     assert tier is not None and not tier.close(0.01)
     below.copies.let_go()

@@ -58,12 +58,12 @@ def test_a_file_that_changed_is_read_again(model: Path, folder: Path, read: list
     read.clear()
     file = model / "1.safetensors"
     times = file.stat()
-    # As long, in place, and its own time set back.
+    # The new content has the same length, is written in place, and its time is set back.
     file.write_bytes(b"x" * 5000)
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert digest_of_weights(str(model), str(folder)) == weights_digest(model) != before
     assert read == ["1.safetensors"]
-    # Another file of that name.
+    # Another file with the same name.
     other = model / "other"
     other.write_bytes(b"y" * 5000)
     os.replace(other, file)

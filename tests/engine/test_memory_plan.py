@@ -60,7 +60,7 @@ def test_drafts_and_guesses_have_room_of_their_own_where_answers_are_drawn() -> 
     assert graphs == sorted(set(graphs))
     assert plan(model, speculate="auto").graphs == graphs[2]
     assert plan(NINE, speculate="auto").graphs == plan(NINE, speculate="off").graphs
-    # Its logits, twice, of 64 rows, of which each keeps a hidden state too.
+    # Its logits, twice, for 64 rows, and a hidden state for each row.
     assert graphs[2] - graphs[1] > 64 * 2 * (2 * NINE.vocab + NINE.hidden)
     assert plan(model, role=Role.PREFILL, speculate="mtp") == plan(model, role=Role.PREFILL)
 
@@ -145,7 +145,7 @@ def test_what_is_computed_behind_a_load_has_a_workspace_of_its_own() -> None:
         assert below.fitting_arena < alone.fitting_arena
         more[tokens] = below.workspace - alone.workspace
     assert more[8192] == 4 * more[2048] > 0
-    # A decode node too loads what it answers by itself.
+    # A decode node loads too, for prompts it answers by itself.
     ours, without = (plan(host_cache_gib=gib, role=Role.DECODE) for gib in (64.0, None))
     assert ours.gathered == 2 * without.gathered and ours.workspace > without.workspace
 
@@ -339,7 +339,7 @@ def test_the_dry_run_names_what_to_mend(
         (replace(NINE, query_heads=64), 5 * (64 * 256) + 2 * (4 * 256)),
         # A dense feed-forward: gate, up and their product.
         (replace(NINE, feed_forward=DenseShape(20_000)), 3 * 20_000),
-        # Experts: for each of eight that too, with what goes in and out; and the shared one.
+        # Experts: for each of eight chosen the same, with its input and output, and the shared one.
         (MOST, 8 * (3 * 512 + 2 * 2048) + 3 * 512),
     ],
     ids=["linear", "attention", "dense", "experts"],
@@ -349,10 +349,10 @@ def test_the_plan_is_what_the_widest_block_comes_to_by_hand(model: ModelConfig, 
     counted = MemoryPlan.of(model, config, H200, Role.FUSED)
     # The residual stream, its norm and their sum beside the block, in bfloat16.
     of_a_token = 2 * (3 * model.hidden + block)
-    # The logits of the rows that are drawn, and of 32 of a prompt that is scored.
+    # The logits of sampled rows, and of 32 rows of a scored prompt.
     logits = 4 * (48 * 248_320) * 4 + 32 * 248_320 * 32
     assert counted.workspace == 4096 * of_a_token + logits
-    # The logits of graphs of 1, 2, 4, 8, 12, 16, 24, 32, 40 and 48 rows stay where they are.
+    # The logits of graphs with 1, 2, 4, 8, 12, 16, 24, 32, 40 and 48 rows stay in place.
     assert counted.graphs == 512 * MIB + 48 * of_a_token + 187 * 248_320 * 2
     assert counted.context == 1280 * MIB
     # 64 elements of a head turn; keys and values of 262,144 tokens, in bfloat16.

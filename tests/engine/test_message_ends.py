@@ -141,7 +141,7 @@ def test_one_that_another_request_stands_on_stays() -> None:
         longer = begun + prompt(40, seed=ord(name[0]))
         engine.ask(name, longer + OPENING, 30, message_end=140)
     assert engine.hit("left").usable_tokens == 100
-    # Its turn was over, and with it the end that it began from.
+    # Its turn was over, and so was the checkpoint it began from.
     assert engine.hit("right").usable_tokens == 64
     engine.assert_at_rest()
     engine = tiny_engine()
@@ -201,7 +201,7 @@ def test_where_it_is_planned() -> None:
     end = (192, "prompt_end")
     assert planned(None) == [end]
     assert planned(195) == [end, (195, "message_end")]
-    # A page's end inside an answer's opening serves nobody whom the message's end does not.
+    # The end of a page inside an answer's opening is of no more use than the message's end.
     assert planned(188) == [(188, "message_end")]
     assert planned(188, cached=188) == [end]
     assert planned(100) == [(100, "message_end"), end]

@@ -161,9 +161,9 @@ def test_no_forward_is_tried_on_a_device_that_is_lost(at_launch: bool) -> None:
     reason = died.get(timeout=120)
     assert DeviceLost.__name__ in reason and "restart this node" in reason
     thread.stop()
-    # The one in flight behind the one that failed is the last.
+    # The forward in flight behind the failed one is the last.
     assert runners[0].calls <= (6 if at_launch else 7)
-    # Whose requests end, and how, is the front's: no single one was judged.
+    # The front decides how requests end, because the engine judged no single one.
     assert not [message for message in said if isinstance(message, m.Finished | m.Rejected)]
 
 

@@ -155,7 +155,7 @@ def test_an_engine_with_nothing_to_do_wakes_for_whoever_is_due(tmp_path: Path) -
     try:
         for asked in rooms():
             thread.post(asked)
-        # Empty where the engine sleeps on.
+        # Empty while the engine still sleeps.
         while not (
             refused := [
                 e for e in said.get(timeout=HANG_SECONDS) if isinstance(e, m.PrefillRefused)

@@ -237,7 +237,7 @@ def test_a_store_that_hangs_holds_up_nobody(written: Bucket, store: S3Server, fo
         TcpProxy(store.address) as proxy,
         node(store.bucket(folder, address=proxy.address)) as second,
     ):
-        # A lookup that is not answered.
+        # This lookup gets no answer.
         proxy.black_hole()
         second.lone.post(submit("next", NEXT, 4))
         second.lone.step()
@@ -323,7 +323,7 @@ def test_a_lookup_before_a_flush_brings_nothing_after_it(written: Bucket) -> Non
         until(lambda: lookups._any_found.is_set(), "the store did not answer")
         if flushes:
             objects.flushed()
-            # Until the store has noted that.
+            # Until the store has recorded the empty result.
             assert lookups.begin(b"", tokens, 0) is NO_LOOKUP
         found.extend(lookups.advance())
         assert lookup.is_over

@@ -87,7 +87,7 @@ def test_a_blocked_request_asks_the_cache_nothing_until_room_may_have_come(
                 engine.step()
                 if version == engine.engine._cache.room_version:
                     told.append(Counter(calls))
-        return told[1:]  # the first of them is asked, and refused, once
+        return told[1:]  # the first one is asked and rejected once
 
     alone, with_waiters = calls_of_a_step(0), calls_of_a_step(waiters)
     assert len(with_waiters) > 40
@@ -129,7 +129,7 @@ def test_every_retraction_is_followed_by_progress(
     requests: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = retractions(monkeypatch)
-    # Who waits on a busy machine is not to be sent away.
+    # On a busy machine a waiting request must not be rejected.
     engine = tiny_engine(slabs=14, prefill_chunk_tokens=64, queue_timeout=3600.0)
     names = [f"r{number}" for number in range(requests)]
     for number, name in enumerate(names):
@@ -145,7 +145,7 @@ def test_every_retraction_is_followed_by_progress(
     assert all(len(engine.tokens(name)) == 260 for name in names)
     assert seen, "all fitted: the arena is too large for this test"
     assert len(set(progress)) == len(progress), "two rounds of retraction without a token between"
-    # Whoever gave way comes back only when somebody finished.
+    # A retracted request returns only after another one has finished.
     assert max(Counter(name for name, _ in seen).values()) < requests
     engine.assert_at_rest()
 

@@ -40,7 +40,7 @@ def test_eight_at_once_compute_what_they_share_once(own: int, forwarded: list[in
     engine = tiny_engine(arena_mib=16)
     asked = siblings(8, own)
     engine.ask_all(asked, 2)
-    # The prefix, their own, one of each answer, and what of the prefix lies behind its last page.
+    # The prefix, their own tokens, one of each answer, and the prefix's partial page.
     assert sum(forwarded) == 2000 + 8 * (own + 1) + 7 * (2000 % 64)
     assert_answered_as_alone(engine, asked, 2)
     engine.assert_at_rest()
@@ -118,7 +118,7 @@ def test_of_one_prompt_so_many_states_are_kept_and_no_more(planned: int, leads: 
     assert len(state.checkpoints) == planned
     follower = Request(m.RequestId("f"), np.asarray(PREFIX[:1500], np.int32), SamplingParams())
     assert (leader_of(follower, [other]) is not None) is leads
-    # Where a state is to be kept already, it takes no slot more.
+    # If a state is already to be kept there, it takes no more slots.
     follower.prompt = follower.prompt[:100]
     assert leader_of(follower, [other]) is not None
 
@@ -137,7 +137,7 @@ def test_the_first_of_those_who_will_have_most_leads() -> None:
     first, second = (computing(PREFIX[:1500], 0, name) for name in ("first", "second"))
     found = leader_of(follower, [short, first, second])
     assert found is not None and (found.request, found.position) == (first, 1472)
-    # Behind what forwards have reached no state can be kept any more.
+    # No state can be kept before the position that forwards have reached.
     past = computing(PREFIX[:1500], 1472, "past")
     assert leader_of(follower, [past]) is None
     assert leader_of(follower, [computing(prompt(900, seed=9), 0, "other")]) is None

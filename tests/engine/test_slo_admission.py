@@ -26,8 +26,8 @@ from tests.harness.engines import Lone
 from tests.harness.waiting import ManualClock
 
 
-# An engine on a device that computes nothing, in a time of its own: what a step takes is a
-# function of its rows and its prompt tokens, and the clock of its queue moves by that.
+# An engine on a simulated device in virtual time. A step's time is a function of its rows and its
+# prompt tokens, and the queue's clock advances by it.
 @dataclass(frozen=True)
 class SpentOnClock(StepCost):
     """No forward takes any real time."""

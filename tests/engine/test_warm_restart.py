@@ -250,7 +250,7 @@ def killed_at(told: Connection, folder: Path, what: str, count: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         written = whole(file, content)
         (found,) = records_in(content)
-        # Not of a file that has no name yet.
+        # Only records of a named file count.
         if found is not None and os.readlink(f"/proc/self/fd/{file}").endswith("/index"):
             told.send(found[0])
         return written
@@ -279,7 +279,7 @@ def check_after_a_kill(folder: Path, what: str, count: int) -> int:
     disk = FaultyDisk(folder, LAYOUT, 800)
     file = disk.folder.path / "index"
     content = [found for found in records_in(file.read_bytes()) if found is not None]
-    # Nothing that was whole is lost.
+    # No complete record is lost.
     assert max([0, *numbers]) <= max(number for number, _ in content)
     turns = Turns(seed=4, host_slabs=200, disk=disk)
     memory = turns.tier._tiers[1].disk
@@ -297,7 +297,7 @@ def check_after_a_kill(folder: Path, what: str, count: int) -> int:
             turns.finish()
     assert turns.outcome.wrong == 0
     ends = turns.tier.counters[1].loads
-    # What was being written when it was killed had been taken from who had it before.
+    # Slabs that were being written at the kill had been taken from their old entries before.
     assert ends["mismatch"] == ends["broken"] == 0
     assert turns.tier.close(HANG_SECONDS)
     return counters["restored"]
@@ -314,7 +314,7 @@ def test_a_kill_loses_what_was_being_written(tmp_path: Path, what: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)  # a process for each of 119 places
+@pytest.mark.timeout(1800)  # one process per place, 119 in all
 @pytest.mark.parametrize("what", ["bytes", "record"])
 def test_a_kill_at_any_write_loses_what_was_being_written(tmp_path: Path, what: str) -> None:
     for count in range(1, 120):

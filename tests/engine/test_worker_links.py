@@ -124,7 +124,7 @@ def test_each_worker_gets_its_own_in_one_frame_and_the_front_every_end() -> None
         *tokens, told, made = both.front
         assert tokens_of(tokens) == {"of the front": (13, ((13, -0.5),))}
         assert (told, made) == (end("b"), TokensMade(3))
-        # Where all are one worker's, columns pass as they are.
+        # If all tokens belong to one worker, the columns pass unchanged.
         both.links.split([drawn("a", "c")])
         ((columns,),) = both.read(1)
         assert isinstance(columns, m.TokensOut) and len(columns) == 2
@@ -163,7 +163,7 @@ def test_a_worker_that_is_gone_has_its_requests_aborted_behind_their_ends() -> N
         assert both.gone == [(1, (m.RequestId("a"),))]
         assert both.received[-1] == m.Abort(m.RequestId("a"))
         assert both.front[0] == end("c")
-        # What still comes for it reaches the front alone; the other goes on.
+        # Later tokens of the lost worker reach only the front; the other worker continues.
         both.links.split([drawn("a", "b"), end("a")])
         assert end("a") in both.front
         (frame,) = both.read(2)

@@ -81,7 +81,7 @@ def test_a_frozen_prefill_node_is_fenced_by_its_lease_and_may_come_back(pair: Pa
     stream = in_transfer(pair, LONG)
     os.kill(pair.prefill.pid, signal.SIGSTOP)
     try:
-        # It lives, so only the end of its lease proves that it writes no more.
+        # It is alive, so only the end of its lease proves that it no longer writes.
         until(lambda: pair.decode.stats().pages["quarantined"] > 0, pair.decode.story)
         assert pair.right(LONG, stream).usage.local_fallback
         pair.decode.assert_at_rest()
@@ -112,7 +112,7 @@ def test_a_client_leaves_while_its_prompt_is_handed_over(pair: Pair) -> None:
     stream = in_transfer(pair, ENDED_EARLY, 2 * LAYERS, ENDLESS)
     stream.cancel()
     until(pair.prefill.at_rest, pair.prefill.story)
-    # It did not go on to the prompt's end, and what it had computed stays.
+    # It stopped before the prompt's end, and the computed part stays.
     assert 0 < pair.prefill.stats().pages["tree"] - before < pair.pages(ENDED_EARLY)
     until(pair.decode.at_rest, pair.decode.story)
 
@@ -123,7 +123,7 @@ def test_sigterm_lets_what_is_in_flight_end(pair: Pair) -> None:
     late = pair.ask(SHORT)
     usage = pair.right(LONG, stream).usage
     assert usage.prefilled_on == "prefill" and not usage.local_fallback
-    # Whether it came before the signal or was refused after it, it is answered.
+    # It is answered, accepted before the signal or rejected after it.
     pair.right(SHORT, late)
     assert pair.prefill.stop() == 0
     assert gone(pair.prefill.pid)

@@ -90,7 +90,7 @@ def test_a_front_worker_that_dies_takes_its_own_streams_alone() -> None:
         calls.append(session, *random_prompt(70, 2))
         list(calls.turn(session, sampling=pb.Sampling(max_new_tokens=3, ignore_eos=True)))
         streams = [ReadStream(calls, str(number)) for number in range(6)]
-        # Which worker has which streams is the kernel's choice.
+        # The kernel chooses the worker of each stream.
         for worker in before:
             os.kill(worker, signal.SIGKILL)
             until(lambda worker=worker: ended(worker), "killed, and not ended")
@@ -107,7 +107,7 @@ def test_a_front_worker_that_dies_takes_its_own_streams_alone() -> None:
         for number, stream in enumerate(streams):
             if stream in cut:
                 assert calls.explain(str(number)).finished.reason == pb.FINISH_REASON_ABORT
-        # Abort by id, from whichever front: the engine's end reaches the worker that answers.
+        # Abort by id, at any front: the engine's end reaches the answering worker.
         for number, stream in enumerate(streams):
             if stream in alive:
                 calls.abort(str(number))
@@ -182,7 +182,7 @@ def test_a_front_worker_that_stands_still_is_replaced_and_its_streams_end() -> N
         until(lambda: frozen not in workers_of(node.pid), "frozen, and still there")
         until(lambda: len(workers_of(node.pid)) == COUNT, "no worker took its place")
         assert other in workers_of(node.pid)
-        # Which worker has which streams is the kernel's choice.
+        # The kernel chooses the worker of each stream.
         cut = [stream for stream in streams if not stream.goes_on()]
         assert all(isinstance(stream.end, grpc.RpcError) for stream in cut)
         for stream in streams:

@@ -49,12 +49,12 @@ def test_a_reader_that_does_not_read_stalls_nobody(nodes: World) -> None:
     body = {"prompt": [1, 2, 3], "max_tokens": 4000, "ignore_eos": True, "stream": True}
     with closing(connect(nodes.decode.http_address)) as deaf:
         deaf.connect()
-        # A window that a few chunks fill.
+        # A few chunks fill this receive buffer.
         deaf.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         deaf.request("POST", "/v1/completions", json.dumps(body), JSON)
         stream = asked(nodes.decode, random_prompt(32, 5), b"", ENDLESS)
         until(lambda: sum(nodes.decode.stats().requests.values()) == 2, nodes.decode.story)
-        # Who waited for that reader would wait for ever.
+        # A server that waited for that reader would wait for ever.
         for _ in range(3):
             assert_answers(nodes)
         stream.cancel()

@@ -89,7 +89,8 @@ def test_a_half_open_link_is_noticed_and_fenced_by_the_lease(pair: Pair, proxy: 
     proxy.black_hole()
     begun = time.monotonic()
     until(lambda: pair.prefill_state() == LOST, "the decode node has not noticed")
-    # The prefill node lives and writes where no drain can be asked for: only its lease counts.
+    # The prefill node is alive and writes, and it cannot be asked for a drain: only its lease
+    # counts.
     until(lambda: pair.decode.stats().pages["quarantined"] > 0, pair.decode.story)
     until(pair.prefill.at_rest, pair.prefill.story)
     written = notifications(pair.decode)
@@ -102,7 +103,7 @@ def test_a_half_open_link_is_noticed_and_fenced_by_the_lease(pair: Pair, proxy: 
     pair.decode.assert_at_rest()
     assert notifications(pair.decode) == written
 
-    # What either side said into the hole arrives now, for a room that is over.
+    # Messages lost in the partition arrive now, for an ended transfer.
     proxy.heal()
     until(lambda: pair.prefill_state() == CONNECTED, "not connected again")
     time.sleep(0.5)

@@ -58,7 +58,7 @@ def ends_in_order(node: Node, why: str, break_it: Callable[[], object]) -> float
             *(1, signal.SIGSTOP, r"said nothing for 2 s \(--rank-timeout\); restart this node", ""),
             marks=pytest.mark.slow,
         ),
-        # Its followers see that it reads nothing; nobody else would.
+        # Its followers see that it reads nothing; no other process would.
         pytest.param(
             *(0, signal.SIGSTOP, "SIGKILL; restart", "has read nothing for 2 s (--rank-timeout)"),
             marks=pytest.mark.slow,

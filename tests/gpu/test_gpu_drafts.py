@@ -31,7 +31,7 @@ def engine_of(shape: str, speculate: str) -> Lone:
         speculate=speculate,
         draft_count="most",
     )
-    # By the config, so that what is compared has an arena of its own.
+    # Parts depend on the config, so each compared engine has its own arena.
     return Lone(config, parts=parts_of(shape, config))
 
 

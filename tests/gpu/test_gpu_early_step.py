@@ -73,7 +73,7 @@ def test_a_step_that_is_given_up_has_ended_once_its_kernels_have(how: str) -> No
     )
     assert steps.begin(step)
     assert told.wait(60)
-    # This stream waits for nobody: it sees what has been written so far.
+    # This stream does not wait: it sees the writes so far.
     with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
         seen = float(model.written.item())
     assert step.ended and step.sampled is None

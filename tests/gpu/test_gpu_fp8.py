@@ -25,7 +25,7 @@ from tests.gpu.shapes import dense_raw, moe_raw
 from tests.harness.engines import Lone, engine_config, submit
 from tests.harness.goldens import OWN_MODELS, QUANTISED, cases_of, reference_dir
 
-# As wide as the library's products in blocks ask: 512 columns and more.
+# The library's products in blocks need 512 columns or more.
 WIDER = {"hidden_size": 512, "intermediate_size": 1024}
 EXPERTS = {"moe_intermediate_size": 128, "shared_expert_intermediate_size": 512}
 SHAPES = {

@@ -23,7 +23,7 @@ from tests.harness.scripted_drafts import (
 )
 
 ROWS = 12
-# The noise, which guesses share, decides most draws, so that a layer of random weights is right.
+# The noise, shared with guesses, decides most samples, so a layer of random weights is right.
 HOT = replace(KINDS["drawn"], temperature=100.0)
 CUT = replace(HOT, top_k=50, top_p=0.9)
 PENALISED = replace(HOT, presence_penalty=1.5, repetition_penalty=1.7)
@@ -146,7 +146,7 @@ def test_guesses_before_a_forward_are_those_behind_the_one_before(
     engine = cold("dense")
     answer = [token.token for token in answered(engine, tokens, HOT)]
     usual = engine.finished("r").usage
-    # What was guessed beside a forward is lost, as where another node computed it.
+    # Guesses made beside a forward are lost, as if another node had computed it.
     monkeypatch.setattr(MtpDrafter, "left_on_lane", lambda self, count, behind: None)
     engine = cold("dense")
     assert [token.token for token in answered(engine, tokens, HOT)] == answer

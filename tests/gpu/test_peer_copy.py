@@ -167,7 +167,7 @@ def test_a_killed_senders_writes_end_with_it_and_the_receiver_lives(wire: Wire) 
     channel.send_bytes(wire.metadata)
     assert channel.poll(120) and channel.recv() == "flooding"
     before = wire.ask("sum")
-    # GPUs that other processes use as well may rest for milliseconds.
+    # GPUs shared with other processes may pause for milliseconds.
     deadline = time.monotonic() + 10
     while wire.ask("sum") == before:
         assert time.monotonic() < deadline, "the flood does not reach the arena"

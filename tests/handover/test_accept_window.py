@@ -98,7 +98,7 @@ def test_only_so_many_rooms_pull_and_none_of_them_takes_another_one_s_turn(tmp_p
     def accepted() -> list[m.RoomId]:
         return [said.room for said in node.all_said(m.PrefillAccepted)]
 
-    # Who finds no place to pull is computed without, as far as the window goes.
+    # Requests without a place to pull are computed without a pull, up to AHEAD.
     assert pulling() == list(rooms)[:PULLED] and accepted() == list(rooms)[PULLED:][:AHEAD]
     node.post(m.PullCommitted(rooms[0], REPORT))
     node.post(m.PullLost(rooms[1]))
@@ -135,7 +135,7 @@ def test_a_room_that_waits_is_judged_once_however_often_it_is_looked_at(tmp_path
     for step in range(2 * FRESH):
         node.post(m.PrefillEnd(m.RoomId(1000 + step)))
         node.run()
-    # What was measured is not stale, so the room that waits is not sent to measure it again.
+    # The measurement is fresh, so the waiting transfer does not measure again.
     assert costs_of(node).pulled.verdicts_since == AHEAD and not node.all_said(m.PullWanted)
     for number in rooms:
         node.post(m.PrefillEnd(m.RoomId(number)))

@@ -41,7 +41,7 @@ def test_answers_whose_drafts_are_verified_leave_the_same(most: int, fresh_seed:
         case = golden(MODEL, name)
         new = len(case.greedy)
         prediction = np.array(case.greedy, dtype=np.int32)
-        # The whole of it, then broken: also where the last forward's drafts do not hold.
+        # The whole prediction, then a broken one, also with rejected drafts in the last forward.
         for broken in ([], [new - 1], random.integers(1, new, 3).tolist()):
             prediction[broken] ^= 1
             engine.flush()
@@ -57,7 +57,7 @@ def test_prompts_that_part_at_a_page_share_it_and_both_have_right_entries() -> N
     engine = Lone(engine_config(reference_dir(MODEL)), parts=parts())
     first = golden(MODEL, "turn2").prompt
     random = np.random.default_rng(3)
-    # Behind whole pages, and one token before and behind that.
+    # After whole pages, and one token before and after that.
     for name, left in (("at", 128), ("before", 127), ("behind", 129)):
         engine.flush()
         engine.ask("first", first[: left + 1], 1)
@@ -75,7 +75,7 @@ def test_a_hand_over_brings_entries_and_what_is_carried(case_name: str) -> None:
     log = case.prompt + case.greedy
     with engine_pair(parts(), parts()) as pair:
         room = pair.begin(submit("r", case.prompt, len(case.greedy)))
-        # Its prompt's last page boundary that a repeat may use.
+        # The last page boundary of its prompt usable by a repeat.
         assert assert_kept_as_by_one_forward(pair.prefill, log) == (len(case.prompt) - 1) // 64 * 64
         pair.join(room)
         assert pair.decode.tokens("r") == case.greedy

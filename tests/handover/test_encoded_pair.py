@@ -24,7 +24,8 @@ from tests.harness.waiting import until
 
 NAME = "r"
 NEW_TOKENS = 24
-# bf16 keeps eight bits: what a state loses moves a logit by no more, far from what a margin is.
+# bf16 keeps eight bits. The loss in a state moves a logit by no more than this, much less than a
+# margin.
 TIE = 0.05
 TEXTS = [
     "It is a truth universally acknowledged, that a single man in possession of a good fortune ",
@@ -66,7 +67,7 @@ def served_layout() -> CacheLayout:
 
 
 def answers(node: Node, texts: Sequence[str]) -> list[Answer]:
-    # Longer than a page, so that KV of some pages travels too.
+    # Longer than a page, so KV of some pages is sent too.
     return [
         node.client.generate(
             Prompt(text=text * 5), max_new_tokens=NEW_TOKENS, ignore_eos=True
@@ -125,7 +126,7 @@ def test_two_daemons_answer_alike_with_a_state_of_half_the_bytes() -> None:
         decode.assert_at_rest()
         decode.stop()
 
-        # The same prefill node does not take a node that says nothing of it.
+        # The same prefill node rejects a node without this setting.
         other = start("decode", *flags(), *to)
         until(lambda: bool(other.stats().prefill_nodes[0].differences), "not refused")
         (node,) = other.stats().prefill_nodes

@@ -152,7 +152,7 @@ async def test_a_client_whose_token_has_ended_logs_in_again(
         async with asyncio.timeout(HANG_SECONDS):
             while "127.0.0.1:9" not in await anext(changes):
                 pass
-        # An etcd that starts again knows none of its tokens.
+        # A restarted etcd knows none of its tokens.
         await asyncio.to_thread(guarded.etcd.stop)
         await asyncio.to_thread(guarded.etcd.start)
         await etcd.range(PREFIX)

@@ -131,7 +131,7 @@ def test_what_is_lost_after_its_grant_waits_for_the_fence_and_its_prompt_does_no
     node.step()
     assert node.all_said(m.HandoverWanted)[-1].ticket.offered == 0
     assert node.stats().pages["quarantined"] == HELD // 64
-    # Whatever comes late changes nothing.
+    # Late messages change nothing.
     for late in (m.RemoteDone(room, SENT), m.FetchLost(room, m.FetchOutcome.LOST)):
         node.post(late)
     node.post(m.GrantWanted(room))

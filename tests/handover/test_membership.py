@@ -128,7 +128,7 @@ def test_nodes_come_and_go_and_no_request_notices(
     meet(decode)
     assert ask(300).result().usage.prefilled_on == "p1"
     staying = ask(1500)
-    # Far more windows than those at which it rests in its hand-over.
+    # This has many more layer chunks than the one at which a hand-over pauses.
     until(lambda: first.requests("Prefilling") + first.requests("HandingOver") == 1, first.story)
     peers.write_text(second.address)
     until(lambda: members() == {second.address: pb.PREFILL_NODE_STATE_CONNECTED}, members)

@@ -170,7 +170,7 @@ def test_200_mixed_requests_give_equal_tokens_fused_and_disaggregated(random_mod
         ) -> list[tuple[tuple[int, ...], int]]:
             found = []
             for number, (turn, want, _) in enumerate(turns):
-                # Of every other turn the answer is said before, wrong in one place.
+                # Every other turn has its answer as a prediction, wrong in one place.
                 said = [*want[:2], *(token ^ 1 for token in want[2:3]), *want[3:]] * (number % 2)
                 tokens, _, held = ask(decode.client, turn, said)
                 found.append((tokens, held))

@@ -49,7 +49,7 @@ _RANGES = {
     FieldDescriptor.TYPE_INT64: (-(2**63), 2**63 - 1),
     FieldDescriptor.TYPE_ENUM: (0, 9),
 }
-# Words that are right now and then, so that what stands behind them is reached.
+# Some words are right, so checks after them are reached.
 _WORDS = st.sampled_from(
     [*sorted(CAUSES), "here", "there", "pull", "tail", "pages", "prompt_end", "a\nb", "\x1b[2J", ""]
 ) | st.text(max_size=300)
@@ -180,7 +180,7 @@ def test_what_a_table_writes_is_read_as_it_was(name: str, data: st.DataObject) -
     except (TransferError, ValueError, KeyError):
         return
     again = table.to_wire(table.from_wire(sent, **apart))
-    # As bytes, since NaN is not equal to itself.
+    # Compared as bytes, since NaN is not equal to itself.
     assert again.SerializeToString(deterministic=True) == sent.SerializeToString(deterministic=True)
 
 

@@ -143,7 +143,7 @@ async def test_a_renewal_counts_from_when_its_beat_was_sent_however_late_it_come
     # The answer comes late, and is read later still.
     await asyncio.sleep(0.05)
     renewals.send(beat.sequence)
-    # One that nobody asked for renews nothing, nor does one that was counted.
+    # An unrequested answer renews nothing, nor does one already counted.
     renewals.send(beat.sequence + 1)
     renewals.send(beat.sequence)
     async with asyncio.timeout(HANG_SECONDS):
@@ -190,7 +190,7 @@ async def test_who_connects_and_never_beats_does_not_stay_and_who_beats_does() -
     assert ours.lost == [silent] and beating in ours
     await beats.aclose()
     assert ours.lost == [silent, beating]
-    # Whatever still looks after the two finds them gone.
+    # Late checks of these two find them gone.
     await asyncio.sleep(0.1)
     assert not broken
 
@@ -297,7 +297,7 @@ async def test_who_connects_anew_has_given_up_what_led_to_it_and_it_is_closed_fi
     assert sender.names == {other, again}
     assert time.monotonic() - begun < 10.0, "waited though it was closed"
     assert connections.lost == sender.left == [first] and connections.nodes == ["two", "one"]
-    # What is closed is forgotten, so that processes that come and go cost nothing.
+    # Closed connections are forgotten, so many short-lived processes cost nothing.
     sender.names.discard(other)
     await connections.add(node_of("three", b"a third"), LEASE)
     assert set(connections._names) == {b"a process", b"a third"}

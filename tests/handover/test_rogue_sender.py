@@ -87,7 +87,7 @@ class RogueSender(handover_pb2_grpc.HandoverServicer):
     ) -> AsyncIterator[pb.SenderBatch]:
         yield said(await anext(request_iterator), Says(accepted=pb.Accepted()))
         granted = await anext(request_iterator)
-        # All in one batch: each message means what it would alone.
+        # All messages are in one batch, with the same meaning as alone.
         yield said(granted, *self._script)
         if not self._hangs_up:
             async for batch in request_iterator:

@@ -179,7 +179,7 @@ def test_a_node_that_comes_back_to_a_role_has_what_it_had_there(tmp_path: Path) 
             assert decode.landed() > landed
             change(decode, "prefill", max_batch="7")
             assert decode.stats().role == pb.NODE_ROLE_PREFILL
-            # What once made the node anybody's, and gave its prompts away.
+            # These changes once opened the node to all callers, or sent its prompts elsewhere.
             for attack in ({"api_keys": "", "api_key": ""}, {"prefill": "127.0.0.1:9"}):
                 with pytest.raises(ClientError, match="is not changed by a call") as refused:
                     change(decode, "decode", **attack)

@@ -192,7 +192,7 @@ def test_a_session_whose_tokens_come_late_leaves_a_full_node(
                 answer.cancel()
         (move,) = session.moves
         assert (move.left, move.why) == (full, "slow")
-        # A node that says its load too late on a busy machine is asked again the next turn.
+        # On a busy machine a node with a late load report is asked again at the next turn.
         assert move.pulled_tokens in [length_after(turn) - 1 for turn in range(1, TURNS)]
         for turn in range(1, TURNS):
             assert_resumed(answers[turn], length_after(turn))

@@ -58,7 +58,7 @@ async def test_rooms_share_a_call_and_its_messages(counted: Counted) -> None:
     unrepeated = replace(SERVICE_LIMITS, progress_seconds=HANG_SECONDS)
     async with nodes(service_limits=unrepeated) as both:
         await reserved(both)
-        # Asked for in one turn of the loop, as what an engine's step says is.
+        # They are requested in one turn of the loop, as the messages of an engine's step are.
         both.service.deliver(m.PrefillQueue(ROOMS))
         for room in ROOMS:
             both.service.deliver(m.PrefillAccepted(room))

@@ -42,7 +42,7 @@ def test_a_silence_is_looked_at_ten_times_where_nobody_says_how_often() -> None:
 def test_a_gap_of_our_own_is_not_the_peers() -> None:
     silence = Silence(LIMIT, 0.0, PERIOD)
     assert ticked(silence, 0.0, 0.75) is None
-    # Five seconds in which this node did nothing: what the peer said then is read only now.
+    # This node was blocked for five seconds, so it reads the peer's messages only now.
     assert not silence.tick(5.8)
     assert ticked(silence, 5.8, 0.15) is None
     silence.received(6.0)

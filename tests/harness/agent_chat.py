@@ -5,8 +5,8 @@ from typing import Any
 
 from tasuki.server.text.chat_message import ChatMessage, ToolCall
 
-# The logic of Qwen3.5's own: a macro reads contents, calls are written as functions and parameters,
-# answers of tools share a user's turn, and what was thought before the last question is left out.
+# The logic of Qwen3.5's own template: a macro reads contents. Calls are written as functions and
+# parameters. Tool answers share a user's turn. Thoughts before the last question are left out.
 AGENT_TEMPLATE = r"""{%- macro text_of(content) %}
     {%- if content is string %}
         {{- content }}
@@ -96,7 +96,7 @@ AGENT_TEMPLATE = r"""{%- macro text_of(content) %}
 {%- endif %}
 """
 
-# As many calls answer a question.
+# Number of calls that answer a question.
 _CALLS = 12
 
 

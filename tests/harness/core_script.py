@@ -263,7 +263,7 @@ class CoreWorld(SimulatedPair):
         """Wait until the decode node's side is in one of these states."""
         self._until(lambda: self._decode.rooms[room].side.state.name in names)
 
-    # What engines say
+    # Messages of engines
 
     def _deliver(self, name: str, room: int, *words: str) -> None:
         decode, prefill = self._decode, self._prefill
@@ -273,7 +273,7 @@ class CoreWorld(SimulatedPair):
             case "HandoverDeclined":
                 decode.rooms[room].put(on.Declined())
             case "HandoverGranted":
-                # Ids that the prefill node refuses.
+                # Ids rejected by the prefill node.
                 generation = decode.requests[room].generation
                 wrong = Destination(0, (10**6,), 0)
                 decode.rooms[room].put(say.Grant(generation, wrong))

@@ -57,7 +57,7 @@ def flags(
         *("--device", device),
         *("--model", str(embedded_model() if model is None else model)),
         *("--dtype", dtype, "--arena-mib", str(arena_mib)),
-        # What goes where must not depend on how fast this machine is.
+        # Routes must not depend on the speed of this machine.
         *("--route", "fixed"),
     ]
 
@@ -121,7 +121,7 @@ class Node:
 
     def wait_ready(self) -> "Node":
         self.address = self._daemon.wait_ready()
-        # A client of its own for each life: gRPC's reconnect backoff is not what is tested here.
+        # Each life has its own client, so that gRPC's reconnect backoff does not affect the test.
         self.client = Client(self.address, api_key=self.api_key)
         self._admin = grpc.insecure_channel(
             self.address, options=[("grpc.use_local_subchannel_pool", 1)]
@@ -315,7 +315,7 @@ class Pair:
             launch=partial(ForkedDaemon, environment=resting_at(WINDOW_IN_TRANSFER)),
         ).wait_ready()
         self._target = between(self.prefill.address)
-        # Small chunks here too: what Stats answers waits for the forward that runs.
+        # Small chunks here too: the answer to Stats waits for the running forward.
         self.decode = Node(
             "decode",
             *flags(device=device),

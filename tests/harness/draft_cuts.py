@@ -86,7 +86,7 @@ class DraftCuts:
         verified, rest = divmod(NEW - 1, held + 1)
         assert usage.completion_tokens == NEW
         if held == 4:
-            # 29 tokens are five steps of five, and one that has room for three drafts.
+            # 29 tokens are five steps of five, and one with space for three drafts.
             assert (usage.accepted_tokens, usage.drafted_tokens) == (23, 23)
         else:
             assert usage.accepted_tokens >= verified * held + max(0, rest - 1)

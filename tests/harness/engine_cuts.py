@@ -69,7 +69,7 @@ class EngineCuts:
     @pytest.mark.parametrize("batch", [2, 3, 5, 17, 64])
     def test_a_batch_answers_as_each_request_alone(self, engines: Engines, batch: int) -> None:
         engine = engines.cold(chunk=256)
-        # Answers of unequal length, so that the padded batch shrinks on the way.
+        # Answers have unequal lengths, so the padded batch shrinks meanwhile.
         requests = {seed: (1 + 37 * seed % 190, seed, 3 + seed % 5) for seed in range(batch)}
         for seed, request in requests.items():
             engine.post(asked(engines, f"r{seed}", *request))

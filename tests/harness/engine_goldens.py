@@ -57,7 +57,7 @@ class EngineGoldens:
             engine = cold_engine(model, self.device)
             engine.ask("first", case.prompt[: at + 1], 1)
             assert engine.ask("resumed", case.prompt, len(case.greedy)) == case.greedy
-            # "first" ended at its prompt's end, one token past the page: that is a repeat resumes.
+            # "first" ended at its prompt's end, one token past the page; a repeat resumes there.
             assert engine.hit("resumed").usable_tokens == at + 1
 
     @pytest.mark.parametrize("model", TWO_TURNS)

@@ -95,7 +95,7 @@ class EnginePair:
         self.decode.step()
         wanted = self._last(self.decode, m.HandoverWanted)
         self.prefill.post(m.PrefillReserve(wanted.ticket, wanted.prompt))
-        # Until it is accepted: what it begins with may have to be loaded first.
+        # Run until it is accepted, because its prefix may have to be loaded first.
         self.prefill.run()
         room = self._last(self.prefill, m.PrefillAccepted).room
         self.decode.post(m.GrantWanted(room))

@@ -97,7 +97,7 @@ class PoisonedCache(HybridPrefixCache):
 
 def _poison(arena: Arena, pages: Sequence[int], slots: Collection[int]) -> None:
     for kv in arena.kv:
-        # A scale byte of 255 is NaN, whatever the codes are.
+        # A scale byte of 255 is NaN for all codes.
         kv[pages] = 0xFF if kv.dtype is torch.uint8 else float("nan")
     for slot in slots:
         start = slot * arena.layout.slab_bytes

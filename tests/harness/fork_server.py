@@ -37,7 +37,7 @@ def forked(
     """Return a started process that calls `target`. environment: differences from this process's.
     REQUIRES: target and arguments can be pickled."""
     life = (os.getcwd(), {**os.environ, **(environment or {})}, target, arguments)
-    # daemon: one that a test leaves behind is ended with the test's process, not waited for.
+    # daemon: a process left behind by a test ends with the test's process, without a wait.
     process = fork_context().Process(target=_live, args=life, daemon=True)
     process.start()
     return process

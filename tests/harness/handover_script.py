@@ -251,7 +251,7 @@ class HandoverWorld(RealTime):
             case "PullRefused":
                 return m.PullRefused(room, *words)
             case "PrefillQueue":
-                # Others that no node knows are before it.
+                # Transfers unknown to all nodes are before it.
                 return m.PrefillQueue((*([m.RoomId(0)] * int(words[0])), room))
             case "PrefillRefused":
                 kind, text = words

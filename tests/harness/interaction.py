@@ -254,7 +254,7 @@ def _rewrite(script: Script, came: Mapping[int, list[str]]) -> None:
         return
     (blocks, *_) = (other.blocks for other in read(script.file) if other.title == script.title)
     text = script.file.read_text(encoding="utf-8").splitlines()
-    # From the end, so that places stay.
+    # From the end, so that line numbers stay valid.
     for number, lines in sorted(came.items(), reverse=True):
         block = blocks[number]
         pairs = zip_longest(block.expected[: len(lines)], lines, fillvalue="")

@@ -66,7 +66,7 @@ def daemon_of(space: str) -> Callable[..., ForkedDaemon]:
 
 
 def _serve_in(space: str, arguments: list[str]) -> int:
-    # The child has one thread as yet, so that all of it lives there.
+    # The child still has one thread, so all of it is moved into the namespace.
     with inside(space):
         return cli.main(arguments)
 

@@ -30,7 +30,7 @@ class Prometheus:
         try:
             self.query("up")
         except (OSError, ValueError):
-            # It says in plain text that it is not ready.
+            # It reports in plain text that it is not ready.
             return False
         return True
 

@@ -107,7 +107,7 @@ def response_socket(
             session = aiohttp.ClientSession()
             try:
                 url = f"http://{address}/v1/responses"
-                # What the server sends is bounded by the tests.
+                # The tests limit the server's messages.
                 return session, await session.ws_connect(url, headers=headers, max_msg_size=0)
             except aiohttp.WSServerHandshakeError as error:
                 await session.close()

@@ -120,7 +120,7 @@ class Rogue:
             for message in messages:
                 room = message.room or room
                 sent = pb.ReceiverMessage(room=room)
-                # A copy: whoever gave the message may send it to other rooms too.
+                # A copy, because the caller may send the message in other transfers too.
                 sent.MergeFrom(message)
                 yield self.batch(sent)
             closed.wait(seconds)

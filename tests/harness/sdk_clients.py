@@ -21,7 +21,7 @@ class _Package:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
-        # What collects tests asks every object of a module for names of its own.
+        # The test collector asks every object of a module for its own attributes.
         if attribute.startswith("_"):
             raise AttributeError(attribute)
         return getattr(importlib.import_module(self._name), attribute)

@@ -31,7 +31,7 @@ def obeys(trees: Trees, source: Source) -> Verdict:
             while True:
                 held.append(bytearray(16 << 20))
         case "crash":
-            # As a stack that is too deep ends a process.
+            # A stack overflow ends a process in this way.
             ctypes.string_at(0)
         case "abort":
             os.abort()

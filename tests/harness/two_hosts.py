@@ -70,7 +70,7 @@ def link_goes_down_and_up(pair: TwoHosts) -> None:
     until(lambda: pair.prefill_state() == CONNECTED, "not found again")
     time.sleep(2.0)
     now = dict(pair.decode.stats().windows)
-    # What was granted is free by now: nothing of the old room may land any more.
+    # The granted ids are free by now, so nothing of the old transfer may arrive.
     assert now == written, (written, now)
     pair.assert_at_rest()
     handed_over(pair, SHORT)

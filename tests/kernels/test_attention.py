@@ -116,7 +116,7 @@ def test_no_more_is_turned_than_is_counted() -> None:
     tiles = PrefillTiles.of([128] * 8, contexts, config, torch.bfloat16, cpu)
     assert sum(len(group.tiles) for group in tiles.groups) == 8
     turned = [_turned(group) for group in tiles.groups]
-    # Longest first; what is longer than any model knows is read as it is stored.
+    # Longest first. Contexts longer than any model's are read in their stored layout.
     assert turned == [0, 2**12, 1096, 471 + 471, 127 + 81 + 7]
     of_page = 2 * 4 * 64 * 256 * 2
     assert max(turned) * of_page == turned_bytes(config, 2**18, torch.bfloat16)
@@ -138,7 +138,7 @@ def test_tiles_cover_every_row_once_and_start_with_the_longest_context(
 
 
 @every_pair(
-    # The earlier part is rounded once more, and the interpreter cuts where hardware rounds.
+    # The earlier part is rounded once more, and the interpreter truncates where hardware rounds.
     of={"fp32": (torch.float32, 16, 2e-6), "bf16": (torch.bfloat16, 128, 3e-2)},
     fp8=KV,
     most_keys={"at-once": MOST_KEYS, "in-pieces": 64},

@@ -32,7 +32,7 @@ def printed(*arguments: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)  # many compilations, which a busy machine may hold up
+@pytest.mark.timeout(1800)  # many compilations, slow on a busy machine
 def test_kernels_compile_within_the_recorded_resources() -> None:
     assert "within the recorded numbers" in printed("-m", "scripts.compile_kernels", "--check")
 

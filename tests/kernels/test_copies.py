@@ -55,7 +55,7 @@ def test_a_copied_slot_is_the_views_of_its_layers(arena: Arena, device: torch.de
         state[3] = state[0].clone()
         state[1] = state[5].clone()
         state[6] = 0
-    # Between the layers' states lies padding, which no view of theirs shows.
+    # Between the layers' states is padding, outside all of their views.
     for ours, theirs in zip(
         (*arena.conv, *arena.ssm), (*expected.conv, *expected.ssm), strict=True
     ):

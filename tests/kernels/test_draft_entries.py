@@ -289,7 +289,8 @@ def test_a_token_alone_gets_the_same_entry_as_among_others(device: torch.device)
         slots.reverse()
     pages = list(whole.pages)
     close(stepped.arena.kv[-1][pages], case.arena.kv[-1][pages].cpu(), 5e-6)
-    # The run began in slot 0 and ended in 1; an even number of steps ended where they began.
+    # The run began in slot 0 and ended in 1; an even number of steps ended in the slot they began
+    # in.
     close(stepped.arena.carry[0][0], case.arena.carry[0][1].cpu(), 0.0)
 
 

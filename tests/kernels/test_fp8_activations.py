@@ -47,7 +47,7 @@ def check(got: Fp8Rows, x: Tensor, group: int) -> None:
 def test_groups_of_128_columns(rows: int, columns: int, device: torch.device) -> None:
     wide = functional.pad(uneven(rows, columns), (0, 24), value=torch.nan)
     got = quantised(wide.to(device)[:, :columns])
-    # As the library wants them: the scales of one group side by side.
+    # The library needs the scales of one group side by side.
     assert got.scales.stride() == (1, len(got.values))
     check(got, wide[:, :columns], 128)
 

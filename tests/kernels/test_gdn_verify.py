@@ -221,7 +221,7 @@ def test_rows_fold_their_last_tokens_as_a_fold_before_them_does(
     kept, own = kept_of(case, places=4, tokens=4), kept_of(case, places=4, tokens=4)
     verify(case, projected, first, [3, 2], kept)
     verify(apart, projected, first, [3, 2], own)
-    # In the order of the rows that come next: the second row of before, a new one, the first.
+    # In the order of the next rows: the second earlier row, a new one, the first earlier row.
     places, held, before, behind = [1, 0, 0], [1, 0, 3], [4, 3, 0], [5, 3, 2]
     tables = [[column[row] for row in (0, 2)] for column in (places, held, before, behind)]
     folds = RowFolds(

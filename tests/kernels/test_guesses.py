@@ -30,8 +30,8 @@ from .tensors import close, count
 pytestmark = pytest.mark.usefixtures("poisoned_empty")
 
 LIMIT = 128
-# (position of the token drawn last, guesses wanted, temperature): from position 1 on, over a page's
-# end, two of another number, and one that would go past the model's last position.
+# (position of the last sampled token, guesses wanted, temperature): from position 1, over a page's
+# end, two with other numbers, and one past the model's last position.
 ROWS = ((1, 3, 0.0), (63, 3, 1.0), (70, 1, 1.0), (20, 2, 0.0), (LIMIT - 2, 3, 1.0))
 STEPS, VOCAB = 3, 40
 
@@ -84,7 +84,7 @@ def test_guesses_equal_the_cpu_path(operators: type[TritonDecode], device: torch
         [
             DraftStart(int(tokens[row]), position, hidden[row], pages[row], 0, params[row], wanted)
             for row, (position, wanted, _) in enumerate(
-                # What would go past the end is not guessed on a GPU.
+                # A GPU makes no guesses past the end.
                 [(at, min(wanted, LIMIT - at), heat) for at, wanted, heat in ROWS]
             )
         ],

@@ -89,7 +89,7 @@ def test_10000_random_rows_are_their_naive_twins() -> None:
     changed = 0
     for _ in range(ROWS // BATCH):
         logits = rng.normal(0, 4, (BATCH, VOCAB)).astype(np.float32)
-        # Ties, and values that sit on each other's bounds.
+        # Ties, and values exactly at each other's bounds.
         logits[::3] = np.round(logits[::3])
         params = [some_params(rng) for _ in range(BATCH)]
         prompts = [list(ids(rng, 15)) for _ in params]

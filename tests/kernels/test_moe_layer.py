@@ -26,7 +26,7 @@ from .tensors import count, noise
 
 __all__ = ["small_batches"]
 pytestmark = pytest.mark.usefixtures("poisoned_empty", "small_batches")
-# numpy, which interprets kernels on a CPU, reports arithmetic on what padding holds.
+# numpy interprets kernels on a CPU and reports arithmetic on padding.
 ignore_padding = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered")
 MANY = FEW_TOKENS + 6
 BLOCK, CHANNEL, TENSOR = Kind.FP8_BLOCK, Kind.FP8_CHANNEL, Kind.FP8_TENSOR
@@ -112,10 +112,10 @@ def test_a_prompt_in_float32_is_not_quantised(device: torch.device) -> None:
     assert torch.equal(*of_phase)
 
 
-# Each token is held to a twin that quantises what its phase does. How far quantising moves a token
-# away from exact numbers depends on what cancels in it: up to 15% of these, so that this bounds
-# nothing. What is left: products stored as bf16, which the interpreter cuts where a GPU rounds, and
-# in prompts the codes that such a last bit changes.
+# Each token is compared with a reference with its phase's quantisation. Quantising moves some
+# tokens by up to 15% from exact numbers, because parts cancel, so exact numbers would bound
+# nothing. Remaining differences are products stored as bf16, truncated by the interpreter and
+# rounded by a GPU, and in prompts the codes changed by such a last bit.
 @every_pair(
     mix={name: mix for name, mix in MIXES.items() if NVFP4 not in mix or mix[0] is mix[1]},
     phase=PHASES,

@@ -28,7 +28,7 @@ from .tensors import noise
 pytestmark = pytest.mark.usefixtures("poisoned_empty")
 EPS = 1e-6
 STREAM = Stream(16, 128, 4)
-# The interpreter cuts to bf16 where a GPU rounds.
+# The interpreter truncates to bf16 where a GPU rounds.
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 1e-2}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 each_dtype = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)

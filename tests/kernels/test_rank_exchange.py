@@ -149,7 +149,7 @@ def test_what_is_longer_than_a_mailbox_goes_round_by_round(device: torch.device)
     chunk = CHUNK_BYTES // 4
     width = (PLACES + 2) * chunk + 5
     parts = [part_of(rank, 1, (1, width), torch.float32) for rank in range(RANKS)]
-    # Both halves at once: of a peer that is one round ahead.
+    # Both halves at once, from a peer one round ahead.
     for writer in (0, 2):
         for round, part in enumerate(parts[writer].split(PLACES * chunk, dim=1), 1):
             boxes.arrive(writer, round, part.contiguous())

@@ -353,7 +353,7 @@ def broken(vocab: int, at: list[int] | slice, value: float) -> torch.Tensor:
     return logits
 
 
-@pytest.mark.filterwarnings("ignore:.*:RuntimeWarning")  # numpy's, of the interpreter
+@pytest.mark.filterwarnings("ignore:.*:RuntimeWarning")  # from numpy in the interpreter
 @pytest.mark.parametrize(
     ("tail", "sampling"),
     [

@@ -146,7 +146,7 @@ def test_units_of_an_arena_are_encoded_and_decoded_in_place_as_by_the_twin(
     units = WireUnits.of(LAYOUT, WirePrecision(kv, precision))
     size = 4 * LAYOUT.slab_bytes
     plain = np.random.default_rng(5).standard_normal(size // 4, dtype=np.float32).view(np.uint8)
-    # As numbers of either dtype.
+    # The bytes are valid numbers of both dtypes.
     memory = torch.from_numpy(plain.copy())
     memory.view(torch.bfloat16)[:] = memory.view(torch.float32).repeat_interleave(2).bfloat16()
     twin_memory, on_device = memory.clone(), memory.clone().to(device)

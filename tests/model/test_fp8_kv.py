@@ -75,7 +75,7 @@ def test_a_head_of_a_page_is_what_the_wire_makes_of_it() -> None:
     assert torch.equal(kv[1], wire.encode(rows))
     keys, values = read_pages(kv, torch.tensor([1]), torch.float32, RowRoom())
     assert torch.equal(torch.cat((keys, values), 1), wire.decode(kv[1], torch.float32))
-    # In bf16 both factors are exact, and so is what they make.
+    # In bf16 both factors are exact, and so is their product.
     halves = read_pages(kv, torch.tensor([1]), torch.bfloat16, RowRoom())
     assert torch.equal(halves[0].float(), keys) and torch.equal(halves[1].float(), values)
 

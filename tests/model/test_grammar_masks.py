@@ -29,7 +29,7 @@ from tests.harness.waiting import HANG_SECONDS, until
 from tests.model.grammar_twin import naive_tokens
 
 
-# Grammars tried as a node tries them, for tests that have no node.
+# Grammars tried as on a node, for tests without a node.
 def check(trials: GrammarTrials, grammar: Grammar) -> None:
     """Wait for the verdict. Raises as GrammarTrials.check()."""
     verdict = trials.verdict("", grammar.kind, grammar.source)

@@ -34,7 +34,7 @@ REGEX = GrammarKind.REGEX
 @pytest.fixture(scope="module")
 def host() -> Iterator[TrialHost]:
     with pytest.MonkeyPatch.context() as patch:
-        # Of two cores one trial runs at a time, on any machine.
+        # With two cores one trial runs at a time, on any machine.
         patch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
         made = TrialHost(ALL_BYTES, OBEYS)
     yield made

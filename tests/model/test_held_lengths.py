@@ -19,7 +19,7 @@ from tests.harness.trial_stand_ins import OBEYS
 
 END = 256
 BYTES = Vocabulary((*(bytes([byte]) for byte in range(256)), b""), (END,))
-# What one answer makes of such a lexer's states is about nine for each letter.
+# One answer creates about nine states of such a lexer per letter.
 LONG = {"type": "string", "maxLength": 4000}
 
 
@@ -80,7 +80,7 @@ def test_a_slow_grammar_with_a_spent_lexer_is_compiled_again_for_the_next_reques
     assert not grammars.ready(grammar)
     grammars.wait()
     assert grammars.ready(grammar)
-    # It ends as the beginning of a text, where another answer is on its way.
+    # It ends as a prefix of a text, while another answer runs.
     spent = grammars.constraint(grammar, ())
     assert written(spent, '"' + "a" * 4000) < 4000 and spent.failed
     # Begins the compilation; a quick one has ended by then.

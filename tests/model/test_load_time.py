@@ -86,5 +86,5 @@ def test_tens_of_thousands_of_tensors_load_in_hardly_more_than_reading_each_take
     ours = time.process_time() - began
     assert count > 63_800 and weights.formats == "fp8_block+plain"
     assert opened == files and len(files) == 42
-    # Of processor time, so that others on the machine decide nothing.
+    # Processor time, so that other processes do not change the result.
     assert ours < 1.3 * alone

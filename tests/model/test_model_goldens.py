@@ -22,7 +22,7 @@ from tests.harness.goldens import (
 )
 
 CASES = model_cases()
-# Every forward of a quantised model dequantises all that it uses: of these, one case each.
+# Every forward of a quantised model dequantises all weights it uses, so these have one case each.
 QUICK = [case for case in CASES if case[0] in MODELS or case[1] == "turn2"]
 SLOW = [case for case in CASES if case not in QUICK]
 LONG = {f"{model}-{case}": (model, case) for model, case in CASES if case in ("long", "turn2")}

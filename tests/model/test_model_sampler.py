@@ -98,18 +98,18 @@ FOUR_EQUAL, FORTY_EQUAL = torch.zeros(1, 4), torch.zeros(1, 40)
     [
         (LOGITS, {"temperature": 10.0, "top_k": 3}, {0, 1, 2}),
         (LOGITS, {"temperature": 10.0, "top_k": 99}, {*range(6)}),
-        # The smallest set of that mass.
+        # The smallest set with this mass.
         (LOGITS, {"top_p": TWO - 0.01}, {0, 1}),
         (LOGITS, {"top_p": TWO + 0.01}, {0, 1, 2}),
         (LOGITS, {"top_p": 1e-6}, {0}),
-        # A token at which the mass is reached exactly is the last.
+        # A token that reaches the mass exactly is the last.
         (FOUR_EQUAL, {"top_p": 0.25}, {0}),
         (FOUR_EQUAL, {"top_p": 0.5}, {0, 1}),
         (FOUR_EQUAL, {"top_p": 0.75}, {0, 1, 2}),
         (FOUR_EQUAL, {"top_p": 0.75001}, {0, 1, 2, 3}),
         # Ties are cut in order of ids.
         (FORTY_EQUAL, {"top_k": 2}, {0, 1}),
-        # The likeliest alone is left whatever top_p.
+        # Only the likeliest is left, for every top_p.
         (FLAT, {"temperature": 5.0, "top_k": 1}, {1}),
         (FLAT, {"temperature": 5.0, "top_k": 1, "top_p": 0.999}, {1}),
     ],

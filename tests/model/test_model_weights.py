@@ -262,7 +262,7 @@ def test_every_file_is_opened_once_and_closed_at_the_end(
     assert opened == weight_files(tmp_path)
     with pytest.raises(WeightsError, match="wants"):
         load(tmp_path, replace(DENSE, vocab=DENSE.vocab + 1))
-    # Nothing keeps the pages of what was converted.
+    # No mapping keeps the pages of converted tensors.
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
     (tmp_path / "model-9.safetensors").write_bytes(b"")
     with pytest.raises(WeightsError, match=r"model-9\.safetensors: is truncated"):

@@ -28,8 +28,8 @@ from tasuki.model.weights.safetensors_files import SafetensorsFile, StoredTensor
 from tasuki.model.weights.safetensors_folder import Checkpoint, load_weights, weights_digest
 from tests.harness.goldens import Request, Workspace, final_hidden, logits_of, reference_dir
 
-# Quantised checkpoints dequantised by the formats' definitions, a code at a time, with nothing of
-# what is tested: numpy in float32, and decoders written from the bits.
+# Quantised checkpoints dequantised by the formats' definitions, a code at a time, without the
+# tested code: numpy in float32, and decoders written from the bits.
 Floats = NDArray[np.float32]
 _E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 
@@ -494,7 +494,7 @@ def test_files_are_opened_once_and_read_from_the_first_to_the_last(
     assert opened == files
     of = {name: file.name for file in folder.glob("*.safetensors") for name in load_file(file)}
     assert [file for file, _ in groupby(of[name] for name in read)] == files
-    # Of experts that are read as one the first is looked at before.
+    # The first of experts read as one tensor is inspected before.
     assert set(read) == set(tensors) and len(read) <= len(tensors) + 4 * 3 * 2
 
 

@@ -17,7 +17,7 @@ from tasuki.model.grammar.vocabulary import Vocabulary
 END = 256
 BYTES = Vocabulary((*(bytes([byte]) for byte in range(256)), b""), (END,))
 A, B = {"const": "a"}, {"const": "b"}
-# A schema, values that are valid by it, values that are not.
+# A schema, valid values, invalid values.
 FEATURES: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
     "true": ({}, [None, 1.5, "x", [], {}], []),
     "type": ({"type": "integer"}, [0, -3], [0.5, "0", None]),

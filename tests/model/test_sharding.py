@@ -93,7 +93,7 @@ def test_ranks_have_each_element_of_each_weight_once(
     assemble(config, whole, torch.float32, "meta")
     for ranks in SIZES:
         shards = [Shard(rank, ranks, experts) for rank in range(ranks)]
-        # Asks for the rank's own shapes: where a cut has another shape, it is refused.
+        # It asks for the rank's own shapes; a cut with another shape is rejected.
         asked = Shapes(fused)
         own = ShardedSource(asked, config, shards[-1])
         assemble(shards[-1].part(config), own, torch.float32, "meta")

@@ -28,7 +28,7 @@ from tests.harness.goldens import (
 )
 from tests.harness.waiting import HANG_SECONDS
 
-# Ranks as threads of one process: what they exchange, and a model for each.
+# Ranks as threads of one process: their exchange, and a model for each.
 Result = TypeVar("Result")
 
 

@@ -27,7 +27,7 @@ def exchange(connection: Connection, meeting: Path, rank: int) -> None:
     found = []
     for dtype in (torch.float32, torch.bfloat16):
         mine = given(rank, dtype)
-        # One that is not contiguous, too.
+        # Also a tensor that is not contiguous.
         found += [ranks.sum(mine), ranks.gather(mine), ranks.sum(mine.t()).t()]
         assert torch.equal(mine, given(rank, dtype))
     connection.send([tensor.float().numpy() for tensor in found])

@@ -75,7 +75,7 @@ def explore(ranks: int, rules: Rules, *, halves: int = HALVES, exact: bool = Fal
                     late = state.late | {(peer, rank, half, round)}
                     following.append(State(at, state.flags, state.boxes, late))
                 case "raise":
-                    # A release: what this rank has stored before is there.
+                    # A release makes this rank's earlier stores visible.
                     own = sorted(store for store in state.late if store[1] == rank)
                     arrived = {store[:3]: store[3] for store in own}
                     found = boxes | arrived

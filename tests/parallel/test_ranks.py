@@ -303,7 +303,7 @@ def test_ranks_are_as_far_as_the_slowest_and_a_forward_ends_with_its_last() -> N
     reports[0](4, True)
     reports[1](9, False)
     assert agreed.steps.value == 4 and agreed.steps.end_of(4) < math.inf
-    # What comes late, or twice, takes nothing back.
+    # Late or repeated reports undo nothing.
     reports[1](3, False)
     reports[0](9, True)
     reports[2](9, True)

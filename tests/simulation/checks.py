@@ -85,7 +85,7 @@ class Checks:
                 continue
             del request.faults[place]
             if fault is not Fault.CUT:
-                # That befalls all rooms of the stream.
+                # A cut affects all transfers of the stream.
                 self.strike(fault, room)
             return fault
         return None

@@ -152,7 +152,7 @@ def lease_ignored(whole: Any) -> Any:
     return lambda self, name: self.peer(name)
 
 
-# What is committed
+# Commits
 
 
 @defect(Receiving, "_finished", "the final status commits before anything was compared")

@@ -109,7 +109,7 @@ class SimulatedPair:
         if silent or any(p.node.is_dead or p.node.is_frozen for p in (decode, prefill)):
             return
         for old in self.checks.connections.values():
-            # A node that connects anew has given up what it had.
+            # A node that connects again has given up its old connection.
             old.lose(prefill)
         self._connections += 1
         name = f"connection-{self._connections}"

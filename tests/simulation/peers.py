@@ -296,7 +296,7 @@ class Stream:
             self.cut()
             return
         if fault is Fault.DUPLICATION and isinstance(message, say.PullAsked):
-            # A Pull names no ticket: who repeats its own ask is written to as it asked.
+            # A Pull has no transfer request, so a repeated request is answered in the same way.
             fault = None
         if isinstance(message, say.Done | say.Ended):
             connection.decode.checks.last_words[room] = [message]

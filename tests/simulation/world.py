@@ -157,7 +157,7 @@ class Channel:
             latency += world.between(0.1, 2.0)
         when = max(self._last, world.now + latency, self.link.silent_until)
         if fault is Fault.REORDER:
-            # What is sent next overtakes it.
+            # The next message overtakes it.
             self.to.take(when + world.between(0.01, 1.0), deliver)
             return
         self._last = when

@@ -164,7 +164,7 @@ def test_an_abort_between_drafts_leaves_a_state_that_others_may_use(steps: int) 
     said = engine.tokens("r")
     assert said == answer[: len(said)]
     engine.assert_at_rest()
-    # What was kept is what a computation from the start would have left.
+    # The kept state equals that of a computation from the start.
     second = tokens + said + prompt(20, seed=4)
     assert engine.ask("t2", second, 5) == tiny_engine().ask("t2", second, 5)
 
@@ -189,7 +189,7 @@ def test_a_draft_behind_which_logits_are_no_numbers_ends_only_its_request() -> N
     class Broken(Qwen35Model):
         def head(self, *args: object) -> torch.Tensor:
             logits = super().head(*args)  # type: ignore[arg-type]
-            # Only rows that verify are of several.
+            # Only verifying rows have several tokens.
             return logits if len(logits) < 4 else logits * torch.nan
 
     parts = tiny_parts()

@@ -59,7 +59,7 @@ def test_forced_text_is_of_the_longest_tokens_that_every_way_has(
     tokens = (*LETTERS.tokens, *(word.encode() for word in longer))
     vocabulary = Vocabulary(tokens, LETTERS.eos_ids)
     grammar = Grammar(GrammarKind.REGEX, pattern)
-    # Behind the shorter of two tokens there may be a choice that no token shows.
+    # After the shorter of two tokens there may be a choice not visible in the tokens.
     matcher = compiled(token_tree(vocabulary), grammar).deep_copy()
     held = Constraint(matcher, grammar, LETTERS.eos_ids, tokens)
     found = [tokens[token].decode() for token in held.forced(5)]
@@ -85,7 +85,7 @@ def test_keys_are_drafted_and_change_nothing(speculate: str, most: int) -> None:
     usage = engine.finished("r").usage
     forced = {use.source: use for use in usage.drafts}["grammar"]
     assert sum(forced.drafted) == sum(forced.accepted)
-    # Of 30 letters two are drawn freely; the first is drawn before anything is drafted.
+    # Two of 30 letters are sampled freely; the first is sampled before any draft.
     assert usage.accepted_tokens >= (NEW - 3) * most // (most + 1) - 2
     assert usage.accepted_prediction_tokens is None
     assert_same(engine, plain, TOKENS)

@@ -11,7 +11,7 @@ import pytest
 from tasuki.engine.speculation.draft_limit import DraftLimit, FixedLimit, MeasuredLimit, StepShape
 from tasuki.engine.speculation.drafting import Chances, Drafting, DraftSource
 
-# A node of answers with drafts whose steps take what a table says: no model, no clock.
+# A node of answers with drafts. Its steps take the time given by a table: no model, no clock.
 Costs = Callable[[StepShape, int], float]
 """Seconds of a step, by its shape and its number."""
 Holds = Callable[[int], float]
@@ -65,7 +65,7 @@ class DraftingNode:
 
     def __post_init__(self) -> None:
         self._chance = np.random.default_rng(self.seed)
-        # Of the golden ratio's multiples as many fall anywhere, so that few steps show the mean.
+        # Multiples of the golden ratio are evenly spread, so few steps show the mean.
         draws = ((self.seed + number * 0.6180339887) % 1 for number in count())
         together = Chances()
         self._drafting = [
@@ -92,7 +92,7 @@ class DraftingNode:
             if not planned:
                 seconds += _WAIT * self.costs(StepShape(self.answers, 0, 1), step)
             self.seconds += seconds
-            # Something else of the host, which drafts or not would have to wait for.
+            # Other work of the host, independent of drafts.
             other = 3 if self._chance.random() < 0.003 else 1
             limit.landed(shape, self._land(lengths), other * seconds, planned=planned)
             drafted_before = bool(with_drafts)
@@ -195,7 +195,7 @@ def test_it_follows_drafts_that_hold_for_a_while(answers: int) -> None:
     node = DraftingNode(answers, dense, holds, 3)
     found = node.run(MeasuredLimit(WIDTHS), 1500)
     assert found >= 0.97 * best_fixed(answers, dense, holds, 1500)
-    # Where nothing holds nothing is computed but now and then.
+    # If no drafts are accepted, they are computed only sometimes.
     assert 0.15 < np.mean([bool(most) for most in node.chosen]) < 0.8
 
 
@@ -228,7 +228,7 @@ def test_whatever_costs_and_drafts_are_it_is_never_slower(case: int, fresh_seed:
     def holds(token: int) -> float:
         return float(likely[token // turn % 2])
 
-    # So many that what it may lose at first, four steps, is little of them.
+    # So many steps that an initial loss of four steps is a small part.
     steps = 3000
     node = DraftingNode(answers, costs, holds, fresh_seed)
     assert node.run(MeasuredLimit([2, 4, 8]), steps) >= 0.99 * off(answers, costs, steps)

@@ -85,7 +85,7 @@ def test_drafts_are_what_the_layer_expects(monkeypatch: pytest.MonkeyPatch) -> N
         tokens = CASE.prompt + answer[:behind]
         one = Request(Workspace(model), len(tokens) + 4)
         one.forward(tokens)
-        # Its entries stand; the hidden state before the last token is that of one token less.
+        # Its entries exist; the hidden state before the last token comes from one token less.
         shorter = Request(Workspace(model), len(tokens) + 4)
         shorter.forward(tokens[:-1])
         hidden = shorter.workspace.arena.carry[0][shorter.slots[0]].float()[None]

@@ -60,7 +60,7 @@ def test_what_is_found_stood_there_last(
             naive.append(piece)
     found = index.follow(last, salt, 5)
     expected = naive.may_follow(last, salt, 5)
-    # The table has one place a hash: the newest, whose salt may be another.
+    # The table has one place per hash, for the newest text; its salt may differ.
     assert found == [] or found == expected[-1]
     if all(owner == salt for owner, _ in texts):
         assert found == (expected[-1] if expected else [])

@@ -259,7 +259,7 @@ def test_windows_fit_their_cells_and_leave_when_their_own_layers_are_finished(
         header = window.header
         assert window.tick == 100 + header.end_layer
         assert window.local_pages == plan.local_pages[header.first_page - 7 :][: header.pages]
-        # What a draft layer carries leaves with the last of its pages.
+        # A draft layer's carry is sent with the last of its pages.
         later = kinds[header.first_layer] is DRAFT and header.first_page + header.pages < 7 + pages
         own_slot = None if later else slot
         assert (window.local_slot, header.carries_state) == (own_slot, own_slot is not None)

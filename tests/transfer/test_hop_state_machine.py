@@ -208,7 +208,7 @@ class Hops(RuleBasedStateMachine):
         self.ways = ways
         self.rooms: list[Room] = []
         self.issued = 0
-        # Each node's arena is halved: what it sends from, and what it receives into.
+        # Each node's arena has two halves, one to send from and one to receive into.
         for way in ways.values():
             way.free = list(range(SLABS // 2, SLABS))
             rng = np.random.default_rng(7)
@@ -371,7 +371,8 @@ class Hops(RuleBasedStateMachine):
         room = self.chosen(pick, fences)
         assert room.drained is not None
         if room.drained.result() is Drain.FORCED:
-            # What broke may still land: all that is under way to this node ends first.
+            # Data of the broken transfer may still arrive, so all writes in flight to this node end
+            # first.
             room.way.target.transport.sever()
             self.settle()
         if room.sender.state.name == "DRAINING":
@@ -415,8 +416,8 @@ class Hops(RuleBasedStateMachine):
 
 class EncodedHops(Hops):
     precision = WirePrecision(Precision.FP8, Precision.FP8)
-    # So much that no window is cut, and that all of both rooms of a way may be held on the
-    # wire at once: whether one is posted must not depend on what others do.
+    # So large that no layer chunk is cut, and all of both transfers of a direction may be held on
+    # the wire at once. A post must not depend on other transfers.
     kept_back = 8
 
 

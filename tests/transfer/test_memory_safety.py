@@ -33,7 +33,7 @@ class Recording(LoopbackTransport):
 
 def test_the_arena_is_registered_and_nothing_else() -> None:
     layout, transport = small_layout(), Recording()
-    # An arena inside a larger allocation: what lies around it is not its peers' business.
+    # An arena inside a larger allocation; peers must not reach the memory around it.
     around = torch.zeros((SLABS + 2) * layout.slab_bytes, dtype=torch.uint8)
     arena = around[layout.slab_bytes : -layout.slab_bytes]
     DataPlane.over(arena, layout, "weights", transport, "loopback", "node")
@@ -59,7 +59,7 @@ def test_a_write_beside_the_arena_is_refused_even_without_our_own_check(
             with pytest.raises(TransportError, match=r"could not post|refused"):
                 source.post(endpoint, np.array([[0, offset, 64]], dtype=np.int64), b"beside")
         assert (memories[1] == POISON).all()
-        # Nobody is harmed: what is right still goes.
+        # Valid writes still work.
         transfer = source.post(endpoint, np.array([[0, 0, 64]], dtype=np.int64), b"inside")
         arrived: list[bytes] = []
 

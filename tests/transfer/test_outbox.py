@@ -24,7 +24,7 @@ async def test_what_has_gathered_leaves_at_once_and_in_order() -> None:
     await asyncio.sleep(0)
     for position in range(MOST_MESSAGES + 10):
         said.put(queued(position))
-    # One that was awaited leaves with what was said in the same turn of the loop.
+    # An awaited message leaves with the others of the same turn of the loop.
     batches = [await taking, await said.take()]
     assert [len(batch) for batch in batches] == [MOST_MESSAGES, 10]
     positions = [message.queued.position for batch in batches for message in batch]

@@ -223,7 +223,7 @@ def test_windows_that_landed_together_are_digested_in_one_call_and_count_once(
         assert calls == [[1, 2]]
         assert pair.receiver.counters.landed == 2
         assert pair.receiver.counters.duplicate == 1 and pair.receiver.counters.malformed == 1
-        # One that cannot be digested is missing, and no other.
+        # Only the layer chunk without a digest is missing.
         pair.receiver.forget(1)
         pair.receiver.expect(1, GENERATION, opened[0].granted)
         breaks.append(3)

@@ -127,7 +127,7 @@ def test_a_ranks_layout_is_that_of_its_weights(name: str, ranks: int) -> None:
     for rank in range(ranks):
         part = Shard(rank, ranks).part(config).cache_layout("bfloat16", "bfloat16", "float32")
         assert rank_layout(whole, ranks, rank) == part
-        # So that an id means the same everywhere.
+        # An id then means the same on all ranks.
         assert part == rank_layout(whole, ranks, 0)
 
 

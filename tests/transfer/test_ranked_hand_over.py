@@ -223,7 +223,7 @@ def test_every_rank_has_its_heads(
     with ranked_pair(senders, receivers, layout=layout) as pair:
         pair.hand_over(whole, held)
         pair.verify()
-        # Pages that the receiver holds already stay there.
+        # Pages already held by the receiver stay there.
         whole = {key: part[held:] if key[0] == "kv" else part for key, part in whole.items()}
         assert pair.granted.slot is not None
         pair.target.assert_has(whole, pair.granted.pages, pair.granted.slot)

@@ -264,10 +264,10 @@ def test_each_state_is_left_after_its_deadline(
 @pytest.mark.parametrize(
     ("events", "looks", "lost"),
     [
-        # What waits in a queue that moves is late all the same,
+        # Waiting in a moving queue still ends by its timeout,
         (BEGUN, [on.Look(pulled=0), on.Look()], None),
         (UP_TO_GRANT, [on.Look(others=1), on.Look(others=2)], (62, Loss.QUEUE_TIMEOUT)),
-        # and what has come is not.
+        # but arriving data prevents it.
         (UP_TO_GRANT, [on.Look(progress=1), on.Look(progress=2)], None),
         (UP_TO_GRANT, [on.Look(1, others=1), on.Look(1, others=2)], (32, Loss.STALLED)),
         (UP_TO_DONE[:-1], [on.Look(others=1), on.Look(others=2)], (31, Loss.STALLED)),
@@ -331,7 +331,7 @@ def test_what_was_under_way_when_a_room_was_lost_changes_nothing_but_its_fence()
         assert one.step(event, 1.5) == []
     assert one.step(on.StreamBroke("cut"), 2.0) == [do.CallForDrain()]
     assert one.step(on.StreamBroke("again"), 2.0) == []
-    # A call that breaks is made again a moment later.
+    # A broken call is repeated a moment later.
     assert one.step(on.Broke("the call"), 3.0) == []
     assert one.step(on.Look(), 3.05) == [] and one.step(on.Look(), 3.1) == [do.CallForDrain()]
     assert one.step(say.Done(1, ()), 4.0) == [do.Sever(FenceReason.DRAIN_ACKNOWLEDGED)]

@@ -213,7 +213,7 @@ def test_each_stop_drains_and_says_its_reason(
     done = taken(one, events)
     if drains:
         assert done == [do.DrainNow()] and not one.is_over
-        # What was under way changes nothing.
+        # Events in flight change nothing.
         late: tuple[Event, ...] = (on.Announced(), on.Sent(REPORT), on.Leased(), GRANT)
         for event in late if kind is HANDOVER else (on.Pinned(), on.Stopped("late")):
             assert one.step(event, 0.0) == []

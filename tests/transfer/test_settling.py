@@ -53,7 +53,7 @@ def writer(channel: Connection) -> None:
     channel.send("posted")
     while True:
         for transfer in posted:
-            # What is severed breaks; the writer lives on.
+            # A severed write breaks; the writer lives on.
             with suppress(TransportError):
                 transport.poll(transfer)
         time.sleep(0.001)
@@ -192,7 +192,7 @@ def handles() -> Counter[str]:
     for handle in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
             found[os.readlink(handle)] += 1
-    # What lists them.
+    # Without the handle of the listing itself.
     return Counter({name: count for name, count in found.items() if "/fd" not in name})
 
 
@@ -208,7 +208,7 @@ def test_only_connections_to_new_listeners_are_broken_and_no_handle_is_left() ->
             assert not handles() - before_it
             ends[0].sendall(b"stands")
             assert accepted[0].recv(6) == b"stands"
-            # What still comes is answered by RST.
+            # Later data is answered by RST.
             assert ends[1].recv(1) == b""
             with pytest.raises((ConnectionResetError, BrokenPipeError)):
                 for _ in range(100):

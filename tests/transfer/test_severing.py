@@ -82,7 +82,7 @@ def test_each_reason_breaks_what_it_leaves_open(
     transport, receiver, losses = run(reason, [Link(), Link()], rooms=40)
     assert set(transport.did) == did
     assert losses == lost
-    # Whoever comes while one waits needs the next, and shares it.
+    # A caller that comes during a wait needs the next one, and shares it.
     assert (receiver.waits > 0) == bool(did) and receiver.waits < 10
 
 

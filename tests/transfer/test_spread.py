@@ -44,7 +44,7 @@ def test_pieces_and_digests_are_those_of_arenas_side_by_side(senders: int, recei
     pieces = RankedPieces(source.spans, target.spans)
     layers = len(LAYOUT.layer_kinds)
     header = WindowHeader(0, 0, layers, 0, 3, carries_state=True)
-    # Pages of slabs of which neither slot is one.
+    # Pages in slabs other than both slots.
     ids = [
         [slab * node.spans.part.blocks_per_slab for slab in slabs]
         for node, slabs in ((source, (4, 0, 3)), (target, (3, 4, 0)))

@@ -87,7 +87,7 @@ def test_the_wire_changes_nothing_and_the_last_windows_are_kept() -> None:
     assert [w.sequence for w in timeline.sender.windows] == list(range(3, KEPT_WINDOWS + 3))
     wire = TIMELINE.to_wire(timeline)
     assert TIMELINE.from_wire(wire).sender == timeline.sender
-    # A peer that says more than a track may hold is cut to it.
+    # A track longer than its limit is cut.
     wire.receiver.windows.extend(list(wire.receiver.windows))
     assert len(TIMELINE.from_wire(wire).receiver.windows) == KEPT_WINDOWS
     wire.sender.phases[0].phase = 77  # type: ignore[assignment]

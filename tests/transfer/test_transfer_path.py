@@ -88,7 +88,7 @@ def test_what_lands_is_what_was_sent_and_nothing_else_is_touched(
     kinds = kinds + [DRAFT] * drafts
     layout = replace(small_layout(tuple(kinds)), kv_heads=heads)
     units = WireUnits.of(layout, precision)
-    # As WireSettings has it: two of the largest unit.
+    # As in WireSettings: two of the largest unit.
     staged = max(kept_back, -(-2 * units.largest_encoded // layout.slab_bytes))
     slabs = 2 + -(-pages // layout.pages_per_slab)
     held = min(held, pages)
@@ -174,7 +174,7 @@ def test_a_window_that_is_not_as_it_was_sent_is_found(
     with loopback_pair(faults=only(3, fault), precision=precision, kept_back=kept_back) as pair:
         pair.hand_over()
         if fault is Fault.LOSE:
-            # All that comes has come: what is missing is what was lost.
+            # All data that will come has arrived; only the lost chunk is missing.
             kept = pair.sent().report.windows - 1
             until(lambda: pair.receiver.windows_landed(ROOM) == kept, "waited in vain")
         with pytest.raises(error, match=named):
@@ -201,7 +201,7 @@ def assert_broke(pair: Pair, reason: str) -> Drain:
     ("fault", "settings", "reason", "drain"),
     [
         (Fault.REFUSE, None, "loopback", Drain.DRAINED),
-        # What broke on its way may have landed in part, or still may: that is no drain.
+        # A broken write may have arrived in part, or still may: this is no drain.
         (Fault.BREAK, None, "loopback", Drain.FORCED),
         # It stalls, and its drain takes too long.
         (Fault.HOLD, SenderSettings(stall_seconds=0.2, drain_seconds=0.1), "flushed", Drain.FORCED),
@@ -278,7 +278,7 @@ def test_a_renewal_counts_from_when_it_was_asked() -> None:
 def test_a_room_that_is_held_up_does_not_delay_another() -> None:
     with loopback_pair(faults=lambda index: Fault.HOLD if index < 4 else Fault.NONE) as pair:
         layout = pair.source.layout
-        # Rooms that are alive at once share no ids: whose window is posted first is not said.
+        # Transfers alive at once share no ids, because the order of their posts is not fixed.
         other = destination(layout, 8, 5, np.random.default_rng(1))
         taken = {page // layout.blocks_per_slab for page in other.pages} | {other.slot}
         free = [slab for slab in range(8) if slab not in taken]

@@ -39,7 +39,7 @@ def test_a_forward_of_one_window_wakes_the_sender_once(monkeypatch: pytest.Monke
         opened = pair.open(pages=4)
         for forward, plan in enumerate(plans(opened.pages, opened.slot, 2)):
             pair.sender.plan_forward(opened.number, plan(pair.steps.value))
-            # The thread has seen the plan: what it waits for is known.
+            # The thread has seen the plan and waits for a known tick.
             expected = (pair.steps.value, pair.steps.value + LAYERS)
             until(lambda: expected in awaited, "the plan was not seen")  # noqa: B023
             (bell,) = bells
@@ -66,7 +66,7 @@ def test_a_tick_while_rooms_are_looked_at_is_not_slept_through(
         if rooms and rooms[0].waiting and not rests and not posted:
             rests.append(True)
             pair.tick()
-            # What rings is lost, as where another window is awaited that is further off.
+            # The wakeup is lost, as if a later layer chunk were awaited.
             self._bell.wait(0)
         return posted
 
@@ -96,7 +96,7 @@ def test_rooms_that_wait_cost_a_pass_nothing_but_a_look(monkeypatch: pytest.Monk
         pair.verified()
         assert advanced[opened.number]
         assert not any(advanced[room.number] for room in idle)
-        # But a lease that ends is seen by all of them.
+        # But all of them see the end of a lease.
         pair.sender.disconnect("peer")
         for room in idle:
             pair.ends.wait(room.number)

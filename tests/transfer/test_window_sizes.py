@@ -266,7 +266,7 @@ def test_rooms_on_one_slow_link_end_together(monkeypatch: pytest.MonkeyPatch) ->
         compute_together(pair, (1, 2))
         for room in (1, 2):
             pair.sent(room)
-    # Each one's windows lie between the other's, so that none has waited for a whole room.
+    # The layer chunks of both alternate, so neither waited for a whole transfer.
     first, second = ([at for at, of in enumerate(posted) if of == room] for room in (1, 2))
     assert len(first) == len(second) > 2
     assert first[0] < second[len(second) // 2] and second[0] < first[len(first) // 2]
@@ -280,12 +280,12 @@ def test_windows_grow_on_a_fast_link_and_stay_small_on_a_slow_one(rate: float | 
         pair.source.transport.bytes_per_second = rate
         layout = pair.source.layout
         counts = []
-        # Other processes may hold up what would be fast, and a window that was held up shows a link
-        # on which few are better: one room of many that is not is enough.
+        # Other processes may delay a fast link, and then fewer layer chunks are better. One
+        # undelayed transfer of many is enough.
         for room in range(1, 25 if rate is None else 5):
             pair.compute(pair.open(4, room, seed=room))
             counts.append(pair.verified(room).report.windows)
-        # Two forwards: windows with bytes of each, where every layer is sent alone.
+        # Two forwards: layer chunks with bytes of each, every layer sent alone.
         alone = layout.full_layers + len(layout.layer_kinds)
         assert counts[0] == alone
         if rate is None:
