@@ -34,7 +34,7 @@ def page_hash(page: NDArray[np.int32]) -> int:
 
 
 def colliding_pages(seed: int = 0, vocabulary: int = 2000) -> list[NDArray[np.int32]]:
-    """Sixteen pages, int32 [PAGE_TOKENS], all different, all of one hash."""
+    """Return sixteen different pages, int32 [PAGE_TOKENS], with one hash."""
     rng = random.Random(seed)
     runs = [_colliding_runs(start, rng, vocabulary) for start in _STARTS]
     pages = []

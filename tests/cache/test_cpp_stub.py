@@ -128,7 +128,7 @@ def differences(name: str, stub: Signature, bound: Signature) -> Iterator[str]:
 
 
 def described(body: list[ast.stmt]) -> Iterator[tuple[str, Signature]]:
-    """Functions, properties and Final attributes of a module or class, as the stub has them."""
+    """Return functions, properties and Final attributes of a module or class, as in the stub."""
     for statement in body:
         if isinstance(statement, ast.FunctionDef):
             yield statement.name, signature_of(statement)

@@ -158,7 +158,8 @@ def windows(draw: st.DrawFn) -> ArenaWindow:
 def test_windows_are_digested_as_their_rows_are(
     data: st.DataObject, asked: list[ArenaWindow]
 ) -> None:
-    """All in one compiled call, or their rows are made in one; the twin makes rows by numpy."""
+    """All are digested in one compiled call, or their rows are made in one. The reference makes
+    rows by numpy."""
     sizes = SimpleNamespace(
         layer_kinds=TINY.layer_kinds,
         block_bytes=data.draw(st.sampled_from([TINY.block_bytes, TINY.block_bytes // 2])),

@@ -110,6 +110,6 @@ def test_a_pair_answers_prompts_that_collide_as_if_each_were_alone() -> None:
 
 
 def same(one: Answer, other: Answer) -> bool:
-    """The same tokens, as likely."""
+    """Return whether the tokens and their likelihoods are equal."""
     parts = zip(one.margins, other.margins, strict=True)
     return one.token_ids == other.token_ids and all(abs(a - b) < 1e-3 for a, b in parts)

@@ -29,7 +29,7 @@ def prompt_behind(path: Path) -> Prompt:
 
 
 def stands(tree: PrefixCache, path: Path, prompt: Prompt) -> bool:
-    """prompt: prompt_behind(path)."""
+    """Return whether the state at the path is stored. prompt: prompt_behind(path)."""
     salt, tokens = path
     return tree.match(prompt, salt).usable_tokens == len(tokens)
 

@@ -180,7 +180,8 @@ class TierMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.loading)
     @rule()
     def give_up(self) -> None:
-        """Its acknowledgements come when its ids are free again, and change nothing."""
+        """Give up a load. Its acknowledgements come when its ids are free again, and change
+        nothing."""
         allocations, _, _ = self.loading.pop(0)
         load = allocations[0].load
         assert load is not None
@@ -206,7 +207,7 @@ class TierMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.writing)
     @rule(data=st.data())
     def end_write(self, data: st.DataObject) -> None:
-        """Its bytes are read as late as can be."""
+        """End a write; its bytes are read as late as possible."""
         place = data.draw(st.integers(0, len(self.writing) - 1))
         self.carry(*self.writing.pop(place))
 
@@ -234,7 +235,7 @@ class TierMachine(RuleBasedStateMachine):
         ends=st.booleans(),
     )
     def adopt(self, prompt: Prefix, salt: bytes, tier: int, ends: bool) -> None:
-        """Somebody else wrote a state of a prompt to a tier."""
+        """Adopt a prompt's state written to a tier by another node."""
         prompt = prompt if ends else prompt[: whole(len(prompt))]
         tier = min(tier, len(self.tree.stats().tiers) - 1)
         if not prompt:
@@ -267,7 +268,7 @@ class TierMachine(RuleBasedStateMachine):
 
     @rule(prompt=prompts(), salt=st.sampled_from([b"", b"tenant"]))
     def follow(self, prompt: Prefix, salt: bytes) -> None:
-        """To a watcher a prefix stands for as long as any place has it."""
+        """Read the watch: a prefix exists while any place has it."""
         self.index.apply(self.tree.drain_events(self.watch))
         found = self.tree.match(array(prompt), salt)
         deepest = max([found.usable_tokens, *(each.boundary for each in found.stored)])

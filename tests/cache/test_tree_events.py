@@ -33,7 +33,7 @@ def told(tree: PrefixCache, watch: int) -> list[tuple[str, int]]:
 
 
 def spoken(tokens: Tokens, salt: bytes) -> list[bytes]:
-    """prefix_hashes() by the letter of prefix_hash.h."""
+    """Return prefix_hashes() computed by the text of prefix_hash.h."""
     key = siphash_2_4_128(b"tasuki prefix v1", salt)
     hashes = [siphash_2_4_128(key, b"")]
     for start in range(0, len(tokens), PAGE_TOKENS):

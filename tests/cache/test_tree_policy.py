@@ -35,7 +35,7 @@ def prompt(*pages: int, partial: int = 1) -> np.ndarray:
 
 
 def serve(tree: PrefixCache, tokens: np.ndarray, end: int) -> int:
-    """How much of it could be used."""
+    """Run a request and return its usable tokens."""
     return keep(tree, tokens, end).match.usable_tokens
 
 

@@ -70,7 +70,7 @@ class TreeMachine(RuleBasedStateMachine):
         return data.draw(st.sampled_from(self.able(wanted)))
 
     def refused(self) -> None:
-        """None means: others hold the room, and nothing was evicted for it."""
+        """Check a failed allocation: others hold the memory, and nothing was evicted for it."""
         assert self.oracle.allocations or self.oracle.quarantined
         assert self.oracle.learn(self.tree) == 0
 
@@ -89,7 +89,8 @@ class TreeMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), salt=SALTS, prompt=prompts(), tail=st.booleans())
     def turn(self, data: st.DataObject, salt: bytes, prompt: Prefix, tail: bool) -> None:
-        """A whole request: allocation, a state at the last whole page, one at the end, release."""
+        """Run a whole request: allocation, a state at the last whole page, one at the end,
+        release."""
         held = self.admit(data, salt, prompt, 0, 1)
         if held is None:
             return

@@ -95,7 +95,8 @@ def params(case: str, **changes: object) -> SamplingParams:
 
 @cache
 def naive_answer(case: str, seed: int = 0) -> tuple[Sampled, ...]:
-    """Every token from a forward of all tokens before it, with nothing kept in between."""
+    """Return an answer with every token from a forward of all tokens before it, and nothing kept
+    between."""
     asked, sampling = prompt(LENGTH, seed), params(case)
     parts = tiny_parts()
     blocks = parts.layout.blocks_per_slab
@@ -165,7 +166,7 @@ def test_a_retracted_answer_goes_on_as_if_nothing_had_been() -> None:
 def test_a_handed_over_prompt_answers_as_the_naive_loop(
     case: str, early: bool, pair: EnginePair
 ) -> None:
-    """The prefill node draws the first token, an early step the second, batches the others."""
+    """The prefill node samples the first token, an early step the second, batches the others."""
     asked = submit("r", prompt(LENGTH), NEW, sampling=params(case))
     if early:
         pair.link.bytes_per_second = 2e6

@@ -33,7 +33,7 @@ def rows(answers: int, prompt_tokens: int) -> ScheduledForward:
 
 
 def settled(limit: ChunkLimit, token_seconds: float, forwards: int = 200) -> list[int]:
-    """Tokens of each forward, on a device with these costs."""
+    """Return the tokens of each forward, on a device with these costs."""
     sizes = []
     for _ in range(forwards):
         tokens = limit.tokens(beside_answers=True)

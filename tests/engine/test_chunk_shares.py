@@ -15,7 +15,8 @@ def demand(length: int, caller: str = "", start: int = 0) -> Demand:
 
 
 def chunks_until(demands: list[Demand], index: int, budget: int = CHUNK, most: int = 10_000) -> int:
-    """Forwards until the prompt of this index is computed, nobody new coming."""
+    """Return the number of forwards until the prompt of this index is computed, without new
+    prompts."""
     stops = [one.start for one in demands]
     for turn in range(most):
         now = [

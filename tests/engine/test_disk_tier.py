@@ -48,7 +48,7 @@ class DiskEngine(TieredEngine):
         super().__init__(slabs=slabs, host_slabs=slabs, disk=self.disk.memory())
 
     def push_to_disk(self) -> None:
-        """Until PROMPT's states stand nowhere else."""
+        """Push until PROMPT's states are stored only on the disk."""
         for seed in range(100, 108):
             self.empty_arena(seed)
             if self.places() == {"disk"}:
@@ -56,7 +56,7 @@ class DiskEngine(TieredEngine):
         raise AssertionError(self.reports)
 
     def places(self) -> set[str]:
-        """Tiers with a state of NEXT."""
+        """Return the tiers with a state of NEXT."""
         stored = self.lone.engine._cache.match(submit("x", NEXT, 1).prompt).stored
         return {("host", "disk")[state.tier] for state in stored}
 
@@ -76,7 +76,7 @@ def engine_over(folder: Path, slabs: int) -> Iterator[DiskEngine]:
 
 @pytest.fixture(autouse=True)
 def near_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So few tokens would be computed rather than read."""
+    """Make reads cheap, because so few tokens would otherwise be computed."""
     monkeypatch.setattr("tasuki.engine.assembly.parts.DISK_LINK", CPU_LINK)
 
 
@@ -88,7 +88,7 @@ def tiered(tmp_path: Path) -> Iterator[DiskEngine]:
 
 @pytest.fixture
 def below(tiered: DiskEngine) -> DiskEngine:
-    """PROMPT was answered, and its state stands on the disk alone."""
+    """Return an engine that has answered PROMPT, with its state only on the disk."""
     tiered.lone.ask("first", PROMPT, 2)
     tiered.push_to_disk()
     return tiered
@@ -324,7 +324,7 @@ def test_what_waits_behind_a_piece_that_does_not_end_is_given_up() -> None:
 
 
 def test_a_write_budget_fills_while_nobody_asks() -> None:
-    """One state takes more than there is, and time makes up for it."""
+    """One state takes more than the budget has; it refills with time."""
     now = [0]
     tiers = [TierConfig(slabs=40), TierConfig(slabs=60, pages_a_second=0.05, filling="ahead")]
     cache = HybridPrefixCache(Arena(LAYOUT, 12), tiers=tiers, clock=lambda: now[0])

@@ -320,7 +320,7 @@ class BusyStream:
 def pair_with(
     stream: BusyStream, *, broken: bool = False, hold: bool = False
 ) -> Iterator[EnginePair]:
-    """hold: the tenth window does not land."""
+    """Yield a pair. hold: the tenth layer chunk does not arrive."""
     parts = tiny_parts()
     if broken:
         parts = with_early_head(parts, broken_head)

@@ -1,4 +1,4 @@
-"""The engine loop on a tiny random model: equal tokens however the work is cut, and nothing left
+"""The engine loop on a tiny random model: equal tokens for every cut of the work, and nothing left
 behind."""
 
 from dataclasses import replace

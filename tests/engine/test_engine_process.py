@@ -40,7 +40,7 @@ THEN: list[m.Inbox] = [
 
 
 def serve(connection: socket.socket, folder: Path) -> None:
-    """The other process: each delivery is one frame."""
+    """Run the other process: each delivery is one frame."""
     config, parts = engine_config(folder), tiny_parts()
     engine = build_fused_engine(config, parts, build_cache(config, parts))
     link, asked, over = FrontLink(connection), threading.Event(), threading.Event()

@@ -96,7 +96,7 @@ def test_one_that_cannot_be_prepared_says_so_and_lets_its_starter_go() -> None:
 
 
 class Stuck(Idle):
-    """Its first work lasts until it is let go."""
+    """An engine whose first work lasts until it is released."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ def tree(policy: str, slabs: int = 8) -> PrefixCache:
 
 
 def prompt(seed: int) -> Tokens:
-    """Eight pages and a token."""
+    """Return eight pages and a token."""
     return text(END + 1, seed)
 
 

@@ -34,7 +34,7 @@ def cache_over(slabs: int, *below: int) -> HybridPrefixCache:
 
 
 def keep(cache: HybridPrefixCache, tokens: list[int]) -> bool:
-    """The state behind these, if there is room."""
+    """Keep the state after these tokens, if there is memory; return whether it was kept."""
     asked = np.asarray(tokens, np.int32)
     allocation = cache.allocate(asked, capacity_tokens=len(asked), working_slots=2)
     if allocation is None:
@@ -169,7 +169,8 @@ def test_what_comes_from_far_below_displaces_nothing_above() -> None:
 
 
 def test_a_load_without_room_is_none_and_counts_for_nothing() -> None:
-    """Failure 12: loads admitted without room in the device's pool, declined ones credited."""
+    """Failure 12: loads were admitted without memory in the device's pool, and declined ones were
+    counted."""
     tiered = TieredEngine(slabs=24)
     first = prompt(400, seed=1)
     tiered.lone.ask("first", first, 1)

@@ -26,7 +26,7 @@ NAME = "first"
 
 
 def next_turn_is_exact(pair: EnginePair, first: list[int], usable: int) -> None:
-    """Another prompt behind the answer, handed over whole."""
+    """Hand over another prompt after the answer, and assert its tokens."""
     turn = first + pair.decode.tokens(NAME) + prompt(40, seed=9)
     room = pair.hand_over(submit("next", turn, 6))
     pair.ready(room, None)

@@ -54,7 +54,7 @@ def assert_each_as_alone(
 
 @pytest.fixture
 def forwarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Tokens of each forward."""
+    """Return a list of the tokens of each forward."""
     counts: list[int] = []
     launch = PlanStream.launch
 

@@ -69,7 +69,7 @@ def joined(lane: int, **sampling: Any) -> JoinedSequence:
 
 
 def a_plan() -> ForwardPlan:
-    """With something of everything."""
+    """Return a plan that uses every field."""
     return ForwardPlan(
         7,
         copies=(CopyOp(CopyKind.PAGE, 5, 9), CopyOp(CopyKind.ZERO_SLOT, 3, 3)),

@@ -53,7 +53,7 @@ def token(index: int, name: str = "a") -> m.TokenOut:
 
 
 def read_all(end: socket.socket, count: int) -> list[Any]:
-    """The next `count` messages."""
+    """Return the next `count` messages."""
     reader, messages = FrameReader(), list[Any]()
     end.settimeout(HANG_SECONDS)
     while len(messages) < count:

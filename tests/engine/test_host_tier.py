@@ -32,7 +32,7 @@ def tiered() -> Iterator[TieredEngine]:
 
 @pytest.fixture
 def below(tiered: TieredEngine) -> TieredEngine:
-    """PROMPT was answered, and stands in the host's memory alone."""
+    """Return an engine that has answered PROMPT, with its state only in host memory."""
     tiered.lone.ask("first", PROMPT, 2)
     tiered.empty_arena()
     return tiered
@@ -42,7 +42,7 @@ EXPECTED = alone(NEXT, 4)
 
 
 def begun(tiered: TieredEngine, name: str, *held: str) -> None:
-    """NEXT is asked for, and its load stands at a piece of these."""
+    """Ask for NEXT and wait until its load is held at such a segment."""
     tiered.copies.hold(*held)
     tiered.lone.post(submit(name, NEXT, 4))
     tiered.lone.step()
@@ -239,7 +239,7 @@ def test_a_flush_beside_a_load_forgets_all_but_what_it_reads(below: TieredEngine
 
 
 def test_what_is_cheaper_to_compute_is_not_loaded(tiered: TieredEngine) -> None:
-    """A load costs more than a few tokens: such a prompt is computed, and says so."""
+    """A load costs more than a few tokens, so such a prompt is computed and reports this."""
     short = prompt(45, seed=4)
     tiered.lone.ask("first", short, 1)
     tiered.empty_arena()

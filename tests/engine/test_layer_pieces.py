@@ -1,5 +1,5 @@
-"""A load as pieces: every byte once, in the order of layers, and each layer open once it is
-there."""
+"""A load in segments: every byte once, in the order of layers, and each layer opens when
+complete."""
 
 from collections import Counter
 from dataclasses import replace

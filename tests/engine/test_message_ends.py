@@ -133,7 +133,8 @@ def test_sessions_without_it_have_none() -> None:
 
 
 def test_one_that_another_request_stands_on_stays() -> None:
-    """Two go on from one end at once: the first to leave another one takes it from nobody."""
+    """Two requests resume from one end at once. The first to leave another end must not remove it
+    from the other request."""
     engine = tiny_engine()
     begun = prompt(100, seed=2)
     engine.ask("first", begun + OPENING, 2, message_end=100)

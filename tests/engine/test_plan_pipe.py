@@ -88,7 +88,8 @@ def engine() -> Lone:
 
 
 def play(node: Lone) -> dict[str, list[int]]:
-    """Chunks, forks at a page and inside one, marks, stops, an abort, retractions, evictions."""
+    """Run chunks, forks at a page and inside one, marks, stops, an abort, retractions,
+    evictions."""
     first = prompt(150)
     drawn = SamplingParams(max_new_tokens=12, temperature=1.1, seed=7, top_k=30, ignore_eos=True)
     node.post(submit("a", first, 9))

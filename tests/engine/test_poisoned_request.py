@@ -36,7 +36,8 @@ BAD = [t % POISON for t in prompt(300, 9)]
 
 
 def run_among_others(engine: Lone, bad: m.Submit, tokens: int) -> None:
-    """The bad one ends with an error after so many tokens; the others are answered as if alone."""
+    """Assert that the bad request ends with an error after so many tokens, and the others are
+    answered as if alone."""
     first, *later = GOOD
     engine.post(submit(first, GOOD[first], 30))
     engine.post(bad)
@@ -50,8 +51,8 @@ def run_among_others(engine: Lone, bad: m.Submit, tokens: int) -> None:
 
 
 def break_where(engine: Lone, broken: Callable[[Batch], bool]) -> Callable[[], int]:
-    """From now on forwards of such batches raise, half-way: the cache may be half written. Returns
-    how many have."""
+    """Make forwards of such batches raise half-way, when the cache may be half written. Return a
+    counter of raised ones."""
     forward, raised = engine.parts.model.forward, []
 
     def breaking(batch: Batch, *rest: object) -> object:
@@ -208,7 +209,7 @@ def one_infinite(row: torch.Tensor) -> None:
 
 
 def spoil_from(engine: Lone, position: int, spoil: Spoil = nan_row) -> None:
-    """From now on logits of tokens at or behind the position are spoiled."""
+    """Spoil the logits of tokens at or after the position from now on."""
     forward = engine.parts.model.forward
 
     def spoiling(batch: Batch, *rest: Any) -> torch.Tensor:

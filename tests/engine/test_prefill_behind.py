@@ -45,7 +45,7 @@ def passed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def below_of(**settings: object) -> TieredEngine:
-    """PROMPT was answered, and stands in the host's memory alone."""
+    """Return an engine that has answered PROMPT, with its state only in host memory."""
     tiered = TieredEngine(**settings)  # type: ignore[arg-type]
     tiered.lone.ask("first", PROMPT, 2)
     tiered.empty_arena()

@@ -143,7 +143,7 @@ def test_a_room_behind_those_that_hold_all_is_refused_for_its_queue(tmp_path: Pa
 
 
 def test_an_engine_with_nothing_to_do_wakes_for_whoever_is_due(tmp_path: Path) -> None:
-    """No message comes and no forward runs while the last rooms wait."""
+    """No message comes and no forward runs while the last requests wait."""
     parts = few_slots()
     config = engine_config(tmp_path, queue_timeout=0.3, max_batch=2 * ROOMS)
     cache = build_cache(config, parts)

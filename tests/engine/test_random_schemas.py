@@ -89,7 +89,7 @@ def random_schema(rng: Rng, depth: int = 2) -> dict[str, Any]:
 
 
 def assert_answers_follow(schemas: list[dict[str, Any]], seed: int) -> int:
-    """How many ended."""
+    """Assert that answers follow their schemas; return the number of ended ones."""
     engine, ended = tiny_engine(arena_mib=24.0), 0
     sources = [json.dumps(schema) for schema in schemas]
     for first in range(0, len(schemas), AT_ONCE):

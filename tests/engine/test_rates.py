@@ -39,8 +39,8 @@ def test_a_pull_of_which_one_rate_is_known_is_decided_by_the_constants() -> None
 
 
 def test_the_threshold_follows_the_rates() -> None:
-    """Here 10 ms + 1 ms a token, there 50 ms + 0.1 ms: equal at 44 tokens, and at more over a slow
-    link."""
+    """This node takes 10 ms + 1 ms a token, the other 50 ms + 0.1 ms: equal at 44 tokens, and at
+    more over a slow link."""
     assert choose_prefill_place(FAST_LINK, 44, 1000, at_most=128).choice is Choice.HERE
     assert choose_prefill_place(FAST_LINK, 45, 1000, at_most=128).choice is Choice.THERE
     slow = Rates(FAST_LINK.here, FAST_LINK.there, Line(0.0, 1e-6), None)

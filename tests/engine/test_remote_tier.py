@@ -59,7 +59,7 @@ SLABS = 400
 
 @pytest.fixture(autouse=True)
 def near_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So few tokens would be computed rather than fetched."""
+    """Make fetches cheap, because so few tokens would otherwise be computed."""
     monkeypatch.setattr("tasuki.engine.assembly.parts.REMOTE_LINK", CPU_LINK)
     monkeypatch.setattr("tasuki.engine.assembly.parts.DISK_LINK", CPU_LINK)
 

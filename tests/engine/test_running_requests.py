@@ -132,7 +132,7 @@ class Both:
             self.running.discard(twin.request)
 
     def forward(self) -> None:
-        """Schedule one, compare its plan, and land the one before."""
+        """Schedule a forward, compare its plan, and complete the one before."""
         for twin in self.twins:
             if twin.due and twin.scheduled + 1 > twin.allocation.capacity_tokens:
                 twin.allocation.pages = np.append(twin.allocation.pages, np.int32(self.seen))
@@ -325,7 +325,7 @@ def test_tokens_that_may_end_an_answer_are_those_of_all_who_run() -> None:
 
 
 def test_a_length_that_no_column_holds_leaves_no_request_behind() -> None:
-    """Such a request came from a peer, was held half, and could not be discarded."""
+    """Such a request once came from a peer, was half stored, and could not be removed."""
     progress = ProgressTable(LANES)
     running = RunningRequests(progress)
     sampling = SamplingParams(max_new_tokens=2**31)

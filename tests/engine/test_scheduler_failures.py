@@ -38,7 +38,7 @@ CALLS = (
 
 @contextmanager
 def counted(patch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
-    """Calls of the cache, by name."""
+    """Count calls of the cache by name."""
     calls: Counter[str] = Counter()
 
     def wrap(name: str) -> None:
@@ -57,7 +57,7 @@ def counted(patch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
 
 
 def retractions(patch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """Fills with (request, tokens it had) as they happen."""
+    """Return a list of (request, its tokens) for each retraction."""
     seen: list[tuple[str, int]] = []
     plain = Scheduler._retract
 
@@ -99,7 +99,8 @@ def test_a_blocked_request_asks_the_cache_nothing_until_room_may_have_come(
 def test_pages_are_asked_for_when_a_token_has_no_room_and_not_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """64 tokens and room for as many more; then for 193, in four pages; then for all 263."""
+    """64 tokens have space for as many more; then it grows for 193, in four pages; then for all
+    263."""
     engine = tiny_engine()
     with counted(monkeypatch) as calls:
         assert len(engine.ask("r", prompt(64), 200)) == 200

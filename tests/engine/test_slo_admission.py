@@ -85,7 +85,7 @@ class VirtualEngine(Lone):
         return worked
 
     def wait(self, seconds: float) -> None:
-        """Step, and let time pass while there is nothing to do."""
+        """Step, and advance the clock while there is no work."""
         until = self.clock.now + seconds
         while self.clock.now < until:
             if not self.step():
@@ -112,7 +112,7 @@ def engine(**settings: object) -> VirtualEngine:
 
 
 def sessions(count: int, gap: float, seed: int = 3) -> list[Asked]:
-    """Half of them with a target, prompts from short to long, in no order."""
+    """Return requests, half of them with a target, prompts from short to long, in no order."""
     draw = random.Random(seed)
     return [
         Asked(

@@ -23,7 +23,7 @@ from tests.harness.engines import prompt, submit
 
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> DecodeNode:
-    """It knows its speed: thousands of tokens a second, however slow the machine is."""
+    """Return a node with a known speed of thousands of tokens a second, on any machine."""
     monkeypatch.setattr(admission, "_WINDOW_SECONDS", 1e-9)
     node = DecodeNode(tmp_path, max_batch=4)
     node.post(submit("before", prompt(40), 2))

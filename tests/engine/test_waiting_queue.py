@@ -82,7 +82,7 @@ def test_who_leaves_is_nowhere() -> None:
 
 
 def started(engine: Lone) -> list[str]:
-    """Requests in the order of their first tokens."""
+    """Return requests in the order of their first tokens."""
     return [token.request_id for token in engine.all_said(m.TokenOut) if token.index == 0]
 
 

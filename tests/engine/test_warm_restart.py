@@ -46,7 +46,7 @@ NEXT = [each + alone(each, 2) + prompt(30, seed=9) for each in PROMPTS]
 
 @pytest.fixture(autouse=True)
 def near_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So few tokens would be computed rather than read."""
+    """Make reads cheap, because so few tokens would otherwise be computed."""
     monkeypatch.setattr(
         "tasuki.engine.assembly.parts.DISK_LINK", replace(CPU_LINK, fixed_seconds=0.0)
     )
@@ -180,7 +180,8 @@ def test_bytes_that_changed_while_no_node_ran_are_never_served(
 
 
 def test_damage_that_sums_of_words_miss_is_found(tmp_path: Path, before: list[int]) -> None:
-    """The digest of windows is linear: top bytes of two words may change with its sum the same."""
+    """The digest of layer chunks is linear: top bytes of two words may change with its sum the
+    same."""
     keys = word_keys(2).tolist()
     change = next(
         (one, two)
@@ -266,7 +267,7 @@ def killed_at(told: Connection, folder: Path, what: str, count: int) -> None:
 
 
 def check_after_a_kill(folder: Path, what: str, count: int) -> int:
-    """How many states stood again, and were found right to the byte."""
+    """Return the number of restored states, each right to the byte."""
     child, ours = forked_peer(killed_at, folder, what, count)
     numbers = []
     try:
@@ -365,7 +366,7 @@ def test_a_record_that_rotted_is_none_and_the_others_stand() -> None:
 
 
 def paths(*records: tuple[int, Kept | Taken]) -> list[int | None]:
-    """Tokens of each state's path."""
+    """Return the tokens of each state's path."""
     standing = Standing(LAYOUT, 50)
     for number, record in records:
         standing.add(number, record)

@@ -58,7 +58,8 @@ def test_every_request_is_answered_whatever_becomes_of_the_link(fresh_seed: int)
 @pytest.mark.slow
 @needs_nixl
 def test_a_death_in_any_phase_costs_time_only(fresh_seed: int) -> None:
-    """SIGKILL at a place of each phase; `scripts.chaos sweep` has every place and window."""
+    """SIGKILL at a place of each phase; `scripts.chaos sweep` covers every place and layer
+    chunk."""
     tally = Tally()
     deaths = sweep(SweepSettings(sample=1, seed=fresh_seed, patience=HANG_SECONDS), tally)
     assert tally.good, tally.troubles

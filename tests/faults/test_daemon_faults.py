@@ -52,7 +52,7 @@ def standing(told: tuple[Question, ...]) -> Iterator[Pair]:
 
 @pytest.fixture
 def pair(standing: Pair) -> Iterator[Pair]:
-    """Both nodes alive, connected and at rest, before and after."""
+    """Yield the pair: both nodes alive, connected and at rest, before and after."""
     standing.mend()
     yield standing
     standing.assert_at_rest()

@@ -107,7 +107,7 @@ class Manager:
         self._socket.bind(address.replace("@", "\0", 1) if address[0] == "@" else address)
 
     def message(self) -> dict[str, str]:
-        """The next."""
+        """Return the next message."""
         lines = self._socket.recv(4096).decode().splitlines()
         return dict(line.split("=", 1) for line in lines)
 

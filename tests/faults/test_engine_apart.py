@@ -47,7 +47,7 @@ LONG, SHORT = 0, 1
 
 @pytest.fixture(scope="module")
 def told() -> tuple[Question, ...]:
-    """By an engine on a thread."""
+    """Return the answers of an engine on a thread."""
     return questions((500, 150))
 
 

@@ -72,8 +72,8 @@ class ReadStream:
 
 
 def requests_of(node: Node, reason: str) -> float | None:
-    """None while no worker listens: the second may be killed before the first one's successor
-    stands."""
+    """Return the count; None while no worker listens. The second may be killed before the first
+    one's successor is ready."""
     try:
         return scraped(node.http_address).get(MADE % reason, 0.0)
     except ConnectionRefusedError:

@@ -57,7 +57,7 @@ def proxy(link: tuple[Pair, TcpProxy]) -> TcpProxy:
 
 @pytest.fixture
 def pair(link: tuple[Pair, TcpProxy]) -> Iterator[Pair]:
-    """Connected and at rest, before and after."""
+    """Yield the pair, connected and at rest, before and after."""
     standing, proxy = link
     proxy.heal()
     standing.mend()

@@ -34,7 +34,7 @@ BEFORE, AFTER = failpoints.Place.SENDER_BEFORE_POST, failpoints.Place.SENDER_AFT
 
 @pytest.fixture(scope="module")
 def told() -> Question:
-    """By one rank."""
+    """Return the answers of one rank."""
     (question,) = questions((500,))
     return question
 

@@ -24,7 +24,7 @@ class Echo(socketserver.BaseRequestHandler):
 
 @pytest.fixture
 def echo() -> Iterator[str]:
-    """HOST:PORT."""
+    """Yield HOST:PORT."""
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Echo) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

@@ -1,4 +1,5 @@
-"""One sequence of fixed tokens over a poisoned arena, and how far its logits are from others'."""
+"""One sequence of fixed tokens over a poisoned arena, and the distance of its logits from
+others."""
 
 import torch
 
@@ -43,7 +44,7 @@ class OneSequence:
 
 
 def divergence(got: torch.Tensor, want: torch.Tensor) -> float:
-    """KL of `got` from `want`, in nats; printed too."""
+    """Return and print the KL of `got` from `want`, in nats."""
     p, q = want.double().log_softmax(-1), got.double().log_softmax(-1)
     found = float((p.exp() * (p - q)).sum())
     print(f"{found:.5f} nats")

@@ -146,7 +146,7 @@ def test_the_guess_after_a_prompt_is_the_goldens(name: str, case_name: str, chun
 
 
 class Recorded(LayerBarrier):
-    """Lets every layer through."""
+    """A barrier that opens every layer and records it."""
 
     def __init__(self) -> None:
         self.layers: list[int] = []
@@ -156,7 +156,7 @@ class Recorded(LayerBarrier):
         return True
 
     def close(self) -> None:
-        """Nobody waits."""
+        """Do nothing: no thread waits."""
 
 
 def test_an_early_step_waits_for_the_draft_layers_window_and_keeps_its_entry() -> None:

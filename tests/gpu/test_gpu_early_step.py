@@ -19,7 +19,7 @@ LONG_CYCLES = 2_000_000_000
 
 
 class Opened(LayerBarrier):
-    """Lets so many layers through and then no more."""
+    """A barrier that opens a number of layers and then no more."""
 
     def __init__(self, layers: int) -> None:
         self._layers = layers

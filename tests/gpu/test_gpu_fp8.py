@@ -44,7 +44,7 @@ each_shape = pytest.mark.parametrize("shape", SHAPES)
 
 @cache
 def parts_of(shape: str, form: str, dtype: str, device: str) -> EngineParts:
-    """The same codes on every device."""
+    """Return parts with the same codes on every device."""
     model = SHAPES[shape]
     source = QuantisedSource(RandomSource(3), RECIPES[form])
     weights = assemble(model, source, getattr(torch, dtype), torch.device(device))

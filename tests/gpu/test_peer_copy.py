@@ -41,7 +41,7 @@ POISON = 0xA5
 
 
 def arena(device: torch.device) -> torch.Tensor:
-    """Random bytes, the same in every process."""
+    """Return random bytes, the same in every process."""
     generator = torch.Generator(device).manual_seed(3)
     return torch.randint(0, 256, (SIZE,), dtype=torch.uint8, device=device, generator=generator)
 

@@ -184,7 +184,7 @@ def waiting_room(
 
 
 def said(outgoing: list[pb.SenderMessage]) -> list[int]:
-    """Since the last time."""
+    """Return the messages since the last call."""
     assert all(message.WhichOneof("message") == "queued" for message in outgoing)
     found = [message.queued.position for message in outgoing]
     outgoing.clear()

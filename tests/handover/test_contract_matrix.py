@@ -23,7 +23,7 @@ OURS = Contract("weights", small_layout())
 
 
 def other(value: object) -> object:
-    """Another value of the same kind."""
+    """Return another value of the same kind."""
     if isinstance(value, (int, float)):
         return value + 1
     if isinstance(value, tuple):
@@ -69,7 +69,7 @@ WEIGHTS_SHOW = {
 }
 """Fields visible in the weights, by the shapes or the set of tensors."""
 CHANGES_NO_STATE = {"max_position", "eos_ids", "head_rows", "held"}
-"""Or else is of one rank of several."""
+"""Fields that change no state, or that belong to one rank of several."""
 
 
 def contract_of(model: ModelConfig) -> dict[str, str]:

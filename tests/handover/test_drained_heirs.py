@@ -72,7 +72,7 @@ def conversed(
 
 
 def states_left(node: Node) -> dict[str, int]:
-    """By outcome."""
+    """Return the numbers of states by outcome."""
     prefix = "tasuki_states_left_total{outcome="
     return {
         name.removeprefix(prefix).removesuffix("}"): int(value)

@@ -85,7 +85,7 @@ def assert_equal_up_to_near_ties(exact: Answer, got: Answer) -> None:
 
 @needs_nixl
 def test_a_session_of_fp8_travels_there_and_back_again() -> None:
-    """Every turn is handed over, and all before it pulled: each in as many bytes as fp8 takes."""
+    """Every turn is handed over after all earlier ones were pulled, each with the bytes of fp8."""
     fp8 = ("--wire-kv", "fp8", "--wire-state", "fp8")
     layout = served_layout()
     units = WireUnits.of(layout, WirePrecision(Precision.FP8, Precision.FP8))

@@ -54,7 +54,7 @@ async def granted(both: Nodes) -> m.Grant:
 
 
 def send(both: Nodes) -> tuple[tuple[int, ...], int]:
-    """All at once, as it was computed long ago; the sender's own page ids and slot."""
+    """Send all layers at once, as computed long ago. Return the sender's own page ids and slot."""
     source = both.pair.source
     pages, slot = random_ids(source.layout, source.slabs, PAGES, np.random.default_rng(8))
     both.pair.sender.plan_forward(ROOM, FinishedLayers.long_finished(0, pages, slot))

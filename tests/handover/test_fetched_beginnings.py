@@ -83,7 +83,7 @@ class World:
         return nodes[name]
 
     def fetched(self) -> dict[str, int]:
-        """By outcome."""
+        """Return the numbers of fetches by outcome."""
         prefix = "tasuki_states_fetched_total{outcome="
         return {
             name.removeprefix(prefix).removesuffix("}"): int(value)

@@ -41,7 +41,8 @@ class Room:
 
 
 class GatewayWorld(RealTime):
-    """Answers to calls stand as `call NAME: ...`, events of rooms as `room 77: ...`."""
+    """The world of the scripts. Answers to calls are shown as `call NAME: ...`, events of transfers
+    as `room 77: ...`."""
 
     def __init__(self) -> None:
         self._rooms = GatewayRooms(5.0)

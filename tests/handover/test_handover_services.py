@@ -1,5 +1,5 @@
-"""Both halves of the hand-over over real gRPC: the happy path in bytes, and by scripts an end in
-every phase."""
+"""Both halves of the hand-over over real gRPC: the normal case byte by byte, and by scripts an end
+in every phase."""
 
 from dataclasses import replace
 

@@ -37,7 +37,7 @@ def told() -> tuple[Question, ...]:
 def pair(
     launch: Callable[..., Daemon] = ForkedDaemon, *prefill_flags: str
 ) -> Iterator[tuple[Node, Node]]:
-    """A prefill node, of one prompt at a time in small chunks, and a decode node."""
+    """Yield a prefill node, with one prompt at a time in small chunks, and a decode node."""
     small = ("--prefill-chunk-tokens", "64")
     with fleet(launch) as start:
         slow = ("--max-batch", "1", *COUNTED_WINDOWS, *prefill_flags)
@@ -85,7 +85,8 @@ def test_a_front_that_stands_for_seconds_loses_no_link_and_no_hand_over(
 def nothing_was_lost(
     decode: Node, told: tuple[Question, ...], name: str, stand: Callable[[], None]
 ) -> bool:
-    """One round: three prompts are handed over while a front stands."""
+    """Run one round: hand three prompts over while a front is blocked. Return whether nothing was
+    lost."""
     links, before = links_lost(decode), decode.landed()
     numbers = (LONG, SHORT, SHORT)
     streams = [

@@ -1,5 +1,5 @@
-"""A prefill and a decode daemon as separate processes: the same tokens as one process, drafted or
-not, and nothing left behind."""
+"""A prefill and a decode daemon as separate processes: the same tokens as one process, with and
+without drafts, and nothing left behind."""
 
 import json
 import random
@@ -29,7 +29,7 @@ DAEMONS_OF = (OWN_MODELS[-1], *QUANTISED[-1:])
 
 @contextmanager
 def pair(model: Path, arena_mib: int, *decode_flags: str) -> Iterator[tuple[Node, Node]]:
-    """A prefill and a decode node; at the end neither holds anything."""
+    """Yield a prefill and a decode node; at the end both hold nothing."""
     shared = flags(model, arena_mib=arena_mib)
     with fleet() as start:
         prefill = start("prefill", *shared, "--prefill-chunk-tokens", "128")

@@ -72,7 +72,7 @@ def test_what_is_here_is_not_fetched(node: DecodeNode) -> None:
 
 
 def test_what_goes_on_here_stays_here(node: DecodeNode) -> None:
-    """Its KV is here behind all of these tokens, and its next turn comes here."""
+    """This node has the KV after all of these tokens, and the next turn comes here."""
     node.post(m.PeersChanged(False))
     log = node.ask("turn", prompt_of(150, 3), 5, salt=b"salt")
     assert log
@@ -162,7 +162,7 @@ def test_a_state_that_no_node_takes_is_declined(node: DecodeNode, tokens: list[i
 
 
 def test_a_node_that_ends_meanwhile_answers_for_it(node: DecodeNode) -> None:
-    """Its own states go first to heirs; nothing of others holds its end."""
+    """Its own states go to drain targets first; states of other nodes do not delay its end."""
     pass_on(node, 1)
     bring(node, node.all_said(m.FetchWanted)[0])
     (wanted,) = offered(node)

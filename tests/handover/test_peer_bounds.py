@@ -280,7 +280,7 @@ def done(**fields: object) -> pb.Done:
 
 
 def asked(prompt: int = 4, **fields: object) -> pb.Reserve:
-    """prompt: tokens."""
+    """Return a message with this prompt, as tokens."""
     return pb.Reserve(ticket=pb.Ticket(**{"room": 1} | fields), prompt=bytes(4 * prompt))
 
 
@@ -438,7 +438,7 @@ def test_a_message_ends_inside_the_prompt_or_nobody_says_where() -> None:
 
 
 def test_a_receiver_of_before_knows_the_kinds_that_it_is_told() -> None:
-    """It refuses a report with another one, and with it the hand-over."""
+    """An older receiver rejects a report with an unknown kind, and with it the hand-over."""
     known = {"prompt_end", "turn_end", "branch", "mark", "interior"}
     eviction = m.Eviction(1, "tail", "message_end", 5, 1.0, None, None)
     lost = m.EvictedCheckpoint(5, 1.0, eviction)

@@ -1,4 +1,4 @@
-"""A pull between two real daemons over NIXL: the death of either costs time only."""
+"""A pull between two real daemons over NIXL: the death of one costs time only."""
 
 import random
 from collections.abc import Iterator
@@ -68,7 +68,7 @@ def meet(decode: Node) -> None:
 def test_a_prefill_node_that_dies_while_it_pulls(
     prefill: Victim, decode: Victim, fused: Node
 ) -> None:
-    """At the first window."""
+    """It dies at the first layer chunk."""
     point = "receiver.on_landed@0"
     prefill.reborn(point)
     meet(decode)
@@ -84,7 +84,7 @@ def test_a_prefill_node_that_dies_while_it_pulls(
 def test_a_decode_node_that_dies_while_it_is_pulled_from(
     prefill: Victim, decode: Victim, fused: Node
 ) -> None:
-    """After the last window."""
+    """It dies after the last layer chunk."""
     point = f"sender.after_flush@{LAYERS - 1}"
     prefill.reborn(NEVER_IN_PREFILL)
     decode.reborn(point)

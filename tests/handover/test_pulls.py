@@ -241,7 +241,7 @@ def costs_of(node: Lone) -> CostLearner:
 
 
 def teach(node: Lone, here: float, there: float) -> None:
-    """Seconds a token on this node, and over there."""
+    """Set the seconds per token on this node and on the other."""
     meter = costs_of(node)
     for tokens in range(100, 100 * (LEAST + 1), 100):
         meter.here.add(tokens, here * tokens)

@@ -75,7 +75,7 @@ class Sender:
 
 
 def node_of(name: str, epoch: bytes = b"a process") -> NodeIdentity:
-    """On another host."""
+    """Return a node on another host."""
     return NodeIdentity(
         name, epoch, ProcessIdentity("another", 1, 1, 1), "loopback", (ArenaAddress(b"", 1),)
     )
@@ -363,7 +363,8 @@ def test_beats_end_with_their_receiver_and_leave_no_task(
 
 
 async def test_a_receiver_that_answers_no_beats_is_lost_after_its_silence() -> None:
-    """Once it beats there is no grace: it has tried this node's metadata."""
+    """After its first heartbeat there is no grace period, because it has tried this node's
+    metadata."""
     connections = Connections(Sender(), 0.02, silence_seconds=0.2)
     name = await connections.add(node_of("one"), LEASE)
     beats = 0

@@ -1,5 +1,5 @@
-"""The return path between both halves over real gRPC: a pull in bytes, and by scripts
-in each way it can end."""
+"""The return path between both halves over real gRPC: a pull byte by byte, and by scripts each way
+it can end."""
 
 import asyncio
 from dataclasses import replace
@@ -95,7 +95,7 @@ async def test_a_pull_brings_pages_and_state_and_the_room_goes_on(
 
 
 async def test_a_grant_that_cannot_be_written_is_refused_before_anything_is_posted() -> None:
-    """By the giver itself: an honest prefill node has refused it before."""
+    """The decode node itself rejects it; a correct prefill node has rejected it before."""
     async with nodes() as both:
         await both.connected()
         await both.reserve(ROOM)

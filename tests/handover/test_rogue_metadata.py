@@ -158,7 +158,7 @@ def test_a_contract_without_end_is_neither_compared_nor_told_back(connecting: Co
 
 
 def mutated(address: NixlAddress, rng: random.Random) -> bytes:
-    """Metadata with one thing wrong, or a few."""
+    """Return metadata with one or a few errors."""
     packed = address.pack()
     line, _, blob = packed.partition(b"\n")
     kind = rng.randrange(6)

@@ -79,7 +79,7 @@ def rogue(prefill: Node) -> Iterator[Rogue]:
 
 @pytest.fixture
 def holder(rogue: Rogue) -> Rogue:
-    """The prefill node holds the state behind BEGINNING."""
+    """Make the prefill node hold the state after BEGINNING."""
     told = talk(rogue, rogue.reserve(salt=SALT), grant_of(HANDOVER))
     assert kinds(told)[-2:] == ["done", "closed"]
     return rogue
@@ -197,7 +197,7 @@ def test_a_receiver_that_hangs_up_in_its_room_holds_nothing(rogue: Rogue, prefil
 
 
 def test_many_rooms_of_one_batch_go_their_own_ways(rogue: Rogue) -> None:
-    """One is refused, one makes no sense and one is done: a batch is only an envelope."""
+    """One is rejected, one is invalid and one completes: a batch has no meaning of its own."""
     sound, odd, refused = rogue.reserve(), rogue.reserve(), rogue.reserve(generation=2**63)
     told: list[pb.SenderMessage] = []
     rooms = [message.room for message in (sound, odd, refused)]

@@ -116,7 +116,7 @@ async def receiver(
 
 @dataclass(frozen=True)
 class Breach:
-    """script: said behind the grant. hangs_up: the stream ends after it."""
+    """A breach. script: messages after the grant. hangs_up: the stream ends after them."""
 
     kind: str
     script: tuple[Says, ...] = ()

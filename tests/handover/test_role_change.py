@@ -81,7 +81,7 @@ ELSEWHERE = (grpc.StatusCode.UNIMPLEMENTED,)
 
 
 class Callers:
-    """Ask questions over and over at whichever node answers, until told to stop."""
+    """Callers that ask questions over and over at any answering node, until told to stop."""
 
     def __init__(self, addresses: tuple[str, ...], asked: tuple[Question, ...]) -> None:
         self._addresses = addresses

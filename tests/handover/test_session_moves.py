@@ -57,7 +57,7 @@ class Four:
 
 @contextmanager
 def four(*decode: str) -> Iterator[Four]:
-    """decode: more flags of both decode nodes."""
+    """Yield four nodes. decode: more flags of both decode nodes."""
     with fleet() as start:
         prefill = [start("prefill", *flags(), *PULLING) for _ in range(2)]
         known = ("--prefill", ",".join(node.handover_address for node in prefill))

@@ -1,4 +1,4 @@
-"""Rooms of one connection share a stream and its messages, and nothing else."""
+"""Transfers of one connection share a stream and its messages, and nothing else."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -45,7 +45,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
 
 
 async def reserved(both: Nodes) -> None:
-    """All rooms are in the prefill engine's queue."""
+    """Wait until all transfers are in the prefill engine's queue."""
     await both.connected()
     for room in ROOMS:
         both.client.deliver(wanted(room))

@@ -1,4 +1,4 @@
-"""A peer is lost by its own silence, not by a gap of this node's."""
+"""A peer is lost by its own heartbeat timeout, not by a pause of this node."""
 
 import asyncio
 import time

@@ -36,7 +36,7 @@ class Tiered:
         return self.pair.decode.hit(name)
 
     def forget(self) -> None:
-        """PROMPT stands below the prefill node's arena alone."""
+        """Leave PROMPT only below the prefill node's arena."""
         self.answered("first", PROMPT)
         self.pair.prefill.run()
         self.answered("push", prompt(900, seed=3))
@@ -146,7 +146,7 @@ def test_a_room_that_ends_while_it_loads_leaves_nothing(
 
 
 def below(lone: Lone) -> None:
-    """The first 384 tokens of prompt_of(400, 1) stand below the arena alone."""
+    """Leave the first 384 tokens of prompt_of(400, 1) only below the arena."""
     computed(lone, 1, 400, seed=1)
     computed(lone, 2, 1000, seed=2)
     lone.said.clear()

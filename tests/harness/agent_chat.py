@@ -101,7 +101,7 @@ _CALLS = 12
 
 
 def agent_tools(count: int = 8) -> list[dict[str, Any]]:
-    """Definitions as OpenAI's clients send them."""
+    """Return tool definitions as OpenAI's clients send them."""
     text = {"type": "string", "description": "Where to look, relative to the repository's root."}
     return [
         {

@@ -57,7 +57,7 @@ class AgentFront:
         return [id_ for piece in pieces for id_ in added.get(piece) or tokenizer.encode(piece)]
 
     def end_by_length(self) -> None:
-        """Each answer ends by its length from now on."""
+        """End each answer by its length from now on."""
         engine = self.http.engine
         finish = engine._finish
         engine._finish = lambda submit, _, tokens: finish(submit, m.FinishReason.LENGTH, tokens)
@@ -71,7 +71,7 @@ class AgentFront:
         return self.http.engine.of(m.Submit)
 
     def text(self, tokens: object) -> str:
-        """Special tokens by their names."""
+        """Return the tokens' text with special tokens by name."""
         ids = [int(token) for token in tokens]  # type: ignore[attr-defined]
         found: str = self.http.post("/detokenize", {"tokens": ids}).json["prompt"]
         return found

@@ -4,7 +4,7 @@ from pathlib import Path
 
 
 def keys_file(folder: Path, text: str) -> str:
-    """The path of a file of keys. text: a line of NAME KEY [SCOPES] each."""
+    """Write a key file and return its path. text: one line of NAME KEY [SCOPES] per key."""
     path = folder / "keys"
     path.write_text(text, encoding="utf-8")
     return str(path)

@@ -28,7 +28,7 @@ def byte_compiler() -> GrammarCompiler:
 
 
 def follows(grammar: _Written | None, text: str) -> bool:
-    """Return whether the text is a whole answer, behind its thinking. Raises GrammarError."""
+    """Return whether the text is a whole answer, after its thinking. Raises GrammarError."""
     assert grammar is not None
     constraint = byte_compiler().constraint(Grammar(grammar.kind, grammar.source), ())
     tokens = [*text.encode()]

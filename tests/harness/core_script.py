@@ -49,7 +49,7 @@ _REST, _LAST = 400.0, 5.0
 
 
 class Even(random.Random):
-    """Draw the middle of each range."""
+    """A random source that always returns the middle of a range."""
 
     def random(self) -> float:
         return 0.5
@@ -87,7 +87,7 @@ class Followed(Checks):
 
 
 class ScriptedDecode(DecodeDesk):
-    """Grant and pin on command."""
+    """A decode node that grants and pins only on command."""
 
     def _grant(self, request: Request) -> None:
         return
@@ -117,7 +117,7 @@ class ScriptedPrefill(PrefillDesk):
         return
 
     def admit(self, room: int) -> None:
-        """Take the room's turn: pull the offered state once, else lease the room."""
+        """Admit a transfer: pull the offered state once, else lease the transfer."""
         super()._admit(self._computed[room])
 
     def compute(self, room: int) -> None:
@@ -294,7 +294,7 @@ class CoreWorld(SimulatedPair):
                 raise LookupError(name)
 
     def queue_moves(self, number: str) -> None:
-        """Move the room to and fro in its queue for as long as it lives."""
+        """Move the transfer to and fro in its queue while it is alive."""
         side = self._prefill.rooms[int(number)]
 
         def moves(position: int) -> None:
@@ -349,7 +349,7 @@ class CoreWorld(SimulatedPair):
                 self._drains = False
 
     def drain(self, number: str) -> Look:
-        """Show the drain in the prefill node's memory of ended rooms."""
+        """Show the drain in the prefill node's record of ended transfers."""
         request = self.checks.by_room[int(number)]
         names = list(self.checks.connections)
 

@@ -73,5 +73,5 @@ def covering_names(strength: int, axes: Axes) -> Iterator[Names]:
 
 
 def _parts(names: Names, strength: int) -> set[tuple[tuple[int, str], ...]]:
-    """Return the combinations of so many of the names, each with the place of its axis."""
+    """Return the combinations of `strength` names, each name with the index of its axis."""
     return {*combinations(enumerate(names), strength)}

@@ -105,7 +105,7 @@ class Node:
 
     @property
     def exit_status(self) -> int | None:
-        """None while its process lives, whether or not anybody asked it to end."""
+        """The exit status; None while its process runs, even if it was asked to end."""
         return self._daemon.exit_status
 
     @property
@@ -130,13 +130,13 @@ class Node:
         return self
 
     def start_again(self) -> None:
-        """At the same address. REQUIRES: it was killed or stopped."""
+        """Start it again at the same address. REQUIRES: it was killed or stopped."""
         self._daemon = self._launch(self._command, self._flags, self.address)
         self._running = True
         self.wait_ready()
 
     def kill(self) -> float:
-        """SIGKILL; returns when, on the monotonic clock."""
+        """Send SIGKILL; return the monotonic time of the kill."""
         os.kill(self.pid, signal.SIGKILL)
         killed = time.monotonic()
         assert self._ended() == -signal.SIGKILL
@@ -181,7 +181,7 @@ class Node:
         stub.Drain(pb.DrainRequest(), timeout=HANG_SECONDS)
 
     def undrain(self) -> None:
-        """It takes requests again."""
+        """End the drain: the node accepts requests again."""
         stub = pb_grpc.CacheAdminStub(self._bearing)
         stub.Undrain(pb.UndrainRequest(), timeout=HANG_SECONDS)
 
@@ -329,7 +329,7 @@ class Pair:
         return asked(self.decode, prompt, salt, new_tokens)
 
     def pages(self, number: int) -> int:
-        """Whole pages of a question's prompt."""
+        """Return the number of whole pages of a question's prompt."""
         return len(self._questions[number].prompt) // 64
 
     def right(self, number: int, stream: AnswerStream) -> Answer:

@@ -54,7 +54,7 @@ Change = Callable[[Any], Any]
 
 
 def bodies(change: Change) -> Damage:
-    """Changes whole replies."""
+    """Change whole replies."""
 
     def damage(exchange: Exchange) -> Reply:
         if exchange.is_stream:
@@ -65,7 +65,7 @@ def bodies(change: Change) -> Damage:
 
 
 def events(change: Change) -> Damage:
-    """Changes each event of streams; None leaves it out."""
+    """Change each event of streams; None leaves it out."""
 
     def damage(exchange: Exchange) -> Reply:
         if not exchange.is_stream:
@@ -86,7 +86,7 @@ def _changed_block(block: str, change: Change) -> str | None:
 
 
 def both(change: Change) -> Damage:
-    """Changes whole replies, and each event of streams."""
+    """Change whole replies, and each event of streams."""
     return lambda exchange: events(change)(replace(exchange, reply=bodies(change)(exchange)))
 
 
@@ -127,7 +127,7 @@ def _new(values: Mapping[str, Any], key: str, old: Any) -> Any:
 
 
 def without(key: str) -> Change:
-    """Leaves the key out at the top."""
+    """Leave the key out at the top level."""
     return lambda value: {name: inner for name, inner in value.items() if name != key}
 
 

@@ -32,13 +32,13 @@ class DecodeNode(Lone):
         return [names[said.grant.room] for said in self.all_said(m.HandoverGranted)]
 
     def want_each(self, names: Sequence[str], tokens: int, new_tokens: int) -> None:
-        """One prompt a name, asked for in a step."""
+        """Submit one prompt per name, then run one step."""
         for name in names:
             self.want(name, tokens, new_tokens)
         self.step()
 
     def leave(self, name: str) -> None:
-        """Its client does."""
+        """Abort a request as its client does."""
         self.post(m.Abort(m.RequestId(name)))
 
     def room(self, name: str) -> m.RoomId:
@@ -49,7 +49,7 @@ class DecodeNode(Lone):
         self.step()
 
     def land(self, name: str) -> None:
-        """All of it, of zeros."""
+        """Complete a transfer with zeros in all its pages and states."""
         arena, room = self.parts.arena, self.room(name)
         (grant,) = [s.grant for s in self.all_said(m.HandoverGranted) if s.grant.room == room]
         for kv in arena.kv:

@@ -127,7 +127,7 @@ class DictatedNode:
         return ask(self.address, "POST", path, body, headers)
 
     def prompt(self, body: dict[str, Any]) -> list[int]:
-        """The tokens of a chat's prompt."""
+        """Return the tokens of a chat's prompt."""
         tokens: list[int] = self.post("/tokenize", body).json["tokens"]
         return tokens
 
@@ -136,7 +136,7 @@ class DictatedNode:
         self.dictate_behind(len(self.prompt(body)), text)
 
     def dictate_behind(self, prompt_tokens: int, text: str) -> None:
-        """The answer to a prompt of so many tokens."""
+        """Set the answer to a prompt of `prompt_tokens` tokens."""
         tokens = [*self.tokens_of(text), self.end_token]
         self.dictation.tokens = dict(enumerate(tokens, prompt_tokens))
 
@@ -152,7 +152,7 @@ class DictatedNode:
 
 @contextmanager
 def dictated_node(folder: Path, template: str) -> Iterator[DictatedNode]:
-    """folder: empty, for the text files."""
+    """Yield the node. folder: an empty folder for the text files."""
     write_text_files(folder, template)
     config = engine_config(folder)
     codec = TextCodec.load(folder, _VOCABULARY, _CONTEXT)

@@ -1,7 +1,6 @@
-"""Answers with drafts beside answers without: the same tokens, logprobs, hits and trees. One body
-for every device: a test file gives the fixture `engines`, of its own device and shapes, and a
-subclass of DraftCuts.
-"""
+"""Answers with drafts have the tokens, logprobs, hits and trees of answers without. One body for
+every device: a test file gives the fixture `engines`, with its device and shapes, and a subclass of
+DraftCuts."""
 
 from dataclasses import replace
 from itertools import cycle
@@ -31,7 +30,7 @@ class DraftedEngines(Protocol):
     rows: int
 
     def plain(self) -> Lone:
-        """At rest, with nothing in its cache; drafts nothing."""
+        """Return an engine at rest, with an empty cache and without drafts."""
         ...
 
     def drafting(self) -> Lone:

@@ -1,6 +1,6 @@
-"""Equal tokens however an engine's work is cut, batched or cached. One body for every device: a
-test file gives the fixture `engines`, of its own device and shapes, and a subclass of EngineCuts.
-"""
+"""Tokens are equal for every way to cut, batch or cache an engine's work. One body for every
+device: a test file gives the fixture `engines`, with its device and shapes, and a subclass of
+EngineCuts."""
 
 from typing import Protocol
 
@@ -18,7 +18,7 @@ class Engines(Protocol):
     vocabulary: int
 
     def cold(self, chunk: int = 512, max_batch: int = 64) -> Lone:
-        """At rest, with nothing in its cache; on the device under test."""
+        """Return an engine at rest with an empty cache, on the device under test."""
         ...
 
     def oracle(self) -> Lone:
@@ -27,7 +27,7 @@ class Engines(Protocol):
 
 
 def sampling(new: int, seed: int) -> SamplingParams:
-    """Every third request is greedy, every third drawn, every third drawn from a cut."""
+    """Return sampling by seed: a third greedy, a third sampled, a third sampled from a cut."""
     kinds: list[dict[str, float | int]] = [
         {},
         {"temperature": 0.8, "seed": seed},

@@ -23,13 +23,13 @@ def _parts(config: EngineConfig) -> EngineParts:
 
 @cache
 def _engine(model: str, device: str, **changes: object) -> Lone:
-    """One a setting: on a GPU graphs are captured once."""
+    """Return one engine per setting, because graphs on a GPU are captured only once."""
     config = engine_config(reference_dir(model), device=device, **changes)
     return Lone(config, parts=_parts(config))
 
 
 def cold_engine(model: str, device: str, **changes: object) -> Lone:
-    """At rest, with nothing in its cache."""
+    """Return an engine at rest with an empty cache."""
     engine = _engine(model, device, **changes)
     engine.flush()
     return engine

@@ -57,7 +57,7 @@ def broken_head(plain: Head) -> torch.Tensor:
 
 
 class StoppedHead:
-    """Stands until it is let go."""
+    """A head that blocks until it is released."""
 
     def __init__(self) -> None:
         self.inside, self.go = threading.Event(), threading.Event()
@@ -70,7 +70,7 @@ class StoppedHead:
 
 @dataclass
 class Room:
-    """One hand-over under way."""
+    """A running hand-over."""
 
     request: str
     ticket: m.Ticket
@@ -90,7 +90,8 @@ class EnginePair:
     ends: Ends = field(default_factory=Ends)
 
     def hand_over(self, submit: m.Submit) -> Room:
-        """Up to the first token at the prefill engine; windows may be in flight."""
+        """Run a hand-over up to the first token at the prefill engine. Layer chunks may be in
+        flight."""
         self.decode.post(submit)
         self.decode.step()
         wanted = self._last(self.decode, m.HandoverWanted)
@@ -120,7 +121,7 @@ class EnginePair:
         return room
 
     def join(self, room: Room) -> None:
-        """The room is done and its step has ended; until nothing runs."""
+        """Complete the transfer and its early step, then run until idle."""
         self.done(room)
         self.step_ended()
         self.decode.run()
@@ -163,8 +164,8 @@ class EnginePair:
         return message
 
     def lose(self, room: Room, reason: str = "lost on purpose") -> None:
-        """The hand-over fails though all of it was sent: the answer goes on here, and the room is
-        over on both sides."""
+        """Fail the hand-over though all of it was sent. The decode engine continues the answer by
+        itself, and both sides end the transfer."""
         number = room.ticket.room
         self.flushed(room)
         self.decode.post(m.HandoverFailed(number, reason))
@@ -175,7 +176,7 @@ class EnginePair:
         self.decode.run()
 
     def step_ended(self, timeout: float = HANG_SECONDS) -> None:
-        """Wait for the step and tell the engine, as its node does."""
+        """Wait for the step and report it to the engine, as its node does."""
         self.decode.post(self.said_by_steps.get(timeout=timeout))
 
 

@@ -106,7 +106,7 @@ def _poison(arena: Arena, pages: Sequence[int], slots: Collection[int]) -> None:
 
 
 def engine_config(model: Path, **changes: object) -> EngineConfig:
-    """Drafts as many as there are: a test knows no other number."""
+    """Return a config with the most drafts, because tests expect this number."""
     settings: dict[str, object] = {"dtype": "float32", "arena_mib": 32, "max_batch": 16}
     settings["draft_count"] = "most"
     return EngineConfig(model=str(model), **(settings | changes))  # type: ignore[arg-type]
@@ -176,13 +176,13 @@ class Lone:
     def ask(
         self, request_id: str, prompt: Sequence[int], max_new_tokens: int, **changes: object
     ) -> list[int]:
-        """Submit a request and run until nothing can; its tokens."""
+        """Submit a request and run until idle; return its tokens."""
         self.post(submit(request_id, prompt, max_new_tokens, **changes))
         self.run()
         return self.tokens(request_id)
 
     def ask_all(self, prompts: Mapping[str, Sequence[int]], max_new_tokens: int) -> None:
-        """All of them at once, until nothing can run."""
+        """Submit all requests at once and run until idle."""
         for name, prompt in prompts.items():
             self.post(submit(name, prompt, max_new_tokens))
         self.run()
@@ -231,7 +231,7 @@ class Lone:
         return [replace(node, name=None, unused=0) for node in view]
 
     def assert_at_rest(self) -> None:
-        """Nothing is held by a dead request, and every id is accounted for."""
+        """Assert that no ended request holds anything and every id is accounted for."""
         stats = self.stats()
         assert stats.integrity == "ok"
         assert stats.requests == {}
@@ -316,7 +316,7 @@ def tiny_parts(
 
 
 def host_below(layout: CacheLayout, slabs: int) -> Arena:
-    """Host memory below an arena, full of NaN."""
+    """Return host memory for below an arena, full of NaN."""
     host = Arena(layout, slabs, key=ArenaKey(Place.HOST))
     host.bytes.fill_(0xFF)
     return host
@@ -330,7 +330,7 @@ request makes it a stop token, because the model has none."""
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
-    """Random tokens of the tiny model's vocabulary."""
+    """Return random tokens of the tiny model's vocabulary."""
     return np.random.default_rng(seed).integers(0, TINY["vocab_size"], length).tolist()
 
 

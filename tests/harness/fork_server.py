@@ -60,7 +60,7 @@ def _live(
     target: Callable[..., object],
     arguments: tuple[object, ...],
 ) -> None:
-    """The child's whole life."""
+    """Run the child from start to end."""
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)

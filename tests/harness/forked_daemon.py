@@ -97,7 +97,7 @@ def _pipe() -> tuple[IO[str], Connection]:
 def _live(
     main: Callable[[list[str]], int], arguments: list[str], out: Connection, err: Connection
 ) -> None:
-    """The child's whole life."""
+    """Run the child from start to end."""
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGTERM)
     os.setsid()
     os.dup2(out.fileno(), 1)

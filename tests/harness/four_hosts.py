@@ -56,7 +56,7 @@ class FourHosts:
 
 
 async def play(hosts: FourHosts) -> Tally:
-    """One prefill node is killed and one decode node drained while everybody talks."""
+    """Kill one prefill node and drain one decode node while all callers talk."""
     tally = Tally()
     over = asyncio.Event()
     users = Users(hosts.front_doors, STREAMS, 1, tally, KEY)
@@ -73,7 +73,7 @@ async def play(hosts: FourHosts) -> Tally:
 
 
 async def _turns(tally: Tally, more: int) -> None:
-    """Until so many more turns have ended."""
+    """Wait until `more` turns have ended."""
     wanted = tally["turns"] + more
     async with asyncio.timeout(90):
         while tally["turns"] < wanted:

@@ -26,7 +26,7 @@ def parts(model: str, device: str = "cpu") -> EngineParts:
 
 @cache
 def _engine(model: str, device: str, **changes: object) -> Lone:
-    """One a setting: on a GPU graphs are captured once."""
+    """Return one engine per setting, because graphs on a GPU are captured only once."""
     of = parts(model, device)
     own = Arena(of.layout, of.arena.slabs, device)
     settings = config(model, device=device, **{"max_batch": 8, **changes})
@@ -34,7 +34,7 @@ def _engine(model: str, device: str, **changes: object) -> Lone:
 
 
 def engine(model: str, device: str = "cpu", **changes: object) -> Lone:
-    """At rest, over an arena of its own, with nothing in its cache."""
+    """Return an engine at rest over its own arena, with an empty cache."""
     found = _engine(model, device, **changes)
     found.flush()
     return found

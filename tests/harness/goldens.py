@@ -35,7 +35,7 @@ QUANTISED = tuple(
 
 
 def reference_dir(model: str) -> Path:
-    """The folder of one of MODELS or QUANTISED."""
+    """Return the folder of one of MODELS or QUANTISED."""
     return (OWN if model in OWN_MODELS else BESIDE) / model
 
 
@@ -67,7 +67,7 @@ class Golden:
         return torch.from_numpy(self.arrays[name])
 
     def states(self) -> list[tuple[str, int, int]]:
-        """(array name, tokens, layer) of each GDN state after prompt tokens."""
+        """Return (array name, tokens, layer) of each GDN state after prompt tokens."""
         found = []
         for name in self.arrays:
             parts = name.split(".")
@@ -90,7 +90,7 @@ def golden(model: str, case: str) -> Golden:
 
 
 def cases_of(model: str) -> dict[str, Golden]:
-    """Its goldens by case."""
+    """Return the model's goldens by case."""
     return {case: golden(model, case) for owner, case in model_cases() if owner == model}
 
 
@@ -104,7 +104,7 @@ def load_model(model: str, dtype: torch.dtype = torch.float32) -> Qwen35Model:
 def final_hidden(
     model: Qwen35Model, batch: Batch, arena: Arena, hooks: LayerHooks | None = None
 ) -> torch.Tensor:
-    """The residual stream after the final norm, [T, hidden], of every token."""
+    """Return the residual stream after the final norm, [T, hidden], of every token."""
     operators = model.backend.bind(batch)
     token_ids = batch.token_ids.to(model.weights.embedding.device)
     branch, residual = model.layers(token_ids, operators, arena, hooks or NullHooks())
@@ -112,7 +112,7 @@ def final_hidden(
 
 
 def logits_of(model: Qwen35Model, hidden: torch.Tensor) -> torch.Tensor:
-    """[n, vocab] float32 of final-normed hidden states [n, hidden]."""
+    """Return [n, vocab] float32 of final-normed hidden states [n, hidden]."""
     return product(hidden, model.weights.head).float()
 
 
@@ -162,12 +162,12 @@ class Workspace:
         return pages[: -(-tokens // PAGE_TOKENS)]
 
     def forward(self, *slices: SequenceSlice, hooks: LayerHooks | None = None) -> torch.Tensor:
-        """Logits [sequences, vocab] float32."""
+        """Return logits [sequences, vocab] float32."""
         return self.model.forward(Batch.pack(slices), self.arena, hooks or NullHooks())
 
 
 class Request:
-    """One sequence over a workspace: pages for all it may hold and two working slots."""
+    """One sequence over a workspace, with pages for all its tokens and two working slots."""
 
     def __init__(self, workspace: Workspace, capacity: int) -> None:
         self.workspace = workspace
@@ -178,7 +178,8 @@ class Request:
     def slice(
         self, token_ids: list[int], checkpoints: tuple[tuple[int, int], ...] = ()
     ) -> SequenceSlice:
-        """The next tokens: reads one slot, writes the other, and swaps them."""
+        """Return a slice of the next tokens. It reads one slot and writes the other; then they are
+        swapped."""
         item = SequenceSlice(
             token_ids, self.tokens, self.pages, self.slots[0], self.slots[1], checkpoints
         )
@@ -189,7 +190,7 @@ class Request:
     def forward(
         self, token_ids: list[int], checkpoints: tuple[tuple[int, int], ...] = ()
     ) -> torch.Tensor:
-        """Logits [vocab] after the last of the tokens."""
+        """Return logits [vocab] after the last of the tokens."""
         return self.workspace.forward(self.slice(token_ids, checkpoints))[0]
 
     def greedy(self, logits: torch.Tensor, steps: int) -> list[int]:

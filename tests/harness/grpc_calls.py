@@ -34,7 +34,7 @@ class GrpcCalls:
         return self.inference.Abort(pb.AbortRequest(request_id=request_id), **self.options)
 
     def open(self, cache_salt: bytes = b"") -> str:
-        """A session's id."""
+        """Open a session and return its id."""
         request = pb.SessionOpenRequest(cache_salt=cache_salt)
         return self.sessions.Open(request, **self.options).session_id
 
@@ -43,12 +43,12 @@ class GrpcCalls:
         return self.sessions.Append(request, **self.options)
 
     def say(self, session: str, *messages: tuple[str, str]) -> pb.SessionAppendResponse:
-        """Appends messages: role and content each."""
+        """Append messages to a session, each with role and content."""
         items = [pb.Message(role=role, content=content) for role, content in messages]
         return self.append(session, messages=pb.Messages(items=items))
 
     def turn(self, session: str, **fields: Any) -> Any:
-        """The call of a session's answer."""
+        """Return the call of a session's answer."""
         request = pb.SessionGenerateRequest(session_id=session, **fields)
         return self.sessions.Generate(request, **self.options)
 

@@ -1,4 +1,5 @@
-"""A front over a scripted engine, and a tiny checkpoint's text files: for front and client only."""
+"""A front over a scripted engine, and a tiny checkpoint's text files, for tests of front and client
+only."""
 
 import asyncio
 import json
@@ -74,7 +75,8 @@ def usage(prompt_tokens: int, completion_tokens: int) -> m.Usage:
 
 
 def scored(request_id: m.RequestId, prompt: m.Tokens, top: int) -> m.PromptScored:
-    """Token number i of the prompt has logprob -i and rank i; likelier are the ids behind it."""
+    """Return scores: token i of the prompt has logprob -i and rank i, and the ids after it are
+    likelier."""
     behind = np.arange(1, len(prompt))
     others = prompt[1:, None] + np.arange(1, top + 1, dtype=np.int32)
     return m.PromptScored(
@@ -119,7 +121,7 @@ class ScriptedEngine:
         return [message for message in self.received if isinstance(message, kind)]
 
     def wait_for(self, kind: type, count: int = 1) -> list:
-        """The messages of a kind, once there are `count`."""
+        """Return the messages of a kind, once there are `count`."""
         with self.arrived:
             assert self.arrived.wait_for(
                 lambda: len(self.of(kind)) >= count, timeout=HANG_SECONDS
@@ -223,11 +225,11 @@ class Front:
         return GrpcCalls(self.channel)
 
     def bearing(self, key: str, *more: tuple[str, str]) -> GrpcCalls:
-        """Calls with a key, and more metadata."""
+        """Return calls with a key, and more metadata."""
         return GrpcCalls(self.channel, metadata(key, *more))
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """On the front's loop."""
+        """Run the work on the front's loop."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(HANG_SECONDS)
 
 

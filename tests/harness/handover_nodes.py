@@ -157,7 +157,7 @@ class Nodes:
             await self.decode.wait(m.GrantWanted, room)
 
     async def grant(self, room: int) -> None:
-        """All before the forwards."""
+        """Run a transfer up to its first forward."""
         await self.accept(room)
         if not self.prefill.of(m.PrefillStart, room):
             self.client.deliver(m.HandoverGranted(grant_of(room, self.pair.target.layout)))
@@ -173,7 +173,7 @@ class Nodes:
         return local
 
     async def pull(self, room: int) -> None:
-        """Up to the ask in the decode engine."""
+        """Run a pull until its request reaches the decode engine."""
         await self.reserve(room)
         self.service.deliver(m.PullWanted(pull_of(room, self.pair.source.layout)))
         await self.decode.wait(m.PullAsked, room)
@@ -253,7 +253,7 @@ async def nodes(
 async def serving(
     servicer: handover_pb2_grpc.HandoverServicer,
 ) -> AsyncIterator[tuple[grpc.aio.Server, int]]:
-    """A server and its port."""
+    """Yield a server and its port."""
     server = grpc.aio.server()
     handover_pb2_grpc.add_HandoverServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -272,7 +272,7 @@ async def receiving(
     contract: Contract,
     limits: HandoverSettings = LIMITS,
 ) -> AsyncIterator[HandoverClient]:
-    """The decode node's half, over the pair's target."""
+    """Yield the decode node's half, over the pair's target."""
     client = HandoverClient(
         post,
         pair.receiver,

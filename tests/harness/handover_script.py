@@ -80,7 +80,7 @@ def _faults(text: str) -> Faults:
 
 
 def _changed(settings: Any, path: list[str], value: float) -> Any:
-    """With a field changed, or a field of a field."""
+    """Return the settings with a field, or a field of a field, changed."""
     name, *rest = path
     return replace(
         settings, **{name: _changed(getattr(settings, name), rest, value) if rest else value}
@@ -266,13 +266,13 @@ class HandoverWorld(RealTime):
     # Time, and the wire
 
     def at_least(self, seconds: str, since: str, kind: str) -> None:
-        """So long after a command's begin the first of such messages came: a lease's end cannot
-        have come before."""
+        """Assert a minimum of seconds between a command's begin and the first message of this kind.
+        A lease cannot end earlier."""
         came = min(node.came_at(getattr(m, kind)) for node in self._inbound.values())
         assert came - self._begun[since] > float(seconds), f"{kind} came too soon after {since}"
 
     async def held(self) -> None:
-        """A post hangs on the wire."""
+        """Wait until a post is held on the wire."""
         await _until(lambda: self.both.pair.fabric.held)
 
     def let_go(self) -> None:
@@ -297,7 +297,7 @@ class HandoverWorld(RealTime):
         setattr(owner, name, broken)
 
     def hangs(self, place: str) -> None:
-        """Until the script ends."""
+        """Make a method hang until the script ends."""
         owner, name, whole = self._method(place)
         hanging: dict[str, Callable[..., object]] = {
             "abort": lambda _: Future(),

@@ -43,7 +43,7 @@ class Reply:
 
 
 def connect(address: str) -> http.client.HTTPConnection:
-    """address: HOST:PORT."""
+    """Return a connection. address: HOST:PORT."""
     return http.client.HTTPConnection(address, timeout=HANG_SECONDS)
 
 
@@ -54,7 +54,8 @@ def ask(
     body: object = None,
     headers: dict[str, str] | None = None,
 ) -> Reply:
-    """address: HOST:PORT. body: bytes as they are, None for none, anything else as JSON."""
+    """Send a request and return its reply. address: HOST:PORT. body: bytes unchanged, None for
+    none, other values as JSON."""
     connection = connect(address)
     try:
         content = body if isinstance(body, bytes | None) else json.dumps(body)

@@ -30,7 +30,7 @@ class HttpFront:
         return self.front.engine
 
     def dial(self) -> socket.socket:
-        """A connection for raw bytes."""
+        """Return a connection for raw bytes."""
         return socket.create_connection(
             ("127.0.0.1", int(self.server.address.rpartition(":")[2])), timeout=HANG_SECONDS
         )

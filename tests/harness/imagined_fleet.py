@@ -152,7 +152,7 @@ class ImaginedNode:
 
 
 def tiers_of(*sizes: tuple[str, int]) -> tuple[m.TierReport, ...]:
-    """By name and GiB, a little of each free."""
+    """Return tier reports by name and GiB, each with a little free memory."""
     return tuple(
         m.TierReport(
             name,
@@ -212,7 +212,8 @@ def _pool(chance: random.Random, whole: int, load: float) -> dict[str, int]:
 
 
 def imagined_nodes(prefill: int, decode: int, now: float) -> list[ImaginedNode]:
-    """now: seconds since 1970. The last decode node is slow, and cannot reach one prefill node."""
+    """Return nodes. now: seconds since 1970. The last decode node is slow and cannot reach one
+    prefill node."""
     names = [f"prefill-{number}" for number in range(1, prefill + 1)]
     up = PrefillNodeState.CONNECTED
     senders = [
@@ -248,7 +249,8 @@ def address_of(number: int) -> str:
 def lived(
     nodes: list[ImaginedNode], now: float, seconds: float = 1800.0, every: float = 5.0
 ) -> Fleet:
-    """The nodes' last `seconds` until `now`, asked every so often. The one after them is dead."""
+    """Return the nodes' last `seconds` until `now`, polled every `every` seconds. One more node is
+    dead."""
     chance = random.Random(7)
     fleet = Fleet()
     fleet.set_members(address_of(number) for number in range(len(nodes) + 1))
@@ -268,7 +270,7 @@ def lived(
 
 @contextmanager
 def serving(fleet: Fleet, access: Access = LOOPBACK_ONLY) -> Iterator[str]:
-    """The fleet's page; its HOST:PORT."""
+    """Serve the fleet's page; yield its HOST:PORT."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()

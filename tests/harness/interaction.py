@@ -48,10 +48,10 @@ class World(Protocol):
     still: float
 
     def now(self) -> float:
-        """Seconds of the world's clock."""
+        """Return seconds of the world's clock."""
 
     async def sleep(self, seconds: float) -> None:
-        """Let time of the world's clock pass."""
+        """Advance the world's clock."""
 
     async def do(self, command: str, words: list[str], named: dict[str, str]) -> Look | None:
         """Run one command. The returned function adds its lines to the ones after the command."""
@@ -104,7 +104,7 @@ class Script:
 
 
 def read(file: Path) -> list[Script]:
-    """A file's scripts, one for each choice of alternatives."""
+    """Return a file's scripts, one for each choice of alternatives."""
     titles: list[str] = []
     stories: list[list[Block]] = []
     for place, line in enumerate(file.read_text(encoding="utf-8").splitlines()):
@@ -146,7 +146,7 @@ def _chosen(line: str, choices: Mapping[str, str]) -> str:
 
 
 def scripts(beside: str) -> pytest.MarkDecorator:
-    """A test's parameter `script`, from scripts/NAME.txt beside tests/.../test_NAME.py."""
+    """Parametrise a test's `script` from scripts/NAME.txt beside tests/.../test_NAME.py."""
     test = Path(beside)
     name = test.stem.removeprefix("test_")
     return pytest.mark.parametrize("script", read(test.parent / "scripts" / f"{name}.txt"), ids=str)
@@ -249,7 +249,8 @@ def _contradiction(tracks: Mapping[str, list[str]], expected: list[str]) -> tupl
 
 
 def _rewrite(script: Script, came: Mapping[int, list[str]]) -> None:
-    """came: by its block's number. Places are read anew: another script may have moved them."""
+    """Write the results into the file. came: results by their block's number. The file is read
+    again, because another script may have moved its lines."""
     if not came:
         return
     (blocks, *_) = (other.blocks for other in read(script.file) if other.title == script.title)

@@ -190,13 +190,13 @@ class Pair:
             closing.cancel()
 
     def run(self, room: int, plans: list[Callable[[int], FinishedLayers]]) -> None:
-        """Plan and tick each forward through all its layers."""
+        """Plan each forward and tick through all its layers."""
         for plan in plans:
             self.sender.plan_forward(room, plan(self.steps.value))
             self.tick()
 
     def tick(self, layers: int | None = None) -> None:
-        """So many layers are computed; by default all of a forward's."""
+        """Mark `layers` layers as computed, by default all of a forward's."""
         for _ in range(layers or len(self.source.layout.layer_kinds)):
             self.steps.tick()
 
@@ -217,7 +217,7 @@ class Pair:
         self.run(opened.number, plans(opened.pages, opened.slot, chunk))
 
     def hand_over(self, pages: int = 5, chunk: int = 2) -> Opened:
-        """Open a room and compute all of it; windows may be in flight."""
+        """Open a transfer and compute all of it; layer chunks may be in flight."""
         opened = self.open(pages)
         self.compute(opened, chunk)
         return opened
@@ -234,7 +234,7 @@ class Pair:
         return end
 
     def assert_landed(self, opened: Opened) -> None:
-        """Pages and state are those of the source, through the wire's precision."""
+        """Assert that pages and state equal the source's, through the wire's precision."""
         units = WireUnits.of(self.source.layout, self.source.precision)
         sent = opened.pages[opened.granted.first_page :]
         for ours, theirs in zip(opened.granted.pages, sent, strict=True):
@@ -246,7 +246,8 @@ class Pair:
 def plans(
     pages: tuple[int, ...], slot: int, chunk: int, first_page: int = 0
 ) -> list[Callable[[int], FinishedLayers]]:
-    """Forwards of `chunk` pages each over the sender's own page ids, the state with the last."""
+    """Return forwards of `chunk` pages each over the sender's own page ids, the last with the
+    state."""
     made: list[Callable[[int], FinishedLayers]] = []
     starts = list(range(0, len(pages), chunk)) or [0]
     for start in starts:
@@ -271,9 +272,9 @@ def loopback_pair(
     precision: WirePrecision | None = None,
     kept_back: int = 0,
 ) -> Iterator[Pair]:
-    """The source full of random bytes, the target of poison; "peer" is connected and renewed once.
-    With a precision the source is full of numbers of about 1, and both keep back slabs beyond
-    `slabs`."""
+    """Yield the pair: the source full of random bytes, the target poisoned. "peer" is connected and
+    renewed once. With a precision the source has numbers of about 1, and both keep slabs beyond
+    `slabs` back."""
     precision = precision or WirePrecision()
     settings = settings or SenderSettings(lease_seconds=HANG_SECONDS)
     layout = layout or small_layout()
@@ -314,7 +315,7 @@ def loopback_pair(
 def random_ids(
     layout: CacheLayout, slabs: int, pages: int, generator: np.random.Generator
 ) -> tuple[tuple[int, ...], int]:
-    """(page ids, slot): slot in one slab, pages scattered over the others."""
+    """Return (page ids, slot): the slot in one slab, the pages scattered over the others."""
     order = generator.permutation(slabs).tolist()
     ids = [
         slab * layout.blocks_per_slab + k

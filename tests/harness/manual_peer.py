@@ -24,7 +24,7 @@ class ManualPeer:
 
     def __init__(self, both: Nodes, stack: AsyncExitStack) -> None:
         self.answers: list[str] = []
-        """All but Queued, how a call ended, and why a room was closed."""
+        """All answers but Queued, the ends of calls, and the reasons of closed transfers."""
         self._both = both
         self._stack = stack
         self._own = ""
@@ -47,7 +47,7 @@ class ManualPeer:
         return known.get(of, of.replace("EPOCH", own.split("-")[0]))
 
     async def connect(self) -> None:
-        """The stranger, as another decode node."""
+        """Connect the stranger, another decode node."""
         target = self._both.pair.target
         transport = LoopbackTransport(self._both.pair.fabric, "stranger")
         transport.register(target.memory.ctypes.data, target.memory.size)
@@ -80,7 +80,7 @@ class ManualPeer:
         await self._write(reserve, self.connection_of(of))
 
     async def transfer_with(self, message: str) -> None:
-        """message: in place of Reserve."""
+        """Send `message` instead of Reserve."""
         await self._open("Transfer")
         await self.write(message)
 

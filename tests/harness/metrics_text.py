@@ -6,7 +6,7 @@ from tests.harness.http_calls import fetched
 
 
 def samples(text: bytes) -> dict[str, float]:
-    """`name{label=value,...}` to number."""
+    """Return numbers by `name{label=value,...}`."""
     found = {}
     for family in text_string_to_metric_families(text.decode()):
         for sample in family.samples:

@@ -36,7 +36,7 @@ def why_not() -> str | None:
 
 @contextmanager
 def two_hosts(name: str) -> Iterator[tuple[str, str]]:
-    """The prefill node's and the decode node's namespace, linked at 200 Mbit/s."""
+    """Yield the namespaces of the prefill and the decode node, linked at 200 Mbit/s."""
     stem = f"tasuki-{os.getpid()}-{name}"
     spaces = (f"{stem}-prefill", f"{stem}-decode")
     with _made(spaces):
@@ -77,7 +77,7 @@ def _made(spaces: Sequence[str]) -> Iterator[None]:
 
 
 def _link(space: str, device: str, other: str) -> None:
-    """DEVICE of `space` to `device` of the other."""
+    """Link DEVICE of `space` to `device` of the other namespace."""
     link = ["link", "add", DEVICE, "netns", space, "type", "veth", "peer"]
     ip(*link, "name", device, "netns", other)
 

@@ -45,7 +45,7 @@ class Opened:
         self.page.click(f"#tab-{view}")
 
     def number(self, selector: str) -> int:
-        """data-value of the one element."""
+        """Return data-value of the only matching element."""
         value = self.page.get_attribute(selector, "data-value")
         assert value is not None
         return int(value)
@@ -64,7 +64,7 @@ class Opened:
 
 @contextmanager
 def launched() -> Iterator[Browser]:
-    """For as many pages as its caller likes: its start takes longer than most pages."""
+    """Yield a browser for any number of pages; its start takes longer than most pages."""
     chromium = shutil.which("chromium")
     if chromium is None:
         pytest.skip("chromium is not installed: install Debian's chromium")

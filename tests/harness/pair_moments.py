@@ -10,7 +10,7 @@ LAYERS = 8
 
 
 def read(stream: AnswerStream, tokens: int) -> None:
-    """Until so many tokens have reached the client."""
+    """Read until `tokens` tokens have reached the client."""
     pieces = iter(stream)
     while tokens > 0:
         tokens -= len(next(pieces).token_ids)
@@ -36,7 +36,7 @@ def in_transfer(
 
 
 def handed_over(pair: Pair, number: int) -> Usage:
-    """A prompt goes the whole way."""
+    """Run a prompt through the whole hand-over."""
     usage = pair.right(number, pair.ask(number)).usage
     assert usage.prefilled_on == "prefill" and not usage.local_fallback
     assert usage.transfer is not None and usage.transfer.bytes > 0

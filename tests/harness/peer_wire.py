@@ -51,7 +51,7 @@ class PeerWire:
         self.endpoint = transport.connect(self.metadata)
 
     def write(self, pieces: object, note: bytes) -> None:
-        """Until it has landed. pieces: rows of (local, remote, length)."""
+        """Write and wait until it has arrived. pieces: rows of (local, remote, length)."""
         rows = np.array(pieces, dtype=np.int64).reshape(-1, 3)
         transfer = self.transport.post(self.endpoint, rows, note)
         deadline = time.monotonic() + HANG_SECONDS

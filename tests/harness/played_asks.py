@@ -48,7 +48,8 @@ class Gate:
             raise self._error
 
     def open(self, error: Exception | None = None) -> None:
-        """error: raised by passed(); None: it returns. Nothing happens the second time."""
+        """Open the gate. error: raised by passed(); None: it returns. A second call has no
+        effect."""
         if not self._is_open:
             self._is_open, self._error = True, error
             for waiter in self._waiting:
@@ -133,8 +134,8 @@ class Played:
                 self._check_done(message.call)
 
     def _check_done(self, call: int) -> None:
-        """An End is done once the engine's end of its answer was seen, and the last one once the
-        caller's caps are free."""
+        """Check that an End is answered only after the engine's end of its answer, and the last one
+        only after the caller's caps are free."""
         if self.left_call or BEGUN in self.refused or not self.replies[BEGUN]:
             return
         if self.ends_answers and call - ENDED not in self.seen_ends:

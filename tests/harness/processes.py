@@ -50,12 +50,12 @@ def engine_of(daemon: int) -> int:
 
 
 def workers_of(daemon: int) -> list[int]:
-    """The processes of a daemon's front workers."""
+    """Return the pids of a daemon's front workers."""
     return [child for child in _children(daemon) if b"worker_main" in command_of(child)]
 
 
 def followers_of(engine: int) -> list[int]:
-    """The processes of the other ranks of an engine's process."""
+    """Return the pids of the other ranks of an engine's process."""
     return [child for child in _children(engine) if b"rank_main" in command_of(child)]
 
 
@@ -69,7 +69,7 @@ def _children(pid: int) -> list[int]:
 
 
 def command_of(pid: int) -> bytes:
-    """Its arguments, each with a zero byte behind it; nothing once it is gone."""
+    """Return its arguments, each with a zero byte after it; empty once it is gone."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except _GONE:

@@ -33,7 +33,7 @@ def program(name: str, mend: str) -> str:
 
 
 def finished(command: Sequence[object], **options: Any) -> "subprocess.CompletedProcess[str]":
-    """Once it has ended, however it did. options: subprocess.run's."""
+    """Return the command's result after its end, successful or not. options: subprocess.run's."""
     words = [str(word) for word in command]
     return subprocess.run(words, capture_output=True, text=True, **{"timeout": _SECONDS, **options})
 

@@ -37,7 +37,7 @@ class Prometheus:
 
 @contextmanager
 def scraping(targets: Sequence[str], folder: Path) -> Iterator[Prometheus]:
-    """targets: HOST:PORT of nodes' HTTP servers, scraped twice a second."""
+    """Yield a Prometheus. targets: HOST:PORT of nodes' HTTP servers, scraped twice a second."""
     prometheus = program("prometheus", "install Debian's prometheus")
     config = folder / "prometheus.json"
     jobs = [{"job_name": "tasuki", "static_configs": [{"targets": list(targets)}]}]

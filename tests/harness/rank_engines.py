@@ -22,7 +22,7 @@ def forked_ranks(jobs: Sequence[Job]) -> list[RankProcess]:
 
 
 def rank_process(target: object, *arguments: object) -> RankProcess:
-    """target: called with a connection and the arguments."""
+    """Start a process. target: called with a connection and the arguments."""
     process, ours = forked_peer(target, *arguments)  # type: ignore[arg-type]
     assert process.pid is not None
     return RankProcess(process.pid, as_socket(ours))
@@ -42,7 +42,7 @@ def _live(connection: Connection, job: Job) -> None:
 
 @contextmanager
 def rank_engine(model: Path, **changes: object) -> Iterator[Lone]:
-    """One driven by hand; its followers end with the block."""
+    """Yield an engine driven by hand; its followers end with the block."""
     config = engine_config(model, **changes)
     parts = build_leader_parts(config, start=forked_ranks)
     assert parts.ranks is not None

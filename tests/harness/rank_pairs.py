@@ -71,8 +71,8 @@ def handed_over_as_goldens_have_it(
 
 
 def next_turns(decode: Node, cases: list[dict[str, list[int]]]) -> int:
-    """Ask on behind each answer, once with the cache of both nodes and once without any; how many
-    tokens were pulled from the decode node."""
+    """Ask a next turn after each answer, once with the caches of both nodes and once without.
+    Return the number of tokens pulled from the decode node."""
     more = np.random.default_rng(1).integers(3, 160, 40).tolist()
     pulled = 0
     for case in cases:

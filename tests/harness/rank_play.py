@@ -27,7 +27,7 @@ def as_goldens_have_it(name: str, ranks: int, expert_parallel: bool, **changes: 
 
 
 def golden_cases(name: str) -> dict[str, tuple[list[int], list[int]]]:
-    """By name: a prompt and its greedy tokens."""
+    """Return a prompt and its greedy tokens by name."""
     document = json.loads((reference_dir(name) / "golden.json").read_text())
     return {case["name"]: (case["prompt"], case["greedy"]) for case in document["cases"]}
 

@@ -27,7 +27,7 @@ def tiered(
 
 @cache
 def long_cases() -> dict[str, tuple[list[int], list[int]]]:
-    """By name: a prompt and its greedy tokens."""
+    """Return a prompt and its greedy tokens by name."""
     document = json.loads((reference_dir(_MODEL) / "golden.json").read_text())
     return {
         case["name"]: (case["prompt"], case["greedy"])

@@ -1,4 +1,4 @@
-"""How a call is refused: by gRPC, and as the project's client raises it."""
+"""Rejections of calls: by gRPC, and as the project's client raises them."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,7 +26,7 @@ class Refusal:
 
     @property
     def typed(self) -> tuple[grpc.StatusCode, str]:
-        """Status and kind."""
+        """The status and the kind."""
         return self.status, self.kind
 
 

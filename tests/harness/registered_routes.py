@@ -16,14 +16,14 @@ from tasuki.cli import main as cli
 
 
 def read(file: Path) -> tuple[set[str], set[tuple[str, str]]]:
-    """gRPC methods, and HTTP methods with patterns."""
+    """Return the gRPC methods, and the HTTP methods with patterns."""
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     grpc_methods = {line[1] for line in lines if line[0] == "grpc"}
     return grpc_methods, {(line[1], line[2]) for line in lines if line[0] == "http"}
 
 
 def serve_and_list(file: Path, arguments: list[str]) -> int:
-    """Changes gRPC and aiohttp for the rest of the process."""
+    """Serve and list all routes. Changes gRPC and aiohttp for the rest of the process."""
 
     def write(*words: str) -> None:
         with file.open("a") as out:

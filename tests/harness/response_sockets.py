@@ -24,7 +24,7 @@ LAST = ("response.completed", "response.incomplete", "response.failed", "error")
 
 
 class Refused(Exception):
-    """The upgrade was refused."""
+    """The server rejected the upgrade."""
 
     def __init__(self, status: int) -> None:
         super().__init__(str(status))
@@ -47,7 +47,7 @@ class ResponseClient:
         self.send(json.dumps({"type": "response.create", "input": "it was", **fields}))
 
     def event(self) -> Event:
-        """The next one."""
+        """Return the next event."""
         message = self._run(self.socket.receive())
         assert message.type is aiohttp.WSMsgType.TEXT, message
         found: Event = json.loads(message.data)
@@ -87,7 +87,7 @@ class ResponseClient:
         return code
 
     def cut(self) -> None:
-        """The connection is lost."""
+        """Cut the connection."""
         connection = self.socket._response.connection
         assert connection is not None and connection.transport is not None
         self.loop.call_soon_threadsafe(connection.transport.abort)
@@ -100,7 +100,7 @@ class ResponseClient:
 def response_socket(
     address: str, headers: dict[str, str] | None = None
 ) -> Iterator[ResponseClient]:
-    """address: HOST:PORT. Raises Refused."""
+    """Yield an open socket. address: HOST:PORT. Raises Refused."""
     with loop_on_a_thread() as loop:
 
         async def start() -> tuple[aiohttp.ClientSession, aiohttp.ClientWebSocketResponse]:
@@ -146,7 +146,7 @@ def begun_frame(size: int) -> bytes:
 
 
 def upgraded(raw: sockets.socket, key: str | None = None) -> sockets.socket:
-    """Return the connection behind its upgrade."""
+    """Return the connection after its upgrade."""
     bearing = b"" if key is None else b"Authorization: Bearer %b\r\n" % key.encode()
     raw.sendall(
         b"GET /v1/responses HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\n"

@@ -22,7 +22,7 @@ ENDS = ("done", "failed", "refused", "aborted", "closed")
 
 
 def contract_of(stub: Any) -> dict[str, str]:
-    """A prefill node's own: its refusal names every field and its value."""
+    """Return a prefill node's contract: its rejection names every field and its value."""
     refused = stub.Connect(pb.ConnectRequest(), timeout=HANG_SECONDS).refused
     contract = {item.field: item.ours for item in refused.differences}
     del contract["transport"]
@@ -98,7 +98,7 @@ class Rogue:
     def fetch(
         self, tokens: bytes, salt: bytes, room: int | None = None, generation: int = 7
     ) -> pb.ReceiverMessage:
-        """room: None for a new one."""
+        """Return a fetch message. room: None for a new transfer."""
         if room is None:
             self._rooms += 1
             room = self._rooms
@@ -132,7 +132,7 @@ class Rogue:
                 yield message
 
     def land(self) -> None:
-        """Bytes land only while their receiver looks."""
+        """Let written bytes arrive; they do so only while their receiver polls."""
         self._transport.notifications()
 
     def is_over(self, told: list[pb.SenderMessage]) -> bool:

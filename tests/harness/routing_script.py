@@ -35,7 +35,7 @@ _NAME_BYTES = 16
 
 
 class ManualPrefillNode(handover_pb2_grpc.HandoverServicer):
-    """Beats, and else does as it is bid."""
+    """A prefill node that sends heartbeats; a script decides everything else."""
 
     def __init__(self, name: str, node: NodeIdentity) -> None:
         self.came: list[str] = []
@@ -208,7 +208,7 @@ class RoutingWorld(RealTime):
         return next(status for status in self.client.statuses() if status.address == target)
 
     def prompt(self, number: str) -> None:
-        """The engine asks for a room."""
+        """Ask for a transfer, as the engine does."""
         self.client.deliver(wanted(int(number)))
 
     def prompt_or_advice(self, number: str, offered: str = "0") -> None:
@@ -247,7 +247,7 @@ class RoutingWorld(RealTime):
         self.client.deliver(m.HandoverDeclined(m.RoomId(int(number))))
 
     def says(self, name: str, number: str, what: str) -> None:
-        """In the room of a fetch."""
+        """Send a node's message in a fetch."""
         generation = GENERATION + (what == "held-of-another")
         message = {
             "accepted": pb.SenderMessage(accepted=pb.Accepted()),
@@ -279,7 +279,7 @@ class RoutingWorld(RealTime):
         self.client.deliver(replace(_left(int(number), int(offered)), request_id=request))
 
     def cancelled(self, number: str) -> None:
-        """The engine wants nothing of the room any more."""
+        """Cancel the transfer, as the engine does."""
         self.client.deliver(m.HandoverCancelled(m.RoomId(int(number))))
 
     def refuses(self, name: str, number: str) -> None:
@@ -325,7 +325,7 @@ class RoutingWorld(RealTime):
         self.lists(name, bad)
 
     async def knows(self, name: str, prefixes: str) -> None:
-        """Wait until the decode node has so many of its prefixes."""
+        """Wait until the decode node knows this many of its prefixes."""
         while self._status(name).usable_prefixes != int(prefixes):
             await asyncio.sleep(0.002)
 

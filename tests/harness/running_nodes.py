@@ -35,7 +35,7 @@ def running(node: Node) -> Iterator[Node]:
 
 @contextmanager
 def fused_node(*more: str, arena_mib: int = 96) -> Iterator[Node]:
-    """`tasuki serve` with the embedded model. more: flags."""
+    """Yield `tasuki serve` with the embedded model. more: flags."""
     with running(Node("serve", *flags(arena_mib=arena_mib), *more)) as node:
         yield node
 

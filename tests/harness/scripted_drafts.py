@@ -102,7 +102,7 @@ def limited(engine: Lone, limit: DraftLimit) -> None:
 
 
 def entries(kv: torch.Tensor, pages: list[int], tokens: int) -> torch.Tensor:
-    """[2, kv_heads, positions 1 to tokens - 1, head_dim] on the host."""
+    """Return [2, kv_heads, positions 1 to tokens - 1, head_dim] on the host."""
     return kv[pages].cpu().permute(2, 1, 0, 3, 4).flatten(2, 3)[:, :, 1:tokens]
 
 
@@ -157,7 +157,7 @@ def answered(engine: Lone, tokens: Sequence[int], sampling: SamplingParams) -> l
 
 
 def assert_same(engine: Lone, plain: Lone, tokens: Sequence[int]) -> None:
-    """Both were asked the same, in the same order."""
+    """Assert equal results. Both got the same requests, in the same order."""
     mine, theirs = engine.all_said(m.TokenOut), plain.all_said(m.TokenOut)
     assert [(t.token, t.index) for t in mine] == [(t.token, t.index) for t in theirs]
     for field in ("logprob", "margin"):

@@ -14,7 +14,7 @@ LATE = 600.0
 
 
 def die(connection: socket.socket) -> int:
-    """Before it stands."""
+    """Exit before it reports readiness."""
     return 3
 
 

@@ -32,14 +32,14 @@ anthropic: Any = _Package("anthropic")
 
 
 def openai_client(address: str | None, api_key: str = "none") -> "openai.OpenAI":
-    """address: HOST:PORT of an HTTP server."""
+    """Return a client. address: HOST:PORT of an HTTP server."""
     return openai.OpenAI(
         base_url=f"http://{address}/v1", api_key=api_key, max_retries=0, timeout=HANG_SECONDS
     )
 
 
 def anthropic_client(address: str | None, api_key: str = "none") -> "anthropic.Anthropic":
-    """address: HOST:PORT of an HTTP server."""
+    """Return a client. address: HOST:PORT of an HTTP server."""
     return anthropic.Anthropic(
         base_url=f"http://{address}", api_key=api_key, max_retries=0, timeout=60
     )

@@ -66,7 +66,7 @@ def in_front_of_pair(prefill: Node, decode: Node) -> tuple[str, ...]:
 
 class Smg:
     def __init__(self, address: str, metrics_address: str, log: Path) -> None:
-        """Both HOST:PORT."""
+        """Set the gateway up. address, metrics_address: HOST:PORT."""
         self.address = address
         self.metrics_address = metrics_address
         self.log = log
@@ -86,11 +86,11 @@ class Smg:
         return found
 
     def metric(self, name: str) -> float:
-        """The sum over all labels."""
+        """Return the sum over all labels."""
         return sum(self.metrics(name).values())
 
     def metrics(self, name: str) -> dict[str, float]:
-        """By labels, as they stand there in braces."""
+        """Return the values by labels, written in braces as in the metrics text."""
         lines = fetched(self.metrics_address, "/metrics").decode().splitlines()
         found = [line.rsplit(" ", 1) for line in lines if line.startswith((name + "{", name + " "))]
         return {label.removeprefix(name): float(value) for label, value in found}

@@ -23,12 +23,12 @@ class StandingDaemon(ForkedDaemon):
 
 
 def sleep_now(pid: int) -> None:
-    """Its front stands for SECONDS; its other threads run."""
+    """Block its front for SECONDS; its other threads run."""
     os.kill(pid, signal.SIGUSR1)
 
 
 def be_busy_now(pid: int) -> None:
-    """Its front computes for SECONDS, and its other threads have to share the interpreter."""
+    """Make its front compute for SECONDS, so its other threads must share the interpreter."""
     os.kill(pid, signal.SIGUSR2)
 
 

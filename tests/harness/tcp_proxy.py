@@ -42,7 +42,7 @@ class TcpProxy:
     """`with TcpProxy("127.0.0.1:50051") as proxy`: then connect to proxy.address."""
 
     def __init__(self, target: str) -> None:
-        """target: HOST:PORT; it need not listen yet."""
+        """Set the proxy up. target: HOST:PORT; it need not listen yet."""
         self._target = target
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -66,15 +66,16 @@ class TcpProxy:
         self._do(reset)
 
     def black_hole(self) -> None:
-        """Half-open: connections stand and are accepted, nothing passes, no end is seen."""
+        """Make the link half-open: connections stay open and are accepted, but no byte and no end
+        passes."""
         self._do(self._link.open.clear)
 
     def delay(self, seconds: float) -> None:
-        """Each way."""
+        """Set the latency of each direction."""
         self._do(lambda: setattr(self._link, "latency", seconds))
 
     def throttle(self, bytes_per_second: float) -> None:
-        """Each connection, each way."""
+        """Limit the rate of each connection in each direction."""
         self._do(lambda: setattr(self._link, "rate", bytes_per_second))
 
     def heal(self) -> None:
@@ -155,7 +156,7 @@ class TcpProxy:
             _reset(far_writer)
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One way of one connection, its end included."""
+        """Forward one direction of one connection, including its end."""
         under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_PIECES_UNDER_WAY)
 
         async def take() -> None:
@@ -185,7 +186,7 @@ class TcpProxy:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """RST, not FIN: the peer sees a broken connection at once."""
+    """Close with RST, not FIN: the peer sees a broken connection at once."""
     if (end := writer.get_extra_info("socket")) is not None and end.fileno() >= 0:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()

@@ -17,7 +17,8 @@ from .goldens import OWN_MODELS, cases_of, reference_dir
 
 
 def slabs_for(layout: CacheLayout, tokens: int) -> int:
-    """Room for one prompt of so many tokens, its working slots and a few states, and no more."""
+    """Return the slabs for one prompt of this length, its working slots and a few states, and no
+    more."""
     return -(-tokens // (layout.pages_per_slab * PAGE_TOKENS)) + 5
 
 

@@ -29,7 +29,7 @@ class Fault(Enum):
     FLIP = auto()
     """One bit of the arrived data is wrong."""
     SKIP = auto()
-    """Nothing is copied, and nobody is told."""
+    """The data is not copied, and no error is reported."""
     RAISE = auto()
 
 
@@ -48,7 +48,7 @@ class FaultyCopies(HostCopies):
         self.inside: set[str] = set()
 
     def hold(self, *names: str) -> None:
-        """Such pieces stand at their begin until let_go()."""
+        """Hold such segments at their begin until let_go()."""
         with self._changed:
             self._held.update(names)
 
@@ -58,7 +58,7 @@ class FaultyCopies(HostCopies):
             self._changed.notify_all()
 
     def await_inside(self, name: str) -> None:
-        """Until such a piece stands."""
+        """Wait until such a segment is held."""
         with self._changed:
             assert self._changed.wait_for(lambda: name in self.inside, HANG_SECONDS)
 
@@ -104,7 +104,7 @@ class FaultyCopies(HostCopies):
 
 
 def flip_page(arena: Arena, page: int) -> None:
-    """A bit of its last region."""
+    """Flip a bit of the page's last region."""
     layout = arena.layout
     block = page + (len(layout.regions) - 1) * layout.pages_per_slab
     arena.bytes[(block + 1) * layout.block_bytes - 1] ^= 1
@@ -155,7 +155,7 @@ class Copies:
 
 
 class TieredEngine:
-    """A tiny engine over few slabs, with many below them, and the copies between the two."""
+    """A tiny engine with few slabs and many below them, and the copies between the two."""
 
     def __init__(
         self,
@@ -190,7 +190,7 @@ class TieredEngine:
         self.lone.ask(f"push-{seed}", prompt(tokens, seed), 1)
 
     def step_until(self, holds: Callable[[], bool]) -> None:
-        """While copies may be held: run() would wait for them."""
+        """Step until `holds`, also while copies are held; run() would wait for them."""
 
         def stepped() -> bool:
             self.lone.step()
@@ -225,7 +225,7 @@ class FaultyDisk(DiskFile):
         return DiskMemory(self, KeptIndex(self.folder, self.layout, self.slabs), pages_a_second)
 
     def hang(self) -> None:
-        """From the next piece on, until let_go()."""
+        """Hang from the next segment on, until let_go()."""
         self._open.clear()
 
     def let_go(self) -> None:

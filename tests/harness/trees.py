@@ -31,7 +31,7 @@ def branching_prompt(generator: np.random.Generator, step: int) -> tuple[Tokens,
 
 
 def joined(*parts: Tokens | int) -> Tokens:
-    """One prompt of runs and single tokens."""
+    """Return one prompt of runs and single tokens."""
     return np.concatenate([np.atleast_1d(part) for part in parts]).astype(np.int32)
 
 
@@ -94,7 +94,7 @@ def usable(tree: PrefixCache, tokens: Tokens) -> int:
 
 
 def take_from(cache: HybridPrefixCache, tokens: Tokens, slots: int = 1) -> Allocation:
-    """Its copies wait."""
+    """Allocate for these tokens; the copies are not run yet."""
     allocation = cache.allocate(
         tokens, salt=b"", capacity_tokens=len(tokens), working_slots=slots, cursor=None
     )

@@ -1,4 +1,4 @@
-"""Front workers over a scripted engine, in this process: each on a loop of its own, over the same
+"""Front workers over a scripted engine, in this process. Each has its own loop and uses the same
 sockets as between processes."""
 
 import asyncio

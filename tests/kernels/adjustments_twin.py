@@ -1,4 +1,4 @@
-"""The naive twin of model/ops/sampling/logit_adjustments.py: a row, a token at a time, by the
+"""The naive reference of model/ops/sampling/logit_adjustments.py: a row, a token at a time, by the
 definitions."""
 
 import math

@@ -73,7 +73,7 @@ class AttentionCase:
         return self.kv.device
 
     def projected(self) -> Tensor:
-        """[tokens, ...], with a row stride wider than the row."""
+        """Return [tokens, ...], with a row stride wider than the row."""
         wide = torch.randn(sum(self.lengths), self.width + 16, device=self.device)
         return wide.to(self.dtype)[:, : self.width]
 
@@ -99,7 +99,7 @@ class AttentionCase:
         )
 
     def queries(self, projected: Tensor, places: TokenPlaces, positions: int = 512) -> Tensor:
-        """Normed, turned and gated; keys and values go to their pages."""
+        """Return queries normed, rotated and gated; keys and values go to their pages."""
         cache = rotary_cache(self.config, positions, self.device)
         return qk_norm_rope_gate(projected, self.weights, self.config, cache, places, self.kv)
 

@@ -33,7 +33,8 @@ def loop_bounds_from_tensors() -> None:
 
 
 def dots_of_bfloat16() -> None:
-    """Triton 3.6's interpreter holds bfloat16 as its bits and multiplies those as integers."""
+    """Fix products of bfloat16: Triton 3.6's interpreter holds them as bits and multiplies these as
+    integers."""
     import numpy
     from triton.runtime import interpreter
 
@@ -100,8 +101,8 @@ def patches_once_a_launch() -> None:
 
 
 def names_of_shapes_when_asked() -> None:
-    """Triton 3.6 writes the name of every shape as it makes a tensor, a tenth of these tests' time,
-    and nobody asks for it here."""
+    """Make names of shapes only on request. Triton 3.6 writes one for every new tensor, a tenth of
+    these tests' time, and no test reads them."""
     from triton.language import core
 
     def make(self: Any, types: Any, fields: Any = None) -> None:

@@ -19,7 +19,7 @@ FEW_TOKENS = 3
 
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More tokens than FEW_TOKENS are many, and a published matrix has several blocks of
+    """Make more than FEW_TOKENS tokens many, and give a published matrix several blocks of
     columns."""
     for kind in ("", "FP8_", "NVFP4_"):
         monkeypatch.setattr(f"tasuki.model.ops.moe.experts.MOST_{kind}GEMV_TOKENS", FEW_TOKENS)
@@ -66,13 +66,13 @@ def exact(matrix: Matrix) -> Matrix:
 
 
 def naive_shared(x: Tensor, weights: MoeWeights) -> Tensor:
-    """The shared expert's part, on the CPU in float32."""
+    """Return the shared expert's part, on the CPU in float32."""
     shared, gate = weights.shared, weights.shared_gate.float()
     return gated_shared(x.float(), exact(shared.gate_up), exact(shared.down), gate)
 
 
 def naive(x: Tensor, weights: MoeWeights, config: ModelConfig) -> Tensor:
-    """On the CPU in float32."""
+    """Return the layer's result on the CPU in float32."""
     assert isinstance(config.feed_forward, MoeShape)
     x = x.float()
     shares, experts = route(x, weights.router.float(), config.feed_forward.chosen)

@@ -49,7 +49,7 @@ class GdnCase:
     ssm: Tensor
 
     def projected(self, tokens: int) -> Tensor:
-        """[tokens, ...] in the activations' dtype, with a row stride wider than the row."""
+        """Return [tokens, ...] in the activations' dtype, with a row stride wider than the row."""
         width = self.weights.in_proj.shape[0]
         wide = torch.randn(tokens, width + 16, device=self.conv.device)
         return wide.to(self.weights.conv.dtype)[:, :width]

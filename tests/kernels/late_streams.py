@@ -32,7 +32,7 @@ class LateCopies:
         return len(self._asked)
 
     def make(self, count: int) -> None:
-        """The first so many."""
+        """Make the first `count` copies."""
         with self._making:
             while self._made < count:
                 self._asked[self._made]()

@@ -66,7 +66,7 @@ def laid_out(matrix: Matrix, device: torch.device) -> Matrix:
 
 
 def on_device(matrix: Matrix, device: torch.device) -> Any:
-    """One segment, as kernels read it."""
+    """Return one segment in the kernels' layout."""
     (weight,) = laid_out(matrix, device).segments
     return weight
 

@@ -16,7 +16,7 @@ def noise(seed: int, *shape: int) -> Tensor:
 
 
 def count(rows: int, device: torch.device) -> Tensor:
-    """How many rows of a batch exist, as kernels read it."""
+    """Return the number of existing rows of a batch, as kernels read it."""
     return torch.tensor([rows], dtype=torch.int32, device=device)
 
 
@@ -25,7 +25,7 @@ def int32(values: object, device: torch.device) -> Tensor:
 
 
 def close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
-    """Relative to the largest value; NaN equals NaN."""
+    """Assert closeness relative to the largest value; NaN equals NaN."""
     actual, expected = actual.cpu().float(), expected.float()
     scale = expected.nan_to_num().abs().max().item()
     torch.testing.assert_close(

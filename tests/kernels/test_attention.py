@@ -92,7 +92,7 @@ def test_rows_that_are_turned_for_one_sequence_at_a_time_or_not_at_all_equal_the
 
 
 def _turned(group: TileGroup) -> int:
-    """Pages."""
+    """Return the number of pages."""
     return 0 if group.places is None else len(group.places)
 
 

@@ -129,7 +129,7 @@ class EntriesCase:
         return TokenPlaces(*(table.int().to(self.device) for table in tables))
 
     def oracle(self, hidden: Tensor) -> None:
-        """Into `expected`."""
+        """Compute the entries into `expected`."""
         entries = TorchBackend(self.config).bind(self.batch).entries()
         kv, carry = self.expected.kv[-1], self.expected.carry[0]
         entries.write(self.batch.token_ids, hidden, self.embedding, self.weights, kv, carry)
@@ -157,7 +157,8 @@ def blocks_a_slab() -> int:
 
 
 def runs() -> list[SequenceSlice]:
-    """From the start, behind a page's end, over two of them with states inside, one token."""
+    """Return runs: from the start, after a page's end, over two page ends with states inside, and
+    one token."""
     blocks = blocks_a_slab()
     pages = [8 * blocks + place for place in range(4)]
     return [

@@ -26,7 +26,7 @@ def numbers(rows: Fp8Rows, group: int) -> Tensor:
 
 
 def uneven(rows: int, columns: int) -> Tensor:
-    """Magnitudes from 2^-8 to 2^8, and zeros."""
+    """Return rows with magnitudes from 2^-8 to 2^8, and zeros."""
     x = noise(1, rows, columns) * torch.exp2(
         noise(2, rows, columns // 8).repeat_interleave(8, 1) * 3
     )

@@ -1,5 +1,5 @@
-"""Gated delta rule: packed prompts, cut anywhere, and the rows of a decode step give the CPU path's
-outputs and states."""
+"""Gated delta rule: packed prompts with any cuts, and the rows of a decode step, give the CPU
+path's outputs and states."""
 
 import pytest
 import torch

@@ -46,7 +46,7 @@ def random_bytes(size: int, seed: int) -> NDArray[np.uint8]:
 
 
 def on_host(arena: Arena) -> Arena:
-    """A copy of it."""
+    """Return a copy of it on the host."""
     return Arena(LAYOUT, SLABS, memory=arena.bytes.cpu().clone())
 
 

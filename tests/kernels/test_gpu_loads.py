@@ -83,7 +83,7 @@ class Node:
         return self.end(1, job)
 
     def on_host(self) -> Arena:
-        """A copy of the arena."""
+        """Return a copy of the arena on the host."""
         return Arena(LAYOUT, SLABS, memory=self.arena.bytes.cpu().clone())
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
 
 @pytest.fixture
 def started(tmp_path: Path, device: torch.device) -> Iterator[Callable[[], Node]]:
-    """A node over the disk; the one before has ended."""
+    """Return a node over the disk of an ended node."""
     nodes: list[Node] = []
 
     def start() -> Node:

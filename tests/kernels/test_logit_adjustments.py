@@ -1,4 +1,5 @@
-"""Adjusted logits against their naive twin, bit by bit, and the draws from them."""
+"""Adjusted logits compared with their naive reference, bit by bit, and the tokens sampled from
+them."""
 
 import math
 import tracemalloc
@@ -37,7 +38,7 @@ def ids(rng: np.random.Generator, most: int) -> tuple[int, ...]:
 
 
 def some_params(rng: np.random.Generator) -> SamplingParams:
-    """Any subset of the fields, each of any value."""
+    """Return any subset of the fields, each with any value."""
     fields = {
         "temperature": lambda: float(rng.choice([0.3, 1.0, 2.5])),
         "top_k": lambda: int(rng.integers(1, VOCAB)),

@@ -126,7 +126,7 @@ def test_rank_order_matters_to_these_parts() -> None:
 
 
 def test_programs_of_few_and_of_many_keep_their_own_rounds(device: torch.device) -> None:
-    """A launch of one program lets the second one's round stand."""
+    """A launch of one program leaves the second one's round unchanged."""
     boxes = Boxes.empty(device)
     ranks = PeerCollectives(boxes.mailboxes, timeout=1)
     half = CHUNK_BYTES // 4

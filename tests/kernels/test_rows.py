@@ -88,7 +88,7 @@ NAMES = [f"r{number}" for number in range(8)]
 
 
 def answering(rows: DeviceBatch) -> tuple[Lone, Filling]:
-    """An engine in the middle of eight answers."""
+    """Return an engine in the middle of eight answers."""
     engine, runner = filling(rows)
     for number, name in enumerate(NAMES):
         engine.post(submit(name, prompt(number), 40))

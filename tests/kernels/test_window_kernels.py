@@ -95,7 +95,8 @@ def test_windows_that_are_asked_for_together_keep_their_own_digests(device: torc
 
 
 def numbers(rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
-    """Every size of float32's exponent but the last subnormal ones, ties, signs and zeros."""
+    """Return numbers with every float32 exponent but the last subnormal ones, ties, signs and
+    zeros."""
     generator = torch.Generator().manual_seed(rows * width)
     values = torch.randn(2, rows, width, generator=generator)
     values *= torch.exp2(torch.randint(-110, 100, (2, rows, 1), generator=generator).float())

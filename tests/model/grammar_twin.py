@@ -1,4 +1,5 @@
-"""The naive twin of model/grammar/constraint.py: every token is tried, behind all tokens before."""
+"""The naive reference of model/grammar/constraint.py: every token is tried after all tokens before
+it."""
 
 from collections.abc import Sequence
 from functools import cache

@@ -43,7 +43,7 @@ def host() -> Iterator[TrialHost]:
 
 @pytest.fixture
 def trials(host: TrialHost) -> GrammarTrials:
-    """A client with nothing remembered."""
+    """Return a client without remembered verdicts."""
     return GrammarTrials(host.open)
 
 
@@ -100,7 +100,7 @@ def test_a_grammar_that_does_not_compile_is_refused_with_the_reason(
 
 
 def test_a_grammar_that_fails_over_the_vocabulary_alone_is_refused() -> None:
-    """Over bytes it compiles: the verdict is by the tokens of the node's model."""
+    """Over bytes it compiles, but the verdict is by the tokens of the node's model."""
     rng, letters = random.Random(0), b"abcdefghijklmnopqrstuvwxyz "
     words = {bytes(rng.choices(letters, k=rng.randint(2, 9))) for _ in range(60_000)}
     tokens = (*ALL_BYTES.tokens[:256], *sorted(words), b"")

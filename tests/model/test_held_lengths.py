@@ -34,7 +34,7 @@ def of_call(parameters: dict[str, Any], *, in_tags: bool) -> Grammar:
 
 
 def written(constraint: Constraint, text: str) -> int:
-    """How many letters of it the masks let through, each looked at before it is written."""
+    """Return the number of its letters allowed by the masks, each checked before it is written."""
     for place, byte in enumerate(text.encode()):
         mask = constraint.mask()
         if mask is None or not allows(mask, byte):

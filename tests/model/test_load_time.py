@@ -49,7 +49,7 @@ class Split(RandomSource):
 
 
 def write(folder: Path) -> None:
-    """A file a layer, one for the embedding, one for norm, head and draft layer."""
+    """Write a file per layer, one for the embedding, one for norm, head and draft layer."""
     source = Split()
     assemble(CONFIG, source, torch.float32)
     (folder / "config.json").write_text("{}")

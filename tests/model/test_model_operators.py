@@ -147,7 +147,7 @@ def test_paged_attention_equals_dense(before: int, length: int) -> None:
 def test_tokens_that_are_verified_attend_as_one_after_the_other(
     before: int, kv_heads: int, first_key: bool
 ) -> None:
-    """Bit by bit, in bf16 too, else drafts would change tokens."""
+    """They are equal bit by bit, in bf16 too; otherwise drafts would change tokens."""
     heads, dim, length = 8, 128, 5
     context = before + length
     table = torch.tensor([[3, 0, 4, 1, 2]])

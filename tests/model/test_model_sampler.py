@@ -1,4 +1,4 @@
-"""Tokens drawn: determinism in (seed, position), support, and the distribution itself."""
+"""Sampled tokens: determinism in (seed, position), support, and the distribution itself."""
 
 import hashlib
 import math

@@ -32,12 +32,12 @@ Change = Callable[[Tensors], object]
 
 class Make(Protocol):
     def __call__(self, form: str, change: Change = ...) -> Path:
-        """A folder of a quantised small-moe, changed."""
+        """Return a folder of a quantised small-moe, changed."""
 
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Each is quantised once."""
+    """Return the original folders; each is quantised once."""
     root = tmp_path_factory.mktemp("originals")
 
     @cache
@@ -74,7 +74,7 @@ def drop(name: str) -> Change:
 
 
 def poison(name: str, code: int) -> Change:
-    """One code of a tensor of 8 bits."""
+    """Set one code of a tensor of 8 bits."""
 
     def change(tensors: Tensors) -> None:
         tensors[name].view(torch.uint8).view(-1)[5] = code

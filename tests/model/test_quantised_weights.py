@@ -74,8 +74,8 @@ def _nvfp4(packed: Tensor, groups: Floats) -> Floats:
 
 
 def dequantised(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same checkpoint with whole weights in float32 under their plain names. REQUIRES: experts
-    are split."""
+    """Return the same checkpoint with whole weights in float32 under their plain names. REQUIRES:
+    experts are split."""
     whole: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         module, _, leaf = name.rpartition(".")
@@ -102,7 +102,7 @@ def dequantised(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def write_dequantised(source: Path, target: Path) -> None:
-    """source: a folder of one file."""
+    """Write the dequantised checkpoint. source: a folder with one file."""
     target.mkdir()
     save_file(dequantised(load_file(source / "model.safetensors")), target / "model.safetensors")
     config = json.loads((source / "config.json").read_text())
@@ -133,7 +133,7 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> ModelWeights:
 
 
 def in_full(matrix: Matrix) -> Tensor:
-    """Whole, of a stack too."""
+    """Return the whole matrix, also of a stack."""
     if len(matrix.shape) == 2:
         return matrix.dequantised(torch.float32)
     return torch.stack([matrix[i].dequantised(torch.float32) for i in range(matrix.shape[0])])

@@ -52,7 +52,7 @@ class Shapes(PlainSource):
 
 
 def published(name: str) -> ModelConfig:
-    """A shape of as many layers as it has kinds, and a draft layer."""
+    """Return a config with one layer of each kind, and a draft layer."""
     config = published_or_folder(name)
     return replace(config, layer_kinds=config.layer_kinds[2:4], draft_layers=1)
 

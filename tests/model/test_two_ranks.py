@@ -61,7 +61,7 @@ class ThreadExchange:
         return found
 
     def broken(self) -> None:
-        """A rank has failed: the others need not wait."""
+        """Report a failed rank: the others need not wait."""
         self._barrier.abort()
 
 
@@ -109,7 +109,8 @@ WIDTH, EXPERT = ExpertCut.BY_WIDTH, ExpertCut.BY_EXPERT
 
 
 def answers(model: Qwen35Model) -> tuple[Request, list[Tensor]]:
-    """Logits after the prompt and after each greedy token, with a checkpoint inside the prompt."""
+    """Return logits after the prompt and after each greedy token, with a checkpoint inside the
+    prompt."""
     workspace = Workspace(model)
     request = Request(workspace, len(PROMPT) + STEPS)
     logits = [request.forward(PROMPT, ((MARK, workspace.dirty_slot()),))]

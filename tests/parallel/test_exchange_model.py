@@ -17,7 +17,7 @@ HALVES = 2
 Op = tuple[str, int, int]
 """An action, its peer and its round."""
 Rules = Callable[[int, int, int], list[Op]]
-"""The steps of a rank of so many in a round."""
+"""The steps of a rank in a round, by rank, number of ranks and round."""
 
 
 def kernel(rank: int, ranks: int, round: int) -> list[Op]:

@@ -29,7 +29,7 @@ from tests.parallel.test_ranks import Cast
 
 @pytest.fixture(autouse=True)
 def near_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So few tokens would be computed rather than read."""
+    """Make reads cheap, because so few tokens would otherwise be computed."""
     monkeypatch.setattr("tasuki.engine.assembly.parts.DISK_LINK", CPU_LINK)
 
 

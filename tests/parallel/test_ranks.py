@@ -87,7 +87,7 @@ class Cast:
         self.known.set()
 
     def loss(self) -> str:
-        """The reason, once every follower has ended."""
+        """Return the reason, once every follower has ended."""
         assert self.known.wait(HANG_SECONDS)
         until(lambda: all(map(ended, self.pids)), "a follower goes on")
         with pytest.raises(RankLost) as caught:

@@ -1,6 +1,7 @@
-"""Memory of simulated nodes: the owner and content of each id, and the writes under way.
+"""Memory of simulated nodes: the owner and content of each id, and the writes in flight.
 
-A write outside its grant is a violation, and so is a read of an unheld id. Each is found at once.
+A write outside its destination is a violation, and so is a read of an id not held. Each is found at
+once.
 """
 
 from collections.abc import Callable, Sequence
@@ -127,7 +128,7 @@ class Landing:
         return on.Verified()
 
     def fly(self, write: Write, seconds: float, is_announced: bool) -> None:
-        """The write lands then, unless its connection is severed before."""
+        """Send the write. It arrives after `seconds`, unless its connection is severed before."""
         self._writes += 1
         number, life = self._writes, self.node.life
         self.flying[number] = write
@@ -193,13 +194,13 @@ class _Outgoing:
     write_lost: bool = False
     aborted: Callable[[Drain], None] | None = None
     drains: float = DRAIN
-    """Seconds until its drain is given up."""
+    """Seconds until its drain times out."""
     digests: list[WindowDigest] = field(default_factory=list)
     progress: int = 0
 
 
 class Leaving:
-    """The sending half of a node's bytes: rooms' windows, under the peer's lease."""
+    """The sending half of a node's bytes: transfers' layer chunks, under the peer's lease."""
 
     def __init__(
         self,

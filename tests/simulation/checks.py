@@ -129,7 +129,7 @@ class Checks:
             )
 
     def stepped(self, side: SimulatedSide, event: Event) -> None:
-        """A side took an event."""
+        """Check a side after an event."""
         self.world.steps += 1
         machine = side.side
         if isinstance(machine, Receiving) and not side.drain_believed:
@@ -146,7 +146,7 @@ class Checks:
         self.require(now - since < bound, f"{side.name} stays {state.name}")
 
     def performs(self, side: SimulatedSide, action: Action) -> None:
-        """A side performs an action. Subclasses record it."""
+        """Check an action of a side. Subclasses record it."""
 
     def _look_at_drain(self, side: SimulatedSide, machine: Receiving) -> None:
         """Check a drain accepted by a receiver: the writer must have stopped."""
@@ -162,7 +162,7 @@ class Checks:
         )
 
     def said(self, side: SimulatedSide, message: Message) -> None:
-        """A sender says one final message, and nothing behind it."""
+        """Check that a sender sends one final message, and nothing after it."""
         self.require(side.finals == 0, f"{side.name} says {message} after its end")
         side.finals += isinstance(message, Done | Ended | Refused)
 
@@ -218,7 +218,7 @@ class Checks:
         self.by_room[request.room] = request
 
     def ready(self, room: int, generation: int, token: int) -> None:
-        """Each grant's token is another."""
+        """Check the first token: each grant's token is another."""
         self.require(token == generation, f"room {room} has the token of {token}")
         self.require(generation not in self._tokens, f"room {room} has its token twice")
         self._tokens.add(generation)

@@ -250,7 +250,7 @@ class DecodeDesk:
 
 @dataclass
 class _Computed:
-    """A room's ids at the prefill node. pull_tried: nothing more is pulled for it."""
+    """A transfer's ids at the prefill node. pull_tried: nothing more is pulled for it."""
 
     request: Request
     stream: Stream
@@ -342,7 +342,7 @@ class PrefillDesk:
             side.put(on.Moved(self.peer.world.random.randrange(3)))
 
     def _admit(self, computed: _Computed) -> None:
-        """The engine takes the room's turn: pulls first, then allocates, or does neither."""
+        """Admit the transfer in the engine: pull first, then allocate, or do neither."""
         peer, request, side = self.peer, computed.request, self._side(computed)
         if side is None or computed.source is not None:
             return
@@ -403,7 +403,7 @@ class PrefillDesk:
     def abort(
         self, name: str, room: int, generation: int, answer: Callable[[Drain | None], None]
     ) -> None:
-        """The unary abort."""
+        """Handle the unary abort."""
         if not self.ended.knows(name):
             answer(None)
             return
@@ -467,7 +467,7 @@ class PrefillDesk:
         self.rooms[room].pull = side
 
     def pull_drained(self, room: int, generation: int, drain: Drain) -> None:
-        """A renewal says so."""
+        """Handle a pull's drain reported by a renewal."""
         pull = self.pulls.get((room, generation))
         if pull is not None:
             pull.put(on.DrainAnswered(drain))

@@ -62,7 +62,7 @@ class Tally:
 
 
 class SimulatedPair:
-    """Two nodes with their desks: they connect, die and begin anew."""
+    """Two nodes with their desks. They connect, die and start again."""
 
     def __init__(
         self,
@@ -73,7 +73,8 @@ class SimulatedPair:
         is_skewed: bool = False,
         is_near: bool = False,
     ) -> None:
-        """is_skewed: the nodes' clocks disagree. is_near: both nodes are on one host."""
+        """Set the pair up. is_skewed: the nodes' clocks differ. is_near: both nodes are on one
+        host."""
         self.world = world
         self.checks = checks
         self._is_skewed = is_skewed
@@ -99,7 +100,7 @@ class SimulatedPair:
         return connection is not None and not connection.lost[self.prefill]
 
     def _connect(self) -> None:
-        """The decode node dials until it has a connection, for ever."""
+        """Dial from the decode node until it has a connection, for ever."""
         world, decode, prefill = self.world, self.decode, self.prefill
         world.after(world.between(0.3, 0.8), self._connect)
         standing = decode.connection
@@ -156,7 +157,7 @@ class History(SimulatedPair):
         self._numbers: list[int] = []
 
     def play(self) -> Tally:
-        """Raises Violation."""
+        """Play the history. Raises Violation."""
         world, checks = self.world, self.checks
         world.at(0.0, self._connect)
         world.at(0.1, self._ask)
@@ -244,7 +245,7 @@ class History(SimulatedPair):
     # Nodes and links
 
     def _strike(self) -> None:
-        """Strike a node or the link, unless one is down."""
+        """Make a node or the link fail, unless one is down."""
         world = self.world
         fault = world.random.choice(OF_NODES)
         peer = world.random.choice((self.decode, self.prefill))
@@ -261,7 +262,7 @@ class History(SimulatedPair):
 
 
 def play(seed: int, transfers: int = TRANSFERS) -> Tally:
-    """Raises Violation naming the seed."""
+    """Play a history. Raises Violation naming the seed."""
     try:
         return History(seed, transfers).play()
     except Violation as violation:

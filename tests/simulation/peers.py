@@ -1,7 +1,7 @@
-"""Two simulated nodes: their connection and its heartbeat, their desks of rooms, and how each loses
-the other.
+"""Two simulated nodes: their connection and its heartbeat, their desks of transfers, and how each
+loses the other.
 
-The machines are the real ones: sides, heartbeat, leases, ended rooms. The engines are cheap
+The machines are the real ones: sides, heartbeat, leases, ended transfers. The engines are cheap
 (engines.py).
 """
 
@@ -45,7 +45,7 @@ class Peer:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a life: nothing is here."""
+        """Begin a life with empty memory."""
         self.arena = Arena(self.ids)
         self.landing = Landing(self.node, self.arena)
         self.leaving = Leaving(self.node, self.arena, self._landing_of, self.checks.window_fault)
@@ -77,7 +77,7 @@ class Peer:
 
 
 class Connection:
-    """One life of the link between both, and the stream of rooms on it."""
+    """One life of the link between both, and the stream of transfers on it."""
 
     def __init__(self, name: str, decode: Peer, prefill: Peer, link: Link, is_near: bool) -> None:
         """Connect two nodes. is_near: both are on one host, so a death is seen at once."""
@@ -110,7 +110,7 @@ class Connection:
         return not peer.node.is_dead and peer.node.life == self.lives[peer]
 
     def writer_at(self, owner: Peer) -> "Writer":
-        """The other end as a writer into this one's memory."""
+        """Return the other end as a writer into this one's memory."""
         return self._writers[owner]
 
     # The heartbeat
@@ -180,7 +180,7 @@ class Connection:
         self._beats[other].send(lambda: self.lose(other))
 
     def seen_dead(self, peer: Peer) -> None:
-        """The other end's process has died: its sockets are closed."""
+        """Handle the death of the other end's process: its sockets are closed."""
         other = self.other(peer)
         self._beats[peer].send(lambda: self.lose(peer) if not self.is_same_life(other) else None)
 
@@ -243,7 +243,7 @@ class _Line:
 
 
 class Stream:
-    """The rooms of a connection: both directions, each in order."""
+    """The stream of a connection's transfers: both directions, each in order."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -260,7 +260,8 @@ class Stream:
         return not any(self.over.values())
 
     def join(self, room: int, hear: Callable[[say.Message | on.StreamBroke], None]) -> None:
-        """The decode node's end of a room. At times its number brings words of an earlier room."""
+        """Open the decode node's end of a transfer. At times its number brings messages of an
+        earlier transfer."""
         self._lines[room] = _Line(room, hear)
         decode = self.connection.decode
         random = decode.world.random
@@ -270,7 +271,7 @@ class Stream:
                 decode.node.take(decode.world.now + random.uniform(0.05, 0.5), deliver)
 
     def leave(self, room: int) -> None:
-        """The decode node listens no more."""
+        """Close the decode node's end of a transfer."""
         if self._lines.pop(room, None) is not None:
             self.say_up(room, None)
 
@@ -287,7 +288,7 @@ class Stream:
         self._to[connection.prefill].send(lambda: desk.hear(self, room, message, opening), fault)
 
     def say_down(self, room: int, message: say.Message | None, reason: str = "") -> None:
-        """To the decode node. message: None closes the room."""
+        """Send to the decode node. message: None closes the transfer."""
         connection = self.connection
         if self.over[connection.prefill]:
             return
@@ -316,14 +317,14 @@ class Stream:
             line.hear(message)
 
     def cut(self) -> None:
-        """Both ends see the end of the stream."""
+        """End the stream at both ends."""
         for room in self._lines:
             self.connection.decode.checks.strike(Fault.CUT, room)
         for peer in self.over:
             self._to[peer].send(_Broke(self, peer))
 
     def broke_at(self, peer: Peer, reason: str) -> None:
-        """Idempotent."""
+        """End the stream at one end. Idempotent."""
         if self.over[peer]:
             return
         self.over[peer] = True

@@ -46,7 +46,7 @@ class SimulatedSide(SteppedSide):
         self.connection = connection
         self.stream = stream
         self.stream_over_at = peer.world.now
-        """When its stream was seen to stand last."""
+        """World time when its stream was last seen open."""
         self.tell = tell
         self.pull: SimulatedSide | None = None
         self.looks_at: float | None = None
@@ -99,7 +99,7 @@ class SimulatedSide(SteppedSide):
 
     @property
     def pulled(self) -> int | None:
-        """How far the room's pull is; None without one."""
+        """Return the progress of the transfer's pull; None without one."""
         pull = self.pull
         return None if pull is None or pull.is_over else pull.progress
 

@@ -15,7 +15,7 @@ HISTORIES = 40
 
 @pytest.fixture(autouse=True)
 def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Thousands of losses are no news."""
+    """Silence the log: thousands of losses are expected."""
     with caplog.at_level("CRITICAL"):
         yield
 

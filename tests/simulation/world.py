@@ -1,9 +1,10 @@
 """The world of a simulated pair: virtual time, nodes and a control channel.
 
-Nodes freeze, die, and disagree about the time. The channel loses, delays, reorders and doubles
+Nodes freeze, die, and have different clocks. The channel loses, delays, reorders and doubles
 messages.
 
-Nothing here reads a clock or starts a thread: one seed plays one history, always the same.
+Nothing in this module reads a clock or starts a thread: one seed plays one history, always the
+same.
 """
 
 import random

@@ -50,7 +50,7 @@ def asked(name: str, drafter: str, given: int = 0) -> m.Submit:
 
 
 def begin(engine: Lone, drafter: str) -> None:
-    """Let the tree's drafter find the answer, but for a token, behind the prompt's end."""
+    """Let the tree's drafter find the answer, except one token, after the prompt's end."""
     if "tree" in drafter:
         text = answer().copy()
         text[12] += 1
@@ -59,7 +59,7 @@ def begin(engine: Lone, drafter: str) -> None:
 
 @cache
 def of_one_node(drafter: str, given: int) -> tuple[int, int]:
-    """(drafted, accepted) of a cold run."""
+    """Return (drafted, accepted) of a cold run."""
     config = engine_config(reference_dir(MODEL), speculate=drafter, draft_tokens=3)
     engine = Lone(config, parts=parts())
     begin(engine, drafter)

@@ -27,7 +27,7 @@ def served() -> Qwen35Model:
 
 
 def published() -> dict[str, torch.Tensor]:
-    """Its draft layer's tensors as a module has them."""
+    """Return its draft layer's tensors under a module's names."""
     found = load_file(FOLDER / "model.safetensors").items()
     return {name.removeprefix("mtp."): t.float() for name, t in found if name.startswith("mtp.")}
 

@@ -98,7 +98,7 @@ def test_an_answer_never_has_more_tokens_than_it_may(most: int) -> None:
 
 @pytest.mark.parametrize("left", [1, 2, 3, 6])
 def test_drafts_end_where_the_models_context_does(left: int) -> None:
-    """vllm#38711: rows behind the last position read and write nothing."""
+    """vllm#38711: rows after the last position read and write nothing."""
     tokens, known = (
         prompt(150),
         [token.token for token in answered(tiny_engine(), prompt(150), DRAWN)],

@@ -23,7 +23,7 @@ ASK = prompt(40, seed=22)
 
 
 def edited(file: Sequence[int], changes: int) -> list[int]:
-    """So many places have another token, one more or one less."""
+    """Return the file with `changes` places changed: another token, one more or one less."""
     generator, made = Random(changes), list(file)
     for place in sorted(generator.sample(range(20, len(file) - 20), changes), reverse=True):
         made[place : place + generator.randrange(3)] = [generator.randrange(128)]
@@ -31,7 +31,7 @@ def edited(file: Sequence[int], changes: int) -> list[int]:
 
 
 def dictate(monkeypatch: pytest.MonkeyPatch, answer: Sequence[int], behind: int) -> None:
-    """The token of each place behind a prompt of so many tokens."""
+    """Dictate the answer's tokens after a prompt of `behind` tokens."""
 
     def dictated(logits: object, params: Sequence[object], positions: Sequence[int], *_: object):  # type: ignore[no-untyped-def]
         return [Sampled(answer[position - behind], -1.0, 1.0) for position in positions]
@@ -40,7 +40,7 @@ def dictate(monkeypatch: pytest.MonkeyPatch, answer: Sequence[int], behind: int)
 
 
 def forwards(engine: Lone, tokens: Sequence[int], answer: Sequence[int], **terms: object) -> int:
-    """Until it has answered."""
+    """Return the number of forwards until it has answered."""
     sampling = SamplingParams(max_new_tokens=len(answer), ignore_eos=True)
     launched = engine.engine._plans._planner
     engine.post(submit("r", tokens, len(answer), sampling=sampling, **terms))

@@ -28,7 +28,7 @@ class KnowingDrafter:
     source = DraftSource.TREE
 
     def __init__(self, holds: Holds, silent: Callable[[int], bool], draws: Iterator[float]) -> None:
-        """draws: in [0, 1), evenly spread."""
+        """Set the drafter up. draws: in [0, 1), evenly spread."""
         self._holds = holds
         self._silent = silent
         self._draws = draws
@@ -79,7 +79,7 @@ class DraftingNode:
         return sum(map(len, self.outputs))
 
     def run(self, limit: DraftLimit, steps: int) -> float:
-        """Tokens a second."""
+        """Return tokens a second."""
         drafted_before = False
         for step in range(steps):
             most = limit.next(self.answers, self._drafting)
@@ -146,12 +146,12 @@ def one_by_one(shape: StepShape, step: int) -> float:
 
 
 def growing(shape: StepShape, step: int) -> float:
-    """Contexts grow, and with each new answer they are short again."""
+    """Return a cost with growing contexts; with each new answer they are short again."""
     return dense(shape, step) + 0.1 * shape.answers * (step % 500) / 500
 
 
 def off(answers: int, costs: Costs, steps: int) -> float:
-    """Tokens a second without drafts."""
+    """Return tokens a second without drafts."""
     return DraftingNode(answers, costs, lambda token: 0.0, 1).run(FixedLimit(0), steps)
 
 

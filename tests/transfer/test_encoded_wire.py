@@ -44,7 +44,7 @@ fp8_pair = partial(loopback_pair, precision=ALL_FP8, kept_back=1)
 
 
 class CountedCells(StagingBuffer):
-    """refused: how often somebody had to wait."""
+    """A staging buffer that counts waits. refused: number of checks without space."""
 
     refused = 0
 
@@ -198,7 +198,8 @@ def test_rooms_wait_for_staging_and_all_of_them_come_through() -> None:
 
 
 def test_a_link_that_stands_still_leaves_staging_to_the_others() -> None:
-    """Every window of a first peer's rooms is held on the wire; a second peer's room passes it."""
+    """Every layer chunk of a first peer's transfers is held on the wire; a second peer's transfer
+    passes it."""
 
     def held(index: int) -> Fault:
         return Fault.HOLD if stuck.is_set() else Fault.NONE

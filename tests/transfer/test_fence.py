@@ -1,4 +1,4 @@
-"""The three fences: each opens on its own evidence and on nothing else."""
+"""The three fences: each opens by its own evidence and no other."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Pieces as numbered units: each number leads back to its piece's bytes, on both sides."""
+"""Segments as numbered units: each number leads back to its segment's bytes, on both sides."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ LOCAL, REMOTE = 8, 11
 
 
 def spans(strips: list[Strip]) -> np.ndarray:
-    """(offset, length) of every unit."""
+    """Return (offset, length) of every unit."""
     return np.array(
         [
             (strip.offset + number * strip.stride, strip.length)

@@ -60,7 +60,7 @@ SETTINGS = SenderSettings(
 
 @dataclass
 class Direction:
-    """One way over the pair. The tables differ; sender and receiver are the same code."""
+    """One direction of the pair. The tables differ; sender and receiver are the same code."""
 
     name: str
     sender: Sender
@@ -144,7 +144,7 @@ class Room:
 
 
 def ids_in(slabs: list[int]) -> tuple[tuple[int, ...], int]:
-    """(page ids, slot) in a room's slabs, the slot in the first."""
+    """Return (page ids, slot) in a transfer's slabs, the slot in the first."""
     ids = [
         slab * LAYOUT.blocks_per_slab + k
         for slab in slabs[1:]
@@ -166,7 +166,8 @@ def awaits_token(room: Room) -> bool:
 
 
 def has_ended(room: Room) -> bool:
-    """The first token is told before the final status."""
+    """Return whether the transfer's end may be taken. The first token comes before the final
+    status."""
     if not room.sends or not room.ends:
         return False
     told = room.way.back or room.sender.state.name == "READY"
@@ -340,7 +341,7 @@ class Hops(RuleBasedStateMachine):
             self.lose(room)
 
     def lose(self, room: Room) -> None:
-        """The receiver gives up; the sender is told to stop later."""
+        """Give up at the receiver; the sender is told to stop later."""
         room.hears(ReceiverEvent.LOSE)
         room.way.receiver.forget(room.number)
 
@@ -352,7 +353,8 @@ class Hops(RuleBasedStateMachine):
         self.settle()
 
     def cut(self, way: Direction) -> None:
-        """The connection ends, as a lease does: every room of it stops; then it is made anew."""
+        """End the connection, as an expired lease does: all its transfers stop, then it is made
+        again."""
         way.sender.disconnect(way.peer)
         self.settle()
         way.peers += 1

@@ -142,7 +142,8 @@ def test_a_room_that_is_stopped_while_it_is_looked_at_has_nothing_to_post() -> N
 
 
 class Held(Digester):
-    """Digests as its twin once it may; how many were asked for at once is kept."""
+    """A digester that waits until it may run. It records the number of layer chunks in each
+    call."""
 
     def __init__(self) -> None:
         self.calls: list[int] = []

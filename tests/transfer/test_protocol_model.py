@@ -59,7 +59,7 @@ def verify(
 
 SAFETY = (["-DSAFETY", "-DNOCLAIM"], [])
 ENDS = (["-DNP", "-DNOCLAIM"], ["-l"])
-"""No cycle without progress, and no label says progress: every run ends."""
+"""Every run ends: no cycle is without progress, and no label is marked as progress."""
 
 
 def always(claim: str) -> tuple[list[str], list[str]]:

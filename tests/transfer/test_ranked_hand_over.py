@@ -1,5 +1,5 @@
-"""Hand-overs between nodes of unequal numbers of ranks: each rank of the receiver has its heads'
-bytes, or the room is not verified."""
+"""Hand-overs between nodes with unequal numbers of ranks: each rank of the receiver has its heads'
+bytes, or the transfer is not verified."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

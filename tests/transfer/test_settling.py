@@ -36,7 +36,7 @@ PIECES = 32
 
 
 def writer(channel: Connection) -> None:
-    """Posts more than sockets hold, then only waits to be killed."""
+    """Post more than sockets hold, then wait to be killed."""
     transport = NixlTransport("writer")
     memory = np.full(PIECES * PIECE, 7, dtype=np.uint8)
     transport.register(memory.ctypes.data, memory.size)
@@ -143,7 +143,8 @@ def test_severing_ends_a_writer_that_lives(held_up: HeldUp) -> None:
 
 @needs_nixl
 def test_a_running_receiver_has_all_that_comes_within_the_settling_time(held_up: HeldUp) -> None:
-    """settle_seconds is the way from the peer's host: measured here on one host."""
+    """settle_seconds is the time for the way from the peer's host; this test measures on one
+    host."""
     held_up.receiver.start()
     time.sleep(0.005)
     held_up.kill_writer()

@@ -30,7 +30,7 @@ class Watched(LoopbackTransport):
 
 @dataclass
 class SlowReceiver:
-    """wait_settled() lasts until let go."""
+    """A receiver whose wait_settled() lasts until it is released."""
 
     waits: int = 0
     go: threading.Event = field(default_factory=threading.Event)
@@ -46,8 +46,8 @@ class Link:
 
 
 def run(reason: FenceReason, links: list[Link], rooms: int) -> tuple[Watched, SlowReceiver, int]:
-    """So many rooms of the first link end at once, and as many more later. How often all links were
-    lost."""
+    """End `rooms` transfers of the first link at once, and as many later. Return the number of
+    times all links were lost as the third value."""
     transport, receiver, lost = Watched(), SlowReceiver(), []
 
     def lose_all() -> list[Link]:

@@ -18,7 +18,7 @@ SLABS = 6
 
 
 class Scattered:
-    """A node's arenas in one piece of memory, in no order of the ranks, with gaps."""
+    """A node's arenas in one allocation, in no order of the ranks, with gaps."""
 
     def __init__(self, layout: CacheLayout, ranks: int, seed: int) -> None:
         random = np.random.default_rng(seed)
@@ -30,7 +30,7 @@ class Scattered:
         self.spread = Spread(tuple(places.tolist()), size, stride)
 
     def region(self) -> np.ndarray:
-        """The same bytes, one arena behind another."""
+        """Return the same bytes, one arena after another."""
         found = np.zeros(self.spans.region_bytes, dtype=np.uint8)
         for rank, place in enumerate(self.spread.addresses):
             base, size = self.spans.base(rank), self.spans.arena_bytes

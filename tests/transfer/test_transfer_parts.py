@@ -1,5 +1,5 @@
-"""Steps, windows, descriptors, digests, contract, rendezvous: each against a naive twin or its
-edges."""
+"""Steps, layer chunks, descriptors, digests, contract, rendezvous: each compared with a naive
+reference or at its limits."""
 
 import math
 import threading
@@ -138,7 +138,7 @@ def naive_digest(
     pages: list[int],
     slot: int | None,
 ) -> int:
-    """The definition, a word at a time."""
+    """Return the digest by its definition, a word at a time."""
     mask = 2**64 - 1
     layout = DIGESTED
 

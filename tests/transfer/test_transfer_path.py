@@ -191,7 +191,7 @@ def test_duplicates_are_harmless() -> None:
 
 
 def assert_broke(pair: Pair, reason: str) -> Drain:
-    """How the room was drained."""
+    """Assert that the transfer broke, and return its drain."""
     end = pair.ends.wait(ROOM)
     assert isinstance(end, RoomBroke) and reason in end.reason, end
     return end.drain

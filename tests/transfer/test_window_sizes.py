@@ -227,7 +227,7 @@ def test_an_idle_room_saves_nothing_up() -> None:
 
 
 def compute_together(pair: Pair, rooms: tuple[int, ...]) -> None:
-    """One forward of them all, two pages each."""
+    """Compute one forward of all transfers, two pages each."""
     for room in rooms:
         opened = pair.open(2, room, seed=room)
         finished = FinishedLayers(pair.steps.value, 0, opened.pages, opened.slot)

@@ -34,7 +34,7 @@ class Eviction:
 
 @dataclass(frozen=True)
 class Lost:
-    """Its tokens go by another name, and its note is nobody's."""
+    """A record with another name for its tokens, and a note without a field on the wire."""
 
     note: str
     length: int
