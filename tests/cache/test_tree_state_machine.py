@@ -135,7 +135,7 @@ class TreeMachine(RuleBasedStateMachine):
         assert allocation.cached_tokens in (0, usable)
         held = self.oracle.allocated(allocation, salt, prompt, allocation.cached_tokens)
         if allocation.cached_tokens < usable:
-            # Its own match would have stood in its way for ever.
+            # Its own match would otherwise have blocked it for ever.
             assert allocation.match.miss_reasons.checkpoint_evicted >= usable
         else:
             assert allocation.match.usable_tokens == usable

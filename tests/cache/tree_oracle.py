@@ -125,7 +125,7 @@ class Oracle:
         ]
         evicted_state = max((end for end in gone_states if end <= last), default=0)
         evicted_kv = max([stood, *(end for end in gone_states if end % PAGE_TOKENS)])
-        # A page in part; of whole ones kv says it.
+        # A partial page; whole ones are in kv.
         partial = (
             0
             if grain > 1
@@ -311,7 +311,7 @@ class Oracle:
         self.published(held, whole(boundary), None)
         self._gave(held, slot)
         if copied is None:
-            # It stands already, or there was no page for it.
+            # It exists already, or there was no page for it.
             return
         source, own = copied
         assert source == held.pages[boundary // PAGE_TOKENS] and own not in held.pages

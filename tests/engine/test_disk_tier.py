@@ -107,7 +107,7 @@ def test_what_host_memory_dropped_is_loaded(below: DiskEngine) -> None:
 def test_what_rotted_in_host_memory_before_it_was_written_is_never_served(
     tiered: DiskEngine,
 ) -> None:
-    # Else the disk has it at once.
+    # Without the fault the disk would have it at once.
     tiered.disk.fault = lambda what: Fault.RAISE if what == "written" else None
     tiered.lone.ask("first", PROMPT, 2)
     tiered.disk.fault = lambda what: None

@@ -150,7 +150,7 @@ def test_a_step_that_does_not_end_is_reported_once_and_keeps_nobody_from_stoppin
 
 def test_an_engine_with_nothing_to_do_is_not_judged() -> None:
     reasons = list[str]()
-    # Far longer than a busy machine keeps such a thread from its next look.
+    # Much longer than a busy machine delays such a thread's next check.
     thread = watched(Idle(), reasons, 0.3)
     thread.start()
     time.sleep(0.6)

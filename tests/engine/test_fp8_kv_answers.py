@@ -114,7 +114,7 @@ def tiered(**settings: object) -> Iterator[TieredEngine]:
 def test_what_comes_back_from_host_memory_and_disk_is_what_was_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # So few tokens would be computed rather than read.
+    # Reads are made cheap, because so few tokens would otherwise be computed.
     monkeypatch.setattr("tasuki.engine.assembly.parts.DISK_LINK", CPU_LINK)
     first = prompt(350, seed=1)
     lone = tiny_engine(parts=tiny_parts(kv_dtype=FP8_ROWS))

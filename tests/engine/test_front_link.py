@@ -88,7 +88,7 @@ STATUS = HandoverStatus(
 def test_a_frame_is_read_as_what_it_was_made_of(messages: list[Any]) -> None:
     frame = bytes(frame_of(messages))
     reader = FrameReader()
-    # In any pieces.
+    # The frames are cut anywhere.
     pieces = [frame[:3], frame[3:5], frame[5:], frame + frame[:9], frame[9:]]
     frames = [read for piece in pieces for read in reader.take(piece)]
     assert frames == [messages] * 3

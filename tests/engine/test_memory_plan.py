@@ -333,7 +333,7 @@ def test_the_dry_run_names_what_to_mend(
 @pytest.mark.parametrize(
     ("model", "block"),
     [
-        # Linear attention: q, k and v before and behind the convolution, six times the values.
+        # Linear attention: q, k and v before and after the convolution, six times the values.
         (NINE, 2 * (2 * 16 * 128 + 32 * 128) + 6 * (32 * 128)),
         # Attention: five times the queries, keys and values.
         (replace(NINE, query_heads=64), 5 * (64 * 256) + 2 * (4 * 256)),

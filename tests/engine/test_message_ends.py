@@ -44,7 +44,7 @@ class Session:
         self.messages += question
         end = len(self.messages) if self.marked else None
         drawn = self.engine.ask(self.asked, self.messages + OPENING, count, message_end=end)
-        # Another text than was drawn.
+        # The text differs from the sampled one.
         self.messages += [*OPENING[:3], *drawn[-2:]]
         return self.engine.hit(self.asked)
 
@@ -206,7 +206,7 @@ def test_where_it_is_planned() -> None:
     assert planned(188) == [(188, "message_end")]
     assert planned(188, cached=188) == [end]
     assert planned(100) == [(100, "message_end"), end]
-    # On a page's end a repeat of the prompt goes on from there too.
+    # At a page's end a repeat of the prompt resumes there too.
     assert planned(192) == [end]
     assert planned(195, cached=195) == planned(200, cached=195) == []
 
@@ -221,7 +221,7 @@ def test_the_page_is_its_own_and_the_prompt_goes_on_in_the_other() -> None:
     assert copied is not None and copied[0] == allocation.pages[1]
     assert copied[1] not in allocation.pages.tolist()
     tree.check_integrity()
-    # The allocation goes on, and its own page becomes the tree's.
+    # The allocation continues, and its own page becomes the tree's.
     tree.insert(allocation, 128, allocation.working_slots[0], CheckpointKind.TURN_END)
     tree.check_integrity()
     tree.release(allocation)
@@ -237,7 +237,7 @@ def test_the_page_is_its_own_and_the_prompt_goes_on_in_the_other() -> None:
 def test_without_a_page_for_it_nothing_stands_and_nothing_is_evicted() -> None:
     tree = tree_of(slabs=3, pages_per_slab=1, blocks_per_slab=1)
     allocation = take(tree, text(100))
-    # A page each of two slabs, and the state's: none is left for another page.
+    # A page in each of two slabs, and the state's slab: no memory is left for another page.
     assert tree.take_checkpoint_slot(allocation) is None
     slot = allocation.working_slots[0]
     assert tree.insert_midway(allocation, 100, slot, CheckpointKind.MESSAGE_END) is None

@@ -137,7 +137,7 @@ def test_a_runner_in_another_process_draws_the_same_tokens(
     assert any(plan.left for plan in plans) and any(plan.checkpoints for plan in plans)
     lengths = [plan.rows.lengths for plan in plans]
     assert any((length == 64).any() for length in lengths), "no prompt came in chunks"
-    # While answers go on, the engine plans without a token of the forward in flight.
+    # While answers run, the engine plans without a token of the forward in flight.
     answering = [plan for plan in plans if len(plan.rows) and (plan.rows.flags != 0).all()]
     assert len(answering) > 20
     on_lane = [plan for plan in answering if (plan.rows.flags & RowFlag.TOKENS_ON_LANE).all()]

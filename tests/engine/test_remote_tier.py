@@ -267,7 +267,7 @@ def test_a_load_that_hangs_is_late(written: Bucket, store: S3Server, folder: str
         second.step_until(lambda: second.is_over("next"))
         assert second.lone.tokens("next") == EXPECTED
         loads = second.remote.loads
-        # Nothing but chance says whether it had landed before the hole.
+        # Chance decides if it had arrived before the partition.
         assert loads["late"] + loads["broken"] + loads["done"] == 1
         proxy.heal()
 
@@ -506,7 +506,7 @@ def test_a_prompt_finds_its_longest_beginning_by_names_alone() -> None:
         assert keys.matching(names, length - 1) == names[-1]
     assert keys.matching(names[:3], 0) == names[2]
     assert keys.matching(names, 4999) is None
-    # The whole prompt is no beginning of it: its last token is always computed.
+    # The whole prompt cannot be used as its prefix: its last token is always computed.
     assert keys.matching([name_of(b"s", whole)], 0) is None
     other = whole.copy()
     other[250] += 1

@@ -90,7 +90,7 @@ def test_mixed_turns_are_answered_as_without_a_tier(faulty: bool, plain: Lone) -
             hit = end.usage.hit
             assert hit is None or hit.usable_tokens + sum(hit.causes.values()) == hit.prompt_tokens
     report = tiered.report
-    # Faulty or not, most turns' beginnings had left the arena.
+    # With and without faults, most turns' prefixes had left the arena.
     assert report.loads["done"] > TURNS // 8
     if faulty:
         assert report.loads["mismatch"] > 0 and report.loads["broken"] > 0

@@ -261,7 +261,7 @@ def killed_at(told: Connection, folder: Path, what: str, count: int) -> None:
     turns.faults._one_of = 1 << 30
     disk.fault = lambda what: None
     kept_index._write_all = write_all  # type: ignore[assignment]
-    # Or else it is hardly ever written anew.
+    # With a larger limit it is hardly ever rewritten.
     kept_index._LEAST_BYTES = 4000  # type: ignore[misc]
     turns.play(10**6)
 
@@ -377,7 +377,7 @@ def test_a_path_is_whole_or_none() -> None:
     first, second = (1, FIRST), (2, SECOND)
     assert paths(first, second) == [128, 192]
     assert paths(second) == [None]
-    # Its page was taken, and written for somebody else since.
+    # Its page was taken since and written for another state.
     assert paths(first, second, (3, Taken(np.array([SLAB], "<i4").tobytes(), b""))) == [None, None]
     other = (3, kept(0, None, [0, SLAB], salt=b"tenant"))
     assert paths(first, second, other) == [None, 128]

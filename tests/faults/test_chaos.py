@@ -64,7 +64,7 @@ def test_a_death_in_any_phase_costs_time_only(fresh_seed: int) -> None:
     deaths = sweep(SweepSettings(sample=1, seed=fresh_seed, patience=HANG_SECONDS), tally)
     assert tally.good, tally.troubles
     assert len(deaths) == tally["deaths"] == PHASES + 1
-    # A receiver's death is no fallback: there is nobody left to answer.
+    # A receiver's death causes no fallback, because no node is left to answer.
     assert any(death.fell_back for death in deaths if death.point.sends)
     assert not any(death.fell_back for death in deaths if not death.point.sends)
 

@@ -69,7 +69,7 @@ def test_prefill_dies_in_the_middle_of_the_transfer_and_is_found_again(pair: Pai
     kill_prefill(pair)
     assert pair.right(LONG, stream).usage.local_fallback
     pair.decode.assert_at_rest()
-    # Nobody is there: no hand-over is tried, so none is lost.
+    # Without a prefill node no hand-over is tried, so none is lost.
     alone = pair.right(SHORT, pair.ask(SHORT)).usage
     assert alone.prefilled_on == "local" and not alone.local_fallback
 

@@ -37,7 +37,7 @@ def assert_answers(nodes: World) -> None:
 
 @pytest.mark.slow
 def test_sixty_four_streams_at_once_lose_no_turn(nodes: World) -> None:
-    # More turns than users: somebody's second turn finds its first.
+    # There are more turns than users, so some second turn finds its first.
     settings = LoadSettings(seconds=1.0, seed=1, streams=64, turns=2 * 64)
     tally = asyncio.run(load(nodes, settings))
     assert tally.good and tally["asked again"] == 0, str(tally)

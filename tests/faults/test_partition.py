@@ -94,10 +94,10 @@ def test_a_half_open_link_is_noticed_and_fenced_by_the_lease(pair: Pair, proxy: 
     until(lambda: pair.decode.stats().pages["quarantined"] > 0, pair.decode.story)
     until(pair.prefill.at_rest, pair.prefill.story)
     written = notifications(pair.decode)
-    # It did not go on to the prompt's end.
+    # It stopped before the prompt's end.
     assert pair.prefill.stats().pages["tree"] - before < pair.pages(VERY_LONG)
     until(lambda: pair.decode.stats().pages["quarantined"] == 0, pair.decode.story)
-    # The last beat was answered shortly before the hole.
+    # The last heartbeat was answered shortly before the partition.
     assert time.monotonic() - begun > LEASE / 2
     assert pair.right(VERY_LONG, stream).usage.local_fallback
     pair.decode.assert_at_rest()

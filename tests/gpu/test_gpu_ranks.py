@@ -88,7 +88,7 @@ def test_hand_overs_and_pulls(senders: int, receivers: int) -> None:
 
 
 def test_tiers(monkeypatch: pytest.MonkeyPatch) -> None:
-    # So few tokens a GPU would compute rather than load.
+    # Loads are made cheap, because a GPU would otherwise compute so few tokens.
     monkeypatch.setattr("tasuki.engine.assembly.parts.GPU_LINK", CPU_LINK)
     goldens_come_back(device="cuda", max_batch=4)
 

@@ -56,7 +56,7 @@ def receiver(channel: Connection) -> None:
     from tasuki.transfer.transports.nvlink.transport import PeerCopyTransport
 
     device = torch.device("cuda", 1)
-    # Behind a neighbour of the same allocation, as arenas in torch's segments may be.
+    # After a neighbour in the same allocation, as arenas in torch's segments may be.
     memory = torch.full((2 * MIB + SIZE,), POISON, dtype=torch.uint8, device=device)[2 * MIB :]
     torch.cuda.synchronize(device)
     transport = PeerCopyTransport(device)
@@ -156,7 +156,7 @@ def test_a_killed_receiver_leaves_the_senders_context_usable(wire: Wire) -> None
     with pytest.raises(TransportError, match="mailbox is gone"):
         for transfer in pending:
             until(lambda: wire.transport.poll(transfer) is TransferState.DONE, "it is pending")  # noqa: B023
-    # The importer's mapping keeps the memory alive: a late write hurts nobody.
+    # The importer's mapping keeps the memory alive, so a late write does no harm.
     wire.transport.release(wire.transport.post(wire.endpoint, scattered(512, 99), b"late"))
     torch.cuda.synchronize(0)
     assert usable(0)

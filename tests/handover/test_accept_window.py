@@ -103,7 +103,7 @@ def test_only_so_many_rooms_pull_and_none_of_them_takes_another_one_s_turn(tmp_p
     node.post(m.PullCommitted(rooms[0], REPORT))
     node.post(m.PullLost(rooms[1]))
     node.run()
-    # A lost pull holds its place until its writer is fenced, and the others wait for the window.
+    # A lost pull keeps its place until its writer is fenced, and the others wait.
     assert len(pulling()) == PULLED + 1 and len(accepted()) == AHEAD
     node.post(m.PullFenced(rooms[1]))
     node.run()

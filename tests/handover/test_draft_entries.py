@@ -26,7 +26,7 @@ def test_two_turns_of_one_node(chunk: int) -> None:
         case = golden(MODEL, name)
         assert engine.ask(name, case.prompt, len(case.greedy)) == case.greedy
         log = case.prompt + case.greedy
-        # The last token was drawn and never forwarded.
+        # The last token was sampled and never forwarded.
         assert assert_kept_as_by_one_forward(engine, log) == len(log) - 1
     assert engine.hit("turn2").usable_tokens == 192
     engine.assert_at_rest()

@@ -36,7 +36,7 @@ def test_nothing_holds_a_room_that_has_ended() -> None:
             await lives(both)
             await both.quiet()
             async with asyncio.timeout(HANG_SECONDS):
-                # By type(): isinstance() asks each object for its class, and some warn.
+                # With type(), because isinstance() asks each object for its class, and some warn.
                 while any(issubclass(type(one), _OF_ROOMS) for one in gc.get_objects()):
                     await asyncio.sleep(0.05)
 

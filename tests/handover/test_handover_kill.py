@@ -135,7 +135,7 @@ async def test_a_killed_prefill_process_is_noticed_and_fenced() -> None:
         await node.inbound.wait(m.RemoteReady)
         node.kill()
         await node.inbound.wait(m.HandoverFailed)
-        # By proof of death: its lease outlasts the test.
+        # The fence is by proof of death, because the lease outlasts the test.
         await node.inbound.wait(m.WriterFenced)
         async with asyncio.timeout(HANG_SECONDS):
             while node.inbound.of(m.PeersChanged)[-1] != m.PeersChanged(False):

@@ -100,7 +100,7 @@ def test_a_pair_that_pulls_nothing_tells_of_it_everywhere() -> None:
             ).result()
             asked = len(log)
             log += [*answer.token_ids, *rng.integers(0, 1024, 50).tolist()]
-        # The first answer's last token was drawn and never forwarded.
+        # The first answer's last token was sampled and never forwarded.
         turn_end = asked - 50 - 1
         hit = answer.usage.hit
         assert hit is not None and answer.usage.prefilled_on == "prefill"

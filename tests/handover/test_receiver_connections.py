@@ -163,7 +163,7 @@ async def test_pulls_that_have_drained_are_told_with_whatever_renewal_they_come(
     beats = ours.beats(name, aiter(renewals))
     first, *more = [pb.DrainedPull(room=room) for room in (3, 5, 7)]
     renewals.send((await anext(beats)).sequence, drained=[first])
-    # An answer to no beat.
+    # An answer without a heartbeat.
     renewals.send(1000, drained=more)
     async with asyncio.timeout(HANG_SECONDS):
         while len(ours.drained) < 3:

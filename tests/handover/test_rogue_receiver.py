@@ -100,7 +100,7 @@ def talk(rogue: Rogue, opening: pb.ReceiverMessage, grant: pb.Grant) -> list[pb.
     for message in rogue.rooms(messages()):
         if not message.HasField("queued"):
             told.append(message)
-    # Nothing is said after the end.
+    # No message follows the end.
     assert told[-1].HasField("closed") and {each.room for each in told} == {opening.room}
     return told
 
@@ -130,7 +130,7 @@ def test_a_room_of_an_unknown_connection_or_without_reserve_is_refused(rogue: Ro
     grant = pb.ReceiverMessage(grant=pb.Grant())
     abort = pb.ReceiverMessage(abort=pb.Abort(generation=1))
     empty = pb.ReceiverMessage()
-    # They may have crossed the end of a room, and say nothing of any.
+    # They may have crossed the end of a transfer, so they get no answer.
     unknown = rogue.batch(grant, abort, empty)
     assert not list(rogue.stub.Transfer(iter([unknown]), timeout=HANG_SECONDS))
     with pytest.raises(grpc.RpcError) as caught:

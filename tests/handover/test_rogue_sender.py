@@ -197,7 +197,7 @@ async def ended_by(breach: Breach, seconds: float) -> m.HandoverFailed | m.Fetch
         assert kinds.count(m.RemoteReady) <= (breach.kind == HANDOVER)
         assert not {m.RemoteDone, m.PullAsked} & {*kinds}
         assert not {m.FetchLost, m.HandoverFailed} - {kind} & {*kinds}
-        # After a lease's end the link is made anew; the next prompt may go there.
+        # After the lease's end the link is made again; the next prompt may go there.
         await over(lambda: client.links[0].connection is not None)
         assert isinstance(lost, m.HandoverFailed | m.FetchLost)
         return lost

@@ -141,7 +141,7 @@ def test_a_node_that_dies_loses_no_turn(undisturbed: list[tuple[int, ...]]) -> N
         answers += [take_turn(session, turn) for turn in range(3, TURNS)]
         (move,) = session.moves
         assert (move.left, move.entered, move.pulled_tokens) == (left, nodes.other(left), None)
-        # Its prompt's end is still at the prefill node; the answer behind it is not.
+        # Its prompt's end is still at the prefill node; the answer after it is not.
         hit = answers[3].usage.hit
         assert hit is not None and hit.usable_tokens < length_after(3) - 1
         assert_resumed(answers[4], length_after(4))

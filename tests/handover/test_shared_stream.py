@@ -107,7 +107,7 @@ async def test_a_stream_that_breaks_loses_its_rooms_once_and_the_next_one_has_an
         await both.quiet()
         assert len(both.decode.of(m.HandoverFailed)) == len(ROOMS)
         assert len(both.decode.of(m.WriterFenced)) == 1, "only what was granted is fenced"
-        # The connection stands.
+        # The connection is still open.
         again = m.RoomId(9)
         await both.hand_over(again)
         await both.decode.wait(m.RemoteDone, again)

@@ -181,7 +181,7 @@ def test_a_state_is_loaded_before_another_node_reads_it(
     copies.await_inside("slot_up")
     lone.steps(5)
     assert not lone.all_said(m.PrefillAccepted) and not lone.all_said(m.FetchRefused)
-    # Nothing has landed: nothing may leave.
+    # Nothing has been loaded yet, so nothing may be sent.
     lone.post(m.PrefillStart(m.Grant(m.RoomId(5), 3, 0, tuple(range(6)), 0)))
     lone.steps(2)
     assert not lone.all_said(m.StateHeld)

@@ -193,7 +193,7 @@ class CoreWorld(SimulatedPair):
             assert self.world.now < end, "it does not come"
             self.world.run(self.world.now + 0.005)
 
-    # Before rooms begin
+    # Before transfers begin
 
     def faults(self, number: str, *faults: str) -> None:
         """`faults 5 flip@1`: set the faults of a transfer before it begins. Each has the number of
@@ -211,7 +211,7 @@ class CoreWorld(SimulatedPair):
         changed = {state: float(value) for state, value in seconds.items()}
         setattr(desk, name, replace(getattr(desk, name), **changed))
 
-    # How far a room is to go
+    # The stage to reach in a transfer
 
     def reserve(self, *numbers: str) -> None:
         for number in map(int, numbers):

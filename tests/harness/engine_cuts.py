@@ -106,7 +106,7 @@ class EngineCuts:
             hits.append([(hit.usable_tokens, hit.checkpoint_source) for hit in found])
             engine.assert_at_rest()
         assert answers[0] == answers[1] and hits[0] == hits[1]
-        # The last sampled token was never forwarded: the state stands one before it.
+        # The last sampled token was never forwarded: the state is one token before it.
         assert max(usable for usable, _ in hits[0]) == 304
 
     def test_stops_and_aborts_leave_exact_states(self, engines: Engines) -> None:

@@ -225,7 +225,7 @@ class HandoverWorld(RealTime):
         """Show the current value at this path."""
         return lambda: [f"{path}: {_found(self.both, path)}"]
 
-    # Rooms
+    # Transfers
 
     def _deliver(self, name: str, number: str, *words: str, **ids: str) -> None:
         half: Any = self.both.service if name.startswith(_TO_THE_SERVICE) else self.both.client

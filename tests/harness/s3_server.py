@@ -26,7 +26,7 @@ class S3Server:
         self.credentials = Credentials(secrets.token_hex(8), secrets.token_hex(16))
         ports: set[int] = set()
         while len(ports) < 8:
-            # One by one: two alike are no wonder among so many.
+            # One by one: duplicates are likely among so many.
             ports.add(free_port())
         self._port, *self._others = ports
         self.address = f"127.0.0.1:{self._port}"

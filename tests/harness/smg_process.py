@@ -119,7 +119,7 @@ def smg(folder: Path, workers: int, *flags: str) -> Iterator[Smg]:
         _wait_for(gateway, workers, process)
         yield gateway
     finally:
-        # It takes five seconds to end when it is asked, and nothing of ours depends on how it does.
+        # It takes five seconds to end on request, and no test depends on its end.
         process.kill()
         process.wait()
 

@@ -63,7 +63,7 @@ class TieredGoldens:
             for name, case in cases.items():
                 answer = engine.ask(f"{name}-{turn}", case.prompt, len(case.greedy))
                 assert answer == case.greedy, (name, turn)
-                # The next one's are not to find it in the arena.
+                # The next golden must not find its prefix in the arena.
                 push = prompt(engine.engine._cache.capacity_tokens(3) - PAGE_TOKENS, seed=turn)
                 engine.ask(f"push-{name}-{turn}", [token % 100 for token in push], 1)
         assert all(engine.hit(f"{name}-1").loaded for name in cases)

@@ -38,7 +38,7 @@ def check(got: Fp8Rows, x: Tensor, group: int) -> None:
     rows = len(x)
     assert got.count == rows and len(got.values) == -(-rows // 4) * 4
     found, want = numbers(got, group), quantised_rows(x, group)
-    # To the bit, on every machine.
+    # Equal to the bit, on every machine.
     torch.testing.assert_close(found[:rows], want, rtol=0, atol=0)
     assert not bool(found[rows:].any())
 

@@ -48,7 +48,7 @@ def test_forward_equals_the_cpu_path(shape: Shape, device: torch.device) -> None
     case = shape.case(slots=12, device=device)
     case.fill([0, 1, 2, 3])
     slices = [
-        # In place, with checkpoints nearer the start than the convolution is wide.
+        # In place, with checkpoints closer to the start than the convolution's width.
         SequenceSlice([1] * 2, 10, [0], 0, 0, [(11, 4), (12, 5)]),
         # One token; a slot to another; cut at odd places, and at the end twice.
         SequenceSlice([1], 3, [0], 1, 1),

@@ -74,7 +74,7 @@ def test_what_goes_down_comes_up_elsewhere_with_the_same_digests(
     assert seen == sorted(seen) and seen[-1] == len(LAYOUT.layer_kinds)
     assert up.digests() == (expected[:2], state)
     up.settle()
-    # And nothing else.
+    # Nothing else may change.
     for source, _ in pages[:2]:
         page_bytes(before, source + 4 * STRIDE)[:] = page_bytes(before, source)
     if has_slot:

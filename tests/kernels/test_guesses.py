@@ -59,7 +59,7 @@ def filled_arena(config: ModelConfig, pages: list[list[int]]) -> Arena:
     return arena
 
 
-# Products as streams of weights read those as they lie on a GPU.
+# Products by streams of weights, read in a GPU's layout.
 OPERATORS = [TritonDecode, TritonRowDecode] if torch.cuda.is_available() else [TritonDecode]
 
 
@@ -179,7 +179,7 @@ def test_guesses_begin_behind_the_drafts_that_held(device: torch.device) -> None
     counts = ints([4, 4, 4, 2, 1], device)
     held = accepted(drawn, ids, counts)
     assert held.tolist() == [3, 0, 1, 1, 0]
-    # Room for a token more a row than this step's rows have.
+    # Space for one more token a row than this step's rows have.
     hidden = torch.randn(5, 5, 48, device=device)
     places = [4, -1, 2, 0, 3, 1, -1, 2]
     rows = len(places) - 1

@@ -165,6 +165,6 @@ def test_a_forward_that_cannot_be_launched_costs_those_beside_it_no_prompt(
     assert "no row" in engine.rejected("bad").message
     for name in NAMES:
         assert engine.tokens(name) == quiet.tokens(name)
-    # One token each a forward: nobody's prompt was read again.
+    # One token each in a forward: no prompt was computed again.
     assert set(forwarded) == {1}
     engine.assert_at_rest()

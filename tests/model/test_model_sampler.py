@@ -190,7 +190,7 @@ def test_frequencies_follow_the_softmax(temperature: float) -> None:
     expected = (LOGITS[0] / temperature).softmax(0) * draws
     kept = [i for i in range(6) if expected[i] >= 5]
     chi_square = sum((counts[i] - float(expected[i])) ** 2 / float(expected[i]) for i in kept)
-    # The 99.9% point for five degrees of freedom; the draws are fixed by the seed.
+    # The 99.9% point for five degrees of freedom; the samples are fixed by the seed.
     assert chi_square < 20.5
 
 

@@ -132,7 +132,7 @@ def test_the_longest_context_is_the_one_that_is_stated_or_follows_from_the_facto
         ),
         (yarn(full_attention={}), "rope_parameters.full_attention is for one kind of layer"),
         ({"rope_scaling": [4]}, "rope_scaling is not an object"),
-        # It stands for all of rope_parameters, and transformers would guess another base.
+        # It replaces all of rope_parameters, and transformers would guess another base.
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling.rope_theta is missing"),
         *(
             ({key: {name: kind, "factor": 4.0}}, f"{key}.{name} is '{kind}'")

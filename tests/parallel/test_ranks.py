@@ -145,7 +145,7 @@ def test_silence_ends_all_and_beats_do_not(cast: Callable[..., Cast]) -> None:
     for puppet in found.puppets:
         puppet.say(r.Beat(), r.Loaded(8), r.Joined())
     found.ranks.joined()
-    # One goes on beating while time passes; the other one does not.
+    # One continues its heartbeats while time passes; the other does not.
     while not found.lost and seen < 100_000:
         found.puppets[0].say(r.Beat())
         passes(0.05)

@@ -155,7 +155,7 @@ class DecodeDesk:
                 return
         self.granted[room] = ids or ()
         if side is None or side.is_over:
-            # The room was lost meanwhile, and its sender never saw the grant.
+            # The transfer was lost meanwhile, and its sender never saw the grant.
             peer.arena.give_back(self.granted.pop(room), ("granted", room))
             return
         side.put(say.Grant(request.generation, destination_of(ids or ())))
@@ -240,7 +240,7 @@ class DecodeDesk:
     def _pin(self, request: Request) -> None:
         side = self.pulls.get(request.room)
         if side is None or self.peer.world.random.random() < 0.02:
-            # Our engine says nothing.
+            # The node's own engine sends nothing.
             return
         if request.held is None or self.peer.world.random.random() < 0.05:
             side.put(on.Refusal("evicted"))

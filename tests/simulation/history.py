@@ -34,7 +34,7 @@ _WEIGHTS = {
     **dict.fromkeys(OF_MESSAGES, 0.9),
     **dict.fromkeys(OF_WINDOWS, 1.35),
     **dict.fromkeys(OF_REQUESTS, 0.55),
-    # It befalls all rooms of the stream.
+    # It affects all transfers of the stream.
     Fault.CUT: 0.21,
 }
 

@@ -66,7 +66,7 @@ def test_what_steps_took_is_measured_with_what_they_gave() -> None:
     prompts = {f"r{number}": prompt(40, seed=number) for number in range(3)}
     plain.ask_all(prompts, NEW)
     answers = {name: plain.tokens(name) for name in prompts}
-    # Six steps plan ahead, of six each one answer has drafts, and none does.
+    # Six steps plan ahead. In the next six some have drafts for one answer, some for none.
     limit = ScriptedLimit(cycle([0] * 6 + [3] * 6), cycle([3, 3, 3, 0, 0, 3]))
     limited(engine, limit)
     draft(engine, {"r0": answers["r0"]}, 4, cycle([4]))
@@ -104,7 +104,7 @@ def test_drafts_end_where_the_models_context_does(left: int) -> None:
         [token.token for token in answered(tiny_engine(), prompt(150), DRAWN)],
     )
     parts = tiny_parts()
-    # The last token drawn is never forwarded.
+    # The last sampled token is never forwarded.
     config = replace(parts.model_config, max_position=149 + left)
     plain, engine = (
         tiny_engine(parts=replace(tiny_parts(), model_config=config)) for _ in range(2)

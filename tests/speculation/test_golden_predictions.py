@@ -21,7 +21,7 @@ def test_a_golden_drafted_from_itself_is_the_golden(model: str, most: int, fresh
         assert whole == case.greedy
         usage = engine.finished(name).usage
         assert usage.accepted_tokens == usage.drafted_tokens > 0
-        # A step draws one token behind its drafts, so this place is drafted, and not drawn.
+        # A step samples one token after its drafts, so this place is drafted, not sampled.
         first = 1 + (most + 1) * generator.integers(0, (new - 2) // (most + 1))
         prediction[np.unique([first, *generator.integers(first, new, 2)])] ^= 1
         again = f"{name} broken"

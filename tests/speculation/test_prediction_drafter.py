@@ -46,7 +46,7 @@ def test_what_is_new_or_gone_is_passed_over(length: int) -> None:
         ANSWER[:30] + prompt(length, seed=2) + ANSWER[30:],
     ):
         forwards, drafted, accepted = verified(prediction, ANSWER, 3)
-        # A lost place is found behind four tokens, and nothing is proposed meanwhile.
+        # A lost place is found after four tokens, and nothing is proposed meanwhile.
         assert forwards <= 15 + length + 6
         assert drafted - accepted <= 9
 

@@ -184,7 +184,7 @@ def test_rooms_wait_for_staging_and_all_of_them_come_through() -> None:
     layout = small_layout()
     unit = WireUnits.of(layout, ALL_FP8).largest_encoded
     with fp8_pair(layout, 24, settings=NEVER) as pair:
-        # Fewer cells than one room may have in flight.
+        # Fewer cells than one transfer may have in flight.
         cells = CountedCells(24 * layout.slab_bytes, 3 * unit, unit)
         encoding_source(pair).cells = cells
         pair.source.transport.bytes_per_second = 2e6

@@ -71,7 +71,7 @@ def test_death_is_seen_even_of_a_zombie(writer: Writer) -> None:
     watched = WatchedProcess.watch(identity)
     assert watched is not None and watched.died() is None
     process.kill()
-    # Nobody has waited for the child: it is a zombie.
+    # The child was not waited for, so it is a zombie.
     until(lambda: watched.died() is not None, "the death shows")
     died = watched.died()
     watched.close()

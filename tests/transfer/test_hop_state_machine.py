@@ -114,7 +114,7 @@ class Room:
             return False
         if sending.stopped:
             return bool(posted)
-        # Between the queue and the wire a window is in neither.
+        # Between the queue and the wire a layer chunk is in neither.
         is_all_posted = len(posted) + len(sending._digests) == sending.next_sequence
         return is_all_posted and not sending.complete
 

@@ -193,7 +193,7 @@ def test_digests_that_wait_are_made_in_one_call_and_fail_apart() -> None:
         asked[3].result()
     with pytest.raises(ValueError, match="room 13"):
         asked[4].result()
-    # The five fail together, since one of them is none; then each is by itself.
+    # The five fail together because one is invalid; then each is digested alone.
     assert held.calls == [1, 1, 1, 1, 1]
     assert changes.acquire(timeout=0) and changes.acquire(timeout=0)
     assert not changes.acquire(timeout=0), "one ring a call, not one a window"

@@ -194,7 +194,7 @@ def ranked_pair(
     fabric = LoopbackFabric()
     source = RankedNode(senders, LoopbackTransport(fabric, "source", faults), layout)
     target = RankedNode(receivers, LoopbackTransport(fabric, "target"), layout)
-    # Nobody renews.
+    # The lease is long, because it is never renewed.
     settings = SenderSettings(lease_seconds=HANG_SECONDS)
     sender = Sender(layout, [source.plane.source(source.steps)], settings)
     receiver = Receiver(layout, [target.plane.target()])

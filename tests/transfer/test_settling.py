@@ -74,7 +74,7 @@ class HeldUp:
             self.transport.notifications()
         channel.recv()
         channel.send("go")
-        # Nobody reads meanwhile: the sockets fill.
+        # The receiver does not read meanwhile, so the sockets fill.
         assert channel.poll(HANG_SECONDS) and channel.recv() == "posted"
         time.sleep(0.3)
         digester = WindowDigester(self.memory, layout)

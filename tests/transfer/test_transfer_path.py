@@ -244,7 +244,7 @@ def test_a_drain_that_takes_too_long_is_not_acknowledged() -> None:
         assert pair.sender.abort(ROOM, "peer").result(HANG_SECONDS) is Drain.FORCED
         again = pair.sender.abort(ROOM, "peer").result(HANG_SECONDS)
         assert again is Drain.FORCED, "a retry must not say drained"
-        # Another's room of this number is another room.
+        # The same number from another peer is another transfer.
         assert pair.sender.abort(ROOM, "another").result(HANG_SECONDS) is Drain.DRAINED
         pair.sender.connect("another", [pair.target.address])
         pair.receiver.forget(ROOM)
@@ -285,7 +285,7 @@ def test_a_room_that_is_held_up_does_not_delay_another() -> None:
         ids = tuple(free[0] * layout.blocks_per_slab + k for k in range(2))
         local, slot = random_ids(layout, 8, 2, np.random.default_rng(0))
         pair.sender.open(1, GENERATION, "peer", Destination(0, ids, free[1]), pair.ends)
-        # Only the first four windows of the slow room go out, and are held.
+        # Only the first four layer chunks of the slow transfer are posted, and are held.
         pair.sender.plan_forward(1, plans(local, slot, 2)[0](pair.steps.value))
         pair.tick(4)
         until(lambda: len(pair.fabric.held) == 4, "waited in vain")

@@ -130,7 +130,8 @@ def test_a_killed_peer_is_an_error_or_stays_pending_and_close_still_works(wire: 
         if outcome != "never failed":
             break
         time.sleep(0.1)
-    # Either way the room's end is bounded by the sender's drain deadline; silence would not be.
+    # In both cases the sender's drain deadline bounds the transfer's end; no result at all would
+    # not.
     assert outcome in ("pending", "error")
 
 

@@ -36,7 +36,7 @@ def test_a_peer_is_reached_by_the_first_member_that_reaches_it(
     near, far = LoopbackFabric(), LoopbackFabric()
     sender = Node("sender", {"near": near, "far": far})
     neighbour = Node("neighbour", {"near": near, "far": far})
-    # Another host's fabric bears the same name and does not lead here.
+    # Another host's fabric has the same name and does not lead here.
     stranger = Node("stranger", {"near": LoopbackFabric(), "far": far})
     sender.memory[:16] = 7
     caplog.set_level("INFO")
