@@ -194,8 +194,8 @@ class Oracle:
     def follow_moves(self, tree: PrefixCache) -> None:
         """Follow pages of the tree to their new ids; pages of a live allocation never move.
 
-        A target may be the id of a page evicted in the same call and not yet found by learn(). That
-        place then has no page.
+        A target may be the id of a page evicted in the same call and not yet found by learn(). Then
+        the target's place has no page.
         """
         for source, target in tree.drain_moves():
             held = {page for held in self.allocations for page in held.pages}

@@ -1,5 +1,5 @@
 """Answers from adjusted logits. Every cut of the work samples the same tokens as a naive loop,
-token by token: in chunks, in a batch, after a hand-over, a retraction or a resume."""
+token by token. Cuts: chunks, batches, a hand-over, a retraction, a resume."""
 
 from dataclasses import replace
 from functools import cache

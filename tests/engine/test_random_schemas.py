@@ -1,5 +1,5 @@
-"""Random bounded schemas. Every answer that ends by a stop is valid by its schema, every other one
-is a prefix of a valid one, and nearly all end. `make test` tries a few, `make test-slow` 500,
+"""Random bounded schemas. Every answer that ends by a stop is valid by its schema. Every other one
+is a prefix of a valid answer, and nearly all end. `make test` tries a few, `make test-slow` 500,
 `TASUKI_SCHEMAS=5000 pytest -m slow tests/engine/test_random_schemas.py` 5,000."""
 
 import json

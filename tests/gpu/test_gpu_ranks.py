@@ -1,6 +1,6 @@
-"""Models shared by two GPUs: tokens of the goldens in float32; samplers, grammars and drafts as on
-a CPU; hand-overs between any two sizes; memory below the arenas; the end of a node after its other
-rank died."""
+"""Models shared by two GPUs have the tokens of the goldens in float32. Samplers, grammars and
+drafts are as on a CPU. Also hand-overs between any two sizes, memory below the arenas, and the end
+of a node after its other rank died."""
 
 import os
 import signal

@@ -45,7 +45,7 @@ TEMPLATE = (
 
 def write_tokenizer(folder: Path) -> None:
     """Write a byte-level BPE of at most 320 entries with a ChatML template, in Hugging Face layout.
-    As in real checkpoints, the thinking tags are tokens but not special."""
+    The thinking tags are tokens but not special, as in real checkpoints."""
     library = Library(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()

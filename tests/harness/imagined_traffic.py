@@ -1,7 +1,7 @@
 """Five minutes of agents' conversations on one node, as its history would have them.
 
-Random by a seed. Most turns resume at the end of the last turn. Sometimes the state of a turn was
-evicted.
+They are random by a seed. Most turns resume at the end of the last turn. Sometimes the state of a
+turn was evicted.
 """
 
 import random

@@ -1,5 +1,5 @@
-"""Attention equals the CPU path's: runs over cached pages, split or whole or with early keys
-attended elsewhere, and a decode step for every split of its pages."""
+"""Attention equals the CPU path's. Cases: runs over cached pages, split or whole or with early keys
+attended elsewhere. Also a decode step for every split of its pages."""
 
 from dataclasses import replace
 

@@ -1,5 +1,5 @@
-"""Entries for the draft layer equal the CPU path's: of runs and of decode steps, after other tokens
-of this forward and after a slot's carry. A golden prompt's guess equals its own."""
+"""Entries for the draft layer equal the CPU path's, of runs and of decode steps. They follow other
+tokens of this forward, or a slot's carry. A golden prompt's guess equals its own."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

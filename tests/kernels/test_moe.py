@@ -1,5 +1,5 @@
-"""Parts of the mixture of experts compared with the CPU path, with poisoned outputs: the choice of
-experts, the order of pairs, their spread and the shared expert's gate."""
+"""Parts of the mixture of experts compared with the CPU path, with poisoned outputs. Parts: the
+choice of experts, the order of pairs, their spread, and the shared expert's gate."""
 
 import pytest
 import torch

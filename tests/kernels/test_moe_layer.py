@@ -1,5 +1,5 @@
-"""A mixture of experts compared with the CPU path on the same numbers, in both phases: numbers, FP8
-and NVFP4, each matrix stored separately, few tokens and many."""
+"""A mixture of experts compared with the CPU path on the same numbers, in both phases. Cases:
+numbers, FP8 and NVFP4, each matrix stored separately, few tokens and many."""
 
 import math
 from dataclasses import replace

@@ -1,5 +1,5 @@
-"""Products with FP8 and NVFP4 weights compared with their references on the codes' numbers: every
-grid of scales, both publishers, parts that fall between blocks, sizes that fill no tile."""
+"""Products with FP8 and NVFP4 weights compared with their references on the codes' numbers. Cases:
+every grid of scales, both publishers, parts that fall between blocks, sizes that fill no tile."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,5 +1,5 @@
-"""The exchange of several ranks' kernels, with one rank's mailboxes filled or read by the others:
-sums in rank order, parts side by side, and a wait that ends."""
+"""The exchange of several ranks' kernels, with one rank's mailboxes filled or read by the others.
+Cases: sums in rank order, parts side by side, and a wait that ends."""
 
 from dataclasses import dataclass
 

@@ -1,5 +1,5 @@
-"""The draft layer's guess equals the published head's. Its entries and its carry are the same for
-every way a prompt came in: whole, in chunks, token by token, or resumed at a checkpoint."""
+"""The draft layer's guess equals the published head's. Its entries and its carry do not depend on
+the way of a prompt: whole, in chunks, token by token, or resumed at a checkpoint."""
 
 import json
 from dataclasses import replace

@@ -1,5 +1,5 @@
-"""Keys and values as FP8 rows: in the wire's format, read back as stored by every reader, in half
-of bf16's pages, and close to the unrounded values."""
+"""Keys and values as FP8 rows in the wire's format. Every reader reads them as stored. They need
+half of bf16's pages and are close to the unrounded values."""
 
 from collections.abc import Iterator
 from dataclasses import replace

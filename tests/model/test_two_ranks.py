@@ -156,8 +156,8 @@ def test_ranks_that_add_up_in_the_hook_answer_as_one(
 
 
 def errors(model: Qwen35Model, case: Golden, exact: list[Tensor]) -> tuple[float, int]:
-    """Return the largest difference of its logits from `exact`, after the prompt and each token of
-    the golden answer, and the number of equal greedy choices."""
+    """Return (distance, agreed) after the prompt and each token of the golden answer. distance: the
+    largest difference of its logits from `exact`. agreed: the number of equal greedy choices."""
     request = Request(Workspace(model), len(case.prompt) + len(case.greedy))
     far, agreed = 0.0, 0
     runs = [case.prompt, *([token] for token in case.greedy[:-1])]

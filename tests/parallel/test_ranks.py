@@ -276,8 +276,8 @@ class Launched:
 def test_an_event_has_passed_once_every_rank_has_run_what_was_launched_before(
     cast: Callable[..., Cast],
 ) -> None:
-    """A rank may still run the part after a forward's last collective when the leader has ended it:
-    a draft layer's entries, and all of a plan that only copies."""
+    """A rank may still run the part after a forward's last collective when the leader has ended it.
+    This part is a draft layer's entries, or all of a plan that only copies."""
     found = cast(2)
     runner = LeaderRunner(Launched(), found.ranks)  # type: ignore[arg-type]
     assert runner.record_event()()

@@ -1,9 +1,14 @@
 """Conditions at every step of a simulated pair, and at its end.
 
-The promises of docs/faults.md: (1) only whole data is committed; (2) each request ends once, right
-or with a reason; (3) ids are accounted for, and at the end nothing is held; (4) no write arrives
-outside a destination (bytes.py). Also every wait is bounded: a live side has a next check, leaves
-each state in time, and ends in time.
+The promises of docs/faults.md:
+
+1. Only whole data is committed.
+2. Each request ends once, right or with a reason.
+3. Ids are accounted for, and at the end nothing is held.
+4. No write arrives outside a destination (bytes.py).
+
+Also every wait is bounded: a live side has a next check, leaves each state in time, and ends in
+time.
 """
 
 from collections import Counter

@@ -25,8 +25,8 @@ from .world import (
 TRANSFERS = 60
 """Requests of one history."""
 _GOES_ON, _PAUSE, _STRUCK = 0.85, (2.0, 9.0), 0.46
-"""Requests come in bursts: the probability of another request at once, seconds between bursts, and
-the probability of a fault of a node or the link in a burst."""
+"""Requests come in bursts. The values: the probability of another request at once, seconds between
+bursts, and the probability of a fault of a node or the link in a burst."""
 _IDS = 30
 _REST = 350.0
 """Seconds in which the last transfers end after any fault."""

@@ -1,6 +1,6 @@
 """An answer with a handed-over prompt has as many drafts, and as many accepted, as one computed on
 one node. This holds for every source of drafts, also if the second token came from an early step.
-Then the same for one node with a prompt one token longer."""
+The same holds for one node with a prompt one token longer."""
 
 from collections.abc import Iterator
 from functools import cache

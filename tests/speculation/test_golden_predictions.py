@@ -1,5 +1,5 @@
-"""Every golden with itself as its prediction, whole and broken at random places, new in each run:
-the golden's tokens, and the right number of accepted drafts."""
+"""Every golden with itself as its prediction, whole and broken at random places, new in each run.
+The answer has the golden's tokens and the right number of accepted drafts."""
 
 import numpy as np
 

@@ -1,5 +1,5 @@
-"""The model's own draft layer as the drafter: the answers and the tree as without it, drafts equal
-to the layer's expectation, and as many accepted after a cached prompt as after a computed one."""
+"""The model's own draft layer as the drafter. Answers and tree are as without it, and drafts equal
+the layer's expectation. As many are accepted after a cached prompt as after a computed one."""
 
 from functools import cache
 

@@ -1,5 +1,5 @@
-"""A side of a transfer on an event loop: its events in order, its checks in time, and a cost low
-enough for hundreds of transfers."""
+"""A side of a transfer on an event loop handles its events in order and its checks in time. Its
+cost is low enough for hundreds of transfers."""
 
 import asyncio
 import time

@@ -1,5 +1,5 @@
-"""Properties of an inexact wire only: staging with waits and no leaks, a receiver that writes
-because it decodes in place, and layer chunks of another precision."""
+"""Properties of an inexact wire only: staging with waits and no leaks, and layer chunks of another
+precision. Its receiver decodes in place and so is a writer too."""
 
 import threading
 import time

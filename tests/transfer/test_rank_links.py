@@ -14,7 +14,7 @@ from tasuki.transfer.ranks.links import LinkPieces, Piece, RankLink, rank_links
 
 SIZES = (1, 2, 4, 8)
 PAGES = range(8)
-"""As many pages as there can be copies, so each link has its turn."""
+"""The number of pages is at least the number of copies, so each link has its turn."""
 
 
 def published(name: str) -> CacheLayout:
