@@ -110,9 +110,9 @@ class PromptLayout:
         for run, shift in zip(self.runs[first:], self._shifts[first:], strict=False):
             if run.start >= stop:
                 break
-            inside = torch.arange(max(run.start, start), min(run.end, stop))
-            part = slice(int(inside[0]) - start, int(inside[-1]) + 1 - start)
-            base, offset = run.start + shift, inside - run.start
+            begin, end = max(run.start, start), min(run.end, stop)
+            part = slice(begin - start, end - start)
+            base, offset = run.start + shift, torch.arange(begin, end) - run.start
             found[0, part] = base
             found[1, part] = base + offset // run.columns
             found[2, part] = base + offset % run.columns
