@@ -3,9 +3,9 @@
 VisionConfig: `vision_config` beside `text_config`. PictureTokens: ids of the placeholders, in the
 outer object. Both are immutable, so free to share between threads.
 
-Settings that change the rows without a trace in the tensors are rejected: other activations, rows
-taken from inner blocks (Qwen3-VL's deepstack), other rotary positions. Each error names the file,
-the field and the fix. Source: transformers 5.24, `models/qwen3_5`.
+Other activations, rows of inner blocks (Qwen3-VL's deepstack) and other rotary positions are
+rejected, because no tensor shows them. Each error names the file, the field and the fix. Source:
+transformers 5.24, `models/qwen3_5`.
 """
 
 import json
@@ -27,6 +27,7 @@ _ONLY: tuple[tuple[str, object], ...] = (
     ("deepstack_visual_indexes", []),
 )
 _THETA = 10000.0
+_SECTIONS = (11, 11, 10)
 _NORM_EPS = 1e-6
 """Constant of every LayerNorm. No config has a field for it."""
 
@@ -166,14 +167,14 @@ def _theta(vision: ConfigFields) -> float:
 
 
 def _sections(outer: ConfigFields) -> tuple[int, int, int]:
+    """Return the sections. A scaling for long contexts may lack them; transformers then takes those
+    of the published models."""
     text = outer.object("text_config") or outer
     rope = text.object("rope_scaling") or text.object("rope_parameters")
     if rope is None:
-        raise text.error("rope_parameters", "is missing", "copy it from the published config")
+        return _SECTIONS
     rope.require("mrope_interleaved", True)
-    found = rope.get("mrope_section")
-    if found is None:
-        raise rope.error("mrope_section", "is missing", "copy it from the published config")
+    found = rope.get("mrope_section", [*_SECTIONS])
     sizes = found if isinstance(found, list) else []
     if len(sizes) != 3 or not all(type(size) is int and size >= 0 for size in sizes):
         raise rope.error("mrope_section", f"is {found!r:.80}", "use three counts of pairs")

@@ -10,6 +10,8 @@ The first frame of an animation is taken.
 """
 
 import io
+import struct
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +31,15 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 """Formats served, by Pillow's names. No other decoder of Pillow is tried."""
 _ORIENTATION = 0x0112
 _TURNED = frozenset({5, 6, 7, 8})
-"""Orientations that exchange height and width."""
+"""Orientations with height and width exchanged."""
+_PNG_SIGNATURE = 8
+"""Bytes in front of a PNG file's first chunk."""
+_PIXEL_CHUNKS = frozenset({b"IDAT", b"acTL", b"fcTL", b"fdAT"})
+_NO_PIXELS = struct.pack(">I4sI", 0, b"IDAT", zlib.crc32(b"IDAT"))
+_MOST_READS = 2**17
+"""Reads of one file. Pillow reads a damaged header byte by byte; this many take a tenth of a
+second."""
+_TOO_MANY = "a picture's file is in too many parts; save it again"
 
 
 class PillowMissing(RuntimeError):
@@ -59,7 +69,7 @@ def read_header(content: bytes, bounds: PictureBounds) -> PictureHeader:
     """Return the header of an encoded picture. No pixel is decoded. Raises PictureError,
     PillowMissing."""
     with _opened(content, bounds) as image:
-        return _header(image)
+        return _header(image, content)
 
 
 def decode(content: bytes, bounds: PictureBounds) -> Tensor:
@@ -67,7 +77,7 @@ def decode(content: bytes, bounds: PictureBounds) -> Tensor:
     with _opened(content, bounds) as image:
         from PIL import ImageOps
 
-        wanted = _header(image).size
+        wanted = _header(image, content).size
         image.load()
         upright = ImageOps.exif_transpose(image)
         found = torch.from_numpy(np.array(_on_white(upright)))
@@ -79,11 +89,25 @@ def decode(content: bytes, bounds: PictureBounds) -> Tensor:
         return found
 
 
+class _CountedFile(io.BytesIO):
+    """A file in memory that allows a number of reads. Raises PictureError."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(content)
+        self._left = _MOST_READS
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._left -= 1
+        if self._left < 0:
+            raise PictureError(_TOO_MANY)
+        return super().read(size)
+
+
 @contextmanager
 def _opened(content: bytes, bounds: PictureBounds) -> Iterator["Image"]:
     """Open a picture, checked against the bounds. Failures of Pillow become PictureError."""
     try:
-        from PIL import Image
+        from PIL import Image, UnidentifiedImageError
     except ImportError as error:
         raise PillowMissing from error
     if len(content) > bounds.most_bytes:
@@ -92,13 +116,15 @@ def _opened(content: bytes, bounds: PictureBounds) -> Iterator["Image"]:
             "file"
         )
     try:
-        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+        with Image.open(_CountedFile(content), formats=FORMATS) as image:
             _check_size(Size(image.height, image.width), bounds)
             yield image
     except PictureError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise PictureError(f"a picture is too large ({error}); send fewer pixels") from error
+    except UnidentifiedImageError as error:
+        raise PictureError(f"a file is no picture; send {', '.join(FORMATS)}") from error
     except Exception as error:
         # Decoders of damaged files raise anything: OSError, SyntaxError, struct.error, KeyError.
         raise PictureError(
@@ -115,10 +141,42 @@ def _check_size(size: Size, bounds: PictureBounds) -> None:
         )
 
 
-def _header(image: "Image") -> PictureHeader:
-    turned = image.getexif().get(_ORIENTATION) in _TURNED
+def _header(image: "Image", content: bytes) -> PictureHeader:
+    turned = _orientation(image, content) in _TURNED
     sides = (image.width, image.height) if turned else (image.height, image.width)
-    return PictureHeader(str(image.format), Size(*sides))
+    # A JPEG file of several pictures has a name of its own in Pillow.
+    name = "JPEG" if image.format == "MPO" else str(image.format)
+    return PictureHeader(name, Size(*sides))
+
+
+def _orientation(image: "Image", content: bytes) -> int | None:
+    """Return EXIF's orientation, without pixels; None if the file has none."""
+    from PIL import Image
+
+    if image.format != "PNG":
+        found = image.getexif()
+    else:
+        # PNG may have it behind the pixels, and Pillow then decodes them first.
+        with Image.open(_CountedFile(_facts_first(content)), formats=("PNG",)) as facts:
+            found = Image.Image.getexif(facts)
+    orientation = found.get(_ORIENTATION)
+    return orientation if isinstance(orientation, int) else None
+
+
+def _facts_first(content: bytes) -> bytes:
+    """Return a PNG file's chunks without pixels and frames, then an empty chunk of pixels. Raises
+    PictureError for too many chunks."""
+    kept = [content[:_PNG_SIGNATURE]]
+    place = _PNG_SIGNATURE
+    for _ in range(_MOST_READS):
+        name = content[place + 4 : place + 8]
+        end = place + 12 + int.from_bytes(content[place : place + 4], "big")
+        if name in (b"IEND", b"") or end > len(content):
+            return b"".join((*kept, _NO_PIXELS))
+        if name not in _PIXEL_CHUNKS:
+            kept.append(content[place:end])
+        place = end
+    raise PictureError(_TOO_MANY)
 
 
 def _on_white(image: "Image") -> "Image":
