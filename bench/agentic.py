@@ -35,7 +35,7 @@ class AgenticConfig:
 
 @dataclass
 class Session:
-    """One conversation. tokens: of both sides. answers: one a turn."""
+    """One conversation. tokens: tokens of both sides so far. answers: one for each turn."""
 
     tokens: list[int]
     answers: list[Answer] = field(default_factory=list)

@@ -182,7 +182,7 @@ class ExchangeRank:
             graph = torch.cuda.CUDAGraph()
             with captured(graph):
                 step()
-            # A graph keeps no tensor that it was captured over.
+            # Keep `step` too: a graph does not keep its captured tensors alive.
             graphs.append((graph, step))
         order, delays = random.Random(1), random.Random(2 + self.rank)
         done, ends = 0, time.monotonic() + seconds
@@ -194,7 +194,7 @@ class ExchangeRank:
             if done % _TOGETHER == 0:
                 torch.cuda.synchronize()
                 self.own.check()
-                # All ranks replay as many, whosever time is over first.
+                # All ranks replay the same number of times, even if their times end differently.
                 if any(map(any, self._host.exchange(bytes([time.monotonic() > ends])))):
                     break
         torch.cuda.synchronize()

@@ -19,8 +19,8 @@ from .errors import BenchError
 
 @dataclass(frozen=True)
 class StoredForm:
-    """quantization: of weights. kv_dtype: of keys and values, named like in `tasuki serve`. ""
-    means plain: the engine's dtype."""
+    """quantization: format of the weights. kv_dtype: dtype of keys and values, with a name of
+    `tasuki serve`. "" means the engine's dtype."""
 
     quantization: str = ""
     kv_dtype: str = ""
@@ -129,7 +129,7 @@ class BenchConfig:
         config = replace(config, kv_dtype=kv_dtype, speculate=speculate, draft_tokens=draft_tokens)
         if self.device == "cpu" or not isinstance(self.arena_mib, Auto):
             return config
-        # Of the whole GPU: what is taken now, by the floors' measurement, is free again by then.
+        # Plan with the whole GPU: memory used by the floors' measurement is free again by then.
         return replace(config, arena_mib=self._plan(config, form).arena // MIB)
 
     def of_ranks(self) -> EngineConfig:
@@ -166,7 +166,7 @@ class BenchConfig:
 
     def _plan(self, engine: EngineConfig, form: StoredForm) -> MemoryPlan:
         memory = torch.cuda.get_device_properties(0).total_memory
-        # What an engine before this one leaves to the process: cuBLAS and cuDNN keep theirs.
+        # Memory kept by cuBLAS and cuDNN in the process after an earlier engine.
         memory -= _LEFT_BY_THE_FIRST if len(self.forms) > 1 else 0
         model = self.drafting_model(engine)
         return MemoryPlan.of(model, engine, memory, Role.FUSED, form.quantization)

@@ -252,7 +252,7 @@ def _drafted_row(
     own_times, off = gain.turns[turn], gain.turns[Turn.OFF]
     seconds, tokens = median(own_times.seconds), fmean(own_times.tokens)
     if turn is Turn.MOST:
-        # What the script says over many steps is known better than by these.
+        # The script's mean over many steps is more exact than these steps.
         times = gain.times(turn, script.tokens)
         name, extra = f"{own.draft_tokens} drafts", {"scripted": script.tokens}
         rate = point.batch * script.tokens / seconds
@@ -365,7 +365,7 @@ def _add_idle(report: Report, rig: Rig, point: Point) -> None:
     try:
         seconds = idle_between_steps(rig.step, _PROFILED_STEPS)
     except BenchError as error:
-        # Where the driver lets no profiler in, the times above stand all the same.
+        # The driver may permit no profiler. The times above are still valid.
         report.note(f"{name}: not measured, since {error}")
         return
     asked = [(f"< {IDLE_SECONDS * 1e6:g} us", seconds < IDLE_SECONDS)]

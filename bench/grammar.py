@@ -42,7 +42,7 @@ SCHEMA = {
     "required": ["name", "age", "kind", "parts"],
     "additionalProperties": False,
 }
-"""A schema long enough that no answer ends within a measurement."""
+"""A schema too long for any answer to end within a measurement."""
 GRAMMAR = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA))
 
 

@@ -1,5 +1,8 @@
-"""`tasuki bench prefill`: the time from the Submit of an uncached prompt to its first token, and
-the cost of ticking the step counter at every layer of a forward."""
+"""`tasuki bench prefill`: the time to an uncached prompt's first token, and the cost of ticks.
+
+The time counts from the prompt's Submit. Ticks are those of the step counter at every layer of a
+forward.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -46,9 +49,9 @@ class TickCost:
 
 
 def tick_cost(rig: Rig, tokens: int) -> TickCost:
-    """Measure the ticks of a prompt of `tokens` tokens: the same forward with and without ticks, in
-    turns in one run, so clock drift affects both. REQUIRES: a GPU; the arena has no pages in use or
-    published, because its pages are overwritten."""
+    """Measure the ticks of a prompt of `tokens` tokens. The same forward runs with and without
+    ticks, in turns in one run, so clock drift affects both. REQUIRES: a GPU; the arena has no pages
+    in use or published, because its pages are overwritten."""
     parts = rig.parts
     layout, device = parts.arena.layout, parts.arena.bytes.device
     count = -(-tokens // PAGE_TOKENS)

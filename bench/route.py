@@ -48,8 +48,8 @@ class _Link:
 
 
 def measure(nodes: int, prefixes: int, tokens: int, choices: int) -> dict[str, Any]:
-    """Measure choices. prefixes: of each node. tokens: of the prompt. Times are this thread's
-    processor time."""
+    """Measure choices. prefixes: number of each node's prefixes. tokens: length of the prompt.
+    Times are this thread's processor time."""
     random = Random(0)
     router = PrefillRouter("cost", "decode", seed=0, follow=lambda *_: nullcontext())
     prompt = np.random.default_rng(0).integers(0, 50_000, tokens, dtype=np.int32)

@@ -45,16 +45,16 @@ _PACE = 0.5
 engine."""
 _LIMIT_SECONDS = 5.0
 _MOST_FOR_LIMIT = 256
-"""Most streams in the measurement of that highest rate."""
+"""Most streams in the measurement of the highest rate."""
 _SHOWN_OF_LIMIT = ("tokens_per_second", "front_us_per_token", "gap_ms", "ttft_ms")
-"""Figures shown of that measurement. The engine's are left out: its tokens reach clients after the
-window."""
+"""Shown figures of the highest rate's measurement. The engine's are left out: its tokens reach
+clients after the window."""
 _WORKING = 2
 _SLOTS = 8
 """Room for checkpoints of every session, in addition to its working slots."""
 _LEAST_ARENA_MIB = 64
 _AS_ON_A_GPU = ("--engine-process", "process")
-"""The flags for a free model in place of a GPU's, matching that arrangement's figures."""
+"""The flags of a free model in a GPU's place, for the figures of the arrangement on a GPU."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -206,7 +206,8 @@ def _node(config: ServingConfig, role: str, folder: Path, *more: str) -> Iterato
         own += ["--token-us", f"{config.token_us}"]
     sessions = config.load.sessions
     flags = ["--model", str(model), "--max-batch", str(sessions), "--prefill-chunk-tokens", "8192"]
-    # No weights are in the folder, which a node whose engine is apart would look into for one.
+    # The folder has no weights, and a node with a separate engine process would search it for a
+    # draft layer.
     flags += ["--draft-layer", "off"]
     if config.free_model:
         flags += ["--arena-mib", str(_free_arena_mib(config))]
@@ -224,7 +225,7 @@ def _free_arena_mib(config: ServingConfig) -> int:
     """Return an arena size large enough to avoid evictions, in MiB."""
     layout = ModelConfig.from_dict(_shape(config)).cache_layout("bfloat16", "bfloat16", "float32")
     sessions = config.load.sessions
-    # The last page of a session is its own, and so may be that of each of its turns.
+    # The last page of a session is its own, and possibly the last page of each turn too.
     pages = config.tokens_held // PAGE_TOKENS + sessions * _SLOTS
     slabs = pages // layout.pages_per_slab + sessions * (_WORKING + _SLOTS)
     return max(_LEAST_ARENA_MIB, slabs * layout.slab_bytes // 2**20 + 1)

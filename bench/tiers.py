@@ -37,7 +37,7 @@ class Mover:
     caller's. During moving() a separate thread copies."""
 
     def __init__(self, copies: PieceCopies, layout: CacheLayout, slabs: int) -> None:
-        """Set up the copies. slabs: of both arenas, not used by anything else."""
+        """Set up the copies. slabs: number of slabs of both arenas, unused by anything else."""
         self._copies = copies
         self._layout = layout
         self._pages = [(page, page) for page in page_ids(layout, range(1, slabs))]
@@ -64,8 +64,8 @@ class Mover:
 
     @contextmanager
     def moving(self, direction: Direction, bytes_a_second: float) -> Iterator[None]:
-        """Copy at that rate in that direction until the block ends. Raises BenchError if the rate
-        was lower."""
+        """Copy at the given rate in the given direction until the block ends. Raises BenchError if
+        the rate was lower."""
         ends = threading.Event()
         self._moved = 0
         thread = threading.Thread(target=self._move, args=(direction, bytes_a_second, ends))
@@ -128,7 +128,7 @@ def main(argv: Sequence[str]) -> int:
         "tasuki bench tiers", "Time what lies below the arena.", argv, BenchConfig, TiersConfig
     )
     longest = own.session_tokens + own.suffix_tokens + _LONGER
-    # What a longer context would need beside it is not measured here.
+    # Leave out the memory for a longer context, because it is not measured here.
     model = config.model_config()
     model = replace(model, max_position=min(model.max_position, longest))
     report = config.reported(f"tiers {config.model}")
@@ -175,7 +175,7 @@ def _rig(
     slabs += _SPARE_SLABS
     engine = replace(engine, arena_mib=-(-slabs * layout.slab_bytes // MIB))
     parts = random_parts(model, engine)
-    # In whole MiB it may hold two of a small model.
+    # An exact arena: in whole MiB it might hold two sessions of a small model.
     arena, below = Arena(layout, slabs, device), arena_below(layout, _SESSIONS * slabs, device)
     return Rig(model, engine, replace(parts, arena=arena, host=below))
 

@@ -67,7 +67,7 @@ def _rows(parts: Sequence[str], config: BenchConfig, own: TransferConfig) -> Ite
     if "blocks" in parts:
         from tasuki.bench.handover.blocks import block_rows
 
-        # NIXL's are what the others are for.
+        # NIXL's rows are for comparison.
         for kind in dict.fromkeys([own.transport, *(["nixl"] if installed_package() else [])]):
             yield from block_rows(kind, torch.device("cuda", 0), torch.device("cuda", 1))
     if "engine" in parts or "nodes" in parts:
@@ -102,7 +102,7 @@ def _model_rows(
     sender, receiver = ("cuda:0", "cuda:1") if config.device == "cuda" else ("cpu", "cpu")
     kind = own.transport if config.device == "cuda" else "nixl"
     if config.tensor_parallel > 1:
-        # Two nodes share a GPU, so that neither may have all of it.
+        # Two nodes share a GPU, so neither may have all of it.
         mib = _SHARED_MIB if isinstance(config.arena_mib, Auto) else config.arena_mib
         of_one = replace(config.of_ranks(), tensor_parallel=1, arena_mib=mib)
         yield from ranks_rows(model, of_one, config.tensor_parallel, config.device, kind, work)

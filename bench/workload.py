@@ -54,16 +54,16 @@ RANK_PREFILL_TARGETS = {("27b", 50_000): 1.7}
 PREFILL_TARGETS = {("9b", 8_192): 0.216, ("9b", 50_000): 1.50}
 # At 50K cached: 64 tokens answered and 800 new; then the same prompt again.
 TURN_TARGETS = {"9b": (45e-3, 15e-3)}
-# Against transformers with fla in the same run, at one request.
+# Against transformers with fla in the same run, with one request.
 DECODE_PEER_RATIO = 12.0
 GRAMMAR_RATIO = 1.05
 """Ratio of a step with grammars on half of the answers to one without grammars."""
 BUDGET_RATIO = 1.01
 """Ratio of a step of answers with thinking budgets to one without budgets."""
 PREFILL_PEER_RATIO = 1.35
-# Of what a draft layer's entries may cost a step, and a prompt, that draft nothing.
+# Allowed cost of a draft layer's entries for a step and for a prompt, both without drafts.
 MOST_ENTRIES_OF_A_STEP, MOST_ENTRIES_OF_A_PROMPT = 0.01, 0.015
-# The share of a forward's time that ticking the step counter may take.
+# Allowed share of ticks of the step counter in a forward's time.
 MOST_TICK_COST = 0.01
-# Between two decode graphs, at that batch.
+# Idle time between two decode graphs, at this batch.
 IDLE_BATCH, IDLE_SECONDS = 64, 50e-6

@@ -45,7 +45,7 @@ def described(name: str) -> Command:
     try:
         flags = json.loads(printed.getvalue())["flags"]
     except (ValueError, KeyError):
-        # A command of commands has no flags of its own.
+        # A command with subcommands has no flags of its own.
         flags = []
     return Command(name, COMMANDS[name][1], tuple(flags))
 

@@ -277,8 +277,8 @@ def compare(answers: Sequence[Answer], oracle: Sequence[Answer]) -> Verdict:
     return Verdict(tokens, (), None)
 
 
-# A small model repeats itself when greedy. The noise depends on (seed, position) only, so that both
-# runs must draw the same tokens all the same.
+# A small model repeats itself when greedy. The noise depends on (seed, position) only, so both runs
+# must still sample the same tokens.
 SAMPLING: SamplingOptions = {"temperature": 0.8, "top_p": 0.95, "seed": 7}
 _KNOWS_NOTHING = (
     "It knows nothing: its sentences look like English and mean nothing. All else is as it is for "

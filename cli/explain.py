@@ -1,8 +1,8 @@
-"""`tasuki explain REQUEST`: how one request ran, on one screen.
+"""`tasuki explain REQUEST`: the run of one request, on one screen.
 
-Shows the prompt's match, the resumed state, and lost cached tokens with the request that took them.
-Shows the evictions made for it, its transfer's timeline, and its seconds by state. Prints the
-node's report and computes nothing.
+Shows the prompt's match, the resumed state, and lost cached tokens with the evicting request. Shows
+the evictions made for it, its transfer's timeline, and its seconds by state. Prints the node's
+report and computes nothing.
 """
 
 from collections.abc import Sequence

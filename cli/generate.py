@@ -143,7 +143,7 @@ def daemons(config: GenerateConfig) -> AbstractContextManager[str]:
 
     if config.disaggregated:
         ranks = config.prefill_ranks
-        # An engine of several ranks has a process of its own.
+        # An engine of several ranks has a separate process.
         apart = ["--handover-bind", "127.0.0.1:0"] if ranks > 1 else []
         decode = ["--route", "fixed", "--local-prefill-tokens", "0"]
         return disaggregated(

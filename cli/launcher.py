@@ -19,13 +19,13 @@ from tasuki.client.errors import LaunchError
 from tasuki.utils.program import PACKAGE
 
 READY_SECONDS = 120.0
-# A daemon drains for 30 seconds by default: one that is killed before has not been asked.
+# A daemon drains for up to 30 seconds by default; a kill before then would cut the drain off.
 STOP_SECONDS = 45.0
 _TAIL_LINES = 40
 
 
 class Daemon:
-    """One child. Call `wait_ready` once, then `stop` once, both from the thread that started it."""
+    """One child. Call `wait_ready` once, then `stop` once, both on the starting thread."""
 
     _tail_lines = _TAIL_LINES
 
@@ -51,7 +51,8 @@ class Daemon:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            # A terminal's Ctrl-C goes to the caller alone, which then stops its children in order.
+            # A terminal's Ctrl-C goes to the caller alone, and the caller stops its children in
+            # order.
             start_new_session=True,
         )
 

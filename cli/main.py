@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _meant(command: str) -> str:
-    """Return a hint: the nearest command, or the command that lists all."""
+    """Return a hint: the nearest command, or the command for a list of all."""
     known = [*COMMANDS, "version"]
     begun = [name for name in known if command and name.startswith(command)]
     close = begun[:1] or difflib.get_close_matches(command, known, n=1)

@@ -23,8 +23,8 @@ MEND = "give the HOST:PORT of its HTTP or gRPC, as its start shows them, and --c
 
 @contextmanager
 def asking(target: str) -> Iterator[None]:
-    """Convert errors of calls that reached no node. Inside `with`, such a call raises a ClientError
-    naming the target and the fix instead of gRPC's text. target: HOST:PORT."""
+    """Convert errors of calls without an answering node. Inside `with`, such a call raises a
+    ClientError naming the target and the fix instead of gRPC's text. target: HOST:PORT."""
     import grpc
 
     from tasuki.client.errors import ClientError
@@ -32,7 +32,7 @@ def asking(target: str) -> Iterator[None]:
     try:
         yield
     except ClientError as error:
-        # A node's own refusals have a kind.
+        # A node's own rejection has a kind.
         if error.status is not grpc.StatusCode.UNAVAILABLE or error.kind is not None:
             raise
         raise ClientError(
@@ -73,7 +73,7 @@ def grpc_address(target: str, ca: str, api_key: str) -> str:
     """Return the gRPC address of the node with HTTP or gRPC at `target`. Raises ClientError."""
     answer = _asked(target, ca, api_key)
     if answer is None:
-        # Whether it is gRPC shows at the first call.
+        # The first call shows if the port speaks gRPC.
         return target
     if answer.status in (401, 403):
         _refuse(f"{answer.message or 'the node refuses this key'} (--api-key)")

@@ -13,7 +13,7 @@ from tasuki.utils.options import option
 @dataclass(frozen=True)
 class QuantiseConfig:
     model: str = option("", "folder of a BF16 checkpoint")
-    out: str = option("", "folder to make; it may not be there yet")
+    out: str = option("", "folder to make; it may not be there yet", unit="DIR")
     format: str = option(
         "fp8",
         "weight format: fp8 as Qwen's; fp8-channel, nvfp4-ct: compressed-tensors; "
@@ -29,7 +29,7 @@ class QuantiseConfig:
 
 def main(argv: Sequence[str]) -> int:
     config = parse_config("tasuki quantise", "Quantise a checkpoint.", argv, QuantiseConfig)
-    # Not before the flags are known to be right: torch takes seconds.
+    # Imported after the check of the flags, because torch takes seconds.
     from tasuki.model.quantise.checkpoint import RECIPES, quantise_folder
 
     target = Path(config.out)

@@ -150,7 +150,7 @@ def _answer(usage: m.Usage) -> list[str]:
 
 
 def _drafts(usage: m.Usage) -> list[str]:
-    # Each step behind the first token gave one more than it accepted.
+    # Each step after the first token gave one token more than it accepted.
     steps = max(1, usage.completion_tokens - usage.accepted_tokens - 1)
     return [
         f"  drafts   {usage.accepted_tokens} of {usage.drafted_tokens} tokens were accepted, "
@@ -160,8 +160,8 @@ def _drafts(usage: m.Usage) -> list[str]:
 
 
 def _drafts_of(use: m.DraftUse) -> str:
-    """Return the accepted drafts by place: of the first drafts of each step, of the second ones,
-    and so on."""
+    """Return the accepted drafts by place in a step: accepted of drafted ones at the first place,
+    at the second, and so on."""
     pairs = zip(use.accepted, use.drafted, strict=True)
     places = ", ".join(f"{accepted} of {drafted}" for accepted, drafted in pairs)
     return f"    {use.source:<10} by place {places}"
@@ -249,7 +249,7 @@ def _transfer(report: m.TransferReport) -> list[str]:
 
 
 def _lost(lost: m.EvictedCheckpoint) -> list[str]:
-    """Return the evicted state needed by the prompt, and the request that took its place."""
+    """Return the lines of the evicted state needed by the prompt, and of the evicting request."""
     taken = "what took it is forgotten"
     if lost.eviction is not None:
         taken = f"taken by {lost.eviction.taken_by or 'a flush, or a request that is gone'}"

@@ -34,7 +34,6 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "settings",
         nargs="*",
-        default=(),
         metavar="NAME=VALUE",
         help="of the new role, as max_batch=8",
     )
@@ -42,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     values = parser.parse_args(argv)
     config = parser.build(RoleConfig, values)
     settings: dict[str, str] = {}
-    for given in values.settings:
+    for given in values.settings or ():
         name, equals, value = given.partition("=")
         if not equals:
             parser.error(f"{given} is not NAME=VALUE")
@@ -83,7 +82,7 @@ def change_role(
             if admin.Stats(pb.StatsRequest(), timeout=5).role == wanted:
                 return
         except grpc.RpcError:
-            # It drains, or is not back yet.
+            # The node drains, or is not back yet.
             pass
         time.sleep(_POLL_SECONDS)
     raise RoleNotTaken(f"the node is no {role} node after {wait_seconds:.0f} s: read its log")

@@ -129,7 +129,7 @@ class AsyncAnswer:
     """An answer: `async for` segments, or await `result`. Cancelling the reading task aborts the
     request.
 
-    A call that fails before its first segment is retried if useful. After the first segment, the
+    A call failing before its first segment is retried if useful. After the first segment, the
     caller handles a failure. Raises ClientError.
     """
 

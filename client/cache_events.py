@@ -1,7 +1,7 @@
 """The events of one cache, as sent over the wire, and an index of its prefixes.
 
 The wire carries neither the reason for keeping a state nor a page's tokens. A namespace is the name
-of the empty prefix under the same salt. Nodes that do not send it give None.
+of the empty prefix under the same salt. Nodes without namespaces give None.
 
 PrefixIndex owns hashes, never tokens. It is independent of the tree, of other caches, and of the
 transport of batches. It may live in another process. Thread rule: one thread at a time. Invariant:
@@ -91,9 +91,10 @@ class PrefixIndex:
         self._sequence: int | None = None
         self.pages: set[bytes] = set()
         self.checkpoints: dict[bytes, int] = {}  # tokens by prefix
-        # Where each stands nearest: 0 in the arena, then the tiers below, which load it first.
+        # The nearest place of each: 0 in the arena, then the tiers below; a tier's entry must be
+        # loaded first.
         self.places: dict[bytes, int] = {}
-        # Of checkpoints inside a page: tokens by prefix, by the whole pages before it.
+        # Checkpoints inside a page: tokens by prefix, by the whole pages before it.
         self._tails: dict[bytes, dict[bytes, int]] = {}
 
     def apply(self, batch: Batch) -> None:

@@ -27,7 +27,7 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", 32 * 2**20),
     ("grpc.max_send_message_length", 32 * 2**20),
     ("grpc.keepalive_time_ms", 20_000),
-    # A node that restarts is back in seconds; gRPC's own backoff grows to two minutes.
+    # A restarting node is back in seconds; gRPC's own backoff grows to two minutes.
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
 )
@@ -53,7 +53,7 @@ def bearing(channel: grpc.Channel, api_key: str) -> grpc.Channel:
 
 
 class _Bearer(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):  # type: ignore[type-arg]
-    # gRPC's own call credentials refuse plain channels, which loopback uses.
+    # Not gRPC's own call credentials: they reject plain channels, used on loopback.
     def __init__(self, api_key: str) -> None:
         self._entry = ("authorization", f"Bearer {api_key}")
 
@@ -194,7 +194,7 @@ def _typed_errors() -> Iterator[None]:
     except grpc.RpcError as error:
         raise client_error(error) from error
     except ValueError as error:
-        # gRPC raises it for a closed channel.
+        # gRPC raises this error for a closed channel.
         message = f"{error}; this client was closed: open another"
         raise ClientError(message, grpc.StatusCode.FAILED_PRECONDITION, None) from error
 

@@ -52,16 +52,15 @@ _TRANSIENT_KINDS = frozenset(
         *("session_limit", "request_limit", "watcher_limit", "socket_limit"),
     }
 )
-# A node that stops cancels calls that come meanwhile. A call that its caller cancels is not
-# retried.
+# A stopping node cancels calls arriving meanwhile. A call cancelled by its caller is not retried.
 _TRANSIENT_STATUS = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
     """attempts: number of calls, the first included. first_pause: seconds before the second
-    attempt; it doubles, with jitter, up to longest_pause. deadline: seconds after which no new
-    attempt begins."""
+    attempt; it doubles, with jitter, up to longest_pause. deadline: seconds until the last start of
+    a new attempt."""
 
     attempts: int = 5
     first_pause: float = 0.1
@@ -75,7 +74,7 @@ class RetryPolicy:
         for _ in range(self.attempts - 1):
             if time.monotonic() - begun + pause > self.deadline:
                 return
-            # The jitter keeps clients that lost one node together from coming back together.
+            # The jitter spreads the return of clients that lost one node together.
             yield pause * random.uniform(0.5, 1.0)
             pause = min(2 * pause, self.longest_pause)
 

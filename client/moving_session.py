@@ -6,7 +6,7 @@ clearly better. Before it leaves, it asks the old node to hand its state back to
 use by the next node. If this fails or is slow, the prompt is computed again. Makes no call itself.
 
 DecodeNodes holds addresses, no channels. Any thread may use it. Invariant: a failed node is not
-selected for a while if there are others, so that a thousand sessions do not each hit the failure.
+selected for a while if there are others, so a thousand sessions do not each hit the failure.
 """
 
 import random
@@ -89,7 +89,7 @@ _REFUSALS = frozenset(
         *("session_limit", "not_served_here"),
     }
 )
-"""Refusals after which a session tries another node. Refusals from the caller's own limits are not
+"""Rejections leading a session to another node. Rejections by the caller's own limits are not
 included."""
 _GONE = frozenset({StatusCode.UNAVAILABLE, StatusCode.CANCELLED, StatusCode.DEADLINE_EXCEEDED})
 
@@ -120,8 +120,8 @@ class Move:
 
 
 class MovingSession(SessionLife):
-    """A session that may move between nodes. Invariant: until it is closed, DecodeNodes counts it
-    at exactly one node: its present node or its next one."""
+    """A session able to move between nodes. Invariant: until it is closed, DecodeNodes counts it at
+    exactly one node: its present node or its next one."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class MovingSession(SessionLife):
         self._asked_at = ""
         """Node of the last attempt to open the session."""
         self._refused: dict[str, str] = {}
-        """Nodes that rejected the present call, and the reasons."""
+        """The reasons of the nodes' rejections of the present call, by node."""
         self._slow = False
         self._handed_back: dict[str, int | None] = {}
         """Tokens pulled from the old node, by the session's id there."""
@@ -187,7 +187,7 @@ class MovingSession(SessionLife):
         self._lost = True
         self._refused[refused] = error.kind or error.status.name.lower()
         if all(node in self._refused for node in self._nodes.addresses):
-            # All were tried; who tries again after a pause begins with the others.
+            # All were tried: a retry after a pause begins with the others.
             self._refused = {refused: self._refused[refused]}
             return False
         return True
@@ -199,7 +199,7 @@ class MovingSession(SessionLife):
             target = yield from self._place()
         self._ask_at(target)
         if self.id and target != self.node and self.id not in self._handed_back:
-            # Once, though several nodes may be tried after it.
+            # Only once, even if several nodes are tried after it.
             self._handed_back = {self.id: (yield from self._hand_back())}
         return target
 
@@ -222,7 +222,7 @@ class MovingSession(SessionLife):
                 loads[node] = load
             if len(loads) == DRAWN:
                 break
-        # Now, since others were placed while this one asked.
+        # Count again now, because other sessions were placed while this one asked.
         counted = {
             node: replace(load, placed=self._nodes.placed(node)) for node, load in loads.items()
         }
@@ -246,12 +246,12 @@ class MovingSession(SessionLife):
         try:
             reply = yield Call("HandBack", request, self.node, self._targets.hand_back)
         except ClientError:
-            # What it holds is lost to the next node, which computes it.
+            # The state on the node is lost, and the next node computes it.
             return None
         return int(reply.pulled.tokens)
 
     def _look_around(self) -> Steps[None]:
-        """Leave a node with a slow last answer for a node that promises better."""
+        """Prepare to leave a node after a slow answer, if another node promises better."""
         target = self._targets.between_tokens
         busy = self._turn is not None or self._lost or self._closed
         if not self._slow or target is None or busy:

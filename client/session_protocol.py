@@ -41,7 +41,7 @@ class Pause:
 
 @dataclass(frozen=True)
 class ReadTurn:
-    """A step that reads the answer of this turn to its end."""
+    """A step: read the answer of this turn to its end."""
 
     turn: "Turn"
 
@@ -79,7 +79,7 @@ class Conversation:
     """The client's copy of a session. The session can be rebuilt from it on any node.
 
     Holds appended inputs and answers, in order. One thread. Invariant: it holds only inputs and
-    answers confirmed by the server, so that a rebuilt session equals the lost one exactly.
+    answers confirmed by the server, so a rebuilt session equals the lost one exactly.
     """
 
     def __init__(self, cache_salt: bytes, pieces: Sequence[pb.SessionAppendRequest] = ()) -> None:
@@ -97,7 +97,7 @@ class Conversation:
         return Conversation(self.cache_salt, self._pieces)
 
     def replay(self, session_id: str) -> Iterator[pb.SessionAppendRequest]:
-        """Yield the appends that rebuild the conversation in an empty session."""
+        """Yield the appends for rebuilding the conversation in an empty session."""
         for piece in self._pieces:
             request = pb.SessionAppendRequest(session_id=session_id)
             request.MergeFrom(piece)
@@ -109,8 +109,8 @@ CLOSE_SECONDS = 1.0
 
 
 class SessionLife:
-    """A conversation with a node that may forget it. One operation at a time. A subclass selects
-    the node and decides about moves (moving_session.py).
+    """A conversation with a node. The node may forget it. One operation at a time. A subclass
+    selects the node and decides about moves (moving_session.py).
 
     node: address of the node with this id; empty if there is only one node.
     """
@@ -193,8 +193,8 @@ class SessionLife:
                 self._lost = self._lost or is_transient(error)
                 yield Pause(next_pause(pauses, error))
             else:
-                # The node took the call, so the turn before it is over: its answer comes first in
-                # the conversation even if the caller did not read it to the end.
+                # The node took the call, so the previous turn is over. Its answer comes first in
+                # the conversation, even if the caller did not read it to the end.
                 if self._turn is not None:
                     yield ReadTurn(self._turn)
                 self._taken()
@@ -202,7 +202,7 @@ class SessionLife:
 
     def _reopen_if_lost(self) -> Steps[None]:
         if self._turn is not None and self._turn.cancelled and not self._turn.finished:
-            # It may have ended just before, and then the node's session has an unread answer.
+            # The turn may have ended just before, and then the node's session has an unread answer.
             self._lost = True
         yield from self._look_around()
         if not self._lost or self._closed:
@@ -222,7 +222,7 @@ class SessionLife:
                 yield Call("Close", closing, left[0], CLOSE_SECONDS)
 
     def _twin(self, conversation: Conversation, id: str) -> "SessionLife":
-        """Return a session with that id on the same node."""
+        """Return a session with `id` on the same node."""
         return SessionLife(conversation, self.retry, id)
 
     def _look_around(self) -> Steps[None]:

@@ -1,4 +1,4 @@
-"""Engines whose metric names /metrics can offer beside tasuki's own names."""
+"""Engines whose metric names can be added to /metrics beside tasuki's own."""
 
 GEN_AI = "gen_ai"
 """OpenTelemetry's names."""

@@ -86,7 +86,7 @@ def health(
     standing: Standing, pools: Mapping[str, Any], faults: Mapping[str, int], now: float
 ) -> dict[str, Any]:
     """Return the health as JSON: word, level, and reasons, the worst first. pools: the last sample
-    of the node's counters, as an event; empty before the first. faults: those of the last minute,
+    of the node's counters, as an event; empty before the first. faults: faults of the last minute,
     by kind. now: seconds since 1970."""
     if standing.lost is not None:
         found: tuple[Trouble, ...] = (Trouble(Level.DEAD, standing.lost),)

@@ -35,8 +35,8 @@ ObservedMessage = (
 @dataclass(frozen=True)
 class NodeReport:
     """Counters of a node. prefill_nodes: counts by state. windows: counts of layer chunks sent
-    here, by outcome. sent: counters of a node that hands prompts over. peers: the progress reported
-    by linked nodes, by address or name. chat_tokens: tokens of rendered conversations, by their
+    here, by outcome. sent: counters of a node handing prompts over. peers: the progress reported by
+    linked nodes, by address or name. chat_tokens: tokens of rendered conversations, by their
     source; empty for a node without rendering. links: a decode node's links to prefill nodes.
     about: `node` (its name), `role`, `model`, `version`, and `started_at` in seconds since 1970."""
 
@@ -72,8 +72,8 @@ class DiskRoom:
 class FrontReport:
     """The API server's state. silent_seconds: time for which the engine has owed its counters; 0 if
     the counters are current. failures: clients' calls ended by an error, by kind. certificates:
-    expiry of those in use in seconds since 1970, by setting. disks: by the setting that names a
-    folder."""
+    expiry of the certificates in use in seconds since 1970, by setting. disks: free space of each
+    configured folder, by its setting."""
 
     state: NodeState = NodeState.READY
     silent_seconds: float = 0.0

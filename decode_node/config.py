@@ -86,7 +86,7 @@ class DecodeConfig(WireOptions):
         """Return the source of prefill nodes set by the settings. access: to etcd. Raises
         EtcdAccessError."""
         if self.etcd:
-            # It loads aiohttp, which no command line waits for.
+            # This loads aiohttp, and no command line should wait for that.
             from tasuki.server.discovery.etcd import Etcd
             from tasuki.server.discovery.registration import EtcdMembership
 
@@ -111,10 +111,10 @@ class HandoverSettings:
     stopped one by one before. connect: limit of one attempt to connect. retry_first, retry_last:
     first and longest pause between attempts; the pause doubles each time. landing: time between
     Done and the arrival of the last layer chunk. acknowledge: limit of one abort's reply. write:
-    limit for the prefill node to take one message of a room. patience: a room not fenced within
-    this time gives up the connection, so that the lease runs out. attempts: number of prefill nodes
-    tried for one prompt before it is prefilled here. deadlines, pull: deadlines of rooms and of
-    pulls, by state.
+    limit for the prefill node to take one message of a room. patience: limit for a lost room to be
+    fenced; beyond it the connection is given up, so its lease runs out. attempts: number of prefill
+    nodes tried for one prompt before it is prefilled here. deadlines, pull: deadlines of rooms and
+    of pulls, by state.
     """
 
     silence: float = 3.0

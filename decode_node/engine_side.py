@@ -1,7 +1,7 @@
 """Part of a decode node inside its engine's process: engine, receiver and links to prefill nodes.
 
-Owns the receiver, the sender (it sends pulls), the links and the hand-over's event loop. Links and
-rooms live on that loop, so client requests never delay a heartbeat. Implements EngineSide.
+Owns the receiver, the sender (for pulls), the links and the hand-over's event loop. Links and rooms
+live on this loop, so client requests never delay a heartbeat. Implements EngineSide.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ class DecodeSide(PairSide):
     ) -> None:
         dials = dialling(server_config, config)
         parts = replace(parts, slabs=plane.slabs, wire=plane.window_source.sizes)
-        # What is pulled from here was computed long ago: no tick is waited for but other ranks'.
+        # Pulled states were computed long ago, so only ticks of other ranks are awaited.
         steps = parts.sent_behind or StepCounter()
         ends = TransferEngine.over(plane, steps, config.layers_per_window, config.lease_seconds)
         # A step beside the batch's would have the ranks exchange out of order.

@@ -54,13 +54,12 @@ log = logging.getLogger(__name__)
 _BUSY_SECONDS = 0.5
 """Seconds between two checks of the load of all prefill nodes."""
 _FETCH_SLACK = 4.0
-"""Factor on the estimated compute time: a fetch is given up after that time, at least
-_FETCH_LEAST."""
+"""Factor on the estimated compute time, to limit a fetch. The limit is at least _FETCH_LEAST."""
 _FETCH_LEAST, _FETCH_MOST = 2.0, 10.0
 _HOLDERS_FAULT = frozenset({m.FetchOutcome.LATE, m.FetchOutcome.LOST})
 _NOT_FETCHED_FROM_SECONDS = 60.0
-"""Seconds without fetches from a node after a fetch failed by its fault. A node that lists much and
-gives nothing must not delay every prompt."""
+"""Seconds without fetches from a node after a fetch failed by its fault. A node with a long list
+and no data must not delay every prompt."""
 
 
 @dataclass
@@ -80,7 +79,7 @@ class _Asked:
     def move(self) -> None:
         """Move the prompt to the second choice. REQUIRES: the choice has a second."""
         assert self.chosen is not None
-        # The node is not at fault: it may be asked again should the other one be lost.
+        # The node is not at fault: it may be asked again if the other one is lost.
         self.tried = self.tried[:-1]
         self.moves_to, self.moved_from = self.chosen.second, self.chosen.link.target
 
@@ -110,10 +109,10 @@ class HandoverClient:
         pull_tokens: int = 32,
     ) -> None:
         """loop: the hand-over's event loop; all methods but deliver() and links run on it.
-        dialling: by default plain text, and on this host only. traceparent: returns that of a live
-        request's span, empty if it has none. progress: returns this node's progress. route: policy
-        that chooses a prompt's prefill node. pull_tokens: least tokens worth a pull before any
-        measurement."""
+        dialling: by default plain text, and on this host only. traceparent: returns the
+        `traceparent` of a live request's span, empty if it has none. progress: returns this node's
+        progress. route: policy to choose a prompt's prefill node. pull_tokens: least tokens worth a
+        pull before any measurement."""
         self._pull_tokens = pull_tokens
         self._traceparent = traceparent
         self._post = post
@@ -153,7 +152,8 @@ class HandoverClient:
 
     @property
     def links(self) -> tuple[PrefillLink, ...]:
-        """Return the links to the prefill nodes that are members now. From any thread."""
+        """Return the links to the present member prefill nodes. It may be called from any
+        thread."""
         return self._links.members
 
     def statuses(self) -> tuple[PrefillNodeStatus, ...]:
@@ -203,7 +203,7 @@ class HandoverClient:
         if self._following is not None:
             self._following.cancel()
         await self._links.stop(self._settings.patience)
-        # Those that were cancelled.
+        # Wait for the cancelled transfers.
         await self._rooms.end(self._settings.patience)
 
     def deliver(self, message: m.Outbox) -> None:
@@ -222,7 +222,8 @@ class HandoverClient:
                 if (incoming := self._incoming(grant.room)) is not None:
                     incoming.put(say.Grant(grant.generation, grant.destination, grant))
                 else:
-                    # Granted while the room was being lost: no sender ever saw it.
+                    # The destination was allocated while the room was lost, so no sender ever had
+                    # it.
                     self._post(m.WriterFenced(grant.room))
             case m.HandoverCancelled():
                 self._unanswered.discard(message.room)
@@ -230,7 +231,8 @@ class HandoverClient:
                     self._asked.pop(room.request_id, None)
                     room.put(on.Cancelled())
                 else:
-                    # Cancelled while RemoteDone was under way: everything was flushed.
+                    # The request was cancelled while RemoteDone was on its way: all writes had
+                    # ended.
                     self._post(m.WriterFenced(message.room))
             case m.HandoverDeclined():
                 if (incoming := self._incoming(message.room)) is not None:
@@ -240,7 +242,7 @@ class HandoverClient:
                     pull.put(event_of(message))
 
     def _begin(self, wanted: m.HandoverWanted) -> None:
-        """Open a room; if that fails, report a loss to the engine."""
+        """Open a room, or report a loss to the engine on failure."""
         self._unanswered.add(wanted.ticket.room)
         try:
             self._open(wanted)
@@ -285,8 +287,8 @@ class HandoverClient:
         self._post(m.FetchAdvised(room, holder.link.target, holder.tokens, seconds))
 
     def _fetch(self, wanted: m.FetchWanted) -> None:
-        """Open the room of a fetch. If that fails, report a loss to the engine, because prompts
-        wait for the fetch."""
+        """Open the room of a fetch, or report a loss to the engine on failure, because prompts wait
+        for the fetch."""
         try:
             is_open = self._open_fetch(wanted)
         except Exception:
@@ -333,12 +335,12 @@ class HandoverClient:
         return self._router.choose(wanted, excluded, busy, moved_from=asked.moved_from)
 
     def _is_held(self, wanted: m.HandoverWanted) -> bool:
-        """Return True if a prefill node that is not leaving is known to hold the offered tokens."""
+        """Return True if a prefill node is known to hold the offered tokens and is not leaving."""
         ticket = wanted.ticket
         return self._stands_elsewhere(wanted.prompt, ticket.salt, ticket.offered)
 
     def _is_left_elsewhere(self, state: m.GivenState) -> bool:
-        # What is looked up ends before a prompt's last token.
+        # A lookup ends before a prompt's last token, so repeat that token.
         prompt = np.append(state.prompt, state.prompt[-1:])
         return self._stands_elsewhere(prompt, state.salt, len(state.prompt))
 
@@ -360,7 +362,7 @@ class HandoverClient:
             asked = self._asked.get(request, _Asked())
             if message.cause is m.LossCause.MOVED:
                 asked.move()
-            # Of what this node has no room for, another one could not rid it.
+            # Another prefill node cannot help if this node has no room.
             elsewhere = message.cause is not m.LossCause.NO_ROOM
             elsewhere &= self._has_attempt(asked) and self._links.any_connected(asked.tried)
             message = replace(message, elsewhere=elsewhere)
@@ -377,7 +379,7 @@ class HandoverClient:
         self._end_idle_links()
 
     def _incoming(self, number: m.RoomId) -> IncomingRoom | None:
-        """Return the live fetch or hand-over with that number."""
+        """Return the live fetch or hand-over with this number."""
         fetch = self._fetches.get(number)
         return self._rooms.get(number) if fetch is None else fetch
 

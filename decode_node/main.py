@@ -1,4 +1,4 @@
-"""`tasuki decode`: the daemon that receives prefixes, writes answers and serves clients."""
+"""`tasuki decode`: the daemon to receive prefixes, write answers and serve clients."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -28,7 +28,7 @@ def main(argv: Sequence[str], build: "BuildParts | None" = None) -> int:
     binds = {"bind": server_config.bind, "http_bind": server_config.http_bind}
     check_binds(binds, server_config.access)
     log_loading(engine_config)
-    # Not before the flags are known to be right: torch takes seconds.
+    # Import this only after the flags were checked, because torch takes seconds.
     from tasuki.decode_node.node import DecodeDaemon
     from tasuki.engine.assembly.ranks import build_node_parts
 

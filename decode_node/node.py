@@ -1,5 +1,5 @@
 """Decode node: the client services over an engine's side, in one process or in two, and the daemon
-that receives prefixes and writes answers."""
+to receive prefixes and write answers."""
 
 from contextlib import AbstractContextManager
 
@@ -144,7 +144,7 @@ class DecodeDaemon(PairDaemon[DecodeConfig]):
     ) -> Node:
         engine_config, server_config = self.engine_config, self.server_config
         model = asked_model(engine_config)
-        # While the engine's process loads.
+        # Load this while the engine's process loads.
         codec = node_codec(engine_config, server_config, model)
         sizes = await engine.stands()
         front = ClientFront(

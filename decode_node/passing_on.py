@@ -1,7 +1,7 @@
-"""Requests for the states of ending prefill nodes, each passed on to a prefill node that stays.
+"""Requests for the states of ending prefill nodes, to pass each on to a staying prefill node.
 
-Asks one by one for states. Owns the asking tasks: a few for each connection with heartbeats that
-report its leaving. Owns also the list of states given to the engine to pass on. Thread rule: the
+Asks one by one for states. Owns the asking tasks: a few for each connection with heartbeats of a
+leaving node. Owns also the list of states given to the engine to pass on. Thread rule: the
 hand-over's event loop.
 
 Invariants: at most WORKERS tasks ask one connection at a time, each with one state in hand. Each
@@ -28,11 +28,11 @@ log = logging.getLogger(__name__)
 WORKERS = 2
 _ASK_SECONDS = 5.0
 _AGAIN_SECONDS = 0.25
-"""Pause in seconds after the answer that no state is available now."""
+"""Pause in seconds after an answer without a state to pass on now."""
 _FETCH_SECONDS = 5.0
 _PASS_ON_SECONDS = 30.0
-"""Limit in seconds of the fetch and of the room at the drain target; longer than the time that an
-ending node gives."""
+"""Limit in seconds of the fetch and of the room at the drain target. It is longer than the time
+given by an ending node."""
 
 
 class PassingOn:

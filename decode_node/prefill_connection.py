@@ -63,13 +63,13 @@ class RoomStream:
         """connection: its name, given by the peer. write_seconds: limit for the peer to take one
         batch."""
         self.open = True
-        """True while rooms may join. False once the call ends, so that its failure does not reach
-        new rooms."""
+        """True while rooms may join. False once the call ends, so its failure does not reach new
+        rooms."""
         self._connection = connection
         self._open_call = open_call
         self._write_seconds = write_seconds
         self._rooms: dict[int, RoomOnStream] = {}
-        """Rooms that receive messages: from join() until they leave or the peer closes them."""
+        """Rooms receiving messages: from join() until they leave or the peer closes them."""
         self._outbox: Outbox[pb.ReceiverMessage] = Outbox()
         self._carrying: asyncio.Task[None] | None = None
 
@@ -92,7 +92,7 @@ class RoomStream:
         self.part(room)
 
     def part(self, room: RoomOnStream) -> None:
-        """Forget a room that is done: the peer closes it unasked. Idempotent."""
+        """Forget a finished room: the peer closes it unasked. Idempotent."""
         if self._rooms.get(room.room) is room:
             del self._rooms[room.room]
 
@@ -106,7 +106,7 @@ class RoomStream:
         try:
             reason = await self._carry(self._open_call())
         except Exception as error:
-            # As where the channel was closed after the connection was chosen for a room.
+            # For example, the channel was closed after the connection was chosen.
             log.debug("no stream of rooms: %r", error)
             reason = f"the room's stream could not be used: {error!r}"
         self._break_off(reason)
@@ -128,7 +128,7 @@ class RoomStream:
                 await asyncio.wait({reading}, timeout=_LAST_WORDS_SECONDS)
             return await (reading if reading.done() else writing)
         finally:
-            # Without a wait: a call whose channel is gone may never end what it began.
+            # Do not wait: a call with a closed channel may never end.
             for task in (reading, writing):
                 task.cancel()
                 task.add_done_callback(_retrieved)
@@ -148,7 +148,7 @@ class RoomStream:
     def _heard(self, message: pb.SenderMessage) -> None:
         room = self._rooms.get(message.room)
         if room is None:
-            # It has crossed the end of its room.
+            # The message was sent before the sender knew of the room's end.
             return
         if message.WhichOneof("message") != "closed":
             room.hear(message)
@@ -163,7 +163,8 @@ class RoomStream:
             batch = pb.ReceiverBatch(connection_id=connection, messages=messages)
             connection = ""
             try:
-                # Never returns by itself where the channel closes before the call's metadata left.
+                # write() never returns by itself if the channel closes before the call's metadata
+                # is sent.
                 await asyncio.wait_for(call.write(batch), self._write_seconds)
             except TimeoutError:
                 return f"the prefill node took no message for {self._write_seconds} s"
@@ -174,8 +175,8 @@ class RoomStream:
         raise AssertionError("the outbox is never closed")
 
     def _reached(self, message: pb.ReceiverMessage) -> None:
-        """Reach the failpoint behind a sent message of that kind; a failure there ends its room
-        alone."""
+        """Reach the failpoint behind a sent message of this kind. A failure there ends only the
+        message's room."""
         kind = message.WhichOneof("message")
         if kind not in _AFTER_SAYING:
             return
@@ -199,14 +200,14 @@ class PrefillNodeLoad(NodeLoad):
     """Load of a connected prefill node: its latest report, and the work sent to it since.
 
     Thread rule: the event loop. Invariants: a node's reported values are finite and bounded before
-    use. A report counts from a time at which all work sent earlier had reached the node. So no work
+    use. A report counts from `sent_by`: all work sent earlier had then reached the node. So no work
     is left out of both. Times are this node's monotonic seconds.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.seconds: PrefillSeconds | None = None
-        """Cost of a prefill on that node; None until it was reported."""
+        """Cost of a prefill on the node; None until it was reported."""
         self.pull: tuple[float, float] | None = None
         """Seconds of any pull and of each of its tokens; None if unknown."""
         self.reported_wait: float | None = None
@@ -216,7 +217,7 @@ class PrefillNodeLoad(NodeLoad):
         self._as_of = -math.inf
 
     def take(self, load: pb.Load, sent_by: float, now: float) -> None:
-        """Take a report. sent_by: time at which all work sent earlier had reached the node. Raises
+        """Take a report. sent_by: all work sent before this time had reached the node. Raises
         PeerInvalid, and then keeps the previous values."""
         wait = peer_values.seconds(load.wait_seconds, "load.wait_seconds")
         seconds = PrefillSeconds(
@@ -247,7 +248,8 @@ class PrefillNodeLoad(NodeLoad):
     def _report(self, wait: float, sent_by: float, now: float, stored: float | None = None) -> None:
         if sent_by > self._as_of:
             self._as_of, self.reported_wait = sent_by, wait
-            # It has so much left now, not then.
+            # The wait is reported as of now, so it is not counted down for the time since
+            # `sent_by`.
             self.report(wait + now - sent_by, sent_by, stored)
 
 
@@ -267,7 +269,7 @@ class PrefillConnection:
         self.stub = stub
         self.lost = asyncio.Event()
         self.progress: NodeProgress | None = None
-        """Progress from the latest heartbeat that had one."""
+        """Progress from the latest heartbeat with one."""
         self.load = PrefillNodeLoad()
         self.hints = HintTrust()
         self.gives_from = 0.0
@@ -316,8 +318,7 @@ class PrefillConnection:
         )
 
     def renewal(self, sequence: int, progress: NodeProgress) -> pb.Renewal:
-        """Return a renewal that reports the pulls drained since the last one. progress: this
-        node's."""
+        """Return a renewal with the pulls drained since the last one. progress: this node's."""
         drained, self._drained = self._drained, []
         return pb.Renewal(
             connection_id=self.id,

@@ -54,7 +54,7 @@ _OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
-# A proxy of the environment would read what was to stay on this host.
+# A proxy set in the environment would read traffic meant to stay on this host.
 _DIRECT = ("grpc.enable_http_proxy", 0)
 _FIELD = "prefill_ca"
 
@@ -63,8 +63,8 @@ _FIELD = "prefill_ca"
 class Dialling:
     """Rule for dialling prefill nodes: over TLS, or in plain text if no other host can read it.
 
-    Prompts, salts and the key to this node's memory go over these channels, to any peer that
-    answers. Immutable, any thread. Invariant: plain text does not leave this host, unless the
+    Prompts, salts and the key to this node's memory go over these channels, to any answering peer.
+    Immutable; any thread may use it. Invariant: plain text does not leave this host, unless the
     operator declared the network private. credentials: None is plain text. private_network: plain
     text may leave this host.
     """
@@ -73,9 +73,8 @@ class Dialling:
     private_network: bool = False
 
     def refusal(self, target: str) -> Difference | None:
-        """Return the reason not to dial the target, HOST:PORT; None if it may be dialled.
-        `localhost` is the only name that counts as loopback, because the addresses of others may
-        change."""
+        """Return the reason not to dial the target, HOST:PORT; None if it may be dialled. Only the
+        name `localhost` counts as loopback, because the addresses of other names may change."""
         if self.credentials is not None or self.private_network or _on_this_host(target):
             return None
         return Difference(
@@ -117,13 +116,13 @@ class LinkOwner(Protocol):
         """Return a context manager, entered for as long as the connection lives."""
 
     def links_changed(self) -> None:
-        """Handle a connection that came or went."""
+        """Handle the start or the end of a connection."""
 
     def loads_changed(self) -> None:
         """Handle a node's report of its load."""
 
     def node_leaves(self, link: "PrefillLink", connection: PrefillConnection) -> None:
-        """Handle a node's notice, sent once, that it ends and leaves states."""
+        """Handle a node's notice of its end, sent once, with states to pass on."""
 
 
 class PrefillLink:
@@ -133,7 +132,7 @@ class PrefillLink:
     Owns the channel and the live connection. Knows no rooms. Thread rule: the hand-over's event
     loop; status() may be called from any thread. Both sides may write to each other. A heartbeat
     asks for the prefill node's lease, and a renewal answers it. A renewal asks for this node's
-    lease, and the heartbeat that confirms it answers.
+    lease, and the confirming heartbeat answers it.
 
     Invariants: a heartbeat is answered only on a live connection. After lost() none is answered, so
     the sender's lease runs out. A broken connection is never used again; a new one has a new name.
@@ -169,17 +168,17 @@ class PrefillLink:
 
     @property
     def takes_rooms(self) -> bool:
-        """Return True if the link is connected to a node that is not leaving."""
+        """Return True if the link is connected and its node is not leaving."""
         connection = self.connection
         return connection is not None and connection.alive and not connection.leaves
 
     @property
     def leaves(self) -> bool:
-        """Return True if the link is connected to a node that is leaving."""
+        """Return True if the link is connected and its node is leaving."""
         return self.connection is not None and self.connection.leaves
 
     def status(self) -> PrefillNodeStatus:
-        # Each read once: the link's loop may change them meanwhile.
+        # Read each once: the link's loop may change them meanwhile.
         connection, latest, refused = self.connection, self._latest, self.refused
         name = None if latest is None else latest.node.name
         if connection is not None and connection.alive:
@@ -189,8 +188,8 @@ class PrefillLink:
         return PrefillNodeStatus(self.target, name, state, refused)
 
     async def run(self) -> None:
-        """Connect, answer heartbeats and reconnect until cancelled. A target that must not be
-        dialled is reported once, and stays rejected."""
+        """Connect, answer heartbeats and reconnect until cancelled. A forbidden target is reported
+        once, and stays rejected."""
         refusal = self._dialling.refusal(self.target)
         if refusal is not None:
             self.refused = (refusal,)
@@ -207,7 +206,8 @@ class PrefillLink:
                     self._explain(error)
                     self.tried.set()
                 except Exception:
-                    # What a peer says must not end the link's task, which nobody waits for.
+                    # A peer's message must not end the link's task, because no caller awaits that
+                    # task.
                     log.exception("prefill node %s could not be connected", self.target)
                     self.tried.set()
                 else:
@@ -231,7 +231,7 @@ class PrefillLink:
         )
         if answer.WhichOneof("result") != "connected":
             self.refused = tuple(
-                # The refusing side's values are theirs to us.
+                # The rejecting side's own values are the peer's values here.
                 Difference(
                     peer_values.shown(d.field),
                     ours=peer_values.shown(d.theirs),
@@ -337,24 +337,24 @@ class PrefillLink:
         try:
             answer: pb.AbortResponse = await now.stub.Abort(request, timeout=timeout)
         except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
-            # A channel that was closed meanwhile raises the second.
+            # A channel closed meanwhile raises UsageError.
             log.debug("abort of room %d at %s: %r", room, self.target, error)
             return None
         return drain_from_wire(answer.drain)
 
 
 LINGER_SECONDS = 5.0
-"""Time for which a link without rooms is kept after its node left the members, in seconds. An
-ending node is first removed from lists and stores, and then begins to leave its states."""
+"""Time in seconds to keep a link without rooms after its node left the members. An ending node is
+first removed from lists and stores, and then begins to leave its states."""
 
 
 class PrefillLinks:
     def __init__(self, make: Callable[[str], PrefillLink]) -> None:
-        """make: returns a link to a target, HOST:PORT, that has not begun to connect."""
+        """make: returns a link to a target, HOST:PORT, before it begins to connect."""
         self._make = make
         self._links: dict[str, PrefillLink] = {}
         self.members: tuple[PrefillLink, ...] = ()
-        """Links that may be given rooms, in the order of joining."""
+        """Links available for rooms, in the order of joining."""
         self._leaving: dict[PrefillLink, float] = {}
         """End of each leaving link's time without rooms, in monotonic seconds."""
         self._tasks: dict[PrefillLink, asyncio.Task[None]] = {}
@@ -379,7 +379,7 @@ class PrefillLinks:
         self.members = tuple(self._links.values())
 
     def _back(self, target: str) -> PrefillLink | None:
-        """Return the link to a node that left and is a member again. A new link would end its
+        """Return the link to a node that left and is a member again. A new link would end the old
         connection."""
         links = (link for link in self._leaving if link.target == target)
         link = next((link for link in links if link.takes_rooms), None)
@@ -397,7 +397,7 @@ class PrefillLinks:
         return next((link for link in links if link.connection and link.connection.alive), None)
 
     def closed_to_rooms(self, beside: Iterable[str]) -> list[PrefillLink]:
-        """Return the links that take no rooms: leaving ones, members or not, and members with these
+        """Return the links closed to rooms: leaving ones, members or not, and members with these
         targets."""
         tried = set(beside)
         members = self._links.items()
@@ -412,7 +412,7 @@ class PrefillLinks:
                 continue
             del self._leaving[link]
             if link.connection is not None:
-                # Its task ends later, and until then it would be chosen among those that stand.
+                # End it now: its task ends later, and the connection could be chosen until then.
                 link.connection.end()
             self._tasks.pop(link).cancel()
 

@@ -1,8 +1,8 @@
 """Choice of the prefill node of each prompt among the connected ones.
 
-Owns each node's entries in the index, and the task that follows its stream of entries, while its
-connection lives. The load belongs to the connection. Thread rule: the hand-over's event loop.
-Invariant: a lost node is forgotten at once, and its number is not reused before.
+Owns each node's entries in the index while its connection lives, and the task reading its stream of
+entries. The load belongs to the connection. Thread rule: the hand-over's event loop. Invariant: a
+lost node is forgotten at once, and its number is not reused before.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ from tasuki.transfer.protocol.messages import prefixes_from_wire
 log = logging.getLogger(__name__)
 
 FRESH_SECONDS = 5.0
-"""Seconds for which an entry list counts as fresh; a node sends a batch a second."""
+"""Seconds in which an entry list counts as fresh; a node sends a batch a second."""
 MOST_OF_A_NODE = 1 << 16
 MOST_OF_ALL = 1 << 21
 _MOST_NODES = 1 << 16
@@ -60,7 +60,7 @@ class _Followed:
     """Stream of one node's entries.
 
     entries: number of its entries in the index. sequence: number of its latest batch. heard_at:
-    monotonic seconds of that batch; -inf before any snapshot.
+    time of the latest batch in monotonic seconds; -inf before any snapshot.
     """
 
     entries: int = 0
@@ -69,12 +69,12 @@ class _Followed:
 
 
 class UsableIndex:
-    """Index of the prefixes held by each connected prefill node, from the batches that they send.
+    """Index of the prefixes held by each connected prefill node, from the nodes' batches.
 
     Owns the numbers of nodes in the C++ index. Thread rule: the event loop. Invariants: entries are
-    hints, because the node itself looks again. A node that breaks a bound or an order loses all its
-    entries and no other node's. No node has more than MOST_OF_A_NODE entries, and all together no
-    more than MOST_OF_ALL.
+    hints, because the node itself looks again. A node loses all its entries if it breaks a bound or
+    an order; no other node loses any. No node has more than MOST_OF_A_NODE entries, and all
+    together no more than MOST_OF_ALL.
     """
 
     def __init__(self) -> None:
@@ -160,9 +160,9 @@ def following(connection: PrefillConnection, index: UsableIndex, number: int) ->
     """Keep the index up to date with the node's entries, inside `with`. number: the node's in the
     index.
 
-    Invariants: a node's messages cost this loop a bounded share of its time, and at most that
-    node's entries. A stream that broke or was invalid is opened again, at growing intervals. It
-    begins with a snapshot.
+    Invariants: a node's messages cost this loop a bounded share of its time, and at most the node's
+    entries. A broken or invalid stream is opened again, at growing intervals. It begins with a
+    snapshot.
     """
     task = asyncio.create_task(_follow_always(connection, index, number), name="usable")
     try:
@@ -246,12 +246,12 @@ class Chosen:
 
     @property
     def listed(self) -> int:
-        """Return the tokens that the node reports to hold, believed or not."""
+        """Return the number of tokens in the node's list, believed or not."""
         return self.held.get(self.choice.chosen.candidate.node, 0)
 
     def report(self, wait: float | None, usable: int) -> m.PrefillChoice:
-        """Return a report of the choice. wait: seconds of prefill before the prompt; None if that
-        was little. usable: tokens of the prompt with state on the node."""
+        """Return a report of the choice. wait: seconds of prefill before the prompt; None for a
+        short wait. usable: tokens of the prompt with state on the node."""
         choice, chosen = self.choice, self.choice.chosen
         shown = list(choice.bids[:_SHOWN_BIDS])
         if not any(bid is chosen for bid in shown):
@@ -292,7 +292,7 @@ _UNKNOWN = PrefillSeconds(0.01, 1e-4, 0.0)
 _KEYED_TOKENS = 512
 """Length of the prompt's prefix hashed as the key if the prompt continues no session."""
 _FRESH_FOR = 0.25
-"""Seconds for which the result of _is_fresh() is cached."""
+"""Seconds in which the result of _is_fresh() is cached."""
 
 Follow = Callable[[PrefillConnection, UsableIndex, int], AbstractContextManager[None]]
 
@@ -301,7 +301,7 @@ Follow = Callable[[PrefillConnection, UsableIndex, int], AbstractContextManager[
 class Holder:
     """Node with the state behind the first `tokens` of a prompt.
 
-    seconds: time for the chosen node to compute the part that it lacks.
+    seconds: time for the chosen node to compute its missing part.
     """
 
     link: PrefillLink
@@ -406,7 +406,7 @@ class PrefillRouter:
         return None if chosen is None else replace(chosen, moved_from=moved_from)
 
     def sent(self, chosen: Chosen) -> None:
-        """Record the prompt as sent: its seconds count as that node's load from now on."""
+        """Record the prompt as sent: its seconds count as load of the node from now on."""
         bid = chosen.choice.chosen
         work = bid.prefill + bid.candidate.exposed
         chosen.connection.load.send(work, chosen.asked_at)
@@ -499,7 +499,7 @@ class PrefillRouter:
         return Chosen(link, connection, choice, standing, tokens, seconds, now, beginnings, held)
 
     def _key(self, wanted: m.HandoverWanted) -> bytes:
-        """Return the key to hash: the session's, else that of the prompt's prefix."""
+        """Return the key to hash: the session's, else the key of the prompt's prefix."""
         if wanted.session is not None:
             return f"{self._node}/{wanted.session}".encode()
         whole = len(wanted.prompt) // PAGE_TOKENS * PAGE_TOKENS
@@ -531,8 +531,8 @@ def _candidate(
 
 
 def _mean(reported: Iterable[PrefillSeconds | None]) -> PrefillSeconds:
-    """Return the mean cost for all nodes, so that nodes with slightly different measurements stay
-    equal."""
+    """Return the mean cost for all nodes, so small differences between measurements do not
+    decide."""
     known = [seconds for seconds in reported if seconds is not None]
     if not known:
         return _UNKNOWN

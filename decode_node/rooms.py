@@ -1,8 +1,8 @@
-"""Rooms of prefill nodes that write into this decode node: hand-overs, copies and fetches.
+"""Rooms of prefill nodes writing into this decode node: hand-overs, copies and fetches.
 
-Stands between the prefill node's stream, the engine and the receiver. Turns messages into events of
-the pure side (transfer/rooms/receiving.py) and performs its actions. Decides whether a prompt moves
-to another node, and rates the accuracy of a prefill node's list. Thread rule: the event loop.
+Connects the prefill node's stream, the engine and the receiver. Turns messages into events of the
+pure side (transfer/rooms/receiving.py) and performs its actions. Decides if a prompt moves to
+another node, and rates the accuracy of a prefill node's list. Thread rule: the event loop.
 
 Invariants: every granted room ends in exactly one of RemoteDone, or its loss followed by
 WriterFenced. The loss is not posted if the engine cancelled.
@@ -48,9 +48,9 @@ class PullSender(SendingRoom):
 
     Performs the actions of the pure side (transfer/rooms/sending.py). Outlives its hand-over, until
     it has drained. Its messages go to the room's stream. Its outcome goes also to the connection,
-    whose renewals carry it. Thread rule: the event loop. Invariants: the engine is given PullEnd
-    exactly once, after the drain. The connection reports the drain exactly once, independent of the
-    stream.
+    in the connection's renewals. Thread rule: the event loop. Invariants: the engine is given
+    PullEnd exactly once, after the drain. The connection reports the drain exactly once,
+    independent of the stream.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class PullSender(SendingRoom):
 
     @property
     def windows_sent(self) -> int | None:
-        """Return a count that grows as chunks move; None once the pull is over."""
+        """Return a count; it grows as chunks move. Return None once the pull is over."""
         return None if self.is_over else self.progress
 
     def act(self, action: Action) -> Event | None:
@@ -94,7 +94,7 @@ class PullSender(SendingRoom):
 
     def closed(self) -> None:
         if not self._side.is_over:
-            # It was dropped, and nobody knows what is in flight.
+            # It was dropped, and the bytes in flight are unknown.
             return
         self._post(m.PullEnd(self.id))
         self._asked_in.connection.drained(self.room, self.generation, self._side.drain)
@@ -150,7 +150,7 @@ class IncomingRoom(ReceivingRoom):
         within: float | None = None,
     ) -> None:
         """request_id: the room's request. within: limit of the wait in seconds; None: no limit of
-        its own. REQUIRES: the connection, of that link, is alive."""
+        its own. REQUIRES: the connection belongs to the link and is alive."""
         settings = shared.settings
         fence = connection.writer.terms(settings.acknowledge, settings.patience)
         terms = ReceivingTerms(settings.deadlines, fence, within)
@@ -180,7 +180,7 @@ class IncomingRoom(ReceivingRoom):
 
     @abstractmethod
     def answer(self, action: Action) -> None:
-        """Post to the engine that the room is ready, rejected or lost."""
+        """Report the room to the engine as ready, rejected or lost."""
 
     def hear(self, message: pb.SenderMessage) -> None:
         self.put(wire.read_message(self.id, message, self.connection.node.name))
@@ -331,7 +331,7 @@ class IncomingHandover(IncomingRoom):
     def closed(self) -> None:
         super().closed()
         if self._pull is not None:
-            # Else they would hold each other until a full collection.
+            # Without this, room and pull would hold each other until a full collection.
             pull, self._pull = self._pull, None
             pull.put(on.Stopped("its room is over"))
 
@@ -345,7 +345,8 @@ class IncomingFetch(IncomingRoom):
         shared: SharedMeans,
         post: m.Post,
     ) -> None:
-        """wanted: the engine's request. REQUIRES: the connection, of that link, is alive."""
+        """wanted: the engine's request. REQUIRES: the connection belongs to the link and is
+        alive."""
         super().__init__(
             FETCH, wanted.ticket, link, connection, shared, post, within=wanted.seconds
         )

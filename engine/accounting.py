@@ -273,8 +273,8 @@ def with_loaded(
 ) -> HitBreakdown:
     """Return the hit of a prompt after its load has arrived, with the loaded tokens by tier.
 
-    before: tokens usable without the load. brought: from brought_by(). KV that was in the arena
-    already became usable through the state, so it counts for the state's tier.
+    before: tokens usable without the load. brought: from brought_by(). KV already in the arena
+    became usable through the state, so it counts for the state's tier.
     """
     left = hit.usable_tokens - before
     loaded = {}
@@ -300,7 +300,7 @@ def with_failed(hit: HitBreakdown, boundary: int | None) -> HitBreakdown:
     left = max(0, min(boundary, hit.prompt_tokens) - hit.usable_tokens)
     causes = dict(hit.causes)
     failed = 0
-    # The tree lays its causes over a prompt in this order, from the last usable token on.
+    # The tree assigns its causes to a prompt in this order, from the last usable token on.
     for cause in CAUSES_IN_ORDER:
         taken = min(left, causes.get(cause, 0))
         if taken:
@@ -403,7 +403,7 @@ _REMEMBERED_ROOMS = 4096
 
 
 def room_name(room: m.RoomId) -> RequestId:
-    """Return the request id that a prefill engine uses for a transfer."""
+    """Return the request id used by a prefill engine for a transfer."""
     return RequestId(f"room-{room}")
 
 
@@ -423,8 +423,8 @@ class RoomNames:
             self._requests.popitem(last=False)
 
     def told_here(self, hit: HitBreakdown) -> HitBreakdown:
-        """Return the hit with this node's id for the request that evicted the prompt's state. A
-        transfer of another decode node keeps its own name."""
+        """Return the hit with this node's id for the request by which the prompt's state was
+        evicted. A transfer of another decode node keeps its own name."""
         if hit.lost is None or hit.lost.eviction is None or hit.lost.eviction.taken_by is None:
             return hit
         taker = RequestId(hit.lost.eviction.taken_by)

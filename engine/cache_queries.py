@@ -18,7 +18,7 @@ from . import messages as m
 from .accounting import StepTimes, causes_of
 from .intake import Intake
 
-# Checking walks the tree, about 12 us a node: who asks often must not stop the loop for it.
+# Checking walks the tree, about 12 us a node. A frequent caller must not stop the loop for it.
 _NODES_CHECKED_AT_ONCE = 256
 
 
@@ -103,7 +103,7 @@ class CacheQueries:
                 self._emit(self._tree(message))
 
     def _load(self, query_id: int) -> m.LoadReply:
-        """Return the capacity for one more answer, for a client that places sessions."""
+        """Return the capacity for one more answer, for a client's placement of sessions."""
         pages = self._cache.stats().pages
         held = pages.working + pages.granted + pages.quarantined + pages.pinned
         running, line = self._scheduler.running, self._times.answering.line()

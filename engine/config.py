@@ -3,6 +3,7 @@
 Plain values, checked when they are built. Any thread may read them.
 """
 
+import re
 from dataclasses import KW_ONLY, dataclass, replace
 from enum import Enum
 from typing import ClassVar, Literal, get_args
@@ -16,8 +17,8 @@ from tasuki.utils.system import has_bf16_units
 class Role(Enum):
     """The work of one engine for a request.
 
-    PREFILL stops after the first token and hands over. DECODE takes hand-overs. It prefills short
-    prompts, and prompts that lost their prefill node. FUSED does everything in one process.
+    PREFILL: stops after the first token and hands over. DECODE: takes hand-overs, and prefills
+    short prompts and prompts without their prefill node. FUSED: does everything in one process.
     """
 
     PREFILL = "prefill"
@@ -36,6 +37,7 @@ SpeculateName = Literal["auto", "mtp", "tree", "mtp+tree", "prediction", "off"]
 
 
 DTYPES = ("float32", "bfloat16")
+_DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 AUTO_DTYPE = "auto"
 
 MOST_DRAFTS_ON_GPU = 7
@@ -258,7 +260,7 @@ class EngineConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.device.split(":")[0] not in ("cpu", "cuda"):
+        if not _DEVICE.fullmatch(self.device):
             raise EngineConfigError(f"device must be cpu, cuda or cuda:N, not {self.device!r}")
         for name in ("arena_mib", "max_batch", "draft_tokens", "threads", "tensor_parallel"):
             value = getattr(self, name)
@@ -385,8 +387,8 @@ class EngineConfig:
 
     @property
     def drafts_on_gpu(self) -> int:
-        """Return the most drafts of a row that a GPU reserves memory for. 0 unless drafts were
-        requested, because their graphs and the data kept for folds take memory."""
+        """Return the most drafts of a row for a GPU's memory plan. 0 unless drafts were requested,
+        because their graphs and the data kept for folds take memory."""
         return 0 if self.speculate in ("auto", "off") else self.draft_tokens
 
     def usable_of(self, free: int, total: int) -> int:

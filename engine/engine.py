@@ -41,7 +41,7 @@ from .routing import Router
 log = logging.getLogger(__name__)
 
 _COPYING_SECONDS = 0.001
-"""Seconds that an otherwise idle step waits for a copy between tiers. A message may be delayed as
+"""Seconds of an otherwise idle step's wait for a copy between tiers. A message may be delayed as
 long."""
 _CLOSE_SECONDS = 5.0
 _GATHERING_SECONDS = 0.002
@@ -78,7 +78,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Compute:
-    """The parts that compute an engine's forwards. grammars: the runner's. drafts: limits the
+    """The parts for computing an engine's forwards. grammars: the runner's. drafts: limits the
     drafts of an answer in a step."""
 
     runner: Runner
@@ -100,7 +100,7 @@ class EngineSizes:
 
 
 class Engine:
-    """Runner of the forwards for the requests that the role's hand-over side owns."""
+    """Runner of the forwards for the requests of the role's hand-over side."""
 
     def __init__(
         self,
@@ -183,8 +183,8 @@ class Engine:
 
     @property
     def max_request_tokens(self) -> int:
-        """Return the most tokens of prompt and answer together that the model and the arena allow.
-        Any thread."""
+        """Return the most tokens of prompt and answer together allowed by the model and the arena.
+        Any thread may call it."""
         return self._intake.max_request_tokens
 
     @property
@@ -227,8 +227,8 @@ class Engine:
             self._tiers.advance()
         self._handover.advance()
         drafts = self._scheduler.drafts_next
-        # What may follow is drafted from the tokens that are there, and how many of a row with
-        # drafts hold nobody knows before.
+        # Drafts follow the newest tokens. The number of accepted drafts of a row is unknown until
+        # its forward is complete.
         before, self._flight = self._flight, None
         goes_on = before is not None
         if before is not None and (drafts or before.launched.scheduled.drafted):
@@ -245,7 +245,7 @@ class Engine:
             else:
                 self._plans.fold_now()
         except PlanError:
-            # Engine and runner disagree, which is no request's fault: the loop ends.
+            # Engine and runner disagree. No request is at fault, so the loop ends.
             raise
         except Exception as error:
             self._plans.check_device()
@@ -279,8 +279,8 @@ class Engine:
 
     @property
     def planning_wait(self) -> float:
-        """Return the seconds that the loop may gather messages before step() plans the next
-        forward. 0.0: step now."""
+        """Return the seconds left to gather messages before step() plans the next forward. 0.0:
+        step now."""
         if self._flight is None or self._flight.launched.in_flight.has_ended:
             return 0.0
         return min(self._planning.wait, _GATHERING_SECONDS)
@@ -311,9 +311,9 @@ class Engine:
             self._handover.reject(request, m.RequestError(m.ErrorKind.QUEUE_TIMEOUT, reason))
 
     def _admit(self, request: Request) -> bool:
-        """Return whether the request no longer waits for an allocation here or a prefill node.
-        Rejects a request that can never be served. Remembers a refusal: a blocked request costs a
-        step nothing until a change might admit it."""
+        """Return True if the request no longer waits for an allocation here or a prefill node.
+        Rejects a request impossible to serve. Remembers a refusal: a blocked request costs a step
+        nothing until a change might admit it."""
         answer_depends_on = (self._cache.room_version, self._handover.admission_terms)
         if request.refused_at == answer_depends_on or not self._has_grammar(request):
             return False
@@ -330,8 +330,8 @@ class Engine:
         return admitted
 
     def _has_grammar(self, request: Request) -> bool:
-        """Return whether the request's grammar, if any, is compiled. Rejects a request with a
-        grammar that cannot be compiled."""
+        """Return True if the request's grammar, if any, is compiled. Rejects a request if its
+        grammar cannot be compiled."""
         grammar = request.sampling.grammar
         if grammar is None:
             return True
@@ -404,7 +404,7 @@ class Engine:
             self._handover.reject(item.request, failure)
 
     def _lessees(self) -> dict[int, m.RequestId]:
-        """Return the requests that hold allocations, by the allocation's id."""
+        """Return the requests with allocations, by the allocation's id."""
         held = {}
         for request in self._handover.requests:
             allocation = getattr(request.state, "allocation", None)
@@ -414,7 +414,7 @@ class Engine:
 
 
 def _tokens_of_answers(forward: ScheduledForward, drawn: DrawnTokens) -> int:
-    """Return the number of answer tokens that the forward produced."""
+    """Return the number of answer tokens produced by the forward."""
     first = len(forward.answers)
     drafted = range(first, first + len(forward.drafted))
     return first + sum(1 + len(drawn.behind.get(row, ())) for row in drafted)

@@ -38,7 +38,7 @@ Ints = NDArray[np.int32]
 
 
 class PlanError(Exception):
-    """A plan that a runner cannot run, because it and the engine no longer agree. Restart the
+    """A plan impossible for the runner, because it and the engine no longer agree. Restart the
     node."""
 
 
@@ -47,7 +47,7 @@ class PlanGap(PlanError):
 
 
 class UnknownLane(PlanError):
-    """A plan with a lane that no sequence has joined."""
+    """A plan with a lane without a joined sequence."""
 
 
 class RowFlag(IntFlag):
@@ -129,7 +129,7 @@ class ScoredRow:
 @dataclass(frozen=True)
 class Fold:
     """A request to store the state after the first `count` tokens of the row last verified by the
-    lane's sequence. The state goes to the slot named by that row."""
+    lane's sequence. The state goes to the slot named by this row."""
 
     lane: int
     count: int
@@ -138,7 +138,7 @@ class Fold:
 @dataclass(frozen=True)
 class Guess:
     """A request to the model's draft layer to propose `count` tokens of the plan's row. Later
-    forwards that compute these tokens overwrite the data written here."""
+    forwards of these tokens overwrite the data written here."""
 
     row: int
     count: int
@@ -148,7 +148,7 @@ class Guess:
 class PlanRows:
     """The rows of the forward: columns [8, n] int32, one row a sequence. positions: the first
     token's. lengths: in tokens. Both are upper bounds if the flags place the value on the lane.
-    row_limits: tokens that the sequence's pages hold. num_sampled: tokens to sample after the last
+    row_limits: tokens held by the sequence's pages. num_sampled: tokens to sample after the last
     one. For a row with drafts to verify it is a maximum, with one token after each."""
 
     columns: Ints
@@ -245,7 +245,7 @@ _JOINED = struct.Struct("<iIIddiIIIII")
 
 def _encode_joined(item: JoinedSequence) -> bytes:
     sampling, before = item.sampling, item.before or _NOTHING_BEFORE
-    # Apart, since a seed may be wider than any number of msgpack's.
+    # The seed is encoded separately, because it may be wider than any number of msgpack's.
     rest = b""
     if sampling.adjusts or sampling.top_logprobs:
         rest = msgspec.msgpack.encode(replace(sampling, seed=0))

@@ -40,9 +40,9 @@ _MOST_SLACK = 0.1
 _GROWTH = 1.33
 _DECAY = 0.999
 _LEAST_IDLE = 0.0001
-"""Seconds without work that copies and launches always cost the device."""
+"""Seconds without work always lost by the device to copies and launches."""
 _IDLE_SHARE = 0.01
-"""Part of a forward's time that its device may be idle before it."""
+"""Allowed idle part of a forward's time on its device before it."""
 
 
 class PlanningTime:
@@ -153,13 +153,13 @@ class PlanStream:
         return self._runner.record_event()
 
     def fold(self, folds: tuple[Fold, ...]) -> None:
-        """Store the states of rows that verified drafts, in the next plan. A row that continues
-        with drafts stores its own state in its forward. REQUIRES: the rows are complete; a launch
-        or fold_now() comes before the step ends."""
+        """Store the states of rows with verified drafts, in the next plan. A row continued with
+        drafts stores its own state in its forward. REQUIRES: the rows are complete; a launch or
+        fold_now() comes before the step ends."""
         self._folds += folds
 
     def fold_now(self) -> None:
-        """Run the folds that no forward of this step includes."""
+        """Run the folds not included in a forward of this step."""
         if self._folds:
             self._store()
 

@@ -1,4 +1,4 @@
-"""The prompts that an engine accepts: within the limits of the model and the arena, until a drain.
+"""The prompts accepted by an engine: within the limits of the model and the arena, until a drain.
 
 Thread rule: the engine loop's, except max_request_tokens.
 """
@@ -17,8 +17,8 @@ JSON."""
 
 @dataclass(frozen=True)
 class PromptLimits:
-    """Limits of a prompt. max_position and vocab_size are the model's. working_slots: slots that a
-    request takes from the arena besides its pages."""
+    """Limits of a prompt. max_position and vocab_size are the model's. working_slots: slots of a
+    request in the arena besides its pages."""
 
     max_position: int
     vocab_size: int
@@ -35,8 +35,8 @@ class Intake:
 
     @property
     def max_request_tokens(self) -> int:
-        """Return the most tokens of prompt and answer together that the model and the arena allow.
-        Any thread."""
+        """Return the most tokens of prompt and answer together allowed by the model and the arena.
+        Any thread may call it."""
         return min(
             self._limits.max_position, self._cache.capacity_tokens(self._limits.working_slots)
         )
@@ -57,8 +57,8 @@ class Intake:
         return self.misfit(prompt, final_length)
 
     def misfit(self, prompt: m.Tokens, final_length: int) -> m.RequestError | None:
-        """Return the reason, if any, why a prompt can never be served here, with the number that
-        would fit."""
+        """Return the reason, if any, for never serving a prompt here, with the possible number of
+        tokens."""
         if len(prompt) == 0:
             return m.RequestError(m.ErrorKind.INVALID, "prompt is empty: send at least one token")
         if not (self.is_token(int(prompt.min())) and self.is_token(int(prompt.max()))):

@@ -55,8 +55,8 @@ class ProgressTable:
         self.sampling_in_flight: Ints = np.zeros(lanes, dtype=np.int32)
 
     def begin(self, working_slots: tuple[int, ...], num_computed: int, slot: int = 0) -> "Progress":
-        """Begin a sequence. num_computed: its tokens that need no forward; the state after them is
-        in the working slot of index `slot`. REQUIRES: its lane is free."""
+        """Begin a sequence. num_computed: its tokens without need of a forward; the state after
+        them is in the working slot of index `slot`. REQUIRES: its lane is free."""
         lane = working_slots[0]
         assert self.holders[lane] == 0, f"lane {lane} has a sequence already"
         self._begun += 1

@@ -43,7 +43,7 @@ class Lookup(Protocol):
 
 
 class IllegalMove(Exception):
-    """A change of a request's state that its state does not allow."""
+    """A change of a request's state not allowed in its present state."""
 
 
 class State:
@@ -127,7 +127,7 @@ class Active(State):
 
     @property
     def next_index(self) -> int:
-        """Return the index of the working slot that the next forward writes: the other one of
+        """Return the index of the working slot written by the next forward: the other one of
         two."""
         return (self.progress.scheduled_slot + 1) % len(self.slots)
 
@@ -164,8 +164,8 @@ class HandingOver(State, phase=m.RequestPhase.HANDING_OVER):
 
 
 class Retracted(State, phase=m.RequestPhase.RETRACTED):
-    """The allocation was returned so that other requests progress. The request goes to the head of
-    the queue."""
+    """The allocation was returned for the progress of other requests. The request goes to the head
+    of the queue."""
 
 
 class Finished(State, phase=m.RequestPhase.FINISHED):
@@ -216,11 +216,11 @@ class Request:
     requests of its line went ahead. branch_points: known points, before its prompt begins, for
     other prompts to branch off. message_end, changed, purpose: from the Submit. scoring: the
     requested scoring of its prompt. scored: scored tokens, from the second on. findable: other
-    requests may resume from its cached states. forks: answers that wait for the computation of its
+    requests may resume from its cached states. forks: answers waiting for the computation of its
     prompt. They share the prompt but for the last token. The request has no answer of its own, and
-    its client knows only the forks. carrier: the id of the request it was a fork of. An id is used
-    because objects that hold each other stay in memory long after their end. drafting: None if its
-    answer is not drafted.
+    its client knows only the forks. carrier: for a fork, the id of the request that computed its
+    prompt. An id is used because objects referring to each other stay in memory long after their
+    end. drafting: None if its answer is not drafted.
     """
 
     id: m.RequestId
@@ -234,7 +234,7 @@ class Request:
     gateway_room: m.GatewayRoom | None = None
     caller: str = ""
     priority: int = 0
-    patience: float = math.inf  # seconds that its client waits for an answer to begin
+    patience: float = math.inf  # longest wait for the answer's begin, in seconds
     targets: m.Targets = m.NO_TARGETS
     changed: tuple[int, int] | None = None
     scoring: PromptScoring | None = None
@@ -244,7 +244,7 @@ class Request:
     carrier: m.RequestId | None = None
     purpose: m.Purpose = m.Purpose.ANSWER
     drafting: Drafting | None = None
-    # An array, since a list keeps 36 bytes a token for as long as the answer goes on.
+    # An array, because a list keeps 36 bytes per token during the whole answer.
     output: "array[int]" = field(default_factory=lambda: array("i"))
     state: State = field(default_factory=Waiting)
     hit: m.HitBreakdown | None = None
@@ -252,22 +252,20 @@ class Request:
     pulled: m.PullReport | None = None
     pull_tried: bool = False
     fetch_tried: bool = False
-    load_failed: int | None = None  # tokens that a load was to make usable, and did not
-    ahead: Ahead | None = None  # until it is to be computed on
-    lookup: Lookup | None = None  # of what a remote store has of it, once that was begun
+    load_failed: int | None = None  # tokens expected from a load that failed
+    ahead: Ahead | None = None  # None once its computation goes on
+    lookup: Lookup | None = None  # lookup in a remote store, once begun
     route: m.RouteReport | None = None
     prefill_choice: m.PrefillChoice | None = None
-    asked_at: float | None = None  # of a prefill node
-    started: tuple[float, int] | None = (
-        None  # when it was allocated to be computed, from which token
-    )
+    asked_at: float | None = None  # time of the request to a prefill node
+    started: tuple[float, int] | None = None  # time of the allocation, first token to compute
     prefilled_on: str = "local"
     handover_lost: bool = False
-    refused_at: Hashable = None  # what the last refusal depended on
-    suspect: bool = False  # a forward with it and others failed: the next one is its own
+    refused_at: Hashable = None  # state behind the last refusal
+    suspect: bool = False  # a forward with it and others failed: its next one is alone
     created: float = field(default_factory=time.monotonic)
-    queued_at: float = 0.0  # when it entered this engine's queue, on the queue's clock
-    deadline: float | None = None  # of its client, on the queue's clock
+    queued_at: float = 0.0  # time of entering this engine's queue, on the queue's clock
+    deadline: float | None = None  # the client's, on the queue's clock
     due: float = math.inf
     first_due: float = math.inf
     overtaken: int = 0
@@ -295,7 +293,7 @@ class Request:
 
     @property
     def tokens_left(self) -> int:
-        """Return the most tokens that its answer may still get."""
+        """Return the most tokens still possible for its answer."""
         return max(0, self.sampling.max_new_tokens - len(self.output))
 
     @property
@@ -305,7 +303,7 @@ class Request:
 
     @property
     def waiting_forks(self) -> list["Request"]:
-        """Return the forks that were not aborted meanwhile."""
+        """Return the forks not aborted meanwhile."""
         return [fork for fork in self.forks if isinstance(fork.state, Waiting)]
 
     def __post_init__(self) -> None:

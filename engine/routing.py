@@ -73,8 +73,8 @@ def choose_prefill_place(rates: Rates, tokens: int, size: int, at_most: int) -> 
 def should_pull(
     rates: Rates, tokens: int, size: int, at_least: int, ahead: float = 0.0
 ) -> RoutingDecision:
-    """Return PULLED, or THERE without a pull. tokens: tokens that could be pulled in `size` bytes
-    instead of computed. at_least: the fewest tokens to pull while the rates are not known. ahead:
+    """Return PULLED, or THERE without a pull. tokens: tokens to pull in `size` bytes instead of
+    computing them. at_least: the fewest tokens to pull while the rates are not known. ahead:
     seconds of prompts computed before this one in any case.
 
     Pulled tokens save no forward, only its length: the fixed part is still paid. A pull of at least
@@ -161,8 +161,8 @@ REPORT_SECONDS = 0.25
 
 
 class PrefillLoad:
-    """The seconds of prefill that an engine's transfers still need, and the times to report them.
-    Thread rule: the engine loop's.
+    """The seconds of prefill left in an engine's transfers, and the times to report them. Thread
+    rule: the engine loop's.
 
     Invariant: an empty load is reported at once, and so is a new transfer. Otherwise there is one
     report at most every REPORT_SECONDS.
@@ -198,15 +198,15 @@ class PrefillLoad:
         return waits
 
     def enter(self, room: m.RoomId, cached: int, tokens: int, peer: str = "") -> None:
-        """Add a prompt of `tokens`, with `cached` tokens that need no computing. peer: the
-        transfer's owner."""
+        """Add a prompt of `tokens`; `cached` of them need no computing. peer: the transfer's
+        owner."""
         self._peers[room] = peer
         self._left[room] = self._speed.seconds.between(cached, tokens)
         self._changed = True
         self._reported_at = -math.inf
 
     def computes(self, room: m.RoomId, stop: int, tokens: int) -> None:
-        """Record that a forward is about to compute the prompt up to `stop`."""
+        """Record the coming computation of the prompt up to `stop`, in the next forward."""
         if room in self._left:
             before = self._left[room]
             left = self._speed.seconds.between(stop, tokens) if stop < tokens else 0.0
@@ -287,7 +287,7 @@ class Router:
         return Line(by_bytes.seconds(self._state_bytes()), by_bytes.each * page / PAGE_TOKENS)
 
     def _rates(self) -> Rates:
-        """Return the rates that may decide now; none if the configured constants decide."""
+        """Return the measured rates for a decision; none if the configured constants decide."""
         if self._config.route == "fixed":
             return Rates()
         return self.costs.rates()
@@ -304,8 +304,7 @@ class Router:
 
 
 def usable_here(match: Match) -> int:
-    """Return the tokens that need no computing here, including tokens loaded from below the
-    arena."""
+    """Return the usable tokens here, including tokens loaded from below the arena."""
     return max([match.usable_tokens, *(stored.boundary for stored in match.stored)])
 
 

@@ -71,7 +71,7 @@ class EngineThread:
         self._inbox.put(message)
 
     def stop(self) -> None:
-        """End the loop after the step in progress. Give up a step that takes too long. Requests
+        """End the loop after the step in progress. Give up a step if it takes too long. Requests
         still alive are dropped with the process."""
         self._stopping.set()
         self._inbox.put(_WAKE)
@@ -85,7 +85,7 @@ class EngineThread:
             self._loop()
             self._engine.close()
         except RankLost as error:
-            # No bug of this process, and where it noticed says nothing.
+            # This is no bug of this process, and the place of the error explains nothing.
             log.error("the engine loop ends: %s", error)
             self._on_failure(f"{error}; restart this node")
         except Exception as error:
@@ -125,8 +125,8 @@ class EngineThread:
                 self._moved = None
 
     def _take_messages(self, wait: float | None) -> None:
-        """Handle all messages in the inbox, or the first that comes within `wait` seconds. None:
-        wait without a bound. Answers to questions leave at once, before any forward."""
+        """Handle all messages in the inbox, or the first one within `wait` seconds. None: wait
+        without a bound. Answers to questions leave at once, before any forward."""
         messages = self._messages(wait)
         self._moved = time.monotonic()
         for message in messages:

@@ -7,8 +7,7 @@ import random
 import statistics
 import sys
 
-from tasuki.client.prompt import Prompt
-from tasuki.client.session import Client
+from tasuki.client import Client, Prompt
 
 
 def main(target: str, sessions: str = "4", turns: str = "5") -> None:

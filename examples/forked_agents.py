@@ -9,8 +9,7 @@ question, and run at the same time.
 import asyncio
 import sys
 
-from tasuki.client.aio import AsyncClient, AsyncSession
-from tasuki.client.prompt import Prompt
+from tasuki.client import AsyncClient, AsyncSession, Prompt
 
 BRIEF = "Longbourn is a village. The family of the house has five daughters and little money. " * 8
 QUESTIONS = (

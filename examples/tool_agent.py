@@ -101,7 +101,7 @@ def main(url: str, key: str = "none") -> None:
     model = ask("/models")["data"][0]["id"]
     print(f"model {model}")
     rounds(ask, model, "How far is it from Longbourn to Netherfield?")
-    # The same question a second time: of it only the last page, of at most 64 tokens, is computed.
+    # The same question again: only its last page, of at most 64 tokens, is computed.
     rounds(ask, model, "How far is it from Longbourn to Netherfield?")
 
 

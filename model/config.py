@@ -114,7 +114,7 @@ class ModelConfig:
 
     @property
     def constants(self) -> str:
-        """Return the fields of the config that change results without changing the weights or the
+        """Return the config's fields with an effect on results but none on the weights or the
         cache's layout. Nodes compare this text with each other."""
         stretched = "as trained" if self.yarn is None else str(self.yarn)
         found = f"{self.rotary_dim} elements of base {self.rope_theta!r}, {stretched}"

@@ -79,7 +79,7 @@ class ConfigFields:
             raise self.error(name, f"is {value!r}", f"only {only!r} is supported")
 
     def object(self, name: str) -> "ConfigFields | None":
-        """Return the object of that name; None if it is absent, null or empty. Raises
+        """Return the object of this name; None if it is absent, null or empty. Raises
         ModelConfigError."""
         value = self.get(name)
         if value is None or value == {}:
@@ -111,7 +111,7 @@ class QuantizationConfig:
         try:
             raw = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
-            # Whoever reads the shape says so; a folder of weights alone may be read too.
+            # The reader of the shape reports this. A folder of weights alone may be read too.
             return QuantizationConfig()
         return QuantizationConfig.from_dict(raw if isinstance(raw, dict) else {}, str(path))
 
@@ -173,14 +173,14 @@ def check_draft_layer_config(directory: Path) -> None:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
-        # Whoever reads the shape says so.
+        # The reader of the shape reports this.
         return
     outer = ConfigFields(raw if isinstance(raw, dict) else {}, str(path))
     for fields in (outer, outer.object("text_config")):
         if fields is None:
             continue
         count = fields.get("mtp_num_hidden_layers")
-        # A config of 0 is that of a library which reads no such layer: its tensors decide.
+        # A library without such layers writes 0 into the config. Its tensors decide.
         if count not in (None, 0, 1):
             raise fields.error("mtp_num_hidden_layers", f"is {count!r:.40}", _OFF)
         if fields.flag("mtp_use_dedicated_embeddings", False):
@@ -223,8 +223,8 @@ class RopeSettings:
 
     @staticmethod
     def of(text: ConfigFields, outer: ConfigFields) -> "RopeSettings":
-        """Read the settings. text: the text model's config; outer: the object that holds it, or
-        itself. Raises ModelConfigError."""
+        """Read the settings. text: the text model's config; outer: the object around it, or itself.
+        Raises ModelConfigError."""
         _refuse_misplaced(text, outer)
         scaling = text.object("rope_scaling")
         rope = scaling or text.object("rope_parameters") or ConfigFields({}, text.source)

@@ -2,7 +2,7 @@
 
 PrefillFlops: FLOPs of a prefill, the unit for the worth of a cache hit.
 
-WeightSizes: bytes of a model's weights, and the bytes that one decode step must read.
+WeightSizes: bytes of a model's weights, and the bytes read by one decode step.
 
 Bytes are counted on the weights themselves, assembled without memory. So the count follows every
 fused layout.

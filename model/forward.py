@@ -113,11 +113,11 @@ class SequenceSlice:
 class Batch:
     """Slices packed for the operators: T tokens of B sequences laid end to end.
 
-    Sequence i has the rows [cu_seqlens[i], cu_seqlens[i + 1]). token_ids, positions [T] int64;
-    cu_seqlens [B+1] int64; context_lens [B] int64 (tokens before this forward); page_table [B,
-    pages] int64, rows padded with 0; read_slots [B] int64; write_slots: one a sequence; checkpoints
-    per sequence: (tokens of this forward before the mark, slot), ascending; stepped: sequences with
-    recurrence token by token.
+    Sequence i has the rows [cu_seqlens[i], cu_seqlens[i + 1]). token_ids, positions: [T] int64.
+    cu_seqlens: [B+1] int64. context_lens: [B] int64, tokens before this forward. page_table: [B,
+    pages] int64, rows padded with 0. read_slots: [B] int64. write_slots: one a sequence.
+    checkpoints: for each sequence, (tokens of this forward before the mark, slot), ascending.
+    stepped: sequences with recurrence token by token.
     """
 
     token_ids: torch.Tensor

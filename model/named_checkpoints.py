@@ -43,7 +43,7 @@ def hub_checkpoint(name: str, revision: str) -> Path:
     """Return the folder of the snapshot, after downloading its missing files. revision: a branch,
     tag or commit; empty: main. Without a network, the cached snapshot is used. REQUIRES:
     is_hub_name. Raises HubError."""
-    # It takes half a second to import, and reads its environment then.
+    # The import takes half a second, and reads the environment then.
     from huggingface_hub import constants, errors, snapshot_download
 
     asked = f"model {name}" + (f" at revision {revision}" if revision else "")

@@ -199,7 +199,8 @@ class Qwen35Model:
         if score is not None:
             score(lambda rows: self.head(branch[rows], residual[rows], operators))
         last = self._on_device(batch.cu_seqlens[1:] - 1)
-        # First, so that nobody waits for the draft layer's window who only wants a token.
+        # Compute the logits first, so a caller that needs only a token does not wait for the draft
+        # layer.
         logits = self.head(branch[last], residual[last], operators).float()
         if arena.layout.draft_layers:
             self.keep_entries(tokens, branch, residual, operators, arena, hooks)
@@ -223,7 +224,7 @@ class Qwen35Model:
 
     @property
     def draft_ids(self) -> Tensor | None:
-        """Return the tokens that the draft layer may propose, [n] int64, ascending; None: any."""
+        """Return the possible tokens of the draft layer, [n] int64, ascending; None: any."""
         return None if self._drafts is None else self._drafts.ids
 
     def guess(
@@ -295,7 +296,7 @@ class Qwen35Model:
         return operators.norm_head(branch, residual, weights.norm, weights.head)
 
     def whole(self, logits: Tensor) -> Tensor:
-        """Return the result of head() from that of own_head()."""
+        """Return the result of head() from the result of own_head()."""
         return self._gather(logits)
 
     @property

@@ -1,8 +1,8 @@
-"""Connections of receivers to this prefill node: names, heartbeats, and the lease they renew. Each
-receiver's stream of rooms is here too.
+"""Connections of receivers to this prefill node: names, heartbeats, and leases. Each receiver's
+stream of rooms is here too.
 
-Owns connections. Its owner, which knows the rooms, is called when a connection is over. Thread
-rule: the hand-over's event loop, except peers().
+Owns connections. Reports a connection's end to its owner, because only the owner knows the rooms.
+Thread rule: the hand-over's event loop, except peers().
 
 Invariants: a connection lives as long as its heartbeat stream. Its name cannot be guessed and is
 never used again. A renewal counts from the time its heartbeat was sent, on this node's clock.
@@ -59,7 +59,7 @@ class _Connection:
     writer: WriterLife
     beating: bool = False
     progress: NodeProgress | None = None
-    """Progress from the latest renewal that had one."""
+    """Progress from the latest renewal with one."""
 
 
 class ConnectionOwner(Protocol):
@@ -103,8 +103,7 @@ class ReceiverConnections:
         self._connections: dict[str, _Connection] = {}
         self._issued = 0
         self._names: dict[bytes, list[str]] = {}
-        """By epoch of the receiver's process: names of its connections whose endpoints may be
-        open."""
+        """Names of connections with possibly open endpoints, by epoch of the receiver's process."""
 
     def __contains__(self, name: str) -> bool:
         return name in self._connections
@@ -119,7 +118,8 @@ class ReceiverConnections:
 
     def peers(self) -> dict[str, NodeProgress]:
         """Return the progress reported by receivers, by name; the worst values if several share a
-        name. From any thread. Bounded to a number that an operator can look at."""
+        name. It may be called from any thread. The number of names is limited, to stay readable for
+        an operator."""
         reported: dict[str, NodeProgress] = {}
         for connection in list(self._connections.values())[:_PEERS_TOLD]:
             if (progress := connection.progress) is not None:
@@ -145,7 +145,7 @@ class ReceiverConnections:
         TransportError."""
         await self._end_others(node)
         self._issued += 1
-        # Who knows the name may end the connection's rooms.
+        # A peer that knows the name could end the connection's rooms, so it must be unguessable.
         name = f"{self._prefix}{self._issued}-{secrets.token_hex(16)}"
         self._names.setdefault(node.epoch, []).append(name)
         await connect_within(_CONNECT_SECONDS, self._sender, name, node)
@@ -161,7 +161,7 @@ class ReceiverConnections:
         return name
 
     async def _end_others(self, node: NodeIdentity) -> None:
-        """End the other connections of a node that connects anew: it has given them up."""
+        """End the other connections of a newly connecting node, because it has given them up."""
         names = self._names.pop(node.epoch, [])
         for name in names:
             self.drop(name)
@@ -173,8 +173,8 @@ class ReceiverConnections:
         }
 
     def _expect_beating(self, name: str) -> None:
-        """Drop a receiver that connects and never answers heartbeats in time; otherwise check again
-        later."""
+        """Drop a receiver that never answers heartbeats in time after it connected; otherwise check
+        again later."""
         connection = self._connections.get(name)
         if connection is None or connection.beating:
             return
@@ -278,7 +278,7 @@ _OPENING = frozenset({"reserve", "fetch"})
 
 
 class RoomRefused(Exception):
-    """A Reserve or Fetch that opens no room, with the reason."""
+    """Rejection of a Reserve or Fetch, with the reason. It opens no room."""
 
 
 class ReceiverStream:
@@ -407,13 +407,13 @@ class ReceiverStream:
                 batch = pb.SenderBatch(messages=messages)
                 await asyncio.wait_for(write(batch), self._write_seconds)
             finally:
-                # Also where the receiver has hung up meanwhile, as it may after Done.
+                # This runs also if the receiver has hung up meanwhile, as it may after Done.
                 for message in messages:
                     self._reached(_AFTER_TELLING, message)
 
     def _reached(self, places: Mapping[str, Place], message: pb.SenderMessage) -> bool:
-        """Return True if nothing fails at the failpoint of that kind of message; a failure ends its
-        room alone."""
+        """Return True if nothing fails at the failpoint of this kind of message. A failure ends
+        only the message's room."""
         kind = message.WhichOneof("message")
         if kind not in places:
             return True

@@ -1,7 +1,7 @@
 """Part of a prefill node inside its engine's process: engine, sender and the Handover service.
 
-Owns the sender, the receiver (it receives pulls), the service and the hand-over's event loop. The
-server and the rooms live on that loop, so callers' requests never delay a heartbeat. Implements
+Owns the sender, the receiver (for pulls), the service and the hand-over's event loop. The server
+and the rooms live on this loop, so callers' requests never delay a heartbeat. Implements
 EngineSide.
 """
 
@@ -145,8 +145,8 @@ class PrefillSide(PairSide):
         await self.loop.run(self._register(reached_at), START_SECONDS)
 
     async def _register(self, address: str) -> None:
-        """Start the registration. It runs on the hand-over's loop, because an entry that is not
-        renewed removes the node."""
+        """Start the registration. It runs on the hand-over's loop, because an entry without renewal
+        removes the node."""
         self._registration = Registration(
             Etcd(self._config.etcd, self._etcd_access),
             self._config.etcd_prefix + self._config.name,
@@ -155,8 +155,8 @@ class PrefillSide(PairSide):
         self._registration.start()
 
     async def retire(self) -> None:
-        """Unregister and refuse new calls before the front drains, so that decode nodes find this
-        node no more and ask it for nothing more."""
+        """Unregister and refuse new calls before the front drains. So decode nodes no longer find
+        this node and ask it for nothing more."""
         if self._registration is not None:
             await self.loop.end(self._registration.stop(), LOOP_SECONDS)
         if self._server is not None:

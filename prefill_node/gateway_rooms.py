@@ -50,9 +50,11 @@ class GatewayRooms:
         """patience: limit in seconds of the wait of one side for the other."""
         self._patience = patience
         self._parked: dict[m.RoomId, GatewayCall | OutgoingRoom] = {}
-        """The side that came first, until the other comes, it is withdrawn, or `patience` ends."""
+        """The first side of each room to arrive. It waits for the other side, its withdrawal, or
+        the end of `patience`."""
         self._patience_ends: dict[m.RoomId, asyncio.TimerHandle] = {}
-        """By parked room. Cancelled with it, so that no timer outlives the wait it ends."""
+        """Timers by waiting room. A timer is cancelled with its wait, so it does not outlive the
+        wait."""
         self._calls: dict[tuple[str, m.RequestId], GatewayCall] = {}
         self._open: dict[m.RoomId, GatewayCall] = {}
 
@@ -62,8 +64,8 @@ class GatewayRooms:
         """Yield the first token, if the room yields one, and Finished. Raises InvalidRequest,
         DuplicateRequest.
 
-        request_context: the caller that owns the id, and the shown part of the usage. No limit
-        counts the call here. The gateway asks the decode node as well; it counts the call against
+        request_context: the caller of the id, and the shown part of the usage. No limit counts the
+        call here. The gateway asks the decode node as well, and that node counts the call against
         the caller's limits. The decode node's Reserve names the trace and brings the salt.
         """
         begun = time.monotonic()
@@ -81,7 +83,7 @@ class GatewayRooms:
             token = await call.first
         finally:
             del self._calls[owned]
-            # A room that is open goes on: of its own call's end the decode node reports itself.
+            # An open room goes on: the decode node reports the end of its own call.
             self._withdraw(call.room, call)
         if token is not None:
             yield [
@@ -181,10 +183,10 @@ def _finished(submit: m.Submit, token: m.PrefillToken | None, seconds: float) ->
 
 
 class GatewayAnswers:
-    """Gateway rooms, called on the front's loop, on which gateway calls arrive.
+    """Gateway rooms for callers on the front's loop, the loop of gateway calls.
 
-    Keeps nothing. Thread rule: the front's event loop; the rooms live on the hand-over's. Otherwise
-    as GatewayRooms.
+    Keeps nothing. Thread rule: the front's event loop; the rooms live on the hand-over's. It is
+    otherwise like GatewayRooms.
     """
 
     def __init__(self, rooms: GatewayRooms, there: LoopThread) -> None:
@@ -200,7 +202,7 @@ class GatewayAnswers:
             return [part async for part in self._rooms.generate(submit, request_context)]
 
         try:
-            # Token and end come together, so that nobody waits for the second.
+            # Token and end arrive together, so no client waits for the end.
             parts = await self._there.run(answer(), None)
         except LoopLost as error:
             raise RequestRejected(m.RequestError(m.ErrorKind.INTERNAL, str(error))) from error

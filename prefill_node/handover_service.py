@@ -6,8 +6,8 @@ streams into engine messages and back; decides nothing about caches or bytes.
 Thread rule: the hand-over's event loop; deliver() and peers() may be called from any thread.
 
 Invariants: a reply to Abort comes after the drain. An Abort is answered only for rooms of the
-connection that it names; no other peer can guess the name. Every wait for a receiver has a
-deadline. Every PullWanted is answered, at once if its room or its decode node is gone.
+connection named in it; no other peer can guess the name. Every wait for a receiver has a deadline.
+Every PullWanted is answered, at once if its room or its decode node is gone.
 """
 
 import asyncio
@@ -60,11 +60,11 @@ class HandoverServiceSettings:
     """Times of the service, in seconds.
 
     beat_seconds: between two heartbeats. silence_seconds: heartbeat timeout of a receiver.
-    progress_seconds: between two repetitions of Queued. patience_seconds: a lost pull not fenced
-    within this time gives up the connection, so that its writer's lease runs out. deadlines, pull:
-    deadlines of rooms and of pulls, by state. write_seconds: limit for the receiver to take one
-    message of a room, and for a stream's first message. stop_seconds: limit for rooms to drain when
-    the node stops; longer than their draining deadline.
+    progress_seconds: between two repetitions of Queued. patience_seconds: limit for a lost pull to
+    be fenced; beyond it the connection is given up, so its writer's lease runs out. deadlines,
+    pull: deadlines of rooms and of pulls, by state. write_seconds: limit for the receiver to take
+    one message of a room, and for a stream's first message. stop_seconds: limit for rooms to drain
+    when the node stops; longer than their draining deadline.
     """
 
     beat_seconds: float = 0.2
@@ -103,7 +103,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         progress: Callable[[], NodeProgress] = NodeProgress,
     ) -> None:
         """loop: the hand-over's event loop. begin_room: called with each room, its request and the
-        request's traceparent. gateway_rooms: rooms that a gateway announces to both nodes; None: no
+        request's traceparent. gateway_rooms: rooms announced to both nodes by a gateway; None: no
         gateway. progress: returns this node's progress."""
         self._begin_room = begin_room
         self._post = post
@@ -126,7 +126,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         """Latest load reported by the engine."""
         self._usable = UsableFeed(lambda: post(m.ReadUsable()))
         self._usable_readers: set[str] = set()
-        """Connections that read the usable prefixes: one stream each."""
+        """Connections reading the usable prefixes: one stream each."""
         self._desk = LeavingDesk(post, lambda: self._connections.names)
         breaker = ConnectionBreaker(transport, receiver, self._lose_all)
         self._shared = PullMeans(
@@ -152,7 +152,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         return self._connections.peers()
 
     def deliver(self, message: m.Outbox) -> None:
-        """Handle an engine's message about a room. Messages of rooms that are over are dropped."""
+        """Handle an engine's message about a room. Messages of ended rooms are dropped."""
         self._loop.call_soon_threadsafe(self._dispatch, message)
 
     def _dispatch(self, message: m.Outbox) -> None:
@@ -177,7 +177,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
                 | m.FetchRefused()
                 | m.StateHeld()
             ):
-                # Before its room, which may be over with the token.
+                # Handle the token before its room, because the room may be over with the token.
                 if isinstance(message, m.PrefillToken) and self._gateway_rooms is not None:
                     self._gateway_rooms.first_token(message.room, message)
                 room = self._rooms.get(message.room)
@@ -253,7 +253,8 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         try:
             async with contextlib.aclosing(beats):
                 async for beat in beats:
-                    # A receiver that reads nothing is as silent as one that says nothing.
+                    # A receiver that reads nothing counts as timed out, as one that sends nothing
+                    # does.
                     await unless_silent(context.write(beat), silence)
         except PeerSilent as error:
             log.warning("connection %s: %s", first.connection_id, error)
@@ -382,7 +383,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
                 raise RoomRefused(str(error)) from error
         if isinstance(reserve, m.PrefillReserve):
             self._begin_room(ticket.room, request_id, traceparent)
-        # The room outlives its stream: it must drain when the stream breaks.
+        # The room outlives its stream, because it must drain when the stream breaks.
         self._rooms.start(ticket.room, room)
         return room
 
@@ -394,8 +395,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         self._ended.remember(room.connection, room.room, room.generation, drain)
         log.info("room over: %s", drain.name.lower(), extra=room.named)
         if drain is Drain.FORCED or room.endpoint_failed:
-            # What is stuck or broken once stays so: the receiver connects anew, over a new
-            # endpoint.
+            # A stuck or broken endpoint stays so. The receiver connects anew, over a new endpoint.
             self._connections.drop(room.connection)
 
     async def Abort(
@@ -413,7 +413,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         room = self._rooms.get(request.room)
         if room is not None and (room.connection, room.generation) == (connection, generation):
             room.put(say.Abort())
-            # A room that was asked to stop drains, or is given up after its deadline.
+            # An aborted room drains, or is given up at its deadline.
             drain = await asyncio.shield(room.ended)
         else:
             drain = self._ended.aborted(connection, request.room, generation)
@@ -443,8 +443,8 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             self._refuse_pull(pull.id)
 
     def pull_drained(self, drained: pb.DrainedPull) -> None:
-        """Handle a drain reported by a renewal, which may overtake the stream. So messages still on
-        the stream are not lost. For a pull already over it changes nothing."""
+        """Handle a drain reported by a renewal. The renewal may overtake the stream, so messages
+        still on the stream are not lost. It changes nothing for a pull already over."""
         pull = self._pulls.get((drained.room, drained.generation))
         if pull is not None:
             pull.put(on.DrainAnswered(drain_from_wire(drained.drain)))

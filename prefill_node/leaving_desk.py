@@ -1,4 +1,4 @@
-"""Desk that gives the states left by this prefill node to decode nodes on request.
+"""Desk to give the states left by this prefill node to decode nodes on request.
 
 Owns the set of asking connections, and the connection given each state until its outcome is known.
 The engine decides the target of each state. Thread rule: the event loop.
@@ -33,7 +33,7 @@ class LeavingDesk:
         self._asking = _NOBODY
         self._declining = _NOBODY
         self.leaves = False
-        """True if heartbeats report that this node leaves."""
+        """True if heartbeats report this node as leaving."""
 
     def begin(self) -> None:
         """Begin to leave: there are states to give."""
@@ -59,7 +59,7 @@ class LeavingDesk:
             self._post(m.LeftTakenOver(message.state.number, m.HeirOutcome.LOST))
 
     async def take_over(self, request: pb.TakeOverRequest) -> pb.TakeOverResponse:
-        """Answer a decode node that asks for a state. REQUIRES: its connection is live. Raises
+        """Answer a decode node's question for a state. REQUIRES: its connection is live. Raises
         PeerInvalid."""
         peer = request.connection_id
         if request.HasField("done"):

@@ -1,4 +1,4 @@
-"""`tasuki prefill`: the daemon that computes prefixes of prompts and hands them to decode nodes."""
+"""`tasuki prefill`: the daemon to compute prefixes of prompts and hand them to decode nodes."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -27,7 +27,7 @@ def main(argv: Sequence[str], build: "BuildParts | None" = None) -> int:
     engine_config, server_config = with_local_checkpoint(engine_config, server_config)
     check_binds({"http_bind": server_config.http_bind}, server_config.access)
     log_loading(engine_config)
-    # Not before the flags are known to be right: torch takes seconds.
+    # Import this only after the flags were checked, because torch takes seconds.
     from tasuki.engine.assembly.ranks import build_node_parts
     from tasuki.prefill_node.node import PrefillDaemon
 

@@ -52,8 +52,8 @@ Speak = Callable[[pb.SenderMessage], None]
 class PullMeans:
     """Receiver, breaker and deadlines shared by the pulls of this node.
 
-    deadlines: by state. patience: seconds until a lost pull that is not fenced gives up the
-    connection.
+    deadlines: by state. patience: limit in seconds for a lost pull to be fenced; then the
+    connection is given up.
     """
 
     receiver: Receiver
@@ -95,7 +95,7 @@ class PullReceiver(ReceivingRoom):
 
     @property
     def windows_landed(self) -> int | None:
-        """Return a count that grows as chunks arrive; None once the pull is lost or over."""
+        """Return a count; it grows as chunks arrive. Return None once the pull is lost or over."""
         return None if self._side.is_lost or self.is_over else self.progress
 
     def take_message(self, message: pb.PullDone | pb.PullFailed) -> None:

@@ -1,10 +1,10 @@
-"""Feed of the prefixes usable on this node, for decode nodes that choose by them.
+"""Feed of the prefixes usable on this node, for the choice made by decode nodes.
 
 Owns a copy of the usable prefixes, by names alone, updated by the engine's events while a reader is
 connected. Owns also each reader's unsent changes. Thread rule: the event loop's.
 
 Invariants: a reader first gets all usable prefixes. A slow reader gets all of them again, so its
-unsent changes are bounded. A prefix that comes and goes between two batches is sent only in its
+unsent changes are bounded. A prefix changed several times between two batches is sent only in its
 last state.
 """
 
@@ -20,7 +20,7 @@ from tasuki.transfer.protocol.messages import UsablePrefix, in_batches, prefixes
 READ_SECONDS = 0.25
 """Seconds between two reads of the engine's changes, and between two batches with changes."""
 _EMPTY_SECONDS = 1.0
-"""Seconds without a change after which an empty batch is sent."""
+"""Seconds without a change before an empty batch is sent."""
 _MOST_WAITING = 1 << 16
 
 
@@ -112,7 +112,7 @@ class UsableFeed:
                 for reader in self._readers:
                     reader.came(stored)
             elif event.kind == "checkpoint_moved":
-                # It stands: what is believed of it is that it is found here, from wherever.
+                # The prefix is still found here, in another place.
                 continue
             elif (removed := self._stands.pop(event.prefix, None)) is not None:
                 for reader in self._readers:

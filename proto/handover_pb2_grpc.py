@@ -70,14 +70,16 @@ class HandoverServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Connect(self, request, context):
-        """Once per pair and life of the connection: compare contracts, exchange epochs and transport metadata.
+        """Once per pair and life of the connection: compares contracts, and exchanges epochs and
+        transport metadata.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Heartbeat(self, request_iterator, context):
-        """Liveness both ways, and the renewal of the sender's lease. The connection lives as long as this stream.
+        """Heartbeats both ways, and the renewal of the sender's lease. The connection lives as long as
+        this stream.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -101,16 +103,16 @@ class HandoverServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Usable(self, request, context):
-        """Prefixes from which the sender can resume prompts: first all, then changes. Ends with the
-        connection.
+        """Prefixes with a state at the sender, for resuming prompts: first all, then changes. Ends with
+        the connection.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def TakeOver(self, request, context):
-        """Asks an ending sender for a state, to fetch it and to offer it to another sender. Allowed only
-        while beats announce the end.
+        """Asks a draining sender for a state, to fetch it and to offer it to another sender. Allowed only
+        while heartbeats announce the end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class InferenceStub(object):
-    """One-shot requests: each carries its whole prompt.
+    """One-shot requests, each with its whole prompt.
     """
 
     def __init__(self, channel):
@@ -48,12 +48,13 @@ class InferenceStub(object):
 
 
 class InferenceServicer(object):
-    """One-shot requests: each carries its whole prompt.
+    """One-shot requests, each with its whole prompt.
     """
 
     def Generate(self, request, context):
-        """Streams tokens as they are made and ends with Finished, of each of its answers. The headers come at once and carry
-        `tasuki-request-id`. Cancelling the call, at any time, aborts the request.
+        """Streams tokens as they are generated, and ends with a Finished for each of its answers. The
+        headers come at once and carry `tasuki-request-id`. Cancelling the call, at any time, aborts
+        the request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -88,7 +89,7 @@ def add_InferenceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Inference(object):
-    """One-shot requests: each carries its whole prompt.
+    """One-shot requests, each with its whole prompt.
     """
 
     @staticmethod
@@ -211,7 +212,7 @@ class SessionServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Generate(self, request, context):
-        """Answers the log so far. The answer's tokens join the log if it finishes by STOP or LENGTH; a
+        """Answers the log so far. The answer's tokens join the log if it finishes by STOP or LENGTH. A
         cancelled, aborted or failed answer leaves the log unchanged.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -219,7 +220,7 @@ class SessionServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Fork(self, request, context):
-        """A new session with the same log; the two go separate ways from here.
+        """Opens a new session with the same log; both then change independently.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -232,17 +233,16 @@ class SessionServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Load(self, request, context):
-        """Room of this node for one more session. A client of several nodes asks before it opens one.
+        """This node's capacity for one more session. A client of several nodes asks before it opens one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def HandBack(self, request, context):
-        """Has a prefill node pull this node's cached part of the log, so that the next turn can go to
-        another decode node without computing it again. Answered after the pull; also while this node
-        drains. The session stays open. `not_handed_back` after a failure: the next turn is then
-        computed.
+        """Has a prefill node pull this node's cached part of the log, so the next turn can go to another
+        decode node without computing it again. Answered after the pull, even while this node drains.
+        The session stays open. `not_handed_back` after a failure: the next turn is then computed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -489,7 +489,7 @@ class Session(object):
 
 
 class CacheAdminStub(object):
-    """The cache as its operator sees it.
+    """The cache from its operator's view.
     """
 
     def __init__(self, channel):
@@ -541,7 +541,7 @@ class CacheAdminStub(object):
 
 
 class CacheAdminServicer(object):
-    """The cache as its operator sees it.
+    """The cache from its operator's view.
     """
 
     def Stats(self, request, context):
@@ -566,7 +566,7 @@ class CacheAdminServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Refuses new requests; answered once everything in flight has ended.
+        """Rejects new requests; answered once everything in flight has ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -581,16 +581,16 @@ class CacheAdminServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ChangeRole(self, request, context):
-        """Makes a prefill node a decode node, or the reverse. Answered once the settings are valid: the
-        node then refuses new requests, lets those in flight end, and restarts in the new role, as the
-        same process at the same addresses. StatsResponse.role shows the new role. Idempotent.
+        """Makes a prefill node a decode node, or the reverse. Answered once the settings are valid. The
+        node then rejects new requests, lets requests in flight end, and restarts in the new role, as
+        the same process at the same addresses. StatsResponse.role shows the new role. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Explain(self, request, context):
-        """The story of a recently ended request; NOT_FOUND if the node remembers none of that id.
+        """The report on a recently ended request; NOT_FOUND if the node does not remember it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -655,7 +655,7 @@ def add_CacheAdminServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class CacheAdmin(object):
-    """The cache as its operator sees it.
+    """The cache from its operator's view.
     """
 
     @staticmethod

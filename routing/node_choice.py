@@ -1,8 +1,8 @@
 """The choice of a decode node for a session, among the few nodes with known loads.
 
-Pure: equal loads give equal choices. A node that drains is worst. Next is a node on which one more
-answer would wait or find little memory. Next is a node with a clearly longer step. Among the rest,
-the node with the fewest answers for its size wins, then the node with the fewest sessions placed by
+Pure: equal loads give equal choices. A draining node is worst. Next is a node whose next answer
+would wait or find little memory. Next is a node with a clearly longer step. Among the rest, the
+node with the fewest answers for its size wins, then the node with the fewest sessions placed by
 this caller. The last rule is needed because loads queried at the same moment are often equal.
 
 The prefill node for a prompt: its cost at each node, the route, and the copy of a state.
@@ -23,7 +23,8 @@ from .node_load import PrefillSeconds
 REUSE = 16.0
 CROWDING = 8.0
 TIE_SECONDS = 0.005
-"""Costs that differ by less are equal: the node that stored least is selected."""
+"""Seconds below which a difference in cost counts as a tie: the node with the fewest stored seconds
+is selected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Candidate:
     transfer time not hidden by prefill, with loads from a lower tier. new: compute time for tokens
     never sent to the node, cached or not; equal to prefill if this is unknown. share: work stored
     lately by the node; the candidates' mean is 1. New states evict others, most of all on the node
-    that stored most. New work counts REUSE times, because a copy on another node costs every later
+    with most stored. New work counts REUSE times, because a copy on another node costs every later
     turn. Pure. Source of the weights: docs/routing.md.
 
     usable: tokens of the prompt in the node's cache with their state. wait, exposed: seconds.
@@ -63,8 +64,8 @@ class Bid:
 
 
 def bids(candidates: Sequence[Candidate], prompt_tokens: int, seconds: PrefillSeconds) -> list[Bid]:
-    """Return each candidate's bid, cheapest first. Among equal costs, the node that stored least is
-    first, then the first candidate. REQUIRES: there is one."""
+    """Return each candidate's bid, cheapest first. Among equal costs, the node with the least
+    stored work is first, then the first candidate. REQUIRES: there is one."""
     mean = sum([candidate.stored for candidate in candidates]) / len(candidates)
     crowding = CROWDING / mean if mean > 0 else 0.0
     found = []
@@ -156,8 +157,8 @@ class Choice:
 
 
 def looked_at(nodes: Sequence[int], known: Collection[int], random: Random) -> Sequence[int]:
-    """Return the nodes to consider. known: at most HOLDERS nodes that hold most, and the nodes with
-    similar prompts."""
+    """Return the nodes to consider. known: at most HOLDERS nodes with the longest cached prefixes,
+    and the nodes with similar prompts."""
     if len(nodes) <= SAMPLED_ABOVE:
         return nodes
     return [*dict.fromkeys([*known, *random.sample(nodes, DRAWN)])]
@@ -275,7 +276,7 @@ def choose_decode_node(loads: Mapping[str, DecodeLoad]) -> str:
 
 
 def is_worth_a_move(here: DecodeLoad, there: DecodeLoad, target: float) -> bool:
-    """Return True if a session that missed `target` (seconds between tokens) can expect better on
+    """Return True if a session with a missed `target` (seconds between tokens) can expect better on
     the other node."""
     if there.draining or not there.has_room:
         return False

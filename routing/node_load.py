@@ -24,7 +24,7 @@ class PrefillSeconds:
         return self.fixed + self.saved(last) - self.saved(first)
 
     def saved(self, tokens: int) -> float:
-        """Return the seconds saved by a cached prefix of that length in tokens."""
+        """Return the seconds saved by a cached prefix of `tokens` tokens."""
         return self.token * tokens + self.context * tokens * tokens / 2
 
 
@@ -50,7 +50,7 @@ class NodeLoad:
     def __init__(self) -> None:
         self._reported = 0.0
         self._reported_at = -math.inf
-        self._sent: deque[tuple[float, float]] = deque()  # when, seconds of work
+        self._sent: deque[tuple[float, float]] = deque()  # time, seconds of work
         self._own_ends = 0.0
         self._stored = 0.0
         self._stored_at = 0.0

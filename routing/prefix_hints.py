@@ -17,16 +17,16 @@ Beginning = tuple[int, int]
 class SentPrefixes:
     """The nodes of recently sent prompts by prefix, as remembered by the sender.
 
-    A node that computed a prefix holds its KV, even if the state is elsewhere. The next prompt with
-    the prefix leaves a state at the divergence if it comes to that node. An index of states shows
-    neither this nor waiting prompts. Owns names of prefixes at some depths, for a while. Owns no
-    clock: callers pass seconds. Thread rule: one thread at a time. Invariants: a name is dropped
+    A node holds the KV of a prefix it has computed, even if the state is elsewhere. The next prompt
+    with the prefix leaves a state at the divergence if it comes to that node. An index of states
+    shows neither this nor waiting prompts. Owns names of prefixes at some depths, for a while. Owns
+    no clock: callers pass seconds. Thread rule: one thread at a time. Invariants: a name is dropped
     REMEMBERED_SECONDS after its last prompt, and earlier if there are more than MOST_NAMES. A name
     keeps the nodes used last.
     """
 
     def __init__(self) -> None:
-        self._sent: OrderedDict[int, dict[int, float]] = OrderedDict()  # node, when
+        self._sent: OrderedDict[int, dict[int, float]] = OrderedDict()  # node, time
 
     def known(self, prompt: Sequence[Beginning], now: float) -> dict[int, int]:
         """Return the longest sent prefix of the prompt, in tokens, by node."""

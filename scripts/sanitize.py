@@ -41,7 +41,8 @@ def main() -> int:
             *(sys.executable, "-m", *module),
             *("--seconds", str(share), "--seed", str(seed)),
         )
-        # A round that was begun is ended; what holds the memory of all rounds is slow.
+        # Longer than its share: a begun round runs to its end, and a sanitizer with the memory of
+        # all rounds is slow.
         if copy.run(command, 3 * share + 300.0, _preloaded()) != 0:
             return _failed(copy, " ".join(module))
         last = copy.log.read_text(errors="replace").splitlines()[-1:]

@@ -50,7 +50,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Tried:
-    """The results of one combination. seconds, returned: of each case's turn."""
+    """The results of one combination. seconds, returned: time and results of each case's turn."""
 
     seconds: tuple[float, ...]
     returned: tuple[tuple[Tensor, ...], ...]
@@ -78,7 +78,7 @@ def standing(module: ModuleType, constants: Constants) -> Iterator[None]:
 
 
 def tried(cases: Sequence[Case], device: torch.device) -> Tried:
-    # Copied at once: what a turn returns may lie in memory that the next one writes.
+    # Copied at once: a turn's result may be in memory written by the next one.
     returned = tuple(
         tuple(tensor.clone() for tensor in _tensors(case.turns[0]())) for case in cases
     )
@@ -130,7 +130,7 @@ def main(argv: Sequence[str]) -> int:
             with standing(module, constants):
                 show(row(name, tried(cases, device), first))
         except Exception as error:
-            # One that this GPU has no room for, say, is an answer too.
+            # A failure is a result too, such as a combination too large for this GPU.
             show(table_row(name, f"{type(error).__name__}: {str(error).splitlines()[0][:80]}"))
     return 0
 

@@ -1,9 +1,9 @@
-"""The memory a node holds for clients that never read: python -m scripts.unread_streams
+"""The memory held by a node for clients without any read: python -m scripts.unread_streams
 
 Starts a node of its own with a model of no cost. For each API it opens 1,000 streams of 4 keys,
 with bodies of 1 KiB and answers of 1,000 tokens, and reads no byte. Exits with 1 if a stream takes
 more than 64 KiB of the API server's memory. The engine's process is shown and not judged, because
-it holds as much for streams that are read. Takes about two minutes on two cores.
+it holds as much for read streams. Takes about two minutes on two cores.
 """
 
 import json
@@ -102,7 +102,7 @@ def unread(address: str, path: str, body: bytes, keys: Sequence[str]) -> Iterato
             connection.sendall(head.encode() + body)
             opened.append(connection)
             if number >= _AHEAD:
-                # Connections of no admitted request are few.
+                # The node allows only few connections without an admitted request.
                 _check_begun(opened[number - _AHEAD], path)
         for connection in opened:
             _check_begun(connection, path)

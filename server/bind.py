@@ -1,4 +1,4 @@
-"""Addresses and ports of servers, and the rules for those that need TLS or keys.
+"""Addresses and ports of servers, and the rules for TLS and keys.
 
 PortClaim: a port shared by the processes of one node, and by no other process.
 """
@@ -74,8 +74,8 @@ def is_loopback(host: str) -> bool:
 
 
 class PortClaim:
-    """The owner of a bound socket that takes no connections. While it is open, processes of this
-    user may serve the port with SO_REUSEPORT. No other process can."""
+    """The owner of a bound socket without connections. While it is open, only processes of this
+    user may serve the port (SO_REUSEPORT)."""
 
     def __init__(self, field: str, bind: str, access: Access) -> None:
         """field: the setting's name. bind: HOST:PORT; port 0 selects a free one. Raises BindError,
@@ -86,7 +86,7 @@ class PortClaim:
             self._socket = _bound(host, port)
         except OSError as error:
             raise BindError(f"{field} {bind} failed: is the port taken? Try port 0") from error
-        # Not before: it would have let this node onto a port that another one shares.
+        # Set after the bind: set earlier, it would have allowed a port shared by another node.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         self.address = join_address(host, self._socket.getsockname()[1])
         """HOST:PORT."""
@@ -104,8 +104,8 @@ def _bound(host: str, port: int) -> socket.socket:
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
-            # Connections of a node that has ended hold the port for a minute, but not against this
-            # option. Not at once: of two claims with it both would stand.
+            # Connections of an ended node block the port for a minute, but not against this option.
+            # It is set only now, because with it two claims of a port could both succeed.
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind(address)
     except OSError:

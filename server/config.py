@@ -16,7 +16,7 @@ from .bind import is_loopback, read_address
 from .discovery.etcd_access import EtcdAccess
 
 if TYPE_CHECKING:
-    # They load gRPC and the engine's messages, which no command line waits for.
+    # These imports load gRPC and the engine's messages, and would delay every command line.
     from tasuki.server.auth.limits import CallerLimits
 
 ENGINE_PLACES = ("auto", "thread", "process")
@@ -85,7 +85,7 @@ class ServerConfig:
     etcd_login: str = option(
         "", "file with USER:PASSWORD for etcd; none: it asks for no user", unit="FILE"
     )
-    # Not option(): a secret stays out of repr.
+    # Not option(): this keeps a secret out of repr.
     api_key: str = field(
         default="",
         repr=False,
@@ -267,8 +267,8 @@ class ServerConfig:
 
     def engine_apart(self, device: str, ranks: int = 1) -> bool:
         """Return True if the engine has a process of its own. device: the engine's device. ranks:
-        processes that compute its model. Raises EngineConfigError if the settings contradict each
-        other."""
+        number of processes computing its model. Raises EngineConfigError if the settings contradict
+        each other."""
         if ranks > 1 and self.engine_process == "thread":
             raise EngineConfigError(
                 f"an engine of {ranks} ranks ends with any of them, and so has a process of its "

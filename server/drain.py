@@ -4,8 +4,8 @@ Rotation: the node's place in the load balancers' rotation, and the grace after 
 out of rotation is not ready but still takes requests. After the grace it may reject them. One event
 loop's thread; any thread may read `left`. Invariant: a node that returns gets a whole grace again.
 
-CallsInProgress: the calls that answer requests, until the end was sent to their clients, and the
-failed calls. One event loop's thread.
+CallsInProgress: counts of the calls in progress and of the failed calls. A call is in progress
+until the end of its answer was sent to the client. One event loop's thread.
 """
 
 import asyncio
@@ -82,7 +82,7 @@ class Rotation:
 
 class CallsInProgress:
     """failures: calls ended or rejected by an error, by the error's kind. Every kind starts at 0,
-    so that a rate shows its first error."""
+    so a rate shows its first error."""
 
     def __init__(self) -> None:
         self.failures: Counter[str] = Counter(dict.fromkeys(error_kinds(), 0))

@@ -4,8 +4,8 @@ Owns the table of requests in flight and of open queries, the log of ended reque
 callers' present usage. Callers name requests, each in a separate namespace (RequestNames).
 Independent of gRPC, sessions and text. All methods run on the event loop's thread, except
 `deliver`, called from the engine's thread. Invariants: every Submit gets exactly one Finished or
-Rejected from the engine, and its id is taken until then. Every iterator that ends early posts
-Abort. The unread tokens of a request are bounded, and a reader over the bound is cut off.
+Rejected from the engine, and its id is taken until then. An iterator closed early posts Abort. The
+unread tokens of a request are bounded, and a reader over the bound is cut off.
 """
 
 import asyncio
@@ -46,8 +46,8 @@ PostSubmits = Callable[[Sequence[m.Submit]], None]
 
 
 class Answers(Protocol):
-    """The part of EngineClient that answers requests: tokens in order, then Finished. Closing the
-    iterator aborts the request."""
+    """The interface of EngineClient for answering requests: tokens in order, then Finished. Closing
+    the iterator aborts the request."""
 
     def generate(
         self, submit: m.Submit, request_context: RequestContext
@@ -56,7 +56,7 @@ class Answers(Protocol):
 
 
 class Answering(Protocol):
-    """The part of EngineClient that answers clients' calls."""
+    """The interface of EngineClient for answering clients' calls."""
 
     calls: CallsInProgress
 
@@ -256,7 +256,7 @@ class EngineClient:
         return self._names.reserved(caller, given)
 
     def awaits_end(self, name: m.RequestId) -> bool:
-        """Return True until the engine has ended the request of that name."""
+        """Return True until the engine has ended the request named `name`."""
         return name in self._unread
 
     def answered(self, caller: Caller, tokens: int) -> None:
@@ -329,7 +329,7 @@ class EngineClient:
                 )
         with self._requests.held(caller, len(given)):
             if len(submits) > 1:
-                # The call itself was admitted as one.
+                # The call itself was admitted as one request.
                 self._limits.admit_request(caller, len(submits) - 1)
             self._limits.admit_prompt(caller, sum(len(submit.prompt) for submit in submits))
             asked: dict[m.RequestId, UnreadAnswer] = {}
@@ -510,7 +510,7 @@ class EngineClient:
         try:
             answer = await future
         except asyncio.CancelledError:
-            # The reply may have come after the caller was last run, and before he was cancelled.
+            # The reply may have arrived after the caller last ran, and before its cancellation.
             if not future.cancelled() and future.exception() is None:
                 self._close_opened(future.result())
             raise
@@ -520,8 +520,8 @@ class EngineClient:
     def take(
         self, messages: Sequence[m.TokenOut | m.TokensOut | m.PromptScored | Observed | Reply]
     ) -> None:
-        """Handle a front's messages in order, on the event loop, as deliver(). A message that
-        cannot be dispatched does not stop the others."""
+        """Handle a front's messages in order, on the event loop, as deliver(). A failed message is
+        logged and does not stop the others."""
         tokens = 0
         for message in m.tokens_apart(messages):
             try:
@@ -554,7 +554,7 @@ class EngineClient:
         try:
             self._observer.observe(message)
         except Exception:
-            # Who waits for the answer gets it, whether it was counted or not.
+            # The message still reaches its reader, even if its count failed.
             log.exception("what observes messages broke: %s", type(message).__name__)
         if isinstance(message, m.Evicted):
             self.ended.evicted(message)

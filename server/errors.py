@@ -1,4 +1,4 @@
-"""The errors that reject or end a server's call, and the gRPC status of each.
+"""The errors of a server's calls, and the gRPC status of each.
 
 scripts/docs/error_table.py writes the table of docs/errors.md from the classes below: a class's
 docstring is the cause, `retry` the caller's options. Over gRPC the trailing metadata
@@ -31,9 +31,9 @@ up to twelve bytes."""
 class Retry(Enum):
     """The caller's options after an error."""
 
-    NEVER = "never"  # the same call would be refused again: mend it first
-    LATER = "later"  # here, a moment later
-    ELSEWHERE = "elsewhere"  # at another node, or here once this one is back
+    NEVER = "never"  # the same call would be rejected again: fix it first
+    LATER = "later"  # at this node, a moment later
+    ELSEWHERE = "elsewhere"  # at another node, or at this one once it is back
     REOPEN = "reopen"  # open the session again and replay the conversation
 
 
@@ -200,7 +200,7 @@ def error_classes(base: type[ServerError] = ServerError) -> Iterator[type[Server
 
 
 def error_kinds() -> set[str]:
-    """Return the kinds of all errors that end a call."""
+    """Return the kinds of all errors of calls."""
     return {ServerError.kind, *(one.kind for one in error_classes()), *(k.value for k in ErrorKind)}
 
 
@@ -224,8 +224,8 @@ Failed = Callable[[str], None]
 @asynccontextmanager
 async def refusals(context: CallContext, failed: Failed = lambda kind: None) -> AsyncIterator[None]:
     """End the call with the error's status if the body raises a ServerError. failed: counts the
-    call by the error's kind, or as `internal` if it is untyped. A call that ends itself is not
-    counted."""
+    call by the error's kind, or as `internal` if it is untyped. A call ended by its own abort() is
+    not counted."""
     try:
         yield
     except ServerError as error:

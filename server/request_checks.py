@@ -62,8 +62,7 @@ def forks_of(request_id: RequestId, choices: range, seed: int) -> tuple[Fork, ..
 
 
 def choice_id(request_id: RequestId, place: int) -> RequestId:
-    """Return the id of the answer at that position. The first has the request's own id, for
-    lookups."""
+    """Return the id of the answer at `place`. The first has the request's own id, for lookups."""
     return RequestId(f"{request_id}-{place}") if place else request_id
 
 
@@ -83,7 +82,7 @@ def check_answer_fits(
     """Raise PromptTooLong if a given limit is the cause, and not the prompt. fields: possible
     sources of new_tokens. most: limit of a prompt and its answer together, in tokens."""
     asked = next((name for name, value in fields.items() if value is not None), None)
-    # The last token of an answer takes no room.
+    # The last token of an answer needs no space in the context.
     fit = most - prompt_tokens + 1
     if asked is not None and 0 < fit < new_tokens:
         raise PromptTooLong(
@@ -136,7 +135,7 @@ def check_priority(priority: int) -> int:
 
 
 def check_stops(field: str, stops: Sequence[object]) -> tuple[str, ...]:
-    """Return the strings that end an answer. Raises InvalidField."""
+    """Return the stop strings of an answer. Raises InvalidField."""
     if len(stops) > MAX_STOPS:
         raise InvalidField(field, f"may hold at most {MAX_STOPS} strings")
     texts = tuple(text for text in stops if isinstance(text, str))
@@ -149,7 +148,7 @@ def to_tokens(field: str, ids: Sequence[object]) -> Tokens:
     """Return a JSON list as int32 tokens. A float without a fraction is an integer, as in JSON
     Schema. Raises InvalidField for any other item and for integers outside [0, 2^31)."""
     try:
-        # Not one by one: a prompt of thousands would hold the interpreter for long.
+        # Not one by one, because a prompt of thousands would hold the interpreter for long.
         kinds = set(map(type, ids))
         if kinds <= {int}:
             tokens = np.array(ids, dtype=np.int32)

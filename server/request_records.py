@@ -29,7 +29,7 @@ _Owned = tuple[str, RequestId]
 
 class RequestNames:
     def __init__(self, remembered: int = 4096) -> None:
-        """remembered: number of ended requests that keep their names."""
+        """remembered: number of ended requests with kept names."""
         self._remembered = remembered
         self._owners: dict[RequestId, _Owned] = {}
         self._names: dict[_Owned, RequestId] = {}
@@ -142,7 +142,7 @@ class RequestLog:
             self._with_timeline.popitem(last=False)
 
     def evicted(self, message: Evicted) -> None:
-        """Record the requests for which the cache evicted states."""
+        """Record the evictions, by the id of the request causing them."""
         for eviction in message.evictions:
             if eviction.taken_by is None:
                 continue
@@ -175,7 +175,7 @@ def _without_timeline(end: Finished | Rejected) -> Finished | Rejected:
         return end
     if transfer.timeline is None:
         return end
-    # What was pulled was pulled for a hand-over, which has a timeline too.
+    # A pull serves a hand-over, and the hand-over has a timeline too.
     pulled = None if end.usage.pulled is None else replace(end.usage.pulled, timeline=None)
     bare = replace(end.usage, transfer=replace(transfer, timeline=None), pulled=pulled)
     return replace(end, usage=bare)

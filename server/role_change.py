@@ -8,8 +8,8 @@ Secrets pass through memory, never on a command line.
 
 The new role's settings come from three sources: the settings common to both roles, the file for the
 other role (`other_role_config`), and the call. A later source wins. The new process gets the old
-role's settings as its `other_role_config`. A node that returns to a role so has the same settings
-as before.
+role's settings as its `other_role_config`. So a node returning to a role has the same settings as
+before.
 """
 
 import importlib
@@ -126,15 +126,14 @@ class RoleChange:
         carried = {
             name: value
             for name, value in self._settings.items()
-            # A default is the new role's own.
+            # The new role has its own defaults.
             if name in known and value != self._defaults[name] and name != _OTHER_ROLE
         }
         path = self._settings.get(_OTHER_ROLE)
         return carried | (file_settings(str(path), [*known]) if path else {})
 
     def _left(self) -> dict[str, Setting]:
-        """Return this role's settings, defaults included, so that tuned settings end with the
-        role."""
+        """Return this role's settings, defaults included, so tuned settings end with the role."""
         return {
             name: value
             for name, value in self._settings.items()
@@ -178,7 +177,7 @@ def _inherited(name: str, settings: Mapping[str, Setting]) -> str:
 
 
 def _check(role: str, settings: Mapping[str, Setting]) -> None:
-    """Raise InvalidRequest if that role would not start with these settings."""
+    """Raise InvalidRequest if `role` would not start with these settings."""
     try:
         read_configs(flags_of(settings), *_configs_of(role))
     except FlagError as error:
@@ -196,7 +195,7 @@ def _configs_of(role: str) -> tuple[type[Any], ...]:
 
 
 def _toml(settings: Mapping[str, Setting]) -> str:
-    # Of these types JSON's values are TOML's.
+    # JSON's values of these types are valid TOML.
     return "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
 
 

@@ -5,8 +5,7 @@ TokenLog: a conversation's tokens. It grows at the end and is read without a cop
 SessionStore owns the token logs and their cursors in the engine. Has no part in proto, text or
 templates. One event loop's thread. Invariants: a log only grows, except that an unfinished turn is
 removed. A session has one turn at a time. Every opened cursor is closed once. A cursor covers only
-tokens of its log, so it is closed with a removed turn. Only the caller that opened a session can
-find it.
+tokens of its log, so it is closed with a removed turn. A session is visible only to its opener.
 
 Sessions: reads a log's end, appends to it, and opens a turn. The interface is the same for logs in
 this process (HeldSessions) and in the node's registry (server/workers). One event loop's thread.
@@ -60,7 +59,7 @@ class TokenLog:
         self.length = end
 
     def _move(self, size: int) -> None:
-        """Continue in a buffer of that size. Readers keep the old one."""
+        """Continue in a buffer of `size` tokens. Readers keep the old one."""
         buffer = np.empty(size, dtype=np.int32)
         buffer[: self.length] = self._buffer[: self.length]
         self._buffer = buffer
@@ -113,7 +112,7 @@ class Tail(Enum):
 
 @dataclass
 class Session:
-    """owner: name of the caller that opened it. busy: a turn is being answered, and the log may not
+    """owner: name of the caller who opened it. busy: a turn is being answered, and the log may not
     change until it ends. cursor: None after a removed turn, until the next one. label: its name for
     operators, because its id is a secret. tenant: tenant of its prompts; the salt is derived from
     it."""
@@ -262,7 +261,7 @@ class SessionStore:
         """Note the end of a session's turn. kept: its answer joined the log."""
         session.last_used = self._clock()
         if not kept or session.id not in self._sessions:
-            # The engine may have published what the log has just lost.
+            # The engine may have published the tokens just removed from the log.
             self._drop_cursor(session)
 
     def _drop_cursor(self, session: Session) -> None:
@@ -316,7 +315,7 @@ class SessionStore:
 
 @dataclass(frozen=True)
 class SessionInput:
-    """tail: kind of the log's end afterwards. closing: tokens that end the answer before; the first
+    """tail: kind of the log's end afterwards. closing: tokens to end the previous answer; the first
     is left out if the log already ends with it. marks: token counts within `tokens`."""
 
     tail: Tail
@@ -325,7 +324,7 @@ class SessionInput:
     closing: tuple[int, ...] = ()
 
     def behind(self, log: TokenLog) -> tuple[Tokens, tuple[int, ...]]:
-        """Return the tokens to append to that log, and the marks among them."""
+        """Return the tokens to append to `log`, and the marks among them."""
         closing = self.closing
         if closing and log.ends_with(closing[0]):
             closing = closing[1:]
@@ -400,7 +399,7 @@ class HeldSessions:
         self, caller: Caller, session_id: str, after: Tail, added: SessionInput
     ) -> Appended:
         session = self._store.idle(caller, session_id)
-        # Other calls may have changed it since it was read.
+        # Other calls may have changed the log since it was read.
         if session.tail is not after:
             raise SessionBusy(
                 "session_id has changed while this was read: append one thing after the other"

@@ -19,8 +19,8 @@ class Tracing(Protocol):
         return
 
     def begin_room(self, room: RoomId, request: str, traceparent: str) -> None:
-        """Begin the span of a prompt handed to this node by another one. traceparent: span of that
-        node's request."""
+        """Begin the span of a prompt handed to this node by another one. traceparent: span of the
+        other node's request."""
         return
 
     def header(self, request: RequestId) -> str:
@@ -38,7 +38,7 @@ class Tracing(Protocol):
 
 
 class NoTracing(Tracing):
-    """The tracing that traces nothing."""
+    """Tracing without any effect."""
 
 
 class TracingUnavailable(RuntimeError):

@@ -2,7 +2,7 @@
 
 One event loop's thread; one reader. Invariants: tokens are taken in order and once, by the reader
 or by its sink, and the end after them. At most `limit` tokens wait; beyond it, the reader is cut
-off once it has read them. A token that waits for long takes about 30 bytes, and 14 more for each of
+off once it has read them. A token waiting for long takes about 30 bytes, and 14 more for each of
 its likeliest tokens.
 """
 
@@ -17,7 +17,7 @@ from tasuki.model.ops.sampling.params import TopLogprobs
 from .errors import SlowReader
 
 AnswerPart = Sequence[m.TokenOut] | m.Finished
-"""One or more tokens that waited together, or the answer's end."""
+"""One or more waiting tokens, or the answer's end."""
 
 TokenSink = Callable[[Sequence[m.TokenOut]], bool]
 """Takes tokens while the reader waits, without waking its task. A wakeup costs more than all other
@@ -39,7 +39,7 @@ class SinkTurn:
         self._unread: list[UnreadAnswer] = []
 
     def wait(self, unread: "UnreadAnswer") -> None:
-        """Feed `unread` in that round, once for each call."""
+        """Feed `unread` in the next round of the event loop, once for each call."""
         if not self._unread:
             self._loop.call_soon(self._feed)
         self._unread.append(unread)
@@ -123,8 +123,8 @@ class UnreadAnswer:
         self._clear()
 
     async def read(self) -> AnswerPart:
-        """Return the waiting tokens, as soon as there are any, at most _MOST_AT_ONCE; after the
-        last of them the end. Raises the error that ended the answer."""
+        """Return at most _MOST_AT_ONCE waiting tokens, as soon as there are any; after the last
+        one, the end. Raises the error of the answer."""
         if not self._tokens and not self._packed and self._end is None:
             self._reader = self._loop.create_future()
             await self._reader
@@ -141,7 +141,7 @@ class UnreadAnswer:
         """Give waiting tokens to the sink. REQUIRES: there is a sink."""
         self._scheduled = False
         if self._reader is None or not (self._tokens or self._packed):
-            return  # The reader has yet to read what came before, or has read all.
+            return  # The reader has read all, or must read earlier tokens first.
         assert self._sink is not None
         waiting = self._tokens
         try:
@@ -151,7 +151,7 @@ class UnreadAnswer:
             elif self._sink(waiting):
                 waiting.clear()
         except Exception as error:
-            # Which of them it took is unknown.
+            # The number of tokens taken by the sink is unknown.
             self._clear()
             self.end(error)
         if self._tokens or self._packed:
@@ -191,7 +191,7 @@ class UnreadAnswer:
 
     def _wake(self) -> None:
         if self._reader is not None:
-            # Cancelled where the reader's task was, which has yet to run.
+            # The future is cancelled if the reader's task was cancelled and has not run yet.
             if not self._reader.done():
                 self._reader.set_result(None)
             self._reader = None

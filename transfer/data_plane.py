@@ -5,9 +5,9 @@ contract and its identity. If the wire is not exact, the arena's last slabs are 
 encoded chunks on their way out.
 
 `TransferEngine`: the two ends of every node of a pair: a sender of bytes from its arena and a
-receiver of bytes into it. Owns both, over one data plane that it only borrows. Knows no role: the
-node decides if hand-overs leave and pulls come, or the reverse. Thread rule: start and stop block,
-once each, on any thread that may wait.
+receiver of bytes into it. Owns both, over one borrowed data plane. Knows no role: the node decides
+if hand-overs leave and pulls come, or the reverse. Thread rule: start and stop block, once each, on
+any thread allowed to wait.
 """
 
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ class DataPlane:
     window_sink: WindowSink | None
     """None if arriving chunks need no decoding."""
     slabs: int
-    """Slabs of the arena that a cache may own: all except the last ones kept back."""
+    """Number of slabs for a cache: all except the last ones kept back."""
     contract: Contract
     node: NodeIdentity
     arena: ArenaKey
@@ -204,8 +204,8 @@ class TransferEngine:
         )
 
     def start(self) -> None:
-        """Start receiver and sender. Shortens the time for which any thread of this process keeps
-        the interpreter's lock."""
+        """Start receiver and sender. Shorten the turns of this process's threads with the
+        interpreter's lock."""
         shorten_lock_turns()
         self.receiver.start()
         self.sender.start()

@@ -1,14 +1,14 @@
-"""Failpoints: named places of the hand-over at which a test may have this process killed, hung,
-slowed or broken.
+"""Failpoints: named places of the hand-over. A test can have this process killed, hung, slowed or
+broken there.
 
 Off unless the environment variable TASUKI_FAILPOINTS is set when the process starts. It is read
 once, here, and no flag, message or file sets it. When off, a place costs one look at an empty
-mapping. Format: PLACE[@WINDOW]=ACTION, separated by commas; WINDOW: only at the chunk with that
+mapping. Format: PLACE[@WINDOW]=ACTION, separated by commas; WINDOW: only at the chunk with this
 sequence number; ACTION: kill, hang, raise or delay:SECONDS, as in
 `TASUKI_FAILPOINTS=sender.after_post@3=kill,receiver.before_verify=delay:0.5`.
 
 Knows names and processes, nothing of rooms. Thread rule: any thread; an action affects the thread
-that reaches the place, kill the whole process. Invariant: the armed failpoints never change.
+at the place; kill ends the whole process. Invariant: the armed failpoints never change.
 """
 
 import logging
@@ -30,7 +30,7 @@ VARIABLE = "TASUKI_FAILPOINTS"
 
 
 class Place(Enum):
-    """Places at which a process can be stopped. Places of layer chunks are reached once a chunk."""
+    """Places of failpoints in the process. Places of layer chunks are reached once a chunk."""
 
     SENDER_BEFORE_ACCEPTED = "sender.before_accepted"
     SENDER_AFTER_ACCEPTED = "sender.after_accepted"

@@ -1,7 +1,7 @@
 """Identity of a peer's node and process, and the addresses of its arenas.
 
-`ProcessIdentity`: the peer's process, so that its death can be proved on the same host.
-`NodeIdentity`: the node's process and arenas, exchanged by both sides at connect.
+`ProcessIdentity`: the peer's process, so its death can be proved on the same host. `NodeIdentity`:
+the node's process and arenas, exchanged by both sides at connect.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ def _shares_network(pid: int) -> bool:
 
 
 def _start_ticks(pid: int) -> int:
-    # The command's name is in parentheses and may hold spaces and parentheses itself.
+    # The command's name is in parentheses, and may itself contain spaces and parentheses.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[19])
 
@@ -66,7 +66,7 @@ class ArenaAddress:
     """Address of an arena.
 
     transport_metadata opens the arena's memory, and is kept out of texts. slabs: size of the arena
-    in slabs. ranks: number of ranks; each has that many slabs, one arena behind another
+    in slabs. ranks: number of ranks; each has `slabs` slabs, one arena behind another
     (transfer/ranks/region.py).
     """
 

@@ -1,7 +1,7 @@
 """Bounds on a peer's values, as a node of this version could send them.
 
-Pure; readers of messages call it for every value that is kept, computed with, logged or shown. The
-types at the end carry a bound as metadata, applied when a table of peers' messages reads the field
+Pure; readers of messages call it for every value kept, computed with, logged or shown. The types at
+the end carry a bound as metadata, applied when a table of peers' messages reads the field
 (transfer/wire.py). Invariant: returned values are finite, bounded and printable.
 """
 
@@ -32,7 +32,7 @@ def seconds(value: float, field: str, most: float = LONGEST_SECONDS) -> float:
 
 
 def within(value: float, field: str, least: float, most: float) -> float:
-    # NaN is in no range.
+    # This form also rejects NaN.
     if not least <= value <= most:
         raise PeerInvalid(f"{field} {value} is not in [{least:g}, {most:g}]")
     return value
@@ -107,7 +107,7 @@ def each(names: frozenset[str], bound: Bound) -> Bound:
 
 
 def no_peers(value: object, field: str) -> None:
-    """Reject a field that no peer sends. Raises PeerInvalid."""
+    """Reject a field never sent by a peer. Raises PeerInvalid."""
     raise PeerInvalid(f"{field} is no peer's field")
 
 

@@ -47,7 +47,7 @@ class WindowTiming:
 
     @property
     def finished(self) -> float:
-        """Return the time from which the chunk could be sent."""
+        """Return the earliest possible time of sending the chunk: its last layer was finished."""
         return self.layers_finished[-1]
 
 
@@ -107,7 +107,7 @@ class SentWindow:
     """Sent layer chunk: layers [first_layer, first_layer + len(layers_finished)), logical pages
     [first_page, first_page + pages), with the state or not.
 
-    layers_finished[i]: time at which KV and state of layer first_layer + i were written. begun_at:
+    layers_finished[i]: time when KV and state of layer first_layer + i had been written. begun_at:
     sending began. posted_at: the transport had it. flushed_at: it was in the receiver's memory. A
     chunk with first_layer 0 begins a forward. Layers finished long ago, such as all layers of a
     pull, count as finished when their chunk was begun.

@@ -87,7 +87,7 @@ class WireOptions:
     )
 
     def __post_init__(self) -> None:
-        # Raises on what it cannot be.
+        # Raises on invalid values.
         _ = self.wire
 
     @property

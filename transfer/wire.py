@@ -42,7 +42,7 @@ Turn: TypeAlias = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class Codec:
-    """Functions that read and write one field; None: the value unchanged. name: the message's
+    """Functions for reading and writing one field; None: the value unchanged. name: the message's
     field, if it differs from the value's."""
 
     read: Turn | None = None
@@ -62,7 +62,7 @@ class _Field:
     bound: Bound | None
 
     def read(self, bound: "Bound | Wire[Any, Any] | None", shown: str) -> Turn | None:
-        """Return the function that reads the field; None if it is read unchanged. shown: the
+        """Return the function for reading the field; None if it is read unchanged. shown: the
         field's name in errors."""
         if isinstance(bound, Wire):
             return _nested(bound, self.container).read
@@ -83,9 +83,8 @@ class Wire(Generic[ValueT, MessageT]):
         apart: Iterable[str] = (),
         **codecs: "Codec | Wire[Any, Any]",
     ) -> None:
-        """apart: fields of either side that the table leaves to its callers. codecs: by the value's
-        field; a table is for messages inside the message. Raises TypeError if a field has no
-        pair."""
+        """apart: fields of either side left to the table's callers. codecs: by the value's field; a
+        table is for messages inside the message. Raises TypeError if a field has no pair."""
         self.message = message
         self._value = value
         self._fields = _paired(value, message, frozenset(apart), codecs)

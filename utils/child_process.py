@@ -35,16 +35,16 @@ async def start_child(
             *(sys.executable, "-m", module, str(theirs.fileno())),
             pass_fds=[theirs.fileno()],
             stdin=asyncio.subprocess.DEVNULL,
-            # A daemon's one line on stdout is its front's.
+            # Only the front writes the daemon's one line on stdout.
             stdout=_STDERR,
         )
     return process, ours, _posted(job)
 
 
 def start_child_at_once(module: str, job: Job) -> "tuple[subprocess.Popen[bytes], socket.socket]":
-    """Start a child outside of an event loop, as start_child() does. REQUIRES: the calling thread
-    lives as long as the process; the pickled job has a few kilobytes, so that the socket's buffer
-    takes it."""
+    """Start a child outside an event loop, as start_child() does. REQUIRES: the calling thread
+    lives as long as the process; the pickled job has at most a few kilobytes and fits the socket's
+    buffer."""
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
@@ -64,7 +64,7 @@ def _posted(job: Job) -> bytes:
 
 def run_job(argv: Sequence[str]) -> int:
     """The child's main: until its job has ended."""
-    # A signal to the whole group is for the parent, which lets what is in flight end.
+    # A signal to the whole group is for the parent: it lets work in flight end.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     die_with_parent()
@@ -95,7 +95,7 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
     while len(data) < count:
         part = connection.recv(count - len(data))
         if not part:
-            # The parent has gone before it had asked for anything.
+            # The parent has gone before it asked for anything.
             os._exit(1)
         data += part
     return data

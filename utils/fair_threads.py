@@ -64,7 +64,7 @@ class FairThreads:
         if held[longest] <= held[line] + 1:
             raise LinesFull
         displaced = next(reversed(self._lines[longest]))
-        # A future that is being cancelled just now has given way already.
+        # A future just being cancelled has made space already.
         self._drop(longest, displaced)
         return displaced if displaced.set_running_or_notify_cancel() else None
 

@@ -2,10 +2,10 @@
 
 A field `drain_timeout: float` with metadata {"help": ..., "choices": ...} is `--drain-timeout`.
 Types: str, int, float, bool (a switch), and each of these `| None` or `| Auto`. "aliases" are other
-spellings; with an "argument" the value may stand without its flag. A field without default is
-required. A field's name ends with the unit that --help shows, as `_mib` does; a config's HEADINGS
-group its flags there. Where configs name what most need (MOST_ASKED), --help lists those alone and
---help-all the rest. Pure but for `exit` and the config file.
+spellings. With an "argument" the value can be given without its flag. A field without default is
+required. The end of a field's name gives the unit in --help, such as `_mib`. A config's HEADINGS
+group its flags in --help. If configs name the most used fields (MOST_ASKED), --help lists only
+these, and --help-all all. Pure except for `exit` and the config file.
 """
 
 import argparse
@@ -69,8 +69,16 @@ _UNITS = {
     "gpu": "NAME|MIB",
     "prediction": "FILE",
     "gib": "GIB",
+    "gb": "GIB",
+    "grace": "SECONDS",
+    "wait": "SECONDS",
+    "window": "SECONDS",
+    "ahead": "SECONDS",
+    "delay": "SECONDS",
 }
 """The placeholder of a value in --help, by the last word of its setting's name."""
+_AMOUNTS = {"MIB", "MS", "SECONDS", "TOKENS", "PORT", "PART", "N", "GIB"}
+"""Placeholders of numbers."""
 _KINDS = {int: "N", float: "NUMBER", str: "TEXT"}
 _IN_WORDS = {int: "a whole number", float: "a number"}
 _HELP_WIDTH = 100
@@ -352,7 +360,9 @@ def _plain_type(hint: Any) -> Any:
 
 
 def _unit(name: str, kind: type[Any]) -> str:
-    return _UNITS.get(name.rpartition("_")[2]) or _KINDS[kind]
+    unit = _UNITS.get(name.rpartition("_")[2])
+    fits = unit is not None and (kind is str) != (unit in _AMOUNTS)
+    return unit if unit is not None and fits else _KINDS[kind]
 
 
 ReadFlag: TypeAlias = Callable[[str], Any]

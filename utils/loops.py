@@ -1,24 +1,20 @@
-"""Event loops: on threads of their own, how late they are, and the tasks of one owner.
+"""Event loops: on separate threads, their delay, and the tasks of one owner.
 
-An event loop on a thread of its own: its tasks never wait for other loops' callbacks.
+LoopThread: an event loop on a separate thread. Its tasks never wait for other loops' callbacks.
+Owns the thread and the loop. Thread rule: start() and stop() once each, from other threads; run()
+from any other event loop. Invariants: the death of the loop reaches on_failure and every caller
+waiting in run(). The loop stays open until close(), so a message to an ended loop is dropped
+without an error.
 
-Owns the thread and the loop. Thread rule: start() and stop() once each, from threads other than its
-own; run() from any other event loop. Invariants: the death of the loop reaches on_failure and every
-caller that waits in run(); the loop stays open until close(), so that a message to an ended loop is
-dropped without an error.
+GuardedTasks: tasks started and ended together by one owner. Owns them from start() to end(). Knows
+nothing of their work. Thread rule: the event loop. Invariants: a task's error is reported once, and
+never left to the garbage collector. end() returns in bounded time, even if a task ignores its
+cancellation.
 
-Tasks that one owner starts and ends together.
+The module also runs several parts of one call's work together on an event loop.
 
-Owns them from start() to end(). Knows nothing of what they do. Thread rule: the event loop.
-Invariants: what a task raises is reported once, never left for the garbage collector to find; end()
-returns in bounded time, whatever a task does with its cancellation.
-
-Several pieces of one call's work on an event loop.
-
-How long an event loop is behind, measured from another thread.
-
-Owns one probe at a time. Thread rule: behind() belongs to one thread; the probe's answer may
-come on any.
+LoopPulse: the delay of an event loop, measured from another thread. Owns one probe at a time.
+Thread rule: behind() belongs to one thread; the probe's answer may come on any.
 """
 
 import asyncio
@@ -36,7 +32,7 @@ from .system import name_this_thread
 
 log = logging.getLogger(__name__)
 
-# Cancelled tasks get that long to clean up.
+# Time for cancelled tasks to clean up, in seconds.
 _LAST_TASKS_SECONDS = 5.0
 
 Result = TypeVar("Result")
@@ -76,7 +72,7 @@ class LoopThread:
         self._waited_for.add(future)
         future.add_done_callback(self._waited_for.discard)
         if self._lost is not None:
-            # It died in between, perhaps before the future was added.
+            # The loop died in between, perhaps before the future was added.
             self._give_up(future, self._lost)
         return await asyncio.wait_for(asyncio.wrap_future(future), timeout)
 
@@ -97,9 +93,9 @@ class LoopThread:
             log.warning("%s still runs after %s s: it ends with the process", self._name, timeout)
 
     def close(self) -> None:
-        """Close the loop. Do not call it shortly before the end of the process: gRPC posts late
-        events to the loop of their call, and logs an error if it is closed. REQUIRES: stopped, or
-        never started."""
+        """Close the loop. REQUIRES: stopped, or never started. Do not call it shortly before the
+        end of the process: gRPC posts late events to the loop of their call, and logs an error if
+        the loop is closed."""
         self.loop.close()
 
     def _run(self) -> None:

@@ -1,12 +1,12 @@
 """Settings of a program: the fields of a configuration, and a TOML file of their values.
 
-option(): one field of a configuration, with the text, choices and bounds that its flag shows.
+option(): one field of a configuration, with the help text, choices and bounds of its flag.
 
-`Auto`: a setting that the program works out at its start.
+`Auto`: a setting computed by the program at its start.
 
-file_settings(): a daemon's settings in a TOML file: `max_batch = 32` equals `--max-batch 32`. Turns
-the file into flags that stand before those of the command line, so that types, choices and messages
-are the flags' own and the command line has the last word. Pure but for reading the file.
+file_settings(): a daemon's settings in a TOML file: `max_batch = 32` equals `--max-batch 32`. It
+turns the file into flags placed before those of the command line. So types, choices and messages
+are the flags' own, and the command line wins. Pure except for reading the file.
 """
 
 import difflib

@@ -1,6 +1,6 @@
 """The program: its commands with their modules, its version, and the message of a fatal error.
 
-An error that ends a process is one line; a bug also has a traceback.
+A process's fatal error is one line; a bug also has a traceback.
 """
 
 from importlib import metadata

@@ -1,18 +1,18 @@
 """This process and its system: thread names, lock, service manager, CPU, free memory.
 
 `top -H`, perf and /proc show a thread's name. Python sets the system's names only from 3.14 on. A
-child may be set to die with its parent. A switch interval bounds the time of a computing thread
-with the interpreter's lock while others wait.
+child may be set to die with its parent. A switch interval limits how long a computing thread keeps
+the interpreter's lock while others wait.
 
-Reports to the service manager of this process (systemd's Type=notify) are datagrams to the socket
-in NOTIFY_SOCKET. Without this variable nothing is sent. Thread rule: any thread. Reports never wait
-and never fail: an unreachable manager is logged once a message.
+Reports to the process's service manager (systemd's Type=notify) are datagrams to the socket in
+NOTIFY_SOCKET. Without this variable nothing is sent. Thread rule: any thread. Reports never wait
+and never fail: an unreachable manager is logged once for each message.
 
 The CPU's number formats are the formats of its multiplication units.
 
-FreeMemory gives free memory back to the system. glibc keeps freed blocks of up to 32 MiB, and twice
-as much at the end of its heap, after one block of that size was freed. Bodies of megabytes would
-leave a node larger by a hundred.
+FreeMemory gives free memory back to the system. Once a block of up to 32 MiB was freed, glibc keeps
+freed blocks up to its size, and twice as much at the end of its heap. Bodies of megabytes would
+leave a node larger by a hundred megabytes.
 """
 
 import ctypes
@@ -48,8 +48,8 @@ def name_this_thread() -> None:
 
 
 def die_with_parent() -> None:
-    """Have the system kill this process at the end of the thread that started it. Does nothing on a
-    system without such a call."""
+    """Have the system kill this process when its starting thread ends. Do nothing on a system
+    without such a call."""
     try:
         ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     except (AttributeError, OSError):
@@ -78,7 +78,7 @@ def report_ready(status: str) -> None:
 
 
 def report_stopping(status: str) -> None:
-    """Report the begin of the service's end. status: as report_ready()."""
+    """Report the beginning of the service's end. status: as in report_ready()."""
     _send(f"STOPPING=1\nSTATUS={status}")
 
 
@@ -86,7 +86,7 @@ def _send(message: str) -> None:
     path = os.environ.get(_VARIABLE, "")
     if not path:
         return
-    # "@" stands for the zero byte of an abstract socket's name.
+    # "@" is the zero byte of an abstract socket's name.
     address = "\0" + path[1:] if path.startswith("@") else path
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as manager:
@@ -150,7 +150,7 @@ def _heap_trim() -> Trim:
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError):
-        # Not glibc, whose heaps of each thread keep what a large request left behind.
+        # Only glibc needs it: its heaps of each thread keep memory freed by a large request.
         return lambda pad: 0
     trim.argtypes, trim.restype = [ctypes.c_size_t], ctypes.c_int
     found: Trim = trim
@@ -176,8 +176,8 @@ class FreeMemory:
         clock: Clock = time.monotonic,
         after: CallLater = _after,
     ) -> None:
-        """trim: as malloc_trim(), the default. after: makes a call after so many seconds, on any
-        thread."""
+        """trim: function like malloc_trim(), the default. after: calls a function after a number of
+        seconds, on any thread."""
         self._trim = trim or _heap_trim()
         self._clock = clock
         self._after = after
@@ -185,7 +185,7 @@ class FreeMemory:
         self._waits = False
         """A call of _give_back_now() is due or runs."""
         self._asked_again = False
-        """Asked since that call became due: another call follows."""
+        """True if requested again while that call was due: another call follows."""
         self._rests_until = clock()
 
     def give_back(self) -> None:

@@ -5,8 +5,8 @@ the creation of a channel, so a renewed certificate needs a restart. Immutable, 
 
 The module also reads the expiry dates of a PEM file's certificates. Pure, any thread.
 
-OpenSSL, through `ssl`, shows no dates of an unchecked certificate, so this module reads that one
-field itself. REQUIRES of the file: OpenSSL has loaded it.
+OpenSSL, through `ssl`, shows no dates of an unchecked certificate, so this module reads the dates
+itself. REQUIRES of the file: OpenSSL has loaded it.
 """
 
 import ssl
@@ -25,8 +25,8 @@ class TlsError(OSError):
 
 @dataclass(frozen=True)
 class ServerTls:
-    """certificate: the chain of this server; key: its private key; client_ca: authorities that must
-    sign callers' certificates (mTLS), empty: callers need none."""
+    """certificate: the server's chain. key: its private key. client_ca: authorities required to
+    sign callers' certificates (mTLS); empty: callers need none."""
 
     certificate: str
     key: str
@@ -36,7 +36,7 @@ class ServerTls:
         """Raises TlsError."""
         import grpc
 
-        # Also checks what gRPC would only complain of at the first handshake, and namelessly.
+        # Check now: gRPC would report a fault only at the first handshake, and without a file name.
         self.ssl_context()
         return grpc.ssl_server_credentials(
             [(_read(self.key), _read(self.certificate))],

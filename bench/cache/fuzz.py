@@ -24,7 +24,7 @@ from tasuki.pycache._cpp_cache import (
 
 NUMBERS = (-(2**63), -(2**31), -65, -1, 0, 1, 63, 64, 65, 640, 2**31 - 1, 2**31, 2**48, 2**63 - 1)
 WRONG = (None, "tokens", 3.5, [1, 2], (), b"bytes", object(), 2**64, -(2**64), np.float64(1), True)
-REFUSALS = (CacheError, TypeError)  # TypeError: the binding's own word for a wrong type
+REFUSALS = (CacheError, TypeError)  # TypeError: the binding's error for a wrong type
 
 
 class Finding(Exception):

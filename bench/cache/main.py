@@ -69,7 +69,7 @@ def command(peer: Peer, folder: Path) -> list[str]:
     source = home / "source"
     if not ready.exists():
         _run(sys.executable, "-m", "venv", str(home))
-        # The project's versions of numpy and torch, so that all bindings convert alike.
+        # The project's versions of numpy and torch, so all bindings convert alike.
         _run(str(python), "-m", "pip", "install", "-q", "-c", str(CONSTRAINTS), *peer.packages)
         if peer.wheel is not None:
             fetched = home / "wheel"

@@ -166,7 +166,7 @@ def bushes(row: Row, work: Bushes, *, label: str) -> None:
     sample = np.random.default_rng(4).permutation(len(prompts))[:2_000]
     matches, pairs = [], []
     for i in sample:
-        asked = prompts[i].copy()  # as a tokenizer leaves it: in the core's cache; the tree is not
+        asked = prompts[i].copy()  # in the core's cache, as after a tokenizer; the tree is not
         start = now()
         tree.match(asked)
         matches.append(now() - start)
@@ -182,7 +182,7 @@ def bushes(row: Row, work: Bushes, *, label: str) -> None:
 
 def evict(row: Row, tree: PrefixCache, label: str) -> None:
     spare = tree.stats().slabs_free
-    # One page and all the free slots, so that the next slot is an eviction.
+    # One page and all the free slots, so the next slot needs an eviction.
     allocation = tree.allocate(np.zeros(1, np.int32), capacity_tokens=1, working_slots=spare - 1)
     assert allocation is not None
     taken = []
@@ -226,7 +226,7 @@ def shorts(row: Row) -> None:
 
 
 def blocked(row: Row) -> None:
-    """Measure the cost a step of a waiting request that does not fit."""
+    """Measure the cost in each step of a waiting request too large for the free memory."""
     tree = tree_for(200_000, 4)
     live = allocated_for(tree, prompt(1, 200_000))
     big = prompt(2, 200_000)
@@ -280,7 +280,7 @@ def crowds(row: Row, counts: tuple[int, ...]) -> None:
 
 _BELOW_PAGES = 16
 _BELOW_PROMPTS = 400
-"""Approximate number of prompts that fit in the arena."""
+"""Approximate number of prompts for which the arena has space."""
 
 
 def below(row: Row, *, tiers: int, label: str) -> None:

@@ -175,7 +175,7 @@ def bushes(row: Row, module: Any, work: Bushes, label: str) -> None:
     row[f"{label}: insert p50, us"] = percentile_us(inserts, 50)
     matches, pairs = [], []
     for i in np.random.default_rng(4).permutation(len(keys))[:2_000]:
-        asked = keys[i][:]  # as a tokenizer leaves it: in the core's cache; the tree is not
+        asked = keys[i][:]  # in the core's cache, as after a tokenizer; the tree is not
         start = now()
         _, node = tree.match(asked)
         found = now()
@@ -247,8 +247,8 @@ def crowded(row: Row, module: Any, crowd: Crowd, count: int, *, label: str, page
 
 
 def crowds(row: Row, module: Any, counts: tuple[int, ...]) -> None:
-    """Measure crowds under one node. With pages of one token the peer keeps prompts that end inside
-    one of our pages."""
+    """Measure crowds under one node. With pages of one token the peer also keeps prompts ending
+    inside one of our pages."""
     for count in counts:
         crowded(row, module, TAILS, count, label=f"{count} tails on one node", page=1)
     for count in counts:

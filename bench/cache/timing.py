@@ -18,8 +18,8 @@ def _clock_cost() -> int:
     return int(statistics.median(costs))
 
 
-# What two readings one after the other differ by: half a microsecond on a virtual machine, which
-# would drown the calls that are timed. Taken off every measured interval.
+# Time between two consecutive readings of the clock: half a microsecond on a virtual machine,
+# longer than some timed calls. It is subtracted from every measured interval.
 CLOCK_NS = _clock_cost()
 
 

@@ -188,7 +188,7 @@ def main(full: bool) -> None:
     ):
         try:
             work(row)
-        except Exception as error:  # a refusal of one piece of work is a result
+        except Exception as error:  # a rejection of one part of the work is a result
             refused[getattr(work, "__name__", "work")] = f"{type(error).__name__}: {error}"
     if refused:
         print(json.dumps(refused), file=sys.stderr)

@@ -114,7 +114,7 @@ class Crowd:
             yield np.concatenate([self.start, own])
 
 
-# Ends inside the page that follows the system prompt, and two whole pages behind it.
+# Ends inside the page after the system prompt, and two whole pages after it.
 TAILS = Crowd(Crowd.shared + 32)
 CHILDREN = Crowd(Crowd.shared + 2 * PAGE)
 

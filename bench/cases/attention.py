@@ -21,7 +21,7 @@ _DECODE_ROWS = ((1, 50_000), (16, 50_000), (64, 8_192))
 _DRAFTED = ((1, 50_000), (16, 8_192), (64, 8_192))
 _TOKENS = 4
 """Tokens of a row with three drafts."""
-# Tokens of this forward, tokens before them.
+# (Tokens of this forward, tokens before them)
 _PREFILL = ((800, 50_000), (8_192, 0), (8_192, 41_808), (50_000, 0))
 
 

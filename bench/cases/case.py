@@ -39,7 +39,7 @@ class Stage:
         layout = self.model.cache_layout(self.kv, "bfloat16", "float32")
         arena = Arena(layout, self.slabs, self.device)
         if self.kv == FP8_ROWS:
-            # Codes and scales below those that are no numbers.
+            # Codes and scales below the values for NaN.
             arena.bytes.random_(0, 126)
             return arena
         # bfloat16 pairs read as float32 are of the same size, so the states are random as well.
@@ -74,10 +74,10 @@ class Case:
     """One kernel at one size. `turns` do the same work on different memory, enough to overflow the
     L2 cache.
 
-    bytes: read and written in one turn, each counted once. flops: of matrix products in one turn.
-    captured, eager: other implementations of the same turn, by name, as graph replays and as plain
-    calls. share: the lowest accepted share of the floor. rate: the lowest accepted bytes a second.
-    ratios: by name, the minimal ratio of its time to ours.
+    bytes: number of bytes read and written in one turn, each counted once. flops: operations of
+    matrix products in one turn. captured, eager: other implementations of the same turn, by name,
+    as graph replays and as plain calls. share: the lowest accepted share of the floor. rate: the
+    lowest accepted bytes a second. ratios: by name, the minimal ratio of its time to ours.
     """
 
     name: str
@@ -127,7 +127,7 @@ def beside_twin(
     """Return a case compared with its reference implementation. moved: bytes of a turn, read and
     written."""
     turns = [turn() for _ in range(turns_to_overflow(moved, most=_MOST_TURNS))]
-    # As a whole or not at all: a twin in pieces would be an easy one to beat.
+    # Compile it whole or not at all: a reference in parts would be easy to beat.
     fast = torch.compile(twin, dynamic=False, fullgraph=True)
     return Case(
         name,

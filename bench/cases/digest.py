@@ -34,7 +34,7 @@ def _window(stage: Stage, pages: int, carries_state: bool) -> Case:
     windows = []
     for turn in range(turns_to_overflow(moved)):
         ids = stage.page_ids(pages, first=turn * pages).tolist()
-        # Behind the pages, so that no byte is in a window twice.
+        # Slots after the pages, so no byte is in a layer chunk twice.
         slot = stage.slabs - 1 - turn if carries_state else None
         windows.append((ids, slot))
     placed = [

@@ -53,7 +53,7 @@ def _case(stage: Stage, weights: GdnWeights, batch: int) -> Case:
         ]
 
     def verify(read: Tensor, write: Tensor) -> list[Tensor]:
-        # Of the step before, whose states are those in `read`.
+        # Fold of the previous step; its states are in `read`.
         columns = FoldRows(places, held, read, write)
         fold_columns(kept.of(1), config, stage.arena.conv, columns)
         folds = RowFolds(held, places, read)
@@ -77,7 +77,7 @@ def _case(stage: Stage, weights: GdnWeights, batch: int) -> Case:
     return Case(
         f"gdn of all layers, {batch} rows of {_TOKENS} tokens, and their fold",
         [partial(verify, *run) for run in runs],
-        # What is kept is written, and read for this step and for the next one's fold.
+        # Kept values are written, and read for this step and for the next one's fold.
         bytes=2 * state + 2 * conv + 3 * inputs,
         captured={"plain steps": [partial(decode, *run) for run in runs]},
         ratios={"plain steps": 1 / _MOST},

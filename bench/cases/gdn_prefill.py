@@ -13,9 +13,9 @@ from tasuki.model.weights.layers import GdnWeights
 from .case import Case, Stage
 from .gdn import fla_rule, gdn_weights
 
-# Sequences, tokens of each, states saved on the way of each beside the last.
+# (Sequences, tokens of each, states saved before the last one of each)
 _SIZES = ((1, 800, 1), (1, 2048, 0), (4, 2048, 1), (1, 8192, 2), (1, 65536, 0))
-# fla tunes itself for every length, which takes longer than all else here.
+# Few lengths, because fla tunes itself for each, and this takes longer than everything else here.
 _COMPARED = (8192, 65536)
 
 
@@ -31,7 +31,7 @@ def _prefill(stage: Stage, weights: GdnWeights, count: int, tokens: int, marks: 
     width = config.conv_channels + values + 2 * config.value_heads
     total = count * tokens
     projected = stage.random(total, width)
-    # Marks stand off the chunks, as the ends of turns do.
+    # Marks are not at chunk borders, like the ends of turns.
     saves = [
         (sequence, tokens * (mark + 1) // (marks + 1) - (37 if mark < marks else 0), slot)
         for sequence in range(count)

@@ -79,7 +79,7 @@ class IndexFeed:
 
     def _subscribe_again(self, node: int) -> Change | None:
         before = self._watches[node]
-        # First the new one: a tree that nobody watches drops its names.
+        # Subscribe before unsubscribing: a tree without watchers drops its names.
         self._watches[node] = self._trees[node].watch("usable", _NEVER_GAPS)
         self._trees[node].unwatch(before)
         self._subscriptions[node] += 1

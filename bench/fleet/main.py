@@ -34,11 +34,17 @@ def main(argv: Sequence[str]) -> int:
         "--seeds",
         type=_count,
         default=1,
+        metavar="N",
         help="number of seeds from --seed on; the result is their mean",
     )
-    parser.add_argument("--limit", type=_count, help="requests of the trace; all by default")
     parser.add_argument(
-        "--out", type=Path, help="a .json or .jsonl file for the result, with a table beside it"
+        "--limit", type=_count, metavar="N", help="requests of the trace; all by default"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="a .json or .jsonl file for the result, with a table beside it",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     values = parser.parse_args(argv)

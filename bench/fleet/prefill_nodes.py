@@ -41,7 +41,7 @@ class LoadReports:
         """Set up the reports. period: seconds between two reports. delay: until one arrives."""
         self._period = period
         self._delay = delay
-        self._changes: deque[Report] = deque([(0.0, 0.0, 0.0)])  # from when, free at, stored
+        self._changes: deque[Report] = deque([(0.0, 0.0, 0.0)])  # report time, free time, stored
 
     def changed(self, now: float, wait: float, stored: float) -> None:
         """Record the node's wait and its stored work from now on, in seconds."""

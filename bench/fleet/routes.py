@@ -148,7 +148,7 @@ class CostRoute:
         seed: int,
         lying: Collection[int] = (),
     ) -> None:
-        """Set up the route. lying: nodes that list every prompt as held whole."""
+        """Set up the route. lying: nodes falsely listing every prompt as held whole."""
         self._members = members
         self._workload = workload
         self._seconds = seconds
@@ -232,7 +232,7 @@ class Link:
 
     @staticmethod
     def of_speed(layout: CacheLayout, gigabytes: float) -> "Link":
-        """Return the link of that speed. gigabytes: rate a second, 10^9 bytes."""
+        """Return the link of this speed. gigabytes: 10^9 bytes a second."""
         rate = gigabytes * 1e9
         return Link(layout.page_bytes / PAGE_TOKENS / rate, layout.slot_bytes / rate)
 

@@ -23,12 +23,13 @@ _SHARES = ("lost", "dead", "lying")
 
 @dataclass(frozen=True)
 class FleetSettings:
-    """gb: size of each node's arena, GiB. seconds: later turns are left out. warm_up: earlier turns
-    are not counted. tflops, fixed_ms: of a prefill; tflops None: the measurement, without fixed_ms.
-    itl_ms: time of an answer's token. report_seconds: between a node's load reports. report_delay:
-    until a report arrives. index_seconds: until a tree's change is in the index. lost: share of a
-    tree's messages that are lost. dead: share of the nodes that die halfway; above 0 at least one.
-    lying: share of the nodes that list every prompt as held whole; above 0 at least one. link_gb:
+    """gb: size of each node's arena, GiB. seconds: end of the simulation; later turns are left out.
+    warm_up: seconds before the count; earlier turns are not counted. tflops, fixed_ms: rate and
+    constant cost of a prefill; tflops None: the measured cost, without fixed_ms. itl_ms: time of an
+    answer's token. report_seconds: time between a node's load reports. report_delay: time until a
+    report arrives. index_seconds: time until a tree's change is in the index. lost: share of a
+    tree's messages lost on the way. dead: share of nodes dying halfway; above 0 at least one.
+    lying: share of nodes falsely listing every prompt as held whole; above 0 at least one. link_gb:
     rate of a node's link, 10^9 bytes a second."""
 
     model: str = option("35b-a3b", f"{', '.join(PUBLISHED)} or a checkpoint folder")
@@ -41,7 +42,7 @@ class FleetSettings:
     seed: int = option(0, "seed of all random numbers")
     deciders: int = option(2, "number of choosing decode nodes")
     seconds: float = option(1e9, "seconds of the trace; all by default")
-    warm_up: float = option(0.0, "seconds of warm-up without counting")
+    warm_up: float = option(0.0, "warm-up without counting", unit="SECONDS")
     tflops: float | None = option(
         None, f"TFLOP/s of a prefill; default: as measured, else {ASSUMED_TFLOPS:g}"
     )
@@ -52,7 +53,7 @@ class FleetSettings:
     index_seconds: float = option(0.5, "until a change is in the index")
     lost: float = option(0.0, "share of lost messages of the index")
     dead: float = option(0.0, "share of nodes with a death halfway")
-    link_gb: float = option(25.0, "GB/s of a link, for pulls")
+    link_gb: float = option(25.0, "rate of a link, for pulls", unit="GB/S")
     lying: float = option(0.0, "share of nodes with a lie: all prefixes held")
 
     def check(self) -> None:

@@ -53,7 +53,7 @@ class Simulation:
         flops: PrefillFlops,
         feed: IndexFeed | None,
     ) -> None:
-        """Set up a simulation. feed: of the deciders' index; None if they use no index."""
+        """Set up a simulation. feed: feed of the deciders' index; None if they use no index."""
         self._members = members
         self._deciders = deciders
         self._workload = workload
@@ -66,8 +66,8 @@ class Simulation:
         self._from = 0.0
 
     def run(self, seconds: float, warm_up: float, deaths: Iterable[tuple[float, int]]) -> Counts:
-        """Run the turns that arrive before `seconds`. Turns arriving before warm_up are not
-        counted. deaths: time and node of each."""
+        """Run the turns arriving before `seconds`. Turns arriving before warm_up are not counted.
+        deaths: time and node of each death."""
         self._from, self._until = warm_up, seconds
         for turn in self._workload.first_turns():
             self._arrive(turn, turn.seconds)

@@ -34,8 +34,8 @@ def _routes(shared: Flags, *routes: str) -> Iterator[Flags]:
 
 
 def _swept(shared: Flags, many: str) -> Iterator[Flags]:
-    """Yield the flags of a sweep over deciders and faults, with the bounds. many: deciders of rows
-    that do not sweep them."""
+    """Yield the flags of a sweep over deciders and faults, with the bounds. many: number of
+    deciders in the rows without a sweep over it."""
     yield from _routes(shared, "one-cache", "sticky", "fewest-rooms", "random")
     yield (*shared, "--route", "sticky", *_DEAD)
     for deciders in ("2", "16", "250"):

@@ -1,10 +1,11 @@
 """The requests of a simulated fleet and their times: one trace, once or many times over.
 
 A stream is the trace under a salt of its own, so streams share nothing. It begins at a random place
-of the trace and wraps around. The part before that place follows the end under another salt, so
-none of it was asked before. The first stream of seed 0 is the trace as recorded. A request comes at
-its time, and never before the end of the answer it continues, unless the arrivals are `open`.
-`closed` keeps the recorded pause after that answer instead of the time. Deterministic.
+of the trace and wraps around. The part before the starting place follows the end under another
+salt, so none of it was asked before. The first stream of seed 0 is the trace as recorded. A request
+comes at its time, and never before the end of the answer it continues, unless the arrivals are
+`open`. `closed` keeps the recorded pause after the earlier answer instead of the time.
+Deterministic.
 """
 
 from bisect import bisect_left
@@ -36,7 +37,7 @@ class Turn:
 @dataclass(frozen=True)
 class _Stream:
     """One stream. first: index in the trace's requests. phase: offset in the trace's seconds. seed:
-    of its jitter."""
+    seed of its jitter; None: no jitter."""
 
     first: int
     phase: float
@@ -47,7 +48,8 @@ class Workload:
     def __init__(
         self, trace: Trace, streams: int, arrivals: str, token_seconds: float, seed: int
     ) -> None:
-        """Set up the workload. arrivals: one of ARRIVALS. token_seconds: of an answer's token."""
+        """Set up the workload. arrivals: one of ARRIVALS. token_seconds: time of an answer's
+        token."""
         self.trace = trace
         self._prompts = Prompts(trace)
         self._texts: dict[int, NDArray[np.int32]] = {}
@@ -106,7 +108,7 @@ class Workload:
                     yield self._turn(number, index)
 
     def next_turn(self, turn: Turn, ended: float) -> tuple[Turn, float] | None:
-        """Return the turn continuing an answer that ended at `ended`, and its time; None if there
+        """Return the turn continuing the answer with the end `ended`, and its time; None if there
         is none."""
         index = self._after.get(turn.index)
         if index is None or turn.index < self._streams[turn.stream].first <= index:

@@ -18,7 +18,7 @@ from .goodput import LAYOUT
 from .receiving import Place, Receiving, ReceivingPeer, receiving_peer
 
 BLOCKS = 1024
-# Block size to the share of the contiguous copy's rate that is asked for.
+# By block size: the required share of the contiguous copy's rate.
 TARGETS = {32 * 1024: 0.85, 128 * 1024: 0.92, 256 * 1024: 0.92}
 _ARENA_BYTES = 4 << 30
 _COPY_BYTES = 2 << 30
@@ -31,7 +31,7 @@ def block_rows(kind: str, device: torch.device, other: torch.device) -> Iterator
     """Yield rows of the time of one layer chunk of BLOCKS blocks, sustained. kind: the
     transport."""
     rate = _copy_rate(device, other)
-    # Any layout: blocks are what is moved here, not pages.
+    # Any layout serves, because this moves blocks, not pages.
     slabs = _ARENA_BYTES // LAYOUT.slab_bytes
     with receiving_peer(LAYOUT, slabs, Place(str(other), kind)) as peer:
         size = slabs * LAYOUT.slab_bytes
@@ -45,7 +45,7 @@ def block_rows(kind: str, device: torch.device, other: torch.device) -> Iterator
                 windows = [_scattered(size, memory.nbytes, n) for n in range(_WINDOWS)]
                 _sustained(transport, endpoint, windows[:_DEPTH], peer)
                 seconds, posting = _sustained(transport, endpoint, windows, peer)
-                # Alone: those in flight together may have the same targets.
+                # Alone, because chunks in flight together may have the same targets.
                 _sustained(transport, endpoint, windows[:1], peer)
                 _check(memory, windows[0], peer)
                 floor = BLOCKS * size / rate
@@ -116,7 +116,8 @@ def _finish(transport: Transport, transfer: Transfer) -> None:
 
 
 def _check(memory: torch.Tensor, pieces: Pieces, peer: ReceivingPeer) -> None:
-    """Check that some blocks of the last layer chunk equal the sent ones. Raises BenchError."""
+    """Compare some blocks of the last layer chunk with the sent ones. Raises BenchError for a
+    difference."""
     words = memory.view(torch.int64)
     for local, remote, length in (pieces[:: BLOCKS // 8] // 8).tolist():
         sent = int(words[local : local + length].sum().item())

@@ -1,5 +1,5 @@
 """Transfers in host memory over NIXL, beside a raw put of as many bytes by the same agents. Also
-the digest rate of one core over layer chunks of that memory, from memory and from its cache.
+the digest rate of one core over layer chunks of host memory, from memory and from its cache.
 
 Each set of UCX transports has its own processes, because UCX reads its settings once. The raw put
 is one contiguous write, polled without pause. The transfer does the work of a node: chunks of
@@ -223,7 +223,7 @@ def _hand_over(
     generator: np.random.Generator,
 ) -> tuple[RoomSent, float]:
     """Time one transfer, from the first layer's tick to the last flush. The receiver verifies it
-    after that."""
+    after the measured time."""
     sides = [_ids(generator) for _ in range(2)]
     (local, slot), (remote, target) = sides
     destination = Destination(0, remote, target)
@@ -242,7 +242,7 @@ def _hand_over(
 
 def _raw_put(transport: NixlTransport, endpoint: Endpoint, peer: ReceivingPeer, size: int) -> float:
     """Time one contiguous write of the same number of bytes."""
-    # Polled without pause there too.
+    # The peer polls without pause too.
     peer.begin(Receiving.take_notes, 1)
     start = time.perf_counter()
     transfer = NixlTransport.post(

@@ -26,13 +26,14 @@ THROTTLED_WINDOWS = 1.3
 TTFT_SECONDS = 3e-3
 UNEQUAL_SECONDS = 1.5e-3
 _WAY_SECONDS = 1800.0
-# What a connection costs is learnt from its first hand-overs.
+# Hand-overs without a result: the first ones measure the connection's cost.
 _WARMUPS = 2
 
 
 @dataclass(frozen=True)
 class Workload:
-    """prompt, turn: tokens. repeats: of each row's work, with new prompts each time."""
+    """prompt, turn: tokens of a prompt, and of a further turn. repeats: runs of each row's work,
+    with new prompts each time."""
 
     prompt: int
     turn: int
@@ -187,7 +188,7 @@ def ranks_rows(
     model: ModelConfig, config: EngineConfig, ranks: int, device: str, kind: str, work: Workload
 ) -> Iterator[Row]:
     """Measure transfers between a node of one rank and a node of several, both ways. On GPUs both
-    nodes use the first GPU. config: of one rank. device: cuda or cpu."""
+    nodes use the first GPU. config: settings of a node with one rank. device: cuda or cpu."""
     judged = device == "cuda"
     one = "cuda:0" if judged else device
     for senders, receivers in ((ranks, 1), (1, ranks)):

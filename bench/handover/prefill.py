@@ -42,10 +42,10 @@ class _Held(Transfer):
 
 class ThrottledTransport:
     """A link of a chosen rate over a faster one: no transfer completes earlier than on a link of
-    that rate. bytes_per_second: None disables the limit.
+    the chosen rate. bytes_per_second: None disables the limit.
 
-    The throttle is inside the sender, and rows using it are marked. It needs a transport that
-    reports a chunk's peer in poll(), like peer_copy: then early bytes are not read. A Transport
+    The throttle is inside the sender, and rows using it are marked. It needs a transport with a
+    chunk's peer in poll()'s result, like peer_copy: then early bytes are not read. A Transport
     except for its static type: methods not defined here are the inner transport's. Owns the
     simulated wire's clock. Thread rule: any transport's.
     """
@@ -176,12 +176,13 @@ class PrefillRig:
         it."""
         layout, pages = self.layout, -(-tokens // PAGE_TOKENS) - held_pages
         ids = page_ids(layout, range(1, 2 + pages // layout.pages_per_slab))[:pages]
-        # As an arena that has been in use hands pages out: in no order.
+        # In no order, like the pages of an arena after some use.
         ids = self._generator.permutation(ids).tolist()
         return Destination(held_pages, tuple(ids), 0)
 
     def _step_until(self, kind: type) -> None:
-        """Wait for a message of that kind. Raises BenchError if the engine refuses or stops."""
+        """Wait for a message of type `kind`. Raises BenchError if the engine rejects the prompt or
+        stops."""
         deadline = time.monotonic() + 300
         while time.monotonic() < deadline:
             self._engine.step()

@@ -37,7 +37,7 @@ def spawned(name: str, main: Callable[..., None], *arguments: Any) -> Iterator[S
     channel, theirs = context.Pipe()
     process = context.Process(target=main, args=(theirs, *arguments))
     process.start()
-    # Else the process's end is not noticed here.
+    # Otherwise the process's end is not noticed here.
     theirs.close()
     assert process.pid is not None
     try:

@@ -61,7 +61,7 @@ class Hop:
             DataPlane.over(memory, layout, "random", transport, "loopback", "bench", wire)
             for memory, transport in ((source, link), (target, landing))
         ]
-        # Of each only one end is used.
+        # Only one end of each is used.
         here, there = (TransferEngine.over(plane, steps, None, _LEASE_SECONDS) for plane in planes)
         self.sender, self.receiver = here.sender, there.receiver
         self.sender.connect("receiver", planes[1].node.arenas)

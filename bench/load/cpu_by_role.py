@@ -28,13 +28,14 @@ _NANOSECONDS = 1e-9
 _TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 ENDED = "(ended)"
-"""Label of all threads that ended during the measurement."""
+"""Label of all threads ended during the measurement."""
 
 
 @dataclass(frozen=True)
 class CpuSample:
-    """Seconds until now. threads: by (process, thread). names: of the threads. processes: including
-    ended threads, to one clock tick. memory: resident bytes of all processes."""
+    """Processor seconds until now. threads: seconds by (process, thread). names: names of the
+    threads, by the same keys. processes: seconds by process, including ended threads, to one clock
+    tick. memory: resident bytes of all processes."""
 
     threads: dict[tuple[int, int], float]
     names: dict[tuple[int, int], str]
@@ -44,8 +45,8 @@ class CpuSample:
 
 @dataclass
 class CpuUse:
-    """Seconds between two samples. engine_loop: of the stepping thread, part of engine. threads: by
-    "role/name"."""
+    """Processor seconds between two samples. engine_loop: seconds of the stepping thread, part of
+    engine. threads: seconds by "role/name"."""
 
     engine: float = 0.0
     front: float = 0.0
@@ -63,7 +64,7 @@ class CpuUse:
 
 
 def sample(root: int) -> CpuSample:
-    """Sample a process and its descendants, except those that end meanwhile."""
+    """Sample a process and its descendants, except processes ending meanwhile."""
     threads: dict[tuple[int, int], float] = {}
     names: dict[tuple[int, int], str] = {}
     processes: dict[int, float] = {}
@@ -121,5 +122,5 @@ def descendants(root: int) -> Iterator[int]:
 
 def _stat(pid: int) -> list[str]:
     """Return the fields of /proc/PID/stat from the process state on, the third field."""
-    # The name before them may hold anything but ends with the last parenthesis.
+    # The name before the fields may contain anything, but ends with the last parenthesis.
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -36,7 +36,7 @@ class Window:
 
 @dataclass(frozen=True)
 class NodeWindow:
-    """One node at the window's begin and end. pid: of the started process."""
+    """One node at the window's begin and end. pid: id of the started process."""
 
     role: str
     pid: int
@@ -54,8 +54,8 @@ class NodeWindow:
 def answer_figures(answers: Sequence[Answer], window: Window) -> Figures:
     """Return the figures of answers. Tokens and gaps count if they arrived in the window, first
     tokens if their request was sent in it. A gap is between two arrivals of one stream's tokens,
-    and 0 for tokens that arrived together. Requests cut at the window's end count as neither whole
-    nor failed."""
+    and 0 for tokens arriving together. Requests cut at the window's end count as neither whole nor
+    failed."""
     tokens = sum(window.holds(at) for answer in answers for at in answer.times)
     ended = [answer for answer in answers if not _was_cut(answer, window)]
     failed = [answer for answer in ended if not answer.whole]
@@ -111,8 +111,8 @@ def run_figures(answers: Sequence[Answer], window: Window, node: NodeWindow) -> 
 
 
 def handover_figures(prefill: NodeWindow, decode: NodeWindow) -> Figures:
-    """Return the figures of requests that ended in the window. lost: transfers; a request may have
-    several. fallen_back: requests with a prompt computed on the decode node after a loss."""
+    """Return the hand-over figures of the window. lost: lost transfers; a request may have several.
+    fallen_back: requests with a prompt computed on the decode node after a loss."""
     return {
         "handovers": {
             "done": int(decode.grown("remote_prefills_total")),

@@ -27,7 +27,7 @@ class NodeCounters:
     def quantile_since(self, before: "NodeCounters", name: str, share: float) -> float | None:
         """Return a quantile of a histogram's observations between the two reads, in seconds, or
         None if there are none. Interpolates evenly within a bucket. Observations beyond the last
-        bound count as that bound."""
+        bound count as the bound itself."""
         counts = list(self._grown_buckets(before, f"{name}_bucket"))
         if not counts or not counts[-1][1]:
             return None

@@ -68,8 +68,8 @@ def _drawn_parts(config: EngineConfig, progress: Progress, role: Role) -> Engine
 def free_parts(
     cost: StepCost, answers: NextToken, config: EngineConfig, progress: Progress, role: Role
 ) -> EngineParts:
-    """Return all parts except weights. cost: of a forward. answers: function returning the sampled
-    tokens."""
+    """Return all parts except weights. cost: duration of a forward. answers: function returning the
+    sampled tokens."""
     torch.set_num_threads(config.threads)
     model = ModelConfig.load(config.model)
     arena = build_arena(config, model, torch.device("cpu"), role)
@@ -80,8 +80,8 @@ def free_parts(
 def _free_runner(cost: StepCost, answers: NextToken, parts: EngineParts, hands_on: bool) -> Runner:
     ticks = None
     if hands_on:
-        # Nothing is ever written here: without it a window that is lost would look like one of
-        # zeros that has landed.
+        # Random bytes, because nothing is ever written here: over zeros, a lost layer chunk would
+        # look like an arrived one of zeros.
         np.random.default_rng().random(out=parts.arena.bytes.numpy().view(np.float64))
         ticks = LayerTicks(parts.steps, len(parts.layout.layer_kinds), timed=cost.base > 0)
     return FreeRunner(parts.arena.slabs, parts.model_config.vocab, cost, ticks, answers)
@@ -95,7 +95,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    # By its own name: what builds the node is found by it in an engine's process too.
+    # Imported by its own name, so an engine's process can also find the function for building the
+    # node.
     from tasuki.bench.load import node_main
 
     sys.exit(node_main.main(sys.argv[1:]))

@@ -81,9 +81,9 @@ class NodeProcess:
 def node_process(
     role: str, own_flags: Sequence[str], flags: Sequence[str], log: Path
 ) -> Iterator[NodeProcess]:
-    """Start a daemon with HTTP on a free port; yields it when ready. own_flags: of node_main. log:
-    file for its stderr. It is stopped at the end, or killed if it does not stop. Raises
-    BenchError."""
+    """Start a daemon with HTTP on a free port; yield it when it is ready. own_flags: flags of
+    node_main. flags: flags of the daemon. log: file for its stderr. Stop it at the end, or kill it
+    if it does not stop. Raises BenchError."""
     served = ("--bind", "127.0.0.1:0", "--http-bind", "127.0.0.1:0", "--exit-with-parent")
     program = ("-m", f"{PACKAGE}.bench.load.node_main", role)
     with log.open("w") as errors:
@@ -93,7 +93,7 @@ def node_process(
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            # A terminal's Ctrl-C goes to the bench alone, which then stops its nodes in order.
+            # A terminal's Ctrl-C goes to the bench alone, and the bench stops its nodes in order.
             start_new_session=True,
         )
     try:

@@ -1,4 +1,4 @@
-"""A vocabulary from which a client can recover token ids of an answer's text.
+"""A vocabulary for recovering token ids from an answer's text.
 
 Token i is a space and four letters spelling i. Pure except for writing its file.
 """

@@ -78,7 +78,7 @@ class TurnLimit:
         return self._most
 
     def landed(self, shape: StepShape, tokens: int, seconds: float, *, planned: bool) -> None:
-        # What drafts lose that it did not choose is no loss of its own.
+        # Losses by drafts chosen elsewhere do not count against the measured limit.
         if self.turn is Turn.MEASURED or (self.turn is Turn.OFF and not shape.drafted):
             self._measured.landed(shape, tokens, seconds, planned=planned)
         if self.turn is Turn.MEASURED:
@@ -96,7 +96,7 @@ _ROUNDS = ((Turn.MOST, Turn.OFF, Turn.MEASURED), (Turn.OFF, Turn.MEASURED, Turn.
 """Turns of the rounds. MOST and OFF alternate in first place. MEASURED follows OFF, because it
 measures steps without drafts."""
 _TRIED = 32
-"""Untimed steps at the start, in which the node finds its number of drafts."""
+"""Number of untimed steps at the start: the node finds its number of drafts in them."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class DraftGain:
 
     def times(self, turn: Turn, tokens: float | None = None) -> float:
         """Return the ratio of its tokens a second to those without drafts: the median over turns.
-        tokens: of a step and answer, if known better than from each turn."""
+        tokens: tokens of a step and answer, if known better than from each turn."""
         own, off = self.turns[turn], self.turns[Turn.OFF]
         return median(
             (given if tokens is None else tokens) * without / seconds
@@ -167,7 +167,7 @@ class DraftedTurns:
         return DraftGain(times, list(self._limit.drafts))
 
     def in_turn(self, turn: Turn, work: Callable[[], T]) -> T:
-        """Return the result of `work`, run with steps of that turn. REQUIRES: the conditions of
+        """Return the result of `work`, run with steps of turn `turn`. REQUIRES: the conditions of
         decode()."""
         self._limit.turn = turn
         for _ in range(_SETTLING):
@@ -180,7 +180,8 @@ class DraftedTurns:
         for _ in range(_SETTLING):
             self.rig.step()
         before, began = sum(len(answer.tokens) for answer in answers), time.perf_counter()
-        # A step lands one forward, launched in it or before it, so that as many end as begin.
+        # Each step completes one forward, launched in it or before it, so equally many begin and
+        # end.
         for _ in range(_TURN):
             self.rig.step()
         seconds = time.perf_counter() - began
@@ -190,8 +191,8 @@ class DraftedTurns:
 
 @dataclass(frozen=True)
 class Turns:
-    """Seconds of each measurement, by turns. kept, off: of the engine with entries and of the one
-    without."""
+    """Seconds of each measurement, by turns. kept: seconds of the engine with entries. off: seconds
+    of the engine without them."""
 
     kept: Sequence[Sequence[float]]
     off: Sequence[Sequence[float]]
@@ -212,11 +213,11 @@ class DraftPair:
 
     @staticmethod
     def of(model: ModelConfig, config: EngineConfig) -> "DraftPair":
-        """Build the pair. config: of each of the two engines, including its arena."""
+        """Build the pair. config: settings of each of the two engines, including its arena."""
         device = torch_device(config)
         use_device(device)
         shapes = [replace(model, draft_layers=layers) for layers in (1, 0)]
-        # Before the weights, which a plan of memory counts for each.
+        # Build the arenas before the weights, because a plan of memory counts the weights for each.
         arenas = [build_arena(config, shape, device) for shape in shapes]
         weights = drawn_weights(shapes[0], config)
         grammars = GrammarCompiler(made_up_vocabulary(model.vocab))
@@ -238,7 +239,7 @@ class DraftPair:
             rig.run_until_tokens([answer], warmup + 1)
         found: tuple[list[list[float]], list[list[float]]] = ([], [])
         for number in range(-(-steps // _TURN)):
-            # Whoever begins is second in the next round.
+            # The first one is second in the next round.
             for place in (0, 1) if number % 2 else (1, 0):
                 found[place].append(_next_steps(rigs[place], youngest[place]))
         return Turns(*found)

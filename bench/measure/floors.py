@@ -78,8 +78,8 @@ class ModelFloor:
     def of(
         config: ModelConfig, layout: CacheLayout, floors: Floors, quantization: str = ""
     ) -> "ModelFloor":
-        """Build the floors of a model. quantization: of the weights; their bytes count as stored. A
-        prefill's floor uses bf16 products in every format."""
+        """Build the floors of a model. quantization: format of the weights; their bytes count as
+        stored. A prefill's floor uses bf16 products in every format."""
         dtype: torch.dtype = getattr(torch, layout.conv_dtype)
         source = QuantisedSource(ShapesOnly(), RECIPES[quantization]) if quantization else None
         sizes = WeightSizes.of(config, dtype, source)

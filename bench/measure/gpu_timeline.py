@@ -1,5 +1,5 @@
-"""The GPU's work in some steps of an engine, by the profiler's timeline: the idle time between
-pieces, and the time of each kernel, as rows of a report.
+"""The GPU's work in some steps of an engine, by the profiler's timeline: idle times and kernel
+times, as rows of a report.
 
 Profiling costs host time, so the idle time is an upper bound.
 """
@@ -33,7 +33,8 @@ class Work:
 
 @dataclass(frozen=True)
 class KernelTime:
-    """One kernel in one step. seconds: of all its launches; they may have run beside others."""
+    """One kernel in one step. seconds: time of all its launches; other kernels may have run beside
+    them."""
 
     name: str
     seconds: float
@@ -98,7 +99,7 @@ _LEAST_SHARE = 0.01
 def add_kernels(report: Report, name: str, work: Sequence[Work], times: int) -> None:
     """Add a row for each kernel with a large enough share.
 
-    name: of the step or prompt. times: number of its runs.
+    name: name of the step or prompt. times: number of its runs.
     """
     found = kernel_times(work, times)
     whole = sum(kernel.seconds for kernel in found)

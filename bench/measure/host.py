@@ -17,8 +17,8 @@ _PACKAGES = ("torch", "triton", "fla-core", "transformers", "flashinfer-python")
 
 @dataclass(frozen=True)
 class Host:
-    """device: the GPU's or CPU's name. cores: of the CPU. commit: of the source tree, "unknown"
-    outside one."""
+    """device: the GPU's or CPU's name. cores: number of the CPU's cores. commit: commit of the
+    source tree, "unknown" outside one."""
 
     device: str
     cores: int

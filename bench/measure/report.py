@@ -33,8 +33,9 @@ class Row:
 
     @property
     def share(self) -> float | None:
-        """Return floor over measured time: 1 is as fast as the hardware allows."""
-        return None if self.floor is None else self.floor / self.seconds
+        """Return floor over measured time: 1 is as fast as the hardware allows. None without a
+        floor, and for work hidden behind other work."""
+        return self.floor / self.seconds if self.floor and self.seconds else None
 
     def asked(self, *bounds: tuple[str, bool]) -> "Row":
         """Return the row with targets, each a text and its verdict. Without targets it is not
@@ -59,7 +60,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
 
     def note(self, text: str) -> None:
-        """Add a note, shown below the rows: a result that is not a time."""
+        """Add a note, shown below the rows: a result other than a time."""
         self.notes.append(text)
         self._show(text)
 

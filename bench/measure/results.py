@@ -1,9 +1,9 @@
 """The storage of measured runs, with a page beside them.
 
 `NAME.json` holds one run. `TOPIC.jsonl` holds all runs of a topic, one a line. `TOPIC.jsonl#RUN`
-names the run, and replaces a line of that name. The page of a topic, TOPIC.md, has a section a run.
-Text written by hand above its mark stays. REQUIRES: one process writes a file at a time. Raises the
-errors of reading and writing files.
+names the run, and replaces a line of the same name. The page of a topic, TOPIC.md, has a section a
+run. Text written by hand above its mark stays. REQUIRES: one process writes a file at a time.
+Raises the errors of reading and writing files.
 """
 
 import json
@@ -40,8 +40,8 @@ class RunFile:
 
     @classmethod
     def of(cls, out: str | Path, name: str) -> "RunFile":
-        """Return the file of a run. out: in the form of OUT. name: of the run if `out` names none;
-        a taken name gets a number."""
+        """Return the file of a run. out: in the form of OUT. name: name of the run if `out` names
+        none; a taken name gets a number."""
         file, _, run = str(out).partition("#")
         path = Path(file)
         if path.suffix != ".jsonl":
@@ -88,7 +88,7 @@ def write_page(path: Path, describe: Describe) -> None:
 
 
 def put_below_mark(path: Path, text: str) -> None:
-    """Replace the text below the mark on the page of that file of runs."""
+    """Replace the text below the mark on the page of this file of runs."""
     page = path.with_suffix(".md")
     by_hand = page.read_text().partition(_MARK)[0] if page.exists() else ""
     head = by_hand.rstrip() or f"# {path.stem.replace('_', ' ')}"

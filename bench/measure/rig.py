@@ -202,7 +202,7 @@ def random_parts(
     model: ModelConfig, config: EngineConfig, role: Role = Role.FUSED, quantization: str = ""
 ) -> EngineParts:
     """Return the parts of build_parts, with weights generated on the device instead of read. role:
-    of the engine."""
+    role of the engine."""
     device = torch_device(config)
     use_device(device)
     arena = build_arena(config, model, device, role)
@@ -219,6 +219,6 @@ def drawn_weights(model: ModelConfig, config: EngineConfig, quantization: str = 
     if quantization:
         source = QuantisedSource(source, RECIPES[quantization])
     weights = assemble(model, source, getattr(torch, config.compute_dtype), device)
-    # Drawing leaves float32 copies behind that a checkpoint's loading does not.
+    # Sampling weights leaves float32 copies behind; loading a checkpoint does not.
     torch.cuda.empty_cache()
     return weights

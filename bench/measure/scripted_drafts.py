@@ -39,7 +39,8 @@ def known_answer(
     sampling: SamplingParams, first: int, vocab: int, dtype: torch.dtype, device: torch.device
 ) -> Ints:
     """Return all tokens of an answer of a model with equal logits. Its first token has position
-    `first`. dtype: of logits. REQUIRES: the temperature is 1, and no filter or penalty applies."""
+    `first`. dtype: dtype of the logits. REQUIRES: the temperature is 1, and no filter or penalty
+    applies."""
     positions: Ints = np.arange(first, first + sampling.max_new_tokens, dtype=np.int32)
     logits = torch.zeros(1, vocab, dtype=dtype, device=device)
     drawn = [
@@ -147,7 +148,7 @@ class ScriptedDrafter:
         drawn = self._draws.next()
         tokens = self._answer[length : length + most].tolist()
         return [
-            # Of a vocabulary of more than one token the other one is another.
+            # A wrong draft: 0, or 1 if the right token is 0.
             token if drawn < part else int(token == 0)
             for token, part in zip(tokens, self._script.reached, strict=False)
         ]

@@ -12,7 +12,7 @@ import torch
 
 Work = Callable[[], object]
 
-# A graph's own launch takes some microseconds: it must not show in what is timed.
+# Long enough to hide the graph's own launch of some microseconds.
 _LEAST_GRAPH_SECONDS = 1e-3
 _MOST_ROUNDS = 32
 
@@ -57,7 +57,8 @@ def turn_seconds(turns: Sequence[Work], device: torch.device, repeats: int = 10)
 def _replay_seconds(turns: Sequence[Work], device: torch.device, repeats: int) -> float:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        # Kept, so that no turn writes where the one before has left its result in the cache.
+        # Keep the results, so no turn writes to memory with the previous turn's result in the
+        # cache.
         kept = [turn() for turn in turns]
     seconds = median_seconds(graph.replay, device, repeats)
     del kept

@@ -53,7 +53,7 @@ DRAFTING_POLICY = "auto"
 MODEL = "35b-a3b"
 _PLACE = "trace, budget"
 
-# Evicts the state whose last use is longest ago, of ends of answers and branch points.
+# Evicts the least recently used state; states are at ends of answers and branch points.
 _SIMULATED_POLICY = "c.marconi-a0"
 
 
@@ -119,9 +119,9 @@ _CAUSES = ("new", "never_checkpointed", "checkpoint_evicted", "kv_evicted")
 
 
 def describe(result: Document) -> Section:
-    """Return a stored run as a section of a page. "rows": one for each policy. "draft_layer": of a
-    cache with a draft layer's entries. "agreement": our shares and the simulator's, under the same
-    rules."""
+    """Return a stored run as a section of a page. "rows": one for each policy. "draft_layer":
+    results of a cache with a draft layer's entries. "agreement": our shares and the simulator's,
+    under the same rules."""
     by_cell: dict[str, dict[str, dict[str, Any]]] = {}
     for row in result["rows"]:
         by_cell.setdefault(_cell(row), {})[row["policy"]] = row

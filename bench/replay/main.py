@@ -35,7 +35,8 @@ def more_host(text: str) -> tuple[float, ...]:
 
 
 def with_more_host(tiers: Tiers, gib: float) -> Tiers:
-    """Return the tiers with more host memory. Without host memory, adds a tier of that size."""
+    """Return the tiers with `gib` GiB more host memory. Without host memory, add a tier of this
+    size."""
     host, *lower = tiers.below or (0.0,)
     return Tiers(tiers.arena, (host + gib, *lower), tiers.disk_write_budget)
 
@@ -76,7 +77,7 @@ POLICIES = ("lru", "marconi", "value", "auto")
 @dataclass(frozen=True)
 class ReplayConfig:
     model: str = option("35b-a3b", f"{', '.join(PUBLISHED)} or a checkpoint folder")
-    gb: float = option(32.0, "bytes of the cache, GiB")
+    gb: float = option(32.0, "size of the cache")
     tiers: str | None = option(None, "instead of --gb: arena, host[, disk] as 64,1024,8192, GiB")
     disk_write_budget: float | None = option(None, "the disk's write budget, MB/s; none by default")
     draft_layer: str = option(
@@ -89,7 +90,7 @@ class ReplayConfig:
     policy: str = option("auto", "eviction policy", POLICIES)
     limit: int | None = option(None, "requests to replay; all by default")
     more_host: str | None = option(
-        None, "GiB of more host memory, such as 256,1024: recovered hits of each"
+        None, "more host memory: recovered hits of each size", unit="GIB,..."
     )
     json: bool = option(False, "one JSON object on stdout")
 

@@ -90,9 +90,9 @@ class Player:
     def _serve(
         self, request: TraceRequest, tokens: NDArray[np.int32], known: int, tally: Tally
     ) -> None:
-        """Serve one request. `known`: prompt tokens in whole blocks. A trace does not tell the
+        """Serve one request. `known`: prompt tokens in whole blocks. A trace does not show the
         branch point of two prompts within a last partial block. So the prompt's end is kept before
-        that block."""
+        this block."""
         tree = self._tree
         grain = self._rules.grain_tokens
         shared = request.prompt_tokens // grain * grain

@@ -117,7 +117,8 @@ def tier_text(result: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class CachedDtypes:
-    """Cached dtypes, named like in a layout: of keys and values, and of recurrent states."""
+    """Cached dtypes, with the names of a layout. kv: dtype of keys and values. state: dtype of
+    recurrent states."""
 
     kv: str = "bfloat16"
     state: str = "float32"
@@ -152,9 +153,9 @@ def replay_tiers(
     draft_layer: str = "off",
     dtypes: CachedDtypes = PLAIN_DTYPES,
 ) -> dict[str, Any]:
-    """Replay a trace. `model`: a published name or a folder. `rules`: default: the policy's own.
-    `draft_layer`: like in tasuki serve. `dtypes`: of the cache. With memory below the arena, the
-    outcome includes the number and bytes of copies. Raises ReplayError, ModelConfigError,
+    """Replay a trace. `model`: a published name or a folder. `rules`: None: the policy's own.
+    `draft_layer`: as in tasuki serve. `dtypes`: dtypes of the cache. With memory below the arena,
+    the outcome includes the number and bytes of copies. Raises ReplayError, ModelConfigError,
     WeightsError."""
     config = with_draft_layer(published_or_folder(model), model, draft_layer)
     layout = config.cache_layout(dtypes.kv, "bfloat16", dtypes.state)

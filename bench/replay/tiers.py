@@ -1,5 +1,7 @@
-"""The tiers of a replay: the memory below the arena, the cost of a load from it, and the copies
-between tiers with their waits and acknowledgements."""
+"""The tiers of a replay: the memory below the arena, the cost of a load from it, and the copies.
+
+Copies between tiers have waits and acknowledgements.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,8 +15,8 @@ from tasuki.pycache._cpp_cache import Allocation, PrefixCache, TierConfig, TierL
 from tasuki.pycache.layout import CacheLayout
 
 GIB = 1 << 30
-# Dense prefill of a whole node; the decision to load moves little with it, since a load is far
-# cheaper than the prefill of all but a few hundred tokens.
+# Dense prefill of a whole node. The decision to load depends little on it, because a load is far
+# cheaper than the prefill of more than a few hundred tokens.
 FLOPS_A_SECOND = 300e12
 
 

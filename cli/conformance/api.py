@@ -151,8 +151,8 @@ _NOT_FOUND = frozenset({400, 404})
 
 @dataclass(frozen=True)
 class BadRequest:
-    """One bad request. what: its fault. body: the request, in bytes. statuses: the accepted HTTP
-    statuses of the reply."""
+    """One bad request. what: its fault, as text. body: the request, in bytes. statuses: the
+    accepted HTTP statuses of the reply."""
 
     what: str
     body: bytes

@@ -81,7 +81,7 @@ class Check:
         except Unserved as unserved:
             return Row(api, self.name, Outcome.SKIPPED, str(unserved))
         except (LookupError, TypeError, AttributeError) as error:
-            # Replies are read as their APIs have them: what has no such place is another shape.
+            # A reply is read in its API's form: these errors show another form.
             note = f"the reply cannot be read: {type(error).__name__} {error}"
             return Row(api, self.name, Outcome.FAILED, note)
         return Row(api, self.name, Outcome.PASSED)

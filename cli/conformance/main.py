@@ -174,7 +174,9 @@ _KNOWN = (MODELS, *APIS)
 @dataclass(frozen=True)
 class ConformanceConfig:
     api: str = option(",".join(_KNOWN), "APIs to check, separated by commas")
-    model: str = option("", "the model's name; empty: the first of the endpoint's list")
+    model: str = option(
+        "", "the model's name; empty: the first of the endpoint's list", unit="NAME"
+    )
     api_key: str = option("", "the endpoint's key")
     api_key_file: str = option("", "file with the endpoint's key on its first line")
     ca: str = option("", "PEM file of a CA: connect by TLS and check the endpoint against it")

@@ -179,7 +179,7 @@ def _answer(message: Mapping[str, Any]) -> Answer:
     usage = message.get("usage")
     must_have(_USAGE, usage, "usage")
     assert isinstance(usage, dict)
-    # What was cached, or was to be, is counted apart.
+    # Cached tokens, and tokens written to the cache, are counted separately.
     prompt = usage["input_tokens"] + sum(usage.get(name) or 0 for name in _CACHED)
     return Answer(
         id=str(message.get("id")),

@@ -251,7 +251,8 @@ def disk() -> Finding:
 
 
 def hub() -> Finding:
-    """Check that a connection can be opened within a timeout. Sends no request."""
+    """Check the connection to the model hub within a timeout. Send no request. A failure is no
+    fault."""
     if os.environ.get("HF_HUB_OFFLINE"):
         return ok("hub", "HF_HUB_OFFLINE is set: only models that are here are served by name")
 
@@ -259,7 +260,7 @@ def hub() -> Finding:
         socket.create_connection((_HUB, 443), timeout=_HUB_SECONDS).close()
 
     try:
-        # A resolver without a server has no bound of its own.
+        # Name resolution without a server has no timeout of its own.
         within(_HUB_SECONDS, reach, TimeoutError(f"no answer in {_HUB_SECONDS:g} s"))
     except OSError as error:
         return ok(
@@ -306,7 +307,7 @@ def findings(config: DoctorConfig) -> Iterator[Finding]:
 
 
 def port(subject: str, bind: str, flag: str) -> Finding:
-    """Check that a port can be bound, and release it at once. flag: the flag of tasuki doctor."""
+    """Bind a port to check it, and release it at once. flag: the flag of tasuki doctor."""
     try:
         host, number = parse_bind(bind, Access(insecure=True))
         family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -188,7 +188,7 @@ class FleetConfig:
     @property
     def _membership(self) -> Membership:
         if self.etcd:
-            # It loads aiohttp, which no command line waits for.
+            # It loads aiohttp, and would delay every command line.
             from tasuki.server.discovery.etcd import Etcd
             from tasuki.server.discovery.registration import EtcdMembership
 

@@ -13,7 +13,7 @@ from .config import FleetConfig
 
 def main(argv: Sequence[str]) -> int:
     config = parse_config("tasuki dashboard", "One page for many nodes.", argv, FleetConfig)
-    # Not before the flags are known to be right: aiohttp takes half a second.
+    # Imported after the check of the flags, because aiohttp takes half a second.
     from .serving import serve_page
 
     asyncio.run(serve_page(config))

@@ -70,7 +70,7 @@ class NodePoll:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=self._limits.at_a_time),
             cookie_jar=aiohttp.DummyCookieJar(),
-            # _ask has the bound: of two that end at once, one may swallow a cancellation.
+            # _ask has the timeout: if two timeouts end at once, one may swallow a cancellation.
             timeout=aiohttp.ClientTimeout(total=None),
             # A short answer could expand to any size.
             auto_decompress=False,
@@ -94,14 +94,14 @@ class NodePoll:
         await self._end([address for address in self._asking if address not in set(wanted)])
         fresh = [address for address in wanted if address not in self._asking]
         for number, address in enumerate(fresh):
-            # Spread out, or all would be asked at once, every time.
+            # Spread the polls: otherwise all nodes would be polled at once, every time.
             later = self._limits.every_seconds * number / len(fresh) if number else 0.0
             self._asking[address] = asyncio.create_task(self._keep_asking(address, later))
 
     async def _end(self, addresses: list[str]) -> None:
         ending = {self._asking.pop(address) for address in addresses}
         while ending:
-            # Again, where something that a task awaits has swallowed it.
+            # Cancel again if an awaited call has swallowed the cancellation.
             for task in ending:
                 task.cancel()
             _, ending = await asyncio.wait(ending, timeout=_CANCEL_SECONDS)

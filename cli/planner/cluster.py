@@ -46,7 +46,7 @@ class Cluster(Protocol):
     role."""
 
     def nodes(self) -> Sequence[ClusterNode]:
-        """Return the current state of all nodes that have not ended."""
+        """Return the current state of all nodes not yet ended."""
 
     def place(self, role: NodeRole) -> None: ...
 
@@ -97,8 +97,8 @@ class _Placed:
 
 class PlacedNodes:
     def __init__(self, start: Callable[[NodeRole, str], NodeHandle]) -> None:
-        """Set up an empty cluster. start: begins to place a node of that role and name, and returns
-        at once."""
+        """Set up an empty cluster. start: begins to place a node of the given role and name, and
+        returns at once."""
         self._start = start
         self._placed: dict[str, _Placed] = {}
         self._made = 0
@@ -111,7 +111,7 @@ class PlacedNodes:
 
     def place(self, role: NodeRole) -> None:
         self._made += 1
-        # A name says nothing of the role, which may change.
+        # The name does not contain the role, because the role may change.
         name = f"node-{self._made}"
         placed = self._placed[name] = _Placed(role, self._start(role, name))
         _ask(placed, "stand")
@@ -158,7 +158,7 @@ class PlacedNodes:
                 placed.standing = answer.result()
                 if placed.phase is NodePhase.COMING:
                     placed.phase = NodePhase.READY
-                # It may have come back from its death in the role that it was placed in.
+                # After a restart the node may be in the role of its placement again.
                 if placed.phase is NodePhase.READY:
                     placed.role = NodeRole(placed.standing.role)
             case "stand" if placed.phase is NodePhase.READY:
@@ -176,7 +176,8 @@ class PlacedNodes:
         """Send the ready prefill nodes' addresses to every ready decode node."""
         members = self._members()
         for placed in self._placed.values():
-            # One that changes or leaves answers nothing until it has, and asks would pile up.
+            # A changing or leaving node does not answer until it is done, and questions would pile
+            # up.
             if placed.phase is NodePhase.READY and placed.role is NodeRole.DECODE:
                 placed.handle.ask("follow", members)
 

@@ -219,7 +219,7 @@ class FleetObserver:
         rooms = sum(each.rooms for each in warm)
         mean = sum(each.busy for each in warm) / rooms if rooms else 0.0
         variation = sum(each.variation * each.rooms for each in warm) / rooms if rooms else 0.0
-        # What came is what was done and what is left more than before.
+        # New work = work done + growth of the backlog.
         work = max(0.0, busy + more)
         return PrefillObserved(work, mean, mean * mean * (1 + variation), backlog)
 
@@ -278,7 +278,8 @@ class PlanLoop:
             try:
                 await self.step()
             except Exception:
-                # Nodes go on as they are; what was observed may be what broke it.
+                # Nodes continue as they are. The observations may have caused the error, so drop
+                # them.
                 log.exception("the planner begins anew")
                 self._history.clear()
             await asyncio.sleep(self._seconds)

@@ -50,7 +50,7 @@ class RayNode:
         self._flags = [*flags, "--name", name]
         if access is not None:
             self._flags += access.flags(self._host, flags)
-        # What it watches once it decodes, where it begins as a prefill node.
+        # The members to follow as a decode node, even if it begins as a prefill node.
         self._other = folder / "other-role.toml"
         self._other.write_text(f'prefill_file = "{self._members}"\n', encoding="utf-8")
         self._daemon: Daemon | None = None
@@ -122,7 +122,7 @@ class RayNode:
             return ["--other-role-config", str(self._other)]
         if any(flag.startswith("--handover-bind") for flag in self._flags):
             return []
-        # An engine of several ranks, or on a GPU, has a process of its own, which this needs.
+        # Only with an engine in a separate process: an engine of several ranks, or on a GPU.
         return ["--handover-bind", join_address(self._host, 0)]
 
 

@@ -1,6 +1,6 @@
 """The settings of `tasuki ray`.
 
-Also counts the ranks in a node's flags, and checks that Ray gives it a GPU for each. Pure.
+Also counts the ranks in a node's flags, and checks Ray's GPUs for it: one for each rank. Pure.
 """
 
 import argparse
@@ -42,7 +42,7 @@ class RayConfig:
             )
 
     def flags_of(self, role: str, flags: Sequence[str]) -> list[str]:
-        """Return the flags of a daemon with that role. flags: common to all daemons."""
+        """Return the flags of a daemon of this role. flags: common to all daemons."""
         return [*flags, *(shlex.split(self.prefill_flags) if role == "prefill" else [])]
 
     def gpus_of(self, role: str) -> float:
@@ -50,7 +50,7 @@ class RayConfig:
         return self.gpus if given is None else given
 
     def gpus_flag(self, role: str) -> str:
-        """Return the flag that sets gpus_of()."""
+        """Return the name of the flag for gpus_of()."""
         own = role == "prefill" and self.prefill_gpus is not None
         return "--prefill-gpus" if own else "--gpus"
 

@@ -79,7 +79,7 @@ class RayFleet:
         )
         for name, node in self.nodes.items():
             if name.startswith("decode-"):
-                # Also where nothing changed: a restarted decode node has no addresses.
+                # Send them even without a change: a restarted decode node has no addresses.
                 node.follow.remote(prefill)
         return self.addresses
 

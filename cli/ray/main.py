@@ -1,4 +1,4 @@
-"""`tasuki ray`: its flags, and the start of the fleet in modules that need Ray."""
+"""`tasuki ray`: its flags, and the start of the fleet in modules with an import of Ray."""
 
 import importlib.util
 from collections.abc import Sequence

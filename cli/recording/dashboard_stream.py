@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _CONNECT_SECONDS = 10.0
 _LOOK_SECONDS = 0.5
 _SILENT_SECONDS = 30.0
-"""Longest pause of a stream before checking that the node is alive. One step of a busy engine may
+"""Longest silence of a stream in seconds before the node is checked. One step of a busy engine may
 take as long."""
 _MOST_READ = 64 << 10
 _MOST_WAITING = 4096
@@ -109,7 +109,7 @@ class _Stream:
 
     def close(self) -> None:
         self._closed = True
-        # It wakes the thread, which closes the rest.
+        # Wake the reading thread: it closes the rest.
         with suppress(OSError):
             socket.socket.shutdown(self._connection, socket.SHUT_RDWR)
 
@@ -160,7 +160,7 @@ def _refusal(error: Exception) -> str:
 
 
 def _cause(error: Exception) -> str:
-    """Return the cause as text. A reply that is not HTTP may hold any bytes."""
+    """Return the cause as text. A reply other than HTTP may hold any bytes."""
     if isinstance(error, http.client.HTTPException | ValueError):
         return "what answers is no HTTP"
     reason = error.reason if isinstance(error, urllib.error.URLError) else error

@@ -2,7 +2,7 @@
 
 Owns the format. The first line is {"tasuki_recording": 1, "about": {...}}. Every other line is an
 event in the form of dashboard/history/events.py, in order of `at`, or has the kind NOT_CONNECTED.
-NOT_CONNECTED: the recorder had no connection for `seconds` after that time. Events forgotten by the
+NOT_CONNECTED: the recorder had no connection for the following `seconds`. Events forgotten by the
 node meanwhile are missing. A truncated recording is read up to its end, because the recorder may
 have been killed.
 """

@@ -90,8 +90,8 @@ class Recorder:
 
     @property
     def _path(self) -> str:
-        # From the first event that the node remembers: the page of the recording then has its past
-        # too, and what came while nobody listened.
+        # From the first event remembered by the node: the recording then shows its past too, and
+        # events during a lost connection.
         return f"/debug/events?after=0{'&blocks=1' if self.config.blocks else ''}"
 
     def _found_again(self, lost: float | None) -> None:
@@ -119,7 +119,7 @@ class Recorder:
 
 class _LastEvents:
     """The events repeated by a restarted stream: events before the last event's time, and recorded
-    events of that same time."""
+    events of the same time."""
 
     def __init__(self) -> None:
         self.at = 0.0

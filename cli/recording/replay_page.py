@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str]) -> int:
     parser = FlagParser("tasuki replay", "The page of a recording.")
     parser.add_argument("file", type=Path, help="of `tasuki record`")
-    parser.add_argument("--bind", default="127.0.0.1:8080", help="HOST:PORT; port 0 picks one")
+    parser.add_argument(
+        "--bind", default="127.0.0.1:8080", metavar="HOST:PORT", help="port 0 picks one"
+    )
     parser.add_argument("--seconds", type=float, help="show only so much of its beginning")
     values = parser.parse_args(argv)
     recording = Recording.load(values.file)

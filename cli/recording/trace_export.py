@@ -76,7 +76,7 @@ def trace_of(recording: Recording) -> Trace:
         for event in recording.events
         if event["kind"] in ("finished", "rejected")
     }
-    # 0, 1, 2, ... for names as they first appear.
+    # 0, 1, 2, ... for names in the order of their first appearance.
     blocks: defaultdict[str, int] = defaultdict(count().__next__)
     sessions: defaultdict[str, int] = defaultdict(count().__next__)
     rows: list[dict[str, Any]] = []

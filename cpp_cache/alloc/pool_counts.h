@@ -6,7 +6,7 @@
 namespace tasuki::cache {
 
 // free + working + tree + granted + quarantined == total. A free slab counts as free in both pools,
-// because it can become either: total is the pool's size while the other pool keeps its ids.
+// because it can become either. So total is the pool's size while the other pool keeps its ids.
 struct PoolCounts {
   std::int64_t free = 0;
   std::int64_t working = 0;

@@ -1,4 +1,4 @@
-// Table of ids with a remote writer that may still write.
+// Table of ids with a possible remote writer.
 #pragma once
 
 #include <cstdint>

@@ -15,10 +15,10 @@ enum class Owner : std::uint8_t { kFree, kWorking, kTree, kGranted, kQuarantined
 
 // Owns the owner of each page and slot id. Does not know tokens, allocations or reasons.
 //
-// A slab is free, holds one slot, or holds up to pages_per_slab pages. It changes kind when its
-// last id comes back. Thread rule: single-threaded, as PrefixCache.
+// A slab (a group of page ids) is free, holds one slot, or holds up to pages_per_slab pages. It
+// changes kind when its last id comes back. Thread rule: single-threaded, as PrefixCache.
 //
-// Invariants: a page or slot has exactly one owner; a page slab has at least one page in use; the
+// Invariants: a page or slot has exactly one owner. A page slab has at least one page in use. The
 // smallest free id is handed out first, so equal calls give equal ids.
 class SlabAllocator {
  public:

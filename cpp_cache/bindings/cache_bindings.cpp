@@ -207,7 +207,7 @@ void bind_handing_over(CacheClass& cache, const CheckpointKinds& kinds) {
           "quarantine"_a);
 }
 
-// Bind the contents of a tier that outlive its owner.
+// Bind the contents of a tier kept after its owner's end.
 void bind_restarting(CacheClass& cache, const CheckpointKinds& kinds) {
   cache
       .def(

@@ -24,7 +24,7 @@ namespace {
 using Column = py::array_t<std::int64_t, py::array::c_style>;
 using Memory = py::array_t<std::uint8_t, py::array::c_style>;
 
-// Keeps the memory that the digester reads.
+// Keeps the memory read by the digester.
 struct HeldDigester {
   Memory memory;
   RowDigester digester;

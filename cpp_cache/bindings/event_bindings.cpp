@@ -27,9 +27,9 @@ py::bytes bytes_of(const PrefixHash& hash) {
   return {bytes.data(), bytes.size()};
 }
 
-// Pack events for pycache/packed.py: a row of numbers per event (its sequence, kind, 1 + the
-// checkpoint's kind or 0, tokens, place, tokens of its page), then three names each, then the
-// tokens of the pages.
+// Pack events for pycache/packed.py: a row of numbers per event, then three names each, then the
+// tokens of the pages. A row has the sequence, kind, 1 + the checkpoint's kind or 0, tokens, place,
+// and tokens of the page.
 py::tuple packed(const EventBatch& batch) {
   constexpr py::ssize_t kNumbers = 6;
   std::size_t page_tokens = 0;

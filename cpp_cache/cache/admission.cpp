@@ -16,7 +16,7 @@ std::int64_t pages_for(std::int64_t tokens) { return (tokens + kPageTokens - 1) 
 // Far beyond any arena: keeps sums of sizes from overflowing.
 constexpr std::int64_t kMaxTokens = std::int64_t{1} << 48;
 
-// Answers rarely grow longer: beyond it, memory for tokens to come is not set aside.
+// Answers rarely grow longer. Beyond it, memory for later tokens is not set aside.
 constexpr std::int64_t kMostForeseen = 4096;
 
 void require_at_least(std::string_view name, std::int64_t value, std::int64_t least) {
@@ -65,7 +65,7 @@ bool Admission::fits_alone(const AllocationTerms& terms, const AdmissionPlan& pl
   const auto block = [&](std::int64_t slab) { blocked[static_cast<std::size_t>(slab)] = true; };
   std::int64_t held = 0;
   if (plan.standing) {
-    // The pin protects the standing node to its end and all above it.
+    // The pin protects this node to its end and all nodes above it.
     const Node& node = tree_.node(plan.standing->node);
     for (const PageId page : tree_.pages_to({node.id, node.depth})) {
       block(allocator_.slab_of(page));

@@ -1,4 +1,4 @@
-// Admission of requests: the memory that a request gets, or the reason to wait.
+// Admission of requests: the memory for a request, or the reason to wait.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ struct PlannedLoad {
   StateKey state;
 };
 
-// The node and state that an admission pins and starts from.
+// The node pinned by an admission, and the state from which it starts.
 struct AdmissionPlan {
   Match match{};
   std::int64_t cached_tokens = 0;
@@ -50,21 +50,19 @@ class Admission {
         reclaimer_(reclaimer),
         allocations_(allocations) {}
 
-  // Return the most tokens that one request can hold beside so many working slots. REQUIRES: 0 or
-  // more.
+  // Return the most tokens of one request beside this many working slots. REQUIRES: 0 or more.
   std::int64_t most_tokens(std::int64_t working_slots) const;
   // Throws InvalidArgument, or ImpossibleRequest if waiting cannot help.
   void validate(Tokens prompt, const AllocationTerms& terms) const;
 
-  // nullopt: it will fit once others release. REQUIRES: validate() passed.
+  // Admit the request. nullopt: it will fit once others release. REQUIRES: validate() passed.
   std::optional<AllocationId> admit(Tokens prompt, std::string_view salt,
                                     const AllocationTerms& terms, const AdmissionPlan& plan,
                                     Tick now);
   // Return true if the plan would fit without other allocations.
   bool fits_alone(const AllocationTerms& terms, const AdmissionPlan& plan) const;
 
-  // Return the pages that the allocation lacks for so many tokens; 0 or less: none. Throws as
-  // validate().
+  // Return the number of pages lacking for this many tokens; 0 or less: none. Throws as validate().
   std::int64_t pages_lacking(const Allocation& allocation, std::int64_t capacity_tokens) const;
   bool extend(Allocation& allocation, std::int64_t pages, Tick now);
 

@@ -13,7 +13,8 @@ namespace tasuki::cache {
 
 namespace {
 
-// One request of so many is tried: few enough to cost little, and trees still many prompts large.
+// One request in this many is tried. The cost is then small, and trees are still many prompts
+// large.
 std::int64_t share_of(const CacheConfig& config) {
   constexpr std::int64_t kLargest = 8;
   constexpr std::int64_t kFewestSlabs = 64;

@@ -5,8 +5,8 @@
 
 namespace tasuki::cache {
 
-// Make a cache with the configured policy. kAuto adds shadows that try policies on a sample of the
-// requests; a shadow is smaller than the arena by the sample's share, down to a least size. Throws
+// Make a cache with the configured policy. kAuto adds shadows, to try policies on a sample of the
+// requests. A shadow is smaller than the arena by the sample's share, down to a least size. Throws
 // InvalidArgument as CacheConfig::validate().
 PrefixCache make_prefix_cache(const CacheConfig& config);
 

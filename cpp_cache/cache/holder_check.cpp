@@ -74,7 +74,7 @@ void check_prompt(const Allocation& allocation, const std::string& who) {
           who + " has more in whole pages than in all");
 }
 
-// The tree must still have the parts that the allocation needs.
+// The tree must still have all parts needed by the allocation.
 void check_kept(const RadixTree& tree, const Allocation& allocation, const std::string& who) {
   const Position standing = allocation.standing;
   const Node& node = tree.node(standing.node);

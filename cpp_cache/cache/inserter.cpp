@@ -25,7 +25,7 @@ NodeId Inserter::insert_path(Allocation& allocation, std::int64_t end, Tick now)
         tree_.find_child(node, allocation.run(place.depth, place.depth + kPageTokens));
     if (child && tree_.node(*child).resident) {
       place.node = *child;
-      // Its first page is known to be equal: the edge is compared on the next turn.
+      // Its first page is known to be equal. The next iteration compares the rest of the edge.
       continue;
     }
     if (child) {
@@ -62,7 +62,7 @@ NodeId Inserter::split(NodeId id, std::int64_t depth, Tick now) {
   const NodeId upper = tree_.split(id, depth);
   observers_.split(upper);
   if (tiers_ != nullptr) tiers_->split(upper);
-  // Move allocations above the cut up, so that matches ending there still meet them.
+  // Move allocations above the cut up, so matches ending there still meet them.
   const auto& standing = tree_.node(id).allocations;
   const std::vector<AllocationId> holders(standing.begin(), standing.end());
   for (const AllocationId holder : holders) {

@@ -29,17 +29,17 @@ class Inserter {
         interior_(interior),
         reports_(reports) {}
 
-  // Ensure that the tree holds [0, end) of the allocation's tokens. Returns the node whose edge
-  // holds `end`. REQUIRES: end is whole pages, at or beyond the allocation's position.
+  // Ensure the tree holds [0, end) of the allocation's tokens. Returns the node whose edge holds
+  // `end`. REQUIRES: end is whole pages, at or beyond the allocation's position.
   NodeId insert_path(Allocation& allocation, std::int64_t end, Tick now);
-  // Insert the state at its boundary, with a tail if that is inside a page. The slot becomes the
-  // tree's, or free if the same state exists. Returns the node that ends at the last whole page.
-  // REQUIRES: the node's edge holds that end; the slot is the allocation's.
+  // Insert the state at its boundary, with a tail if the boundary is inside a page. The slot
+  // becomes the tree's, or free if the same state exists. Returns the node ending at the last whole
+  // page. REQUIRES: the node's edge holds this end; the slot is the allocation's.
   NodeId insert_state(Allocation& allocation, NodeId node, SlotId slot, const InsertedState& state,
                       Tick now);
-  // Insert a state inside a page that the allocation will still write: its tail gets a page of its
-  // own. Otherwise as insert_state(). Returns the node, and the taken page, whose KV is still
-  // missing. REQUIRES: a page is free.
+  // Insert a state inside a page still to be written by the allocation: its tail gets a page of its
+  // own. Otherwise as insert_state(). Returns the node, and the taken page, still without KV.
+  // REQUIRES: a page is free.
   std::pair<NodeId, std::optional<PageId>> insert_midway(Allocation& allocation, NodeId node,
                                                          SlotId slot, const InsertedState& state,
                                                          Tick now);
@@ -53,12 +53,12 @@ class Inserter {
                              const Birth& birth, Tick now);
   StateKey insert_tail(Allocation& allocation, const Node& host, SlotId slot, const Birth& birth,
                        Tick now);
-  // Return an equal existing tail, which replaces the one to be inserted; the slot is then free.
+  // Return an equal existing tail to use instead of the new one; the slot is then free.
   std::optional<StateKey> standing_tail(const Node& host, Tokens tokens, SlotId slot, Tick now);
   // Give the allocation's page and the slot to a new tail.
   StateKey attach_tail(const Node& host, Tokens tokens, PageId page, SlotId slot,
                        const Birth& birth, Tick now);
-  // Return the node that ends at the last whole page before the state. REQUIRES: as insert_state().
+  // Return the node ending at the last whole page before the state. REQUIRES: as insert_state().
   NodeId host_of(NodeId node, std::int64_t boundary, Tick now);
   void report(Allocation& allocation, const StateKey& key, const InsertedState& state);
 

@@ -29,7 +29,7 @@ std::unique_ptr<EvictionPolicy> relayed(const CacheConfig& config,
   return made;
 }
 
-// Return the match of a request that starts from nothing.
+// Return the match of a request without any cached part.
 Match from_nothing(Match match) {
   match.miss_reasons.checkpoint_evicted += match.usable_tokens;
   match.usable_tokens = 0;
@@ -158,8 +158,8 @@ std::optional<AllocationId> PrefixCache::allocate(Tokens prompt, std::string_vie
   if (tiers_ && terms.load_wait) choose_load(found, terms, plan);
   const auto left = interior_.left_prompt(found);
   auto id = admit(prompt, salt, terms, plan);
-  // A source checkpoint and scattered pages take room of their own. If they can never fit beside
-  // the request, it starts from nothing instead of waiting for ever.
+  // A source checkpoint and scattered pages take extra memory. If they can never fit beside the
+  // request, it starts without a cached part instead of waiting for ever.
   if (!id && !admission_.fits_alone(terms, plan)) {
     plan = AdmissionPlan{.match = from_nothing(found.match)};
     id = admit(prompt, salt, terms, plan);
@@ -401,7 +401,7 @@ std::optional<std::pair<PageId, PageId>> PrefixCache::insert_midway(
     ++clock_;
     ++room_version_;
     Position place = cover_path(allocation, boundary / kPageTokens * kPageTokens);
-    // The allocation keeps its path, whatever is evicted for the page.
+    // The allocation keeps its path, even if the page needed an eviction.
     if (place.depth >= allocation.standing.depth) stand_at(allocation, place);
     allocation.count_shared_pages();
     if (!reclaimer_.make_room(1, 0, id, clock_)) {

@@ -1,13 +1,14 @@
 // Logical side of the prefix cache: owners of pages and slots, and their prefixes.
 //
-// Thread rule: single-threaded, owned by the engine loop. No locks, no wall clock, no globals.
+// Thread rule: single-threaded, owned by the engine loop. It uses no locks, no wall clock and no
+// globals.
 //
 // Invariants, all checked by check_integrity():
 //
 //  1. free + working + tree + granted + quarantined == total, for slots, pages and slabs; no id is
 //     in two places; pinned is a count on tree items.
 //  2. Every checkpoint reachable from the tree holds the state of exactly the tokens on its path.
-//     It stays at its boundary, whatever splits around it.
+//     It stays at its boundary when nodes around it are split.
 //  3. A node, page or checkpoint under an allocation is never evicted. Evicting a checkpoint frees
 //     no KV. KV below the last checkpoint of a path goes first.
 //  4. match() changes nothing. allocate() takes all it needs or nothing. Nothing asserts when a
@@ -29,8 +30,11 @@
 //      allocation waits for one.
 //  12. Transfers end by calls: 5 holds with tiers too.
 //
-// Cost: match O(tokens) of memory compare cold, O(new tokens) through a cursor; allocate and
-// release O(pages of the allocation); insert O(new pages); an eviction O(log n).
+// Costs:
+// - match: O(tokens) of memory compare cold, O(new tokens) through a cursor
+// - allocate and release: O(pages of the allocation)
+// - insert: O(new pages)
+// - an eviction: O(log n)
 #pragma once
 
 #include <cstdint>
@@ -62,11 +66,11 @@
 namespace tasuki::cache {
 
 // Owns and joins allocator, radix tree, allocations, cursors and quarantines. Holds ids, never
-// memory. Every method throws InvalidArgument on an id that is not alive; nothing has changed when
-// one throws.
+// memory. Every method throws InvalidArgument on an id not alive. Nothing has changed when one
+// throws.
 class PrefixCache {
  public:
-  // make_prefix_cache() chooses the configured policy. trials: of kAuto, with a policy that can act
+  // make_prefix_cache() chooses the configured policy. trials: for kAuto, with a policy able to act
   // as the best one.
   PrefixCache(const CacheConfig& config, std::unique_ptr<EvictionPolicy> policy,
               std::unique_ptr<PolicyTrials> trials = nullptr);
@@ -79,31 +83,32 @@ class PrefixCache {
   Match match(Tokens prompt, std::string_view salt, std::optional<CursorId> cursor) const;
   std::int64_t capacity_tokens(std::int64_t working_slots) const;
   CacheStats stats() const;
-  // Return a number that changes when a refused allocation might succeed: after an insertion,
-  // release or eviction. While it is unchanged a retry repeats the refusal.
+  // Return a number to compare before a retry: it changes after an insertion, release or eviction.
+  // While it is unchanged, a retry of a refused allocation repeats the refusal.
   std::uint64_t room_version() const {
     return room_version_ + static_cast<std::uint64_t>(reclaimer_.log().count());
   }
   const Allocation& allocation(AllocationId id) const { return allocations_.at(id); }
   void check_integrity() const;
 
-  // Return the policy that chooses victims now; for kAuto the best one.
+  // Return the policy in use now; for kAuto the best one.
   PolicyKind policy() const { return trials_ ? trials_->best() : config_.policy; }
 
   // Set the time for a learning policy, in milliseconds from any origin. Earlier times are ignored.
   // Without a call a second passes with every request.
   void advance_to(std::int64_t now_ms);
 
-  // Sessions. A cursor vouches that its prompts extend the tokens inserted under it: only the page
-  // before its place is compared again.
+  // Sessions. A cursor vouches for its prompts: they extend the tokens inserted under it. So only
+  // the page before its place is compared again.
   CursorId open_cursor(std::string_view salt) { return cursors_.open(salt); }
   CursorId fork_cursor(CursorId cursor) { return cursors_.fork(cursor); }
   void close_cursor(CursorId cursor);
 
-  // Do. nullopt: it will fit once others release. ImpossibleRequest: it never will.
+  // Allocate for the prompt. nullopt: it will fit once others release. ImpossibleRequest: it never
+  // will.
   std::optional<AllocationId> allocate(Tokens prompt, std::string_view salt,
                                        const AllocationTerms& terms);
-  // To be written by a remote sender.
+  // Allocate pages and slots for a remote sender to write.
   std::optional<AllocationId> allocate_to_receive(Tokens prompt, std::string_view salt,
                                                   const AllocationTerms& terms);
   // Pin the usable part of the prompt for a reader. Takes no page and no slot, and counts as no
@@ -114,17 +119,17 @@ class PrefixCache {
   // Take a slot for a checkpoint. During a load it serves the forward behind the load, and goes
   // with the allocation, into quarantine too.
   std::optional<SlotId> take_checkpoint_slot(AllocationId id);
-  // Insert KV, and a state, up to `boundary`. REQUIRES: boundary <= tokens and capacity; slot is a
-  // working or destination slot of the allocation with exactly the state after `boundary` tokens;
-  // inside a page a slot is needed. ENSURES: the slot is the tree's, or free if the same checkpoint
-  // exists. `hint`: meaning of the answer's end; also kept for the prompt's end.
+  // Insert KV, and a state, up to `boundary`. REQUIRES: boundary <= tokens and capacity. The slot
+  // is a working or destination slot of the allocation, with exactly the state after `boundary`
+  // tokens. Inside a page a slot is needed. ENSURES: the slot is the tree's, or free if the same
+  // checkpoint exists. `hint`: meaning of the answer's end; also kept for the prompt's end.
   void insert(AllocationId id, std::int64_t boundary, std::optional<SlotId> slot,
               CheckpointKind kind, TurnHint hint = TurnHint::kUnknown);
   // Insert a state in the middle of the allocation; otherwise as insert(). Inside a page its tail
   // gets a page of its own. Returns the source and target page of the KV to copy before any read.
   // nullopt: no copy; without a free page the slot is free and no state is kept. A message's end
-  // replaces the one that the allocation started from, if the page before that one has a state or
-  // can have none.
+  // replaces the start state if that is an earlier message's end. The page before that one must
+  // have a state, or be unable to have one.
   std::optional<std::pair<PageId, PageId>> insert_midway(AllocationId id, std::int64_t boundary,
                                                          SlotId slot, CheckpointKind kind,
                                                          TurnHint hint = TurnHint::kUnknown);
@@ -138,11 +143,11 @@ class PrefixCache {
   // Return the label of a running write of next_write(). Throws InvalidArgument for any other, and
   // after its source went.
   WriteLabel label_of(TransferId write) const;
-  // Add a state and its KV that a tier kept over a restart. Returns false if one of its ids is
-  // taken, or it exists already. Throws InvalidArgument if the counts do not fit, or after the
-  // first request.
+  // Add a state and its KV kept by a tier over a restart. Returns false if one of its ids is taken,
+  // or it exists already. Throws InvalidArgument if the counts do not fit, or after the first
+  // request.
   bool restore(TierId tier, const KeptState& kept);
-  // Add a state and its KV that another node wrote to a tier; the tier has ids for them from now
+  // Add a state and its KV written to a tier by another node; the tier has ids for them from now
   // on. nullopt: no room, it exists already, or its KV is being written. Throws InvalidArgument
   // without tokens or for an unknown tier.
   std::optional<AdoptedState> adopt(TierId tier, std::string_view salt, Tokens tokens,
@@ -153,7 +158,7 @@ class PrefixCache {
 
   // Hand-over.
   void grant(AllocationId id);
-  // Every window has landed and was verified: granted becomes working again.
+  // Every layer chunk has arrived and was verified: granted becomes working again.
   void accept_received(AllocationId id);
   QuarantineId quarantine(AllocationId id);
   void free_quarantined(QuarantineId id);
@@ -168,7 +173,7 @@ class PrefixCache {
   // Return a view of the tree. It changes no decision. From the first call until long after the
   // last, every change counts its ancestors. See view_tree().
   std::optional<TreeView> view(std::optional<NodeName> under, std::int64_t limit);
-  // Return the deepest node with KV of the tokens; nullopt: none under that salt.
+  // Return the deepest node with KV of the tokens; nullopt: none under this salt.
   std::optional<NodeName> node_at(Tokens tokens, std::string_view salt) const;
   // Return existing states, the most valuable first, with their tokens: see requests/held_states.h.
   std::vector<HeldState> most_valuable(std::int64_t limit) const;
@@ -192,12 +197,12 @@ class PrefixCache {
   // Give the allocation's tokens up to `whole` to the tree. Returns their end. REQUIRES: whole
   // pages.
   Position cover_path(Allocation& allocation, std::int64_t whole);
-  // Drop the message's end that the allocation started from, if another one replaces it.
+  // Drop the message's end used as the allocation's start, if another one replaces it.
   void replace_source(Allocation& allocation) const;
   void stand_at(Allocation& allocation, Position place);
   // Give all ids of a grant to the new owner.
   void hand_over(const Allocation& allocation, Owner from, Owner to);
-  // Unpins it and forgets it; its own pages and working slots are others' already.
+  // Unpin the allocation and forget it. Its own pages and working slots already have other owners.
   void end(const Allocation& allocation);
   // Plan the load with the earliest end of the prompt, if one is faster than no load.
   void choose_load(Found& found, const AllocationTerms& terms, AdmissionPlan& plan) const;

@@ -1,4 +1,4 @@
-// Reclaiming of memory: evictions, and moved pages that empty a slab.
+// Reclaiming of memory: evictions, and moves of pages to empty a slab.
 #pragma once
 
 #include <cstdint>
@@ -29,11 +29,11 @@ class Reclaimer {
             TreeObservers& observers)
       : config_(config), allocator_(allocator), tree_(tree), tiers_(tiers), observers_(observers) {}
 
-  // Evict for the allocation until so much fits. Returns false, with nothing evicted, if it cannot.
+  // Evict for the allocation until it fits. Returns false, with nothing evicted, if it cannot fit.
   bool make_room(std::int64_t pages, std::int64_t slots, AllocationId allocation, Tick now);
   // Evict all unpinned entries.
   void evict_all(Tick now);
-  // Drop an unpinned state that another one has replaced. This is no eviction, because no room was
+  // Drop an unpinned state replaced by another one. This is no eviction, because no room was
   // needed. REQUIRES: its node is alive.
   void drop(const StateKey& state, Tick now);
 
@@ -48,13 +48,13 @@ class Reclaimer {
  private:
   // Return true if evicting all unpinned entries would make room.
   bool reclaimable(std::int64_t pages, std::int64_t slots) const;
-  // Return true if all of its pages are the tree's and unpinned.
+  // Return true if all pages of the slab are the tree's and unpinned.
   bool is_emptiable(std::int64_t slab) const;
   std::int64_t emptiable_slabs() const;
   void evict(const EvictionItem& item, std::optional<AllocationId> allocation, Tick now);
   // Take the item out of the tree and return its ids to the allocator. Returns the freed ids.
   Freed take_out(const EvictionItem& item, Tick now);
-  // For the log; before it is evicted.
+  // Return the entry for the log. Call it before the eviction.
   Eviction described(const EvictionItem& item, std::optional<AllocationId> allocation) const;
   // Move the pages of one slab into gaps of others. Returns false if no slab can be emptied.
   bool empty_a_slab();

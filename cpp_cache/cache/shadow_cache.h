@@ -9,8 +9,8 @@
 
 namespace tasuki::cache {
 
-// Owns a cache of its own. Each request is served as the real one: with the same inserted states,
-// and those for KV without a state here.
+// Owns a cache of its own. It serves each request like the real cache: with the same inserted
+// states, and states for KV without one here.
 class ShadowCache final : public Shadow {
  public:
   ShadowCache(const CacheConfig& config, std::unique_ptr<EvictionPolicy> policy)

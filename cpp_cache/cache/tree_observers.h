@@ -10,8 +10,8 @@
 
 namespace tasuki::cache {
 
-// Owns the journal of events and the census. Callers that change the tree call these. They cost
-// nothing without a watcher or a view.
+// Owns the journal of events and the census. Callers report changes of the tree here. Costs nothing
+// without a watcher or a view.
 class TreeObservers {
  public:
   explicit TreeObservers(const RadixTree& tree) : tree_(tree), journal_(tree), census_(tree) {}
@@ -19,8 +19,8 @@ class TreeObservers {
   EventJournal& journal() { return journal_; }
   TreeCensus& census() { return census_; }
 
-  // Called after the tree changed: pages of `node` from token `start` on got KV. For event watchers
-  // a prefix in a tier has never gone.
+  // Call this after pages of `node` from token `start` on got KV. For event watchers a prefix in a
+  // tier was never removed.
   void stored(NodeId node, std::int64_t start) {
     if (tree_.node(node).kv_below == 0) journal_.stored(node, start);
     census_.stored(node, start);

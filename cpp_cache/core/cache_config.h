@@ -1,4 +1,4 @@
-// The shape of the arena as the cache sees it, and how it evicts: counts, never bytes.
+// Shape of the arena in the cache, and its eviction: counts, never bytes.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ std::optional<PolicyKind> policy_named(std::string_view name);
 std::string_view name_of(PolicyKind policy);
 
 // Time at which a tier writes its entries to the next one. kAhead: as soon as there is nothing else
-// to write, and without dropping them, so that a restart finds them.
+// to write. Nothing is dropped then, and a restart finds the copies.
 enum class Filling : std::uint8_t { kAsDropped, kAhead };
 
 // nullopt: unknown name.
@@ -38,7 +38,7 @@ struct TierConfig {
   Filling filling = Filling::kAsDropped;  // from the tier above
 };
 
-// Return the tiers larger than a place of so many slabs. Only they keep evicted entries longer than
+// Return the tiers larger than a place of `slabs` slabs. Only they keep evicted entries longer than
 // that place would have.
 TierBits shelters_of(std::span<const TierConfig> tiers, std::int64_t slabs);
 
@@ -52,7 +52,7 @@ struct CacheConfig {
   // Prefill cost of a token per earlier token; the token alone costs 1.
   double attention_cost = 0;
   std::vector<TierConfig> tiers{};  // nearest first; empty: evicted entries are lost
-  // Processes that acknowledge each transfer: each holds a part of every page.
+  // Number of processes to acknowledge each transfer: each holds a part of every page.
   std::int32_t ranks = 1;
 
   // Throws InvalidArgument with the name of the impossible field.

@@ -8,7 +8,7 @@ namespace tasuki::cache {
 std::int64_t common_tokens(Tokens left, Tokens right) {
   const std::size_t limit = std::min(left.size(), right.size());
   if (limit == 0 || left[0] != right[0]) return 0;
-  // memcmp is the fastest answer to the usual question, "is all of it equal?".
+  // memcmp answers the usual question, "is all of it equal?", fastest.
   if (std::memcmp(left.data(), right.data(), limit * sizeof(Token)) == 0) {
     return static_cast<std::int64_t>(limit);
   }

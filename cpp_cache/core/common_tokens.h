@@ -1,4 +1,4 @@
-// How much of two runs is the same.
+// Length of the common start of two runs.
 #pragma once
 
 #include <cstdint>

@@ -11,8 +11,8 @@
 
 namespace tasuki::cache {
 
-enum class PageId : std::int32_t {};        // slab * blocks_per_slab + k
-enum class SlotId : std::int32_t {};        // its slab
+enum class PageId : std::int32_t {};        // slab * blocks_per_slab + index in the slab
+enum class SlotId : std::int32_t {};        // number of its slab
 enum class NodeId : std::int32_t {};        // reused after a node is dropped: see Node::serial
 enum class TailId : std::int64_t {};        // never reused
 enum class AllocationId : std::int64_t {};  // never reused
@@ -27,8 +27,8 @@ constexpr std::underlying_type_t<Id> raw(Id id) {
   return static_cast<std::underlying_type_t<Id>>(id);
 }
 
-// A state's name: of the one at the end of `node`, or at the end of one of its tails. Stable from
-// birth until its ghost is forgotten.
+// Name of a state at the end of `node`, or at the end of one of its tails. Stable from birth until
+// its ghost is forgotten.
 struct StateKey {
   NodeId node;
   std::optional<TailId> tail;
@@ -38,7 +38,7 @@ struct StateKey {
 
 using Token = std::int32_t;
 using Tokens = std::span<const Token>;
-using Tick = std::uint64_t;     // of the logical clock: one a mutating call
+using Tick = std::uint64_t;     // time on the logical clock: one tick per mutating call
 using TierBits = std::uint8_t;  // a set of tiers
 
 inline constexpr std::int64_t kPageTokens = 64;

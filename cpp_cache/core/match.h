@@ -1,5 +1,4 @@
-// The answer to "how much of this prompt is cached, and why is the rest not?". Plain values; hold
-// nothing.
+// The cached part of a prompt, and the reasons for the rest. Plain values.
 #pragma once
 
 #include <array>
@@ -14,13 +13,13 @@ namespace tasuki::cache {
 
 // Lost tokens by reason. usable_tokens + sum() == prompt_tokens.
 struct MissReasons {
-  std::int64_t fresh = 0;               // never seen, or forgotten ("new" where C++ has no keyword)
-  std::int64_t never_checkpointed = 0;  // KV stands, no state ever did
+  std::int64_t fresh = 0;               // never seen, or forgotten ("new" is a C++ keyword)
+  std::int64_t never_checkpointed = 0;  // KV exists, but no state ever did
   std::int64_t checkpoint_evicted = 0;  // KV exists, its state was evicted
   std::int64_t kv_evicted = 0;
-  std::int64_t alignment = 0;  // stands, but page granularity or the cap at prompt - 1 cuts it
+  std::int64_t alignment = 0;  // exists, but is cut at a page's end or at prompt - 1
   std::int64_t in_flight = 0;  // a live allocation is computing these very tokens
-  std::int64_t below = 0;      // a tier below the arena has what a load would make usable
+  std::int64_t below = 0;      // a load from a tier would make these tokens usable
 
   MissReasons& operator-=(const MissReasons& other) {
     fresh -= other.fresh;
@@ -51,12 +50,12 @@ struct MissReasons {
 // The prompt's deepest evicted state, and its eviction.
 struct EvictedCheckpoint {
   std::int64_t eviction = 0;     // its sequence number
-  std::int64_t boundary = 0;     // tokens that the state covered
+  std::int64_t boundary = 0;     // tokens covered by the state
   std::int64_t pages_since = 0;  // freed by this eviction and all later ones
 };
 
-// A match as if the tree knew whole pages only: equal for any two prompts that agree with the tree
-// in the same whole pages.
+// A match as if the tree knew whole pages only. Two prompts have equal ones if they agree with the
+// tree in the same whole pages.
 struct PageMatch {
   std::int64_t kv_tokens = 0;
   std::int64_t usable_tokens = 0;
@@ -64,14 +63,14 @@ struct PageMatch {
   MissReasons miss_reasons{};
 };
 
-// A state below the arena from which the prompt could resume, after it and the missing KV were
-// loaded, each from the nearest place.
+// A state below the arena usable by the prompt after a load. It and the missing KV are each loaded
+// from the nearest place.
 struct StoredState {
   std::int64_t boundary = 0;
   CheckpointKind kind = CheckpointKind::kTurnEnd;
-  TierId tier{};                                 // that has the state
-  std::array<std::int64_t, kMostTiers> pages{};  // to be loaded, by tier
-  double cost = 0;                               // of the load; prefill of one token is 1
+  TierId tier{};                                 // tier of the state
+  std::array<std::int64_t, kMostTiers> pages{};  // pages to load, by tier
+  double cost = 0;                               // cost of the load; prefill of one token is 1
 };
 
 struct Match {
@@ -82,11 +81,11 @@ struct Match {
   std::optional<std::int64_t> branch_tokens;
   MissReasons miss_reasons;
   PageMatch in_pages{};
-  // Set if its eviction is still remembered.
+  // Set if its eviction is still in the log.
   std::optional<EvictedCheckpoint> evicted{};
   // Deeper than usable_tokens, the deepest first.
   std::vector<StoredState> stored{};
-  // Of an allocation: positions at which states inside a long new prompt would pay. Ascending,
+  // For an allocation: useful positions for states inside a long new prompt. They are ascending and
   // whole pages.
   std::vector<std::int64_t> interior_tokens{};
 };

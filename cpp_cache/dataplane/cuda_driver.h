@@ -9,12 +9,12 @@
 
 namespace tasuki::dataplane {
 
-// Address of memory that a GPU reaches: its own, a peer's, or pinned on the host.
+// Address of memory reached by a GPU: its own, a peer's, or pinned on the host.
 using Address = std::uint64_t;
 using StreamHandle = void*;
 using EventHandle = void*;
 
-// A call of the driver failed; what() has the call and the driver's error name.
+// Failure of a driver call; what() has the call and the driver's error name.
 class CudaError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };

@@ -1,5 +1,5 @@
-// The data plane's objects on a GPU, freed by their owners. They REQUIRE that their context is
-// current when they are made, used and freed.
+// The data plane's objects on a GPU, freed by their owners. REQUIRES: their context is current when
+// they are made, used and freed.
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@
 
 namespace tasuki::dataplane {
 
-// A kernel as Triton compiled it: its handle, and how it wants to be launched.
+// A kernel compiled by Triton: its handle, and its launch parameters.
 struct Kernel {
   std::uint64_t function;
   unsigned warps;
@@ -33,7 +33,7 @@ struct Kernel {
   }
 };
 
-// A stream with high priority that never waits for the default stream.
+// A stream with high priority, never waiting for the default stream.
 class Stream {
  public:
   explicit Stream(const CudaDriver& driver) : driver_(&driver) {
@@ -58,7 +58,7 @@ class Stream {
 
 class Event {
  public:
-  // An event whose waiters sleep.
+  // An event with sleeping waiters.
   explicit Event(const CudaDriver& driver) : driver_(&driver) {
     constexpr unsigned kBlockingWithoutTime = 1 | 2;
     driver.require(driver.event_create(&handle_, kBlockingWithoutTime), "cuEventCreate");
@@ -84,7 +84,7 @@ class Event {
   EventHandle handle_ = nullptr;
 };
 
-// Words that host and GPU reach at one address.
+// Words with one address for host and GPU.
 class PinnedWords {
  public:
   PinnedWords(const CudaDriver& driver, std::size_t count) : driver_(&driver), count_(count) {

@@ -10,7 +10,7 @@ namespace tasuki::dataplane {
 
 namespace {
 
-// Windows of a call: the first of them waits for the last.
+// Layer chunks per call. The first of them waits for the last.
 constexpr std::size_t kMostAtOnce = 64;
 
 }  // namespace
@@ -78,7 +78,7 @@ void DigestQueue::answer(std::vector<std::shared_ptr<AskedDigest>>& batch) {
       batch.front()->done = true;
       return;
     }
-    // A failure of one window affects no other.
+    // A failure of one layer chunk affects no other.
     for (auto& asked : batch) {
       std::vector<std::shared_ptr<AskedDigest>> alone{asked};
       answer(alone);

@@ -1,5 +1,5 @@
-// Queue of digests of windows that leave a GPU's arena, beside their transfers: all waiting ones in
-// one call.
+// Queue of digests of layer chunks sent from a GPU's arena, beside their transfers: all waiting
+// ones in one call.
 #pragma once
 
 #include <atomic>
@@ -17,8 +17,8 @@
 
 namespace tasuki::dataplane {
 
-// A window's digest, now or later. The caller reads value and why once it is done; why: the reason
-// of a failure.
+// Digest of a layer chunk, now or later. The caller reads value and why once it is done. why: the
+// reason of a failure.
 struct AskedDigest {
   digest::WindowPlaces places;
   std::vector<std::int64_t> pages;
@@ -35,7 +35,7 @@ struct AskedDigest {
 };
 
 // Owns a thread and its requests. Knows no rooms and no peers. Any thread asks. Invariants: each
-// request is answered, also by the end of the queue; a window without a digest fails alone.
+// request is answered, also by the end of the queue. A layer chunk without a digest fails alone.
 class DigestQueue {
  public:
   explicit DigestQueue(std::shared_ptr<GpuDigester> digester);
@@ -46,7 +46,7 @@ class DigestQueue {
   // Ring this bell too from now on, whenever requests are answered.
   void ring_at_answers(std::shared_ptr<const Bell> bell);
 
-  // Its bytes stay as they are until it is done.
+  // Request a digest. The chunk's bytes must stay unchanged until it is done.
   void ask(std::shared_ptr<AskedDigest> asked);
 
  private:

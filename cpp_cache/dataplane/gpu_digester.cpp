@@ -65,7 +65,7 @@ std::vector<std::uint64_t> GpuDigester::digest(const digest::Rows& rows,
   const std::size_t count = rows.offsets.size();
   std::vector<std::uint64_t> digests(windows, 0);
   if (count == 0) return digests;
-  // Even: the kernels are compiled for lines that begin at 16 bytes.
+  // Even, because the kernels are compiled for lines beginning at 16 bytes.
   std::size_t columns = std::max(count, windows);
   columns += columns % 2;
   const std::scoped_lock lock(mutex_);

@@ -1,4 +1,4 @@
-// Digests of windows in a GPU's arena. Kernels: transfer/windows/digest_kernel.py. Definition:
+// Digests of layer chunks in a GPU's arena. Kernels: transfer/windows/digest_kernel.py. Definition:
 // transfer/windows/digest.py.
 #pragma once
 
@@ -23,8 +23,8 @@ struct DigestKernels {
   unsigned parts;
 };
 
-// Owns a stream and the tables of its launches. Knows no peers. Any thread; one at a time. Waits
-// for its own stream only: the caller knows that the windows' writes have ended.
+// Owns a stream and the tables of its launches. Knows no peers. Any thread may call, one at a time.
+// Waits for its own stream only: the caller knows the chunks' writes to have ended.
 class GpuDigester {
  public:
   // words: begin of the arena; keys: for the longest possible row. Throws CudaError.
@@ -34,16 +34,16 @@ class GpuDigester {
   GpuDigester(const GpuDigester&) = delete;
   GpuDigester& operator=(const GpuDigester&) = delete;
 
-  // Block until the GPU has answered: one copy there, two launches, one copy back, whatever the
-  // number of windows. Throws CudaError, and std::out_of_range for an unknown layer. REQUIRES: ids
+  // Block until the GPU has answered. Any number of layer chunks takes one copy there, two launches
+  // and one copy back. Throws CudaError, and std::out_of_range for an unknown layer. REQUIRES: ids
   // are those of the arena.
   std::vector<std::uint64_t> digest(std::span<const digest::WindowPlaces> windows);
 
-  // The same of one window, of rows anywhere in the arena.
+  // Digest one layer chunk with rows anywhere in the arena; otherwise as above.
   std::uint64_t digest(const digest::Rows& rows);
 
  private:
-  // Tables of so many rows.
+  // Make tables of this many rows.
   struct Tables {
     Tables(const CudaDriver& driver, std::size_t most, unsigned parts);
 

@@ -43,7 +43,7 @@ void close_once(int& descriptor) {
 
 std::string why() { return std::generic_category().message(errno); }
 
-// Takes the same time wherever the strings differ.
+// Takes the same time for every place of a difference.
 bool equal(std::string_view a, std::string_view b) {
   if (a.size() != b.size()) return false;
   unsigned char differs = 0;

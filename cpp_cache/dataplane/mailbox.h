@@ -10,18 +10,17 @@
 
 namespace tasuki::dataplane {
 
-// The other end is not there.
+// Error of a writer: no process reads at the other end.
 class MailboxGone : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// The reading end. Owns the socket. Knows no windows and no peers' lives. One thread at a time;
-// nothing blocks. Invariants: a datagram without the mailbox's secret is dropped, because any
-// process of the host can see its name; datagrams of one writer arrive in order, each once.
+// The reading end. Owns the socket. Knows no layer chunks and no peers' lives. One thread at a
+// time; nothing blocks. Invariants: a datagram without the mailbox's secret is dropped, because any
+// process of the host can see its name. Datagrams of one writer arrive in order, each once.
 class Mailbox {
  public:
-  // name: in no file system, so that a killed process leaves nothing behind. Throws
-  // std::system_error.
+  // name: in no file system, so a killed process leaves nothing behind. Throws std::system_error.
   Mailbox(std::string_view name, std::string secret);
   ~Mailbox();
   Mailbox(const Mailbox&) = delete;
@@ -29,15 +28,15 @@ class Mailbox {
 
   static constexpr std::size_t kMostAtOnce = 64;
 
-  // Readable while something has come; -1 once closed.
+  // Descriptor, readable once a datagram has arrived; -1 once closed.
   int descriptor() const { return socket_; }
 
-  // Return the datagrams since the last call, at most kMostAtOnce, so that an endless writer does
-  // not hold its reader. The next call returns the rest.
+  // Return the datagrams since the last call, at most kMostAtOnce, so an endless writer does not
+  // hold its reader. The next call returns the rest.
   std::vector<std::string> read();
   std::uint64_t dropped() const { return dropped_; }
 
-  // Idempotent; writers see it with their next word.
+  // Close the reading end; writers notice it with their next datagram. Idempotent.
   void close();
 
  private:

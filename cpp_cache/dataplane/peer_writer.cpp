@@ -13,12 +13,13 @@ namespace tasuki::dataplane {
 
 namespace {
 
-// More than a chunk's pages in a few layers; rarer, larger windows get a table of their own size.
+// More than the pages of a prefill chunk in a few layers. Rarer, larger layer chunks get a table of
+// their own size.
 constexpr std::size_t kTablePieces = 1024;
 constexpr std::size_t kTables = 16;
-// One window's table and first stores go beside the last ones of the window before.
+// The table and first stores of a layer chunk overlap the last stores of the one before.
 constexpr std::size_t kStreams = 2;
-// A window takes some ten times as long.
+// A layer chunk takes some ten times as long.
 constexpr double kPollSeconds = 20e-6;
 // Delay before the next announcement to a peer with a full mailbox.
 constexpr double kFullSeconds = 1e-3;
@@ -77,7 +78,7 @@ void PeerWriter::ring_at_ends(std::shared_ptr<const Bell> bell) {
   bells_.push_back(std::move(bell));
 }
 
-// A faulty window has ended by then.
+// A faulty layer chunk has ended by then.
 std::shared_ptr<PeerTransfer> PeerWriter::begun(const std::shared_ptr<PeerEndpoint>& endpoint,
                                                 PeerWrite& write) {
   auto transfer = std::make_shared<PeerTransfer>();
@@ -133,7 +134,7 @@ void PeerWriter::cancel(PeerTransfer& transfer) {
   wake_->ring();
 }
 
-// Return true if a tick may have come without a ring.
+// Return true if a tick may have come without a wakeup.
 bool PeerWriter::post_ready() {
   std::vector<Held> ready;
   std::map<std::shared_ptr<StepCounter>, std::int64_t> awaited;
@@ -171,7 +172,7 @@ bool PeerWriter::post_ready() {
 
 void PeerWriter::post_held(std::vector<Held> ready) {
   if (ready.empty()) return;
-  // Before leases are looked at: disconnect() has it for as long as a kernel runs.
+  // Take this lock before the leases are read: disconnect() holds it while a kernel runs.
   const std::scoped_lock turn(launching_);
   std::vector<std::shared_ptr<PeerTransfer>> together;
   std::vector<Piece> pieces;
@@ -203,7 +204,7 @@ void PeerWriter::post_held(std::vector<Held> ready) {
     }
     const bool fits = pieces.size() + held.pieces.size() <= kTablePieces;
     if (!together.empty() && (!fits || together.front()->endpoint != transfer.endpoint)) launch();
-    // Between this and the launch nothing may take time.
+    // No slow work is allowed between this check and the launch.
     if (holding.lease && !holding.lease->holds()) {
       over(transfer, Outcome::kUnleased);
       continue;
@@ -246,7 +247,7 @@ void PeerWriter::launch_together(const PeerEndpoint& endpoint, std::span<const P
                   stream, source_, target.arena, target.gate, target.permission,
                   table->device.address(), static_cast<std::int32_t>(pieces.size()), grid_.turn,
                   reinterpret_cast<Address>(&table->flag()));
-    // From here on it lands, whether or not anything of it is seen.
+    // From here on the bytes arrive, even if no outcome is seen.
     lost = Outcome::kFailed;
     table->event.record(stream);
   } catch (const CudaError& error) {
@@ -276,9 +277,9 @@ std::unique_ptr<PeerWriter::Table> PeerWriter::take(std::size_t pieces) {
   return std::make_unique<Table>(context_->driver(), std::max(kTablePieces, pieces));
 }
 
-// Events are asked for without a context; all else is the posting threads'.
+// Events are queried without a context; all else belongs to the posting threads.
 void PeerWriter::run() {
-  // Makes a short wait as short as requested.
+  // Without this a short wait would take longer than requested.
   prctl(PR_SET_TIMERSLACK, 1000);
   while (true) {
     if (post_ready()) continue;

@@ -1,4 +1,4 @@
-// Writer of windows into a peer GPU's memory: stores, watches and announces them without the
+// Writer of layer chunks into a peer GPU's memory: stores, watches and announces them without the
 // interpreter's lock. See transfer/transports/nvlink/transport.py.
 #pragma once
 
@@ -42,31 +42,31 @@ struct PeerEndpoint {
 
 enum class Outcome {
   kPending,
-  kDone,        // stored, and announced
-  kRefused,     // nothing of it was given to the GPU
-  kCancelled,   // likewise, as was asked
-  kUnleased,    // likewise: the peer's lease had ended
-  kOutside,     // likewise: a piece leaves either side's registered bytes
-  kMisaligned,  // likewise: of a piece
-  kFailed,      // it may have landed, or land
+  kDone,        // stored and announced
+  kRefused,     // not posted to the GPU
+  kCancelled,   // not posted, because it was cancelled
+  kUnleased,    // not posted, because the peer's lease had ended
+  kOutside,     // not posted: a piece leaves either side's registered bytes
+  kMisaligned,  // not posted: a piece is misaligned
+  kFailed,      // may have arrived, or may still arrive
 };
 
-// End of a peer's permission to write. The renewing thread sets it; a poster reads it at that
-// moment.
+// End of a peer's permission to write. The renewing thread sets it; a poster reads it just before
+// posting.
 struct WriteLease {
   std::atomic<double> until = 0;
 
   bool holds() const { return now() <= until; }
 };
 
-// One posted window. The poster reads why and ended_at once it is no longer pending.
+// One posted layer chunk. The poster reads why and ended_at once it is no longer pending.
 struct PeerTransfer {
   std::shared_ptr<PeerEndpoint> endpoint;
   std::string notification;
   std::atomic<Outcome> outcome = Outcome::kPending;
   // Time of its launch; 0 before.
   std::atomic<double> posted_at = 0;
-  // No part of it is to be posted any more, if none was.
+  // Cancel it: if no part was posted, none will be.
   std::atomic<bool> cancelled = false;
   // Digest of its bytes, requested with the post; none if not requested.
   std::shared_ptr<AskedDigest> digest;
@@ -74,7 +74,7 @@ struct PeerTransfer {
   std::string why;
   double ended_at = 0;
 
-  // Give it up: a part that was not posted or announced yet never is.
+  // Give it up: a part not posted or announced yet never is.
   void release() {
     cancelled = true;
     released = true;
@@ -86,14 +86,14 @@ struct PeerWrite {
   std::string notification;
 };
 
-// A window to post when a counter has reached `tick`. digest: requested then.
+// A layer chunk to post when a counter has reached `tick`. digest: requested then.
 struct HeldWrite {
   PeerWrite write;
   std::int64_t tick;
   std::shared_ptr<AskedDigest> digest;
 };
 
-// Common parts of held windows: the counter, the lease checked right before each post, and the
+// Common parts of held layer chunks: the counter, the lease checked right before each post, and the
 // digester.
 struct Holding {
   std::shared_ptr<StepCounter> steps;
@@ -101,22 +101,22 @@ struct Holding {
   std::shared_ptr<DigestQueue> digests;
 };
 
-// How the store kernel is launched.
+// Launch parameters of the store kernel.
 struct StoreGrid {
   unsigned programs;
   std::int32_t turn;
   std::int64_t chunk_bytes;
 };
 
-// Owns streams, tables and a thread that watches windows in flight; owns nothing of the peers. Any
-// thread calls; only disconnect() and stop() wait for the GPU. Windows that fit one table are
-// stored by one launch. Invariants:
-// 1. A notification is sent after the event behind the window's launch has passed. By then every
+// Owns streams, tables and a thread to watch layer chunks in flight; owns nothing of the peers. Any
+// thread calls; only disconnect() and stop() wait for the GPU. One launch stores all chunks fitting
+// one table. Invariants:
+// 1. A notification is sent after the event behind the chunk's launch has passed. By then every
 //    program of it has released its stores at system scope.
-// 2. A window is done only if every program found the peer's gate open.
+// 2. A chunk is done only if every program found the peer's gate open.
 // 3. A table is used again only after its event has passed.
-// 4. A held window is posted only after its tick, while its lease holds, and never after its
-//    cancellation; windows of one tick leave in the order in which they were held.
+// 4. A held chunk is posted only after its tick, while its lease holds, and never after its
+//    cancellation. Chunks of one tick leave in the order in which they were held.
 class PeerWriter {
  public:
   // source, source_bytes: this side's arena. Throws CudaError.
@@ -126,27 +126,27 @@ class PeerWriter {
   PeerWriter(const PeerWriter&) = delete;
   PeerWriter& operator=(const PeerWriter&) = delete;
 
-  // Also ring this from now on, whenever something posted has ended.
+  // Also ring this bell from now on when a posted chunk has ended.
   void ring_at_ends(std::shared_ptr<const Bell> bell);
 
-  // Post windows and return one transfer each, in order; one that could not be posted has ended. No
-  // piece: a notification alone.
+  // Post layer chunks and return one transfer each, in order; a chunk not posted gives an ended
+  // transfer. No segment: a notification alone.
   std::vector<std::shared_ptr<PeerTransfer>> post(const std::shared_ptr<PeerEndpoint>& endpoint,
                                                   std::vector<PeerWrite> writes);
 
-  // The same, but each is posted by the thread here once its tick has come.
+  // Hold the chunks instead: the thread here posts each once its tick has come.
   std::vector<std::shared_ptr<PeerTransfer>> hold(const std::shared_ptr<PeerEndpoint>& endpoint,
                                                   std::vector<HeldWrite> writes,
                                                   const Holding& holding);
-  // Post it no more, if it was not yet.
+  // Cancel the post, if it has not happened yet.
   void cancel(PeerTransfer& transfer);
 
-  // Block until no kernel writes to the peer. Windows without an announcement fail. Idempotent.
-  // Throws CudaError.
+  // Block until no kernel writes to the peer. Layer chunks without an announcement fail.
+  // Idempotent. Throws CudaError.
   void disconnect(PeerEndpoint& endpoint);
 
-  // Block until no window is in flight, or the GPU has failed. Windows that a full mailbox keeps
-  // from their announcement fail. Idempotent.
+  // Block until no layer chunk is in flight, or the GPU has failed. Chunks not announced because of
+  // a full mailbox fail. Idempotent.
   void stop();
 
  private:
@@ -191,11 +191,11 @@ class PeerWriter {
   Address source_;
   std::int64_t source_bytes_;
   std::shared_ptr<Bell> wake_ = std::make_shared<Bell>();
-  // Held while something is posted: streams take turns.
+  // Held during a post, so streams take turns.
   std::mutex launching_;
   std::size_t turn_ = 0;
   std::vector<std::unique_ptr<Stream>> streams_;
-  // Guards all below; never held beside a driver call that could wait.
+  // Guards all below; never held during a driver call that could wait.
   std::mutex mutex_;
   std::vector<std::unique_ptr<Table>> free_;
   // Tables of failed launches: never used again.

@@ -38,7 +38,7 @@ std::int64_t fill_table(std::span<const Piece> pieces, std::int64_t chunk_bytes,
 bool inside(std::span<const Piece> pieces, std::int64_t local_bytes, std::int64_t remote_bytes) {
   return std::ranges::all_of(pieces, [&](const Piece& piece) {
     const auto& [from, to, length] = piece;
-    // Not offset + length > size: near 2^63 that sum wraps around.
+    // Do not test offset + length > size: near 2^63 the sum wraps around.
     return from >= 0 && to >= 0 && length >= 1 && from <= local_bytes - length &&
            to <= remote_bytes - length;
   });

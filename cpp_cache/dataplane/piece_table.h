@@ -1,4 +1,4 @@
-// Table that a launch of the store kernel reads: transfer/transports/nvlink/store_kernel.py.
+// Table read by a launch of the store kernel: transfer/transports/nvlink/store_kernel.py.
 #pragma once
 
 #include <cstddef>
@@ -14,13 +14,13 @@ using digest::Piece;
 // Bytes: offsets and lengths of pieces are multiples of it.
 inline constexpr std::int64_t kAlignment = 16;
 
-// Return the length of the table of that many pieces, in words.
+// Return the length of a table of `pieces` segments, in words.
 std::size_t table_words(std::size_t pieces);
 
 // Write the table: number of chunks of `chunk_bytes`, number of finished programs, padding, then
-// columns: local, remote and length of each piece in units of kAlignment, and the first chunk of
-// each, with the number of chunks behind them. REQUIRES: table has table_words(pieces.size());
-// pieces are multiples of kAlignment.
+// columns. The columns are local, remote and length of each segment in units of kAlignment, and its
+// first chunk. The last column ends with the number of all chunks. REQUIRES: table has
+// table_words(pieces.size()); pieces are multiples of kAlignment.
 std::int64_t fill_table(std::span<const Piece> pieces, std::int64_t chunk_bytes,
                         std::span<std::int64_t> table);
 

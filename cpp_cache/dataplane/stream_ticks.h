@@ -16,14 +16,14 @@
 namespace tasuki::dataplane {
 
 // Owns a thread and events: the thread waits for the event behind each layer's writes and ticks;
-// the forward's thread only records. Knows no layers. One thread calls, the launching one; only the
-// thread here ticks the counter. Invariant: ticks are in the order of the calls, each after the
-// work that was in the stream before its call.
+// the forward's thread only records. Knows no layers. Only the launching thread calls; only the
+// thread here ticks the counter. Invariant: ticks are in the order of the calls. Each comes after
+// the work in the stream before its call.
 class StreamTicks {
  public:
   // Throws CudaError.
   StreamTicks(std::shared_ptr<const CudaContext> context, std::shared_ptr<StepCounter> steps);
-  // Events that have not passed are not ticked any more.
+  // Events still in the stream are not ticked any more.
   ~StreamTicks();
   StreamTicks(const StreamTicks&) = delete;
   StreamTicks& operator=(const StreamTicks&) = delete;

@@ -31,8 +31,8 @@ namespace {
 using WithoutLock = py::call_guard<py::gil_scoped_release>;
 using Words = py::array_t<std::int64_t, py::array::c_style>;
 
-// If the interpreter ends meanwhile, a daemon's thread is unwound at the place of its request for
-// the lock: no destructor may be that place.
+// If the interpreter ends meanwhile, a daemon's thread is unwound while it requests the lock. So it
+// must not request the lock in a destructor.
 template <typename Wait>
 bool waited(const Wait& wait) {
   PyThreadState* const state = PyEval_SaveThread();
@@ -41,8 +41,8 @@ bool waited(const Wait& wait) {
   return answer;
 }
 
-// Destroy the held object without the interpreter's lock, because a thread that it joins may wait
-// for that lock. The last owner may be a thread without the lock.
+// Destroy the held object without the interpreter's lock, because a joined thread may wait for the
+// lock. The last owner may be a thread without the lock.
 template <typename Held>
 struct EndsWithoutLock {
   void operator()(Held* held) const {
@@ -60,7 +60,7 @@ std::unique_ptr<Held, EndsWithoutLock<Held>> made(Arguments&&... arguments) {
 
 StepCounter::Report reported_to(const py::object& report) {
   if (report.is_none()) return {};
-  // Let go of on whichever thread, with the lock.
+  // May be released on any thread, with the lock.
   const std::shared_ptr<py::object> held(new py::object(report), [](py::object* object) {
     const py::gil_scoped_acquire lock;
     delete object;
@@ -125,7 +125,7 @@ std::vector<std::shared_ptr<PeerTransfer>> posted(
   return writer.post(endpoint, std::move(writes));
 }
 
-// pieces, notification, tick, and the window as digests take it
+// pieces, notification, tick, and the layer chunk in the form of digests
 using GivenHeld = std::tuple<Words, py::bytes, std::int64_t, Given>;
 
 std::vector<std::shared_ptr<PeerTransfer>> held(PeerWriter& writer,

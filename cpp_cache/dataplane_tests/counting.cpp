@@ -1,4 +1,4 @@
-// Bells, the step counter, and ticks behind a stream: nothing is slept through.
+// Tests of bells, the step counter, and ticks behind a stream. No wait misses a wakeup.
 #include <doctest/doctest.h>
 #include <poll.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-// Digests of windows on a GPU, equal to those of a CPU.
+// Digests of layer chunks on a GPU, equal to those of a CPU.
 #include <doctest/doctest.h>
 
 #include <span>

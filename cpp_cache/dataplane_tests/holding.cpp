@@ -1,4 +1,4 @@
-// Tests of windows that wait for their ticks.
+// Tests of layer chunks waiting for their ticks.
 #include <doctest/doctest.h>
 
 #include <set>

@@ -1,4 +1,4 @@
-// A GPU in host memory: streams are threads that run their work in order and late, kernels are
+// A GPU in host memory: streams are threads running their work in order and late, kernels are
 // functions. Work is recorded when it is done, as on a GPU, never before.
 #pragma once
 
@@ -95,7 +95,7 @@ struct Event {
   std::atomic<int> passed = 0;
 };
 
-// Stand-in for a compiled kernel: a function that gets its launch's grid and parameters in the
+// Stand-in for a compiled kernel. The function gets its launch's grid and parameters in the
 // stream's turn, and the size of each parameter in bytes.
 struct Kernel {
   void (*function)(unsigned grid_x, unsigned grid_y, void** parameters);

@@ -126,7 +126,7 @@ struct Writing {
   }
 };
 
-// An arena on an imagined GPU as the source of windows, with its digests.
+// An arena on an imagined GPU as the source of layer chunks, with its digests.
 struct Sending : Writing {
   std::vector<std::uint64_t> keys = std::vector<std::uint64_t>(64, 3);
   digest::WindowGeometry geometry{{{{{0, 2, 0}}, {}}}, 2, 2};
@@ -140,7 +140,7 @@ struct Sending : Writing {
 
   Sending() { lease->until = now() + kHang; }
 
-  // Window `number`: one page of 16 bytes.
+  // Layer chunk `number`: one page of 16 bytes.
   HeldWrite window(std::int64_t number, std::int64_t tick, std::int64_t layers = 1) {
     const digest::WindowPlaces places{1, 1, 0, layers, number, {}, std::nullopt};
     return {{{{16 * number, 16 * number, 16}}, std::to_string(number)},

@@ -1,4 +1,4 @@
-// Tests of posted windows: in place before their announcement, each failing alone.
+// Tests of posted layer chunks: in place before their announcement, each failing alone.
 #include <doctest/doctest.h>
 
 #include <ctime>
@@ -35,7 +35,7 @@ TEST_CASE("windows land before they are announced, each once, whatever is posted
   writing.writer->ring_at_ends(bell);
   constexpr int kThreads = 4;
   constexpr int kPosts = 25;
-  // Window n of a peer fills its own 16 bytes of the arena.
+  // Layer chunk n of a peer fills its own 16 bytes of the arena.
   std::atomic<int> next[2] = {0, 0};
   std::vector<std::thread> threads;
   std::mutex mutex;
@@ -188,7 +188,7 @@ TEST_CASE("a peer that does not read costs its writer no core, and does not hold
   });
   CHECK(until([&] { return stopped.load(); }));
   CHECK(posted.back()->outcome == Outcome::kFailed);
-  // End the wait if that was not so.
+  // End the wait if this has not happened.
   peer.mailbox.close();
   stopping.join();
 }
@@ -202,7 +202,7 @@ TEST_CASE("what comes without end is read in parts, in order") {
       if (writer.write(std::to_string(word))) ++word;
     }
   });
-  // During endless writes a reader of everything may never finish.
+  // During endless writes, a reader waiting for the last one may never finish.
   std::size_t read = 0;
   std::size_t longest = 0;
   for (const double began = now(); longest < Mailbox::kMostAtOnce && now() - began < 2;) {

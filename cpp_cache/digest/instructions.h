@@ -1,4 +1,4 @@
-// CPU instructions that multiply words.
+// CPU instructions for multiplying words.
 #pragma once
 
 #include <span>

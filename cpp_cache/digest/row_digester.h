@@ -10,7 +10,8 @@
 
 namespace tasuki::digest {
 
-// One entry a row: offsets and lengths in words of the memory, seeds as bits. Equally long.
+// One entry per row: offsets and lengths in words of the memory, seeds as bits. The spans have
+// equal lengths.
 struct Rows {
   std::span<const std::int64_t> offsets;
   std::span<const std::int64_t> lengths;

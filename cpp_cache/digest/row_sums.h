@@ -9,8 +9,8 @@
 
 namespace tasuki::digest {
 
-// So many rows are read side by side: memory answers several streams faster than one, and a key is
-// loaded once for all of them.
+// Rows read side by side. Memory answers several streams faster than one, and a key is loaded once
+// for all of them.
 inline constexpr std::size_t kRowsTogether = 4;
 
 using RowStarts = std::array<const std::byte*, kRowsTogether>;

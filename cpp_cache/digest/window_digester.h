@@ -1,4 +1,4 @@
-// Digests of windows in an arena: a window's rows and their digest in one call.
+// Digests of layer chunks in an arena: a chunk's rows and their digest in one call.
 // transfer/windows/digest.py has the definition, and the reference (window_rows).
 #pragma once
 
@@ -14,8 +14,8 @@ class WindowDigester {
  public:
   WindowDigester(const RowDigester& rows, WindowGeometry geometry);
 
-  // As RowDigester::digest. Throws std::out_of_range also for an unknown layer. REQUIRES: page and
-  // slot ids are those of an arena.
+  // Digest a layer chunk, as RowDigester::digest. Throws std::out_of_range also for an unknown
+  // layer. REQUIRES: page and slot ids are those of an arena.
   std::uint64_t digest(const WindowPlaces& window) const;
 
  private:

@@ -1,4 +1,4 @@
-// Rows of an arena's words in a window. transfer/windows/digest.py has the definition, and the
+// Rows of an arena's words in a layer chunk. transfer/windows/digest.py has the definition, and the
 // reference (window_rows).
 #pragma once
 
@@ -17,14 +17,14 @@ struct Part {
   std::uint64_t key;
 };
 
-// Parts of one layer that travel with a page, and with a state; either may be empty.
+// Parts of one layer sent with a page, and with a state; either may be empty.
 struct LayerParts {
   std::vector<Part> of_page;
   std::vector<Part> of_slot;
 };
 
 // Layers [first_layer, end_layer); pages[i] holds logical page first_page + i; slot: set if a state
-// travels too.
+// is sent too.
 struct WindowPlaces {
   std::uint64_t room;
   std::uint64_t generation;
@@ -35,7 +35,7 @@ struct WindowPlaces {
   std::optional<std::int64_t> slot;
 };
 
-// Parts of a window in order: one entry per row, offsets and lengths in words, seeds as bits.
+// Parts of a layer chunk in order: one entry per row, offsets and lengths in words, seeds as bits.
 struct RowTable {
   std::vector<std::int64_t> offsets, lengths, seeds;
 };
@@ -49,8 +49,8 @@ struct WindowGeometry {
   // Throws std::out_of_range unless layers [first, end) are among these.
   void check_layers(std::int64_t first, std::int64_t end) const;
 
-  // Append the window's rows to `rows`. Throws std::out_of_range for an unknown layer, before it
-  // adds a row. REQUIRES: page and slot ids are those of an arena.
+  // Append the layer chunk's rows to `rows`. Throws std::out_of_range for an unknown layer, before
+  // it adds a row. REQUIRES: page and slot ids are those of an arena.
   void add_rows(const WindowPlaces& window, RowTable& rows) const;
 };
 

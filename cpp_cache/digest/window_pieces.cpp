@@ -36,7 +36,7 @@ std::vector<Piece> pieces_of(const WindowGeometry& geometry, const WindowCopy& w
     throw std::invalid_argument(std::to_string(window.here.size()) + " pages go to " +
                                 std::to_string(window.there.size()));
   }
-  // Pages of every layer make the same runs, so many bytes further on.
+  // Pages of every layer make the same runs, shifted by a fixed number of bytes.
   const std::vector<Piece> runs = page_runs(geometry, window);
   std::vector<Piece> pieces;
   for (std::int64_t layer = window.first_layer; layer < window.end_layer; ++layer) {

@@ -1,4 +1,4 @@
-// Pieces of a window: bytes of an arena and their places in another of the same geometry.
+// Segments of a layer chunk: bytes of an arena and their places in another of the same geometry.
 // transfer/windows/descriptors.py has the reference (window_pieces).
 #pragma once
 
@@ -19,7 +19,7 @@ struct SlotPair {
   std::int64_t here, there;
 };
 
-// Layers [first_layer, end_layer); pages[i] here goes to there[i]; slots: set if a state travels
+// Layers [first_layer, end_layer); pages[i] here goes to there[i]; slots: set if a state is sent
 // too.
 struct WindowCopy {
   std::int64_t first_layer;
@@ -29,9 +29,9 @@ struct WindowCopy {
   std::optional<SlotPair> slots;
 };
 
-// Return the pieces, layer by layer; pages that are neighbours on both sides are one piece. Throws
-// std::out_of_range for an unknown layer, std::invalid_argument for different numbers of pages.
-// REQUIRES: ids are those of an arena; a page's length is its stride.
+// Return the segments, layer by layer; pages that are neighbours on both sides are one segment.
+// Throws std::out_of_range for an unknown layer, std::invalid_argument for different numbers of
+// pages. REQUIRES: ids are those of an arena; a page's length is its stride.
 std::vector<Piece> pieces_of(const WindowGeometry& geometry, const WindowCopy& window);
 
 }  // namespace tasuki::digest

@@ -1,4 +1,4 @@
-// Events of the tree for watchers. Plain values that outlive it.
+// Events of the tree for watchers. Plain values, valid after the tree's end.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +17,13 @@ enum class EventKind : std::uint8_t {
   kPageRemoved,
   kCheckpointStored,  // a tail's partial page comes and goes with it
   kCheckpointRemoved,
-  kCleared,          // nothing stands any more
-  kCheckpointMoved,  // it stands elsewhere now: a load brings it, or none is needed any more
+  kCleared,          // nothing exists any more
+  kCheckpointMoved,  // it is elsewhere now: a load brings it, or is not needed any more
 };
 
 enum class EventStream : std::uint8_t {
   kAll,
-  kUsable,   // only prefixes with a state, which alone save prefill, and where it is; no pages
+  kUsable,   // only prefixes with a state, and its place, because only they save prefill; no pages
   kSpelled,  // all, and the tokens of each stored page: for routers with their own hashes
 };
 
@@ -32,12 +32,12 @@ std::optional<EventStream> stream_named(std::string_view name);
 std::string_view name_of(EventKind kind);
 
 struct CacheEvent {
-  std::uint64_t sequence;  // number in its stream: 1, 2, 3, ...; in a snapshot the batch's
+  std::uint64_t sequence;  // number in its stream: 1, 2, 3, ...; in a snapshot the batch's number
   EventKind kind;
   std::optional<CheckpointKind> checkpoint{};  // set in kCheckpointStored
-  std::int64_t tokens = 0;                     // the prefix's, from the start
+  std::int64_t tokens = 0;                     // tokens of the prefix, from the start
   PrefixHash prefix{};
-  PrefixHash parent{};  // the whole pages before the prefix's last page or part of one
+  PrefixHash parent{};  // prefix of the whole pages before the last page or partial page
   PrefixHash root{};    // the empty prefix: names the namespace, and reveals nothing of its salt
   // In kCheckpointStored and kCheckpointMoved: the nearest place, 0 for the arena, then the tiers.
   std::uint8_t place = 0;
@@ -50,11 +50,11 @@ struct EventGap {
   std::uint64_t resync_from;
 };
 
-// The changes since the last batch, in order, or a snapshot: the whole tree as *_stored events,
-// parents first, which replaces the watcher's state. The first batch is a snapshot, and so is one
-// with a gap.
+// The changes since the last batch, in order, or a snapshot. A snapshot is the whole tree as
+// *_stored events, parents first, and replaces the watcher's state. The first batch is a snapshot,
+// and so is one with a gap.
 struct EventBatch {
-  std::uint64_t sequence = 0;  // every change up to it is reported
+  std::uint64_t sequence = 0;  // number of the last reported change
   bool is_snapshot = false;
   std::optional<EventGap> gap{};
   std::vector<CacheEvent> events{};

@@ -17,21 +17,21 @@ namespace tasuki::cache {
 // Hashes nothing without a watcher. Does not know allocations or ids of pages and slots. Thread
 // rule: single-threaded, as PrefixCache.
 //
-// Invariants: a parent is stored before its child and removed after it; a stored prefix is removed
-// once or cleared; a split or a move is no event. Cost of a change: its tokens.
+// Invariants: a parent is stored before its child and removed after it. A stored prefix is removed
+// once or cleared. A split or a move is no event. Cost of a change: its tokens.
 class EventJournal {
  public:
   explicit EventJournal(const RadixTree& tree) : tree_(tree) {}
 
-  // capacity: events that may wait undrained. REQUIRES: capacity >= 1.
+  // capacity: most undrained events. REQUIRES: capacity >= 1.
   WatchId open(EventStream stream, std::int64_t capacity);
   // Throws InvalidArgument if the watch is not open, as close() does.
   EventBatch drain(WatchId id);
   void close(WatchId id);
   std::int64_t watchers() const { return static_cast<std::int64_t>(watches_.size()); }
 
-  // Called after the tree changed. All cost nothing while nobody watches.
-  // The pages of `node` from `start` on, in tokens, got KV.
+  // Call these after the tree changed. All cost nothing without a watcher. The pages of `node` from
+  // `start` on, in tokens, got KV.
   void stored(NodeId node, std::int64_t start) {
     if (!watches_.empty()) report_stored(node, start);
   }
@@ -41,15 +41,15 @@ class EventJournal {
   void state_stored(const StateKey& state) {
     if (!watches_.empty()) report_state(EventKind::kCheckpointStored, state);
   }
-  // The state stands nearest there from now on, and did not before.
+  // The state's nearest place is `place` from now on, and was another before.
   void state_moved(const StateKey& state, std::uint8_t place) {
     if (!watches_.empty() && !clearing_) report_moved(state, place);
   }
-  // Called before: the tree will not hold the tokens any more.
+  // Call this before the tree drops the tokens.
   void evicting(const EvictionItem& item) {
     if (!watches_.empty() && !clearing_) report_evicted(item);
   }
-  // Between begin and end everything is evicted, as one event.
+  // Everything is evicted between begin and end, as one event.
   void begin_clearing() { clearing_ = true; }
   void end_clearing();
 
@@ -61,7 +61,7 @@ class EventJournal {
     std::optional<std::uint64_t> first_lost{};
     bool needs_snapshot = true;
   };
-  // Hash state from which a node's children continue.
+  // Hash state used to continue with a node's children.
   struct Known {
     PrefixHasher hasher;
     PrefixHash before_end;  // one page up

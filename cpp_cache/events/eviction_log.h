@@ -18,14 +18,14 @@ struct Eviction {
   EvictionKind kind;
   std::optional<CheckpointKind> checkpoint_kind;  // set for a state
   std::int64_t boundary;                          // tokens from the root to its end
-  std::int64_t pages;                             // freed; of a state the pages its slot is worth
-  std::optional<double> score;                    // of a policy that weighs: the least there was
-  std::optional<AllocationId> allocation;         // that needed the room; nullopt: a flush
+  std::int64_t pages;                             // freed pages; for a state, the pages of its slot
+  std::optional<double> score;                    // least score, if the policy weighs
+  std::optional<AllocationId> allocation;         // caller that needed the room; nullopt: a flush
 };
 
 // Owns a bounded memory of decisions. Knows no tokens and no page ids; decides nothing. Invariants:
-// sequences have no gap, and each decision is at its sequence, modulo kRemembered, until a later
-// one takes the place; takers_ names only remembered decisions.
+// sequences have no gap. Each decision is at its sequence, modulo kRemembered, until a later one
+// takes the place. takers_ names only remembered decisions.
 class EvictionLog {
  public:
   static constexpr std::size_t kRemembered = 4096;

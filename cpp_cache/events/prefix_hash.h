@@ -1,4 +1,4 @@
-// Names of prefixes that reveal nothing of their tokens without the salt.
+// Names of prefixes. Without the salt they reveal nothing of the tokens.
 #pragma once
 
 #include <array>

@@ -88,8 +88,8 @@ void FleetIndex::forget(FleetNode node) {
 
 struct FleetIndex::Named {
   PrefixHasher hasher;
-  Tokens usable;                  // but for the one that is computed in any case
-  std::vector<PrefixHash> pages;  // by whole pages, from none on
+  Tokens usable;                  // all but the last token, always computed
+  std::vector<PrefixHash> pages;  // names by number of whole pages, from 0 on
 
   Named(Tokens prompt, std::string_view salt)
       : hasher(salt), usable(prompt.first(prompt.size() - 1)), pages{hasher.root()} {

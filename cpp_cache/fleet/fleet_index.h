@@ -15,13 +15,13 @@ namespace tasuki::cache {
 
 enum class FleetNode : std::uint16_t {};  // a number given by the caller
 
-// A node and how many tokens of a prompt it would not compute.
+// A node, and the number of a prompt's tokens it need not compute.
 struct Holder {
   FleetNode node;
   std::int64_t tokens;
 };
 
-// How a prompt begins: its first `tokens` tokens have this name.
+// A prefix of a prompt: its first `tokens` tokens have this name.
 struct Beginning {
   std::int64_t tokens;
   std::uint64_t name;
@@ -34,14 +34,14 @@ struct LookUp {
 };
 
 // Owns names of prefixes, never tokens: about 70 bytes per checkpoint. A prompt is looked up from
-// its deep end, one probe per page, in all nodes at once. The answer is a hint: a name is kept as
-// 64 of its 128 bits, the part inside a page as 24, so an answer may be wrong once in 2^24.
+// its deep end, one probe per page, in all nodes at once. The answer is a hint. A name is kept as
+// 64 of its 128 bits, the part inside a page as 24. So an answer may be wrong once in 2^24.
 //
 // Invariants:
 // 1. A checkpoint is listed under the whole pages before its end, once per node.
 // 2. A list is not empty: the last holder takes it along.
-// 3. A node has at most kMostOfAPlace entries in a list, so that lists stay short enough for a
-//    linear search.
+// 3. A node has at most kMostOfAPlace entries in a list, so lists stay short enough for a linear
+//    search.
 class FleetIndex {
  public:
   static constexpr std::size_t kMostOfAPlace = 64;
@@ -56,14 +56,14 @@ class FleetIndex {
   // Forget all names of one node. Visits all entries: 20 ms at a million checkpoints.
   void forget(FleetNode node);
 
-  // Return the holders, and the prompt's beginnings: at each 512 tokens and, from 8K on, each
-  // eighth of the depth more, up to 32K, the last token left out. At most 40.
+  // Return the holders, and at most 40 of the prompt's prefixes, without the last token. They end
+  // at each 512 tokens and, from 8K on, at each eighth of the depth more, up to 32K.
   LookUp look_up(Tokens prompt, std::string_view salt, std::size_t enough,
                  std::uint64_t seed) const;
 
   // Return the deepest holders of a prefix of the prompt, deepest first, each node once, until
   // there are `enough` of them. One token is left to compute. `seed` orders holders of equal depth,
-  // so that a prefix common to all burdens all nodes.
+  // so a prefix common to all burdens all nodes.
   std::vector<Holder> holders(Tokens prompt, std::string_view salt, std::size_t enough,
                               std::uint64_t seed) const {
     return look_up(prompt, salt, enough, seed).holders;

@@ -8,7 +8,8 @@ namespace tasuki::cache {
 
 namespace {
 
-// FNV-1a over words in four independent lanes, finished so that low bits depend on all tokens.
+// FNV-1a over words in four independent streams. The finish makes the low bits depend on all
+// tokens.
 std::uint64_t hash_of(Tokens page) {
   constexpr std::uint64_t kPrime = 0x100000001b3ULL;
   std::uint64_t lanes[4] = {0xcbf29ce484222325ULL, 0x84222325cbf29ce4ULL, 0x9ce484222325cbf2ULL,
@@ -23,7 +24,7 @@ std::uint64_t hash_of(Tokens page) {
   return hash ^ (hash >> 32);
 }
 
-// Above it runs without a gap grow long; below a quarter a walk would be over gaps.
+// Above this load, runs without a gap grow long. Below a quarter, a walk would be over gaps.
 bool is_full(std::uint32_t size, std::uint32_t homes) { return size > homes - homes / 8; }
 bool is_sparse(std::uint32_t size, std::uint32_t homes) { return homes > 8 && size < homes / 4; }
 std::uint32_t homes_for(std::uint32_t size) { return size + size / 2; }
@@ -76,7 +77,7 @@ void ChildList::insert(NodeId child, std::uint64_t hash) {
   auto* gap = place;
   while (gap != stop() && gap->taken != 0) ++gap;
   if (gap == stop()) {
-    // Behind the last home too many were pushed on.
+    // Too many entries were pushed behind the last home.
     rebuild(head_->homes);
     insert(child, hash);
     return;

@@ -29,13 +29,13 @@ struct ChildEntry {
 // Owns the entries, in one piece of memory with their counts. Costs one pointer while it is empty.
 // Several entries may have one hash. Iterators are invalid after any change.
 //
-// A hash table with the order of a list. An entry's home is its hash's position in an exactly even
-// spread, so homes ascend as hashes do, and entries are in order.
+// This is a hash table with the order of a list. An entry's home is its hash's position in an
+// exactly even spread. So homes ascend as hashes do, and entries are in order.
 //
-// Invariants: a walk is in the order of (hash, node); an entry is at its home or behind it without
-// a gap between; at most three of four places are used.
+// Invariants: a walk is in the order of (hash, node). An entry is at its home or behind it without
+// a gap between. At most three of four places are used.
 //
-// Cost: insert, erase and find read the entries of one run without a gap: a few, whatever the
+// Cost: insert, erase and find read the entries of one run without a gap. These are few for any
 // number of children, as long as hashes are spread. The table grows by a third at once.
 class ChildList {
  public:
@@ -56,10 +56,10 @@ class ChildList {
 
   // hash: of the child's first page.
   void insert(NodeId child, std::uint64_t hash);
-  // REQUIRES: the list has the child under that hash.
+  // REQUIRES: the list has the child under this hash.
   void erase(NodeId child, std::uint64_t hash);
 
-  // Return the first child of that hash for which `is_it` holds.
+  // Return the first child of this hash with `is_it(child)`.
   template <typename IsIt>
   std::optional<NodeId> find(std::uint64_t hash, IsIt is_it) const {
     if (!head_) return std::nullopt;
@@ -68,7 +68,7 @@ class ChildList {
     }
     return std::nullopt;
   }
-  // Return the address that a search for that hash reads first; nullptr: none.
+  // Return the first address read by a search for this hash; nullptr: none.
   const void* expected_place(std::uint64_t hash) const {
     return head_ ? places() + home_of(hash) : nullptr;
   }
@@ -98,9 +98,9 @@ class ChildList {
   std::size_t home_of(std::uint64_t hash) const {
     return static_cast<std::size_t>((hash >> 32) * head_->homes >> 32);
   }
-  // Return the first entry of that hash or a higher one, or the gap at its place.
+  // Return the first entry of this hash or a higher one, or the gap at its place.
   const Place* first_from(std::uint64_t hash) const;
-  // Makes so many homes, with room behind them for one entry more at least.
+  // Make `homes` homes, with space behind them for at least one entry more.
   void rebuild(std::uint32_t homes);
   void clear();
 

@@ -1,4 +1,4 @@
-// A vector that costs one pointer while it is empty, for lists absent from most nodes.
+// A vector costing one pointer while it is empty, for lists absent from most nodes.
 #pragma once
 
 #include <algorithm>

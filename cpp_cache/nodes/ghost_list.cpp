@@ -8,7 +8,7 @@ void GhostList::add(const Ghost& ghost, std::int64_t tokens) {
 }
 
 void GhostList::remove(const Ghost& ghost, std::int64_t tokens) {
-  // Nearly always the oldest: no search.
+  // The ghost is nearly always the oldest, so no search is needed.
   const auto at =
       !ghosts_.empty() && *ghosts_.begin() == ghost ? ghosts_.begin() : ghosts_.find(ghost);
   if (at == ghosts_.end()) return;

@@ -18,7 +18,7 @@ struct Ghost {
   auto operator<=>(const Ghost&) const = default;
 };
 
-// Owns the order in which ghosts are forgotten; the ghosts are in the tree. Bounded in number and
+// Owns the order in which ghosts are forgotten; the ghosts are in the tree. Limited in number and
 // in tokens, because a node's run may be long.
 class GhostList {
  public:

@@ -11,14 +11,14 @@
 
 namespace tasuki::cache {
 
-// Owns the nodes in blocks that never move: a step down the tree reads the node without a pointer,
-// and a reference stays valid until the node is dropped. Reuses the ids of dropped nodes; keeps its
-// largest memory. Does not know parents or children.
+// Owns the nodes in blocks that never move. So a step down the tree reads the node without a
+// pointer, and a reference stays valid until the node is dropped. Reuses the ids of dropped nodes;
+// keeps its largest memory. Does not know parents or children.
 class NodePool {
  public:
   const Node& operator[](NodeId id) const { return (*blocks_[block(id)])[place(id)]; }
   Node& operator[](NodeId id) { return (*blocks_[block(id)])[place(id)]; }
-  // Return true if `id` is still the node with that serial.
+  // Return true if `id` is still the node with this serial.
   bool holds(NodeId id, std::uint64_t serial) const { return (*this)[id].serial == serial; }
   // Ids are below it.
   std::size_t size() const { return size_; }

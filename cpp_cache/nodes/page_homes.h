@@ -11,8 +11,8 @@
 
 namespace tasuki::cache {
 
-// Owns a map of page ids to the nodes that hold them, as pages or in a tail. Entries of other pages
-// are stale and never read.
+// Owns a map of page ids to their nodes, with the page in the run or in a tail. Entries of other
+// pages are stale and never read.
 class PageHomes {
  public:
   explicit PageHomes(const CacheConfig& shape);

@@ -1,4 +1,4 @@
-// Trie over short runs of tokens, searched by shared start.
+// Trie over short runs of tokens, searched by common start.
 #pragma once
 
 #include <array>
@@ -21,8 +21,8 @@ namespace tasuki::cache {
 // Invariants: no two runs are equal, and none changes while it is in. A run's bits are, for each
 // token position, one presence bit, then the token from its highest bit down. A fork is at the
 // first bit in which its runs differ; deeper forks are at later bits. So the leaf reached by a
-// run's own bits shares the longest start with it. Of the runs below a fork at a presence bit
-// exactly one ends there: their common start.
+// run's own bits shares the longest start with it. Exactly one of the runs below a fork at a
+// presence bit ends there: their common start.
 //
 // Cost: the forks on one path, about log2 of the runs and never more than their bits; the tokens of
 // one leaf are read.
@@ -37,7 +37,7 @@ class RunTrie {
     return leaf_by(run);
   }
 
-  // Visit the leaves whose run is a prefix of `run`, shortest first.
+  // Visit the leaves with runs that are a prefix of `run`, shortest first.
   template <typename RunOf, typename Visit>
   void for_each_start(Tokens run, RunOf run_of, Visit visit) const {
     if (!body_) return;

@@ -14,18 +14,17 @@
 
 namespace tasuki::cache {
 
-// The state of all GDN layers after exactly `boundary` tokens of its path. Immutable once
-// inserted.
+// The state of all GDN layers after exactly `boundary` tokens of its path. Immutable once inserted.
 struct Checkpoint {
   SlotId slot;
   CheckpointKind kind;
   std::int64_t boundary;
   Tick last_use;
   bool probationary = false;  // see EvictionItem
-  std::int32_t pins = 0;      // allocations that fork from it (of a tail: or whose page it took)
+  std::int32_t pins = 0;      // allocations forked from it, or with its tail's page
 };
 
-// Tiers below the arena that hold a state, with its kind while there are any.
+// Tiers below the arena with a state, and its kind while there are any.
 struct StateBelow {
   TierBits tiers : 4 = 0;
   std::uint8_t kind : 4 = 0;
@@ -55,12 +54,12 @@ struct TailWeighing {
   bool operator==(const TailWeighing&) const = default;
 };
 
-// Owns the tails of one node, ghosts included. Many short answers may end behind one system prompt,
-// so only a walk over all of them costs more than O(log n). Costs one pointer while it is empty. A
+// Owns the tails of one node, ghosts included. Many short answers may end behind one system prompt.
+// So only a walk over all of them costs more than O(log n). Costs one pointer while it is empty. A
 // tail stays at its address until it is dropped.
 //
-// Invariants: no two tails have the same tokens; a tail is found among the resident ones exactly
-// while it is resident; a walk is in the order of ids.
+// Invariants: no two tails have the same tokens. A tail is found among the resident ones exactly
+// while it is resident. A walk is in the order of ids.
 class TailList {
  public:
   using ById = std::map<TailId, Tail>;
@@ -78,7 +77,8 @@ class TailList {
   const Tail* find(Tokens tokens) const;
   // Return the number of tokens at the start of `run` shared with the nearest resident tail.
   std::int64_t common_with(Tokens run) const;
-  // Visit the tails whose tokens are a prefix of `run`: resident ones, then ghosts, shortest first.
+  // Visit the tails with tokens that are a prefix of `run`: resident ones, then ghosts, shortest
+  // first.
   template <typename Visit>
   void for_each_start(Tokens run, Visit visit) const {
     for_each_resident_start(run, visit);
@@ -92,12 +92,12 @@ class TailList {
 
   // REQUIRES: it is resident, younger than all others, and none has its tokens.
   void add(Tail tail);
-  // Add a tail that exists only below the arena. REQUIRES: it is younger than all others, and none
-  // has its tokens.
+  // Add a tail present only below the arena. REQUIRES: it is younger than all others, and none has
+  // its tokens.
   void add_gone(Tail tail);
   // The state of a resident tail. REQUIRES: there is such a tail.
   Checkpoint& state(TailId id) { return *body_->tails.at(id).state; }
-  // REQUIRES: a resident tail has that page.
+  // REQUIRES: a resident tail has the page `from`.
   void move_page(PageId from, PageId to);
   void set_below(TailId id, StateBelow below) { body_->tails.at(id).below = below; }
   // REQUIRES: it is not resident.

@@ -16,11 +16,11 @@ constexpr double kWeight = 1;  // weight of prompts of all lengths, in prompts o
 // A possible place of a state.
 struct Candidate {
   std::int64_t boundary;
-  double chance;  // chance that a request leaves the prompt at or behind it
-  double gain;    // prefill that it would then save
+  double chance;  // chance of a request leaving the prompt at or behind it
+  double gain;    // prefill saved by then
 };
 
-// The best set of places that ends with one candidate.
+// The best set of places ending with one candidate.
 struct Chain {
   double worth = 0;
   std::vector<std::int64_t> boundaries{};
@@ -84,8 +84,8 @@ std::vector<std::int64_t> BranchDepths::points(const LongPrompt& prompt, double 
         (row.left[column] + kWeight * all_.left[column] / all_.prompts) / (row.prompts + kWeight);
     candidates.push_back({boundary, chance, prefill(boundary) - saved});
   }
-  // Shallowest first: a state behind a set adds its saving over the set's deepest, for the requests
-  // that leave behind it.
+  // Shallowest first. A state behind a set adds its saving over the set's deepest state, for the
+  // requests leaving behind it.
   std::ranges::reverse(candidates);
   Chain best;
   std::vector<Chain> chains(candidates.size());

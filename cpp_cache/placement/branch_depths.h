@@ -1,4 +1,4 @@
-// Learnt depths at which requests leave long prompts that were seen once before.
+// Learnt depths at which requests leave long prompts seen once before.
 #pragma once
 
 #include <array>
@@ -10,13 +10,14 @@ namespace tasuki::cache {
 // A prompt before its computation.
 struct LongPrompt {
   std::int64_t tokens;
-  std::int64_t fresh;   // of these, tokens at the end that were never seen
+  std::int64_t fresh;   // unseen tokens at the end
   std::int64_t usable;  // tokens served by an existing state
 };
 
-// Counts long first-seen prompts by length, and for each the distance from its end at which the
-// next request left it, in half octaves. The counts give the most useful places for states inside
-// such a prompt. All counts fade. Does not know tokens, nodes or policies. Deterministic.
+// Counts long first-seen prompts by length. For each it counts the distance from its end to the
+// point left by the next request, in half octaves. The counts give the most useful places for
+// states inside such a prompt. All counts fade. Does not know tokens, nodes or policies.
+// Deterministic.
 class BranchDepths {
  public:
   static constexpr std::size_t kMostPoints = 3;
@@ -38,8 +39,8 @@ class BranchDepths {
   std::vector<std::int64_t> points(const LongPrompt& prompt, double price) const;
 
  private:
-  static constexpr std::size_t kRows = 16;     // of length: octaves
-  static constexpr std::size_t kColumns = 32;  // half octaves of a page, by distance from the end
+  static constexpr std::size_t kRows = 16;     // octaves of length
+  static constexpr std::size_t kColumns = 32;  // half octaves of distance from the end, in pages
 
   struct Row {
     double prompts = 0;

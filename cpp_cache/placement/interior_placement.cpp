@@ -13,8 +13,8 @@ InteriorPlacement::InteriorPlacement(const CacheConfig& config, RadixTree& tree)
 
 std::optional<InteriorPlacement::LeftPrompt> InteriorPlacement::left_prompt(
     const Found& found) const {
-  // Only a request that finds the KV could have used a state in it, and adds to the earnings of
-  // pages.
+  // A request without the KV could not have used a state in it. Only the others add to the earnings
+  // of pages.
   if (!found.known || std::max(found.match.kv_tokens, found.standing) < found.known->depth)
     return std::nullopt;
   const auto tokens = tree_.long_prompt_through(*found.known);

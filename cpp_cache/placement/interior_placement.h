@@ -18,7 +18,7 @@ namespace tasuki::cache {
 // prompts in it.
 class InteriorPlacement {
  public:
-  // Place at which a request leaves the KV of a long prompt.
+  // A request's last common place with the KV of a long prompt.
   struct LeftPrompt {
     std::int64_t tokens;  // length of the whole prompt
     std::int64_t depth;
@@ -26,13 +26,14 @@ class InteriorPlacement {
 
   InteriorPlacement(const CacheConfig& config, RadixTree& tree);
 
-  // Return the long prompt whose KV a request leaves, if any. Call before room is made, because
-  // that may drop nodes.
+  // Return the long prompt left by a request, if it had KV. Call before room is made, because that
+  // may drop nodes.
   std::optional<LeftPrompt> left_prompt(const Found& found) const;
-  // Learn from the prompt that an admitted request left. Returns the places for states in its own
+  // Learn from the prompt left by an admitted request. Returns the places for states in its own
   // first-seen part.
   std::vector<std::int64_t> place(const std::optional<LeftPrompt>& left, const Match& match);
-  // Mark the prompt's end for later prompts. REQUIRES: the allocation inserted it at that node.
+  // Mark the prompt's end for later prompts. REQUIRES: the allocation inserted it at the node
+  // `end`.
   void mark_prompt_end(const Allocation& allocation, const Node& end);
   // Something was evicted: pages have a price from now on.
   void evicted() { earnings_.evicted(); }

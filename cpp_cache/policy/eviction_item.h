@@ -10,7 +10,7 @@
 namespace tasuki::cache {
 
 enum class EvictionKind : std::uint8_t {
-  kLeafPages,   // KV of a node with no state, nothing below: worth nothing to a prefill
+  kLeafPages,   // KV of a node without state or children: it saves no prefill
   kCheckpoint,  // the state at a node's end; its KV stays
   kTail,        // a partial page and its state
 };
@@ -27,9 +27,9 @@ struct EvictionItem {
 
 // Loss and gain of evicting a state.
 struct Worth {
-  double gain = 0;         // prefill of one token is 1: saved over the nearest state above
-  std::int64_t pages = 1;  // freed at once or made worthless; a slot counts as the pages of a slab
-  std::int64_t paths_below = 0;  // of a node: number of paths that lead on from it
+  double gain = 0;               // saved over the nearest state above; prefill of one token is 1
+  std::int64_t pages = 1;        // freed at once or made useless; a slot counts as its slab's pages
+  std::int64_t paths_below = 0;  // for a node: number of paths that go on from it
 };
 
 // Facts about a state at its insertion.

@@ -1,4 +1,4 @@
-// Interface of policies that choose victims.
+// Interface of policies to choose victims.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ class EvictionPolicy {
   virtual void remove(const EvictionItem& item) = 0;
   virtual bool contains(const EvictionItem& item) const = 0;
   virtual std::optional<EvictionItem> victim() const = 0;
-  // Return a listed state's worth per page; nullopt from a policy that only orders.
+  // Return a listed state's worth per page; nullopt from a policy with an order only.
   virtual std::optional<double> score(const EvictionItem& /*item*/) const { return std::nullopt; }
   virtual std::int64_t size() const = 0;
 
@@ -44,7 +44,7 @@ class EvictionPolicy {
   virtual void hinted(const StateKey& /*key*/, TurnHint /*hint*/) {}
   // The path of a dropped state now ends at `heir`, and `heir` waits for the same request.
   virtual void inherited(const StateKey& /*dropped*/, const StateKey& /*heir*/) {}
-  // Return the state that replaced a dropped one after inherited(); else the key itself.
+  // Return the state used instead of a dropped one after inherited(); else the key itself.
   virtual StateKey waiting_for(const StateKey& key) const { return key; }
   virtual void forgotten(const StateKey& /*key*/) {}
   // Return true if the same path got a deeper state since.

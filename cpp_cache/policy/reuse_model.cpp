@@ -8,7 +8,7 @@ namespace tasuki::cache {
 
 namespace {
 
-constexpr double kWeight = 1;     // events that the wider group counts for
+constexpr double kWeight = 1;     // weight of the wider group, in events
 constexpr double kFade = 0.9995;  // factor on all evidence at each learning
 
 double seconds_in(std::int32_t bucket) {

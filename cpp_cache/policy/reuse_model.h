@@ -9,21 +9,21 @@
 
 namespace tasuki::cache {
 
-// Features that distinguish states.
+// Features of a state's class.
 struct ReuseClass {
   CheckpointKind kind;
   TurnHint hint;
   bool superseded;
-  std::int64_t turns;     // 3 stands for more
+  std::int64_t turns;     // 3 means 3 or more
   std::int64_t boundary;  // in tokens
 
   std::int32_t index() const;
 };
 
-// Counts reuses and time at risk by class and age, and turns them into two indices of eviction: the
-// hazard (chance of use in the next moment) and the Gittins index (best ratio, over all times to
-// give up, of the chance of use by then to the time held until then; Gittins 1979). A rare class
-// uses the evidence of its wider groups. All time is injected.
+// Counts reuses and time at risk by class and age, and turns them into two indices of eviction. The
+// hazard is the chance of use in the next moment. The Gittins index (Gittins 1979) compares all
+// times to give up. It is the best ratio of the chance of use by then to the time held until then.
+// A rare class uses the evidence of its wider groups. All time is injected.
 class ReuseModel {
  public:
   static constexpr std::int32_t kClasses = 6 * 3 * 2 * 4 * 4;
@@ -32,7 +32,7 @@ class ReuseModel {
   ReuseModel();
 
   static std::int32_t bucket_of(std::int64_t age_ms);
-  // Return the age at which a state leaves the bucket; none leaves the last.
+  // Return the age at which a state leaves the bucket; no state leaves the last one.
   static std::int64_t end_of(std::int32_t bucket) { return std::int64_t{1000} << bucket; }
 
   // A state is at risk in (group, bucket) from enter to leave.

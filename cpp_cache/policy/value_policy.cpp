@@ -178,7 +178,7 @@ void ValuePolicy::inherited(const StateKey& dropped, const StateKey& heir) {
   if (from == lives_.end() || to == lives_.end()) return;
   Life& life = to->second;
   if (from->second.since_ms < life.since_ms) return;
-  // It goes on waiting for requests that branch off; inheritance does not concern it.
+  // It still waits for requests branching off; inheritance does not concern it.
   if (life.traits.kind == CheckpointKind::kInterior) return;
   if (life.listed) withdraw(heir, life);
   end_risk(life);
@@ -217,7 +217,7 @@ bool ValuePolicy::is_superseded(const StateKey& key) const {
 std::int64_t ValuePolicy::turns(const StateKey& key) const {
   const auto found = lives_.find(key);
   if (found == lives_.end()) return 0;
-  // A prefix shared by many is no evidence about one conversation that starts from it.
+  // A prefix shared by many conversations is no evidence about a single one.
   const ReuseClass& traits = found->second.traits;
   const bool is_shared = traits.kind == CheckpointKind::kBranch ||
                          traits.kind == CheckpointKind::kMark ||

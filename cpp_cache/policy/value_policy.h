@@ -15,13 +15,13 @@
 namespace tasuki::cache {
 
 // Owns the features of every state, evicted ones included, and the model learnt from their lives.
-// States of one class and age share one index and are ordered by gain per byte: a victim is the
-// least of as many heads as there are classes and ages, whatever the tree's size. Deterministic:
-// time is injected, ties are broken by key.
+// States of one class and age share one index and are ordered by gain per byte. A victim is the
+// least of the heads of all classes and ages, at a cost independent of the tree's size.
+// Deterministic: time is injected, ties are broken by key.
 class ValuePolicy final : public EvictionPolicy {
  public:
   ValuePolicy() : indices_(&model_) {}
-  // Use the model of another policy that sees more of the same traffic. REQUIRES: it outlives this.
+  // Use the model of another policy with more of the same traffic. REQUIRES: it outlives this.
   explicit ValuePolicy(const ReuseModel& teacher) : indices_(&teacher) {}
   ValuePolicy(const ValuePolicy&) = delete;
   ValuePolicy& operator=(const ValuePolicy&) = delete;
@@ -80,7 +80,7 @@ class ValuePolicy final : public EvictionPolicy {
   bool by_recency_ = false;
   ReuseModel model_;
   const ReuseModel* indices_;  // model for choosing victims: model_ or a teacher's
-  LruPolicy recency_;          // of every item, so that worthless KV goes by age
+  LruPolicy recency_;          // of every item, so worthless KV goes by age
   std::int64_t worthless_ = 0;
   Lives lives_;
   std::map<StateKey, StateKey> heirs_;  // for states without a life of their own

@@ -18,30 +18,30 @@ enum class AllocationState : std::uint8_t {
   kWorking,
   kGranted,  // a remote sender may write the own pages and working slots
   kClosed,   // a tail took the partial page: only release() may follow
-  kVoid,     // what it was to start from was not loaded: only release() may follow
+  kVoid,     // its starting state was not loaded: only release() may follow
 };
 
-// A state that is being loaded: the request starts from it after the load.
+// A state being loaded: the request starts from it after the load.
 struct PendingLoad {
   TierLoad plan;
   StoredState stored;
 };
 
-// Invariants: pages never change while the allocation lives, they only grow; pages[i] is the tree's
-// or its own, never both, and the first shared_pages are the tree's; the tree keeps every page of
+// Invariants: pages never change while the allocation lives, they only grow. pages[i] is the tree's
+// or its own, never both, and the first shared_pages are the tree's. The tree keeps every page of
 // [0, standing.depth) and every tail in pinned_states for it.
 struct Allocation {
   AllocationId id;
   NodeId root;
   Match match;
   std::int64_t cached_tokens;
-  Position standing;          // where its inserted path ends; it pins standing.node
-  std::int64_t first_kept;    // tokens before it stand in the tree's path alone
+  Position standing;          // end of its inserted path; pins standing.node
+  std::int64_t first_kept;    // earlier tokens are only in the tree's path
   std::vector<Token> kept{};  // tokens from first_kept on
   std::optional<SlotId> cow_source_slot{};
   std::optional<std::pair<PageId, PageId>> tail_copy{};
   std::optional<PageId> source_page{};  // the tail's page, if the state is inside a page
-  std::optional<StateKey> source{};     // the state that it started from
+  std::optional<StateKey> source{};     // state from which it started
   std::vector<StateKey> pinned_states{};
   std::vector<PageId> pages{};
   std::vector<bool> own{};  // by logical page
@@ -49,10 +49,10 @@ struct Allocation {
   std::vector<SlotId> working_slots{};
   std::vector<SlotId> destination_slots{};  // handed out by take_checkpoint_slot
   std::optional<CursorId> cursor{};
-  std::int64_t turns = 0;                  // of its conversation before it, as far as is known
+  std::int64_t turns = 0;                  // known earlier turns of its conversation
   std::optional<StateKey> latest_state{};  // deepest used or inserted state
-  bool is_sampled = false;                 // the policies are tried with it
-  std::vector<InsertedState> inserted{};   // states, in order, if it is sampled
+  bool is_sampled = false;                 // policies are tried with it
+  std::vector<InsertedState> inserted{};   // states, in order, if is_sampled
   std::optional<StateKey> prompt_state{};  // state inserted at its prompt's end
   // End of an earlier message of its conversation; a later one was inserted in its place.
   std::optional<StateKey> replaced_state{};

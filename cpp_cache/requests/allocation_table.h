@@ -10,7 +10,7 @@
 
 namespace tasuki::cache {
 
-// Owns them, and gives ids that are never reused. Errors name calls and objects as Python does: an
+// Owns the allocations, and never reuses an id. Errors name calls and objects as Python does: an
 // allocation.
 class AllocationTable {
  public:

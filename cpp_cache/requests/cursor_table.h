@@ -13,10 +13,10 @@
 
 namespace tasuki::cache {
 
-// Owns the open cursors; reads the tree. A cursor vouches that its prompts extend the tokens
+// Owns the open cursors; reads the tree. A cursor vouches for its prompts: they extend the tokens
 // inserted under it. After its node is gone it has no position. Every method throws InvalidArgument
-// on a cursor that is not open, except move() and end_turn(): a session may be closed while its
-// request runs.
+// on a cursor not open, except move() and end_turn(): a session may be closed while its request
+// runs.
 //
 // Invariant: waiting_ counts the open cursors by the end of their latest turns. Every method costs
 // O(log n) of the open cursors.
@@ -26,12 +26,12 @@ class CursorTable {
 
   CursorId open(std::string_view salt);
   CursorId fork(CursorId id);
-  // Close the cursor. Returns the state at which the session waited, if it exists and no other
-  // session waits there.
+  // Close the cursor. Returns the state at its latest turn's end, if it exists and no other session
+  // waits there.
   std::optional<StateKey> close(CursorId id);
 
-  // Return the position before which the prompt need not be compared, if any: the page before it is
-  // compared. Throws InvalidArgument if the cursor was opened under another salt.
+  // Return the position from which the prompt must be compared, if any. The page before it is
+  // compared too. Throws InvalidArgument if the cursor was opened under another salt.
   std::optional<Position> start_of(CursorId id, Tokens prompt, std::string_view salt) const;
 
   void move(CursorId id, Position place);
@@ -52,7 +52,7 @@ class CursorTable {
   struct Cursor {
     std::string salt;
     std::optional<Position> place{};
-    std::uint64_t serial = 0;      // of place's node
+    std::uint64_t serial = 0;      // serial of place's node
     std::optional<TurnEnd> end{};  // end of its latest turn
   };
 

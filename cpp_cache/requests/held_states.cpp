@@ -11,7 +11,7 @@ struct Ranked {
   HeldState state;
   Tick last_use;
 
-  // Break ties by name, so that equal trees give equal lists.
+  // Break ties by name, so equal trees give equal lists.
   bool operator<(const Ranked& other) const {
     const auto rank = [](const Ranked& each) {
       return std::tuple(each.state.awaited, each.state.value.value_or(0), each.last_use);
@@ -103,7 +103,7 @@ class Lister {
 
   const RadixTree& tree_;
   const CursorTable& cursors_;
-  std::vector<bool> above_state_;  // by node: a state stands below it
+  std::vector<bool> above_state_;  // by node: a state exists below it
   std::vector<Ranked> ranked_;
 };
 

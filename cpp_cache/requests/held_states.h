@@ -15,10 +15,10 @@ namespace tasuki::cache {
 // A state without a running fork. Names it while it exists.
 struct HeldState {
   StateKey key;
-  std::uint64_t serial;         // of its node
-  std::int64_t boundary;        // tokens that it is the state after
+  std::uint64_t serial;         // serial of its node
+  std::int64_t boundary;        // tokens before the state
   bool awaited;                 // an open session's latest turn ended here
-  std::optional<double> value;  // to the policy, a page; nullopt: it only orders by age
+  std::optional<double> value;  // worth to the policy per page; nullopt: ordered by age only
 };
 
 // A state's tokens.
@@ -27,14 +27,14 @@ struct StatePath {
   std::vector<Token> tokens;
 };
 
-// Return the `limit` most valuable states: first those at which sessions wait, then by the policy's
-// value, then by last use. Left out: states without expected use, and states from which one path
-// leads on to another state, unless a session waits there. Changes nothing. Cost: all nodes and
-// states.
+// Return the `limit` most valuable states: first the ends of open sessions, then by the policy's
+// value, then by last use. Left out are states without expected use. Left out too are states with a
+// single path on to another state, unless a session waits there. Changes nothing. Cost: all nodes
+// and states.
 std::vector<HeldState> most_valuable(const RadixTree& tree, const CursorTable& cursors,
                                      std::int64_t limit);
 
-// nullopt: it stands no more.
+// Return the state's tokens; nullopt: it no longer exists.
 std::optional<StatePath> path_to(const RadixTree& tree, const HeldState& state);
 
 }  // namespace tasuki::cache

@@ -14,7 +14,7 @@ namespace tasuki::cache {
 
 namespace {
 
-// Length of a path that takes no memory from the heap.
+// Length of a path without memory from the heap.
 constexpr std::size_t kUsualPath = 16;
 
 std::int64_t length(Tokens tokens) { return static_cast<std::int64_t>(tokens.size()); }
@@ -25,8 +25,8 @@ Tokens from(Tokens tokens, std::int64_t start) {
 
 std::int64_t whole_pages(std::int64_t tokens) { return tokens / kPageTokens * kPageTokens; }
 
-// End of each reason, in tokens from the start. A reason that ends before another began has no
-// tokens.
+// End of each reason, in tokens from the start. A reason has no tokens if it ends before another
+// begins.
 struct Ends {
   std::int64_t usable;
   std::int64_t below;
@@ -70,15 +70,15 @@ MissReasons miss_reasons_between(const Ends& ends) {
 // Entries along a walk, as token counts from the root.
 struct Matcher::Survey {
   std::int64_t cap;                      // prompt - 1
-  std::int64_t kv;                       // pages, or the end of a tail that matches whole
+  std::int64_t kv;                       // end of the pages, or of a tail that matches whole
   std::optional<StateKey> source{};      // deepest state at or before cap
-  std::int64_t usable = 0;               // where it stands
+  std::int64_t usable = 0;               // boundary of the source
   std::int64_t usable_pages = 0;         // whole pages below it
   std::optional<CheckpointKind> kind{};  // kind of the source
-  std::int64_t evicted_state = 0;        // deepest state at or before cap that is gone
+  std::int64_t evicted_state = 0;        // deepest evicted state at or before cap
   std::optional<StateKey> evicted{};     // that state
-  std::int64_t evicted_kv = 0;           // deepest KV that is gone
-  bool state_at_end = false;             // a state stands at exactly the prompt's end
+  std::int64_t evicted_kv = 0;           // deepest evicted KV
+  bool state_at_end = false;             // a state is at exactly the prompt's end
 
   // The same for states at ends of pages only; tails are not looked at.
   struct {
@@ -244,8 +244,8 @@ void Matcher::add_stored(const StateKey& key, std::int64_t boundary, const Walk&
   found.stored.push_back(place);
 }
 
-// Return the number of tokens after the last whole page that a page in the tree shares with the
-// prompt.
+// Return the number of tokens after the last whole page shared by the prompt and a page in the
+// tree.
 std::int64_t Matcher::partial_page(Tokens prompt, const Walk& walk) const {
   const Tokens rest = from(prompt, walk.resident);
   if (rest.empty()) return 0;
@@ -261,8 +261,8 @@ std::int64_t Matcher::partial_page(Tokens prompt, const Walk& walk) const {
   return std::max(tree_.common_with_child(*node, rest), node->tails.common_with(rest));
 }
 
-// Return the number of tokens that a live allocation shares with the prompt. An allocation is
-// listed in the node of its path's end, so only those along the walk can go on beyond the tree.
+// Return the number of tokens shared by the prompt and a live allocation. An allocation is listed
+// in the node of its path's end. So only those along the walk can go on beyond the tree.
 std::int64_t Matcher::in_flight_end(Tokens prompt, const Walk& walk) const {
   std::int64_t end = 0;
   for (const NodeId node : walk.path) {

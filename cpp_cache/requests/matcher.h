@@ -14,21 +14,21 @@
 
 namespace tasuki::cache {
 
-// Place of a stored state, and the position of an allocation that loads it.
+// Place of a stored state, and the position of an allocation loading it.
 struct StoredPlace {
   StateKey state;
   std::optional<Position> arena;  // end of the path's KV in the arena; nullopt: the root
 };
 
-// A match with the places that an allocation pins. Valid until the tree changes.
+// A match with the places to pin by an allocation. Valid until the tree changes.
 struct Found {
   Match match;
   std::optional<StateKey> source;     // state at usable_tokens; nullopt: none
   Position usable;                    // end of the whole pages below source. REQUIRES: source
-  std::optional<StateKey> evicted;    // a state deeper than source that would have served
+  std::optional<StateKey> evicted;    // a deeper state that would have served
   std::optional<Position> kv;         // end of the KV in whole pages at or before prompt - 1
   std::optional<Position> known;      // end of the whole pages seen before, evicted ones included
-  std::int64_t standing = 0;          // tokens of known that stand somewhere
+  std::int64_t standing = 0;          // tokens of known that still exist
   std::int64_t evicted_boundary = 0;  // tokens covered by `evicted`
   std::vector<StoredPlace> stored{};  // places of match.stored
 };
@@ -40,17 +40,16 @@ class Matcher {
           const std::vector<TierConfig>& tiers)
       : tree_(tree), allocations_(allocations), tiers_(tiers) {}
 
-  // Find the prompt's match. `start`: a position whose path is known to be the prompt's; earlier
-  // tokens are not compared. REQUIRES: prompt is not empty; start, if any, is alive and of that
-  // salt.
+  // Find the prompt's match. `start`: a position on the prompt's own path; earlier tokens are not
+  // compared. REQUIRES: prompt is not empty; start, if any, is alive and of this salt.
   Found find(Tokens prompt, std::string_view salt, std::optional<Position> start) const;
 
  private:
   struct Walk {
     std::pmr::vector<NodeId> path;  // from the root down
     std::int64_t matched = 0;       // whole pages, ghosts included
-    std::int64_t resident = 0;      // whole pages whose KV the arena has
-    std::int64_t standing = 0;      // and those whose KV stands in some tier
+    std::int64_t resident = 0;      // whole pages with KV in the arena
+    std::int64_t standing = 0;      // whole pages with KV in the arena or a tier
   };
   struct Survey;
 

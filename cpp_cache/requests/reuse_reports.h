@@ -14,7 +14,7 @@
 
 namespace tasuki::cache {
 
-// Owns nothing. Decides only the order in which a turn's two ends are evicted.
+// Owns nothing. Decides only the eviction order of a turn's two ends.
 class ReuseReports {
  public:
   // tiers: below the arena, if any.
@@ -24,8 +24,8 @@ class ReuseReports {
         tiers_(tiers),
         cursors_(cursors) {}
 
-  // Report that a request was admitted with `source` and lost the states in `found`. Returns the
-  // known number of earlier turns of its conversation.
+  // Report a request admitted with `source`, without the lost states in `found`. Returns the known
+  // number of earlier turns of its conversation.
   std::int64_t used(const Found& found, const std::optional<StateKey>& source);
   // Report an inserted state to the states before it.
   void inserted(Allocation& allocation, const StateKey& state, const InsertedState& what);

@@ -1,4 +1,4 @@
-// Bell that wakes one thread waiting for any of several things.
+// Bell to wake one thread waiting for any of several things.
 #pragma once
 
 #include <mutex>
@@ -7,7 +7,7 @@
 namespace tasuki::dataplane {
 
 // Owns an event descriptor of the kernel. Knows nothing of the reasons to ring. Any thread rings
-// and watches; one waits. Invariant: a ring before wait() ends that wait, so none is lost; rings
+// and watches; one waits. Invariant: a ring before wait() ends the wait, so none is lost; rings
 // without a waiter count as one.
 class Bell {
  public:

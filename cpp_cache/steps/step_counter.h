@@ -1,4 +1,4 @@
-// Counter of layers, of any kind, whose KV and state an engine has written since its start.
+// Counter of layers, of any kind, with KV and state written by an engine since its start.
 #pragma once
 
 #include <condition_variable>
@@ -20,8 +20,7 @@ double now();
 
 // Owns one monotone integer, the times of its last ticks and of the ends of forwards. Does not know
 // layers or rooms. One thread ticks; any thread reads, waits and sets alarms. Invariants: the value
-// only grows; ring_at() returns true for a tick that came before its return, and a later tick
-// rings.
+// only grows. ring_at() returns true for a tick before its return, and a later tick rings.
 class StepCounter {
  public:
   // The value, and true if a forward ended with it. Called on the ticking thread without a lock.
@@ -33,11 +32,11 @@ class StepCounter {
 
   // One more layer's KV and state are written: others may read them from now on.
   void tick();
-  // Record the last layer of the forward whose layers ticked last.
+  // Record the last layer of the latest ticking forward.
   void end_forward();
 
-  // Return the end of the tick's forward: infinity while it runs. Without a reported end, the
-  // tick's own time; minus infinity if that is forgotten too.
+  // Return the end of the tick's forward: infinity while it runs. Without a reported end, return
+  // the tick's own time; minus infinity if its time is forgotten too.
   double end_of(std::int64_t tick) const;
 
   // Blocks until the value is at least `tick` or `seconds` are over; whether it is.
@@ -47,7 +46,7 @@ class StepCounter {
   std::vector<std::optional<double>> times_of(std::int64_t first, std::int64_t end) const;
 
   // Ring `bell` at every tick from `tick` on, instead of its former tick; never without one.
-  // Returns true if that tick has come already.
+  // Returns true if the tick has come already.
   bool ring_at(const std::shared_ptr<const Bell>& bell, std::optional<std::int64_t> tick);
 
  private:

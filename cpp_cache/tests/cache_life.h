@@ -22,7 +22,7 @@ inline AllocationTerms terms(const std::vector<Token>& tokens, std::int64_t slot
   return {static_cast<std::int64_t>(tokens.size()), slots, std::nullopt};
 }
 
-// Serve a whole request that leaves a state at `boundary`.
+// Serve a whole request and leave a state at `boundary`.
 inline void serve(PrefixCache& cache, const std::vector<Token>& tokens, std::int64_t boundary) {
   const AllocationId allocation = cache.allocate(tokens, "", terms(tokens)).value();
   const SlotId slot = cache.allocation(allocation).working_slots.front();

@@ -14,7 +14,7 @@ namespace {
 
 using Run = std::vector<Token>;
 
-// Runs of few tokens and lengths, so that they are each other's starts; also the extreme tokens.
+// Runs of few tokens and lengths, so many are prefixes of each other; also the extreme tokens.
 Run random_run(std::mt19937& random, std::size_t most) {
   constexpr Token kTokens[] = {
       0, 1, 2, -1, std::numeric_limits<Token>::max(), std::numeric_limits<Token>::min()};

@@ -40,7 +40,7 @@ AllocationTerms loading(const std::vector<Token>& tokens, double wait = 0) {
   return asked;
 }
 
-// Request all slabs, so that only allocations' ids stay in the arena.
+// Request all slabs, so only allocations' ids stay in the arena.
 void crowd_out(PrefixCache& cache) {
   const std::int64_t most = cache.capacity_tokens(1);
   const auto stranger = prompt({99}, 0);
@@ -145,7 +145,7 @@ TEST_CASE("a load that did not land leaves nothing to go on from") {
   CHECK(cache.stats().allocated_requests == before.allocated_requests);
   cache.release(id);
   cache.check_integrity();
-  // The next request begins where the arena has both.
+  // The next request begins at the last place with both in the arena.
   const AllocationId next = cache.allocate(tokens, "", loading(tokens)).value();
   CHECK(!cache.allocation(next).load);
   CHECK(cache.allocation(next).cached_tokens == 64);
@@ -227,7 +227,7 @@ TEST_CASE("invariant 9: a split while a copy is written") {
     const TierWrite write = cache.next_write().value();
     serve(cache, prompt({1, 2, 4}), 192);
     cache.check_integrity();
-    // Its path is being written: it waits for that.
+    // Its path is still being written, so it waits.
     CHECK(!cache.next_write());
     cache.acknowledge(write.id, is_good);
     cache.check_integrity();
@@ -268,7 +268,7 @@ TEST_CASE("invariant 11: no allocation waits for a write, and what it took is no
   crowd_out(cache);
   cache.check_integrity();
   CHECK(cache.stats().tiers[0].abandoned_writes == 1);
-  // Its ids are nobody else's until it says so.
+  // Its ids have no other owner until the acknowledgement.
   CHECK(cache.stats().tiers[0].pages.working == 4);
   CHECK(cache.stats().tiers[0].slots.working == 1);
   cache.acknowledge(write.id, true);
@@ -388,7 +388,7 @@ TEST_CASE("a budget lets one of a short answer's two ends be written, and what i
   CHECK(cache.stats().tiers[0].written_slots == 2);
   CHECK(cache.stats().tiers[1].written_slots == 1);
 
-  // A page is less than a slot is worth, until somebody comes back for it.
+  // A page is worth less than a slot, until a request returns for it.
   const auto brief = prompt({7});
   serve(cache, brief, 64);
   write_all(cache);
@@ -463,7 +463,7 @@ TEST_CASE("what somebody else wrote to a tier is of use here, once, and takes id
   const auto first = prompt({1, 2, 3}, 20);
   const auto second = prompt({1, 2, 7, 8}, 0);
   const auto remote = static_cast<TierId>(1);
-  // A path unknown to this node, then one that parts from it.
+  // A path unknown to this node, then one branching off it.
   const auto adopted = cache.adopt(remote, "", Tokens(first).first(202), CheckpointKind::kTurnEnd);
   REQUIRE(adopted);
   cache.check_integrity();

@@ -1,4 +1,4 @@
-// Tests of the listed states and their worth, against a policy that only remembers.
+// Tests of the listed states and their worth, against a policy that only records.
 #include <doctest/doctest.h>
 
 #include <map>
@@ -41,7 +41,7 @@ class Remembering final : public EvictionPolicy {
   std::vector<StateKey> lost;
 };
 
-// A tree with pages and slots whose numbers are never reused.
+// A tree with pages and slots with numbers never reused.
 class Grove {
  public:
   explicit Grove(std::int64_t slabs, std::int64_t ghosts = 64) {
@@ -65,7 +65,7 @@ class Grove {
   }
   SlotId slot() { return static_cast<SlotId>(next_slot_++); }
 
-  // Check that the listed weights of a node's tails are current after a change of the node.
+  // Check the listed weights of a node's tails after a change of the node.
   void check_tails(NodeId id) const {
     const Node& node = tree->node(id);
     for (const auto& [tail_id, tail] : node.tails) {
@@ -202,7 +202,7 @@ TEST_CASE("a request lists its own states, however many tails are its neighbours
 }
 
 TEST_CASE("a state that is let go is listed once, though its worth changed meanwhile") {
-  // More subtrees than the limit that are weighed again after a change above them.
+  // More subtrees than the limit of subtrees weighed again after a change above them.
   Grove grove(4'000);
   RadixTree& tree = *grove.tree;
   const std::vector<Token> run(static_cast<std::size_t>(kPageTokens), 1);

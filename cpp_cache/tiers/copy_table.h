@@ -21,19 +21,19 @@ enum class CopyState : std::uint8_t {
   kNone,
   kReserved,  // it is being written: of no use yet
   kPresent,
-  kLeaving,  // to be dropped once the tier below has it; of use until then
+  kLeaving,  // dropped once the tier below has it; usable until then
 };
 
 struct RunCopy {
   CopyState state = CopyState::kNone;
   std::vector<PageId> pages{};
   Tick last_use = 0;
-  std::int32_t readers = 0;  // transfers that read it as their deepest run, or keep it
+  std::int32_t readers = 0;  // transfers that read it as their deepest run or keep it
 };
 
 struct StateCopy {
   CopyState state;
-  Checkpoint held;             // `pins`: loads that read it
+  Checkpoint held;             // `pins`: number of loads in progress
   std::optional<PageId> page;  // set for a tail
 };
 

@@ -176,7 +176,7 @@ TierIds LowerTier::cancel_run(NodeId id) {
   return ids;
 }
 
-// The ids are somebody else's by now.
+// Forget the copy only: its ids already have another owner.
 void LowerTier::free_run(NodeId id) {
   const NodeId parent = *tree_.node(id).parent;
   copies_.at(id).run = RunCopy{};

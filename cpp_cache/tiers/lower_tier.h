@@ -28,9 +28,9 @@ struct TierIds {
 // transfers. No page moves to empty a slab: a slot's slab takes a slot again, and a page slab is
 // free when all its pages went.
 //
-// Invariants: a run with a copy has a copy above it, or a root; a state has one of its run's.
-// Listed is exactly a copy that could be dropped alone: a present state without a reading load, and
-// a present run without readers, states, and copies right below.
+// Invariants: a run with a copy has a copy above it, or a root; a state has one of its run's. A
+// copy is listed exactly if it could be dropped alone. Such a copy is a present state without a
+// reading load. Or it is a present run without readers, states, and copies right below.
 class LowerTier {
  public:
   // REQUIRES: all of them outlive it.
@@ -49,24 +49,24 @@ class LowerTier {
   std::optional<EvictionItem> state_item(const StateKey& key) const;
 
   bool fits(std::int64_t pages, std::int64_t slots) const { return allocator_.fits(pages, slots); }
-  // Return true if the empty tier could hold so much.
+  // Return true if the empty tier could hold this much.
   bool could_hold(std::int64_t pages, std::int64_t slots) const;
   std::optional<EvictionItem> victim() const { return policy_->victim(); }
 
-  // Reserve ids for copies before their write: the state first, then the runs of its path that the
-  // tier lacks, from the root down. REQUIRES: it fits.
+  // Reserve ids for copies before their write: the state first, then the runs of its path lacking
+  // in the tier, from the root down. REQUIRES: it fits.
   void reserve_run(NodeId id);
   void reserve_state(const StateKey& key, const StateCopy& like);
   // Reserve exactly these ids, for copies kept over a restart. REQUIRES: claimed.
   void reserve_these(NodeId id, std::vector<PageId> pages);
   void reserve_these(const StateKey& key, StateCopy copy);
-  // All of them, or false and none: one is another's.
+  // Claim all of the ids. Return false, and claim none, if one has an owner.
   bool claim(const TierIds& ids);
   // REQUIRES: they are reserved, and for a run the one above is present.
   void settle_run(NodeId id, Tick now);
   void settle_state(const StateKey& key, Tick now);
-  // None from now on; the ids are the caller's, to be given back. REQUIRES: they are reserved, and
-  // nothing below is.
+  // Drop the copies; the caller gives the ids back. REQUIRES: they are reserved, and nothing below
+  // is.
   TierIds cancel_run(NodeId id);
   TierIds cancel_state(const StateKey& key);
   void give_back(const TierIds& ids);
@@ -77,7 +77,7 @@ class LowerTier {
   void leave(const StateKey& key);
   void stay(const StateKey& key);
 
-  // Keeps a run and all above it, or a state, while somebody reads it.
+  // Keep a run and all above it, or a state, during a read.
   void hold_run(NodeId id) { change_run(id, 1); }
   void let_run(NodeId id) { change_run(id, -1); }
   void hold_state(const StateKey& key) { change_state(key, 1); }
@@ -85,8 +85,8 @@ class LowerTier {
 
   void touch(const StateKey& key, Tick now);
   void put_on_probation(const StateKey& key);
-  // Split the copy of a node that the tree split: `upper` is new. Returns the deeper part if its
-  // copy is reserved.
+  // Split the copy of a node split in the tree: `upper` is new. Returns the deeper part if its copy
+  // is reserved.
   std::optional<NodeId> split(NodeId upper);
 
  private:

@@ -37,7 +37,7 @@ WriteLabel Tiers::label_of(TransferId id) const {
   return label;
 }
 
-// Split the run in which the state's tokens part from the tree.
+// Split the run at the first token of the state not in the tree.
 Position Tiers::stands_to(NodeId root, Tokens tokens) {
   const auto whole = static_cast<std::int64_t>(tokens.size()) / kPageTokens * kPageTokens;
   Position place{root, 0};
@@ -133,7 +133,7 @@ std::optional<AdoptedState> Tiers::adopt(TierId to, std::string_view salt, Token
   std::int64_t pages = (whole - stands.depth) / kPageTokens + (tail.empty() ? 0 : 1);
   for (; !node->is_root(); node = &tree_.node(*node->parent)) {
     const CopyState held = tier.copies().run_state(node->id);
-    // Its ids are of use after the write, or never.
+    // The ids are usable after the write, or never.
     if (held == CopyState::kReserved) return refuse();
     if (held != CopyState::kNone) break;
     lacking.emplace_back(node->id, node->serial);
@@ -163,7 +163,7 @@ std::optional<AdoptedState> Tiers::adopt(TierId to, std::string_view salt, Token
     key.tail = gone != nullptr ? gone->id : tree_.add_tail_below(key.node, tail);
   }
   tree_.policy().born(key, {kind, TurnHint::kUnknown, boundary, 0});
-  // First: pages may live in gaps, a slot needs a whole slab.
+  // Take the slot first: pages may live in gaps, a slot needs a whole slab.
   tier.reserve_state(key, {CopyState::kNone, {SlotId{}, kind, boundary, now}, std::nullopt});
   AdoptedState adopted;
   for (const NodeId run : lacking | std::views::keys) {

@@ -20,11 +20,10 @@ struct TierCounts {
   std::int64_t loaded_slots = 0;
   std::int64_t dropped_pages = 0;
   std::int64_t dropped_slots = 0;
-  std::int64_t refused_writes = 0;    // that never began: no room, or not worth it
-  std::int64_t abandoned_writes = 0;  // those whose source went meanwhile
+  std::int64_t refused_writes = 0;    // never begun: no room, or not worth it
+  std::int64_t abandoned_writes = 0;  // their source was lost meanwhile
   std::int64_t failed_transfers = 0;
-  // Of a tier with a write budget: pages that may be written now; below 0 after a transfer of more
-  // than there were.
+  // For a tier with a write budget: pages to be written now; below 0 after too large a transfer.
   std::optional<double> budget_pages{};
 };
 

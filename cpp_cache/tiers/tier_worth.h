@@ -11,8 +11,9 @@
 
 namespace tasuki::cache {
 
-// As StateWorth, for one tier: the loss of a state costs a load from the next larger place below
-// that has it, or the prefill from the nearest state above in this tier. Owns nothing.
+// Worth of states in one tier; otherwise as StateWorth. The loss of a state costs a load from the
+// next larger place below with a copy. Without one it costs the prefill from the nearest state
+// above in this tier. Owns nothing.
 class TierWorth {
  public:
   TierWorth(const RadixTree& tree, const CopyTable& copies, const CacheConfig& config, TierId tier)
@@ -20,13 +21,12 @@ class TierWorth {
 
   // REQUIRES: the tier holds the state.
   Worth of(const StateKey& key) const;
-  // Return the one state of the tier that would wait for the path's next request instead.
+  // Return the one state of the tier to wait for the path's next request instead.
   std::optional<StateKey> heir_of(const StateKey& key) const;
 
  private:
   static TierBits shelters_below(const CacheConfig& config, TierId tier);
-  // Return the deepest state of the tier from which a request for the state's path could resume
-  // instead.
+  // Return the deepest state of the tier usable instead by a request for the state's path.
   std::optional<StateKey> state_above(const StateKey& key) const;
   std::int64_t paths_below(const StateKey& key) const;
   // Return the number of pages needed by the path to this state only.

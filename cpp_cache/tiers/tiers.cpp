@@ -11,7 +11,7 @@ namespace tasuki::cache {
 
 namespace {
 
-// Limit of waiting names visited in one call, before one that can begin.
+// Most waiting names visited in one call before one can begin.
 constexpr std::int64_t kMostLooked = 64;
 // Limit of writes from a tier to the next in flight; further victims are dropped.
 constexpr std::size_t kMostDemotions = 64;
@@ -125,7 +125,7 @@ std::vector<TierIds> Tiers::cancel(const WriteInFlight& write) {
   return ids;
 }
 
-// A write whose source went: its copy is dropped, and no caller waits for it.
+// Drop the copy of a write without its source; no caller waits for it.
 void Tiers::abandon(WriteInFlight& write) {
   write.orphans = cancel(write);
   write.is_abandoned = true;
@@ -135,7 +135,7 @@ void Tiers::abandon(WriteInFlight& write) {
 void Tiers::used(const StateKey& state, Tick now) {
   for (const auto& tier : tiers_) tier->touch(state, now);
   for (std::size_t place = 1; place < tiers_.size(); ++place) {
-    // It was refused as long as nothing was known of it.
+    // The state was refused while nothing was known of its use.
     if (config_.tiers[place].filling != Filling::kAhead || !budgets_[place].is_bounded()) continue;
     if (tiers_[place - 1]->copies().state(state) == nullptr) continue;
     if (tiers_[place]->copies().state(state) != nullptr) continue;
@@ -219,7 +219,7 @@ Tiers::Begun Tiers::begin_write(std::optional<TierId> from, TierId to, const Sta
   const Node* node = &tree_.node(state.node);
   for (; !node->is_root(); node = &tree_.node(*node->parent)) {
     const CopyState held = tier.copies().run_state(node->id);
-    // Another state's write brings it: this one's becomes of use after it.
+    // Another state's write brings this run, so this state's copy is usable only after it.
     if (held == CopyState::kReserved) return Begun::kLater;
     if (held != CopyState::kNone) break;
     runs.push_back(node->id);
@@ -240,7 +240,7 @@ Tiers::Begun Tiers::begin_write(std::optional<TierId> from, TierId to, const Sta
                  CopyState::kNone, tree_.state(state),
                  state.tail ? tree_.node(state.node).tails.find(*state.tail)->page : std::nullopt};
   TierWrite write{static_cast<TransferId>(next_transfer_++), from, to, {}, {}};
-  // First: pages may live in gaps, a slot needs a whole slab.
+  // Take the slot first: pages may live in gaps, a slot needs a whole slab.
   tier.reserve_state(state, like);
   for (const NodeId run : runs) {
     tier.reserve_run(run);
@@ -287,7 +287,7 @@ bool Tiers::demote(TierId tier, const EvictionItem& item, Tick now) {
 bool Tiers::is_worth_writing(TierId to, TierId from, const EvictionItem& item) const {
   const WriteBudget& budget = budgets_[raw(to)];
   if (!budget.is_open() || transfers_.size() >= kMostDemotions) return false;
-  // With a write budget no state is written that one behind or near it serves as well.
+  // With a write budget, skip a state if another one behind or near it serves as well.
   if (budget.is_bounded() &&
       (item.probationary || is_served_deeper(to, from, {item.node, item.tail}))) {
     return false;
@@ -299,7 +299,7 @@ bool Tiers::is_worth_writing(TierId to, TierId from, const EvictionItem& item) c
   return !worth || !price || *worth > *price;
 }
 
-// The deeper state may itself be on probation, as a short answer's end is beside the prompt's: then
+// The deeper state may itself be on probation, as a short answer's end is beside the prompt's. Then
 // neither would be written.
 bool Tiers::is_served_deeper(TierId to, TierId from, const StateKey& state) const {
   if (!lives_.is_superseded(state)) return false;
@@ -462,7 +462,7 @@ void Tiers::settle(const WriteInFlight& write, bool is_good, Tick now) {
     source.let_state(write.state);
     return;
   }
-  // It was to make room: the copy above goes, unless a load reads it.
+  // The write was to make room, so drop the copy above unless a load reads it.
   source.stay(write.state);
   if (const auto item = source.state_item(write.state)) drop(*write.from, *item, now);
 }
@@ -470,7 +470,7 @@ void Tiers::settle(const WriteInFlight& write, bool is_good, Tick now) {
 void Tiers::drop_all(Tick now) {
   queue_.clear();
   for (WriteQueue& waiting : ahead_) waiting.clear();
-  // Nobody was given these: nobody will acknowledge them.
+  // These writes were not handed out yet, so no caller will acknowledge them.
   for (const TierWrite& write : std::exchange(begun_, {})) end_unstarted(write.id, now);
   for (const auto& tier : tiers_) {
     while (const auto item = tier->victim()) drop(tier->id(), *item, now);

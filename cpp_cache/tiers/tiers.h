@@ -31,8 +31,8 @@ struct EndedLoad {
 
 // Owns the tiers, the waiting writes and the transfers in flight. Holds ids and moves no byte: the
 // caller copies and acknowledges. Every state of the arena is written to the first tier, with the
-// runs of its path that the tier lacks, all or nothing. A tier's victim is first written to the
-// next tier, if it is worth that and the budget allows. Invariants: those of cache/prefix_cache.h
+// runs of its path lacking there, all or nothing. A tier's victim is first written to the next
+// tier, if it is worth the cost and the budget allows. Invariants: those of cache/prefix_cache.h
 // from 7 on. Thread rule: single-threaded, as PrefixCache.
 class Tiers {
  public:
@@ -43,7 +43,7 @@ class Tiers {
   const std::vector<std::unique_ptr<LowerTier>>& all() const { return tiers_; }
   TierCounts counts(TierId tier) const;
   std::int64_t waiting_writes() const { return queue_.size(); }
-  // Return the number of runs and states that no tier holds any more.
+  // Return the number of runs and states left without a copy in any tier.
   std::int64_t lost() const { return lost_; }
   // Return the label of a running write. Throws InvalidArgument if there is none, or it was
   // abandoned.
@@ -63,14 +63,13 @@ class Tiers {
   void expect_no_use(const StateKey& state);
   void advance(std::int64_t now_ms);
 
-  // The next copy to be made downwards, begun by this call. nullopt: none waits, or there is no
-  // room yet.
+  // Begin the next copy downwards. nullopt: none waits, or there is no room yet.
   std::optional<TierWrite> next_write(Tick now);
   // Begin to load a state below the arena, and the KV behind `arena_tokens`, from the nearest place
   // each. targets: pages of the allocation, by logical page. REQUIRES: a tier holds the state.
   TierLoad begin_load(const StateKey& state, std::int64_t arena_tokens, AllocationId allocation,
                       std::span<const PageId> targets, SlotId target, Tick now);
-  // Its allocation is gone, or wants it no more: acknowledgements still come.
+  // Give up a load after its allocation is gone or no longer needs it. Acknowledgements still come.
   void abandon_load(TransferId id);
   // Acknowledge for one rank; all ranks are awaited, also after a bad one. Returns the load if this
   // was its last acknowledgement. Throws InvalidArgument if the transfer has ended or never began.
@@ -97,10 +96,10 @@ class Tiers {
   LowerTier& at(TierId tier) { return *tiers_[raw(tier)]; }
   const LowerTier& at(TierId tier) const { return *tiers_[raw(tier)]; }
   Begun begin_write(std::optional<TierId> from, TierId to, const StateKey& state, Tick now);
-  // Begin to write entries of the tier above to a tier that is filled ahead; they stay there.
+  // Begin to write entries of the tier above to a tier filled ahead; they stay above.
   void begin_ahead(TierId to, Tick now);
   bool make_room(TierId tier, std::int64_t pages, std::int64_t slots, Tick now);
-  // Begin to write a victim to the next tier. Returns false if it is not worth that.
+  // Begin to write a victim to the next tier. Returns false if it is not worth the cost.
   bool demote(TierId tier, const EvictionItem& item, Tick now);
   bool is_worth_writing(TierId to, TierId from, const EvictionItem& item) const;
   // Return true if a deeper state, present or on its way in one of them, has superseded it.
@@ -109,9 +108,9 @@ class Tiers {
   // Return true if only this tier holds the item.
   bool is_last_place(TierId tier, const EvictionItem& item) const;
   void settle(const WriteInFlight& write, bool is_good, Tick now);
-  // Reserves nothing for it any more; the ids are the caller's.
+  // Drop the write's reservations; the ids are the caller's.
   std::vector<TierIds> cancel(const WriteInFlight& write);
-  // Return the node at whose end, and the tokens behind which, a run of these is to begin.
+  // Return the node and its depth at which a run of these tokens is to begin.
   Position stands_to(NodeId root, Tokens tokens);
   void abandon(WriteInFlight& write);
   void end_unstarted(TransferId id, Tick now);

@@ -41,13 +41,13 @@ struct TierLoad {
 // A write's content by its tokens: enough to recognise it after a restart.
 struct WriteLabel {
   std::string salt;
-  std::int64_t start = 0;         // tokens before what is copied
-  std::optional<PageId> above{};  // the tier's page that ends there
-  std::vector<Token> tokens{};    // from there to the state
+  std::int64_t start = 0;         // tokens before the copied part
+  std::optional<PageId> above{};  // the tier's page before that part
+  std::vector<Token> tokens{};    // tokens from there to the state
   CheckpointKind kind{};
 };
 
-// A state that a tier kept over a restart, with all KV of its path.
+// A state kept by a tier over a restart, with all KV of its path.
 struct KeptState {
   std::string_view salt;
   Tokens tokens;
@@ -59,22 +59,22 @@ struct KeptState {
 // A state written to a tier by another node, with all KV of its path.
 struct AdoptedState {
   std::vector<PageId> pages{};  // the path's pages, in logical order; a tail's page is the last
-  std::int64_t first_new = 0;   // the pages before it the tier had already
+  std::int64_t first_new = 0;   // number of pages already in the tier
   SlotId slot{};
 };
 
-// A state and the runs of its path that the tier lacked.
+// A state and the runs of its path lacking in the tier.
 struct WriteInFlight {
   std::optional<TierId> from;
   TierId to;
   StateKey state;
   std::vector<NodeId> runs{};  // from the root down
-  std::int64_t pages = 0;      // that are copied
+  std::int64_t pages = 0;      // number of copied pages
   bool is_abandoned = false;   // the ids below are held until the last acknowledgement
   std::vector<TierIds> orphans{};
 };
 
-// Entries that a load keeps in place.
+// Entries kept in place by a load.
 struct LoadInFlight {
   AllocationId allocation;
   TierId from;  // tier of the state

@@ -1,4 +1,4 @@
-// How much a tier may be written in the long run.
+// Limit of writes to a tier in the long run.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@ class WriteBudget {
   // nullopt: any number.
   std::optional<double> left() const { return rate_ ? std::optional(pages_) : std::nullopt; }
   bool is_open() const { return !rate_ || pages_ > 0; }
-  // May leave less than nothing, by one transfer: later ones make up for it.
+  // May leave a negative budget, by one transfer: later ones make up for it.
   void spend(std::int64_t pages) {
     if (rate_) pages_ -= static_cast<double>(pages);
   }

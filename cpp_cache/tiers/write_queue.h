@@ -10,8 +10,8 @@
 
 namespace tasuki::cache {
 
-// Owns names only: a waiting state is not pinned, and the taker checks that it still exists. Beyond
-// the limit the oldest go.
+// Owns names only: a waiting state is not pinned, so the taker checks its existence. Beyond the
+// limit the oldest go.
 class WriteQueue {
  public:
   struct Waiting {

@@ -11,14 +11,14 @@
 
 namespace tasuki::cache {
 
-// Owns the policy, and lists in it every unprotected item with its worth. Of nodes it changes only
-// the weights of their tails. A caller that changes an item's protection or order calls withdraw()
-// before and list() after, and names the changed tail.
+// Owns the policy, and lists in it every unprotected item with its worth. Changes only the weights
+// of nodes' tails. Before changing an item's protection or order a caller calls withdraw(). After
+// it the caller calls list() and names the changed tail.
 //
 // Invariant: the listed tails of one node were weighed alike. A change of the node lists the others
-// again only if their weight changed: a state at or above the node came or went, or the second tail
-// did. Cost of a change: O(log n) of the listed items, and the nodes up to the next state; all
-// tails if their weight changed.
+// again only if their weight changed. Their weight changes if a state at or above the node comes or
+// goes, or the second tail does. Cost of a change: O(log n) of the listed items, and the nodes up
+// to the next state; all tails if their weight changed.
 class EvictionCandidates {
  public:
   EvictionCandidates(std::unique_ptr<EvictionPolicy> policy, NodePool& nodes,
@@ -29,7 +29,7 @@ class EvictionCandidates {
 
   void withdraw(const Node& node, std::optional<TailId> tail = std::nullopt);
   void list(Node& node, std::optional<TailId> tail = std::nullopt);
-  // List the nearest states below again after a change that altered their worth.
+  // List the nearest states below again after a change of their worth.
   void weigh_below(const Node& top);
 
   // Report the heir of a state before the state is dropped.

@@ -18,11 +18,11 @@ class Pins {
   Pins(NodePool& nodes, EvictionCandidates& candidates) : nodes_(nodes), candidates_(candidates) {}
 
   void pin(NodeId id, AllocationId allocation, Tick now);
-  // REQUIRES: the allocation stands there.
+  // REQUIRES: the allocation is listed in the node.
   void unpin(NodeId id, AllocationId allocation);
   void pin_state(const StateKey& state);
   void unpin_state(const StateKey& state);
-  // The node's edge got so many pages more.
+  // The node's edge grew by `pages` pages.
   void grew(const Node& node, std::int64_t pages) {
     if (node.is_protected()) protected_pages_ += pages;
   }

@@ -7,8 +7,8 @@ namespace tasuki::cache {
 
 namespace {
 
-// Request memory before it is needed: in a large tree nearly every node is cold, and a comparison
-// would wait line by line. Inline, because compilers drop calls that only prefetch.
+// Request memory before it is needed. In a large tree nearly every node is cold, and a comparison
+// would wait line by line. Inline, because compilers drop calls with only a prefetch.
 [[gnu::always_inline]] inline void prefetch(const void* from, std::size_t bytes) {
   constexpr std::size_t kLine = 64;
   for (std::size_t at = 0; at < bytes; at += kLine) {
@@ -20,7 +20,7 @@ std::int64_t length(const Tail& tail) { return static_cast<std::int64_t>(tail.to
 
 constexpr std::size_t kMostAhead = 8192;  // bytes of a run
 
-// Nodes looked at for the end of a long prompt.
+// Limit of nodes visited to find the end of a long prompt.
 constexpr std::size_t kMostFollowed = 64;
 
 }  // namespace
@@ -102,7 +102,7 @@ std::vector<Token> RadixTree::tokens_to(Position end) const {
 
 std::optional<std::int64_t> RadixTree::long_prompt_through(Position position) const {
   const Node* node = &this->node(position.node);
-  // At a fork, or a path's end, nobody leaves anew.
+  // At a fork, or a path's end, no request leaves for the first time.
   const std::size_t ways = node->children.size() + node->ghost_children.size();
   if (position.depth == node->depth && ways != 1) return std::nullopt;
   for (std::size_t step = 0; step < kMostFollowed; ++step) {
@@ -408,7 +408,7 @@ void RadixTree::become_ghost(Node& node, Tick now) {
 void RadixTree::set_kv_below(NodeId id, TierBits tiers, Tick now) {
   Node& node = at(id);
   if (node.is_ghost() && tiers != 0) {
-    // A tier was given it by somebody else.
+    // Another node wrote a copy to a tier.
     const Ghost ghost{node.ghost_since, id, std::nullopt};
     if (ghosts_.contains(ghost)) ghosts_.remove(ghost, node.depth - node.start());
   }

@@ -30,13 +30,16 @@ struct Freed {
 // eviction policy. Does not know the allocator, or an allocation beyond its node. Thread rule:
 // single-threaded, as PrefixCache.
 //
-// Invariants: edges are whole pages and no two siblings share a first page; a ghost has only ghosts
-// below it; a tier that holds a run or a state holds all runs above it; a node is an eviction
-// candidate exactly if it is resident, unprotected, without state, tail or child; a state is one
-// exactly if it is unpinned. A split keeps the id, state, tails and children on the deeper part. A
-// node lists its resident children, its ghosts, and the first pages of the resident ones
-// separately, so that any operation on one of them, and the search for the nearest run, is O(log
-// n).
+// Invariants:
+// 1. Edges are whole pages, and no two siblings share a first page.
+// 2. A ghost has only ghosts below it.
+// 3. A tier with a run or a state has all runs above it.
+// 4. A node is an eviction candidate exactly if it is resident, unprotected, and without state,
+//    tail or child. A state is one exactly if it is unpinned.
+// 5. A split keeps the id, state, tails and children on the deeper part.
+//
+// A node lists its resident children, its ghosts, and the first pages of the resident ones
+// separately. So any operation on one of them, and the search for the nearest run, is O(log n).
 class RadixTree {
  public:
   // REQUIRES: shape passed validate().
@@ -54,12 +57,11 @@ class RadixTree {
   std::int64_t common_with_child(const Node& parent, Tokens run) const;
   // Prefetch the memory for find_child(), if there is other work to do first.
   void expect_child(const Node& parent, const PageKey& page) const;
-  // Return the node on the path to `at` that holds the token before `depth`. REQUIRES: depth <=
-  // at's depth.
+  // Return the node on the path to `at` with the token before `depth`. REQUIRES: depth <= at's
+  // depth.
   Position cover(NodeId at, std::int64_t depth) const;
-  // Pages from the root to `end`, in logical order. REQUIRES: end.depth is whole pages, all
-  // resident.
-  // Has room for `spare` more.
+  // Return the pages from the root to `end`, in logical order, with capacity for `spare` more.
+  // REQUIRES: end.depth is whole pages, all resident.
   std::vector<PageId> pages_to(Position end, std::int64_t spare = 0) const;
   // REQUIRES: end.depth is whole pages.
   std::vector<Token> tokens_to(Position end) const;
@@ -74,10 +76,10 @@ class RadixTree {
 
   // Structure, changed.
   NodeId open_root(std::string_view salt);
-  // Drops the root if nothing hangs on it and nobody stands there.
+  // Drop the root if it has no nodes, tails and allocations.
   void close_root_if_bare(NodeId root);
   NodeId add_child(NodeId parent, Tokens run, std::vector<PageId> pages, Tick now);
-  // Add a run, or a tail, that only a tier will hold. REQUIRES: no child begins, and no tail is,
+  // Add a run, or a tail, to be held only by a tier. REQUIRES: no child begins, and no tail is,
   // like it; set_kv_below() or set_state_below() follows.
   NodeId add_child_below(NodeId parent, Tokens run, Tick now);
   TailId add_tail_below(NodeId id, Tokens tokens);
@@ -120,7 +122,7 @@ class RadixTree {
   std::optional<double> score(const EvictionItem& item) const {
     return candidates_.policy().score(item);
   }
-  // Evict the item. A prefix that a tier still holds is no ghost.
+  // Evict the item. A prefix still in a tier is no ghost.
   Freed evict(const EvictionItem& item, Tick now);
   void forget_ghosts();
   // Forget ghosts beyond the limit: a split of a ghost makes two.
@@ -129,7 +131,7 @@ class RadixTree {
   // Set the tiers with copies. A prefix without any place becomes a ghost.
   void set_kv_below(NodeId id, TierBits tiers, Tick now);
   void set_state_below(const StateKey& state, StateBelow below, Tick now);
-  // Return the tiers that hold the state. REQUIRES: the node is alive.
+  // Return the tiers with the state. REQUIRES: the node is alive.
   StateBelow state_below(const StateKey& state) const;
   bool is_resident(const StateKey& state) const;
 
@@ -145,7 +147,8 @@ class RadixTree {
   Node& at(NodeId id) { return nodes_[id]; }
   // The first in the order of hashes, ghosts included.
   std::optional<NodeId> first_child(const Node& parent) const;
-  // Into the parent's lists and out of them; the child stands, or is a ghost, as it says.
+  // Add the child to the parent's lists, or remove it. The child's own fields say if it is resident
+  // or a ghost.
   void hang(Node& parent, const Node& child);
   void unhang(Node& parent, const Node& child);
   void become_ghost(Node& node, Tick now);

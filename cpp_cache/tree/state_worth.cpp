@@ -6,7 +6,7 @@
 
 namespace tasuki::cache {
 
-// Return the deepest state above the node from which a request for the node's path could resume.
+// Return the deepest state above the node usable by a request for the node's path.
 std::optional<StateKey> StateWorth::state_above(const Node& node) const {
   const Node* below = &node;
   while (!below->is_root()) {
@@ -33,8 +33,8 @@ double StateWorth::cost_of_loss(double prefill, TierBits below, std::int64_t pag
                   next.fixed_cost + next.slot_cost + next.page_cost * static_cast<double>(pages));
 }
 
-// Return the number of pages needed by the path to this node's end only: its own, and those above
-// up to the next state or fork.
+// Return the number of pages needed only by the path to this node's end. These are its own pages,
+// and those above up to the next state or fork.
 std::int64_t StateWorth::pages_alone(const Node& node) const {
   auto pages = static_cast<std::int64_t>(node.pages.size());
   const Node* above = &node;

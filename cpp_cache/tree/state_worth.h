@@ -28,16 +28,16 @@ class StateWorth {
   // REQUIRES: the tail is resident, and its node was weighed so.
   Worth of_tail(const TailWeighing& weighing, const Tail& tail) const;
 
-  // Return the one state that would wait for the path's next request instead, if any. Call before
-  // the state is dropped.
+  // Return the one state to wait for the path's next request instead, if any. Call before the state
+  // is dropped.
   std::optional<StateKey> heir_of_checkpoint(const Node& node) const;
   std::optional<StateKey> heir_of_tail(const Node& node) const;
 
  private:
   std::optional<StateKey> state_above(const Node& node) const;
   std::int64_t boundary_above(const Node& node) const;
-  // Return the cost of having the state again: from the next place that keeps it longer, or
-  // computed.
+  // Return the cost of restoring the state: a load from the next place that keeps it longer, or
+  // prefill.
   double cost_of_loss(double prefill, TierBits below, std::int64_t pages) const;
   std::int64_t pages_alone(const Node& node) const;
   std::optional<StateKey> heir_above(const Node& node) const;

@@ -14,7 +14,7 @@
 
 namespace tasuki::cache {
 
-// A cache without memory that follows one policy.
+// A cache without memory under one policy.
 class Shadow {
  public:
   virtual ~Shadow() = default;
@@ -42,8 +42,8 @@ class PolicyTrials {
   bool samples(std::string_view salt, Tokens prompt) { return sample_.take(salt, prompt); }
   void serve(const Served& served);
   void flush();
-  // The policy to follow: another takes over once it saved 2 % more prefill over the last
-  // requests, and by more than luck.
+  // Return the policy to follow. Another one takes over once it saved 2 % more prefill over the
+  // last requests, and by more than luck.
   PolicyKind best() const { return best_; }
   std::vector<PolicyScore> scores() const;
 

@@ -40,7 +40,8 @@ bool TrafficSample::take(std::string_view salt, Tokens prompt) {
   }
   std::uint64_t start = 0;
   for (const char letter : salt) start = mixed(start ^ static_cast<unsigned char>(letter));
-  // Behind the place at which two prompts part, all their pages differ: one of each span decides.
+  // Behind the first difference of two prompts all their pages differ, so one page of each span
+  // decides.
   const std::size_t pages = std::max<std::size_t>(1, prompt.size() / kPage);
   for (std::size_t span = 1; span <= pages; span *= 2) {
     const std::size_t from = (span - 1) * kPage;

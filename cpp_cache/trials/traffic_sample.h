@@ -1,4 +1,4 @@
-// A share of the traffic that keeps continued prompts together.
+// A share of the traffic with whole conversations.
 #pragma once
 
 #include <array>
@@ -9,10 +9,10 @@
 
 namespace tasuki::cache {
 
-// Takes a request by the hash of its start: of its first page, or of its pages 1, 2, 4, 8, ...
-// while so many requests begin alike that one coin would decide too much. So the turns of a
-// conversation share a coin; a system prompt common to all has none. Knows no tree. Deterministic;
-// one fixed table.
+// Takes a request by the hash of its start. The start is its first page. If too many requests begin
+// alike, it is the pages 1, 2, 4, 8 and so on, so one coin does not decide too much. So the turns
+// of a conversation share a coin; a system prompt common to all has none. Knows no tree.
+// Deterministic; one fixed table.
 class TrafficSample {
  public:
   // Takes about one request of `one_in`. REQUIRES: one_in >= 1.

@@ -1,4 +1,4 @@
-// How much stands in every subtree.
+// Sums of the entries in every subtree.
 #pragma once
 
 #include <cstdint>
@@ -20,12 +20,12 @@ struct Standing {
   bool operator==(const Standing&) const = default;
 };
 
-// Owns one Standing per node while there are questions, and costs nothing before; forgets them
+// Owns one Standing per node while there are questions, and costs nothing before. Forgets them
 // after many changes without a question. Does not know pins, allocations or page ids. Thread rule:
 // single-threaded, as PrefixCache.
 //
-// Invariant: while taken, of(node) is the sum over the resident nodes at and below it; for a ghost,
-// and for an unknown id, it is nothing. Cost of a change: the node's ancestors.
+// Invariant: while taken, of(node) is the sum over the resident nodes at and below it. A ghost and
+// an unknown id have nothing. Cost of a change: the node's ancestors.
 class TreeCensus {
  public:
   explicit TreeCensus(const RadixTree& tree) : tree_(tree) {}
@@ -65,8 +65,8 @@ class TreeCensus {
   void climb(NodeId node, Change change);
 
   const RadixTree& tree_;
-  std::vector<Standing> standing_;  // by node; empty: nobody asks
-  std::int64_t changes_ = 0;        // since it was last asked for
+  std::vector<Standing> standing_;  // by node; empty without questions
+  std::int64_t changes_ = 0;        // changes since the last question
 };
 
 }  // namespace tasuki::cache

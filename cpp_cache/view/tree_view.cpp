@@ -14,7 +14,7 @@ struct Candidate {
   NodeId node;
   std::int32_t above;
 
-  // The heaviest first; ties by id, so that equal trees give equal views.
+  // The heaviest first; ties by id, so equal trees give equal views.
   bool operator<(const Candidate& other) const {
     return std::tuple(tokens, raw(other.node)) < std::tuple(other.tokens, raw(node));
   }

@@ -41,7 +41,7 @@ _CALLER = "caller"
 
 @dataclass
 class CallerLoad:
-    """Recent answers to one caller. per_minute: requests that ended. first_token: waits for the
+    """Recent answers to one caller. per_minute: ended requests a minute. first_token: waits for the
     first token. per_token: each request's mean over its later tokens. outcomes: requests with a
     target, from the request or its node, by outcome."""
 
@@ -73,7 +73,7 @@ def callers_of(recent: RecentSamples) -> dict[str, CallerLoad]:
             each.get(name, {}),
             outcomes.get(name, Counter()),
         )
-        # Of some every request is refused.
+        # Some callers have outcomes only, because all their requests are rejected.
         for name in {**ended, **outcomes}
     }
 

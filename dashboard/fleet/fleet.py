@@ -104,7 +104,7 @@ class FleetNode:
         """Record a missing answer. now: seconds since 1970. reason: the cause, in words."""
         if self._silent_since is None:
             self._silent_since = now
-        # What it last answered is of another time: it would be taken for now.
+        # Drop its last answer: it is from an earlier time, and would be taken for the present.
         self.recent = RecentSamples()
         self._draw((Trouble(Level.DEAD, reason),))
 
@@ -165,10 +165,10 @@ def _hit_of(gained: Gained | None, role: str) -> dict[str, Any] | None:
 
 
 def _routing_of(gained: Gained | None) -> dict[str, Any] | None:
-    """Return how prefill nodes were chosen: the choices by reason, their mean regret, and the gap.
+    """Return the choices of prefill nodes: their count by reason, their mean regret, and the gap.
 
-    regret: seconds by which the chosen node cost more than the best one. gap: share of the expected
-    usable tokens that the node did not have; None if it is not known. Return None without a choice.
+    regret: mean additional cost of the chosen node over the best one, in seconds. gap: missing
+    share of the expected usable tokens; None if it is not known. Return None without a choice.
     """
     if gained is None:
         return None
@@ -207,7 +207,7 @@ def _hit_names(role: str) -> tuple[str, str, str]:
 
 
 def troubles(recent: RecentSamples, targets: Targets) -> tuple[Trouble, ...]:
-    """Return the faults of a node that answers, the worst first."""
+    """Return the faults of a reachable node, the worst first."""
     gained = recent.gained
     refused = {} if gained is None else by_label(gained.added, REFUSED, "kind")
     lost = {} if gained is None else by_label(gained.added, LOST_HANDOVERS, "cause")
@@ -290,8 +290,7 @@ class Fleet:
         }
 
     def answered(self, address: str, now: float, clock: float, samples: Samples) -> None:
-        """Record an answer as FleetNode.answered() does. Ignore an address that is no longer a
-        member."""
+        """Record an answer as FleetNode.answered() does. Ignore the address of a former member."""
         if address in self._nodes:
             self._nodes[address].answered(now, clock, samples)
 
@@ -352,7 +351,8 @@ class Fleet:
 
     def _totals(self) -> dict[str, Any]:
         nodes = self._nodes.values()
-        # A prompt that was handed over was looked up at both ends; its client asked once.
+        # Leave prefill nodes out: a handed-over prompt was looked up at both ends, but its client
+        # asked once.
         asked = [node.row["hit"] for node in nodes if node.role != PREFILL]
         hits = [hit for hit in asked if hit is not None]
         return {

@@ -1,4 +1,4 @@
-"""Links from prefill to decode nodes: those of one decode node, and all as a matrix. Pure.
+"""Links from prefill to decode nodes: the links of one decode node, and all as a matrix. Pure.
 
 Only decode nodes are read. Each counts its hand-overs by the prefill node's own name.
 """

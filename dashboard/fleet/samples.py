@@ -65,7 +65,7 @@ CHOICE_EXPECTED = "tasuki_prefill_choice_expected_tokens_total"
 CHOICE_FOUND = "tasuki_prefill_choice_found_tokens_total"
 CHOICE_REGRET = "tasuki_prefill_choice_regret_seconds_total"
 CHOOSING = frozenset({CHOICES, CHOICE_EXPECTED, CHOICE_FOUND, CHOICE_REGRET})
-"""Metrics of nodes that choose prefill nodes. Other nodes do not export them."""
+"""Metrics of nodes with a choice of prefill nodes. Other nodes do not export them."""
 
 CALLER_ENDED = "tasuki_caller_requests_finished_total"
 CALLER_FIRST_TOKEN = "tasuki_caller_time_to_first_token_seconds"
@@ -240,7 +240,7 @@ def observed(buckets: Mapping[float, float]) -> float:
 
 def quantile(buckets: Mapping[float, float], share: float) -> float | None:
     """Return the value not exceeded by `share` of the observations; None without observations. An
-    observation over the last finite bound counts as that bound."""
+    observation over the last finite bound counts as the bound itself."""
     rank = share * observed(buckets)
     if rank <= 0:
         return None
@@ -311,7 +311,7 @@ class RecentSamples:
         if _began_anew(self.latest, samples):
             self._kept.clear()
         self.latest = samples
-        # The last one moves along until it is far enough from the one before.
+        # Replace the last sample until it is far enough from the one before.
         if len(self._kept) > 1 and at - self._kept[-2][0] < SPAN_SECONDS / _KEPT:
             self._kept.pop()
         self._kept.append((at, samples))

@@ -59,7 +59,7 @@ _KINDS: dict[type[ObservedMessage], str] = {
     m.StateLeft: "left",
     m.StateFetched: "fetched",
 }
-"""Kinds of the messages whose event has all their fields."""
+"""Kinds of the messages whose event has all the message's fields."""
 
 
 def event_of(message: ObservedMessage) -> Event:
@@ -78,7 +78,7 @@ def event_of(message: ObservedMessage) -> Event:
         case m.Rejected(request_id=request, error=error):
             return _event("rejected", request=request, error=error)
         case m.PullCommitted():
-            # Its timeline goes with the request's record, of which fewer are kept.
+            # Its timeline belongs to the request's record; fewer records are kept than events.
             message = replace(message, report=replace(message.report, timeline=None))
     return {"kind": _KINDS[type(message)], **to_json(message)}
 

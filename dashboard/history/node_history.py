@@ -1,19 +1,20 @@
 """A node's recent history for its page: requests, conversations and faults.
 
 RequestHistory owns the requests in flight and a bounded memory of ended ones by id. A record has
-the request's fields, its seconds by state and its usage. The request that ended first is forgotten
+the request's fields, its seconds by state and its usage. The first ended request is forgotten
 first.
 
 SessionHistory owns a bounded memory of conversations by their labels for operators. Each turn has
 its cached, computed and decoded tokens, and the pause before it. RequestHistory's records feed it.
 The least recently used session is forgotten first. One thread each.
 
-NodeHistory owns every part; each is bounded, so the whole is. Only events fill it, from a recording
-or a running node. Thread rule: the event loop's thread; nothing blocks. Invariant: the waterfall's
-totals equal the node's counters of ended requests, and the sum of these requests' usages.
+NodeHistory owns every part; each is bounded, and so is the whole. Only events fill it, from a
+recording or a running node. Thread rule: the event loop's thread; nothing blocks. Invariant: the
+waterfall's totals equal the node's counters of ended requests, and the sum of these requests'
+usages.
 
 FaultLedger owns a bounded list of faults and their ends, the newest last, and their counts since
-the start. It also owns the transfers that may wait for their fence. A transfer lost before its
+the start. It also owns the transfers possibly waiting for their fence. A transfer lost before its
 destination was granted never needs one.
 """
 
@@ -51,8 +52,7 @@ class RequestHistory:
             self._in_flight.popitem(last=False)
 
     def ended(self, event: Event) -> dict[str, Any]:
-        """Return the record of a request that finished or was rejected, or of another node's
-        transfer."""
+        """Return the record of a finished or rejected request, or of another node's transfer."""
         name = event["request"] if "request" in event else f"room-{event['room']}"
         submit = self._in_flight.pop(name, None)
         record = {

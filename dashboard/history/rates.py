@@ -12,12 +12,12 @@ prompt == usable + the sum of causes, in each interval and in all.
 
 WhatIf: an estimate of the prompt tokens saved by a larger arena. A prompt's state was evicted
 `slabs_since` slabs ago. If evictions went by age alone, an arena larger by so many slabs would
-still hold it. The distance is that of past traffic, and is at least one slab.
+still hold it. The distance comes from past traffic, and is at least one slab.
 
 DraftTotals: drafted and accepted tokens since the start, by source and by position in a step's
 drafts. It also estimates the effect of fewer drafts a step. Later drafts do not change whether a
-step's first drafts are accepted, so the sums give the estimate. The estimate ignores that other
-steps would then begin at other tokens. Events older than the draft feature have no drafts.
+step's first drafts are accepted, so the sums give the estimate. The estimate ignores one effect:
+other steps would then begin at other tokens. Events older than the draft feature have no drafts.
 
 PoolHistory: samples of the node's counters, about one a second, for the last half hour.
 """
@@ -212,8 +212,8 @@ class WhatIf:
 
     def answer(self) -> dict[str, Any]:
         """Return the estimate. curve: (slots more, prompt tokens saved), ascending. slots: the
-        fewest additional slots that give 80 % of the largest saving. points: that saving as a
-        percentage of all prompt tokens."""
+        fewest additional slots for 80 % of the largest saving. points: the saving of these slots as
+        a percentage of all prompt tokens."""
         total = sum(prompt.tokens for prompt in self._prompts)
         saved = 0
         curve: list[tuple[int, int]] = []
@@ -235,7 +235,7 @@ class WhatIf:
 
 
 _PLACES = 8
-"""Numbers of drafts a step for which the estimate is given."""
+"""Largest number of drafts a step in the estimate."""
 
 
 class DraftTotals:
@@ -251,8 +251,8 @@ class DraftTotals:
 
     def answer(self) -> dict[str, dict[str, Any]]:
         """Return by source the drafted and accepted tokens, and tokens_a_step. tokens_a_step:
-        tokens of a step with drafts from this source, with the token that is no draft, for at most
-        1, 2, ... drafts."""
+        tokens of a step with drafts from this source, for at most 1, 2, ... drafts. The step's own
+        token is included."""
         return {source: self._of(source) for source in self._drafted}
 
     def _of(self, source: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ _LOST = "lost."
 _QUEUED_STATES = frozenset(str(phase) for phase in RequestPhase if phase.is_queued)
 _STANDING = Standing()
 _SESSIONS, _TURNS = 24, 24
-"""Bounds on the plotted sessions and on the turns of each, so that a redraw fits into a frame."""
+"""Bounds on the plotted sessions and on the turns of each, so a redraw fits into a frame."""
 
 
 def overview(

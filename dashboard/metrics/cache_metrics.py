@@ -169,7 +169,8 @@ def _filled(
     return family
 
 
-# Chance of use in a second x prefill saved / page, over the decades that traffic shows.
+# Score: chance of use in a second x prefill saved / page. The bounds are the decades seen in
+# traffic.
 _SCORES = tuple(10.0**power for power in range(-9, 4))
 
 

@@ -1,18 +1,17 @@
-"""A node's metrics in Prometheus' text format: its own, and those under other engines' names.
+"""A node's metrics in Prometheus' text format: its own, and the same under other engines' names.
 
 node_families(): the node's name and its links. health_families(): its state, failed calls,
 certificates and disks. engine_families(): the engine's steps, and the sending of a prefill node.
 Pure functions.
 
-translated() gives tasuki's numbers under the names of vLLM and SGLang, so that existing dashboards
-work. Pure. Only numbers of equal meaning are renamed.
+translated() gives tasuki's numbers under the names of vLLM and SGLang, for existing dashboards.
+Pure. Only numbers of equal meaning are renamed.
 
 GenAiMetrics counts by OpenTelemetry's GenAI conventions, version 1.41.1, in Prometheus's spelling.
 The metrics are gen_ai.server.request.duration and the two beside it, with the conventions' bounds.
 It borrows its registry, and owns the operations of requests in flight.
 
-Exposition owns a registry of its own, so that several nodes of one process share nothing. One
-thread.
+Exposition owns a registry of its own, so several nodes of one process share nothing. One thread.
 """
 
 from collections import OrderedDict
@@ -87,7 +86,7 @@ def translated(families: Iterable[Metric], dialect: str) -> Iterator[Metric]:
 
 
 def _renamed(family: Metric, name: str) -> Metric:
-    # An unlabelled counter carries its labels as an empty tuple; the family is rebuilt as it is.
+    # An unlabelled counter has its labels as an empty tuple; the family is rebuilt unchanged.
     metric = Metric(name, family.documentation, family.type)
     metric.samples = [
         Sample(name + sample.name.removeprefix(family.name), *sample[1:])
@@ -157,18 +156,17 @@ class GenAiMetrics:
         self._operations: OrderedDict[m.RequestId, str] = OrderedDict()
 
     def begin(self, request: m.RequestId, operation: str) -> None:
-        """Record the operation of a request that begins. operation: see
-        RequestContext.operation."""
+        """Record the operation of a beginning request. operation: see RequestContext.operation."""
         self._operations[request] = operation
         while len(self._operations) > _IN_FLIGHT:
             self._operations.popitem(last=False)
 
     def observe(self, message: m.Finished | m.Rejected) -> None:
-        """Count a request that ended. A request begun elsewhere, such as a transfer, has no client
-        here and is not counted."""
+        """Count an ended request. A request begun elsewhere, such as a transfer, has no client here
+        and is not counted."""
         operation = self._operations.pop(message.request_id, None)
         if operation is None or isinstance(message, m.Rejected):
-            # Nothing is known of how long it took.
+            # Its duration is not known.
             return
         usage = message.usage
         labels = (operation, _PROVIDER, self._model, self._model)
@@ -333,7 +331,7 @@ class Exposition:
                 self._faults.observe(message)
 
     def begin(self, request: m.RequestId, operation: str) -> None:
-        """Record that a client's request was admitted. operation: see RequestContext.operation."""
+        """Record the admission of a client's request. operation: see RequestContext.operation."""
         if self._gen_ai is not None:
             self._gen_ai.begin(request, operation)
 

@@ -1,7 +1,7 @@
-"""Constructors of metrics: families of numbers, and instruments that count.
+"""Constructors of metrics: families of numbers, and counting instruments.
 
 gauge(), counter() and histogram() make families from numbers counted by other parts. Pure.
-Instruments counts events as they happen, under names that begin with tasuki. Both share the bounds
+Instruments counts events as they happen, under names with the prefix tasuki. Both share the bounds
 of the histograms.
 """
 

@@ -26,23 +26,18 @@ _HEAD = f"""# Metrics
 Written by `python -m tasuki.dashboard.metrics.metrics_reference`; a test compares.
 
 `GET /metrics` on the HTTP port of any node (`--http-bind`) serves these in Prometheus' text format.
-`--metrics-compat vllm|sglang` adds the names that boards of other engines use, `{GEN_AI}` those
-of OpenTelemetry's [GenAI conventions](dashboards.md#opentelemetry),
-`--metrics off` leaves out those that count requests. Counters end in `_total`, histograms in
-`_bucket`, `_sum` and `_count`. Causes are `new`, `not_pulled` (cached here,
-and computed by a prefill node that did not pull it), `never_checkpointed`, `checkpoint_evicted`,
-`kv_evicted`, `alignment`, `in_flight`, with [memory below the arena](tiers.md) `load_declined`
-(there, and cheaper to compute) and, of requests only, `load_failed` (to be loaded, and late or
-wrong), `template_changed` (an earlier turn is rendered otherwise than before) and, where they ended
-before their prompt was looked up, `{UNSCHEDULED}`; usable plus all causes is the prompt, exactly.
+`--metrics-compat vllm|sglang` adds the names of other engines' boards, `{GEN_AI}` those
+of OpenTelemetry's [GenAI conventions](dashboards.md#opentelemetry); `--metrics off` leaves out
+those that count requests. Counters end in `_total`, histograms in `_bucket`, `_sum` and `_count`.
+Causes are the [reasons](concepts.md) of lost tokens, and `{UNSCHEDULED}` for requests that ended
+before their prompt was looked up. Usable plus all causes is the prompt.
 
-`tasuki_request_*` count requests that ended, by their usages; `tasuki_cache_*` count in this node's
-tree, also requests that were retracted, aborted or computed for another node. A request that was
-retracted is looked up in the tree again, and counts once in `tasuki_looked_up_*`, as it ends.
-`tasuki_calls_failed_total` counts what clients were answered, by the kinds of [errors](errors.md);
-`tasuki_requests_rejected_total` what the engine refused. While the engine does not answer, the
-engine's numbers are its last ones, and `tasuki_engine_silent_seconds` is above 0; of an engine
-that has died they are left out.
+`tasuki_request_*` count ended requests, by their usages. `tasuki_cache_*` count in this node's
+tree, also requests that were retracted, aborted or computed for another node. A retracted request
+is looked up again, and counts once in `tasuki_looked_up_*`, as it ends.
+`tasuki_calls_failed_total` counts clients' answers by the kinds of [errors](errors.md),
+`tasuki_requests_rejected_total` the engine's refusals. While the engine does not answer, its
+numbers are the last ones, and `tasuki_engine_silent_seconds` is above 0. A dead engine has none.
 
 | metric | type | labels | meaning |
 | --- | --- | --- | --- |
@@ -53,8 +48,12 @@ _LABEL_ONLY = "_"
 
 def reference() -> str:
     """Return the whole page."""
-    families = sorted(_exposition().families(_report(), _front()), key=lambda one: one.name)
-    return _HEAD + "".join(f"{_row(family)}\n" for family in families)
+    return _HEAD + "".join(f"{_row(family)}\n" for family in families())
+
+
+def families() -> list[Metric]:
+    """Return every metric, sorted by name."""
+    return sorted(_exposition().families(_report(), _front()), key=lambda one: one.name)
 
 
 def _row(family: Metric) -> str:
@@ -65,7 +64,7 @@ def _row(family: Metric) -> str:
 
 
 def _exposition() -> Exposition:
-    """Return an exposition that has observed every message with labels once."""
+    """Return an exposition after one observation of every message with labels."""
     exposition = Exposition()
     request, room = m.RequestId(_LABEL_ONLY), m.RoomId(0)
     hit = m.HitBreakdown(0, 0, 0, {_LABEL_ONLY: 0}, None, loaded={_LABEL_ONLY: 0})

@@ -2,8 +2,8 @@
 
 seconds_by_phase() and its siblings read a request's life and usage. Pure.
 
-RequestMetrics counts requests by the messages that end them. Invariant: prompt tokens == usable
-tokens + the sum of lost tokens over causes, exactly as in the usages sent to clients.
+RequestMetrics counts requests by their final messages. Invariant: prompt tokens == usable tokens +
+the sum of lost tokens over causes, exactly as in the usages sent to clients.
 
 ChoiceMetrics counts the choices of prefill nodes, and the worth of the choices. LinkMetrics counts
 the hand-overs to a decode node by the name of the prefill node. All borrow their registry or
@@ -43,7 +43,7 @@ from tasuki.routing.node_choice import Reason
 from .families import EXPOSED, FIRST_TOKEN, PREFILL, QUEUE, REQUEST, TOKEN, WINDOW, Instruments
 
 UNSCHEDULED = "unscheduled"
-"""Cause of the prompt tokens of requests that ended before the lookup of their prompt."""
+"""Cause of lost prompt tokens if the request ended before the lookup of its prompt."""
 _DRAFT_LABELS = ("drafter", "place")
 
 Name = TypeVar("Name", bound=str)
@@ -56,7 +56,7 @@ class RequestMetrics:
             "requests_finished", "Requests that ended, by reason.", "reason"
         )
         self._rejected = made.counter("requests_rejected", "Requests refused, by kind.", "kind")
-        # From the start: where a series begins at 1, no rate shows that event.
+        # Create every series now: if a series begins at 1, no rate shows its first event.
         for reason in FinishReason:
             self._finished.labels(reason.value)
         for kind in ErrorKind:
@@ -237,7 +237,7 @@ def queued_seconds(life: Sequence[LifeMark]) -> float:
 
 
 def prefilled_seconds(life: Sequence[LifeMark]) -> float:
-    """Return the seconds during which the prompt was computed here or received."""
+    """Return the seconds of computing the prompt here or receiving it."""
     return sum(seconds for phase, seconds in _spans(life).items() if phase.stage is Stage.PREFILL)
 
 
@@ -268,7 +268,7 @@ MOST_CALLERS = 64
 OTHERS = "(others)"
 """All callers after the first MOST_CALLERS; no caller's own name has a bracket."""
 
-# As few bounds as show whether a target is kept: there is a series of each for each caller.
+# As few bounds as needed to judge a target, because there is a series for each bound and caller.
 _FIRST_TOKEN = (0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 _TOKEN = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 _IN_FLIGHT = 1 << 16
@@ -360,7 +360,7 @@ class TargetMetrics:
                 missed = missed_targets(usage)
                 for target in missed:
                     self._missed.labels(target).inc()
-                # Of an answer that nobody waited for nothing is known but what it had missed.
+                # An aborted answer shows only the targets already missed.
                 if missed or reason is not FinishReason.ABORT:
                     self._count("missed" if missed else "kept", caller, priority)
             case Rejected(error=error, targets=targets) if targets is not None:

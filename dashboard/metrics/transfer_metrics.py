@@ -2,11 +2,11 @@
 
 All borrow their registry. One thread.
 
-RoomMetrics: a prefill node's transfers, fed as each ends. PullMetrics: prefixes pulled by a prefill
+RoomMetrics: a prefill node's transfers, fed as each ends. PullMetrics: prefixes loaded by a prefill
 node from decode nodes instead of being computed. CopiedStateMetrics: states copied without a
 waiting request. An ending node leaves states to prefill nodes; a decode node fetches states.
 FaultMetrics: lost hand-overs, and the time until their granted pages could be used again. It owns
-the transfers that wait for their fence.
+the transfers waiting for their fence.
 """
 
 import time
@@ -88,7 +88,7 @@ class PullMetrics:
 
 
 class _Copies:
-    """States copied in one direction by outcome, and the tokens and bytes of those that arrived."""
+    """States copied in one direction by outcome, and the tokens and bytes of the arrived ones."""
 
     def __init__(
         self,
@@ -142,9 +142,9 @@ class CopiedStateMetrics:
                 self._fetched.observe(copied, FetchOutcome.FETCHED)
 
 
-# What moved was not lost: it is counted with the choices.
+# A moved hand-over was not lost: it is counted with the choices.
 _LOSSES = [cause for cause in LossCause if cause is not LossCause.MOVED]
-# Rooms lost before a grant are never fenced; they are forgotten when so many others came.
+# Rooms lost before a grant are never fenced; they are forgotten after this number of later rooms.
 _REMEMBERED = 4096
 
 

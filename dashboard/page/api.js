@@ -1,5 +1,5 @@
-// The page's data: JSON by request, and a stream of it.
-// The API key, where the node wants one, lives in this tab's session storage only.
+// The page's data: JSON by request, and a stream of it. If the node requires an API key, it is kept
+// only in this tab's session storage.
 
 const KEY = "tasuki-key";
 
@@ -18,7 +18,7 @@ async function ask(path, signal) {
   return reply;
 }
 
-// The message of the node's refusal, with the mend.
+// The message of the node's rejection, with the fix.
 async function refusal(reply) {
   const body = await reply.json().catch(() => null);
   return body?.error?.message;
@@ -37,7 +37,7 @@ export async function follow(path, take, signal) {
     if (done) return;
     const parts = (rest + value).split("\n\n");
     rest = parts.pop();
-    // Of overviews only the last matters.
+    // Only the last overview matters.
     const last = parts.filter((part) => part.startsWith("data: ")).pop();
     if (last) take(JSON.parse(last.slice(6)));
   }

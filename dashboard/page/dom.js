@@ -1,4 +1,4 @@
-// Elements, built rather than written, so that no text of a request is ever markup.
+// Elements are built, not written as markup, so no text of a request becomes markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -21,13 +21,13 @@ export function legend(entries) {
     element("span", {}, element("i", { class: `swatch ${name}` }), text));
 }
 
-// Terms and their descriptions; those of null are left out.
+// Terms and their descriptions; pairs with null are left out.
 export function describe(list, pairs) {
   list.replaceChildren(...pairs.filter(([, text]) => text !== null).flatMap(([term, text]) =>
     [element("dt", {}, term), element("dd", {}, text)]));
 }
 
-// Works by mouse and by Enter alike.
+// Calls act on a click and on Enter.
 export function onChoose(target, act) {
   target.addEventListener("click", act);
   target.addEventListener("keydown", (event) => {
@@ -35,7 +35,7 @@ export function onChoose(target, act) {
   });
 }
 
-// Arrow keys go to what beside(key) gives, if it gives anything.
+// On an arrow key, focus the result of beside(key), if any.
 export function onArrows(target, beside) {
   target.addEventListener("keydown", (event) => {
     const next = beside(event.key);
@@ -43,7 +43,8 @@ export function onArrows(target, beside) {
   });
 }
 
-// Draws anew in the place of what was there. What had the focus keeps it: it is known again by data-`key`.
+// Replace the contents of a place by newly drawn ones. The focus stays on the element with the same
+// data-`key`.
 export function redraw(place, key, ...drawn) {
   const focused = place.contains(document.activeElement) ? document.activeElement.dataset[key] : undefined;
   place.replaceChildren(...drawn);

@@ -1,11 +1,11 @@
-// The fault ledger: how often what went wrong, and the last times that it did.
+// The fault ledger: the count of each fault, and the last times of it.
 
 import { load } from "./api.js";
 import { find } from "./dom.js";
 import { clock, count } from "./format.js";
 import { drawTable } from "./table.js";
 
-// How another entry ended, and no fault.
+// The end of another entry, not a fault.
 const RECOVERED = "peers_up";
 
 export class FaultView {

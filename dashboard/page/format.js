@@ -1,4 +1,4 @@
-// Numbers as people read them.
+// Numbers in a form for people.
 
 export const count = (value) => Math.round(value).toLocaleString("en");
 
@@ -21,14 +21,14 @@ export function bytes(value) {
   return `${value.toFixed(index ? 1 : 0)} ${units[index]}`;
 }
 
-// How long something has been so, in its largest two units.
+// A duration in its largest two units.
 export function duration(value) {
   const minutes = Math.max(0, Math.floor(value / 60));
   const [days, hours] = [Math.floor(minutes / 1440), Math.floor(minutes / 60) % 24];
   return days ? `${days} d ${hours} h` : hours ? `${hours} h ${minutes % 60} min` : `${minutes} min`;
 }
 
-// A name of ours as words.
+// An internal name as words.
 export const spoken = (name) => name.replaceAll("_", " ");
 
 export const clock = (at) => new Date(at * 1000).toLocaleTimeString("en-GB");

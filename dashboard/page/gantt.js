@@ -1,6 +1,7 @@
-// One hand-over as both sides saw it: layers as the forward finished them, windows as they were posted and flushed,
-// landings and waits; and the pull before it, if there was one, whose layers were finished long before. Two tracks with
-// an axis each, since clocks of two hosts are never subtracted.
+// One hand-over, as seen by both sides: layers as the forward finished them, layer chunks as they
+// were posted and flushed, arrivals and waits. Also the pull before it, if any; its layers were
+// finished long before. Two tracks with an axis each, because clocks of two hosts are never
+// subtracted.
 
 import { load } from "./api.js";
 import { element, find, legend, shape } from "./dom.js";
@@ -86,7 +87,7 @@ function sender(track) {
   return drawTrack("sender", track.phases, bars, Math.max(forwardEnd, lastFlush(track)));
 }
 
-// There is no forward that a pull could hide beside.
+// A pull has no forward to hide behind.
 function giver(track) {
   const bars = track.windows.map((window) => ({
     marks: [], parts: [["exposed-time", window.begun_at, window.flushed_at]], title: titleOf(window),
@@ -107,7 +108,7 @@ function receiver(name, track) {
 }
 
 function drawTrack(name, phases, bars, end) {
-  // As wide as its place, so that its words are of the size of the page's.
+  // As wide as its place, so its words have the size of the page's.
   const width = Math.max(NARROWEST, find("gantt").clientWidth);
   const last = Math.max(end, 1e-6, ...phases.map((phase) => phase.at));
   const x = (at) => LEFT + ((width - 2 * LEFT) * at) / last;

@@ -1,16 +1,16 @@
-// The rows of a list that grows at its top. Once a row is chosen they stand still, so that it stays where it is, and a button
-// says how many have come since; rows that stand are still brought up to date.
+// The rows of a list growing at its top. After a row is chosen no rows are added, so it keeps its
+// place. A button shows the count of new rows meanwhile. Rows already shown are still updated.
 
 import { count } from "./format.js";
 
 export class HeldRows {
-  // button: shown while rows are held back. key(row) identifies a row. draw(rows): what shows them.
+  // button: shown while rows are held back. key(row) identifies a row. draw(rows) shows the rows.
   constructor(button, key, draw) {
     this.button = button;
     this.key = key;
     this.draw = draw;
     this.latest = [];
-    this.held = null; // keys of those that stand
+    this.held = null; // keys of the shown rows
     button.addEventListener("click", () => { this.release(); this.draw(this.latest); });
   }
 

@@ -1,5 +1,5 @@
-// Joins the views with the stream of the node's overview. A view loads its own data when it is shown and when
-// something has happened since, so that a page that nobody looks at costs the node one small message a second.
+// Joins the views with the stream of the node's overview. A view loads its own data when it is
+// shown and after new events. So a page without a viewer costs the node one small message a second.
 
 import { follow, KeyWanted, useKey } from "./api.js";
 import { find } from "./dom.js";
@@ -15,7 +15,7 @@ import { TreeView } from "./tree.js";
 
 const RETRY_MS = 2000;
 const SECOND_MS = 1000;
-// A node that is reached sends something every five seconds.
+// A reachable node sends something every five seconds.
 const SILENT_SECONDS = 8;
 // A bar of the curves is five seconds wide.
 const STREAM = "/debug/stream?seconds=300&points=60";
@@ -27,7 +27,7 @@ const views = {
   handovers: new HandoverView(), faults: new FaultView(),
 };
 let state = null;
-let taken = 0; // when it came
+let taken = 0; // time of its arrival
 const tabs = new Tabs(find("tabs"), show);
 
 function show(name) {
@@ -36,12 +36,12 @@ function show(name) {
 }
 
 function showStatus(text) {
-  // What is written again is read out again.
+  // Screen readers read text out again when it is written again.
   if (find("live").textContent !== text) find("live").textContent = text;
 }
 
 function drawHead({ node, role, version = "", model = "", started_at: started }, now) {
-  // A checkout that is not installed has no version.
+  // A checkout without installation has no version.
   find("node").textContent = version.startsWith("(") ? node : `${node} ${version}`;
   find("about").textContent = [role, model, location.host, started ? `up ${duration(now - started)}` : ""].filter(Boolean).join(", ");
   document.title = `${node} at ${location.host} - tasuki`;
@@ -71,7 +71,7 @@ async function live() {
   }
 }
 
-// Between two messages the figures grow old, and say so.
+// Between two messages the figures' age is shown.
 function age() {
   if (!state || state.about.recorded) return;
   const silent = (performance.now() - taken) / SECOND_MS;

@@ -1,4 +1,5 @@
-// How the node does, at the top of its page: health, the last minute in tiles, and the last five minutes as lines.
+// The node's state at the top of its page: health, the last minute in tiles, and the last five
+// minutes as lines.
 
 import { element, find } from "./dom.js";
 import { count, seconds } from "./format.js";
@@ -6,7 +7,7 @@ import { figure, hitFigure, memoryFigure, rateFigure, waitFigure, whole } from "
 import { LinePlot } from "./parts/line_plot.js";
 import { mark } from "./parts/marks.js";
 
-// A sample of the engine's counters that is older is marked with its age.
+// An older sample of the engine's counters is marked with its age.
 const STALE_SECONDS = 5;
 
 export class Figures {

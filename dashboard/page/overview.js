@@ -1,4 +1,5 @@
-// The first view: the hit waterfall, what more room would recover, and what the memory is used for.
+// The first view: the hit waterfall, the tokens recoverable with more memory, and the use of the
+// memory.
 
 import { element, find } from "./dom.js";
 import { bytes, count, percent, spoken } from "./format.js";
@@ -43,7 +44,7 @@ export class Overview {
     find("peers").textContent = peersOf(pools?.prefill_nodes ?? {});
   }
 
-  // Of the span that the curve shows, and since the start.
+  // Over the curve's time span, and since the start.
   drawTotals({ totals, hits }) {
     const recent = (key) => (hits.columns[key] ?? []).reduce((sum, value) => sum + value, 0);
     const rows = [
@@ -66,7 +67,7 @@ export class Overview {
     this.foldCauses();
   }
 
-  // Causes that never were stand behind a button.
+  // Causes with a zero count are shown by a button.
   foldCauses() {
     const zero = find("totals").querySelectorAll(".zero");
     for (const row of zero) row.hidden = !this.allCauses;
@@ -109,7 +110,8 @@ export class Overview {
   }
 }
 
-// A recording from before a slab's size was known has none. What a tier below the arena holds is cached.
+// A recording from before the slab size was recorded has none. Everything in a tier below the arena
+// is cached.
 function placesOf({ memory, tiers = [] }) {
   if (!memory) return [];
   const below = tiers.map((tier) => ({
@@ -121,7 +123,8 @@ function placesOf({ memory, tiers = [] }) {
   return [arena, ...below];
 }
 
-// As much memory in the host. A tier keeps what stands above it too, so that the first one begins with the arena's size.
+// The same amount of memory in the host. A tier also keeps everything in the memory above it, so
+// the first tier begins with the arena's size.
 function roomBelow({ slots }, pools) {
   if (!pools?.slabs || !pools.slab_bytes) return "";
   const { slabs, slab_bytes: slab, tiers = [] } = pools;
@@ -137,13 +140,13 @@ function tierWords({ held, loads, writes, dropped, budget_bytes: budget = {} }) 
     ...(budget.a_second === undefined ? [] : [`${bytes(Math.max(0, budget.left))} may be written now, ${bytes(budget.a_second)} more a second`])].join(", ");
 }
 
-// A node that drafts nothing has nothing to say, nor has a recording from before there were drafts.
+// Empty for a node without drafts, and for a recording from before there were drafts.
 function draftsOf(drafts) {
   return Object.entries(drafts).map(([source, of]) => `Drafted: ${count(of.drafted)} tokens by ${source}, of which ${percent(of.accepted, of.drafted)} held. `
     + `With at most 1, 2 ... drafts a step would have given ${of.tokens_a_step.map((tokens) => tokens.toFixed(2)).join(", ")} tokens.`).join(" ");
 }
 
-// Of a node without prefill nodes there is nothing to say.
+// Empty for a node without prefill nodes.
 function peersOf(nodes) {
   const states = Object.entries(nodes).filter(([, number]) => number);
   return states.length ? `Prefill nodes: ${states.map(([state, number]) => `${count(number)} ${state}`).join(", ")}.` : "";

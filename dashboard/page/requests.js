@@ -19,7 +19,7 @@ const COLUMNS = [
   ["prefilled on", (row) => row.usage?.prefilled_on ?? "-"],
 ];
 
-// What runs has no end yet.
+// A running request has no end yet.
 function endOf(row) {
   if (row.ended_at === null) return "in progress";
   return row.reason ?? row.error?.kind ?? (row.handed_on ? "handed on" : "given up");
@@ -84,7 +84,7 @@ function showRequest(list, row) {
   ]);
 }
 
-// The choice and what it was made by: seconds expected of each way.
+// The choice and its basis: the expected seconds of each way.
 function routeOf(route) {
   const expected = Object.entries(route.estimates).map(([way, value]) => `${way} ${seconds(value)}`);
   return expected.length ? `${route.choice} (expected: ${expected.join(", ")})` : route.choice;

@@ -1,6 +1,6 @@
-// Conversations over time: a row each; a bar a turn, split into cached, new, recomputed and decoded tokens; the gaps are
-// tools and people. A mark stands above a turn that had to compute what was evicted. One turn is in the tab order; arrows
-// go from turn to turn and from session to session.
+// Conversations over time: a row each; a bar for each turn, split into cached, new, recomputed and
+// decoded tokens; the gaps are tools and people. A mark above a turn shows recomputed evicted
+// tokens. One turn is in the tab order; arrows go from turn to turn and from session to session.
 
 import { load } from "./api.js";
 import { describe, find, legend, onArrows, onChoose, shape } from "./dom.js";
@@ -11,7 +11,8 @@ const LABEL = 92;
 const ROW = 34;
 const PARTS = { cached: "usable", fresh: "fresh", lost_tokens: "lost", decoded: "decoded" };
 
-// What the turns took, widened to whole steps of about a 32nd, so that a new turn seldom moves the others.
+// The time span of the turns, widened to whole steps of about a 32nd, so a new turn seldom moves
+// the others.
 function spanOf(turns) {
   const first = Math.min(...turns.map((turn) => turn.arrived_at));
   const last = Math.max(...turns.map((turn) => turn.ended_at));
@@ -23,8 +24,8 @@ export class SessionView {
   constructor() {
     this.current = null; // the request in the tab order
     this.sessions = [];
-    this.width = NARROWEST; // of the drawing, so that its words are of the size of the page's
-    this.drawn = new Map(); // by what is drawn: a session that stands as it was is only moved
+    this.width = NARROWEST; // width of the drawing: its words have the size of the page's
+    this.drawn = new Map(); // by drawn session: an unchanged one is only moved
     this.svg = shape("svg");
     this.axis = shape("g");
     find("session-legend").replaceChildren(...legend([
@@ -106,7 +107,8 @@ export class SessionView {
     this.current = request;
   }
 
-  // Within a session from turn to turn; to the same turn of the next one, or its last.
+  // Within a session from turn to turn; otherwise to the same turn of the next session, or its
+  // last.
   beside(request, key) {
     const row = this.sessions.findIndex((session) => session.turns.some((turn) => turn.request === request));
     const { turns } = this.sessions[row];

@@ -6,7 +6,7 @@ import { clock } from "./format.js";
 const HEIGHT = 210;
 
 export class StackPlot {
-  // names: from the bottom up, each a colour. unit: of what the upright axis counts.
+  // names: from the bottom up, each with a colour. unit: unit of the upright axis.
   constructor(place, names, unit) {
     this.place = place;
     this.unit = unit;

@@ -1,9 +1,10 @@
-// Tables of rows that may be chosen; on a telephone each row is a card. A row that is still there is left where it is, so that
-// it keeps its focus and a table that grows at its top costs one row.
+// Tables of rows to choose from; on a telephone each row is a card. An unchanged row keeps its
+// element, and so its focus. A table growing at its top costs one row.
 
 import { element, onChoose } from "./dom.js";
 
-// columns: [title, row => text, is_text]; key(row) identifies a row; none: what an empty table says; choose(key) or nothing.
+// columns: [title, row => text, is_text]; key(row) identifies a row; none: text of an empty table;
+// choose(key) or nothing.
 export function drawTable(table, columns, rows, key, none, choose) {
   const body = table.tBodies[0] ?? begin(table, columns);
   table.caption.textContent = rows.length ? "" : none;
@@ -27,7 +28,7 @@ export function drawTable(table, columns, rows, key, none, choose) {
   }
 }
 
-// Marks the row of that key, and no other.
+// Mark the row with this key, and no other.
 export function markChosen(table, key) {
   for (const line of table.tBodies[0]?.rows ?? []) {
     if (line.dataset.key === String(key)) line.setAttribute("aria-current", "true");
@@ -52,7 +53,7 @@ function lineOf(columns, texts, key, choose) {
   return line;
 }
 
-// A card leaves out what is not known.
+// A card leaves out unknown values.
 function update(line, texts) {
   texts.forEach((text, index) => {
     const cell = line.cells[index];

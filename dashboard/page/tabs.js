@@ -1,4 +1,4 @@
-// The views' tabs, by mouse and by arrow keys; the place after # names the one that is shown.
+// The views' tabs, by mouse and by arrow keys; the URL's fragment names the shown view.
 
 export class Tabs {
   constructor(list, show) {

@@ -1,6 +1,6 @@
-// The radix tree as an icicle: across, tokens of a node and all below it; down, the path of a prompt. Only the
-// heaviest subtrees come from the node, so the drawing stays small whatever the tree's size. One box is in the tab order;
-// arrows go from box to box.
+// The radix tree as an icicle: across, tokens of a node and all below it; down, the path of a
+// prompt. The node sends only the heaviest subtrees, so the drawing stays small for any size of the
+// tree. One box is in the tab order; arrows go from box to box.
 
 import { load } from "./api.js";
 import { describe, element, find, legend, onArrows, onChoose, redraw, shape } from "./dom.js";
@@ -8,7 +8,7 @@ import { count } from "./format.js";
 
 const NARROWEST = 320;
 const ROW = 26;
-const LEAST = 2; // narrower boxes are not drawn: the parent's "not drawn" counts them
+const LEAST = 2; // narrower boxes are not drawn, but counted in the parent's "not drawn"
 
 const KINDS = [
   ["namespace", "all prompts, or all of a tenant"],
@@ -35,7 +35,7 @@ export class TreeView {
     this.drawn = new Map(); // box and look by name
     this.current = "top"; // the box in the tab order
     this.chosen = null;
-    this.width = NARROWEST; // of the drawing, so that its words are of the size of the page's
+    this.width = NARROWEST; // width of the drawing: its words have the size of the page's
     this.rows = [];
     find("tree-legend").replaceChildren(...legend(KINDS));
     new ResizeObserver(() => { if (this.rows.length && find("icicle").clientWidth !== this.width) this.draw(); }).observe(find("icicle"));
@@ -80,7 +80,7 @@ export class TreeView {
     this.drawPath();
   }
 
-  // What looks as it did is left where it is, in the tab order too.
+  // An unchanged box keeps its element, and its place in the tab order.
   fill(boxes) {
     const focused = this.svg.contains(document.activeElement);
     const before = this.drawn;
@@ -98,7 +98,8 @@ export class TreeView {
     if (focused) this.rect(this.current)?.focus();
   }
 
-  // Place, kind and title; tenths of a pixel, since one more prompt in a large tree moves every box by less.
+  // Place, kind and title. In tenths of a pixel, because one more prompt in a large tree moves
+  // every box by less.
   lookOf({ row, hidden, x, width, level }) {
     const kind = hidden ? "hidden-nodes" : this.kindOf(row);
     const title = hidden
@@ -134,7 +135,7 @@ export class TreeView {
     this.current = name;
   }
 
-  // Up to what it stands below, down to its first child, sideways within a level.
+  // Up to the parent, down to the first child, sideways within a level.
   beside(name, key) {
     const box = this.boxes.find((one) => nameOf(one.row) === name);
     const level = this.boxes.filter((one) => one.level === box.level);
@@ -181,7 +182,7 @@ export class TreeView {
 
   kindOf(row) {
     if (row.tokens === 0 && row.depth === 0) return "namespace";
-    // Whatever runs on a prefill node is for another node.
+    // Every request on a prefill node is for another node.
     if (row.leases || row.state_pins || row.protected) return this.role === "prefill" ? "in_transfer" : "in_use";
     return row.state || row.tails ? "checkpoint" : "kv_only";
   }

@@ -1,5 +1,5 @@
-// The names of what is shown, in the order in which they are stacked, and what they mean. A name is also its
-// colour's class in page.css.
+// The names of the shown parts, in stacking order, and their meanings. A name is also its colour's
+// class in page.css.
 
 export const CAUSES = [
   ["new", "never seen before"],
@@ -24,7 +24,8 @@ export const OWNERS = [
   ["free", "nobody's"],
 ];
 
-// How the arena's memory is used: of its bytes, the same on every page, in the log and in `tasuki top`.
+// Use of the arena's memory, in bytes. The names are the same on every page, in the log and in
+// `tasuki top`.
 export const MEMORY = [
   ["in_use", "held by requests and hand-overs, cannot make room"],
   ["cached", "kept for later prompts, makes room where it is needed"],

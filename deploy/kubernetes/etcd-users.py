@@ -1,4 +1,5 @@
-"""Has an etcd ask for passwords: its root, and one user who may read and write a prefix of keys.
+"""Turn on passwords in an etcd: for its root, and for one user with read and write access to a
+prefix of keys.
 
 Needs Python's standard library alone. A second run changes nothing but the user's password.
 """
@@ -24,7 +25,8 @@ class Etcd:
         self._token = ""
 
     def ask(self, method: str, **body: Any) -> dict[str, Any]:
-        """Raises urllib.error.HTTPError where etcd refuses."""
+        """Send one request and return the reply. Raises urllib.error.HTTPError if etcd rejects
+        it."""
         request = urllib.request.Request(
             f"{self._endpoint}/v3/{method}", json.dumps(body).encode(), method="POST"
         )
@@ -35,7 +37,8 @@ class Etcd:
             return answer
 
     def ask_unless_done(self, done: str, method: str, **body: Any) -> None:
-        """done: what etcd says where it has been done before."""
+        """Send a request to etcd, and accept the error of an earlier success. done: text of this
+        error."""
         try:
             self.ask(method, **body)
         except urllib.error.HTTPError as error:
@@ -44,7 +47,7 @@ class Etcd:
                 raise RuntimeError(f"etcd refused {method}: {text}") from error
 
     def log_in(self, name: str, password: str) -> bool:
-        """False where etcd asks for no passwords yet."""
+        """Log in. Return False if etcd does not require passwords yet."""
         try:
             self._token = self.ask("auth/authenticate", name=name, password=password)["token"]
         except urllib.error.HTTPError as error:
@@ -63,7 +66,8 @@ def _login(path: str) -> tuple[str, str]:
 
 
 def set_up(etcd: Etcd, root: tuple[str, str], user: tuple[str, str], prefix: str) -> None:
-    """root: its name must be root. prefix: of the user's keys."""
+    """Create the users and their roles, and turn passwords on. root: name and password; the name
+    must be root. user: name and password. prefix: prefix of the user's keys."""
     name, password = user
     end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
     encoded = [base64.b64encode(key.encode()).decode() for key in (prefix, end)]

@@ -95,8 +95,8 @@ class TokensMade(Message):
 
 
 class WorkerGone(Message):
-    """The link to that API server worker has ended. left: its requests still in the engine, now
-    aborted. Comes after the ends of its other requests."""
+    """The end of the link to an API server worker. left: its requests still in the engine, now
+    aborted. The message comes after the ends of its other requests."""
 
     number: int
     left: tuple[RequestId, ...]

@@ -32,7 +32,7 @@ _NUMBER_OF = {kind: number for number, kind in enumerate(_KINDS)}
 
 
 class BrokenFrame(ValueError):
-    """Received bytes that are not a frame of this protocol."""
+    """Error for received bytes without a frame of this protocol."""
 
 
 _ENCODER = packer()
@@ -63,8 +63,8 @@ def frame_of(messages: Sequence[Any]) -> bytearray:
 
 
 def framed(bodies: Sequence[tuple[int, Any]]) -> bytearray:
-    """Encode a frame of the bodies, each after its kind. Raises msgspec's errors for a value that
-    is not plain."""
+    """Encode a frame of the bodies, each after its kind. Raises msgspec's errors for a value
+    without a plain form."""
     frame = bytearray(_LENGTH.size)
     _ENCODER.encode_into(bodies, frame, _LENGTH.size)
     _LENGTH.pack_into(frame, 0, len(frame) - _LENGTH.size)
@@ -80,7 +80,7 @@ class FrameReader:
         self._waiting = bytearray()
 
     def take(self, data: bytes) -> Iterator[list[Any]]:
-        """Yield the messages of each frame that is whole now, in order. Raises BrokenFrame."""
+        """Yield the messages of each complete frame, in order. Raises BrokenFrame."""
         self._waiting += data
         start = 0
         try:

@@ -1,4 +1,4 @@
-"""The engine's ends of sockets: to the API server that started it, and to API server workers.
+"""The engine's ends of sockets: to the API server as its starter, and to API server workers.
 
 Owns one socket and one reading thread for each peer. send() may be called from any thread and never
 waits. Frames keep their order, and data waiting for a slow peer is bounded.
@@ -218,7 +218,7 @@ class WorkerLinks:
         link.start(lambda messages: self._take(number, messages), lambda reason: self._lose(number))
 
     async def let_in(self, door: socket.socket) -> None:
-        """Add each worker that connects, until cancelled. door: from opened_door()."""
+        """Add each connecting worker, until cancelled. door: from opened_door()."""
         loop = asyncio.get_running_loop()
         with door:
             while True:
@@ -306,7 +306,7 @@ class WorkerLinks:
             for name in message.answer_ids
         ]
         if names:
-            # Before the engine has them: it may answer at once.
+            # Do this before the engine has the requests, because it may answer at once.
             with self._lock:
                 self._of.update(dict.fromkeys(names, number))
         self._receive(messages)
@@ -316,7 +316,7 @@ class WorkerLinks:
             left = tuple(request for request, owner in self._of.items() if owner == number)
         self._receive([m.Abort(request) for request in left])
         self._gone(number, left)
-        # Last: close() waits for the links that are listed, and nothing is called behind it.
+        # Do this last: close() waits for the listed links, and nothing is called after it.
         with self._lock:
             link = self._links.pop(number)
         link.close_ended()

@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 def build_cache(config: EngineConfig, parts: EngineParts) -> HybridPrefixCache:
-    """Make the cache over the slabs of the arena that belong to the engine."""
+    """Make the cache over the engine's slabs of the arena."""
     return HybridPrefixCache(
         parts.arena,
         policy=config.cache_policy,
@@ -61,7 +61,7 @@ def build_fused_engine(
     cache: HybridPrefixCache,
     progress: Progress = no_progress,
 ) -> Engine:
-    """Make an engine that answers by itself. REQUIRES: the cache is over the arena of the parts.
+    """Make an engine to answer by itself. REQUIRES: the cache is over the arena of the parts.
     progress: shows the warm-up, if there is one."""
 
     def side(context: HandoverContext) -> Answers:
@@ -77,8 +77,8 @@ def build_prefill_engine(
     sender: Sender,
     progress: Progress = no_progress,
 ) -> Engine:
-    """Make an engine that hands prompts to decode nodes. REQUIRES: the cache is over the arena of
-    the parts; the sender counts their steps."""
+    """Make an engine to hand prompts to decode nodes. REQUIRES: the cache is over the arena of the
+    parts; the sender counts their steps."""
     speed = PrefillSpeed(parts.attention_cost, config.prefill_chunk_tokens)
     side = partial(PrefillHandover, sender=sender, speed=speed)
     return _assemble(config, Role.PREFILL, parts, cache, side, progress)
@@ -91,8 +91,8 @@ def build_decode_engine(
     early: EarlyStart,
     progress: Progress = no_progress,
 ) -> Engine:
-    """Make an engine that may send prompts to prefill nodes. REQUIRES: cache and early are over the
-    arena of the parts."""
+    """Make an engine with an option to send prompts to prefill nodes. REQUIRES: cache and early are
+    over the arena of the parts."""
 
     def side(context: HandoverContext) -> DecodeHandover:
         return DecodeHandover(context, answer_terms(config, parts), early)
@@ -114,7 +114,7 @@ def answer_terms(config: EngineConfig, parts: EngineParts) -> AnswerTerms:
 def build_speculation(config: EngineConfig, parts: EngineParts) -> Speculation:
     """Return the sources of drafts for answers. Raises EngineConfigError."""
     on_gpu = parts.arena.bytes.device.type != "cpu"
-    # No GPU has shown it yet, so it is left out where nobody asked for drafts.
+    # Not measured on a GPU yet, so `auto` leaves it out there.
     forced = config.speculate != "auto" or not on_gpu
     config = _drafting(config, parts)
     most = most_drafts(config, parts)
@@ -238,7 +238,8 @@ def build_behind(
     if parts.host is None or parts.ranks is not None:
         return None
     model, prepare = _model_beside(parts)
-    # The loop waits for copies, a millisecond at most, and looks by itself.
+    # No callback at a step's end is needed: the loop waits for copies, a millisecond at most, and
+    # then checks.
     steps = EarlySteps(model, parts.arena, parts.grammars, prepare=prepare)
     return PrefillsBehind(cache, steps, config.prefill_chunk_tokens)
 
@@ -252,7 +253,7 @@ def _model_beside(parts: EngineParts) -> tuple[Qwen35Model, Notice]:
     from tasuki.model.backends.triton_backend import TritonBackend
 
     assert isinstance(model.backend, TritonBackend)
-    # Of its own: forwards of one back end share streams.
+    # The model needs a back end of its own, because forwards of one back end share streams.
     backend = model.backend.beside()
     return Qwen35Model(model.config, model.weights, backend), backend.prepare
 
@@ -279,7 +280,7 @@ def build_runner(
     runner = _runner_here(parts, sizes, hands_on, progress)
     if parts.ranks is None:
         return runner
-    # The last thing that ranks do together before a plan.
+    # Ranks do nothing together after this until the first plan.
     parts.ranks.joined()
     return LeaderRunner(runner, parts.ranks, parts.collectives)
 

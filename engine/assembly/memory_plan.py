@@ -33,7 +33,7 @@ Share = Callable[[TensorSource], TensorSource]
 
 
 def whole(source: TensorSource) -> TensorSource:
-    """Return the whole source, for a rank that has all of the model."""
+    """Return the whole source, for a rank with all of the model."""
     return source
 
 
@@ -43,8 +43,8 @@ def weights_of(
     """Return the bytes of the weights of a config's model, as stored.
 
     A quantised folder is measured by the headers of its files. Otherwise plain weights are assumed.
-    model: the rank's part. share: selects that part of a source. quantization: a format to assume
-    instead of the folder's. Raises WeightsError and ModelConfigError.
+    model: the rank's part. share: selects the rank's part of a source. quantization: a format to
+    assume instead of the folder's. Raises WeightsError and ModelConfigError.
     """
     dtype = getattr(torch, config.compute_dtype)
     if quantization:
@@ -59,10 +59,11 @@ def weights_of(
 
 
 MIB = 2**20
-# Context, loaded kernels and cuBLAS workspaces; then what the driver keeps of each captured graph.
+# First the context, loaded kernels and cuBLAS workspaces; then the driver's part of each captured
+# graph.
 _CONTEXT_BYTES = 1280 * MIB
 _GRAPHS_BYTES = 512 * MIB
-# Of what remains, so that fragmentation of the caching allocator does not end a server.
+# Share of the remaining memory, so fragmentation of the caching allocator does not end a server.
 _HEADROOM = 0.02
 _SHARES = 2 * 160
 """The most parts of attention: two for each of a GPU's multiprocessors."""
@@ -127,7 +128,8 @@ class MemoryPlan:
             beside = _Beside.of(model, config, layout, role, slabs).total
             return slabs * layout.slab_bytes > (rest - beside) * (1 - _HEADROOM)
 
-        # More slabs never have less beside them, so that there is one number from which none fits.
+        # The memory needed beside the slabs never falls as slabs grow, so a bisection finds the
+        # limit.
         most = max(rest // layout.slab_bytes, 0)
         fitting = bisect_left(range(1, most + 1), True, key=is_too_large)
         slabs = (
@@ -177,7 +179,7 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class _Beside:
-    """The sizes that depend on the arena's size; bytes as in MemoryPlan."""
+    """The sizes depending on the arena's size; bytes as in MemoryPlan."""
 
     max_batch: int
     context_tokens: int
@@ -192,7 +194,7 @@ class _Beside:
         batch = batch_of_a_gpu(config, layout, role, slabs)
         tokens = min(model.max_position, slabs * layout.pages_per_slab * PAGE_TOKENS)
         dtype = getattr(torch, config.compute_dtype)
-        # A step's logits stay where its graph left them, each graph's in a place of its own.
+        # Each graph leaves a step's logits in a place of its own.
         kept_logits = sum(padded_sizes(batch)) * model.vocab * dtype.itemsize
         # A prompt's rest is computed behind its load, beside the engine's own forward.
         beside = int(config.host_cache_gib is not None)
@@ -223,7 +225,7 @@ def batch_of_a_gpu(config: EngineConfig, layout: CacheLayout, role: Role, slabs:
 
 
 def _requests(layout: CacheLayout, slabs: int, working_slots: int, pages: int) -> int:
-    # A slab's pages may belong to several requests, so a slot counts as a slab's worth of them.
+    # A slab's pages may belong to several requests, so a slot counts as all pages of a slab.
     return slabs * layout.pages_per_slab // (pages + working_slots * layout.pages_per_slab)
 
 
@@ -259,7 +261,7 @@ def _drafts(
     tokens = rows * width
     logits = 2 * tokens * model.vocab * size
     attention = 4 * (_SHARES + rows) * width * model.query_heads * model.head_dim
-    # Of a step and the one before.
+    # A step's rows and those of the step before are kept.
     kept = tokens * (2 * kept_bytes(model, layout.gdn_layers, size) + layout.carry_bytes)
     activations = _activations(model, tokens, config.compute_dtype)
     found = _GRAPHS_BYTES + activations + logits + attention + kept
@@ -267,8 +269,8 @@ def _drafts(
 
 
 def _guesses(model: ModelConfig, config: EngineConfig, layout: CacheLayout, rows: int) -> int:
-    """Return the same bytes for the draft layer's graphs. They include the part of the head that
-    samples drafts (model/qwen3_5.py)."""
+    """Return the same bytes for the draft layer's graphs. They include the part of the head used to
+    sample drafts (model/qwen3_5.py)."""
     head = min(model.vocab, FIRST_IDS) * model.hidden * itemsize(config.compute_dtype)
     logits = 2 * rows * model.vocab * itemsize(config.compute_dtype)
     attention = 4 * (_SHARES + rows) * model.query_heads * model.head_dim

@@ -137,10 +137,10 @@ class EngineParts:
         found = [prices[0].config(self.host.slabs)]
         if self.disk is not None:
             slabs, budget = self.disk.file.slabs, self.disk.pages_a_second
-            # A restart finds what the disk has.
+            # A restart finds the disk's entries.
             found.append(prices[1].config(slabs, budget, "ahead"))
         if self.remote is not None:
-            # Others find it, whatever becomes of this node.
+            # Other nodes find these entries, even after this node ends.
             slabs, budget = self.remote.slabs, self.remote.pages_a_second
             found.append(prices[-1].config(slabs, budget, "ahead"))
         return found
@@ -200,9 +200,9 @@ def _contract(
 def kept_contract(
     digest: str, model: ModelConfig, weights: ModelWeights, layout: CacheLayout, kind: DigestKind
 ) -> dict[str, str]:
-    """Return the settings that must be equal between two nodes. Then the same bytes mean the same,
-    and their digests can be compared. digest: the weights' digest. kind: the kind of page and slot
-    digests."""
+    """Return the settings to compare between two nodes. If they are equal, the same bytes mean the
+    same, and their digests can be compared. digest: the weights' digest. kind: the kind of page and
+    slot digests."""
     whole = Contract(digest, layout, constants=model.constants, weights_format=weights.formats)
     return {**whole.flat(), "page_digests": kind.value}
 
@@ -257,7 +257,7 @@ def build_arena(
 ) -> Arena:
     """Allocate the arena. role: the engine's. REQUIRES: no part of the engine is on the device yet.
     Raises EngineConfigError if arena_mib is too small or too large."""
-    # What the context has taken already the plan counts again, which leaves some memory to spare.
+    # The plan counts memory already taken by the context again, so some memory is left to spare.
     free = None if device.type == "cpu" else config.usable_of(*torch.cuda.mem_get_info(device))
     slabs = arena_slabs(config, model, role, free)
     layout = model.cache_layout(config.stored_kv, config.compute_dtype, config.ssm_dtype)
@@ -270,8 +270,8 @@ def build_arena(
 
 
 def _drafted(config: EngineConfig, model: ModelConfig) -> Tensor | None:
-    """Return the ids of tokens that the draft layer may propose. None: all tokens, or no draft
-    layer is used. Raises ModelConfigError."""
+    """Return the possible token ids of the draft layer. None: all tokens, or no draft layer is
+    used. Raises ModelConfigError."""
     on_gpu = torch_device(config).type != "cpu"
     if not model.draft_layers or not config.drafting(1, on_gpu=on_gpu).drafts_by_layer:
         return None

@@ -81,7 +81,7 @@ def load_shard(
 
 def rank_device(config: EngineConfig, rank: int) -> torch.device:
     """Return the rank's device. `cuda` means one visible GPU for each rank, in order. `cuda:N`
-    means that GPU for all ranks: slow, for tests. Raises EngineConfigError if there are too few."""
+    means this GPU for all ranks: slow, for tests. Raises EngineConfigError if there are too few."""
     device = torch_device(config)
     if device.type == "cpu":
         return device
@@ -97,7 +97,7 @@ def rank_device(config: EngineConfig, rank: int) -> torch.device:
 
 
 def shared_model(config: EngineConfig) -> ModelConfig:
-    """Return asked_model(), with the row blocks of its head that must not be cut."""
+    """Return asked_model(), with the row blocks of its head not to be cut."""
     model = asked_model(config)
     return replace(model, head_block=rows_together(config.model, model))
 
@@ -143,7 +143,7 @@ def build_leader_parts(
                 "model is not set: give the folder of a checkpoint with --model"
             )
         source = RankSource()
-    # Before anything is started.
+    # Check the model before any process is started.
     whole = source.model(config)
     shard_of(config, 0).part(whole)
     on_gpus = rank_device(config, config.tensor_parallel - 1).type != "cpu"
@@ -160,7 +160,7 @@ def build_leader_parts(
             ranks.join(join)
             parts = leader.meet(join, partial(ranks.agreed.report, 0))
             if not on_gpus:
-                # On GPUs all capture their graphs together, later.
+                # On GPUs all ranks capture their graphs together, later.
                 ranks.joined()
             if arenas is not None:
                 arenas.met()
@@ -225,7 +225,7 @@ class RankInMemory:
             partial(ShardedSource, config=self.config, shard=self._shard),
         )
         self._weights = source.weights(config, self.config, self._shard, self._device, progress)
-        # Somebody waits for the ranks of a node that hands over.
+        # On a node with a hand-over, peers wait for the steps of its ranks.
         self._hands_over = role is not Role.FUSED
         self._memory: torch.Tensor | None = None
         self._region: RankRegion | None = None
@@ -273,8 +273,8 @@ class RankInMemory:
         return made
 
     def shared(self, slabs: int, agreed: AgreedSteps) -> SharedArenas | None:
-        """Return the memory that a transport sends from and receives into. Called on the leader,
-        after all have met."""
+        """Return the memory for a transport's sends and receives. Called on the leader, after all
+        have met."""
         if self._region is None:
             return None
         return SharedArenas(self._region, self._spans(slabs), agreed)
@@ -327,7 +327,7 @@ class RankInMemory:
         from tasuki.engine.parallel.collectives import GlooCollectives
 
         settings, shard = self._settings, self._shard
-        # A step that takes longer than this ends the node anyway.
+        # A longer step ends the node anyway.
         seconds = settings.watchdog_timeout
         host = GlooCollectives(self._meeting, shard.rank, shard.ranks, seconds)
         if self._device.type == "cpu":
@@ -363,7 +363,7 @@ class RankInMemory:
             return None
         copiers = tier_copiers(parts.arena, parts.host, parts.disk)
         if parts.disk is not None:
-            # The leader's tree has what stands.
+            # The leader's tree lists the kept entries.
             parts.disk.index.standing = None
         return FollowerTiers(copiers, send)
 
@@ -373,7 +373,7 @@ class RankInMemory:
 
     def join(self, join: Join, report: Report) -> Runner:
         """Meet the other ranks and build the runner. Called on a follower."""
-        # The leader alone has grammars.
+        # Only the leader has grammars.
         parts = self.meet(join, report)
         sizes = runner_sizes(self._settings, self._role, parts)
         return build_runner(parts, sizes, hands_on=self._role is Role.PREFILL)

@@ -44,8 +44,8 @@ def _commit(cache: HybridPrefixCache, allocation: Allocation, tokens: int) -> No
 class _Pull:
     """A pull in progress: the sender writes state and KV of `tokens` to the allocation.
 
-    peer: the decode node that owns the transfer. quarantine: name in the cache once the pull is
-    lost, because the sender may still write.
+    peer: the decode node of the transfer. quarantine: name in the cache once the pull is lost,
+    because the sender may still write.
     """
 
     request: Request
@@ -85,8 +85,8 @@ class PullReceiver:
         assert request.ticket is not None
         request.pull_tried = True
         room, tokens = request.ticket.room, request.ticket.offered
-        # A pull outlives its room, whose number is the peer's to choose: until that pull is over
-        # and fenced, what comes under the number is about it.
+        # A pull outlives its transfer, and the peer chooses the transfer's number. Until that pull
+        # is over and fenced, messages with this number are about the old pull.
         if room in self._pulls:
             return False
         allocation = _allocated(self._cache, request.prompt[:tokens], request.salt)
@@ -142,7 +142,7 @@ class _Fetch:
     """A fetch in progress.
 
     allocation: written by the holder; None before a destination is allocated. quarantine: name in
-    the cache once the fetch is lost, because the holder may still write. waiting: requests that
+    the cache once the fetch is lost, because the holder may still write. waiting: requests to
     continue when the fetch is over.
     """
 
@@ -179,9 +179,9 @@ class Fetches:
         self.rooms: dict[m.RoomId, _Fetch] = {}
         """Live fetches: until their ids enter the tree or are free."""
         self._by_beginning: dict[tuple[bytes, bytes], _Fetch] = {}
-        """Fetches that are not lost, by salt and prefix."""
+        """Fetches not lost, by salt and prefix."""
         self.released: deque[Request] = deque()
-        """Requests that no longer wait; some may have been aborted."""
+        """Requests at the end of their wait; some may have been aborted."""
         self.grants = AtRestQueue(context.runner, self._emit_grant)
 
     def fetch(self, request: Request, holder: str, tokens: int, seconds: float) -> None:
@@ -225,7 +225,7 @@ class Fetches:
         if fetch.quarantine is None:
             self._emit(m.HandoverGranted(grant))
         else:
-            # Lost before anybody was given the ids.
+            # The ids were not given out before the loss.
             self.fenced(grant.room)
 
     def done(self, message: m.RemoteDone) -> None:

@@ -95,7 +95,7 @@ class DecodeRoom:
 
     @property
     def running_step(self) -> EarlyStep | None:
-        """The early step that may still write ids of the transfer."""
+        """Return the early step, if it may still write ids of the transfer."""
         return None if self.step is None or self.step.ended else self.step
 
 
@@ -127,7 +127,7 @@ class DecodeRooms:
 
     @property
     def coming(self) -> int:
-        """The number of live transfers whose answers continue here."""
+        """Return the number of live transfers with an answer continued here."""
         return self._coming
 
     @property
@@ -149,11 +149,11 @@ class DecodeRooms:
         return room if room is not None and room.live else None
 
     def ask(self, request: Request, match: Match) -> m.RoomId:
-        """Ask a prefill node for the prompt. Nothing is allocated here until that node is about to
-        start. match: the part cached here."""
+        """Ask a prefill node for the prompt. Nothing is allocated here until the prefill node is
+        about to start. match: the part cached here."""
         named, request.gateway_room = request.gateway_room, None
         if named is not None and named.room in self._rooms:
-            # Another request of that room was queued before this one.
+            # An earlier request is already queued for that transfer.
             named = None
         ticket = m.Ticket(
             room=m.RoomId(secrets.randbits(63)) if named is None else named.room,
@@ -202,7 +202,7 @@ class DecodeRooms:
         self._emit(m.HandoverGranted(m.Grant(room.id, generation, end, (), None)))
 
     def grant(self, gives_way: Callable[[Request], bool]) -> None:
-        """Allocate for transfers whose senders are about to start, as far as memory allows. Each
+        """Allocate for transfers with a sender about to start, as far as memory allows. Each
         destination is emitted once its ids are at rest. gives_way: returns True if another request
         goes first."""
         self._grants.advance()
@@ -219,7 +219,7 @@ class DecodeRooms:
         try:
             granted = self._grant(room)
         except ImpossibleRequest:
-            # No other sender would find more room here.
+            # Another sender would find no more memory here.
             room.request.handover_lost = True
             room.move(RoomState.ASKED)
             self._emit(m.HandoverDeclined(room.id))
@@ -261,7 +261,7 @@ class DecodeRooms:
         if room.live:
             self._emit(m.HandoverGranted(grant))
         else:
-            # Lost before anybody was given the ids: there is no writer to be fenced.
+            # The ids were not given out before the loss, so there is no writer to be fenced.
             self.fenced(room.id)
 
     def commit(self, room: DecodeRoom) -> tuple[Allocation, Sampled | None]:

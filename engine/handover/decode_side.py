@@ -51,10 +51,10 @@ class HandBacks:
     """The decode engine's states handed back to a prefill node, because the next turn goes to
     another node.
 
-    A prefill node is asked for one token after the state, and pulls the state for that. Owns the
-    requests that wait to be sent. Takes no place and no memory here, and waits for no answer.
-    Thread rule: the engine loop's. Invariant: at most AT_A_TIME transfers hand back, quarantined
-    transfers included.
+    A prefill node is asked for one token after the state, and pulls the state for it. Owns the
+    requests waiting to be sent. Takes no place and no memory here, and waits for no answer. Thread
+    rule: the engine loop's. Invariant: at most AT_A_TIME transfers hand back, quarantined transfers
+    included.
     """
 
     def __init__(self, context: HandoverContext, answers: Answers, rooms: DecodeRooms) -> None:
@@ -72,8 +72,8 @@ class HandBacks:
         if request is None:
             return
         if match.usable_tokens < PAGE_TOKENS:
-            # Not worth a room; and no error, which would show to whom it does not concern whether
-            # some tokens of a page are cached.
+            # A transfer does not pay. An error would reveal to a stranger if some tokens of a page
+            # are cached.
             self._answers.finish_elsewhere(request, m.FinishReason.LENGTH)
             return
         self._waiting.append(request)
@@ -127,9 +127,9 @@ class DecodeHandover(Answers):
         self._offers = Offers(context, self._rooms, self._fetches)
         self._prefill_available = False
         self._others_wait = 0.0
-        """Seconds of prefill that each prefill node still has to do for other decode nodes."""
+        """Seconds of prefill left at each prefill node for other decode nodes."""
         self._blocked: Request | None = None
-        """The first waiting request that found no memory to be computed here."""
+        """The first waiting request without memory to be computed here."""
 
     @property
     def admission_terms(self) -> Hashable:
@@ -202,8 +202,8 @@ class DecodeHandover(Answers):
         self.submit(message, refusal)
 
     def _elsewhere(self, request: Request) -> float:
-        """Return the seconds that a new request would wait at the prefill nodes, beyond this node's
-        own work there."""
+        """Return the wait of a new request at the prefill nodes, in seconds, beyond this node's own
+        work there."""
         if not (self._prefill_available and self._others_wait):
             return 0.0
         match = self._cache.match(request.prompt, request.salt, request.cursor)
@@ -263,15 +263,15 @@ class DecodeHandover(Answers):
         if not self._prefill_available or request.handover_lost or request.output:
             return None
         if request.scoring is not None or not (request.sampling.draws or request.forks):
-            # Scores of a prompt are larger than its tokens and go to the client here; and nobody
-            # would read what a prompt alone leaves.
+            # A prompt's scores are larger than its tokens, and the client needs them here. No
+            # client reads the state left by a prompt alone.
             return None
         match = self._cache.match(request.prompt, request.salt, request.cursor)
         if request.carrier is not None and match.usable_tokens == len(request.prompt) - 1:
-            # The hand-over of its prompt was for this.
+            # The hand-over of its common prompt has brought this state.
             return None
         decision = self._router.prefill_place(match)
-        # Of a room that a gateway made, a prefill node already waits for us: nothing is weighed.
+        # A prefill node already waits for a gateway's transfer, so there is no choice.
         if request.gateway_room is None:
             request.route = report(decision)
             if decision.choice is m.Choice.HERE:
@@ -296,8 +296,8 @@ class DecodeHandover(Answers):
         self._pulls.sources.advance()
 
     def _go_on(self, request: Request) -> None:
-        """Continue a request whose fetch is over, whatever the outcome. The request may have been
-        aborted meanwhile."""
+        """Continue a request after its fetch, with any outcome. The request may have been aborted
+        meanwhile."""
         if not isinstance(request.state, Waiting):
             return
         if request.purpose is m.Purpose.INHERIT:
@@ -345,14 +345,15 @@ class DecodeHandover(Answers):
         request.route = joined(request.route, message.route)
         request.prefill_choice = message.prefill_choice
         if request.purpose is m.Purpose.HAND_BACK:
-            # The token shows that the prompt's beginning is over there, and nothing else.
+            # The token shows only that the prompt's prefix is on the other node.
             self._answered(room, m.FinishReason.LENGTH)
             return
         computed = message.hit.prompt_tokens - message.hit.usable_tokens
         if request.asked_at is not None and computed > 0:
             self._router.costs.there.add(computed, time.monotonic() - request.asked_at)
         if request.forks:
-            # The token behind its prompt is known: it is the last of theirs.
+            # The token behind the common prompt is known: it is the last token of each fork's
+            # prompt.
             room.move(RoomState.READY)
             return
         first = Sampled(message.token, message.logprob, message.margin, message.top)
@@ -430,8 +431,8 @@ class DecodeHandover(Answers):
         request.prefill_choice = None
         request.hit = None
         if request.output:
-            # The first token is out and will be part of the next allocation; the client's prompt is
-            # not.
+            # The first token was sent and will be part of the next allocation; the client's prompt
+            # is not.
             match = self._cache.match(request.prompt, request.salt, request.cursor)
             request.hit = breakdown(match, self._ledger.lost(match))
         request.move(Waiting())

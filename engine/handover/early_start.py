@@ -20,7 +20,7 @@ _DOUBT = 0.98
 nothing would be learnt."""
 
 Barriers = Callable[[RoomId], LayerBarrier | None]
-"""Return the layer barrier of a transfer whose layer chunks arrive here; None if no layer chunk is
+"""Return the layer barrier of a transfer with layer chunks arriving here; None if no layer chunk is
 expected."""
 
 
@@ -48,7 +48,7 @@ class EarlyStart:
 
     Owns the thread of the steps and the measured duration of a step; a step belongs to its transfer
     (decode_rooms.py). Thread rule: the engine loop. Invariant: the token of a step is used only by
-    take(), called for transfers that are done.
+    take(), called for completed transfers.
     """
 
     def __init__(self, steps: EarlySteps, barriers: Barriers) -> None:
@@ -75,7 +75,7 @@ class EarlyStart:
         step. Return None if no step was begun.
 
         Before the first step ever, its duration is unknown and counts as 0. REQUIRES: the transfer
-        had no step; the request's output is one token, not its last; the allocation covers that
+        had no step; the request's output is one token, not its last; the allocation covers the
         token's position.
         """
         if tail_seconds is None or tail_seconds <= self._step_seconds:

@@ -27,8 +27,8 @@ from tasuki.transfer.windows.window import FinishedLayers
 
 @dataclass(eq=False)
 class HeldState:
-    """pages: of the state's whole path; slot: of the state. None while the state is being
-    loaded."""
+    """pages: pages of the state's whole path. slot: slot of the state. None while the state is
+    being loaded."""
 
     allocation: Allocation
     sent: tuple[tuple[int, ...], int] | None
@@ -82,7 +82,7 @@ class HeldStates:
                 load_wait=tiers.load_wait,
             )
         except ImpossibleRequest:
-            # A disk outlives a larger arena.
+            # A disk keeps states of an earlier, larger arena.
             return None
         if allocation is None:
             return None
@@ -94,7 +94,7 @@ class HeldStates:
         tiers.load(allocation, lambda end: self._load_ended(held, end, loaded))
         if is_wanted:
             return held
-        # Less of it is cheaper to load, and the rest to compute: nobody computes here.
+        # A partial load pays only if the rest is computed, and nothing is computed here.
         tiers.give_up(allocation)
         return None
 
@@ -120,8 +120,8 @@ class PullSender:
     """The decode engine's side of the return path: a prefill node pulls prefixes from here.
 
     Owns the states pinned, or loaded from a lower tier, while they are sent. Emits messages for the
-    decode node. Drops messages about pulls that are over. Invariant: a state being sent stays
-    pinned and unchanged until end(), posted by the daemon after its sender has drained.
+    decode node. Drops messages about ended pulls. Invariant: a state being sent stays pinned and
+    unchanged until end(), posted by the daemon after its sender has drained.
     """
 
     def __init__(self, context: HandoverContext) -> None:
@@ -249,7 +249,7 @@ class HeldSender:
         self._emit(m.StateHeld(grant.room))
 
     def end(self, room: m.RoomId) -> None:
-        """Release the state of a transfer that is over, with its sender drained. REQUIRES: it is
+        """Release the state of an ended transfer, after its sender drained. REQUIRES: it is
         held."""
         self._states.let_go(self._forget(room))
 

@@ -1,9 +1,8 @@
-"""The states that an ending engine leaves to other nodes: selection, order, concurrency and
-reports.
+"""The states left to other nodes by an ending engine: selection, order, concurrency and reports.
 
 A decode engine offers its own states to prefill nodes (offered_states.py). A prefill engine is
-asked by decode nodes for its states, one at a time. They fetch each state and offer it to a prefill
-node that stays. Knows neither connections nor transfers. Thread rule: the engine loop's.
+asked by decode nodes for its states, one at a time. They fetch each state and offer it to a staying
+prefill node. Knows neither connections nor transfers. Thread rule: the engine loop's.
 """
 
 import secrets
@@ -168,7 +167,7 @@ class Leaving:
         if path is None:
             return None
         salt, tokens = path
-        # A match ends before a prompt's last token, be it any.
+        # A match ends before a prompt's last token, so any last token will do.
         prompt = np.append(tokens, tokens[-1:])
         if self._intake.misfit(prompt, len(prompt)) is not None:
             return None
@@ -211,8 +210,7 @@ def _name(salt: bytes, tokens: Tokens) -> bytes:
 
 
 _MOST_ASIDE = 32
-"""States selected and kept aside for decode nodes that have not asked yet: each holds its
-tokens."""
+"""Most states selected and kept aside for decode nodes before they ask: each holds its tokens."""
 
 
 @dataclass(frozen=True)
@@ -222,7 +220,7 @@ class _Given:
 
 
 class LeftStates:
-    """The states that a prefill engine gives to decode nodes on request.
+    """The states given by a prefill engine to decode nodes on request.
 
     Owns the record of each given state until its decode node reports the outcome. Invariants: a
     state is given once. At most ALONE are given at a time, and BESIDE while any request is in
@@ -250,7 +248,7 @@ class LeftStates:
                 self._emit(m.LeavingBegun())
 
     def give(self, wanted: m.LeftWanted, beside: int) -> None:
-        """Answer with the most valuable state that may go to this node now, or with none."""
+        """Answer with the most valuable state allowed for this node now, or with none."""
         leaving, request = self._leaving, None
         if leaving.begun:
             leaving.look_again(beside)
@@ -275,7 +273,7 @@ class LeftStates:
         if given is None:
             return
         taken = message.outcome is m.HeirOutcome.TAKEN
-        # No more counts than it was given for, whatever its decode node says.
+        # Count at most the bytes given, even if the decode node reports more.
         size = min(message.bytes, given.bytes) if taken else 0
         self._leaving.left_bytes += given.bytes - size
         self._leaving.ended(message.outcome, given.tokens, size, message.heir if taken else "")
@@ -325,7 +323,7 @@ class LeftStates:
 
     def _fits(self, request: Request) -> bool | None:
         """Return True if the byte budget suffices for the state. Return None if it may suffice once
-        others have reported. A state that can never fit is counted as too much."""
+        others have reported. A state too large for the whole budget is counted as too much."""
         if self._leaving.whole_bytes(request) <= self._leaving.left_bytes:
             return True
         if self._given:

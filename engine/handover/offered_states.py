@@ -1,8 +1,8 @@
-"""Every state that a decode engine offers to prefill nodes, in one transfer each. These are its own
+"""Every state offered to prefill nodes by a decode engine, in one transfer each. These are its own
 when it ends, and those of ending prefill nodes.
 
 Owns no transfer: it asks for transfers and gives them up. Thread rule: the engine loop's.
-Invariant: a drain target that pulls nothing gets no destination, because it has the state or would
+Invariant: a drain target without a pull gets no destination, because it has the state or would
 compute it.
 """
 
@@ -37,8 +37,8 @@ _HEIR = "heir"
 class OfferedStates(ABC):
     """A source of states to offer: their selection, their order, and the handling of outcomes.
 
-    Invariant: the states offered at a time are limited in number, and in tokens by the amount that
-    one drain target lets a node pull.
+    Invariant: the states offered at a time are limited in number, and in tokens by one drain
+    target's limit of pulls from a node.
     """
 
     def __init__(self, context: HandoverContext, most: int) -> None:
@@ -80,13 +80,13 @@ class OfferedStates(ABC):
 
 
 class Heirs(OfferedStates):
-    """The states that an ending decode engine leaves to prefill nodes, its drain targets.
+    """The states left by an ending decode engine to prefill nodes, its drain targets.
 
-    Owns the schedule of the offers and the bytes that may be sent. Knows neither the transfers'
+    Owns the schedule of the offers and the budget of bytes to send. Knows neither the transfers'
     messages nor the drain target of each state. Thread rule: the engine loop's. Invariants: at most
-    ALONE transfers live at a time, and BESIDE while any other request is in flight. The bytes that
-    may be pulled never exceed the bound. Nothing begins before begin() or after end(). States begun
-    by end() are counted as cut.
+    ALONE transfers live at a time, and BESIDE while any other request is in flight. The bytes
+    allowed for pulls never exceed the bound. Nothing begins before begin() or after end(). States
+    begun by end() are counted as cut.
     """
 
     def __init__(self, context: HandoverContext) -> None:
@@ -195,7 +195,7 @@ class PassedOn(OfferedStates):
         match = self._cache.match(prompt, state.salt)
         tokens = len(state.prompt)
         if state.known and match.kv_tokens >= tokens:
-            # Its continuation is here, and comes from here.
+            # The conversation continues here, so this node offers its later state.
             self.ended(request, m.HeirOutcome.HELD)
         elif match.usable_tokens == tokens:
             self._line.append(request)
@@ -228,14 +228,14 @@ class _Offer:
     states: OfferedStates
     """The source of the offered state."""
     bytes: int = 0
-    """Bytes that its drain target was allowed to pull; 0 before."""
+    """Bytes allowed for its drain target's pull; 0 before."""
     refused: m.HeirOutcome = m.HeirOutcome.DECLINED
     """The outcome if nothing is pulled."""
 
 
 class Offers:
-    """Transfers of one token after a state. Prefill nodes that become its drain targets pull the
-    state in them.
+    """Transfers of one token after a state, in which prefill nodes pull the state as its drain
+    targets.
 
     Owns the number of bytes each drain target may pull. Invariant: each transfer ends with one
     outcome, or its state is tried once more.
@@ -258,7 +258,7 @@ class Offers:
         self._passed_on.take(message)
 
     def fetched(self, request: Request) -> None:
-        """Offer a passed-on state after its fetch, whatever the outcome of the fetch."""
+        """Offer a passed-on state after its fetch, with any outcome of the fetch."""
         self._passed_on.once_more(request)
 
     def advance(self, available: bool, beside: int) -> None:
@@ -296,7 +296,7 @@ class Offers:
         return False
 
     def gone(self, room: m.RoomId) -> None:
-        """Record that the state asked for by the transfer's drain target is no longer here."""
+        """Record the state asked for by the transfer's drain target as no longer here."""
         offer = self._offers[room]
         offer.bytes, offer.refused = 0, m.HeirOutcome.LOST
 
@@ -323,7 +323,7 @@ class Offers:
         self._end(room, Finished())
 
     def held(self, room_id: m.RoomId) -> None:
-        """Record that the drain target already has the state."""
+        """Record the state as already held by the drain target."""
         room = self._rooms.live(room_id)
         if room is not None:
             offer = self._closed(room_id)

@@ -2,7 +2,7 @@
 token.
 
 Owns transfers. A transfer's allocation is released only by PrefillEnd, posted by its daemon after
-the sender has drained. So no layer chunk ever reads a page that has a new owner. Thread rule: the
+the sender has drained. So no layer chunk ever reads a page with a new owner. Thread rule: the
 engine loop's.
 """
 
@@ -65,7 +65,7 @@ class PrefillHandover(Handover):
         self._order: tuple[m.RoomId, ...] = ()
         """The order of the queue, as emitted last."""
         self._ending: list[m.PrefillEnd] = []
-        """Ends of transfers whose last forward is in flight."""
+        """Ends of transfers with their last forward in flight."""
 
     @property
     def requests(self) -> Collection[Request]:
@@ -130,7 +130,7 @@ class PrefillHandover(Handover):
             marks=ticket.marks,
             message_end=ticket.message_end,
             ticket=ticket,
-            # A line for each: a decode node that is full holds up no other one's rooms.
+            # Each decode node has lines of its own, so a full one delays no other node's transfers.
             caller=f"{message.peer}/{ticket.caller}",
             priority=ticket.priority,
             targets=m.Targets(first_token=ticket.due_seconds),
@@ -156,7 +156,7 @@ class PrefillHandover(Handover):
 
     def _show_what_was_left(self, request: Request | None) -> None:
         """Emit the usable states at once after the pull of a one-token transfer. Such a session
-        moves to another decode node, and that node chooses a prefill node soon."""
+        moves to another decode node, and its new node chooses a prefill node soon."""
         if self._usable is None or request is None or request.sampling.max_new_tokens != 1:
             return
         self._read_usable()
@@ -178,12 +178,13 @@ class PrefillHandover(Handover):
             self._emit(load)
 
     def admit(self, request: Request) -> bool:
-        """Pull the tokens offered by the receiver if that pays; else allocate, and wait for the
+        """Pull the tokens offered by the receiver if the pull pays; else allocate, and wait for the
         destination."""
         assert request.ticket is not None
         room, tokens = request.ticket.room, len(request.prompt)
         peer = self._peers[room]
-        # While it would wait for a place in the window as well: that is what a pull hides behind.
+        # Try this also while the request would wait for a place in the window: the wait hides the
+        # pull.
         if self._pull_pays(request, peer) and self._pulls.begin(request, peer):
             self._router.costs.judged()
             return True
@@ -229,7 +230,7 @@ class PrefillHandover(Handover):
         return decision.choice is m.Choice.PULLED
 
     def _seconds_ahead(self) -> float:
-        """Return the seconds of prefill left in prompts that have been admitted."""
+        """Return the seconds of prefill left in admitted prompts."""
         begun = AwaitingGrant | Prefilling
         return sum(
             self._load.left(room)
@@ -333,7 +334,7 @@ class PrefillHandover(Handover):
             self._receivers.note(request.salt, request.prompt[:tokens], peer)
 
     def reject(self, request: Request, error: m.RequestError) -> None:
-        """Refuse a transfer that cannot continue. Its allocation stays until PrefillEnd, because
+        """Refuse a transfer unable to continue. Its allocation stays until PrefillEnd, because
         layer chunks may be in flight."""
         self._scheduler.drop(request)
         request.suspect = True
@@ -342,7 +343,7 @@ class PrefillHandover(Handover):
         self._emit(m.PrefillRefused(request.ticket.room, error))
 
     def _end(self, message: m.PrefillEnd) -> None:
-        """End a transfer whose sender has drained. A forward in flight is waited for, because the
+        """End a transfer after its sender drained. A forward in flight is waited for, because the
         computed part of the prompt stays cached."""
         if message.room in self._fetched.held:
             self._fetched.end(message.room)

@@ -128,9 +128,9 @@ class StatsReply(Message):
 
 
 class LoadReply(Message):
-    """step_seconds: of a forward with one more answer; None if too few were measured. in_flight:
-    requests not yet over. places: answers running at a time. free_kv: the part of the pages held by
-    no request."""
+    """step_seconds: time of a forward with one more answer; None if too few were measured.
+    in_flight: requests not yet over. places: answers running at a time. free_kv: the free part of
+    the pages."""
 
     query_id: int
     step_seconds: float | None

@@ -82,8 +82,8 @@ class PrefillEnd(Message):
 
 
 class ReadUsable(Message):
-    """(prefill) Report the changes since the last query of the prefixes from which prompts can
-    resume; answered by UsableRead."""
+    """(prefill) Report the changes since the last query of the usable prefixes; answered by
+    UsableRead."""
 
 
 class PeersChanged(Message):
@@ -94,8 +94,7 @@ class PeersChanged(Message):
 
 
 class PrefillBusy(Message):
-    """(decode) Least seconds of prefill that every prefill node has to do for other decode
-    nodes."""
+    """(decode) Least seconds of prefill left at every prefill node for other decode nodes."""
 
     others_wait_seconds: float
 
@@ -153,7 +152,7 @@ class WriterFenced(OfRoom):
 
 
 class RoomEnded(Message):
-    """(prefill) A transfer is over and drained.
+    """(prefill) The end of a transfer, after its drain.
 
     hit: None if its prompt was never looked up. handed_on: its prompt was computed to the end.
     given_up: as in PrefillEnd.
@@ -182,10 +181,13 @@ class PrefillQueued(Message):
 
 
 class PrefillLoad(Message):
-    """wait_seconds: seconds of prefill left to do, of all transfers. seconds: coefficients of a
-    prefill's time here. pull: seconds of any pull, and of each token pulled; None if unknown.
-    stored_seconds: seconds of prefill whose states were stored here, counted as in NodeLoad. waits:
-    parts of wait_seconds by transfer owner (PrefillReserve.peer)."""
+    """Seconds of prefill left here, and the costs of a prefill.
+
+    wait_seconds: seconds of prefill left in all transfers. seconds: coefficients of a prefill's
+    time here. pull: seconds of any pull, and of each token pulled; None if unknown. stored_seconds:
+    seconds of prefill for states stored here, counted as in NodeLoad. waits: parts of wait_seconds
+    by transfer owner (PrefillReserve.peer).
+    """
 
     wait_seconds: float
     seconds: PrefillSeconds
@@ -227,8 +229,8 @@ class HandoverWanted(Message):
     """(decode) Reserve this prompt at a prefill node.
 
     sender: the prefill node named for the transfer by a gateway. session: this node's session
-    continued by the prompt, if any. purpose: of the request. For INHERIT no transfer is opened if a
-    prefill node holds the state (AlreadyHeld). may_fetch: FetchAdvised may answer this.
+    continued by the prompt, if any. purpose: the request's purpose. For INHERIT no transfer is
+    opened if a prefill node holds the state (AlreadyHeld). may_fetch: FetchAdvised may answer this.
     """
 
     request_id: RequestId

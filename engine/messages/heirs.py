@@ -44,7 +44,7 @@ class AlreadyHeld(OfRoom):
 
 
 class LeavingBegun(Message):
-    """(prefill) States are available to decode nodes that ask."""
+    """(prefill) States are available to asking decode nodes."""
 
 
 class LeftWanted(Message):
@@ -59,8 +59,8 @@ class LeftWanted(Message):
 class GivenState(Message):
     """The state after the prompt, for one decode node.
 
-    number: names the state in LeftTakenOver. known: the state's prompt was handed over to that
-    node, and to no other as far as this engine knows.
+    number: names the state in LeftTakenOver. known: the state's prompt was handed over to this
+    node, and to no other as far as the engine knows.
     """
 
     number: int
@@ -70,7 +70,7 @@ class GivenState(Message):
 
 
 class LeftState(Message):
-    """The answer to LeftWanted. state: None if none is available for that decode node now. over: no
+    """The answer to LeftWanted. state: None if none is available for the decode node now. over: no
     decode node will get another one."""
 
     query_id: int
@@ -89,7 +89,7 @@ class LeftTakenOver(Message):
 
 class PassOn(Message):
     """(decode) `holder`, an ending prefill node, leaves this state. Fetch it within `seconds` and
-    offer it to a prefill node that stays. query_id: names the state in StatePassedOn."""
+    offer it to a staying prefill node. query_id: names the state in StatePassedOn."""
 
     query_id: int
     state: GivenState

@@ -166,8 +166,9 @@ class RouteReport(Message):
 class PrefillBid(Message):
     """The estimated cost of a prompt at one prefill node.
 
-    usable_tokens: of the prompt, as far as known. prefill_seconds: of the rest of it. wait_seconds:
-    before it. exposed_seconds: of a pull. cost: the weighted sum (routing/node_choice.py).
+    usable_tokens: tokens of the prompt usable there, as far as known. prefill_seconds: time to
+    compute the rest. wait_seconds: time before it begins. exposed_seconds: transfer time not hidden
+    by prefill. cost: the weighted sum (routing/node_choice.py).
     """
 
     node: str
@@ -200,8 +201,8 @@ class PrefillChoice(Message):
 
 class DraftUse(Message):
     """Drafts of an answer from one source, counted by position in a forward's drafts, first
-    position first. source: prediction, mtp, tree or grammar. drafted: computed before they were
-    sampled. accepted: those in the answer."""
+    position first. source: prediction, mtp, tree or grammar. drafted: drafts computed before their
+    tokens were sampled. accepted: drafts in the answer."""
 
     source: str
     drafted: tuple[int, ...]

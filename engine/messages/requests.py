@@ -91,8 +91,8 @@ _STAGES = {
 }
 
 KEPT_MARKS = 64
-"""Limit of marks kept for a request. One that is retracted or handed over repeatedly keeps its
-first marks and its last."""
+"""Limit of marks kept for a request. After repeated retractions or hand-overs its first and its
+last marks remain."""
 
 
 class LifeMark(Message):

@@ -147,7 +147,7 @@ def _require_inside(ticket: pb.Ticket, tokens: int) -> None:
         raise InvalidReserve(
             f"ticket.offered {ticket.offered} is not less than the prompt's {tokens}"
         )
-    # Each token can have one.
+    # There is at most one mark per token.
     if len(ticket.marks) > tokens:
         raise InvalidReserve(f"ticket.marks has {len(ticket.marks)} of {tokens} tokens")
     if ticket.HasField("message_end") and not 0 < ticket.message_end < tokens:

@@ -47,8 +47,8 @@ class ErrorKind(Enum):
 
 
 class LossCause(Enum):
-    """Causes for the loss of a hand-over. moved: to a node that begins it sooner, before a
-    destination was given."""
+    """Causes for the loss of a hand-over. moved: it goes on at a node with an earlier start, before
+    a destination was given."""
 
     REFUSED = "refused"
     NO_NODE = "no_node"
@@ -106,8 +106,8 @@ BodyReader: TypeAlias = Callable[[msgspec.Raw | bytes], Any]
 def packer() -> msgspec.msgpack.Encoder:
     """Return a MessagePack encoder for any message.
 
-    Not part of the messages themselves: code that moves or stores them as bytes imports it by name.
-    encode() raises msgspec's errors for values that are not plain.
+    Not part of the messages themselves: code to move or store them as bytes imports it by name.
+    encode() raises msgspec's errors for values without a plain form.
     """
     return msgspec.msgpack.Encoder(enc_hook=_plain_value)
 
@@ -131,5 +131,5 @@ def _built_value(kind: Any, value: Any) -> Any:
     if (get_origin(kind) or kind) is not np.ndarray:
         raise NotImplementedError(f"{kind} is no plain value")
     dtype, shape, data = value
-    # Copied: an array over the frame's bytes could not be written to.
+    # Copy it, because an array over the frame's bytes could not be written to.
     return np.frombuffer(data, dtype).reshape(shape).copy()

@@ -68,12 +68,12 @@ class GlooCollectives:
     bits, independent of gloo's order. It carries n times the bytes of a reduction. For the few
     ranks of a host without a GPU, this costs less than a message's time.
 
-    Implements Collectives. timeout: seconds that a collective waits for the slowest rank.
+    Implements Collectives. timeout: longest wait of a collective for the slowest rank, in seconds.
     """
 
     def __init__(self, meeting: Path, rank: int, ranks: int, timeout: float) -> None:
         """Connect, and return once all ranks are connected. meeting: a new file shared by the
-        ranks, in a folder that only this user may read. Raises RuntimeError if a rank does not
+        ranks, in a folder readable by this user only. Raises RuntimeError if a rank does not
         come."""
         # Builds of torch without distributed have none, and one rank needs none.
         from torch._C._distributed_c10d import AllgatherOptions, FileStore, ProcessGroupGloo
@@ -118,7 +118,7 @@ class GlooCollectives:
         self.begun += 1
         mine = mine.contiguous()
         found = mine.new_empty((self._ranks, *mine.shape))
-        # As bytes: gloo knows fewer dtypes than models have.
+        # Exchange bytes, because gloo knows fewer dtypes than models have.
         into = [part.view(-1).view(torch.uint8) for part in found.unbind()]
         given = [mine.view(-1).view(torch.uint8)]
         self._group.allgather([into], given, self._options).wait()  # type: ignore[attr-defined]

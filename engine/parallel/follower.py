@@ -74,7 +74,7 @@ class LeaderWatch:
         self._silence = Silence(self._timeout, self._clock(), self.period)
 
     def lost(self) -> float | None:
-        """Return the limit in seconds if the leader has read nothing for that long, else None. Call
+        """Return the limit in seconds if the leader has read nothing for as long, else None. Call
         it once a period, before a heartbeat is sent."""
         silence, now = self._silence, self._clock()
         if self._has_read():
@@ -100,7 +100,7 @@ class LeaderWatch:
 
 
 def _unread(connection: socket.socket) -> int:
-    """Return the bytes, as counted by the system, that the other end has not read."""
+    """Return the bytes unread by the other end, as counted by the system."""
     found = fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(_COUNT.size))
     return int(_COUNT.unpack(found)[0])
 
@@ -161,7 +161,7 @@ class LoadedRank(Protocol):
 
     @property
     def slabs(self) -> int:
-        """Return the number of slabs that fit."""
+        """Return the number of slabs with enough memory here."""
 
     def join(self, join: r.Join, report: Report) -> Runner:
         """Connect to the other ranks, and allocate the agreed slabs. report: takes this rank's
@@ -260,8 +260,8 @@ class LeaderLink:
         if not self._lock.acquire(blocking=False):
             return  # Something is being sent.
         try:
-            # So few bytes leave as a whole, or not at all.
-            with suppress(OSError):  # Whoever reads sees it too.
+            # A message this small leaves whole, or not at all.
+            with suppress(OSError):  # The reader notices it too.
                 exchanges = 0 if self._rank is None else self._rank.begun
                 beat = r.Beat(exchanges, time.process_time())
                 self._socket.send(r.frame(beat), socket.MSG_DONTWAIT)
@@ -305,7 +305,7 @@ def follow(connection: socket.socket, load: Work[LoadedRank], timeout: float) ->
 def _report(link: LeaderLink, value: int, ended: bool) -> None:
     """Report progress to the leader. On a GPU the calling thread has no handler for errors, so none
     is raised."""
-    with suppress(LeaderGone):  # Whoever reads sees it too.
+    with suppress(LeaderGone):  # The reader notices it too.
         link.send(r.Ticked(value, ended))
 
 
@@ -314,7 +314,7 @@ def _run(link: LeaderLink, rank: LoadedRank) -> None:
     try:
         _run_plans(link, rank, results)
     finally:
-        # Its error is why nothing comes any more.
+        # The error raised here is the reason for the end of plans.
         results.close()
 
 

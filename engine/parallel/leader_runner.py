@@ -48,7 +48,7 @@ class LeaderDraws:
 @dataclass(frozen=True)
 class LeaderForward:
     """`InFlightForward` of this rank. Its sampled tokens are compared with the other ranks'.
-    collectives: check that every rank took part; None: no check is needed."""
+    collectives: check the part of every rank; None: no check is needed."""
 
     number: int
     own: InFlightForward

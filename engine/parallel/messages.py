@@ -50,8 +50,8 @@ class EndRank(Message):
 
 
 class BeginCopy(Message):
-    """To a follower: begin a copy between its arena and the tier of that number, after the earlier
-    plans."""
+    """To a follower: begin a copy between its arena and the tier with this number, after the
+    earlier plans."""
 
     tier: int
     job: CopyJob

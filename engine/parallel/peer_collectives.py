@@ -119,15 +119,15 @@ def _wait(mailbox, peer, round, spins, words, PLACES: tl.constexpr):
     """Wait for the peer's chunk of the round. Returns whether it arrived. words: see Mailboxes."""
     flag = _flag(mailbox, peer, PLACES)
     left = spins
-    # As a difference: numbers of rounds wrap.
+    # Compare by difference, because round numbers wrap.
     late = tl.load(flag, volatile=True) - round < 0
     while late & (left > 0):
         left -= 1
         if (left - tl.program_id(0) * (_LOOK_SPINS // PLACES)) % _LOOK_SPINS == 0:
             left = tl.where(tl.load(_word(words, 1), volatile=True) != 0, 0, left)
         late = tl.load(flag, volatile=True) - round < 0
-    # Its value is used, or the compiler would leave it out, and what was stored before the flag
-    # might not be seen. One thread acquires for all.
+    # The value is used, or the compiler would drop the load. Then writes before the flag might stay
+    # unseen. One thread acquires for all.
     seen = tl.atomic_add(flag, 0, sem="acquire", scope="sys")
     tl.debug_barrier()
     return seen - round >= 0
@@ -275,7 +275,7 @@ class Mailboxes:
         memory cannot be shared."""
         torch.cuda.set_device(device)
         ipc = CudaIpc(torch.cuda.current_device())
-        # Its size depends on the number of ranks, which this finds out.
+        # The size depends on the number of ranks, found by this exchange.
         ranks = len(exchange(bytes(1)))
         size = mailbox_bytes(ranks)
         own = ipc.allocate(size)
@@ -327,7 +327,7 @@ def exchanged_arenas(exchange: Exchange, rank: int, arena: Tensor) -> list[RankM
         export, of_gpu = Export.unpacked(theirs)
         address = arena.data_ptr()
         if peer != rank:
-            # A follower maps nobody: it sends nothing.
+            # A follower maps no peer, because it sends nothing.
             address = ipc.open(export, arena.nbytes) if rank == 0 else 0
         found.append(RankMemory(address, export.handle, export.offset, of_gpu.decode()))
     return found

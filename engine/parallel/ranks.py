@@ -1,7 +1,7 @@
 """A leader's followers: their processes, their sockets and their loss.
 
-Owns the followers' processes and the thread that reads their messages. The first loss is the
-reason, and every follower is killed with it. Every wait is bounded.
+Owns the followers' processes and the thread reading their messages. The first loss is the reason,
+and every follower is killed with it. Every wait is bounded.
 """
 
 import os
@@ -139,7 +139,7 @@ OnCopyEnd = Callable[[int, JobEnd], None]
 class Ranks:
     """The leader's followers: sends messages to them and detects their loss.
 
-    Owns their processes, and one thread that reads their messages. Thread rule: send(), drew() and
+    Owns their processes, and one thread to read their messages. Thread rule: send(), drew() and
     blame() are the engine's thread's. loaded(), join(), joined() and close() belong to the building
     thread. `on_loss` is called once, on the thread that saw the loss. Invariants: the first loss is
     the reason, and every follower is killed with it, so no rank waits for a lost one. Every wait is
@@ -152,8 +152,8 @@ class Ranks:
         timeout: float,
         clock: Clock = time.monotonic,
     ) -> None:
-        """processes: ranks 1, 2, ... in order. timeout: seconds without a heartbeat that end the
-        node."""
+        """processes: of ranks 1, 2 and so on, in order. timeout: longest time without a heartbeat,
+        in seconds; then the node ends."""
         self._clock = clock
         self._timeout = timeout
         now = clock()
@@ -204,8 +204,8 @@ class Ranks:
                 raise RankLost(self._reason)
 
     def loaded(self) -> list[int]:
-        """Return the slabs that fit on each follower, once all have their weights. A loading rank
-        sends heartbeats, so the wait ends. Raises RankLost."""
+        """Return the number of slabs possible on each follower, once all have their weights. A
+        loading rank sends heartbeats, so the wait ends. Raises RankLost."""
         self._wait(lambda: all(follower.slabs is not None for follower in self._followers))
         return [follower.slabs or 0 for follower in self._followers]
 
@@ -242,16 +242,16 @@ class Ranks:
         return [follower.kept for follower in self._followers]
 
     def have_run(self, plans: int) -> bool:
-        """Return whether every follower has completed that many plans."""
+        """Return True if every follower has completed `plans` plans."""
         return all(follower.plans >= plans for follower in self._followers)
 
     def ended(self, number: int) -> None:
-        """Record the end of the leader's forward of that plan. The others must end it within the
+        """Record the end of the leader's forward of this plan. The others must end it within the
         timeout."""
         self._over = number + 1
 
     def drew(self, number: int, checksum: int) -> None:
-        """Record the leader's checksum of that plan, to compare it with the followers'."""
+        """Record the leader's checksum of this plan, to compare it with the followers'."""
         self._compare(0, number, checksum)
 
     def blame(self, error: Exception) -> None:
@@ -337,7 +337,7 @@ class Ranks:
             period = min(follower.silence.period for follower in self._followers)
             ready = {handle for handle, _ in poll.poll(period * 1000)}
             now = self._clock()
-            # Sockets first: last words come before the end.
+            # Read the sockets first, because last messages come before the end.
             for handle in ready & sockets.keys():
                 if not self._read(sockets[handle], now):
                     poll.unregister(handle)

@@ -1,7 +1,6 @@
 """Memory and steps shared by the ranks of one host: arenas and agreed steps.
 
-The leader's process owns the memory and is the only one that writes to peers. Thread rule: any
-thread.
+The leader's process owns the memory, and only the leader writes to peers. Thread rule: any thread.
 """
 
 import mmap
@@ -22,7 +21,7 @@ Report = Callable[[int, bool], None]
 
 
 class ReportedSteps(StepCounter):
-    """A rank's own counter that reports each tick."""
+    """A rank's own counter, with a report of each tick."""
 
     def __init__(self, report: Report) -> None:
         """report: called on the ticking thread."""
@@ -96,7 +95,8 @@ class HostArenas:
         try:
             os.ftruncate(handle, spans.region_bytes)
             memory = _as_tensor(mmap.mmap(handle, spans.region_bytes))
-            # The file has no name of its own; whoever of this user follows the link has it.
+            # The file has no name of its own. Any process of this user can open it through the
+            # link.
             (folder / _NAME).symlink_to(f"/proc/{os.getpid()}/fd/{handle}")
         except BaseException:
             os.close(handle)
@@ -116,5 +116,5 @@ def open_arena(folder: Path, spans: RankSpans, rank: int) -> torch.Tensor:
 
 
 def _as_tensor(mapped: mmap.mmap) -> torch.Tensor:
-    """Return a tensor that keeps the mapping while it is used."""
+    """Return a tensor; it keeps the mapping while it is used."""
     return torch.frombuffer(mapped, dtype=torch.uint8)

@@ -30,7 +30,7 @@ SendToLeader = Callable[[Message], None]
 class FollowerTiers:
     """A follower's part of the tiers. It runs the leader's copies, and reports the end of each.
 
-    Owns one copier for each tier, and one thread that sends ends. Thread rule: handle() belongs to
+    Owns one copier for each tier, and one thread for sending ends. Thread rule: handle() belongs to
     the thread of the plans, so a copy begins after all earlier plans.
     """
 
@@ -82,7 +82,7 @@ class FollowerTiers:
                 try:
                     self._send(message)
                 except Exception:
-                    return  # The leader is gone: who reads its socket ends this process.
+                    return  # The leader is gone: the reader of its socket ends this process.
             with self._changed:
                 self._under_way -= len(ended)
             if not ended:
@@ -159,7 +159,7 @@ class RankCopier:
         return transfer, awaited.end
 
     def wait(self, seconds: float) -> None:
-        # This rank's own is mostly the last: the others are sent it first.
+        # This rank's own copy mostly ends last, because the others get theirs first.
         if not self._any.is_set():
             self._own.wait(seconds)
 

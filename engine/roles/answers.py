@@ -89,7 +89,7 @@ class Answers(Handover):
         refuse it, if any."""
         salt, cursor = message.salt, message.cursor
         if message.prompt_logprobs is not None:
-            # What is cached has no logits, so that the whole prompt is computed, apart from all.
+            # Cached tokens have no logits. So the whole prompt is computed, apart from all others.
             salt, cursor = salt + secrets.token_bytes(_OWN_SALT_BYTES), None
         asked = [message, *map(message.of_fork, message.forks)]
         targets = self._refusal.targets(message.targets)
@@ -188,7 +188,7 @@ class Answers(Handover):
             return
         self.abort_request(request)
         carrier = None if request.carrier is None else self._requests.get(request.carrier)
-        # Once it has ended, its id may be another's.
+        # Once the carrier has ended, its id may belong to another request.
         if carrier is not None and request in carrier.forks and not carrier.waiting_forks:
             self.abort_request(carrier)
 
@@ -364,7 +364,7 @@ class Answers(Handover):
 
     def _release_forks(self, carrier: Request) -> None:
         """Requeue the carrier's forks after their common prompt was computed. They go ahead of
-        requests that have not waited yet."""
+        requests without a wait so far."""
         for fork in carrier.waiting_forks:
             told_of(fork, carrier)
             self._scheduler.requeue(fork)
@@ -437,7 +437,7 @@ class StopTokens:
         """Return [n]: True if the token ends some answer."""
         if self._all is None:
             named = frozenset[int]().union(*self._count)
-            # A client may name what no token is.
+            # A client may name ids that are no tokens.
             self._all = np.array([t for t in named if 0 <= t <= _LARGEST], dtype=np.int32)
         return np.isin(tokens, self._all)
 

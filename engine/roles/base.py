@@ -55,7 +55,7 @@ RequestInbox = m.Submit | m.Abort | m.LeaveToHeirs | m.EndLeaving | m.PrefillInb
 class HandoverContext:
     """The parts of an engine used by its hand-over.
 
-    working_slots: of a request. emit: sends a message out, in order. clock: of requests' waiting
+    working_slots: of a request. emit: sends a message out, in order. clock: for requests' waiting
     times, seconds. tiers: below the arena, if any. behind: computes behind their loads, if set.
     lookups: of all requests ending here.
     """
@@ -133,7 +133,7 @@ class Handover(ABC):
         state = Loading(allocation, allocation.load.boundary, before, brought)
         request.move(state)
         barrier, behind = LoadBarrier(), None
-        # A tier further down brings whole pages: all layers are there at once.
+        # A lower tier brings whole pages, so all layers arrive at the same time.
         is_near = [name for name, _ in brought] == self._tiers.names[:1]
         if self._behind is not None and is_near:
             behind = self._behind.begin(request, allocation, barrier, draws=self.draws_behind)
@@ -185,7 +185,7 @@ class Handover(ABC):
         if ahead is None:
             request.started = time.monotonic(), computed
         else:
-            # How long it took is not that of a prefill here.
+            # The elapsed time would not be the time of a prefill here.
             request.started = None
             computed, slot = ahead.tokens, len(slots) - 1
         planned = []
@@ -248,7 +248,7 @@ class Handover(ABC):
 
     def on_tokens(self, answers: AnswerRows, drawn: DrawnTokens) -> None:
         """Handle one sampled token for each of these answers, row by row. All are live and sound.
-        Only a role that answers has such rows."""
+        Only a role with answers has such rows."""
         raise AssertionError("an answer's row in an engine that answers nothing")
 
     @abstractmethod
@@ -256,17 +256,17 @@ class Handover(ABC):
         """Handle the request's next token, sampled by a forward."""
 
     def until_end(self, request: Request, tokens: Sequence[Sampled]) -> int:
-        """Return the number of these consecutive tokens belonging to its answer. Only a role that
+        """Return the number of these consecutive tokens belonging to its answer. Only a role with
         answers has such rows."""
         raise AssertionError("an answer's row in an engine that answers nothing")
 
     def on_scores(self, request: Request, row: int, scores: PromptScores) -> None:
-        """Handle scores of the prompt's tokens after position `row`. Only a role that answers has
+        """Handle scores of the prompt's tokens after position `row`. Only a role with answers has
         such requests."""
         raise AssertionError("a scored prompt in an engine that answers nothing")
 
     def on_prompt_end(self, request: Request) -> None:
-        """Handle the computed prompt of a request without sampling. Only a role that answers has
+        """Handle the computed prompt of a request without sampling. Only a role with answers has
         such requests."""
         raise AssertionError("a prompt without an answer in an engine that answers nothing")
 

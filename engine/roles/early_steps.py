@@ -176,7 +176,7 @@ class EarlySteps:
         self._on_end = on_end
         self._prepare = prepare
         self._running: EarlyStep | None = None
-        # A step launches a thousand times, while the engine's loop computes too.
+        # A step makes a thousand launches while the engine's loop runs Python too.
         shorten_lock_turns()
         self._thread = ThreadPoolExecutor(
             1, thread_name_prefix="tasuki-early-step", initializer=name_this_thread
@@ -215,8 +215,8 @@ class EarlySteps:
 
     def _run(self, step: EarlyStep) -> None:
         try:
-            # One for all steps: what is allocated belongs to its stream, and each new one takes as
-            # much memory again, in as many calls that wait for the device.
+            # All steps share one stream, because allocated memory belongs to its stream. Each new
+            # stream would take as much memory again, in as many calls that wait for the device.
             if self._stream is None:
                 self._stream = own_stream(self._arena.bytes.device)
             with self._stream.entered():
@@ -255,7 +255,7 @@ class EarlySteps:
         scores = None
         if step.adjuster is not None:
             scores = adjusted(logits, AdjustedRows.of([step.adjuster]).to(logits.device))
-        # Reads the token on the host, which on a GPU waits for the stream.
+        # This reads the token on the host; on a GPU it waits for the stream.
         (sampled,) = sample(logits, [sampling], [position], scores)
         return sampled
 
@@ -278,7 +278,7 @@ class PrefillBehind:
     """A forward behind a load.
 
     kept: checkpoints it stores, each with its slot. stop: number of the request's tokens after it.
-    is_alone: it writes another slot, so the loaded state stays intact whatever its outcome.
+    is_alone: it writes another slot, so the loaded state stays intact after any outcome.
     """
 
     step: EarlyStep
@@ -314,7 +314,7 @@ class PrefillsBehind:
     """
 
     def __init__(self, cache: HybridPrefixCache, steps: EarlySteps, most_tokens: int) -> None:
-        """most_tokens: of a forward."""
+        """most_tokens: most tokens of a forward."""
         self._cache = cache
         self._steps = steps
         self._most = most_tokens

@@ -19,14 +19,14 @@ from tasuki.model.ops.sampling.reference import Sampled
 
 @dataclass(frozen=True)
 class DrawnTokens:
-    """The sampled tokens of a forward, as columns: plain values, sent back by a process that runs
+    """The sampled tokens of a forward, as columns: plain values, sent back by a process running
     plans.
 
-    By the plan's rows, columns [n]: tokens int32, logprobs and margins float64, as in Sampled. A
-    row without sampling has zeros. tops: the likeliest tokens, by row, if wanted. scores: of scored
+    Columns by the plan's rows: [n]. tokens: int32. logprobs, margins: float64, as in Sampled. A row
+    without sampling has zeros. tops: the likeliest tokens, by row, if wanted. scores: scores of
     prompts, by row. behind: tokens sampled after each accepted draft, by row with drafts. guessed:
-    proposed next tokens, by row with a Guess. on_lane: the number of such tokens, by row, if they
-    stay in the runner.
+    proposed next tokens, by row with a Guess. on_lane: the number of proposed tokens, by row, if
+    they stay in the runner.
     """
 
     tokens: Ints
@@ -75,8 +75,8 @@ class DrawnTokens:
         )
 
     def all_at(self, row: int) -> list[Sampled]:
-        """Return the row's sampled tokens, in order: more than one if drafts held. REQUIRES: as in
-        at()."""
+        """Return the row's sampled tokens, in order: several if drafts were accepted. REQUIRES: as
+        in at()."""
         return [self.at(row), *self.behind.get(row, ())]
 
     @property
@@ -86,7 +86,7 @@ class DrawnTokens:
 
 
 class DeviceLost(Exception):
-    """The device computes no more for this process, whatever its input: restart it."""
+    """The device computes no more for this process, for any input: restart it."""
 
 
 class InFlightForward(Protocol):
@@ -145,8 +145,8 @@ class Runner(EventRecorder, Protocol):
         """The step counter's value once all launched work has ended."""
 
     def prepare(self) -> None:
-        """Do work that the first request would otherwise wait for. Called once, on the launching
-        thread, before the first launch."""
+        """Do the preparations for the first request. Called once, on the launching thread, before
+        the first launch."""
 
     def check_device(self) -> None:
         """Check the device after a failed forward. Raises DeviceLost if no other forward can

@@ -30,7 +30,7 @@ from .rows import ResolvedRows, SequenceStates
 @dataclass(frozen=True)
 class HeldRow:
     """slice: as computed. write_slot: destination of its state. inputs: [its tokens, widths] by
-    layer that keeps a state."""
+    layer with a state."""
 
     slice: SequenceSlice
     write_slot: int
@@ -114,7 +114,7 @@ class LayerTicks(LayerHooks):
     """Ticks once per layer of any kind, so layer chunks leave while the rest still runs."""
 
     def __init__(self, steps: StepCounter, layers: int) -> None:
-        """layers: of a forward."""
+        """layers: number of layers of a forward."""
         self._steps = steps
         self._layers = layers
 
@@ -128,7 +128,7 @@ class LayerTicks(LayerHooks):
 
 @dataclass(frozen=True)
 class CpuForward:
-    """An `InFlightForward` that has already ended."""
+    """An ended `InFlightForward`."""
 
     drawn: DrawnTokens
     idle_seconds: float
@@ -194,7 +194,7 @@ class CpuRunner:
         results = self._compute(plan, rows) if len(rows) else DrawnTokens.nothing(0)
         ended = time.perf_counter()
         if len(rows):
-            # A plan of none is part of what the next forward waits for.
+            # The time of a plan without rows counts to the next forward's wait.
             self._ended_at = ended
         return CpuForward(results, started - before, ended - started)
 
@@ -280,7 +280,7 @@ class CpuRunner:
         drawn: DrawnTokens,
         hidden: torch.Tensor,
     ) -> dict[int, tuple[int, ...]]:
-        """Return the plan's guesses, by row. hidden [T, width]: of the forward; its rows begin at
+        """Return the plan's guesses, by row. hidden: [T, width], of the forward; its rows begin at
         `starts`."""
         wanted = []
         for guess in plan.guesses:
@@ -303,7 +303,7 @@ class CpuRunner:
     def _draw(
         self, rows: ResolvedRows, drawing: NDArray[np.int64], logits: torch.Tensor
     ) -> list[Sampled]:
-        """Return a sampled token of each of these rows. logits: of all rows."""
+        """Return a sampled token of each of these rows. logits: all rows' logits."""
         lanes = rows.lanes[drawing].tolist()
         if not lanes:
             return []
@@ -316,8 +316,8 @@ class CpuRunner:
     def _sample(
         self, logits: torch.Tensor, lanes: Sequence[int], positions: Sequence[int]
     ) -> list[Sampled]:
-        """Return a sampled token of each row. lanes: of the rows. positions: of the sampled
-        tokens."""
+        """Return a sampled token of each row. lanes: batch indices of the rows. positions:
+        positions of the sampled tokens."""
         wanted = [self._sequences.sampling(lane) for lane in lanes]
         drawn = sample(logits, wanted, positions, self._adjustments.scores(logits, lanes))
         if self._together is not None and any(sampling.adjusts for sampling in wanted):

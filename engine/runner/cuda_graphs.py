@@ -63,7 +63,7 @@ class DecodeGraphs:
         self._logits: dict[int, Tensor] = {}
         rows.clear()
         pool = torch.cuda.graph_pool_handle()
-        # The largest first: the smaller ones then live in the memory that it took.
+        # Capture the largest first: the smaller ones then reuse its memory.
         for size in reversed(self._sizes):
             # Kernels are compiled and libraries find their workspaces outside of the capture.
             self._step(size)
@@ -197,7 +197,7 @@ class VerifyGraphs:
         rows.clear()
         capture = partial(torch.cuda.graph, pool=torch.cuda.graph_pool_handle())
         layers = len(model.weights.layers)
-        # The largest first: the smaller ones then live in the memory that it took.
+        # Capture the largest first: the smaller ones then reuse its memory.
         for size in reversed(self._sizes):
             for width in reversed(self._widths):
                 step = partial(self._step, size, width)
@@ -220,7 +220,7 @@ class VerifyGraphs:
 
     @torch.inference_mode()
     def _step(self, size: int, width: int, hooks: LayerHooks) -> None:
-        """Run the step. hooks: of the model's layers."""
+        """Run the step. hooks: for the model's layers."""
         batch = self._rows.batch(size, width, self._table)
         operators = self._backend.bind_verify(batch, self._scratch)
         carry = self._arena.carry[0] if self._arena.layout.draft_layers else None
@@ -271,7 +271,7 @@ class GuessGraphs:
         rows.clear()
         pool = torch.cuda.graph_pool_handle()
         counts = range(1, drafts.shape[1] + 1)
-        # The largest first: the smaller ones then live in the memory that it took.
+        # Capture the largest first: the smaller ones then reuse its memory.
         for size, cuts in product(reversed(self._sizes), (True, False)):
             # Kernels are compiled and libraries find their workspaces outside of the capture.
             self._guess(size, 1, cuts=cuts)

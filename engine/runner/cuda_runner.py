@@ -56,7 +56,7 @@ from .rows import ResolvedRows, SequenceStates
 class LayerEvents(LayerHooks):
     """Ticks the step counter when a GPU has written a layer's KV and state.
 
-    Owns a thread that waits for the event after each layer's writes, then ticks. It never holds the
+    Owns a thread: it waits for the event after each layer's writes, then ticks. It never holds the
     interpreter's lock (cpp_cache/dataplane/stream_ticks.h). The thread of the forward only records.
     Thread rule: hooks on the engine loop's thread; only the owned thread ticks the counter.
 
@@ -64,14 +64,14 @@ class LayerEvents(LayerHooks):
     """
 
     def __init__(self, steps: StepCounter, layers: int) -> None:
-        """layers: of a forward."""
+        """layers: number of layers of a forward."""
         self._steps = steps
         self._layers = layers
         self.launched = steps.value
 
     @cached_property
     def _ticks(self) -> StreamTicks:
-        # Of the device that the forward's thread has, which may not be the one that built this.
+        # Use the current device of the forward's thread, perhaps not the thread that built this.
         return StreamTicks(CudaContext(torch.cuda.current_device()), self._steps)
 
     def cache_written(self, layer: int) -> None:
@@ -235,9 +235,9 @@ class CudaRunner:
         longest = self._model.config.max_position
         far = min(_FAR_TOKENS, longest - PAGE_TOKENS)
         block = min(block_rows_of(self._model.config, self._arena.bytes.device), longest)
-        # Triton compiles anew for sizes of one and for sizes that 16 divides; a short run on a long
-        # context takes other kernels than a prompt from its start, and a block of a long run others
-        # again (model/ops/attention/long_context.py).
+        # Triton compiles separately for sizes of one and for multiples of 16. A short run on a long
+        # context takes other kernels than a prompt from its start. A block of a long run takes
+        # others again (model/ops/attention/long_context.py).
         for runs in (
             ((1, 0),),
             ((3, 0),),
@@ -293,11 +293,11 @@ class CudaRunner:
         prompts = ~(rows.decodes | rows.verifies)
         if prompts.any():
             parts += self._prefill(plan, rows, prompts.nonzero()[0], scores)
-        # What was drawn is read while the layer guesses: so much the host does meanwhile.
+        # The host reads the sampled tokens while the draft layer guesses.
         ended = _recorded(timed=True)
         guessed = {} if self._drafter is None else self._drafter.behind(plan, rows)
         if len(rows):
-            # A plan of none, as of folds, is part of what the next forward waits for.
+            # The time of a plan without rows, such as folds, counts to the next forward's wait.
             self._ends = ForwardEnds(ended, _recorded(timed=True) if guessed else ended)
         return CudaForward(len(rows), parts, verified, guessed, scores, before, started, ended)
 
@@ -311,7 +311,8 @@ class CudaRunner:
             return rows
         later = rows.lanes[rows.verifies].tolist()
         apart = {*plan.left, *(item.lane for item in plan.joined)}
-        # Guesses before a forward begin with what a slot carries; a copy may be of any slot.
+        # Guesses before a forward begin with the entry carried by a slot. A copy may be of any
+        # slot.
         apart.update(rows.lanes[[guess.row for guess in plan.first_guesses]].tolist())
         self._verifier.fold(plan.folds, () if plan.copies else {*later} - apart)
         self._verifier.drop(plan.left)
@@ -386,7 +387,8 @@ class CudaRunner:
             )
             scores.update({row: found.read() for row, found in scored.items()})
         parts = self._draw_prompts(numbers, prompts, batch, branch, residual, operators)
-        # First the tokens, so that nobody waits for the draft layer's window who only wants one.
+        # Sample the tokens first, so a caller that needs only a token does not wait for the draft
+        # layer.
         if self._arena.layout.draft_layers:
             self._model.keep_entries(tokens, branch, residual, operators, self._arena, hooks)
         return parts
@@ -400,7 +402,7 @@ class CudaRunner:
         residual: torch.Tensor,
         operators: TritonPrefill,
     ) -> list[DrawnPart]:
-        """Sample a token of each prompt that ends. branch, residual: of the batch's layers."""
+        """Sample a token of each prompt at its end. branch, residual: of the batch's layers."""
         drawing = prompts.num_sampled.nonzero()[0]
         if not len(drawing):
             return []

@@ -1,8 +1,7 @@
 """A batch on a GPU: its inputs and results, and tables kept between steps.
 
 Owns buffers of fixed address, so graphs may be captured over them. Thread rule: the engine loop's,
-one stream. Copies are asynchronous, from and to pinned memory that is not reused before they have
-ended.
+one stream. Copies are asynchronous. Their pinned memory is not reused before they have ended.
 """
 
 from collections.abc import Iterable, Sequence
@@ -63,7 +62,7 @@ class BlockTable:
             0 if number is None else written
             for number, written in zip(kept, self._written + [0] * len(sequences), strict=False)
         ]
-        # Held, not only named: an id() may return once its object is gone.
+        # Keep a reference, not only the id(): an id() may return once its object is gone.
         self._seated = [sequences[number] for number in order]
         return order
 
@@ -138,7 +137,7 @@ class LaneDrafts:
 
 _ROWS, _LANES, _POSITIONS, _CONTEXT, _READ, _WRITE, _TOP_K, _HEAT, _TOP_P, _KEYS = range(10)
 _FIELDS = 11
-# Fields begin at multiples of this many numbers, so that every one is aligned to 128 bytes.
+# Each field begins at a multiple of this many numbers, so it is aligned to 128 bytes.
 _ALIGNMENT = 32
 _FAR = 2**31 - 1
 
@@ -166,7 +165,7 @@ class SamplingTable:
     def join(self, lane: int, sampling: SamplingParams, begins: int) -> None:
         """Store a sequence's sampling parameters. begins: position of the answer's first token."""
         self.temperature[lane] = sampling.temperature
-        # The best of all is the best of any cut.
+        # Greedy rows need no cut: the best of all is the best of any cut.
         self.top_k[lane] = sampling.top_k if sampling.temperature else 0
         self.top_p[lane] = sampling.top_p if sampling.temperature else 1
         self.keys[lane] = noise_key(sampling.seed)
@@ -174,7 +173,7 @@ class SamplingTable:
         self.adjusts[lane] = sampling.adjusts_every_draw
         self.top_logprobs[lane] = sampling.top_logprobs
         rules = range(0) if sampling.thinking is None else sampling.thinking.rules
-        # Behind the last position of any sequence nothing is drawn.
+        # No token is sampled behind the last position of any sequence.
         self.rules[lane] = min(begins + rules.start, _FAR), min(begins + rules.stop, _FAR)
         self.follows[lane] = sampling.thinking is not None and not self.adjusts[lane]
 
@@ -213,10 +212,10 @@ class DeviceBatch:
     """The rows of a batch as numbers on a GPU: inputs filled by one copy, results read by one copy.
 
     Owns both blocks; their addresses never change, so graphs may be captured over them. Knows
-    neither pages nor the model. Thread rule: the engine loop's, one stream. Copies are asynchronous
-    from and to pinned memory that is not reused before they have ended.
+    neither pages nor the model. Thread rule: the engine loop's, one stream. Copies are
+    asynchronous. Their pinned memory is not reused before they have ended.
 
-    At most `capacity` rows. scratch_lane: the batch index of padding rows.
+    capacity: most rows. scratch_lane: the batch index of padding rows.
     """
 
     def __init__(self, capacity: int, scratch_lane: int, device: torch.device) -> None:
@@ -273,7 +272,7 @@ class DeviceBatch:
 
     @property
     def rows(self) -> Tensor:
-        """[1]: number of rows that are not padding."""
+        """Return [1]: number of rows without padding."""
         return self._inputs[_ROWS, :1]
 
     def lanes(self, size: int) -> Tensor:
@@ -283,7 +282,8 @@ class DeviceBatch:
         return self._inputs[_POSITIONS, :size]
 
     def decode_batch(self, size: int, table: Tensor) -> DecodeBatch:
-        """Return the first `size` rows in the model's form. table [rows, pages]: of these rows."""
+        """Return the first `size` rows in the model's form. table: [rows, pages], for these
+        rows."""
         return DecodeBatch(
             positions=self.positions(size),
             context_lens=self._inputs[_CONTEXT, :size],
@@ -300,7 +300,7 @@ class DeviceBatch:
             top_k=self._inputs[_TOP_K, :size],
             top_p=floats[_TOP_P, :size],
             keys=self._inputs[_KEYS : _KEYS + 2].view(-1, 2)[:size],
-            # The drawn token stands behind its context.
+            # The sampled token's position follows its context.
             positions=self._inputs[_CONTEXT, :size],
             token=self._results[0, :size],
             logprob=drawn[1, :size],

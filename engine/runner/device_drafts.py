@@ -70,8 +70,8 @@ class DraftVerifier:
         drafts: int,
         on_lanes: LaneDrafts | None,
     ) -> None:
-        """shape: of the largest step. drafts: most per row. on_lanes: drafts stored by guesses;
-        None without guesses. REQUIRES: nothing in the arena is used yet."""
+        """shape: shape of the largest step. drafts: most drafts per row. on_lanes: drafts stored by
+        guesses; None without guesses. REQUIRES: nothing in the arena is used yet."""
         device = arena.bytes.device
         self._model = model
         self._arena = arena
@@ -127,7 +127,8 @@ class DraftVerifier:
         if not rows.verifies.any() or not decodes.any() or count > self._most:
             return rows
         width = self._graphs.width(int(rows.lengths[rows.verifies].max()))
-        # Such draws wait for others, and such tokens are where only a plain step looks for them.
+        # An adjusted sample waits for earlier ones. A token kept by batch index is read only by a
+        # plain step.
         apart = rows.on_lane | self._sampling.adjusted(rows)
         if count * width > _MOST_TOKENS_BESIDE or (decodes & apart).any():
             return rows
@@ -218,7 +219,7 @@ class DraftVerifier:
     ) -> dict[int, list[Sampled]]:
         """Sample rows with adjusted logits, token after token as long as drafts hold. Each token is
         waited for, because the next adjustment depends on it. Return the tokens by the row's place.
-        of: the rows. each: their tokens, being copied to `ids` on the host."""
+        `of`: the rows. each: their tokens, being copied to `ids` on the host."""
         going = self._sampling.adjusted(of).nonzero()[0].tolist()
         found: dict[int, list[Sampled]] = {row: [] for row in going}
         for place in range(width):
@@ -244,8 +245,8 @@ class DraftVerifier:
         return found
 
     def fold(self, folds: Iterable[Fold], later: Collection[int]) -> None:
-        """Store the states asked for. later: batch indices with rows in the next step; if there is
-        space, that step folds them itself. Raises PlanError."""
+        """Store the requested states. later: batch indices with rows in the next step; if there is
+        space, the next step folds them itself. Raises PlanError."""
         found: dict[int, HeldFold] = {}
         for fold in folds:
             if fold.lane in self._alone and fold.count == 1:
@@ -311,7 +312,7 @@ class LayerDrafter:
         shape: StepShape,
     ) -> None:
         """verifier: computes the rows before the guesses. drafts: destination of the guesses.
-        shape: of the largest step. REQUIRES: nothing in the arena is used yet; it has a draft
+        shape: shape of the largest step. REQUIRES: nothing in the arena is used yet; it has a draft
         layer."""
         self._sequences = states.sequences
         self._sampling = states.sampling
@@ -330,14 +331,14 @@ class LayerDrafter:
     def first(self, plan: ForwardPlan, rows: ResolvedRows) -> ResolvedRows:
         """Make the plan's first guesses from the carry in the rows' slots. Return the rows with
         these drafts at their batch indices. Called before the forward is launched. rows: the
-        plan's; rows that verify nothing get no guesses."""
+        plan's; rows without drafts to verify get no guesses."""
         asked = [guess for guess in plan.first_guesses if rows.verifies[guess.row]]
         if not asked:
             return rows
         numbers, wanted = self._seat(asked, rows)
         own = rows.take(numbers)
         self._lanes.put_known(own.lanes, plan.tokens[own.tokens_at])
-        # The token drawn last is in the forward still to come.
+        # The last sampled token is in the coming forward.
         stand = replace(own, lengths=np.ones_like(own.lengths))
         self._guess(stand, wanted, [-1] * len(own), own.read_slots)
         on_lane = rows.drafts_on_lane.copy()
@@ -355,7 +356,7 @@ class LayerDrafter:
             self._verifier.place(lane) if verifies else -1
             for lane, verifies in zip(own.lanes.tolist(), own.verifies.tolist(), strict=True)
         ]
-        # Behind the first token at least: that is drawn whatever becomes of the drafts.
+        # Start behind the first token at least: it is sampled even if every draft is rejected.
         least = np.where(own.verifies, own.starts + 1, own.stops)
         stand = replace(own, starts=least, lengths=np.ones_like(own.lengths))
         self._guess(stand, wanted, places, own.write_slots)

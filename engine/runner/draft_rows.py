@@ -44,8 +44,9 @@ class HeldFold:
 class LastDrawn:
     """The last step's results of such rows, at fixed addresses.
 
-    ids [n] int32: each row's token and drafts, row after row. counts [rows] int32: valid tokens of
-    a row. drawn [n] int32: sampled after each. hidden [rows, most tokens of a row, width]: of each.
+    ids: [n] int32, each row's token and drafts, row after row. counts: [rows] int32, valid tokens
+    of a row. drawn: [n] int32, sampled after each. hidden: [rows, most tokens of a row, width], the
+    state of each.
     """
 
     ids: Tensor
@@ -61,13 +62,13 @@ class DraftedRows:
     Owns them; their addresses never change, so graphs may be captured over them. Thread rule and
     copies: as in device_batch.
 
-    At most `capacity` rows of at most `width` tokens; scratch_lane: as in DeviceBatch.
+    capacity: most rows. width: most tokens of a row. scratch_lane: as in DeviceBatch.
     """
 
     def __init__(self, capacity: int, width: int, scratch_lane: int, device: torch.device) -> None:
         self._sequences = DeviceBatch(capacity, scratch_lane, device)
         self._tokens = DeviceBatch(capacity * width, scratch_lane, device)
-        # Graphs look up the embeddings of tokens that mean nothing too, so that all are valid ids.
+        # Graphs also look up embeddings of meaningless tokens, so all must be valid ids.
         self._numbers = torch.zeros(7, capacity * width, dtype=torch.int32, device=device)
         every = torch.arange(capacity, dtype=torch.int32, device=device)
         self._owners = {some: every.repeat_interleave(some) for some in range(1, width + 1)}
@@ -87,8 +88,8 @@ class DraftedRows:
         turn: int,
         folds: Mapping[int, HeldFold],
     ) -> None:
-        """Fill the rows. each: token_rows() of the rows. ids [rows, width]: their tokens, except
-        drafts stored at batch indices. turn: of the step. folds: done before the rows, by batch
+        """Fill the rows. each: token_rows() of the rows. ids: [rows, width], their tokens, except
+        drafts stored at batch indices. turn: the step's turn. folds: done before the rows, by batch
         index."""
         self._sequences.fill(rows, sampling)
         self._tokens.fill(each, sampling)
@@ -206,14 +207,14 @@ class VerifiedRows:
         return first, behind
 
     def tokens_of(self, places: Sequence[int]) -> list[list[int]]:
-        """Return the accepted tokens of each row in those places. REQUIRES: as put()."""
+        """Return the accepted tokens of each row in these places. REQUIRES: as put()."""
         return [[token.token for token in self._counted[place]] for place in places]
 
     @cached_property
     def _counted(self) -> list[Sequence[Sampled]]:
         """The accepted tokens of each row."""
         tops = {at: top for tokens in self.tops for at, top in tokens.of_rows()}
-        # Columns of all rows become Python's numbers at once: the device waits meanwhile.
+        # Convert the columns of all rows at once, because the device waits meanwhile.
         shape = (len(self.rows), self.width)
         tokens = self.drawn[0, : len(self.rows) * self.width].numpy().reshape(shape)
         ids = self.ids[: tokens.size].numpy().reshape(shape)
@@ -239,14 +240,14 @@ class GuessRows:
     Owns them, and the hidden states passed from one guess to the next. Their addresses never
     change, so graphs may be captured over them. Thread rule and copies: as in device_batch.
 
-    At most `capacity` rows.
+    capacity: most rows.
     """
 
     def __init__(
         self, capacity: int, width: int, lanes: LastTokens, carry: Tensor, verified: LastDrawn
     ) -> None:
-        """width: of hidden states. carry [slots, width]. verified: of the rows that verified drafts
-        last, at their fixed addresses."""
+        """width: width of hidden states. carry: [slots, width]. verified: results of the rows with
+        drafts verified last, at their fixed addresses."""
         device = carry.device
         self._numbers = DeviceBatch(capacity, lanes.scratch, device)
         self._seats = torch.zeros(4, capacity, dtype=torch.int32, device=device)
@@ -273,8 +274,8 @@ class GuessRows:
         """Fill the rows.
 
         rows: one token each, the one before the guesses, at its position if no draft of the forward
-        held. wanted: drafts of each, at least one. places: each row's place among the rows that
-        verified drafts last, `width` tokens each. -1: it was not among them, and begins with the
+        held. wanted: drafts of each, at least one. places: each row's place among the rows with
+        drafts verified last, `width` tokens each. -1: it was not among them, and begins with the
         last token at its batch index and its slot's carry.
         """
         self._numbers.fill(rows, sampling)
@@ -288,7 +289,7 @@ class GuessRows:
 
     @property
     def rows(self) -> Tensor:
-        """[1]: number of rows that are not padding."""
+        """Return [1]: number of rows without padding."""
         return self._numbers.rows
 
     def lanes(self, size: int) -> Tensor:
@@ -300,7 +301,7 @@ class GuessRows:
             tokens=draws.token,
             hidden=self._hidden[:size],
             positions=self._numbers.positions(size),
-            # A draft stands behind its context.
+            # A draft's position follows its context.
             context_lens=draws.positions,
             left=self._seats[_LEFT, :size],
             rows=self.rows,
@@ -327,5 +328,6 @@ class GuessRows:
         return self._numbers.draws(size)
 
     def batch(self, size: int, table: Tensor) -> DecodeBatch:
-        """Return the first `size` rows in the model's form. table [rows, pages]: of these rows."""
+        """Return the first `size` rows in the model's form. table: [rows, pages], for these
+        rows."""
         return self._numbers.decode_batch(size, table)

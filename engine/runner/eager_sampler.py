@@ -34,7 +34,7 @@ from .logits import DrawnTogether, LaneAdjustments
 from .rows import ResolvedRows
 
 _TOP_ROWS = 8
-"""Rows searched for their likeliest tokens at a time: that takes 24 bytes a logit."""
+"""Rows searched for their likeliest tokens at a time; the search takes 24 bytes a logit."""
 
 
 class CountedDraws(Protocol):
@@ -58,8 +58,8 @@ class DrawnOnce:
 
 @dataclass(frozen=True)
 class _Untold:
-    """Sampled tokens of these adjusters' sequences, being copied to the host. places: of their
-    rows."""
+    """Sampled tokens of these adjusters' sequences, being copied to the host. places: places of
+    their rows."""
 
     adjusters: Sequence[LogitAdjuster]
     places: Sequence[int]
@@ -106,8 +106,8 @@ class EagerSampler:
         device: torch.device,
         together: DrawnTogether | None = None,
     ) -> None:
-        """capacity: rows of a forward. vocab, dtype: of logits. sampling, adjustments, lanes: the
-        runner's. together: the other ranks, one of them with the adjustments; None: there are
+        """capacity: rows of a forward. vocab, dtype: of the logits. sampling, adjustments, lanes:
+        the runner's. together: the other ranks, one of them with the adjustments; None: there are
         none."""
         self._sampling = sampling
         self._adjustments = adjustments
@@ -135,7 +135,7 @@ class EagerSampler:
         return self._together is None or self._together.leads
 
     def follow(self, rows: ResolvedRows, drawn: CountedDraws) -> None:
-        """Remember the graph's sampled tokens for the adjusters that depend on them."""
+        """Remember the graph's sampled tokens for dependent adjusters."""
         if not self._leads:
             return
         follows = self._sampling.follows[rows.lanes] & ~self._sampling.adjusted(rows)
@@ -169,7 +169,7 @@ class EagerSampler:
         return drawn
 
     def _draw_here(self, rows: ResolvedRows, logits: Tensor) -> list[LogitAdjuster]:
-        """Sample these rows, already filled in. Return the adjusters that must learn the tokens."""
+        """Sample these rows, already filled in. Return the adjusters waiting for the tokens."""
         adjusters = [self._adjustments.adjuster(lane) for lane in rows.lanes.tolist()]
         self._tell(adjusters)
         adjustments = AdjustedRows.of(adjusters).to(self._device)
@@ -194,8 +194,8 @@ class EagerSampler:
     def top(
         self, numbers: NDArray[np.int64], rows: ResolvedRows, logits: Tensor
     ) -> list[TopTokens]:
-        """Return the likeliest tokens of rows that want them. numbers: of the rows. logits: row i
-        is rows[i]'s."""
+        """Return the likeliest tokens of rows with a request for them. numbers: numbers of the
+        rows. logits: row i is rows[i]'s."""
         wanted = self._sampling.top_logprobs[rows.lanes]
         chosen = wanted.nonzero()[0]
         found = []

@@ -1,6 +1,6 @@
 """Work on logits beside sampling: adjustments by batch index, and scores of prompts.
 
-Owns an adjuster for each batch index with a request that asks for one. Thread rule: the runner's.
+Owns an adjuster for each batch index, if its request asks for one. Thread rule: the runner's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -112,7 +112,7 @@ def kept_adjustments(together: DrawnTogether | None) -> "type[LaneAdjustments]":
 
 
 class NoAdjustments(LaneAdjustments):
-    """Adjustments of a rank that copies the leading rank's tokens: it has no adjusters."""
+    """Adjustments of a rank without adjusters, because it copies the leading rank's tokens."""
 
     def apply(self, plan: ForwardPlan) -> None:
         return

@@ -41,10 +41,11 @@ def padded_sizes(largest: int) -> list[int]:
     return [size for size in sizes if size < largest] + [largest]
 
 
-# Of a lane: both as in the invariant, most pending, tokens its pages hold, slots (0: not joined).
+# Columns by batch index: position and pending tokens as in the invariant, most pending tokens,
+# tokens held by the pages, slots (0: not joined).
 _POSITIONS, _PENDING, _MAX_ROWS, _CAPACITY, _SLOTS = range(5)
 _KEPT = 5
-# As plain integers: numpy takes enumerations by a slower way.
+# Plain integers, because numpy handles enumerations more slowly.
 _TOKENS, _POSITION = int(RowFlag.TOKENS_ON_LANE), int(RowFlag.POSITION_ON_LANE)
 _LENGTH, _DECODES = int(RowFlag.LENGTH_ON_LANE), int(RowFlag.DECODES)
 _VERIFIES, _DRAFTS = int(RowFlag.VERIFIES), int(RowFlag.DRAFTS_ON_LANE)
@@ -121,7 +122,7 @@ class SequenceStates:
     def __init__(self, lanes: int, slots: int = 2) -> None:
         self._next = 0
         self._slots = np.zeros((lanes, slots), dtype=np.int32)
-        # In one array, since a plan's rows look all of it up at once.
+        # Kept in one array, because a plan's rows look all of it up at once.
         self._kept = np.zeros((_KEPT, lanes), dtype=np.int32)
         self._pages: dict[int, SequencePages] = {}
         self._sampling: dict[int, SamplingParams] = {}
@@ -183,7 +184,7 @@ class SequenceStates:
         on_lane, verifies = (flags & _TOKENS) != 0, (flags & _VERIFIES) != 0
         starts = np.where(flags & _POSITION, position, bounds)
         lengths = np.where(flags & _LENGTH, pending, most)
-        # Nothing is written outside of a sequence's own pages and slots, whatever a plan says.
+        # Even an invalid plan writes only to a sequence's own pages and slots.
         margins = {
             "a row without tokens": lengths - 1,
             "a position above its bound": bounds - starts,
@@ -232,8 +233,8 @@ class SequenceStates:
     def slices(
         self, plan: ForwardPlan, rows: ResolvedRows, drawn: dict[int, list[int]]
     ) -> list[SequenceSlice]:
-        """Return the rows in the model's form. drawn: tokens by batch index, for rows that read
-        theirs there."""
+        """Return the rows in the model's form. drawn: tokens by batch index, for rows with tokens
+        there."""
         marks: dict[int, list[tuple[int, int]]] = {}
         for mark in plan.checkpoints:
             marks.setdefault(int(plan.rows.lanes[mark.row]), []).append((mark.position, mark.slot))
@@ -257,8 +258,8 @@ class SequenceStates:
 
 
 MOST_ROWS = 64
-"""Most rows with drafts in a step: with more, matrix products take so long that drafts gain
-nothing."""
+"""Most rows with drafts in a step. With more, matrix products take too long for a gain by
+drafts."""
 _WIDTHS = (2, 4, 8)
 
 

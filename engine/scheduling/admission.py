@@ -1,6 +1,6 @@
 """Admission: the number of running requests, their longest wait, and the refusal of late ones.
 
-Owns measured times and the counts of transfers that left an accept window. Thread rule: the engine
+Owns measured times and the counts of transfers gone from an accept window. Thread rule: the engine
 loop's.
 """
 
@@ -74,12 +74,12 @@ class StepOutlook:
 
 
 _SEATS_A_PLACE = 8
-"""Number of seats per additional place. About that share of a full batch ends while a prompt is
+"""Number of seats per additional place. About this share of a full batch ends while a prompt is
 computed and sent; its rows would be empty until then."""
 
 
 class Seats:
-    """The number of requests that may run at the same time.
+    """The number of requests allowed to run at the same time.
 
     With a target time between two tokens: as many as fit into a step, found by doubling. The node
     has one target for all requests. A target named by a request would let it keep others out, or
@@ -87,7 +87,7 @@ class Seats:
     """
 
     def __init__(self, rows: int, per_token: float | None) -> None:
-        """rows: of a forward, at most. per_token: seconds of a step; None: no limit."""
+        """rows: most rows of a forward. per_token: limit of a step in seconds; None: no limit."""
         self.steps = StepOutlook()
         self._rows = rows
         self._per_token = per_token
@@ -102,7 +102,8 @@ class Seats:
 
     @property
     def places(self) -> int:
-        """The same, including requests whose prompts are computed on other nodes."""
+        """Return the number of running requests, including requests with prompts computed on other
+        nodes."""
         if self._per_token is None:
             return self._rows + -(-self._rows // _SEATS_A_PLACE)
         return self.count
@@ -135,8 +136,8 @@ class QueueLimit:
                 request.first_due = now + targets.first_token
         request.queued_at = now
         request.due = min(now + self.seconds, request.deadline)
-        # A first token that is due later is of no consequence: the wait is over before. So nothing
-        # is kept for longer than somebody may wait here, whatever a client names.
+        # A later first token has no effect, because the wait ends before it. So no time is kept for
+        # longer than the longest wait here, even if a client names a later one.
         for at in {request.due, request.first_due}:
             if at < math.inf and at <= request.due:
                 heappush(self._times, (at, next(self._numbers), ref(request)))
@@ -160,7 +161,7 @@ class QueueLimit:
             request = heappop(self._times)[-1]()
             if request is None or request.begun or request not in waiting:
                 continue
-            # Its time may have begun anew since.
+            # Its wait may have begun again since.
             if request.ordered_by <= now:
                 passed[request] = None
         return [*passed]
@@ -223,7 +224,7 @@ class FirstTokenOutlook:
     ) -> float | None:
         """Return the seconds until a new prompt's first token; None without an estimate or without
         a queue. within: seconds until it is due. elsewhere: seconds of others' work before it on
-        every node that could compute its prompt."""
+        every node able to compute its prompt."""
         if not self._speeds or not (self._waiting or elsewhere):
             return None
         speed = max(self._speeds)
@@ -252,7 +253,7 @@ def _comes_first(other: Request, request: Request, due: float, now: float) -> bo
     """Return True if `other` goes first in the line of its caller."""
     if other.priority != request.priority:
         return other.priority < request.priority
-    # Of one that is late already nothing is due any more.
+    # A request that missed its first token's time counts by the end of its wait.
     return (other.ordered_by if other.first_due > now else other.due) <= due
 
 
@@ -335,8 +336,8 @@ def _refusal(why: str, retry_after: float) -> m.RequestError:
 
 
 MOST_ACCEPTED = 16
-"""Accepted transfers of one decode node: as many as begin during the round trip for a destination.
-Not more, because each holds a slot."""
+"""Most accepted transfers of one decode node: as many as begin during the round trip for a
+destination. It is not larger, because each transfer holds a slot."""
 MOST_PULLED = 32
 """Pulling transfers of one decode node, limited likewise: a pull waits for the forward in flight,
 and is over within the next one or two."""
@@ -361,7 +362,7 @@ class AcceptWindow:
         self._share = capacity_tokens // _WINDOW_SHARE
         self._ahead: dict[str, dict[m.RoomId, int]] = {}
         self.left = 0
-        """Number of transfers that have left the window; it grows when others may enter."""
+        """Number of transfers gone from the window; it grows when others may enter."""
 
     def has_room(self, peer: str, tokens: int) -> bool:
         """Return True if a prompt of `tokens` tokens may be allocated for the decode node."""

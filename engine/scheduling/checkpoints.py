@@ -64,7 +64,7 @@ def plan_checkpoints(
 
 def _is_opening(match: Match, branch: int) -> bool:
     """Return True if the branch is in the answer's opening, after the message at which the prompt
-    resumes: it would save only a few tokens."""
+    resumes. It would then save only a few tokens."""
     is_end = match.checkpoint_kind is CheckpointKind.MESSAGE_END
     return is_end and branch - match.usable_tokens < PAGE_TOKENS
 
@@ -77,7 +77,7 @@ class TokenizerFileError(ValueError):
 
 
 def read_tool_call_ids(checkpoint: Path) -> frozenset[int]:
-    """Return ids of the tokens that open a tool call in an answer. Empty if the folder has no
+    """Return ids of the tokens opening a tool call in an answer. Empty if the folder has no
     tokenizer or its vocabulary has no such token. Raises TokenizerFileError."""
     path = checkpoint / "tokenizer.json"
     if not path.is_file():
@@ -120,7 +120,7 @@ def keep_state(
 
 
 def keep_landed(cache: HybridPrefixCache, request: Request, active: Active) -> None:
-    """Publish the state of a request that ends before its answer does. REQUIRES: no forward of it
-    failed. ENSURES: only release may follow."""
+    """Publish the state of a request ended before its answer. REQUIRES: no forward of it failed.
+    ENSURES: only release may follow."""
     if len(active.slots) > 1 or active.progress.settled:
         keep_state(cache, request, active)

@@ -51,7 +51,7 @@ class RunningRequests(Collection[Request]):
         """Batch indices of the running requests; invalid while _reordered."""
         self._reordered = False
         self._suspects: list[Request] = []
-        """May hold requests that are no longer suspect."""
+        """Suspect requests; some may have been cleared since."""
         self._requests: NDArray[np.object_] = np.empty(lanes, dtype=object)
         self._answers: NDArray[np.bool_] = np.zeros(lanes, dtype=np.bool_)
         self._prompt_lengths: Ints = np.zeros(lanes, dtype=np.int32)
@@ -81,7 +81,7 @@ class RunningRequests(Collection[Request]):
         state = request.state
         assert isinstance(state, Active)
         lane = state.progress.lane
-        # The writes that may raise come first: nothing holds the request then.
+        # These writes may raise, so they come before any list holds the request.
         self._prompt_lengths[lane] = len(request.prompt)
         self._final_lengths[lane] = request.final_length
         self._lanes[request] = lane
@@ -121,7 +121,8 @@ class RunningRequests(Collection[Request]):
         self.capacities[lane] = capacity
 
     def prompt_scheduled(self, request: Request, state: Prefilling) -> None:
-        """Record that a forward has the last token of its prompt and samples the answer's first."""
+        """Record the prompt's last token as scheduled in a forward. The forward samples the
+        answer's first token."""
         self.prompts.remove(request)
         self._answers[self._lanes[request]] = state.answers_here
 
@@ -137,7 +138,7 @@ class RunningRequests(Collection[Request]):
         return found
 
     def answering(self) -> Lanes:
-        """Return, in order, the batch indices that need one token forwarded and may be in the next
+        """Return, in order, the batch indices with one token to forward, if they may be in the next
         forward. The token may still be in the forward before."""
         suspect = self._suspect()
         lanes = self._in_order() if suspect is None else np.array([self._lanes[suspect]])
@@ -146,7 +147,7 @@ class RunningRequests(Collection[Request]):
         return lanes if due.all() else lanes[due]
 
     def unfinished_prompts(self) -> list[Request]:
-        """Return the requests of `prompts` that may be in the next forward."""
+        """Return the requests of `prompts` allowed in the next forward."""
         suspect = self._suspect()
         if suspect is None:
             return self.prompts
@@ -168,7 +169,7 @@ class RunningRequests(Collection[Request]):
         )
 
     def _suspect(self) -> Request | None:
-        """Return the request that must have the next forward alone, if any."""
+        """Return the request to run alone in the next forward, if any."""
         self._suspects = [
             request for request in self._suspects if request.suspect and request in self._lanes
         ]
@@ -184,7 +185,7 @@ class RunningRequests(Collection[Request]):
 _TRIED = 4
 """Requests of a line tried while those before them find no memory."""
 _OVERTAKEN = 16
-"""Number of times a request without memory may be overtaken; after that its line waits with it."""
+"""Number of times others may overtake a request without memory; then its line waits with it."""
 
 Place = tuple[int, bool, float, int, Request]
 
@@ -194,8 +195,8 @@ class WaitingQueue:
     due.
 
     Owns the place of each. Knows nothing of memory. Thread rule: the engine loop's. Invariant: a
-    waiting request is either in its caller's line or parked behind a sibling. One that leaves the
-    line and returns gets its old place back.
+    waiting request is either in its caller's line or parked behind a sibling. A request gets its
+    old place back if it leaves the line and returns.
     """
 
     def __init__(self) -> None:
@@ -282,7 +283,7 @@ class WaitingQueue:
                 self._stand(self._places[request])
 
     def tried(self, caller: str) -> int:
-        """Return the number of requests, from the line's first, that may be tried now."""
+        """Return the number of requests to try now, from the line's first on."""
         return 1 if self.lines[caller][0][-1].overtaken >= _OVERTAKEN else _TRIED
 
     def begun(self, request: Request) -> None:
@@ -346,7 +347,7 @@ class CallerShares:
         highest = max(shares.values())
         if highest <= equal:
             return None
-        # Of equals the one who has run longest.
+        # Of equal shares, choose the caller of the longest-running request.
         most = next(request.caller for request in running if shares[request.caller] == highest)
         for caller, line in waiting.lines.items():
             needed = self._part(1, line[0][-1].next_capacity, self._seats.count)

@@ -69,8 +69,8 @@ class ScheduledSequence:
 
     @property
     def lane(self) -> int:
-        """Index at which the runner keeps the last sampled tokens: no two allocations share a
-        working slot."""
+        """Return the batch index for the runner's last sampled tokens. It is a working slot,
+        because no two allocations share one."""
         return self.active.slots[0]
 
     @property
@@ -91,9 +91,9 @@ class AnswerRows:
     """The answers of one forward without drafts: one token of each request, and one sampled after
     it.
 
-    One row each, columns [n]. holders: as in ProgressTable. row_limits: tokens held by the
-    allocations. indices: position of the sampled token in the answer. is_last: no token is wanted
-    after it.
+    Columns: [n], one row for each answer. holders: as in ProgressTable. row_limits: tokens held by
+    the allocations. indices: position of the sampled token in the answer. is_last: no token is
+    wanted after it.
     """
 
     requests: Sequence[Request]
@@ -171,7 +171,7 @@ class ScheduledForward:
         return sum(item.stop - item.start for item in self.prompts if not item.decodes)
 
     def live_sequences(self, progress: ProgressTable) -> list[ScheduledSequence]:
-        """Return the parts whose requests still run, one by one."""
+        """Return the parts of running requests, one by one."""
         live = self.answers.take(self.answers.live(progress).nonzero()[0])
         return live.sequences() + [item for item in self.sequences if item.live]
 
@@ -312,7 +312,7 @@ class ForwardPlanner:
             self._row_limits[lane] = limit
 
     def _leave(self) -> list[int]:
-        """Remove sequences that no longer run; return their batch indices."""
+        """Remove ended sequences; return their batch indices."""
         over = (self._joined != 0) & (self._joined != self._progress.holders)
         gone: Lanes = over.nonzero()[0]
         self._joined[gone] = 0

@@ -53,8 +53,8 @@ class ChunkLimit:
     """
 
     def __init__(self, chunk: int, most_seconds: float | None) -> None:
-        """chunk: prompt tokens of a forward. most_seconds: of a forward with answers; None: no
-        limit."""
+        """chunk: prompt tokens of a forward. most_seconds: limit of a forward with answers; None:
+        no limit."""
         self._chunk = chunk
         self._most_seconds = most_seconds
         self._beside_answers = chunk if most_seconds is None else PAGE_TOKENS
@@ -72,7 +72,7 @@ class ChunkLimit:
             return
         tokens = forward.prompt_tokens
         fitting = tokens * min(_GROWTH, self._most_seconds / max(seconds, 1e-9))
-        # A forward with few tokens shows only that so many fit.
+        # A forward with few tokens proves no higher limit: it shows only its own size to fit.
         if fitting < self._beside_answers or tokens >= self._beside_answers:
             pages = max(1, int(fitting) // PAGE_TOKENS)
             self._beside_answers = min(self._chunk, pages * PAGE_TOKENS)
@@ -143,7 +143,7 @@ def share_chunk(
         return stops[index] - before
 
     callers = _turned(sorted({demand.caller for demand in demands}), turn)
-    # Who is owed most; of those who are owed as much, another one each time.
+    # The caller owed most comes first. Among equals the first one changes each time.
     callers.sort(key=lambda caller: owed.get(caller, 0.0), reverse=True)
     of = {caller: [i for i in order if demands[i].caller == caller] for caller in callers}
     most = max(PAGE_TOKENS, budget * 3 // 4)
@@ -168,7 +168,7 @@ def owed_after(
     for demand, stop in zip(demands, stops, strict=True):
         got[demand.caller] += stop - demand.start
         left[demand.caller] += demand.length - stop
-    # Of what was given, so that what no page fits into is owed to nobody.
+    # Share the tokens given, not the budget. A remainder smaller than a page is owed to no caller.
     part = sum(got.values()) / max(1, len(got))
     return {
         caller: max(-budget, min(budget, owed.get(caller, 0.0) + part - tokens))
@@ -225,9 +225,9 @@ class Scheduler:
         drafts: DraftLimit,
         max_batch: int,
     ) -> None:
-        """limit: told of each request that begins to wait. seats: of running requests; learns from
-        the forwards. drafts: limits drafts of answers. max_batch: requests in one forward; the
-        config may leave it open."""
+        """limit: notified of each request beginning to wait. seats: number of running requests;
+        learns from the forwards. drafts: limits drafts of answers. max_batch: requests in one
+        forward; the config may leave it open."""
         self._cache = cache
         self._admit = admit
         self._limit = limit
@@ -255,7 +255,7 @@ class Scheduler:
         self.waiting.add(request)
 
     def requeue(self, request: Request) -> None:
-        """Put the request ahead of those that have not had a turn, because it had one."""
+        """Put the request ahead of those without a turn so far, because it had one."""
         self._limit.entered(request)
         self.waiting.add(request, returned=True)
 
@@ -309,7 +309,8 @@ class Scheduler:
         run. REQUIRES: no forward is in flight if this one or the one before has drafts.
 
         Without drafts the one before may be in flight. Its tokens count as computed, and its
-        sampled token as sampled. If that token proves to be the last, one forward was in vain.
+        sampled token as sampled. If its sampled token proves to be the last, one forward was in
+        vain.
         """
         self._admit_waiting()
         lanes = self._growable()
@@ -434,7 +435,7 @@ class Scheduler:
         return False
 
     def _loading(self) -> int:
-        """Return the number of requests that will run when their load completes."""
+        """Return the number of requests to run when their load completes."""
         return sum(isinstance(request.state, Loading) for request in self._computing)
 
     def parked(self, request: Request) -> bool:
@@ -494,12 +495,12 @@ class Scheduler:
         """Return the batch indices of answering requests with memory for one more token. Others are
         retracted to make space."""
         lanes = self.running.answering()
-        # One is there, or in flight, that no forward has yet; the next one comes behind it.
+        # One token exists, or is in flight, that no forward has yet. The next token follows it.
         needed = self.progress.num_scheduled[lanes] + 1
         short = lanes[self.running.capacities[lanes] < needed]
         if len(short):
             for request, state in [(request, request.state) for request in self.running.of(short)]:
-                # Who gave way for one before it has no allocation to grow.
+                # A request retracted for an earlier one has no allocation to grow.
                 if request.state is state:
                     assert isinstance(state, Active)
                     self._grow(request, state)

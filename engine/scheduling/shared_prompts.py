@@ -1,7 +1,6 @@
-"""Requests over one prompt: siblings that arrive together, and answers forked from one request.
+"""Requests over one prompt: siblings arriving together, and answers forked from one request.
 
-A leader is a request that others wait for. Queues are not known here. Thread rule: the engine
-loop's.
+Other requests wait for a leader. Queues are not known here. Thread rule: the engine loop's.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -31,10 +30,10 @@ _MOST_KEPT = 8
 
 @dataclass(frozen=True)
 class Leader:
-    """A running request that will keep the state after `position` tokens.
+    """A running request; it will keep the state after `position` tokens.
 
     When requests with a long common prefix arrive together, the first computes it. The others wait
-    for its checkpoint if that is less to compute. Requests and allocations are compared by
+    for its checkpoint if waiting leaves less to compute. Requests and allocations are compared by
     identity.
     """
 
@@ -71,8 +70,8 @@ class LoadLeader:
 def load_leader_of(
     request: Request, computing: Iterable[Request], kv_tokens: int
 ) -> LoadLeader | None:
-    """Return the request whose load covers most of this prompt; None if none saves enough. Its KV
-    enters the tree when the load completes, so the same pages are not loaded twice. kv_tokens:
+    """Return the request with a load covering most of this prompt; None if none saves enough. Its
+    KV enters the tree when the load completes, so the same pages are not loaded twice. kv_tokens:
     tokens of this prompt already in the tree."""
     best: LoadLeader | None = None
     for other in computing:
@@ -89,8 +88,8 @@ def load_leader_of(
 
 
 def leader_of(request: Request, computing: Iterable[Request]) -> Leader | None:
-    """Return the request that will compute the longest common prefix with this one. computing:
-    requests whose prompts are being computed, or about to be."""
+    """Return the request about to compute the longest common prefix with this one. computing:
+    requests with a prompt in computation, or just before it."""
     best: Leader | None = None
     for other in computing:
         state = other.state
@@ -104,8 +103,8 @@ def leader_of(request: Request, computing: Iterable[Request]) -> Leader | None:
 
 
 def pays(leader: Leader, usable: int) -> bool:
-    """Return True if waiting is less work than computing again. usable: tokens of the waiting
-    request that need no computing."""
+    """Return True if waiting is less work than computing again. usable: cached tokens of the
+    waiting request."""
     saved = leader.position - usable
     return saved >= _LEAST_SAVED and usable <= _computed(leader.request)
 
@@ -133,7 +132,7 @@ def _planned(request: Request) -> list[PlannedCheckpoint]:
 
 
 def _computed(request: Request) -> int:
-    """Return the number of prompt tokens that need no forward any more."""
+    """Return the number of prompt tokens without need of a further forward."""
     state = request.state
     if isinstance(state, Prefilling):
         return state.progress.num_computed
@@ -155,13 +154,13 @@ NOTHING_DRAWN = SamplingParams(max_new_tokens=0)
 
 
 def carrier_of(choices: Sequence[Request], taken: Collection[m.RequestId]) -> Request:
-    """Return the carrier: the request that computes the common prompt of several answers.
+    """Return the carrier: the request to compute the common prompt of several answers.
 
     The carrier computes all but the last token once, and keeps it in the tree at its exact end.
     Each answer then starts like a request with a cached prompt: it shares the whole pages and
     copies the last page and the state. It forwards the last token for its own first logits, with
-    its own seed, penalties and end. The carrier's id is stored in each choice. choices: of one
-    prompt of at least two tokens. taken: ids of other requests.
+    its own seed, penalties and end. The carrier's id is stored in each choice. choices: answers to
+    one prompt of at least two tokens. taken: ids of other requests.
     """
     first = choices[0]
     name = m.RequestId(f"{first.id}/prompt")
@@ -197,7 +196,7 @@ def told_of(fork: Request, carrier: Request) -> None:
 
 
 def _with_last_token(hit: m.HitBreakdown) -> m.HitBreakdown:
-    """Return the hit of the prompt with its last token added; that one is always computed."""
+    """Return the hit of the prompt with its last token added. The last token is always computed."""
     in_pages = None if hit.in_pages is None else _with_last_token(hit.in_pages)
     return replace(
         hit,

@@ -26,8 +26,8 @@ else."""
 
 @dataclass(frozen=True)
 class StepShape:
-    """plain: answers without drafts. drafted: answers with drafts. tokens: of the longest row with
-    drafts."""
+    """plain: answers without drafts. drafted: answers with drafts. tokens: tokens of the longest
+    row with drafts."""
 
     plain: int
     drafted: int
@@ -104,13 +104,13 @@ class DraftLimit(Protocol):
         drafts."""
 
     def next(self, answers: int, drafting: Collection[Drafting]) -> int:
-        """Return the largest number of drafts per answer in the next step. 0: it is planned while
-        the one before runs, as without drafting. answers: running answers. drafting: those of them
-        that may be drafted, at least one."""
+        """Return the largest number of drafts per answer in the next step. 0: the step is planned
+        while the one before runs, as without drafting. answers: running answers. drafting: answers
+        open to drafts among them, at least one."""
 
     def of_step(self, answers: int, proposed: Sequence[tuple[Drafting, int]]) -> int:
-        """Return the largest number of drafts per row to compute. answers: of the step. proposed:
-        each drafted answer with its number of drafts."""
+        """Return the largest number of drafts per row to compute. answers: number of answers in the
+        step. proposed: each drafted answer with its number of drafts."""
 
     def landed(self, shape: StepShape, tokens: int, seconds: float, *, planned: bool) -> None:
         """Record a decode-only step: `tokens` produced, `seconds` since the previous step ended.
@@ -118,7 +118,7 @@ class DraftLimit(Protocol):
 
 
 class FixedLimit:
-    """A constant number of drafts, whatever they cost."""
+    """A constant number of drafts, at any cost."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -176,10 +176,10 @@ class MeasuredLimit:
     """
 
     def __init__(self, widths: Sequence[int]) -> None:
-        """widths: as in StepCosts; the last one is the longest row with drafts."""
+        """widths: as in StepCosts; the last one is the width of the longest row with drafts."""
         self.costs = StepCosts(widths)
         self._spare = _MOST_LOST
-        """Steps that drafts may still lose."""
+        """Number of steps still allowed as loss by drafts."""
         self._doubted = 0
         self._stale: dict[int, int] = {}
         """Steps with drafts since steps without were measured, by number of answers."""
@@ -222,7 +222,7 @@ class MeasuredLimit:
     def landed(self, shape: StepShape, tokens: int, seconds: float, *, planned: bool) -> None:
         before = self.costs.plain(shape.answers)
         if before is not None and not shape.drafted:
-            # Of a look that its time is not enough for, a part stands over.
+            # Carry over the part of a look for which this step's time is not enough.
             self._looks = min(_WATCHED, self._looks % 1 + _WATCHING * before / _LOOK_SECONDS)
         if planned or shape.drafted:
             self.costs.landed(shape, seconds)
@@ -235,11 +235,12 @@ class MeasuredLimit:
                 self._anew = self._stale[shape.answers] = 0
         if before is not None and shape.drafted:
             known = self.costs.known(shape)
-            # Any one step may be long for other reasons: drafts answer for what such steps take.
+            # A single step may be slow for other reasons, so charge drafts the known cost of such
+            # steps.
             lost = min(_TRIAL, seconds / before - 1) if known is None else known / before
             self._spare += tokens / shape.answers - 1 - lost
         elif before is not None and not planned:
-            # It waited until drafts had landed, or for what they were to be.
+            # The step waited for drafts to complete or to be chosen.
             self._spare -= min(_WAITED, max(0.0, seconds / before - 1))
         self._spare = max(-_MOST_OWED, min(self._spare, _MOST_LOST))
 
@@ -269,7 +270,7 @@ class MeasuredLimit:
             if answers + held > rate * seconds:
                 best, rate = width - 1, (answers + held) / seconds
             if self.costs.known(shape) is None:
-                # What more drafts take shows once it is known what these do.
+                # The cost of more drafts can be estimated only after the cost of these is known.
                 break
         return best
 

@@ -25,17 +25,17 @@ class DraftSource(Enum):
 
 
 class Drafter(Protocol):
-    """Proposes the next tokens of an answer. A draft is only a guess: the model samples every token
-    itself, whatever was proposed (engine/runner/cpu_runner.py).
+    """Source of drafts for the next tokens of one request's answer. A draft is only a guess: the
+    model samples every token itself, for any proposal (engine/runner/cpu_runner.py).
 
-    For one request. Thread rule: the engine loop's.
+    Thread rule: the engine loop's.
     """
 
     @property
     def source(self) -> DraftSource: ...
 
     def propose(self, output: Sequence[int], most: int) -> list[int]:
-        """Return at most `most` tokens that may follow the answer; none if nothing is known.
+        """Return at most `most` possible next tokens of the answer; none if nothing is known.
         output: the answer so far; it only grows from call to call."""
 
     def verified(self, drafted: int, accepted: int) -> None:
@@ -139,7 +139,7 @@ class MtpDrafter:
         return list(self._guessed[:most]) if len(output) == self._behind else []
 
     def verified(self, drafted: int, accepted: int) -> None:
-        """Do nothing: the next drafts come whatever the outcome of these."""
+        """Do nothing: the next drafts do not depend on the outcome of these."""
 
 
 @dataclass
@@ -222,7 +222,7 @@ class Drafting:
             self._mtp.guessed(tokens, behind)
 
     def propose(self, output: Sequence[int], most: int) -> tuple[int, ...]:
-        """Return at most `most` tokens that may follow the answer. The caller then calls
+        """Return at most `most` possible next tokens of the answer. The caller then calls
         verified(), unless the drafts were not used."""
         self._watched = None
         return self._propose(output, min(most, self._most))

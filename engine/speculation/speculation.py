@@ -105,12 +105,12 @@ _OWN_TOKENS = 1 << 17
 
 class TreeDrafter:
     """Drafts from tokens found after the same ones elsewhere: in the prompt, the answer so far, or
-    texts of ended requests with the same salt. Needs no weights. An agent that rewrites a file
-    repeats most of it.
+    texts of ended requests with the same salt. It needs no weights. For example, an agent rewriting
+    a file repeats most of it.
 
-    Owns an index of its own request's tokens, and the number of drafts to try. It doubles after all
-    held and halves after none did. Below `least` drafts are not proposed but watched, until the
-    first of them occurs. Thread rule: the engine loop's.
+    Owns an index of its own request's tokens, and the number of drafts to try. The number doubles
+    after all drafts were accepted and halves after none was. Below `least` drafts are not proposed
+    but watched, until the first of them occurs. Thread rule: the engine loop's.
     """
 
     def __init__(
@@ -163,7 +163,8 @@ class TreeDrafter:
 _ANCHOR = 4
 """Number of tokens used to find a lost place again."""
 _BACK, _AHEAD = 256, 2048
-"""Tokens before and after the old place that are searched, so no prediction makes a step long."""
+"""Numbers of tokens searched before and after the old place, limited so no prediction makes a step
+long."""
 
 
 class PredictionDrafter:
@@ -315,7 +316,7 @@ class Speculation:
         self._grammars = grammars
         self._by_layer = by_layer
         self._chances = {source: Chances() for source in DraftSource}
-        """Acceptance rates by source, of all requests with that source first."""
+        """Acceptance rates by source, over all requests with the source first."""
         self._left = SuffixIndex(_LEFT_TOKENS) if draft_tokens and from_tree else None
 
     def drafting(self, message: m.Submit) -> Drafting | None:
@@ -323,12 +324,12 @@ class Speculation:
         drafters: list[Drafter] = []
         if len(message.prediction):
             drafters.append(PredictionDrafter(message.prediction))
-        # What a grammar allows the layer does not see.
+        # The draft layer does not know the limits of a grammar.
         mtp = MtpDrafter() if self._by_layer and message.sampling.grammar is None else None
         if self._left is not None:
             most = message.sampling.max_new_tokens
-            # Before the layer, since it costs nothing and may be right for longer; but as long as
-            # it was wrong last, the layer drafts.
+            # This source goes before the layer, because it costs nothing and may be right for
+            # longer. While its last drafts were wrong, the layer drafts.
             least = 1 if mtp is None else 2
             drafters.append(TreeDrafter(message.prompt, message.salt, most, self._left, least))
         if mtp is not None:

@@ -75,8 +75,8 @@ class JobEnd(Enum):
 
 @dataclass(frozen=True, eq=False)
 class WriteLabel:
-    """The tokens of a write. start: tokens before them. above: the tier's page that ends at
-    `start`. kind: the state's."""
+    """The tokens of a write. start: number of tokens before them. above: the tier's page before
+    them, ending at `start`. kind: the state's kind."""
 
     salt: bytes
     start: int
@@ -90,8 +90,8 @@ class CopyJob:
     """A copy between two places as plain data.
 
     transfer: its number in the tree. pages, slot: (source, target) ids. slot is None if another
-    tier has the load's state. label: for a write to a tier that outlives its node. barrier: for a
-    load with a computation behind it.
+    tier has the load's state. label: for a write to a tier kept after its node's end. barrier: for
+    a load with a computation behind it.
     """
 
     transfer: int
@@ -107,8 +107,8 @@ class CopyJob:
 
 
 def parts_of_load(load: TierLoad, barrier: LoadBarrier | None) -> dict[int, CopyJob]:
-    """Return the part of the load that each tier brings. barrier: opened by the part, if there is
-    only one. None: no computation waits behind the load."""
+    """Return the part of the load from each tier. barrier: opened by the part, if there is only
+    one. None: no computation waits behind the load."""
     pages: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     for tier, source, target in load.pages:
         pages[tier].append((source, target))
@@ -129,7 +129,7 @@ def parts_of_load(load: TierLoad, barrier: LoadBarrier | None) -> dict[int, Copy
 Moves = NDArray[np.int64]
 """[3, n]: source byte in one arena, target byte in another, number of bytes to move."""
 Runs = NDArray[np.int64]
-"""[3, n]: source, target, count of pages that are neighbours in a slab on both sides."""
+"""[3, n]: source, target, count of pages. They are neighbours in a slab on both sides."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ def layer_pieces(layout: CacheLayout, job: CopyJob, most: int) -> Iterator[Piece
         parts.append(_Part(first, end, page_runs(layout, job.pages[first:end])))
     layers = len(layout.layer_kinds)
     states, pages = _states(layout, job), _pages(layout, parts)
-    # Where states stand, all layers before the first that has pages to come are there.
+    # A state's segment completes at most the layers before the first one with pages to come.
     paged = (layer for layer, kind in enumerate(layout.layer_kinds) if kind.keeps_pages)
     first_pages = next(paged, layers) if parts else layers
     held: Piece | None = None

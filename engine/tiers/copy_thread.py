@@ -35,7 +35,7 @@ STUCK_SECONDS = 10.0
 
 
 class WriteJournal(Protocol):
-    """A journal of the contents of a tier that outlives its node. Raises nothing: a restart does
+    """A journal of the contents of a tier kept after its node's end. Raises nothing: a restart does
     not find entries missing in it."""
 
     def taken(self, job: CopyJob) -> None:
@@ -56,8 +56,8 @@ class CopyThread:
         clock: Clock = time.monotonic,
         journal: WriteJournal | None = None,
     ) -> None:
-        """name: the tier's name. clock: measures segments, seconds. journal: for a tier that
-        outlives its node."""
+        """name: the tier's name. clock: measures segments, seconds. journal: for a tier kept after
+        its node's end."""
         self._pieces = pieces
         self._name = name
         self._clock = clock
@@ -75,8 +75,8 @@ class CopyThread:
         self._any_ended = threading.Event()
 
     def begin(self, job: CopyJob) -> None:
-        """Begin a job. After close() it is cancelled at once. REQUIRES: launched work that writes
-        its sources, or reads its targets for an earlier owner, has ended."""
+        """Begin a job. After close() it is cancelled at once. REQUIRES: earlier launched work has
+        ended, if it writes the sources or reads the targets for an earlier owner."""
         with self._asked:
             if self._closing:
                 self._ended.append((job.transfer, JobEnd.CANCELLED))
@@ -90,7 +90,7 @@ class CopyThread:
 
     def _start(self) -> None:
         if self._thread is None:
-            # A piece is begun between steps of the engine's loop, which computes in Python too.
+            # Segments begin between steps of the engine's loop, and both run Python.
             shorten_lock_turns()
             name = f"tasuki-{self._name}"
             self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -193,13 +193,13 @@ class CopyThread:
         try:
             end = copy(job)
         except StillMoving:
-            # It never ends: a load of it is late, and quarantined for good.
+            # The copy never ends. A load by it is late, and quarantined for good.
             log.exception(
                 "a copy %s, tier %s, cannot be waited for", job.direction.value, self._name
             )
             return
         except Exception:
-            # Those that follow are counted: a disk that is gone fills no log.
+            # Later failures are only counted, so a lost disk does not fill the log.
             if not self._broke:
                 what = job.direction.value
                 log.exception("a copy %s, tier %s, broke: it is of no use", what, self._name)
@@ -241,7 +241,7 @@ class CopyThread:
         return JobEnd.DONE
 
     def _load(self, job: CopyJob) -> JobEnd:
-        # Now: nobody writes what is read, and a load under way keeps it.
+        # Read the digests now: the sources have no writer, and a load in progress keeps them.
         wanted = [self.written.pages.get(source) for source, _ in job.pages]
         slot = None if job.slot is None else self.written.slots.get(job.slot[0])
         found = self._copied(job, self._pieces.up(job), lambda: None)

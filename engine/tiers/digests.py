@@ -34,7 +34,7 @@ def slot_bytes(arena: Arena, slot: int) -> NDArray[np.uint8]:
 
 class DigestKind(Enum):
     """The digest function of an arena's pages and slots. Its value is part of the contract of all
-    data that outlives a node. Digests of different kinds cannot be compared."""
+    data kept after a node's end. Digests of different kinds cannot be compared."""
 
     XXH3 = "xxh3-128"
     """Computed by the host."""

@@ -86,7 +86,7 @@ def available_bytes(
         if limit != "max":
             found = min(found, max(0, int(limit) - int(used)))
     except (OSError, ValueError):
-        # No group of its own, or one of the older kind.
+        # The process has no control group of its own, or one of the older kind.
         pass
     return found
 
@@ -113,7 +113,7 @@ class Pinning(Protocol):
         """Pin a region. Raises RuntimeError."""
 
     def let_go(self, address: int) -> None:
-        """Unpin the region that starts at `address`."""
+        """Unpin the region starting at `address`."""
 
 
 class CudaPinning:
@@ -133,7 +133,7 @@ class CudaPinning:
 
 
 class _PinnedMap(mmap.mmap):
-    """A memory map that unpins its pinned regions before it is freed."""
+    """A memory map; it unpins its pinned regions before it is freed."""
 
     pinning: Pinning
     pinned: list[int]
@@ -143,8 +143,8 @@ class _PinnedMap(mmap.mmap):
         """Map `size` bytes, not pinned yet. Raises OSError."""
         memory = _PinnedMap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         memory.pinning, memory.pinned = pinning or CudaPinning(), []
-        # Fewer pages to be found, and to be looked up while bytes move; and a process that is
-        # forked off does not make the system copy what a device reads.
+        # Huge pages mean fewer page faults and fewer lookups during copies. Without DONTFORK, a
+        # fork would make the system copy memory that a device reads.
         memory.madvise(mmap.MADV_HUGEPAGE)
         memory.madvise(mmap.MADV_DONTFORK)
         return memory

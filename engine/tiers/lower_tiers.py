@@ -89,7 +89,7 @@ class _Load:
     behind: Behind | None = None
     end: JobEnd = JobEnd.DONE
     quarantine: int | None = None
-    """The quarantine id of a load that was given up."""
+    """The quarantine id of an abandoned load."""
 
 
 class LowerTiers:
@@ -112,7 +112,7 @@ class LowerTiers:
         self._writes: dict[int, tuple[int, int]] = {}
         """Tier and bytes, by transfer."""
         self._unflushed: set[int] = set()
-        """Writes that were reading a tier when the cache was flushed."""
+        """Writes in the middle of reading a tier when the cache was flushed."""
         self._unbegun: deque[tuple[Event, int, CopyJob]] = deque()
 
     @property
@@ -132,7 +132,7 @@ class LowerTiers:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether a copy is in progress, or a lookup that a request waits for."""
+        """Return True if a copy is in progress, or a lookup with a waiting request."""
         return bool(self._loads or self._writes) or self._is_looking_up
 
     @property
@@ -156,8 +156,8 @@ class LowerTiers:
         return [tier.name for tier in self._tiers]
 
     def look_up(self, tokens: NDArray[np.int32], salt: bytes, cursor: int | None) -> Lookup:
-        """Look up in the remote store a prompt that is about to begin, beyond the tokens stored
-        here. Results are added to the tree. A lookup not worth its cost is over at once."""
+        """Look up in the remote store a prompt about to begin, beyond the tokens stored here.
+        Results are added to the tree. A lookup not worth its cost is over at once."""
         if self._remote is None:
             return NO_LOOKUP
         match = self._cache.match(tokens, salt, cursor)
@@ -178,8 +178,8 @@ class LowerTiers:
     ) -> None:
         """Begin the allocation's load. on_end: called once, by advance(), unless the load is given
         up first. barrier: opened as layers arrive, if one tier brings the load; closed if the load
-        fails. behind: a computation that waits at the barrier. The load ends only after it.
-        REQUIRES: the allocation has a load."""
+        fails. behind: a computation waiting at the barrier. The load ends only after it. REQUIRES:
+        the allocation has a load."""
         assert allocation.load is not None
         parts = parts_of_load(allocation.load, barrier)
         price = sum(self._tiers[tier].prices.load(len(job.pages)) for tier, job in parts.items())
@@ -197,8 +197,8 @@ class LowerTiers:
         return len(job.pages) * layout.page_bytes + slot
 
     def give_up(self, allocation: Allocation) -> None:
-        """Give up the load of an allocation that is no longer needed. The allocation is gone on
-        return. REQUIRES: it is loading."""
+        """Give up the load of an unneeded allocation. The allocation is gone on return. REQUIRES:
+        it is loading."""
         assert allocation.load is not None
         self._give_up(allocation.load.id, "aborted")
 
@@ -316,7 +316,7 @@ class LowerTiers:
         """End every copy and copier, each within `seconds`. Returns False if one took longer. Its
         memory is then never reused, and the files it reads stay open."""
         ended = True
-        # The last first: each reads the tier above it.
+        # Begin with the last one: each reads the tier above it.
         for tier in reversed(self._tiers):
             ended = tier.copier.close(seconds) and ended
             if ended and tier.outlives is not None:

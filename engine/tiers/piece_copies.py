@@ -15,7 +15,7 @@ from .digests import ArenaDigests, page_bytes
 
 
 class StillMoving(Exception):
-    """A copy that may still move bytes: its end cannot be observed. Its ids stay in use for
+    """A copy with a possible movement of bytes: its end cannot be observed. Its ids stay in use for
     good."""
 
 
@@ -99,10 +99,10 @@ class PieceCopies(Protocol):
     """
 
     def down(self, job: CopyJob) -> RunningCopy:
-        """Return a write that has not begun. Its digests are of the arena's bytes at the write."""
+        """Return a write, not begun yet. Its digests cover the arena's bytes at the write."""
 
     def up(self, job: CopyJob) -> RunningCopy:
-        """Return a load that has not begun."""
+        """Return a load, not begun yet."""
 
 
 class HostCopies:
@@ -118,7 +118,7 @@ class HostCopies:
         return WholeCopy(job, at_once, self.pages_down, self.slot_down)
 
     def pages_down(self, pages: PagePairs) -> list[int]:
-        # First: a copy that went wrong is then not what its digest says.
+        # Compute the digests first: a failed copy then differs from its digest.
         digests = self._digests.of_pages([page for page, _ in pages])
         copy_pages_across(self._arena, self._below, pages)
         return digests

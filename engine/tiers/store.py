@@ -1,6 +1,6 @@
 """The common part of all stores below host memory: interface, rows, threads and bounds.
 
-`within()` bounds a call that may hang. A store is paused after too many failures in a row.
+`within()` bounds a call in case it hangs. A store is paused after too many failures in a row.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ _DIGITS = 16
 
 
 def contract_digest(contract: Mapping[str, str]) -> str:
-    """Return the digest, hex. contract: settings that must be equal before kept bytes are used."""
+    """Return the digest, hex. contract: settings to compare before kept bytes are used."""
     return hashlib.sha256(json.dumps(dict(contract), sort_keys=True).encode()).hexdigest()
 
 
@@ -40,7 +40,7 @@ Found = TypeVar("Found")
 
 
 def within(seconds: float, call: Work[Found], late: OSError) -> Found:
-    """Run a call that may hang, within a time limit.
+    """Run a call within a time limit, in case it hangs.
 
     Raises the call's error, or `late` if it has not ended in time. The hanging call then keeps its
     thread.
@@ -101,7 +101,7 @@ class Patience:
 
 
 MakeContract = Callable[[], Mapping[str, str]]
-"""Returns the settings that must equal another node's before its bytes are used. Computed once."""
+"""Returns the settings to compare with another node's before its bytes are used. Computed once."""
 
 Ends = SimpleQueue[BaseException | None]
 """The result of each call of one run()."""
@@ -140,7 +140,7 @@ class IoThreads:
                 raise error
 
     def close(self) -> None:
-        """End the threads. Idempotent. REQUIRES: no call runs, except calls that hang for good."""
+        """End the threads. Idempotent. REQUIRES: no call runs, except calls hanging for good."""
         for _ in self._threads:
             self._asked.put(None)
         self._threads.clear()

@@ -21,13 +21,13 @@ class StoreLoads(Protocol):
     """Loads from one store. Thread rule: one thread, one load at a time."""
 
     def up(self, job: CopyJob) -> RunningCopy:
-        """Return a load that has not begun. Its digests are of the arena's bytes."""
+        """Return a load, not begun yet. Its digests cover the arena's bytes."""
 
 
 class HostLoads:
     """Loads from a store to an arena in host memory.
 
-    All parts of a store's copies that depend on the arena's memory are here.
+    It has all parts of a store's copies depending on the arena's memory.
     """
 
     def __init__(self, arena: Arena, store: TierSource) -> None:
@@ -69,8 +69,8 @@ class StoreCopies:
         store: TierStore,
         loads: StoreLoads,
     ) -> None:
-        """above: the tier above the store's. written: the digests of that tier. loads: from the
-        store."""
+        """above: the tier above the store's. written: the digests of the tier above. loads: from
+        the store."""
         self._layout = layout
         self._above = above
         self._written = written
@@ -87,7 +87,8 @@ class StoreCopies:
 
     def _pages_down(self, pages: PagePairs) -> list[int]:
         sources, targets = zip(*pages, strict=True)
-        # As the arena had them: what the tier above has by now is not asked.
+        # Use the digests from the arena. The present bytes of the tier above are not digested
+        # again.
         digests = [self._written.pages[page] for page in sources]
         rows = self._passing.rows(len(pages), self._layout.page_bytes)
         self._above.get_pages(sources, rows)

@@ -47,8 +47,8 @@ class Operators(Protocol):
     def gdn(self, projected: Tensor, weights: GdnWeights, conv: Tensor, ssm: Tensor) -> Tensor:
         """Return [T, value_heads * value_dim], the input of out_proj.
 
-        projected [T, q | k | v | z | b | a]; conv [slots, channels, columns] and ssm [slots,
-        value_heads, value_dim, key_dim] of one layer, read and written by slot.
+        projected: [T, q | k | v | z | b | a]. conv: [slots, channels, columns] of one layer. ssm:
+        [slots, value_heads, value_dim, key_dim] of one layer. Both are read and written by slot.
         """
 
     def attention(self, projected: Tensor, weights: AttentionWeights, kv: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ class BatchOperators(Operators, Protocol):
 
 
 class EntryOperators(Protocol):
-    """Operators of a forward of T tokens that store the draft layer's entries."""
+    """Operators of a forward of T tokens, to store the draft layer's entries."""
 
     def normed(self, branch: Tensor, residual: Tensor, norm: Tensor) -> Tensor:
         """Return the norm of branch + residual, [T, hidden], as for norm_project; neither is
@@ -104,7 +104,7 @@ class StepOperators(Operators, Protocol):
 
 
 class StepEntries(Protocol):
-    """Operators that store the draft layer's entries for a decode step of B tokens."""
+    """Operators of a decode step of B tokens, to store the draft layer's entries."""
 
     def beside(self) -> AbstractContextManager[None]:
         """Return a context manager. Its computations run in parallel with the following ones, until

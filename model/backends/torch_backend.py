@@ -35,8 +35,8 @@ from tasuki.pycache.layout import PAGE_TOKENS
 
 @dataclass(frozen=True)
 class TorchPlan:
-    """Data shared by all layers of one forward, so that layers have no index arithmetic. cos, sin
-    [T, 1, rotary_dim / 2] float32; carry: None without a draft layer; room: memory for the contexts
+    """Data shared by all layers of one forward, so layers have no index arithmetic. cos, sin: [T,
+    1, rotary_dim / 2] float32. carry: None without a draft layer. room: memory for the contexts
     read."""
 
     attention: AttentionPlan

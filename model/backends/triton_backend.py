@@ -38,8 +38,8 @@ class TritonBackend:
         self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def beside(self) -> "TritonBackend":
-        """Return another back end, for forwards that run in parallel with this one's. Both read one
-        table of angles."""
+        """Return another back end, for forwards in parallel with this one's. Both read one table of
+        angles."""
         other = copy(self)
         other._side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         return other
@@ -50,15 +50,15 @@ class TritonBackend:
         return TritonPrefill(self._config, plan, self._rotary, self._side, self._reduce)
 
     def prepare(self) -> None:
-        """Prepare cuDNN's attention plans, one for every size of context that can occur. Call it
-        once on the thread of the forwards."""
+        """Prepare cuDNN's attention plans, one for every possible size of context. Call it once on
+        the thread of the forwards."""
         if self._dtype.itemsize == 2:
             torch.cuda.set_device(self._device)
             warm(self._config, self._config.max_position, self._dtype, self._device)
 
     def scratch(self, batch: int) -> DecodeScratch:
-        """Return scratch memory for decode steps of up to `batch` rows. All steps that share it
-        share a stream."""
+        """Return scratch memory for decode steps of up to `batch` rows. All its steps share a
+        stream."""
         return DecodeScratch.of(self._config, batch, self._device)
 
     def bind_decode(self, batch: DecodeBatch, scratch: DecodeScratch) -> TritonDecode:
@@ -66,8 +66,8 @@ class TritonBackend:
         return operators(self._config, batch, scratch, self._rotary, self._side, self._reduce)
 
     def verify_scratch(self, batch: int, tokens: int) -> VerifyScratch:
-        """Return scratch memory for up to `batch` rows of up to `tokens` tokens. All steps that
-        share it share a stream."""
+        """Return scratch memory for up to `batch` rows of up to `tokens` tokens. All its steps
+        share a stream."""
         return VerifyScratch.of(self._config, batch, tokens, self._dtype, self._device)
 
     def bind_verify(self, batch: VerifyBatch, scratch: VerifyScratch) -> TritonVerify:

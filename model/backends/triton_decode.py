@@ -39,9 +39,9 @@ from .triton_entries import Product, StepEntries
 
 @dataclass(frozen=True)
 class DecodeScratch:
-    """Data shared by decode steps of up to `batch` rows. Launches that use it share a stream.
+    """Data shared by decode steps of up to `batch` rows. All launches with it share a stream.
 
-    attention: partial results. owners [batch] int32: 0, 1, ...
+    attention: partial results. owners: [batch] int32, 0, 1 and so on.
     """
 
     attention: DecodeWorkspace
@@ -239,8 +239,8 @@ class TritonDecode:
 
 
 class TritonRowDecode(TritonDecode):
-    """A decode step with so few rows that products are limited by reading weights. Norms, SwiGLU
-    and launches take no extra time in them."""
+    """A decode step limited by reading weights, because it has few rows. Norms, SwiGLU and launches
+    take no extra time in the products."""
 
     def norm_project(
         self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Matrix

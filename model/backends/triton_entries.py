@@ -29,8 +29,11 @@ Product: TypeAlias = Callable[[Tensor, Matrix], Tensor]
 
 
 class TritonEntries:
-    """Common part of prompts and decode steps. read_slots [B]: one for each row of the places' page
-    table; product: x [T, k] times a transposed weight [n, k], on this rank alone."""
+    """Common part of prompts and decode steps.
+
+    read_slots: [B], one for each row of the places' page table. product: x [T, k] times a
+    transposed weight [n, k], on this rank alone.
+    """
 
     def __init__(
         self,
@@ -145,7 +148,7 @@ def fold_carry(kept: Tensor, folds: FoldRows, carry: Tensor) -> None:
 
 
 class StepEntries(TritonEntries):
-    """`StepEntries` of base.py. write_slots [B]; side: the stream that computes entries."""
+    """`StepEntries` of base.py. write_slots: [B]. side: the stream for computing entries."""
 
     def __init__(
         self,
@@ -169,7 +172,7 @@ class StepEntries(TritonEntries):
             yield
 
     def carry_over(self, branch: Tensor, residual: Tensor, norm: Tensor, carry: Tensor) -> None:
-        # A slot may be read and written, and what was computed beside reads it.
+        # A slot may be both read and written, and the work on the side stream reads it.
         torch.cuda.current_stream(self._rotary.device).wait_stream(self._side)
         eps = self._config.norm_eps
         carry_normed(branch, residual, norm, eps, carry, self._write_slots, self._rows)

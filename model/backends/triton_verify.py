@@ -63,7 +63,7 @@ class TritonVerify(TritonDecode):
         side: torch.cuda.Stream,
         reduce: Reduce,
     ) -> None:
-        # As the operators that know no sequence see it: every token is a row.
+        # Operators without sequences see every token as a row.
         rows = DecodeBatch(
             positions=batch.positions,
             context_lens=batch.context_lens,

@@ -19,12 +19,12 @@ from .held_schema import held_schema
 from .vocabulary import Vocabulary
 
 Matcher = Any
-"""llguidance.LLMatcher, without the state of a request. Use deep_copy() to get one that consumes
+"""llguidance.LLMatcher, without the state of a request. Use deep_copy() to get one for consuming
 tokens."""
 
-# White space between the values of a JSON text: some, so that a model may write as it has learnt
-# to, and bounded, so that every answer ends. Escapes: those without which a character cannot be
-# written, so that no key is written in two ways, of which a schema's rules would see one.
+# White space between JSON values is allowed, so a model may write as it has learnt. It is bounded,
+# so every answer ends. Only characters that need an escape have one. So no key is written in two
+# ways, because a schema's rules would see one of them.
 JSON_OPTIONS: Mapping[str, Any] = {
     "whitespace_flexible": True,
     "whitespace_pattern": "[ ]{1,2}|\\n[ \\t]{0,32}",
@@ -42,23 +42,23 @@ _LIMITS = {
     "max_grammar_size": 100_000,
     "verbose_errors": False,
 }
-# Any tokens that make up the text are allowed, not the tokenizer's own choice of them alone, which
-# would be asked for at each step.
+# Allow any tokens that make up the text. The tokenizer's own choice alone would be requested at
+# each step.
 _FREE_TOKENS = '%llguidance {"no_forcing": true}'
 _LONGEST_COMPLAINT = 300
-# Keywords whose values are no schemas.
+# Keywords with values that are no schemas.
 _VALUES = frozenset({"const", "enum", "default", "examples", "example"})
 _CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 _NO_NEXT_BYTE = "NoExtension"
 _SPENT = "too many states"
-# An option of a rule in llguidance's Lark, which a mask cannot enforce.
+# A rule's option in llguidance's Lark. A mask cannot enforce it.
 _TEMPERATURE = re.compile(r"^[ \t]*[\w-]+[ \t]*\[[^\]\n]*\btemperature[ \t]*=", re.MULTILINE)
-# Lines of the source and the marker below them: where the source is made here, they mean nothing.
+# Lines of the source and the marker below them. They mean nothing if the source is made here.
 _EXCERPT = re.compile(
     r"^\s*(\d+ \|.*|\^)$|^at \d+\(\d+\): (failed to compile JSON schema: )?", re.MULTILINE
 )
 
-# In place of options and limits that are llguidance's own: what a caller can do.
+# Advice for a caller, in place of llguidance's own options and limits.
 _WAYS_OUT = {
     "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with "
     "anyOf": "oneOf is supported where no value follows two of its branches by their types, or by "
@@ -82,7 +82,7 @@ _WAYS_OUT = {
 def _llguidance() -> Any:
     try:
         return importlib.import_module("llguidance")
-    except Exception as error:  # whatever a broken installation raises
+    except Exception as error:  # a broken installation may raise any error
         raise GrammarsUnavailable(
             f"grammars need the package llguidance, which cannot be imported ({error!r:.200}): "
             "install tasuki's dependencies again"
@@ -93,7 +93,7 @@ class _Tokenizer:
     """A tokenizer in the form taken by llguidance's TokenizerWrapper."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        # Only a tree of the bytes is wanted. What adds nothing to the text is in no grammar.
+        # Only a tree of the bytes is needed. Tokens without text are in no grammar.
         self.tokens = [
             token or b"<|%d|>" % number for number, token in enumerate(vocabulary.tokens)
         ]
@@ -160,7 +160,7 @@ def _source(library: Any, grammar: Grammar) -> str:
             to_lark = importlib.import_module("llguidance.gbnf_to_lark").any_to_lark
             try:
                 rules = to_lark(grammar.source)
-            except Exception as error:  # a plain script, which raises what it meets
+            except Exception as error:  # a plain script with any kind of error
                 raise GrammarError(f"cannot be read as GBNF: {_complaint(str(error))}") from error
     return str(library.LLMatcher.grammar_from_lark(f"{_FREE_TOKENS}\n{rules}"))
 
@@ -184,7 +184,7 @@ def with_options(schema: Any) -> dict[str, Any]:
 def options_of(held: Mapping[str, Any]) -> dict[str, Any]:
     """Return a held schema in the form for llguidance. Raises GrammarError."""
     _refuse_what_leaks(held)
-    # What a schema says of these itself would loosen it.
+    # A schema's own value of this key would loosen it.
     return {**held, "x-guidance": dict(JSON_OPTIONS)}
 
 

@@ -19,12 +19,11 @@ Mask = NDArray[np.int32]
 """Allowed tokens, [-(-vocab // 32)]: bit t % 32 of word t // 32 is 1 if token t is allowed."""
 
 _FEW = 64
-"""Most allowed tokens for which a forced text is looked for. Then each token is a prefix of a
-longer one."""
+"""Most allowed tokens to look for a forced text. Then each token is a prefix of a longer one."""
 
 
 _MOST_READ_AGAIN = 9000
-"""Longest answer, in tokens, that continues with a fresh lexer. It holds the engine's loop for 40
+"""Longest answer, in tokens, to be continued with a fresh lexer. It holds the engine's loop for 40
 ms at most."""
 _LEAST_GAIN = 64
 _LEAST_SHARE = 8
@@ -60,7 +59,7 @@ class Constraint:
         tokens: Sequence[bytes],
         fresh: Renew = _never,
     ) -> None:
-        """matcher: this constraint's own, at its beginning. eos_ids: tokens that end an answer.
+        """matcher: this constraint's own, at its beginning. eos_ids: tokens ending an answer.
         tokens: the vocabulary's. fresh: returns another matcher once the last one's lexer is spent;
         None if there is none. REQUIRES: all ids are in the vocabulary."""
         self._matcher = matcher
@@ -144,8 +143,8 @@ class Constraint:
         return found
 
     def allowed(self, tokens: Sequence[int]) -> int:
-        """Return the number of these tokens, from the first on, that may follow; all if the grammar
-        does not apply yet."""
+        """Return the number of allowed tokens at the start of `tokens`; all if the grammar does not
+        apply yet."""
         if self._phase is not _Phase.HOLDS:
             return len(tokens)
         found = int(self._matcher.validate_tokens(list(tokens)))
@@ -203,7 +202,7 @@ def _allow(mask: Mask, token: int) -> None:
 
 
 def only(token: int, vocab: int) -> Mask:
-    """Return the mask of that token alone. vocab: number of tokens in the vocabulary."""
+    """Return the mask of this token alone. vocab: number of tokens in the vocabulary."""
     mask = np.zeros(-(-vocab // 32), dtype=np.int32)
     _allow(mask, token)
     return mask

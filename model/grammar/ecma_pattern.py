@@ -25,8 +25,7 @@ _NAMED = {
 }
 _ANY_BUT_LINE_ENDS = r"[^\n\r\u{2028}\u{2029}]"
 
-# Control characters that no escape of JSON writes here: llguidance takes one in a pattern for
-# nothing.
+# Control characters without a JSON escape here. llguidance ignores one in a pattern.
 _UNWRITTEN = frozenset({*range(0x20), 0x7F} - {0x08, 0x09, 0x0A, 0x0C, 0x0D})
 
 _ESCAPE = (
@@ -41,7 +40,7 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _IN_BRACKETS = re.compile(rf"{_ESCAPE}|.", re.DOTALL)
-# Of letters that an escape leaves as they are: those that mean something else bare.
+# Characters with another meaning if they are not escaped.
 _BARE = frozenset(r"\[](){}*+?.^$|")
 _BARE_IN_BRACKETS = frozenset(r"\[]^-&~")
 _WRITTEN = {"t": 0x09, "n": 0x0A, "v": 0x0B, "f": 0x0C, "r": 0x0D, "0": 0x00}
@@ -93,7 +92,7 @@ def _other(text: str, at: int, pattern: str) -> str:
 def _repeat(text: str, at: int) -> str:
     if len(text) > 1 and text[-1] == "+":
         raise _refused(at, f"{text} is no quantifier of ECMA-262")
-    # Which of several matches is found does not matter.
+    # Any of several matches will do.
     return text[:-1] if len(text) > 1 and text[-1] == "?" else text
 
 
@@ -141,7 +140,7 @@ def _code(text: str, at: int) -> int:
 
 
 def _letter(code: int, bare: frozenset[str]) -> str:
-    """Return the character as written in a pattern. bare: characters that need an escape there."""
+    """Return the character as written in a pattern. bare: characters to be escaped there."""
     letter = chr(code)
     if letter in bare:
         return f"\\{letter}"

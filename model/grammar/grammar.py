@@ -12,8 +12,11 @@ MAX_GAP = 16
 
 
 class GrammarKind(StrEnum):
-    """Kind of a source. JSON_SCHEMA: the text of a schema. REGEX: of the whole answer, without
-    look-around. LARK: in llguidance's dialect of Lark, or in GBNF, recognised by rules with ::=."""
+    """Kind of a source.
+
+    JSON_SCHEMA: the text of a schema. REGEX: a pattern for the whole answer, without look-around.
+    LARK: in llguidance's dialect of Lark, or in GBNF, recognised by rules with ::=.
+    """
 
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
@@ -35,12 +38,14 @@ class GrammarsBusy(RuntimeError):
 
 @dataclass(frozen=True)
 class Grammar:
-    """A grammar and the position of its text in the answer. closing: the token at the end of the
-    model's thinking. The grammar applies after it; None: it applies from the first token. opening:
-    the token by which the answer may begin that thinking. None, with a closing: the prompt has
-    begun it. gap: optional tokens between the closing and the grammar's text, all of them or none.
+    """A grammar and the position of its text in the answer.
 
-    Raises ValueError that begins with `grammar` if no hand-over could carry it.
+    closing: the token at the end of the model's thinking. The grammar applies after it; None: it
+    applies from the first token. opening: optional first token of this thinking. None, with a
+    closing: the prompt has begun it. gap: optional tokens between the closing and the grammar's
+    text, all of them or none.
+
+    Raises ValueError if no hand-over could carry it; the message begins with `grammar`.
     """
 
     kind: GrammarKind

@@ -43,12 +43,12 @@ _LARGE_VOCABULARY = 1 << 15
 _NO_TOKENS = Vocabulary((), ())
 
 _QUICK_SECONDS = 0.02
-"""Longest compilation, in seconds, for which a running answer may wait."""
+"""Longest compilation, in seconds, to hold up a running answer."""
 
 _Key = tuple[str, str]
 
 Wanted = tuple[str, Grammar]
-"""A caller, and a grammar that one of its requests waits for or follows."""
+"""A caller, and a grammar needed or followed by one of its requests."""
 
 
 @dataclass
@@ -153,7 +153,7 @@ class GrammarCompiler:
         wait([begun.matcher for begun in self._begun.values() if begun.matcher is not None])
 
     def retain(self, wanted: Iterable[Wanted]) -> None:
-        """Cancel begun grammars that are no longer wanted. wanted: of every living request."""
+        """Cancel begun grammars not wanted any more. wanted: of every living request."""
         kept = {(caller, _key(grammar)) for caller, grammar in wanted}
         for begun in self._begun.keys() - kept:
             self._begun.pop(begun).cancel()
@@ -239,7 +239,7 @@ class GrammarCompiler:
             return None
         made = _timed(self._tree, grammar)
         made.held_bytes = spent.held_bytes
-        # The least of several: the next one may be made while the machine is busy.
+        # Use the least of several, because the next one may be made while the machine is busy.
         made.seconds = min(made.seconds, spent.seconds)
         if key in self._used:
             self._used[key] = made
@@ -256,7 +256,7 @@ class GrammarCompiler:
             raise GrammarsUnavailable(self._unavailable)
 
     def _advance(self, caller: str, key: _Key) -> None:
-        """Start to compile a grammar that has passed its trial."""
+        """Start to compile a grammar after its trial passed."""
         begun = self._begun[caller, key]
         if begun.matcher is None and begun.trial.done() and not begun.trial.result().reason:
             grammar = Grammar(GrammarKind(key[0]), key[1])

@@ -1,8 +1,8 @@
 """JSON Schemas in their callers' dialects, rewritten for llguidance.
 
 Pure functions. A rewritten ("held") schema takes the same values as the caller's. Keywords without
-a constraint are left out. Some keywords are replaced by others that llguidance supports; the table
-is in docs/structured-output.md. All else stays the same, for llguidance to support or reject.
+a constraint are left out. Some keywords are replaced by others known to llguidance; the table is in
+docs/structured-output.md. All else stays the same, for llguidance to support or reject.
 
 Formats of strings: those supported, and the names of the others. Every other format is an
 annotation, as in JSON Schema.
@@ -38,8 +38,8 @@ _SCHEMAS_BY_NAME = frozenset(
 
 def ignored_formats(schema: Any) -> tuple[str, ...]:
     """Return the names of unsupported formats in a caller's schema: each once, in its order, at
-    most MOST_IGNORED_FORMATS. ODD_FORMAT replaces long names and names with other characters, so
-    that a header can have them all. Linear in the schema."""
+    most MOST_IGNORED_FORMATS. ODD_FORMAT replaces long names and names with other characters, so a
+    header can have them all. The time is linear in the schema."""
     found: dict[str, None] = {}
     left = [schema]
     while left and len(found) < MOST_IGNORED_FORMATS:
@@ -84,7 +84,7 @@ _LENGTHS = ("minLength", "maxLength")
 _IN_PLACE = frozenset(
     ("allOf", "anyOf", "oneOf", "if", "$ref", "$dynamicRef", "$recursiveRef", "dependentSchemas")
 )
-# Up to draft 7 a reference stands alone.
+# Up to draft 7 a reference has no keywords beside it.
 _OLD_DRAFT = re.compile(r"http://json-schema\.org/draft-0[3-7]/schema")
 _BESIDE_REFERENCE = frozenset({"$ref", "$schema", "$id", "id", *DEFINITIONS})
 _MOST_LETTERS = 1 << 16
@@ -97,8 +97,8 @@ kind."""
 _PLAIN = re.compile("[ -~]*")
 _SHOWN = 40
 """Letters of a name, and names of a place, shown in an error."""
-# Of zod's email and pydantic's Decimal: the look-aheads rule out an empty part between dots, and a
-# number without a digit.
+# Patterns of zod's email and pydantic's Decimal. The look-aheads rule out an empty part between
+# dots, and a number without a digit.
 _KNOWN_PATTERNS = {
     r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+"
     r"[A-Za-z]{2,}$": r"^([A-Za-z0-9_'+\-]+\.)*[A-Za-z0-9_'+\-]*[A-Za-z0-9_+\-]@"
@@ -188,7 +188,7 @@ def _moved(schema: Any, place: str) -> Any:
 
 
 class _Holding:
-    """State while one schema is rewritten. _letters: number of letters that may still be made."""
+    """State while one schema is rewritten. _letters: number of letters still allowed."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
@@ -262,7 +262,7 @@ class _Holding:
             raise GrammarError("patterns and propertyNames are too long: write fewer of them")
 
     def _name_properties(self, schema: dict[str, Any]) -> None:
-        """Replace propertyNames by other keywords that take the same objects, if possible."""
+        """Replace propertyNames by other keywords for the same objects, if possible."""
         names = _without(schema["propertyNames"], ("type", "format"), "string")
         for _ in range(_MAX_REFERENCES):
             if not isinstance(names, Mapping) or set(names) != {"$ref"}:
@@ -284,7 +284,7 @@ class _Holding:
             kept = {key: item if key in keys else False for key, item in own.items()}
             schema["properties"] = {**kept, **dict.fromkeys(new, others)}
         elif isinstance(names.get("pattern"), str) and not own:
-            # A pattern that a reference led to is not translated yet.
+            # A pattern found through a reference is not translated yet.
             pattern = names["pattern"]
             is_own = names == _without(schema["propertyNames"], ("type", "format"), "string")
             schema["patternProperties"] = {pattern if is_own else self._pattern(pattern): others}
@@ -304,7 +304,7 @@ def _meant(schema: Mapping[str, Any], alone: bool) -> Mapping[str, Any]:
         if key not in _ANNOTATIONS and not _says_nothing(key, value, schema)
     }
     if not _IN_PLACE & schema.keys() and "contains" not in schema:
-        # No other schema looks at the same value.
+        # No other schema applies to the same value.
         if "unevaluatedProperties" in kept:
             kept["additionalProperties"] = kept.pop("unevaluatedProperties")
         if "unevaluatedItems" in kept and "items" not in kept:
@@ -313,7 +313,7 @@ def _meant(schema: Mapping[str, Any], alone: bool) -> Mapping[str, Any]:
 
 
 def _says_nothing(keyword: str, value: Any, schema: Mapping[str, Any]) -> bool:
-    """Return true if the keyword takes every value, in that schema."""
+    """Return true if the keyword takes every value, in this schema."""
     match keyword:
         case "format":
             return isinstance(value, str) and value not in FORMATS
@@ -345,7 +345,7 @@ def _takes_all(value: Any) -> bool:
 
 
 def _without(schema: Any, keywords: tuple[str, ...], only: str) -> Any:
-    """Return the schema of a name without the facts that hold for every name."""
+    """Return the schema of a name without the facts true of every name."""
     if not isinstance(schema, Mapping) or schema.get("type", only) != only:
         return schema
     return {

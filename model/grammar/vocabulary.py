@@ -2,7 +2,7 @@
 
 Pure values. Does not know text and its encoding (server/text/tokenizer.py).
 
-UnfinishedTokens: tokens with bytes that end inside a character of UTF-8.
+UnfinishedTokens: tokens with bytes ending inside a character of UTF-8.
 """
 
 import json
@@ -22,7 +22,7 @@ MOST_LACKING = 3
 class UnfinishedTokens:
     def __init__(self, vocab: int, lacking: Mapping[int, int]) -> None:
         """vocab: tokens of the vocabulary. lacking: bytes missing from the last character, 1 to 3,
-        by token; only tokens that end inside a character."""
+        by token; only tokens ending inside a character."""
         self._finished = []
         for count in range(MOST_LACKING):
             bits = np.ones(-(-vocab // 32) * 32, dtype=np.bool_)
@@ -37,8 +37,8 @@ class UnfinishedTokens:
         return UnfinishedTokens(len(tokens), lacking)
 
     def finished_by(self, count: int) -> NDArray[np.int32] | None:
-        """Return the mask of tokens with a last character that `count` further tokens, a byte each,
-        can finish; None: every token. The form is constraint.Mask; read-only."""
+        """Return the mask of tokens with a last character to be finished by `count` further tokens,
+        a byte each; None: every token. The form is constraint.Mask; read-only."""
         return self._finished[count] if count < MOST_LACKING else None
 
 
@@ -73,7 +73,7 @@ _CHARACTER_OF_LATIN = str.maketrans(
 
 def bytes_by_id(vocabulary: Mapping[str, int]) -> dict[int, bytes]:
     """Return the bytes of each token of a byte-level vocabulary from tokenizer.json. Raises
-    KeyError with the first character that is no byte's."""
+    KeyError with the first character without a byte."""
     return {
         token: bytes(_BYTE_OF_CHARACTER[character] for character in name)
         for name, token in vocabulary.items()
@@ -88,7 +88,7 @@ def name_of_bytes(content: bytes) -> str:
 @dataclass(frozen=True)
 class Vocabulary:
     """The text of a model's tokens. tokens: the bytes added to the text by each id; b"" for none.
-    eos_ids: tokens that end an answer."""
+    eos_ids: tokens ending an answer."""
 
     tokens: tuple[bytes, ...]
     eos_ids: tuple[int, ...]

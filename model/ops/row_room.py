@@ -49,7 +49,7 @@ class RowRoom:
         self._needed[place] = max(self._needed[place], size)
         held = self._held.get(place)
         if held is None or len(held) < size or held.dtype != dtype or held.device != device:
-            # Of no forward in particular, so that one with gradients may write it too.
+            # The memory belongs to no single forward, so a forward with gradients may write it too.
             with torch.inference_mode(False):
                 held = torch.empty(int(size * _GROWS), dtype=dtype, device=device)
             self._held[place] = held

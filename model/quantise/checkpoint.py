@@ -45,7 +45,7 @@ _BETWEEN = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 
 
 class QuantiseError(ValueError):
-    """A checkpoint that cannot be quantised. The message names the cause and the fix."""
+    """Error for a checkpoint not fit to quantise. The message names the cause and the fix."""
 
 
 def fp8_block(weight: Tensor) -> dict[str, Tensor]:
@@ -95,7 +95,7 @@ def nvfp4_compressed_tensors(weight: Tensor) -> dict[str, Tensor]:
 
 def _scales(largest: Tensor, most: float, dtype: torch.dtype = torch.float32) -> Tensor:
     scales = (largest / most).to(dtype)
-    # Of numbers so small that a scale has no digits left, or is 0, nothing is left either.
+    # Numbers with a subnormal or zero scale are lost in any case.
     return torch.where(scales >= torch.finfo(dtype).tiny, scales, torch.ones_like(scales))
 
 
@@ -111,7 +111,8 @@ def _e2m1(weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
             f"a matrix of {columns} columns has no whole groups of {GROUP}: choose an FP8 format"
         )
     grouped = weight.view(rows, columns // GROUP, GROUP)
-    # The smallest that e4m3 holds, else a group of small numbers would be divided by zero.
+    # Use at least the smallest e4m3 number: a group of small numbers would otherwise be divided by
+    # zero.
     groups = (grouped.abs().amax(-1) / _MOST_E2M1 / scale).clamp(2.0**-9, _MOST_E4M3)
     groups = groups.to(torch.float8_e4m3fn)
     scaled = grouped / (groups.float() * scale)[..., None]
@@ -123,7 +124,7 @@ def _e2m1(weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
 
 Codec = Callable[[Tensor], dict[str, Tensor]]
 MakeConfig = Callable[[Sequence[str]], dict[str, Any]]
-"""Returns `quantization_config`, given the modules that stay plain."""
+"""Returns `quantization_config`, given the modules left plain."""
 
 _MLP = r"mlp\.(?:experts\.\d+\.|shared_expert\.)?(?:gate|up|down)_proj"
 _ATTENTION = r"self_attn\.[qkvo]_proj"
@@ -132,8 +133,8 @@ _GDN = r"linear_attn\.(?:in_proj_qkv|in_proj_z|out_proj)"
 
 @dataclass(frozen=True)
 class Recipe:
-    """A published format. modules: a codec for each kind of module; the first pattern that matches
-    a name's end counts."""
+    """A published format. modules: a codec for each kind of module; the first pattern matching a
+    name's end counts."""
 
     modules: tuple[tuple[str, Codec], ...]
     config: MakeConfig
@@ -236,7 +237,7 @@ class QuantisedSource:
         whole = self._source.read(name, shape, dtype)
         if whole.ndim == 2:
             return Matrix((_segment(codec(whole)),))
-        # Of shapes alone one stands for all: a model has thousands of experts.
+        # If only shapes are known, one expert serves for all: a model has thousands of them.
         found = [_segment(codec(expert)) for expert in (whole[:1] if whole.is_meta else whole)]
         if whole.is_meta:
             found *= len(whole)
@@ -246,7 +247,7 @@ class QuantisedSource:
         return stacked(self, names, shape, dtype)
 
     def _codec(self, name: str) -> Codec | None:
-        # A fused tensor stands for its experts, which is how others publish them.
+        # A fused tensor has the name of its experts, because others publish experts separately.
         module = _FUSED.sub(".experts.0.down_proj", name.removesuffix(".weight"))
         return self._recipe.codec(module)
 
@@ -256,7 +257,7 @@ def _stacked(segments: list[Fp8 | NvFp4]) -> Segment:
     stacked: dict[str, Tensor] = {}
     for name, first in together[0].items():
         if isinstance(first, Tensor):
-            # As bytes, since not every operator knows e4m3.
+            # Stack bytes, because not every operator knows e4m3.
             dtype = first.dtype
             kept = torch.uint8 if dtype.itemsize == 1 else dtype
             stacked[name] = torch.stack([of[name].view(kept) for of in together]).view(dtype)

@@ -150,7 +150,7 @@ def _of_each_row(part: Fp8) -> Tensor:
 def _joined(tensors: Sequence[Tensor]) -> Tensor:
     if len(tensors) == 1:
         return tensors[0]
-    # Bytes, since not every operator knows e4m3.
+    # Move bytes, because not every operator knows e4m3.
     dtype = tensors[0].dtype
     codes = [tensor.view(torch.uint8) if dtype.itemsize == 1 else tensor for tensor in tensors]
     return torch.cat(codes, dim=-2).view(dtype)

@@ -21,9 +21,12 @@ from .source import RandomSource, TensorSource
 
 @dataclass(frozen=True)
 class GdnWeights:
-    """Weights of a GDN layer. in_proj [q | k | v | z | b | a rows, hidden]; conv [channels, width];
-    decay_rate [value_heads] fp32, -exp(A_log); dt_bias [value_heads] fp32; norm [value_dim] fp32;
-    out_proj [hidden, value_heads * value_dim]."""
+    """Weights of a GDN layer.
+
+    in_proj: [q | k | v | z | b | a rows, hidden]. conv: [channels, width]. decay_rate:
+    [value_heads] fp32, -exp(A_log). dt_bias: [value_heads] fp32. norm: [value_dim] fp32. out_proj:
+    [hidden, value_heads * value_dim].
+    """
 
     in_proj: Matrix
     conv: Tensor
@@ -35,8 +38,11 @@ class GdnWeights:
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """Weights of an attention layer. in_proj [query_heads x (q, gate) | k | v rows, hidden];
-    q_norm, k_norm [head_dim] fp32, 1 + w; out_proj [hidden, query_heads * head_dim]."""
+    """Weights of an attention layer.
+
+    in_proj: [query_heads x (q, gate) | k | v rows, hidden]. q_norm, k_norm: [head_dim] fp32, 1 + w.
+    out_proj: [hidden, query_heads * head_dim].
+    """
 
     in_proj: Matrix
     q_norm: Tensor
@@ -55,9 +61,12 @@ class MlpWeights:
 
 @dataclass(frozen=True)
 class MoeWeights:
-    """Weights of a mixture of experts. router [experts, hidden]; gate_up [held, 2 * intermediate,
-    hidden]; down [held, hidden, intermediate]: of this rank's experts, all of them on a single
-    rank; shared_gate [1, hidden]."""
+    """Weights of a mixture of experts.
+
+    router: [experts, hidden]. gate_up: [held, 2 * intermediate, hidden]. down: [held, hidden,
+    intermediate]. Held are this rank's experts, all of them on a single rank. shared_gate: [1,
+    hidden].
+    """
 
     router: Tensor
     gate_up: Matrix
@@ -78,9 +87,12 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class DraftWeights:
-    """Weights of the layer that drafts tokens. fc [hidden, 2 * hidden], over a token's normed
-    embedding, then the normed final hidden state of the token before; embedding_norm, hidden_norm,
-    norm [hidden] fp32, 1 + w; layer: its mixer is attention."""
+    """Weights of the draft layer.
+
+    fc: [hidden, 2 * hidden], over a token's normed embedding, then the normed final hidden state of
+    the token before. embedding_norm, hidden_norm, norm: [hidden] fp32, 1 + w. layer: its mixer is
+    attention.
+    """
 
     fc: Matrix
     embedding_norm: Tensor
@@ -96,9 +108,11 @@ class DraftWeights:
 
 @dataclass(frozen=True)
 class ModelWeights:
-    """Weights of a model. embedding [vocab, hidden], head [vocab, hidden] or a rank's rows of it
-    (one memory when tied); norm [hidden] fp32, 1 + w; draft: None if the config has no draft
-    layer."""
+    """Weights of a model.
+
+    embedding: [vocab, hidden]. head: [vocab, hidden] or a rank's rows of it; one memory with
+    embedding when tied. norm: [hidden] fp32, 1 + w. draft: None if the config has no draft layer.
+    """
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
@@ -113,7 +127,7 @@ class ModelWeights:
 
     @property
     def formats(self) -> str:
-        """Return the storage formats of its matrices: all kinds that occur."""
+        """Return the storage formats of its matrices: all kinds in use."""
         return named_kinds(kind for matrix in matrices(self) for kind in matrix.kinds)
 
 
@@ -132,8 +146,8 @@ def assemble(
 def random_weights(
     config: ModelConfig, seed: int, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> ModelWeights:
-    """Return random weights that keep activations near unit size. Logits spread widely, so that
-    ties are rare."""
+    """Return random weights for activations near unit size. Logits spread widely, so ties are
+    rare."""
     return assemble(config, RandomSource(seed, device), dtype, device)
 
 
@@ -164,8 +178,8 @@ def for_device(tensor: Tensor) -> Tensor:
     their device."""
     if tensor.device.type != "cpu":
         return tensor
-    # On a CPU one row times a matrix whose `out` is contiguous, which is what decode does, runs
-    # 2.5 times as fast; a GPU reads rows of weights, and so do its kernels.
+    # On a CPU, decode multiplies one row by a matrix. That runs 2.5 times as fast if `out` is
+    # contiguous. A GPU and its kernels read rows of weights.
     return tensor.transpose(-1, -2).contiguous().transpose(-1, -2)
 
 
@@ -196,7 +210,7 @@ class _Assembler:
             progress(len(layers), config.layers)
         norm = self._centred("norm.weight", config.hidden)
         draft = self._draft() if config.draft_layers else None
-        # Last, as it is published: so files are read from the first to the last.
+        # Read it last, in published order, so files are read from the first to the last.
         rows = config.head_rows
         head = (
             Matrix.of(embedding if rows is None else embedding[rows.start : rows.stop])
@@ -283,7 +297,7 @@ class _Assembler:
             return gate_up, self._matrix(
                 f"{experts}.down_proj", len(shape.own), hidden, shape.intermediate
             )
-        # ModelOpt splits what was fused once into a list for each projection.
+        # ModelOpt splits a fused tensor into a list for each projection.
         listed = self._source.has(f"{experts}.gate_proj.0.weight")
 
         def stack(projection: str, *size: int) -> Matrix:

@@ -23,7 +23,8 @@ from torch import Tensor
 
 
 class WeightsError(ValueError):
-    """Weights that do not fit the config. The message names the tensor or file and the fix."""
+    """Error for weights that do not fit the config. The message names the tensor or file and the
+    fix."""
 
 
 class BlockCut(WeightsError):
@@ -116,7 +117,8 @@ class Segment(ABC):
         return replace(segments[0], **stacked)  # type: ignore[type-var]
 
     def _tensors(self) -> dict[str, Tensor]:
-        # Of an instance, since a checkpoint has tens of thousands and fields() is slow.
+        # Read the instance's attributes: a checkpoint has tens of thousands of them, and fields()
+        # is slow.
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
 

@@ -26,7 +26,7 @@ _PUBLISHED_AGAIN = "fetch the checkpoint again, or convert it to BF16"
 
 
 class MissingWeight(WeightsError):
-    """No tensor with that name exists, in any form."""
+    """Error for a name without a tensor, in any form."""
 
 
 def is_coded(dtype: str) -> bool:
@@ -74,7 +74,7 @@ class PublishedMatrix:
 
     @property
     def rows_together(self) -> int:
-        """Return the number of rows with common scales, so that no part begins or ends among them.
+        """Return the number of rows with common scales, so no part begins or ends among them.
         Raises WeightsError."""
         scale = self._beside.scale("_scale_inv") or self._beside.scale("_scale")
         if self._dtype != "F8_E4M3" or scale is None:
@@ -124,7 +124,7 @@ class PublishedMatrix:
         if scales.numel() == 1:
             return scales.expand(*front, 1, 1).contiguous(), (out, width), Kind.FP8_TENSOR
         if front and scales.numel() == 2 * count and out % 2 == 0:
-            # Fused experts: one for the gate's rows, one for those of up.
+            # Fused experts have one scale for the gate's rows and one for the rows of up.
             return scales.reshape(*front, 2, 1), (out // 2, width), Kind.FP8_TENSOR
         raise self._error(
             f"has shape {list(self._shape)}, and its scale {name} has {list(shape)}",

@@ -167,7 +167,7 @@ _Waiting = list[tuple[Tensor, Error]]
 
 
 class PendingChecks:
-    """Checks of tensors. Raises WeightsError for the first tensor that fails, in done() at the
+    """Checks of tensors. Raises WeightsError for the first failing tensor, in done() at the
     latest."""
 
     def __init__(self) -> None:
@@ -211,7 +211,7 @@ def _are_finite(scales: Sequence[Tensor]) -> bool:
 
 def _are_numbers(codes: Sequence[Tensor]) -> bool:
     joined = _joined([code.view(torch.uint8) for code in codes])
-    # A piece at a time: a layer's experts are gigabytes.
+    # Take a part at a time, because a layer's experts are gigabytes.
     pieces = torch.split(joined, _MOST_BYTES)
     return all(not len(piece) or int((piece & _NAN).max()) != _NAN for piece in pieces)
 

@@ -50,7 +50,7 @@ never read."""
 
 
 Elsewhere = Callable[[str], bool]
-"""Returns true if another rank reads the tensor with that name."""
+"""Returns true if another rank reads the tensor with this name."""
 
 
 def nowhere_else(name: str) -> bool:
@@ -115,7 +115,7 @@ def _is_near(other: str, name: str) -> bool:
     module, leaf = name.rpartition(".")[::2]
     if other == name or other.rpartition(".")[0] != module:
         return False
-    # Fused experts are tensors of one module, distinct by how their names begin.
+    # Fused experts are tensors of one module with different starts of their names.
     beside = other.rpartition(".")[2]
     return beside.startswith("weight") or leaf.startswith(beside)
 
@@ -349,7 +349,7 @@ class Checkpoint:
             raise WeightsError(f"{self._directory}: {error}") from error
 
     def stack(self, names: Sequence[str], shape: tuple[int, ...], dtype: torch.dtype) -> Matrix:
-        # What holds for the first one holds for all that are stored alike.
+        # A check of the first one holds for all, because they are stored alike.
         self.matrix(names[0], shape, dtype)
         weights = [self._name_of(name) for name in names]
         found = StackedTensors.of(
@@ -386,7 +386,7 @@ class Checkpoint:
             dtype = self._tensors.dtype(name)
             if not is_of_text_model(name, self._prefix) or not is_coded(dtype):
                 continue
-            # Kernels of NVFP4 turn its scales, which are e4m3 too.
+            # Kernels of NVFP4 read its scales, and these are e4m3 too.
             if dtype in _SERVED and multiplies_fp8(device):
                 continue
             raise UnservedKind(

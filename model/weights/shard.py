@@ -107,7 +107,7 @@ def check_fits(config: ModelConfig, shard: Shard) -> None:
 
 
 def _misfit(config: ModelConfig, shard: Shard) -> str | None:
-    """Return a text that names the size without an even division; None if all divide."""
+    """Return a text naming the size without an even division; None if all divide."""
     ranks, shape = shard.ranks, config.feed_forward
     counts = {"query heads": config.query_heads, "key heads of GDN layers": config.key_heads}
     if isinstance(shape, DenseShape):

@@ -36,13 +36,13 @@ class TensorSource(Protocol):
     def read(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
     ) -> Tensor:
-        """Return the tensor in exactly that shape, converted to dtype, contiguous. A quantised
+        """Return the tensor in exactly this shape, converted to dtype, contiguous. A quantised
         tensor is dequantised. Raises WeightsError."""
 
     def matrix(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
     ) -> Matrix:
-        """Return the matrix [..., out, in] in exactly that shape. It stays as stored if it is
+        """Return the matrix [..., out, in] in exactly this shape. It stays as stored if it is
         quantised, else it is in dtype. Raises WeightsError, also if `part` cuts a block of
         quantised values."""
 
@@ -133,8 +133,8 @@ class ShardedSource:
         return cut
 
     def _mend(self, name: str, unit: int) -> str:
-        """Return the fix: a text with the numbers of ranks that cut this matrix between its blocks
-        of `unit`."""
+        """Return the fix: a text with the possible numbers of ranks. They cut this matrix between
+        its blocks of `unit`."""
         sizes = [
             ranks
             for ranks in fitting_sizes(self._config, self._shard.experts)
@@ -188,7 +188,7 @@ class RandomSource(PlainSource):
         if len(shape) == 1:
             return (0.1 * noise).to(dtype)
         gain = _LOGIT_SPREAD if name in ("embed_tokens.weight", "lm_head.weight") else 1.0
-        # In place: a whole layer's experts in float32 are gigabytes.
+        # In place, because a whole layer's experts in float32 are gigabytes.
         return noise.mul_(gain / math.sqrt(shape[-1])).to(dtype)
 
     def _uniform(

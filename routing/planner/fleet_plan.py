@@ -8,7 +8,7 @@ States of a fleet, as seen by a plan:
   at rest   neither
 
 Invariants: equal observations give equal plans, so a restarted planner loses nothing. No node is
-taken away before the window is full. A role that would be short afterwards gives no node away. At
+taken away before the window is full. A role gives no node away if it would be short afterwards. At
 most `most` nodes are ready or coming.
 """
 
@@ -50,12 +50,12 @@ class ServiceTimes:
         return [(math.exp(middle + sigma * z), share) for z, share in _POINTS]
 
     def over(self, seconds: float) -> float:
-        """Return the share of prompts that take longer, without any wait."""
+        """Return the share of prompts taking longer than `seconds`, without any wait."""
         return sum(share for each, share in self.points() if each > seconds)
 
 
 def waiting_share(nodes: int, work: float) -> float:
-    """Return the share of prompts that wait at all, by Erlang's C. work: offered load, in nodes."""
+    """Return the share of prompts with any wait, by Erlang's C. work: offered load, in nodes."""
     if work >= nodes:
         return 1.0
     blocked = 1.0
@@ -65,7 +65,7 @@ def waiting_share(nodes: int, work: float) -> float:
 
 
 def late_share(nodes: int, work: float, service: ServiceTimes, target: float) -> float:
-    """Return the share of prompts whose wait and own time exceed the target. target: seconds."""
+    """Return the share of prompts with a wait and own time above the target. target: seconds."""
     if work >= nodes:
         return 1.0
     waits = waiting_share(nodes, work)
@@ -80,7 +80,7 @@ def late_share(nodes: int, work: float, service: ServiceTimes, target: float) ->
 BUSY_AT_MOST = 0.8
 """Largest utilization if no number of nodes meets the target. More nodes would not help."""
 _OWN_SHARE = 0.9
-"""Largest part of the allowed late prompts that may be late without any wait."""
+"""Largest part of the allowed late prompts that may be late by their own time, without any wait."""
 
 
 def prefill_feasible(service: ServiceTimes, targets: ServiceTargets) -> bool:
@@ -94,9 +94,9 @@ def prefill_nodes(
     """Return the number of prefill nodes for a load. Wait and prefill then keep within the target.
     Pure.
 
-    The least number that meets the targets, at most `most`. If they cannot be met, the least number
-    with a utilization of at most BUSY_AT_MOST. work: offered load, in nodes. service: None if
-    unknown.
+    It is the least number meeting the targets, at most `most`. If they cannot be met, the least
+    number with a utilization of at most BUSY_AT_MOST. work: offered load, in nodes. service: None
+    if unknown.
     """
     if work <= 0:
         return 0
@@ -120,7 +120,7 @@ _DOUBLED = 32.0
 """Batch size with a guessed step of twice the empty step, because weights and caches are read
 together. The guess decides only until batches of two sizes were observed."""
 _PRIOR = 0.02
-"""Weight of that guess, in squares of the mean batch."""
+"""Weight of the prior guess, in squares of the mean batch."""
 _STRETCHED = 2.0
 """If no batch meets the target, largest step as a multiple of the shortest one."""
 
@@ -155,8 +155,8 @@ class StepLine:
         return self.fixed + self.each * batch
 
     def batch(self, tokens: float) -> float:
-        """Return the batch of a node that produces so many tokens a second; infinite if it cannot
-        keep up."""
+        """Return the batch of a node producing `tokens` tokens a second; infinite if it cannot keep
+        up."""
         free = 1 - tokens * self.each
         return tokens * self.fixed / free if free > 0 else math.inf
 
@@ -185,11 +185,11 @@ def decode_feasible(line: StepLine, targets: ServiceTargets) -> bool:
 def decode_nodes(
     load: DecodeLoad, line: StepLine | None, targets: ServiceTargets, most: int
 ) -> int:
-    """Return the least number of nodes that meets the targets, at most `most`. line: None before
-    any step was observed; then memory alone decides."""
+    """Return the least number of nodes meeting the targets, at most `most`. line: None before any
+    step was observed; then memory alone decides."""
     if load.tokens <= 0 and load.answers <= 0:
         return 0
-    # Fewer have not the memory, or cannot keep up at all.
+    # Fewer nodes do not have the memory, or cannot keep up at all.
     least = max(1.0, load.answers * load.held / FULL, load.tokens * line.each if line else 0.0)
     nodes = math.floor(min(least, most))
     while nodes < most and not _enough(nodes, load, line, targets):
@@ -203,7 +203,7 @@ def _enough(nodes: int, load: DecodeLoad, line: StepLine | None, targets: Servic
         batch = max(batch, line.batch(load.tokens / nodes))
     if math.isinf(batch):
         return False
-    # New answers go to the smallest batch, so that batches vary as their sum does.
+    # New answers go to the smallest batch, so the batches vary only with their sum.
     most = batch + _NORMAL.inv_cdf(targets.share) * math.sqrt(batch / nodes)
     if line is not None and most > 1 and line.seconds(most) > step_target(line, targets):
         return False
@@ -220,7 +220,7 @@ class FleetNeed:
     """The number of nodes of each role required by the observations. Pure.
 
     By role. now: nodes needed to meet the targets now, and until another could start. keep: nodes
-    that must stay when others are taken away. feasible: some number of nodes meets the targets.
+    to keep when others are taken away. feasible: True if some number of nodes meets the targets.
     """
 
     now: dict[NodeRole, int]
@@ -248,7 +248,7 @@ def _of_prefill(history: Sequence[Observation], policy: PlanPolicy) -> tuple[int
     trend = trend_of(times, np.array([each.prefill.work for each in history]), pace)
     service = _service(history)
     late = _late_work(history, policy)
-    # It must be worked off beside what comes.
+    # Late work must be done beside new work.
     behind = min(most, math.ceil(trend.now + late / pace.clear)) if late else 0
     feasible = service is None or prefill_feasible(service, targets)
     now = max(prefill_nodes(trend.soon, service, targets, most), behind)
@@ -285,7 +285,7 @@ def _of_decode(history: Sequence[Observation], policy: PlanPolicy) -> tuple[int,
     tokens = trend_of(times, np.array([each.tokens for each in seen]), pace)
     answers = trend_of(times, np.array([each.running + each.waiting for each in seen]), pace)
     held = level_of(times, np.array([each.held for each in seen]), pace.level)
-    # What is worked off of prefill's queue is asked of these nodes beside what comes.
+    # These nodes must also take the prompts from prefill's backlog, beside new ones.
     work = level_of(times, np.array([each.prefill.work for each in history]), pace.quick)
     passed_on = 1 + _late_work(history, policy) / (pace.clear * work) if work > 0 else 1.0
     soon = max(tokens.soon, tokens.now * passed_on)
@@ -297,7 +297,7 @@ def _of_decode(history: Sequence[Observation], policy: PlanPolicy) -> tuple[int,
 
 
 _FULL_SHARE = 0.95
-"""Share of the window that counts as full, because observations come a little late."""
+"""Share of the window enough for a full one, because observations come a little late."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ class NodeRole(StrEnum):
 
 @dataclass(frozen=True)
 class NodeCount:
-    """The number of nodes of one role. ready: nodes that take requests. coming: nodes placed or
+    """The number of nodes of one role. ready: nodes taking requests. coming: nodes placed or
     changing to this role, and not ready yet. A draining node is neither."""
 
     ready: int
@@ -65,7 +65,7 @@ class DecodeObserved:
 class Observation:
     """A fleet's load and state over some seconds, with its number of nodes.
 
-    at: monotonic seconds of its end. nodes: count at that time, before any resulting action.
+    at: monotonic seconds of its end. nodes: count at `at`, before any resulting action.
     """
 
     at: float
@@ -79,7 +79,7 @@ Floats = NDArray[np.float64]
 _MOST_FORESEEN = 1.5
 """Limit of the forecast as a multiple of the present level, because a new crowd stops growing."""
 _SURE = 2.0
-"""Standard errors that a slope must exceed to count."""
+"""Number of standard errors a slope must exceed to count."""
 _SURE_OF_A_BURST = 4.0
 """The same for a burst. It is tested 17,280 times a day for each role. At two errors, noise
 triggers every few minutes; at four, once in some days. A real crowd reaches ten."""
@@ -92,7 +92,7 @@ class Trend:
     Invariant: the result scales with the values.
 
     now: demand to serve at once. soon: largest demand expected within `ahead`. settled: highest
-    demand over the period that decides the removal of a node, past and expected.
+    past and expected demand over the period considered before a node's removal.
     """
 
     now: float
@@ -146,7 +146,7 @@ def _foreseen(times: Floats, values: Floats, noise: float, ahead: float) -> floa
 
 
 def _highest_level(times: Floats, values: Floats, pace: Pace) -> float:
-    """Return the highest mean over `level` among the means that ended within `settle`."""
+    """Return the highest mean over `level` among the means whose period ended within `settle`."""
     ends = np.arange(_since(times, pace.settle), len(times))
     begins = np.searchsorted(times, times[ends] - pace.level, side="right")
     sums = np.concatenate(([0.0], np.cumsum(values)))

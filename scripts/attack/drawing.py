@@ -50,7 +50,7 @@ def examples(strategy: st.SearchStrategy[Any], rng: random.Random, count: int) -
 
 
 def messages(descriptor: Descriptor, depth: int = 3) -> st.SearchStrategy[Any]:
-    """Return a strategy for messages of that type: each field is missing, likely or odd."""
+    """Return a strategy for messages of this type: each field is missing, likely or odd."""
     fields = {
         field.name: st.none() | _field(field, depth)
         for field in descriptor.fields
@@ -59,7 +59,7 @@ def messages(descriptor: Descriptor, depth: int = 3) -> st.SearchStrategy[Any]:
     build = GetMessageClass(descriptor)
 
     def filled(values: dict[str, Any]) -> Any:
-        # Of a oneof the last one counts.
+        # The last field of a oneof counts.
         message = build()
         for name, value in values.items():
             if value is not None:

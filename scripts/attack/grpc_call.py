@@ -16,7 +16,7 @@ from scripts.attack.tally import Tally
 
 CALL_SECONDS = 60.0
 ENDS_A_NODE = ("Drain", "ChangeRole")
-"""Methods that stop a node's service if they succeed."""
+"""Methods ending a node's service on success."""
 _HEARD = 200
 """Messages read from a stream before hanging up."""
 

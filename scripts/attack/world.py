@@ -49,7 +49,7 @@ class World(Pair):
         keys.write_text("".join(f"{name} {key} {scope}\n" for name, (key, scope) in KEYS.items()))
         self.flags = (
             *(*flags(arena_mib=48), "--api-key", OWNER, "--api-keys", str(keys)),
-            # The transport of rogue peers.
+            # Rogue peers use NIXL.
             *("--prefill-chunk-tokens", "64", "--transport", "nixl"),
         )
         small = (*self.flags, "--max-sessions", str(MOST_SESSIONS), "--http-bind", "127.0.0.1:0")
@@ -99,7 +99,7 @@ class World(Pair):
             tally.finding(f"{name}: not at rest: {error}")
 
     def mend(self, tally: Tally) -> None:
-        """Restart nodes that died or refuse requests, and record each as a finding."""
+        """Restart dead or rejecting nodes, and record each as a finding."""
         for name, node in (("prefill", self.prefill), ("decode", self.decode)):
             trouble = _trouble(node)
             if trouble is None:

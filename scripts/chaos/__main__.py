@@ -1,4 +1,4 @@
-"""`python -m scripts.chaos WORKLOAD [--fault FAULT] [--seconds N] [--seed N]`: what breaks?
+"""`python -m scripts.chaos WORKLOAD [--fault FAULT] [--seconds N] [--seed N]`: search for breakage.
 
 A workload sends requests to real daemons or parts of one, while faults are injected. `WORKLOAD
 --help` lists its flags. The seed is printed first; the same seed repeats the same requests and
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
         return 0 if argv[:1] in (["-h"], ["--help"]) else 2
     name, *flags = argv
     workload = WORKLOADS[name]
-    # Each needs its own parts of tests and of the product: seconds of imports.
+    # Imported here, because each workload needs seconds for its own imports.
     module = import_module(f"scripts.chaos.{workload.module}")
     kind = getattr(module, workload.settings)
     run: Callable[[Any, Callable[[str], None]], Tally] = getattr(module, workload.run)

@@ -45,7 +45,7 @@ def campaign(
             share = max(1.0, (ends - begun) / (len(attacks) - number))
             tally = AttackTally()
             rng = random.Random(f"{seed}/{attack.name}")
-            # What is judged afterwards takes some of the time.
+            # The judgement afterwards takes some of the time.
             attempt = Attempt(world, rng, begun + 0.7 * share, tally)
             with world.watched(tally):
                 try:

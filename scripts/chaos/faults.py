@@ -38,7 +38,7 @@ class Fault(Enum):
 
 
 class UnknownFault(ValueError):
-    """This workload has no fault of that name; the message lists its faults."""
+    """Error for a fault name unknown to this workload; the message lists its faults."""
 
 
 def fault_option() -> Any:

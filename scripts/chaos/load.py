@@ -52,8 +52,8 @@ class Users:
     def __init__(
         self, target: str, streams: int, seed: int | None, tally: Tally, api_key: str = ""
     ) -> None:
-        """Set up the callers. streams: number of concurrent ones. seed: of their prompts. api_key:
-        empty: none."""
+        """Set up the callers. streams: number of concurrent streams. seed: seed of their prompts.
+        api_key: key of the calls; empty: none."""
         self._api_key = api_key
         self._target = target
         self._streams = streams
@@ -96,7 +96,7 @@ class Users:
 
     async def _persist(self, session: AsyncSession, new_tokens: int) -> Answer:
         """Generate, and retry a turn broken after its first part. The client itself retries before
-        that."""
+        the first part."""
         pauses = _PATIENT.pauses()
         while True:
             try:

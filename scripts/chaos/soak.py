@@ -124,7 +124,7 @@ def soak(settings: SoakSettings, say: Callable[[str], None]) -> Tally:
         settings.patience,
         settings.storm_clients,
     ) as world:
-        # Not before the daemons stand, which on a busy host takes longer than a short soak.
+        # Begin the count now: on a busy host the daemons' start takes longer than a short soak.
         begun = time.monotonic()
         while tally.good and time.monotonic() - begun < settings.seconds:
             _play(world, tally, settings, number)
@@ -137,7 +137,7 @@ def soak(settings: SoakSettings, say: Callable[[str], None]) -> Tally:
 def _play(world: World, tally: Tally, settings: SoakSettings, number: int) -> None:
     drawn = draw(settings, number)
     with ThreadPoolExecutor(len(drawn.conversations)) as pool:
-        # Before anything is disturbed, since answers are drafted from what they will be.
+        # Before any disturbance, because answers are drafted from the expected ones.
         answers = [*pool.map(lambda one: _expected(one, world), drawn.conversations)]
         talks = [
             pool.submit(_converse, one, answers[client], world, tally, f"round {number}, {client}")

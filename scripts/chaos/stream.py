@@ -105,7 +105,7 @@ def _question(oracle: Client, prompt: tuple[int, ...]) -> Question | None:
 
 
 def stream(settings: StreamSettings, say: Callable[[str], None]) -> Tally:
-    """Send all requests while links are lost, then check that nothing is held. Raises
+    """Send all requests while links are lost, then check for anything still held. Raises
     UnknownFault."""
     tally = Tally()
     shared = (*flags(arena_mib=128), "--pull-tokens", "1")
@@ -154,7 +154,7 @@ async def _ask_all(
 ) -> None:
     left = asks(settings.seed, settings.requests)
     seconds = _ANSWER_SECONDS * settings.patience
-    # What breaks is a trouble, and not asked again.
+    # A broken request is a trouble, and not retried.
     async with AsyncClient(world.decode.address, retry=RetryPolicy(attempts=1)) as client:
 
         async def ask_in_turn() -> None:

@@ -108,7 +108,8 @@ def sweep(settings: SweepSettings, tally: Tally) -> list[Death]:
     """Test every point in turn. Raises ValueError if the settings select no place."""
     deaths = []
     (question,) = questions((_PROMPT_TOKENS,))
-    # A few tokens: the answer is not what dies here, and the death after Done comes at its start.
+    # A few tokens, because the answer itself does not die here, and the death after Done comes at
+    # its start.
     question = Question(question.prompt, question.tokens[:_ANSWER_TOKENS])
     salt = secrets.token_bytes(8)
     with Victims() as nodes:
@@ -176,7 +177,7 @@ def _receiver_dies(
     nodes.met(victim)
     stream = _ask(victim, question, salt)
     died = victim.dies()
-    # The sender has noticed when it drops what it held for the dead one.
+    # The sender has noticed the death once it drops the memory held for the dead node.
     until(survivor.at_rest, survivor.story, seconds - (time.monotonic() - died))
     noticed = time.monotonic() - died
     _nothing_wrong(stream, question)
@@ -189,7 +190,8 @@ def _receiver_dies(
 
 
 def _nothing_wrong(stream: AnswerStream, question: Question) -> None:
-    """Check that the tokens before the death are right, and the client gets an error."""
+    """Check the stream of a dead node: its tokens before the death are right, and the client gets
+    an error."""
     tokens: list[int] = []
     try:
         for piece in stream:

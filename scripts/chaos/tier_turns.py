@@ -225,7 +225,7 @@ class Turns:
 
 def _sign(tokens: Tokens, end: int) -> int:
     """Return the mark of the tokens before `end`."""
-    # The same in every process.
+    # The hash is the same in every process.
     return xxhash.xxh3_64_intdigest(tokens[:end].tobytes()) >> 1
 
 

@@ -1,5 +1,5 @@
-"""Random loads from host memory, with and without a model, while copies fail. Then a kill, after
-which the next node starts over the disk's folder."""
+"""Random loads from host memory, with and without a model, while copies fail. Then a kill, followed
+by the next node's start over the disk's folder."""
 
 import logging
 import os
@@ -42,7 +42,7 @@ def run(settings: TiersSettings, say: Callable[[str], None]) -> Tally:
     if settings.fault == "kill":
         _kill(settings.conversations, tally, say)
         return tally
-    # Copies that fail on purpose say so.
+    # Silence the logs of deliberately failed copies.
     logging.disable(logging.ERROR)
     if settings.copies:
         turns = Turns(settings.seed)
@@ -65,9 +65,9 @@ def _count(tally: Tally, what: str, turns: int, loads: int, wrong: int) -> None:
 
 
 def _forwards(seed: int, loads: int, tally: Tally) -> None:
-    """Compare conversations on a tiered engine with those on an engine without a tier.
+    """Compare conversations on a tiered engine with the same on an engine without a tier.
 
-    The arena is so small that most turns are loaded. Copies fail meanwhile.
+    The arena is small, so most turns are loaded. Copies fail meanwhile.
     """
     random = np.random.default_rng(seed)
     tiered, plain = TieredEngine(slabs=40, host_slabs=400), tiny_engine(slabs=1500)
@@ -95,7 +95,8 @@ def _forwards(seed: int, loads: int, tally: Tally) -> None:
 def _kill(conversations: int, tally: Tally, say: Callable[[str], None]) -> None:
     """Kill a process (SIGKILL) after all its conversations are on the disk, and start the next one
     over the same folder. A trouble: under 95% of the tokens cached before are cached then, or the
-    restart takes 30 s. Another trouble: a token differs from that of a node without a cache."""
+    restart takes 30 s. Another trouble: a token differs from the token of a node without a
+    cache."""
     firsts = [prompt(80 + 7 * seed, seed) for seed in range(conversations)]
     nexts = [first + prompt(30, seed=1000) for first in firsts]
     with tempfile.TemporaryDirectory() as name:
@@ -134,7 +135,7 @@ def _kill(conversations: int, tally: Tally, say: Callable[[str], None]) -> None:
 
 def _node(folder: Path) -> TieredEngine:
     disk = FaultyDisk(folder, tiny_parts(slabs=2).layout, _SLABS)
-    # The model is so small that little would be worth a read from a true disk.
+    # The model is so small that few reads from a real disk would be worth their cost.
     with mock.patch("tasuki.engine.assembly.parts.DISK_LINK", CPU_LINK):
         return TieredEngine(slabs=60, host_slabs=200, disk=disk.memory())
 

@@ -26,8 +26,8 @@ class TreeSettings:
 
 
 def run(asked: TreeSettings, say: Callable[[str], None]) -> Tally:
-    """Run rounds until the time is up. Raises the error of a life that broke an invariant;
-    hypothesis has printed that life."""
+    """Run rounds until the time is up. Raises the error of a life with a broken invariant;
+    hypothesis has printed this life."""
     tally = Tally()
 
     class Counted(TreeMachine):

@@ -31,8 +31,8 @@ class Victim(Node):
         return ForkedDaemon(command, flags, bind, {VARIABLE: self.armed})
 
     def reborn(self, armed: str) -> None:
-        """Start a new life that dies at `armed`, a point. The previous life ends here if it has
-        not."""
+        """Start a new life with a death at the point `armed`. End the previous life here if it has
+        not ended."""
         if self._dead:
             self._ended()
         else:
@@ -53,7 +53,7 @@ class Victim(Node):
         try:
             handle = os.pidfd_open(self.pid)
         except ProcessLookupError:
-            # It was gone, and its parent had seen that, before anybody looked.
+            # The process was gone, and its parent had reaped it, before this look.
             self._dead = True
             return time.monotonic()
         try:

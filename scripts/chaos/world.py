@@ -38,9 +38,9 @@ class World(Pair):
         storm_clients: int = 0,
     ) -> None:
         """Start the daemons. prefill, decode, oracle: flags of the nodes; without oracle flags
-        there is no oracle. faults: those disturb() may inject. Node faults are always possible;
+        there is no oracle. faults: faults allowed for disturb(). Node faults are always possible;
         link faults need a proxy, started if one is named. patience: factor on timeouts.
-        storm_clients: number that ask and leave at once in an abort storm."""
+        storm_clients: number of clients in an abort storm; they ask and leave at once."""
         self.patience = patience
         self._proxy: TcpProxy | None = None
         self._has_proxy = any(fault.is_of_link for fault in faults)
@@ -51,7 +51,7 @@ class World(Pair):
         self._decode_stands = threading.Event()
         self._decode_stands.set()
         self._oracles = [Node("serve", *oracle).wait_ready()] if oracle else []
-        # How long anybody waits is the host's doing, not the fault's.
+        # Waiting times depend on the host, not on the fault.
         waits = ("--queue-timeout", "600")
         super().__init__((*prefill, *waits), (*decode, *waits), _MEET_SECONDS * patience)
 
@@ -128,11 +128,11 @@ class World(Pair):
         return leave
 
     def wait_for_decode(self, seconds: float) -> int:
-        """Wait until the decode node takes calls, or for `seconds`. Returns its deaths before that
-        moment."""
+        """Wait until the decode node takes calls, or for `seconds`. Return the number of its deaths
+        before then."""
         deadline = time.monotonic() + seconds
         while True:
-            # Read in this order: a death that this count misses is one of the caller's own time.
+            # Read in this order: a death missed by this count is in the caller's own time.
             deaths = self.decode_deaths
             if self._decode_stands.wait(0.0) or time.monotonic() > deadline:
                 return deaths

@@ -23,7 +23,9 @@ def main() -> int:
         "--arrangement", choices=agent_table.ARRANGEMENTS, help="one of them; both by default"
     )
     parser.add_argument(
-        "--record", action="store_true", help="write the agents' rows into docs/clients.md"
+        "--record",
+        action="store_true",
+        help="write the agents' rows into docs/results/agent_clients.md",
     )
     asked = parser.parse_args()
     chosen = asked.clients or known

@@ -49,8 +49,8 @@ CLIENTS = (*_DRIVERS, *_PROGRAMS, "ai-sdk")
 
 @dataclass(frozen=True)
 class AgentRun:
-    """One table. template: a published chat template's name. folder: where clients write. records:
-    write the rows into the document's table."""
+    """One table. template: a published chat template's name. folder: folder for clients' files.
+    records: True: write the rows into the document's table."""
 
     arrangement: str
     template: str
@@ -91,7 +91,7 @@ def _row(client: str, address: str, folder: Path) -> tuple[str, bool]:
     done = subprocess.run(
         [*_command(client), f"http://{address}", MODEL, *_more(client)],
         cwd=folder,
-        # Where `columns` is, for those in a folder below.
+        # The folder of `columns`, for drivers in a folder below it.
         env={**os.environ, "PYTHONPATH": str(_AGENTS)},
         capture_output=True,
         text=True,
@@ -125,13 +125,13 @@ def _more(client: str) -> list[str]:
     return [str(program(client, _PROGRAMS[client])), client] if client in _PROGRAMS else []
 
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "clients.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "results" / "agent_clients.md"
 
 
 def record(name: str, order: Sequence[str], rows: Mapping[str, str]) -> None:
-    """Write rows into the document. name: of the table. order: all clients, in row order. rows:
-    client to its line, with the client and its version in the first cell. Raises ValueError if the
-    document has no such table."""
+    """Write rows into the document. name: name of the table. order: all clients, in row order.
+    rows: client to its line, with the client and its version in the first cell. Raises ValueError
+    if the document has no such table."""
     text = DOCUMENT.read_text(encoding="utf-8")
     DOCUMENT.write_text(with_rows(text, name, order, rows), encoding="utf-8")
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "build" / "clients"
 _NEWER_PYTHONS = 3
 _TORCH = "torch==2.13.0"
-"""Named together with packages that need it, because an index may otherwise choose a build with
+"""Named together with packages requiring it, because an index may otherwise choose a build with
 CUDA."""
 
 
@@ -83,13 +83,13 @@ NODE_PACKAGES = {
 
 
 OLDEST_PYTHON = {"inference-perf": (3, 12)}
-"""Oldest Python of the clients that need a newer one than our own interpreter."""
+"""Oldest Python of each client with a newer requirement than our own interpreter."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A client built from source. needs: packages installed before its build. environment: of the
-    build."""
+    """A client built from source. needs: packages installed before its build. environment:
+    variables of the build."""
 
     needs: tuple[str, ...]
     environment: Mapping[str, str]
@@ -107,7 +107,7 @@ BUILT = {
 """Clients built from source. vLLM's bench needs none of the GPU kernels in its wheel."""
 
 BESIDE = frozenset({"docs", "goldens", "ray", "suites"})
-"""Clients that run our own package: they import it and its dependencies, at our versions."""
+"""Clients with an import of our own package and its dependencies, at our versions."""
 
 
 def pins(client: str) -> str:
@@ -172,7 +172,7 @@ def _python(client: str) -> str:
         return sys.executable
     for minor in range(oldest[1], oldest[1] + _NEWER_PYTHONS):
         found = shutil.which(f"python3.{minor}")
-        # A shim of pyenv is on the path for versions that it does not run.
+        # The path may have a pyenv shim of a version that pyenv cannot run.
         if found and not subprocess.run([found, "--version"], capture_output=True).returncode:
             return found
     wanted = ".".join(map(str, oldest))

@@ -47,8 +47,8 @@ class Run:
 
 
 def runs(url: str, tokenizer: Path, folder: Path) -> dict[str, Run]:
-    """Return the run of each client. url: of the HTTP server, without /v1. tokenizer: a folder in
-    Hugging Face layout. folder: where clients write."""
+    """Return the run of each client. url: URL of the HTTP server, without /v1. tokenizer: a folder
+    in Hugging Face layout. folder: folder for clients' files."""
     hub = _hub(tokenizer, folder / "hub")
     return {
         "aiperf": Run(
@@ -96,7 +96,7 @@ def runs(url: str, tokenizer: Path, folder: Path) -> dict[str, Run]:
             (
                 *(str(program("locust", "locust")), "--headless", "--only-summary"),
                 *("-f", str(Path(__file__).with_name("locustfile.py")), "--host", url),
-                # No user is cut in the middle of a chat: its count would be lost.
+                # Do not stop a user in the middle of a chat: its count would be lost.
                 *("--users", "4", "--run-time", "15s", "--stop-timeout", "60"),
             ),
             _read_locust,
@@ -150,7 +150,7 @@ def _inference_perf_settings(url: str, tokenizer: Path, folder: Path) -> Path:
     )
     turns = [
         [{"from": name, "value": f"{number} {text}"} for name in ("system", "human")]
-        for number in range(_REQUESTS + 1)  # It throws the first away.
+        for number in range(_REQUESTS + 1)  # It drops the first.
     ]
     chats.write_text(json.dumps([{"conversations": each} for each in turns]), encoding="utf-8")
     settings = {
@@ -278,8 +278,8 @@ def _ran(client: str, address: str, folder: Path) -> bool:
 
 
 def run_load(clients: Sequence[str], folder: Path) -> bool:
-    """Print a table, a row a client. Returns True if every row holds. folder: where clients
-    write."""
+    """Print a table, a row for each client. Return True if every row holds. folder: folder for
+    clients' files."""
     common = flags(arena_mib=256)
     http = ("--http-bind", "127.0.0.1:0", "--served-model-name", "embedded")
     columns = ("requests", "failed", "cached, its sum", "cached, the server's", "took")

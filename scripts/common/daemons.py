@@ -24,7 +24,7 @@ class Daemons:
         raise NotImplementedError
 
     def assert_at_rest(self, seconds: float = HANG_SECONDS) -> None:
-        """Check that nothing is held on any node."""
+        """Check every node: it holds nothing."""
         for node in self.nodes:
             node.assert_at_rest(seconds)
 

@@ -32,8 +32,8 @@ def tracked(root: Path) -> list[Path]:
 
 class PackageCopy:
     def __init__(self, root: Path, folder: Path) -> None:
-        """Copy the checkout. root: the checkout. folder: only files that differ there are
-        rewritten, so builds in it redo only the necessary parts."""
+        """Copy the checkout. root: the checkout. folder: folder of the copy. Only differing files
+        are rewritten there, so builds in it redo only the necessary parts."""
         self._tree = folder / "tree"
         self.place = self._tree / "tasuki"
         """The copy of the checkout."""
@@ -66,7 +66,7 @@ class PackageCopy:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return the environment in which the copy is the package."""
+        """Return the environment with the copy as the package."""
         beside = str(Path(sys.executable).parent)
         return {
             **os.environ,
@@ -81,13 +81,13 @@ class PackageCopy:
         self._load(self._installed)
 
     def _load(self, extension: Path) -> None:
-        # As a new file: the old one may be mapped by what runs.
+        # As a new file, because a running process may have mapped the old one.
         here = self.place / "pycache" / self._name
         shutil.copy2(extension, here.with_suffix(".new"))
         here.with_suffix(".new").replace(here)
 
     def configure(self, *definitions: str) -> bool:
-        """Configure the build of the C++ part. Returns True if that was possible. definitions: for
+        """Configure the build of the C++ part. Return True on success. definitions: definitions for
         cmake."""
         return not self.run(
             (

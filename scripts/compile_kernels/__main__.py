@@ -1,6 +1,6 @@
 """`python -m scripts.compile_kernels`: every Triton kernel compiles for Hopper and Blackwell.
 
-Without flags it writes docs/results/kernel_resources.json; `--check` compares with that file
+Without flags it writes docs/results/kernel_resources.json; `--check` compares with this file
 instead, and fails on growth. Needs no GPU.
 """
 

@@ -63,8 +63,8 @@ _ALIGNED = [["tt.divisibility", 16]]
 
 @dataclass(frozen=True)
 class Resources:
-    """Resources of a kernel. Of one thread: registers, and bytes of local memory for spills. Of one
-    block: bytes of shared memory."""
+    """Resources of a kernel. registers: registers of one thread. spilled_bytes: one thread's local
+    memory for spills. shared_bytes: shared memory of one block."""
 
     registers: int
     spilled_bytes: int
@@ -95,7 +95,7 @@ def _source(spec: KernelSpec) -> ASTSource:
     varying = {name for name, kind in spec.signature.items() if kind in ("i32", "i64")}
     settled = {param.name for param in spec.kernel.params if param.do_not_specialize}
     if varying - settled:
-        # Triton would compile anew where it is 1 or a multiple of 16, while a client waits.
+        # Triton would compile anew for 1 or a multiple of 16, while a client waits.
         raise KernelSpecError(
             f"{spec.name}: {', '.join(sorted(varying - settled))} may be any integer: name it in "
             'do_not_specialize, or end its type in ":16" if launches only pass multiples of 16'

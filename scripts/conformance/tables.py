@@ -1,5 +1,5 @@
 """`python -m scripts.conformance.tables FILE ...`: files of `tasuki conformance --json` as tables,
-a row a check, a column an API. After each table come the received values that differ from the
+a row a check, a column an API. After each table come the received values with a difference from the
 expected ones."""
 
 import json

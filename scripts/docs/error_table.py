@@ -37,8 +37,7 @@ class Row:
 
 
 def rows() -> list[Row]:
-    """Return one row a kind, from the first class with that kind, sorted by status, then by
-    kind."""
+    """Return one row for each kind, from its first class, sorted by status, then by kind."""
     found: dict[str, Row] = {}
     for error, meaning in _errors():
         code = error_body(error)["error"]["code"]

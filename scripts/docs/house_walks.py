@@ -122,7 +122,7 @@ def decode_step(trace: Trace) -> set[str]:
     engine.post(submit("warm", prompt(40, seed=1), 32))
     engine.steps(8)
     with trace.walk() as modules:
-        # The engine alone: what the harness does with its messages is no part of a step.
+        # The engine alone: the harness's handling of messages is not part of a step.
         engine.engine.step()
     return modules
 

@@ -1,5 +1,6 @@
-"""The steps of `make` before tasuki is installed: checks of the machine, the choice of torch, pip's
-output; and a test of a wheel without them.
+"""The steps of `make` before tasuki is installed, and a test of a wheel without them.
+
+The steps are the checks of the machine, the choice of torch, and pip's output.
 
 needs, torch_choice and logged_step run on the building interpreter, of any version, with nothing
 installed. They use the standard library and the syntax of Python 3.8.

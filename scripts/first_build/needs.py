@@ -45,7 +45,7 @@ PACKAGES = {
 
 
 class Lack(NamedTuple):
-    """One lack. what: the failed need. mend: how to fix it."""
+    """One lack. what: the failed need, as text. mend: the fix, as text."""
 
     what: str
     mend: str
@@ -89,7 +89,7 @@ def headers_lack(include: Path, install: str) -> Lack | None:
 
 def compiler_lack(environment: Mapping[str, str], install: str) -> Lack | None:
     """Compile a few lines with the compiler of CMake's choice: CXX, otherwise the first of
-    COMPILERS. Returns a lack if that fails."""
+    COMPILERS. Return a lack if it fails."""
     named = shlex.split(environment.get("CXX", ""))
     path = environment.get("PATH", os.defpath)
     if named and shutil.which(named[0], path=path) is None:
@@ -153,7 +153,7 @@ def install_line(of: str) -> str:
 def _disk_lacks(venv: Path, environment: Mapping[str, str]) -> Iterator[Lack]:
     if (venv / "torch").exists():
         return
-    # Space that an environment made before takes already counts as free: it is made anew.
+    # An existing environment is made anew, so its space counts as free.
     home = next(folder for folder in (venv, *venv.absolute().parents) if folder.is_dir())
     needed = CUDA_BYTES if gpu_names() and not environment.get("TORCH_ARGS") else CPU_BYTES
     temporary = Path(tempfile.gettempdir())

@@ -1,5 +1,4 @@
-"""`python -m scripts.first_build.wheel_use dist/tasuki-*.whl`: a test that a wheel is enough by
-itself.
+"""`python -m scripts.first_build.wheel_use dist/tasuki-*.whl`: a test of a wheel by itself.
 
 Installs it into an empty environment with its requirements, and starts a node from there, in a
 folder without sources. The model inside the wheel answers twice, and the second answer's prompt
@@ -57,7 +56,7 @@ def installed_model(venv: Path, folder: Path) -> Path:
 
 @contextmanager
 def node(venv: Path, model: Path, folder: Path) -> Iterator[str]:
-    """Run `tasuki serve` of that environment; yields its HTTP address. Raises WheelUnfit."""
+    """Run `tasuki serve` from environment `venv`; yield its HTTP address. Raises WheelUnfit."""
     port = free_port()
     log = folder / "node.log"
     command = [str(venv / "bin" / "tasuki"), "serve", str(model), "--port", str(port)]
@@ -135,7 +134,7 @@ def _await_ready(process: "subprocess.Popen[bytes]", port: int, log: Path) -> No
 
 
 def _run(command: Sequence[str], cwd: Path | None = None) -> str:
-    # Of the caller's environment nothing that would let it import another tasuki.
+    # Without PYTHONPATH, so it cannot import another tasuki.
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     ran = subprocess.run(
         command, cwd=cwd, env=clean, timeout=INSTALL_SECONDS, capture_output=True, text=True

@@ -15,8 +15,8 @@ _BENCH = ("-m", "tasuki.cli.main", "bench")
 
 @dataclass(frozen=True)
 class Plan:
-    """The runs of one campaign. results: the folder of the figures. commit: of the source, if it is
-    not a git tree. arena_mib: of each node of a pair, and of the node beside it."""
+    """The runs of one campaign. results: the folder of the figures. commit: commit of the source,
+    if it is not a git tree. arena_mib: arena of each node of a pair, and of the node beside it."""
 
     results: Path
     commit: str
@@ -43,7 +43,7 @@ class Plan:
             words = f"serving --model 9b --clients 8 {load}"
             return self._figure(name, gpus, 100, "an even pace", words, *flags)
 
-        # A pair has agents: these ask once, all at once, for what a stream asks for.
+        # A pair has agents: each sends one request, all at once, of the size of a stream's.
         once = "--sessions 256 --turns 1 --warm 0 --prefix 0 --turn-tokens 512 --turn-answer 512"
 
         return [

@@ -26,7 +26,7 @@ from .tiles import PROMPT, TILES, USABLE
 
 @dataclass(frozen=True)
 class Board:
-    """One board. name: of its file; after "tasuki" also its uid and title."""
+    """One board. name: name of its file; after "tasuki" also its uid and title."""
 
     name: str
     panels: tuple[Panel | Tile, ...]

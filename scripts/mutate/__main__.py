@@ -1,8 +1,8 @@
-"""`python -m scripts.mutate --seed 1 --sample 150`: are there tests to notice a change?
+"""`python -m scripts.mutate --seed 1 --sample 150`: are changes noticed by tests?
 
 Tries a seeded sample of small wrong changes, each in a copy of the tree, against the tests next to
-the changed code. Continues from an interrupted run. Exit status 1 if a mutant survives that
-docs/mutants.md does not show to be equivalent.
+the changed code. Continues from an interrupted run. Exit status 1 if a mutant survives, unless
+docs/mutants.md shows it to be equivalent.
 """
 
 import math

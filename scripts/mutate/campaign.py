@@ -107,7 +107,7 @@ def run(campaign: Campaign, aims: Sequence[Aim], say: Callable[[str], None]) -> 
                     found = results.add(aim, status, by, time.monotonic() - begun)
                     say(f"{found.status} {found.seconds:.0f} s {found.key}: {found.change}")
             finally:
-                # The others end too where this one could not go on.
+                # Stop the other workers if this one failed.
                 sample.over = True
 
         with ThreadPoolExecutor(campaign.workers) as pool:

@@ -2,7 +2,7 @@
 
 Pure. Relies on clang-format: a definition begins in column 0 and its body ends with `}` there.
 Binary operators have spaces around them and template brackets do not. A short guard is on one line.
-Changes that do not compile are not mutants.
+A change with a compile error is no mutant.
 """
 
 import re

@@ -1,7 +1,7 @@
 """One small wrong change of one place in the source, and its verdict.
 
-Pure. Invariant: a key names a symbol, an operator, and the count of earlier uses of that operator
-in the symbol. So it stays valid while the symbol's text does, in any file.
+Pure. Invariant: a key names a symbol, an operator, and the count of the operator's earlier uses in
+the symbol. So it stays valid while the symbol's text does, in any file.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ class Mutant:
 
     @property
     def scope_digest(self) -> str:
-        """Return a digest of the symbol's current text, because verdicts hold for that text
+        """Return a digest of the symbol's current text, because verdicts hold for this text
         only."""
         return hashlib.sha256(self.edit.scope.encode()).hexdigest()[:16]
 

@@ -28,7 +28,7 @@ _SWAPS: dict[type[ast.AST], tuple[str, type[Any]]] = {
 """By operator: the change's name, and the replacement."""
 _LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 _UNSAID = {"log", "logging", "warnings"}
-"""Names with calls that only write text for people."""
+"""Names with calls only for texts for people."""
 _LEFT_ALONE = (ast.Assert, ast.JoinedStr, ast.Import, ast.ImportFrom, ast.Raise)
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -21,7 +21,7 @@ _TITLE = "## Equivalent mutants"
 @dataclass(frozen=True)
 class Verdict:
     """One verdict. scope, tests: digests of the symbol's text and of the tests' files. by: the test
-    that noticed it."""
+    with the failure."""
 
     key: str
     area: str
@@ -35,9 +35,9 @@ class Verdict:
 
 class Results:
     def __init__(self, path: Path, root: Path) -> None:
-        """Read the known verdicts. path: a file that only grows during a run; an incomplete last
-        line is left out. Raises ValueError if another line is not a verdict. root: of the
-        checkout."""
+        """Read the known verdicts. path: a file, only growing during a run; an incomplete last line
+        is left out. root: folder of the checkout. Raises ValueError if another line is not a
+        verdict."""
         self._path = path
         self._root = root
         self._lock = threading.Lock()
@@ -54,7 +54,7 @@ class Results:
         verdict = self._verdicts.get(aim.mutant.key)
         if verdict is None or verdict.scope != aim.mutant.scope_digest:
             return None
-        # "unnoticed": of runs that ended before all tests were tried.
+        # "unnoticed" is a status of runs ended before all tests were tried.
         lives = verdict.status in (Status.SURVIVED.value, "unnoticed")
         if lives and (verdict.status == "unnoticed" or verdict.tests != self._tests_of(aim)):
             return None

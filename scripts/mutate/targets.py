@@ -1,4 +1,4 @@
-"""The mutated files, and the tests that should notice: those next to a file, taking seconds.
+"""The mutated files, and the tests expected to notice: tests next to a file, taking seconds.
 
 targets.toml lists them. A file is named by the end of its module's name, so it may move.
 """
@@ -49,7 +49,7 @@ PYTHON, CPP = tuple(_targets("python")), tuple(_targets("cpp"))
 
 @dataclass(frozen=True)
 class Aim:
-    """One mutant with its file and the target whose tests should notice it."""
+    """One mutant with its file and its target. The target's tests should notice the mutant."""
 
     target: Target
     path: Path

@@ -1,9 +1,10 @@
 """The tests of each line and their cost, recorded once a run over the unchanged source.
 
 The records choose the first tests of a mutant and their time limit. They give no verdict: all tests
-try a mutant that passes the first ones. As a plugin of pytest (`-p scripts.mutate.touched_lines`)
-it records a file's tests. TOUCHED_FILES names the recorded source files. TOUCHED_OUT names a JSON
-file; it gets a Ran for each passed test. Thread rule: any thread, one lock.
+try a mutant after it passes the first ones. As a plugin of pytest (`-p
+scripts.mutate.touched_lines`) it records a file's tests. TOUCHED_FILES names the recorded source
+files. TOUCHED_OUT names a JSON file; it gets a Ran for each passed test. Thread rule: any thread,
+one lock.
 """
 
 import json
@@ -41,8 +42,8 @@ class TouchedLines:
         self._passed: dict[str, Sequence[Ran]] = {}
 
     def touching(self, aim: Aim, file: str, measure: Callable[[str], Sequence[Ran]]) -> list[Ran]:
-        """Return the tests of one of the aim's files that execute the mutant's lines, cheapest
-        first. measure: runs the file and records lines, if not yet known."""
+        """Return the tests of file `file` that execute the mutant's lines, cheapest first. measure:
+        runs the file and records lines, if not yet known."""
         source = (self._root / aim.path).read_bytes()
         first = source.count(b"\n", 0, aim.mutant.edit.start) + 1
         last = source.count(b"\n", 0, aim.mutant.edit.end) + 1
@@ -54,8 +55,9 @@ class TouchedLines:
             for ran in self._passed[file]
             if any(first <= line <= last for line in ran.lines.get(str(aim.path), ()))
         ]
-        # Coarse and stable: below that a busy machine decides, and a file has its plain case
-        # before one that waits without end for what a mutant broke.
+        # Round to tenths: smaller differences depend on the machine's load. Equal times keep the
+        # file's order: a plain case is before a case that may wait without end for the mutant's
+        # fault.
         return sorted(found, key=lambda ran: round(ran.seconds, 1))
 
 

@@ -1,8 +1,8 @@
 """A workshop for trying one mutant at a time: a copy of the tree, so the checkout is never changed.
 
 Owns the copy. Thread rule: one thread a workshop; workshops share the records of lines. Invariants:
-between trials the copy's sources and extension equal the checkout's. A test that failed late, or
-did not end, counts only if the same tests pass right after without the mutant.
+between trials the copy's sources and extension equal the checkout's. A late failure, or a test
+without an end, counts only if the same tests pass right after without the mutant.
 """
 
 import json
@@ -34,17 +34,17 @@ class BrokenWorkshop(RuntimeError):
 
 
 _Step = tuple[tuple[str, ...], float, Callable[[], bool]]
-"""A command that should notice a mutant, its time limit in seconds, and the build before it."""
+"""A command expected to notice a mutant, its time limit in seconds, and the build before it."""
 
 
 class Workshop:
     def __init__(self, root: Path, folder: Path, touched: TouchedLines) -> None:
-        """Set up the copy. root: the checkout. folder: of the copy. touched: common to all
-        workshops of this checkout."""
+        """Set up the copy. root: the checkout. folder: folder of the copy. touched: the records of
+        lines, common to all workshops of this checkout."""
         self._copy = PackageCopy(root, folder)
         for path in self._copy.changed:
             if path.suffix == ".py" and not path.name.startswith("test_"):
-                # By their hashes: a mutant's own bytecode is never that of its source.
+                # Check bytecode by hashes, so a mutant's bytecode is never used for another source.
                 compile(str(self.place / path), invalidation_mode=PycInvalidationMode.CHECKED_HASH)
         self._touched = touched
         self._baselines: dict[tuple[str, ...], float] = {}
@@ -56,7 +56,7 @@ class Workshop:
         return self._copy.place
 
     def try_out(self, aim: Aim) -> tuple[Status, str]:
-        """Return CAUGHT, TIMEOUT, INVALID or SURVIVED, and the test that noticed the mutant.
+        """Return CAUGHT, TIMEOUT, INVALID or SURVIVED, and the test with the failure.
 
         Tests of the changed lines run first; for C++, the tests of the C++ part. All tests of the
         target run if the first ones pass. Raises BrokenWorkshop.

@@ -1,4 +1,5 @@
-"""`python -m scripts.neighbours`: a quiet caller beside two that send the worst allowed requests.
+"""`python -m scripts.neighbours`: a quiet caller beside two callers with the worst allowed
+requests.
 
 Starts a node of its own with three keys. Two keys send eight requests at once, each left after five
 seconds; the third chats once a second. Prints the quiet caller's first tokens alone, beside as many

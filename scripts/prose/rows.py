@@ -85,7 +85,7 @@ def measured(kind: Kind, texts: Iterable[Text]) -> Measured:
         if kind is kept:
             long = [Found(row, at.place, at.text) for at in texts if len(at.text) > most]
             breaches += long
-            # A count of help texts, a share of subjects.
+            # Row (e) is a count of help texts, row (f) a share of subjects.
             rows[row] = Row(len(long), 1 if row == "e" else len(texts), 1 if row == "e" else 100)
     return Measured(kind, words, rows, tuple(breaches))
 
@@ -118,8 +118,8 @@ _NOUNS_FIRST = frozenset({Kind.DOCSTRINGS, Kind.HELP, Kind.COMMENTS})
 def has_verb(words: tuple[str, ...]) -> bool:
     """Return True if a word is a verb: an auxiliary or a form of a listed verb.
 
-    A form that is also a noun counts unless an article, a number or a preposition precedes it. A
-    sentence's first word counts in its base form only.
+    A form with a second meaning as a noun counts unless an article, a number or a preposition
+    precedes it. A sentence's first word counts in its base form only.
     """
     verbs, nouns = _verbs()
     before = ""
@@ -136,7 +136,7 @@ def has_verb(words: tuple[str, ...]) -> bool:
 
 @cache
 def _verbs() -> tuple[frozenset[str], frozenset[str]]:
-    """Return the forms of the listed verbs, and the forms that are also nouns."""
+    """Return the forms of the listed verbs, and the forms also usable as nouns."""
     verbs, nouns = set[str](), set[str]()
     for entry in _LISTS["verbs"]:
         name, *past = entry.replace("*", "").split("/")

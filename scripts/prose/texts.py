@@ -74,7 +74,7 @@ def _python_comments(path: str) -> Iterator[tuple[int, str]]:
 def _c_comments(path: str) -> Iterator[tuple[int, str]]:
     for number, line in enumerate((ROOT / path).read_text(encoding="utf-8").splitlines(), 1):
         found = _C_COMMENT.search(line)
-        # Not the slashes of an address.
+        # Skip the slashes of an address.
         if found and '"' not in line[: found.start()] and not _INSTRUCTION.match(line):
             yield number, found[1]
 

@@ -48,8 +48,8 @@ class Nodes(Daemons):
     """Two nodes of the free or of the embedded model. Each keeps its addresses over its lives."""
 
     def __init__(self, folder: Path, model: str, grace: float, step_ms: float) -> None:
-        """Start two nodes. model: free or embedded. grace: the nodes' drain_grace. step_ms: of the
-        free model's forwards."""
+        """Start two nodes. model: free or embedded. grace: the nodes' drain_grace. step_ms:
+        duration of the free model's forwards."""
         program = (f"{PACKAGE}.bench.load.node_main",)
         forwards = ("--weights", "free", "--step-ms", f"{step_ms:g}", "--")
         free = partial(ModuleDaemon, program, between=forwards)

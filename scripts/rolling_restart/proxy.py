@@ -48,8 +48,9 @@ class ProxyError(RuntimeError):
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of proxy. package: of Debian. file: the shipped configuration. write: writes a
-    configuration into a folder; returns the command's arguments to check it, and to run it."""
+    """A kind of proxy. package: name of the Debian package. file: the shipped configuration. write:
+    function writing a configuration into a folder. It returns the command's arguments to check it,
+    and to run it."""
 
     program: str
     package: str
@@ -59,7 +60,7 @@ class Kind:
 
 def _write_nginx(folder: Path, text: str) -> tuple[Sequence[str], Sequence[str]]:
     (folder / "tasuki.conf").write_text(text)
-    # Else root's workers would be nobody's, who may not write here.
+    # Otherwise root's workers would run as `nobody`, without the right to write here.
     user = f"user {getpwuid(0).pw_name};\n" if os.geteuid() == 0 else ""
     (folder / "nginx.conf").write_text(_NGINX_FRAME.format(folder=folder, user=user))
     run = ("-p", str(folder), "-e", str(folder / "log"), "-c", str(folder / "nginx.conf"))
@@ -80,8 +81,8 @@ KINDS = {
 
 @contextmanager
 def running_proxy(name: str, nodes: Sequence[str], folder: Path) -> Iterator[str]:
-    """Run a proxy; yields the HOST:PORT for clients. name: of KINDS. nodes: HOST:PORT of two nodes'
-    HTTP. Raises ProxyError."""
+    """Run a proxy; yield the HOST:PORT for clients. name: a key of KINDS. nodes: HOST:PORT of two
+    nodes' HTTP. Raises ProxyError."""
     kind = KINDS[name]
     program = shutil.which(kind.program) or shutil.which(f"/usr/sbin/{kind.program}")
     if program is None:

@@ -41,7 +41,7 @@ class Load:
 @dataclass
 class Outcome:
     """The outcome of a load. lost: the reason for each request without a whole answer.
-    longest_seconds: of a whole answer."""
+    longest_seconds: longest time of a whole answer."""
 
     sent: int = 0
     whole: int = 0

@@ -53,7 +53,7 @@ def main() -> int:
             return 2
         rules = read_rules(TABLES, name)
         explained += explain(failures(ran[name]), rules)
-        # A part of a suite has not run all that a rule may be for.
+        # A part of a suite may not run the tests of every rule.
         old += [] if asked.file else stale(ran[name], rules)
     return concluded(ran, explained, old, asked.out)
 

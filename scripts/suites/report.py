@@ -81,7 +81,7 @@ def _row(explained: Explained) -> dict[str, str]:
 
 def _table(rows: Sequence[Mapping[str, str]]) -> list[str]:
     """Return the table of failures. Rows of one function and reason become one, with their count.
-    So do rows of one file, if more than _FUNCTIONS of its functions have that reason."""
+    So do rows of one file, if more than _FUNCTIONS of its functions have the same reason."""
 
     def in_file(row: Mapping[str, str]) -> tuple[str, str, str]:
         return (row["test"].partition("::")[0], row["class"], row["reason"])

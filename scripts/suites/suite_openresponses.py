@@ -35,7 +35,7 @@ def _log(place: Workplace, copied: Path, model: str) -> str:
         command += ["--base-url", f"{url}/v1", "--api-key", "none", "--model", model]
         if place.chosen:
             command += ["--filter", ",".join(place.chosen)]
-        # Into a file: Node leaves a pipe's rest unwritten as it exits.
+        # Into a file, because Node exits without writing the rest of a pipe.
         log = place.folder / f"log_{model}"
         with open(log, "w", encoding="utf-8") as written:
             subprocess.run(

@@ -18,8 +18,8 @@ _EXAMPLES = "20"
 _ENDLESS = "^/debug/(stream|events)$"
 """Routes with endless replies."""
 _UNSAID = "positive_data_acceptance"
-"""The check that a request valid by its schema is accepted. It is left out, because schemas cannot
-express rules over several fields."""
+"""The check for the acceptance of every request valid by its schema. It is left out, because
+schemas cannot express rules over several fields."""
 _REQUEST_SECONDS = "30"
 _SECONDS = 3600.0
 _ANSWER_SECONDS = 30.0

@@ -77,7 +77,7 @@ class Workplace:
 
     @contextmanager
     def served(self, model: str, *flags: str) -> Iterator[str]:
-        """Serve that model during a block; yields the node's URL."""
+        """Serve the model during a block; yield the node's URL."""
         node = ServedNode(PROGRAM, self.folder / "models" / model, list(flags))
         try:
             yield node.url

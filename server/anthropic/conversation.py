@@ -78,7 +78,7 @@ def read_thinking(thinking: str, signature: str) -> str:
         carried = base64.b64decode(signature.removeprefix(_CARRIED), validate=True)
         return carried.decode()
     except (binascii.Error, UnicodeDecodeError) as error:
-        # Clients that read these words leave thinking out and ask again.
+        # Clients leave thinking out and ask again when they read these words.
         raise InvalidField(
             "signature", "is not as it was sent: invalid signature in thinking block"
         ) from error
@@ -153,8 +153,8 @@ ASSISTANT_BLOCKS: dict[str, Callable[[dict[str, Any], str], str | ToolCall]] = {
 
 
 _MAX_BREAKPOINTS = 4
-# Claude Code's word to Anthropic about who pays. Its hash differs by the request, so that nothing
-# behind it would be found in the cache again.
+# Claude Code's line for Anthropic about the payer. Its hash differs in each request, so the cache
+# would hold nothing after it.
 _BILLING_LINE = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 
 
@@ -201,7 +201,7 @@ class _Reader:
         return self._builder.messages
 
     def instructions(self, content: Any, place: str) -> None:
-        """Add the instructions that precede the conversation."""
+        """Add the instructions before the conversation."""
         texts = (text for _, text in read_blocks(content, place, {"text": read_text}))
         self._builder.system("".join(_BILLING_LINE.sub("", text) for text in texts))
         self._marks(content, place)

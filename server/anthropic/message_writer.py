@@ -68,7 +68,7 @@ class MessageWriter:
         self.keeps = True
         self._parser = parser
         self._thinking = thinking
-        # A call's input is its text here.
+        # A call's input is kept as text here.
         self._content: list[dict[str, Any]] = []
         self._open: _Block | None = None
         self._event: TextEvent | None = None
@@ -101,7 +101,7 @@ class MessageWriter:
         return events + named_event(last) + named_event({"type": "message_stop"})
 
     def failure(self, error: Exception) -> bytes:
-        # The request's id, without the kind before it.
+        # The request's id, without the prefix for its kind.
         request = self.id.partition("_")[2]
         return named_event(anthropic_error(error_status(error), error_body(error), request))
 

@@ -231,7 +231,7 @@ def _format(fields: RequestFields) -> AskedGrammar | None:
 
 
 def _check_context_edits(fields: RequestFields) -> None:
-    """Raise InvalidField for a context edit that would remove a part of the conversation."""
+    """Raise InvalidField for a context edit other than one keeping the whole conversation."""
     for index, edit in enumerate(fields.fields("context_management").items("edits")):
         if (
             not isinstance(edit, dict)

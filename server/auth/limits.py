@@ -14,8 +14,8 @@ the bound. One of several keys has at most half of the bound, so no key can take
 hold releases all of its bytes when it ends. A refusal changes no count. After a large hold the
 process returns its free memory to the system.
 
-submit_bytes() and its siblings return the bytes of memory that a request keeps until its reply
-ends. Pure functions; any thread. Invariant: each takes time linear in the measured value.
+submit_bytes() and its siblings return the bytes of memory kept by a request until its reply ends.
+Pure functions; any thread. Invariant: each takes time linear in the measured value.
 """
 
 import sys
@@ -52,7 +52,7 @@ class ConcurrencyCaps:
         in_all: int = 0,
         uncapped: frozenset[Scope] = frozenset(),
     ) -> None:
-        """refusal: the class raised beyond a cap. what: the name of the held thing in messages.
+        """refusal: the class raised beyond a cap. what: name of the limited thing in messages.
         per_key, in_all: caps; 0 sets none. uncapped: keys with one of these scopes act for many
         callers. per_key does not apply to them."""
         self._refusal = refusal
@@ -103,8 +103,8 @@ _MINUTE = 60.0
 
 @dataclass
 class _Allowance:
-    """level: the units left, a debt if below zero. at: the time of that level, in seconds of the
-    limits' clock."""
+    """level: the units left, a debt if below zero. at: the time of the last update of `level`, in
+    seconds of the limits' clock."""
 
     level: float
     at: float
@@ -223,7 +223,7 @@ class HeldBytes:
 
     @staticmethod
     def for_messages(max_message_bytes: int) -> "HeldBytes":
-        """Return counts with a bound that fits messages of up to `max_message_bytes`."""
+        """Return counts with space for several messages of up to `max_message_bytes`."""
         return HeldBytes(_LARGEST_MESSAGES * max_message_bytes)
 
     @property

@@ -49,7 +49,7 @@ _METHODS: tuple[tuple[str, Needs, str], ...] = (
     ("tasuki.v1.CacheAdmin", _OPERATOR, "Stats Tree Flush Drain Undrain ChangeRole WatchEvents"),
     (_SCHEDULER, _GATEWAY, "Generate Abort HealthCheck GetModelInfo GetServerInfo GetLoads"),
     (_SCHEDULER, _GATEWAY, "GetTokenizer SubscribeKvEvents"),
-    # A gateway calls these only when its own operator does.
+    # A gateway calls these only for its own operator.
     (_SCHEDULER, _OPERATOR, "FlushCache StartProfile StopProfile"),
     ("tasuki.handover.v1.Handover", Unscoped.PEER, "Connect Heartbeat Transfer Abort Usable"),
     ("tasuki.handover.v1.Handover", Unscoped.PEER, "TakeOver"),
@@ -81,12 +81,12 @@ _ROUTES: tuple[tuple[str, Needs, str], ...] = (
     ("GET", _CALLER, "/v1/models /v1/models/{name}"),
     ("POST", _CALLER, "/tokenize /detokenize"),
     ("GET", _CALLER, "/tokenizer_info"),
-    # Refused with the mend by a node that answers no clients.
+    # A node without clients' routes rejects these with the fix.
     (ANY_METHOD, _CALLER, "/v1/{path} /tokenize /detokenize /tokenizer_info"),
     ("GET", _OPERATOR, "/debug/overview /debug/stream /debug/events /debug/requests"),
     ("GET", _OPERATOR, "/debug/requests/{name} /debug/sessions /debug/handovers"),
     ("GET", _OPERATOR, "/debug/evictions /debug/faults /debug/tree"),
-    # Of `tasuki dashboard`, not of a node.
+    # Routes of `tasuki dashboard`, not of a node.
     ("GET", _METRICS, "/fleet/summary /fleet/nodes /fleet/links /fleet/callers"),
 )
 HTTP: Mapping[tuple[str, str], Needs] = MappingProxyType(

@@ -94,7 +94,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,63}")
 @dataclass(frozen=True)
 class WatchScope:
     """The prompts with blocks visible to a watcher. tenant: the tenant of the watcher's own
-    prompts. others: whether it sees every other tenant's blocks too."""
+    prompts. others: the watcher sees every other tenant's blocks too."""
 
     caller: Caller
     tenant: str | None
@@ -153,8 +153,8 @@ HIDDEN_NODE = ""
 
 
 def visible_end(end: Finished, request_context: RequestContext) -> Finished:
-    """Return the end with visible_usage(). Leave out the request's states if they would show the
-    node that computed the prompt."""
+    """Return the end with visible_usage(). Leave out the request's states if the caller may not see
+    exact hits: they would show the node of the prompt's prefill."""
     life = end.life if _sees_exact_hits(request_context) else ()
     return replace(end, usage=visible_usage(end.usage, request_context), life=life)
 

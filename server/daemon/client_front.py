@@ -37,7 +37,7 @@ def node_codec(
     model: ModelConfig,
     grammars: GrammarTrials | None = None,
 ) -> TextCodec:
-    """Load the codec of the engine config's checkpoint folder. model: config of that checkpoint.
+    """Load the codec of the engine config's checkpoint folder. model: the checkpoint's config.
     grammars: the node's trials; None: with_trials() sets them once the engine's process is
     ready."""
     return TextCodec.load(
@@ -50,8 +50,8 @@ def node_codec(
 
 
 def with_trials(codec: TextCodec, address: str) -> TextCodec:
-    """Return the codec with the trials of its node. address: of the trial server in the engine's
-    process."""
+    """Return the codec with the trials of its node. address: address of the trial server in the
+    engine's process."""
     return replace(codec, grammars=GrammarTrials(lambda: address))
 
 
@@ -61,7 +61,7 @@ def client_routes(
     config: ServerConfig,
     store: ResponseStore | None = None,
 ) -> list[web.RouteDef]:
-    """Return the HTTP routes for clients. store: of responses; None: a store of its own."""
+    """Return the HTTP routes for clients. store: stored responses; None: create a store."""
     store = response_store(config) if store is None else store
     return [
         *openai_routes(engine, model),
@@ -95,7 +95,7 @@ class ClientFront:
         status: HandoverStatusSource = HandoverStatus,
         role_change: RoleChange | None = None,
     ) -> None:
-        """max_request_tokens, max_batch: the engine's. status, role_change: those of
+        """max_request_tokens, max_batch: limits of the engine. status, role_change: as in
         AdminService."""
         self.folder = engine_config.model
         """The checkpoint's folder."""

@@ -48,7 +48,7 @@ def dry_run(engine_config: EngineConfig, config: DryRunConfig) -> str:
 
     if config.gpu or torch.cuda.is_available():
         return planned(*gpu_bytes(config.gpu))
-    # Where none is here to ask for, whoever asks wants to know of which GPU it would fit.
+    # Without a GPU here, the question is: on which GPU would it fit?
     plans = [f"{name}\n{planned(*gpu_bytes(name))}" for name in GPUS]
     return "\n\n".join(["no GPU is here: a plan of each that is known, one with --gpu", *plans])
 

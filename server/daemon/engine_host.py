@@ -2,7 +2,7 @@
 
 Owns the link and the engine's thread. The front started this process and decides when it ends. If
 the front is gone or does not read, the process ends at once. No other process can use this engine,
-and peers know how to fence a node that died.
+and peers know how to fence a dead node.
 """
 
 import asyncio

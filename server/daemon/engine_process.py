@@ -1,9 +1,9 @@
-"""The front's end of an engine in a process of its own, and the life of such a front.
+"""The front's end of an engine in a separate process, and the life of such a front.
 
-EngineProcess owns that process and the socket to it. Thread rule: the front's event loop. Life:
-launch, stands, attach, start, retire_handover, end_handover, stop. Invariants: the process does not
-outlive this one. The process's death reaches the front at once, typed. It ends every request in
-flight, and every wait in stands(), retire_handover() or end_handover().
+EngineProcess owns the engine's process and the socket to it. Thread rule: the front's event loop.
+Life: launch, stands, attach, start, retire_handover, end_handover, stop. Invariants: the process
+does not outlive this one. The process's death reaches the front at once, typed. It ends every
+request in flight, and every wait in stands(), retire_handover() or end_handover().
 
 serve_apart() runs startup, main loop and drain.
 """
@@ -35,9 +35,9 @@ log = logging.getLogger(__name__)
 
 # From the end of its socket to the end of the process: callers wait for the reason meanwhile.
 LAST_SECONDS = 1.0
-# The step in progress, and what the data plane has posted.
+# Limit for the step in progress, and for posts of the data plane.
 _STOP_SECONDS = 60.0
-# Rooms, pulls and links have patiences of their own, which add up to less.
+# Rooms, pulls and links have their own timeouts, with a smaller sum.
 _HANDOVER_SECONDS = 90.0
 
 
@@ -72,7 +72,7 @@ class EngineProcess:
         self._status = HandoverStatus()
         self._front: Front | None = None
         self._early: list[Any] = []
-        """Messages that arrived before attach()."""
+        """Messages received before attach()."""
         self._ending = False
         self._last_words: str | None = None
         self._end_seen: asyncio.Task[None] | None = None
@@ -188,7 +188,7 @@ class EngineProcess:
                 case c.HandoverOver():
                     self._handover_over.set_result(None)
                 case c.WorkerGone(number, left):
-                    # What was sent before it stands before it.
+                    # Earlier messages go first.
                     self._forward(others)
                     others = []
                     self._on_worker_gone(number, left)
@@ -254,7 +254,7 @@ class EngineProcess:
         self._on_loss()
 
     def _kill(self) -> None:
-        # It may end at the moment at which the patience with it does.
+        # The process may end at the very end of its timeout.
         with suppress(ProcessLookupError):
             self._process.kill()
 

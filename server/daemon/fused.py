@@ -1,4 +1,4 @@
-"""`tasuki serve`: a node that prefills and decodes in one engine, without a hand-over."""
+"""`tasuki serve`: a node with prefill and decode in one engine, without a hand-over."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -41,7 +41,7 @@ def main(argv: Sequence[str], build: "BuildParts | None" = None) -> int:
     binds = {"bind": server_config.bind, "http_bind": server_config.http_bind}
     check_binds(binds, server_config.access)
     log_loading(engine_config)
-    # Not before the flags are known to be right: torch takes seconds.
+    # Imported after the check of the flags, because torch takes seconds.
     from tasuki.engine.assembly.ranks import build_node_parts
 
     from .fused_node import run

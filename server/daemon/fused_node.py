@@ -1,4 +1,4 @@
-"""The life of a node that both prefills and decodes: startup, main loop, drain."""
+"""The life of a node with both prefill and decode: startup, main loop, drain."""
 
 import asyncio
 import socket
@@ -90,8 +90,8 @@ def run_engine(
     sockets: NodeSockets | None,
     connection: socket.socket,
 ) -> int:
-    """Run the engine's process. sockets: of a node with front workers. connection: to its front.
-    Return the exit status."""
+    """Run the engine's process and return the exit status. sockets: sockets of a node with front
+    workers; None: it has none. connection: socket to the front."""
     configure_logging(server_config.log_format, server_config.log_level)
 
     def side(front: EngineHost) -> FusedSide:

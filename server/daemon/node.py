@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 _LAST_WRITES_SECONDS = 1.0
 _START_SECONDS = 30.0
 _OWN_CONNECTIONS = 1 << 16
-# As many as a page can draw, each second, within a frame.
+# Number of nodes a page can draw within a frame, each second.
 _TREE_NODES = 256
 
 
@@ -64,8 +64,7 @@ def about_node(name: str, role: str, folder: str, config: ServerConfig) -> dict[
 
 
 class NodeFront(Protocol):
-    """The services and routes that answer the clients of a node's role, over a client of its
-    engine."""
+    """The services and routes for the clients of a node's role, over a client of its engine."""
 
     def services(self, client: EngineClient) -> Sequence[Service]:
         """Return the gRPC services."""
@@ -98,9 +97,10 @@ class Node:
     ) -> None:
         """about: the page's heading, `node` (its name), `role` and `model`. handover: takes the
         engine's hand-over messages, on the engine's thread. None if the role has no hand-over, or
-        has it in the engine's process. status: of this node's hand-overs. workers: answer clients
-        in place of this process; this process is then their registry. None: there are no workers.
-        files: the node's files besides the server's. Raises TracingUnavailable."""
+        has it in the engine's process. status: source of the status of this node's hand-overs.
+        workers: front workers, answering clients in place of this process. This process is then
+        their registry. None: there are no workers. files: the node's files besides the server's.
+        Raises TracingUnavailable."""
         self._config = config
         self._etcd_access = config.etcd_access
         if config.http_etcd:
@@ -243,8 +243,8 @@ class Node:
         return self._server.address
 
     async def _begin(self, address: str) -> None:
-        """Start the engine, the registration and the sampling, and announce the node. address: of
-        gRPC."""
+        """Start the engine, the registration and the sampling, and announce the node. address:
+        HOST:PORT of the gRPC server."""
         self.engine.http_address = self._http_address or ""
         await self._running.start()
         if self._config.http_etcd and self._http_address is not None:
@@ -266,7 +266,7 @@ class Node:
         """Start this process's servers, reached by workers only, then the workers'. Return the
         HOST:PORT of gRPC."""
         config, sockets = self._config, workers.sockets
-        # Workers have bounded their clients' connections.
+        # The workers have already limited their clients' connections.
         access = replace(config.access, max_connections=_OWN_CONNECTIONS)
         self._server = await start_private_server(
             sockets.grpc, self._services, access, self.engine.calls

@@ -92,8 +92,8 @@ class DiskRooms:
         self._looking: asyncio.Future[dict[str, DiskRoom]] | None = None
 
     async def within(self, seconds: float) -> dict[str, DiskRoom]:
-        """Return the free space by setting, without folders that could not be checked. Wait at most
-        `seconds`."""
+        """Return the free space by setting. Wait at most `seconds` for a new check; without its
+        result, return the previous one."""
         if not self._folders:
             return {}
         looking = self._looking = self._looking or self._look()
@@ -117,7 +117,7 @@ class DiskRooms:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(settle, found)
 
-        # No pool's: its threads are waited for at the process's end.
+        # Not a thread of a pool, because the process's end waits for a pool's threads.
         threading.Thread(target=look, name="tasuki-disk-look", daemon=True).start()
         return seen
 
@@ -189,8 +189,8 @@ class NodeWatch:
         files: NodeFiles,
         tls: ServerTls | None,
     ) -> None:
-        """ask: as in LatestCounters. standing: the front's. failures: as in FrontReport. tls: the
-        server's."""
+        """ask: as in LatestCounters. standing: asks for the front's state. failures: as in
+        FrontReport. tls: the server's."""
         self._counters = LatestCounters(ask)
         self._standing = standing
         self._failures = failures
@@ -245,14 +245,14 @@ def node_report(
 
 
 def _by_state(nodes: Sequence[PrefillNodeStatus]) -> dict[str, int]:
-    """Return the count of every state. Zeros are included, so that no time series ends; empty if
-    there are no nodes."""
+    """Return the count of every state. Include zeros, so no time series ends. Return an empty dict
+    if there are no nodes."""
     counts = Counter(node.state for node in nodes)
     return {state.value: counts[state] for state in PrefillNodeState} if nodes else {}
 
 
 def metrics_handler(watch: NodeWatch, exposition: Exposition) -> Handler:
-    """Return the handler that answers each scrape with the watch's current reports."""
+    """Return a handler of scrapes. Each scrape gets the watch's current reports."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         text = exposition.text(*await watch.reports())

@@ -51,7 +51,7 @@ LOOP_SECONDS = 10.0
 
 class PairSide:
     """The hand-over's part of the engine's process: both ends of transfers, and the hand-over's
-    event loop. Transfers live on that loop, so no work for callers delays a heartbeat."""
+    event loop. Transfers live on this loop, so no work for callers delays a heartbeat."""
 
     def __init__(self, ends: TransferEngine, lose: EndNotice) -> None:
         """lose: called if the event loop dies."""
@@ -65,7 +65,7 @@ class PairSide:
     async def stop(self) -> None:
         """End both ends of transfers, then the event loop. REQUIRES: the engine has ended."""
         await asyncio.to_thread(self._ends.stop)
-        # Last: engine and sender post to it until they end.
+        # Last, because engine and sender post to it until they end.
         await asyncio.to_thread(self.loop.stop, LOOP_SECONDS)
 
 
@@ -111,7 +111,8 @@ class PairDaemon(ABC, Generic[Config]):
     async def front(
         self, engine: EngineProcess, sockets: NodeSockets | None, role_change: RoleChange
     ) -> Node:
-        """Return the front over a started engine. sockets: of a node with front workers."""
+        """Return the front over a started engine. sockets: sockets of a node with front workers;
+        None: it has none."""
 
     def engine_apart(self) -> bool:
         """Return whether the engine has a process of its own. Raises EngineConfigError."""

@@ -78,7 +78,7 @@ class HandoverFront(Protocol):
         """End every request in flight with `reason` and refuse new ones: this node cannot go on."""
 
     def progress(self) -> NodeProgress:
-        """Return the seconds by which the engine and the front's event loop are late. Call it from
+        """Return the delays of the engine and of the front's event loop, in seconds. Call it from
         one thread, neither the engine's nor the front's."""
 
     def header(self, request: m.RequestId) -> str:

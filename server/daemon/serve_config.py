@@ -40,8 +40,8 @@ class HttpAddress:
             raise ValueError(f"port must be in [0, 65535], not {self.port}")
 
     def bind(self, http_bind: str) -> str:
-        """Return HOST:PORT; empty for no HTTP. http_bind: as configured, empty if not set. Raises
-        BindError if http_bind and the other flags conflict."""
+        """Return HOST:PORT of the HTTP server; empty for no HTTP. http_bind: as configured, empty
+        if not set. Raises BindError if http_bind and the other flags conflict."""
         asked = http_bind or self.host is not None or self.port is not None
         if self.no_http:
             if asked:
@@ -57,8 +57,8 @@ class HttpAddress:
 
 
 def _default_port(host: str) -> int:
-    """Return DEFAULT_PORT. Return 0 for any free port if that one is taken, because the user did
-    not ask for it."""
+    """Return DEFAULT_PORT, or 0 (any free port) if it is taken, because the user did not ask for
+    it."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -81,7 +81,7 @@ class ServeConfig:
             raise ValueError(f"name must be at most {LONGEST_NAME} printable characters")
 
 
-# What the driver reports as total, MiB.
+# Total memory reported by the driver, MiB.
 GPUS = {"h100": 81559, "h200": 143771, "b200": 183359}
 
 

@@ -3,7 +3,7 @@
 StopRequest owns the process's signal handlers while a StopRequest is entered. One event loop's
 thread.
 
-TimeForHeirs bounds the time in which a draining node migrates states to prefill nodes, its drain
+TimeForHeirs bounds the time for migrating a draining node's states to prefill nodes, its drain
 targets. One event loop's thread. Invariants: it begins with the drain, beside the requests in
 flight. It ends within the drain's timeout, and at most alone_seconds() after the last of these
 requests.
@@ -31,7 +31,7 @@ class StopRequest:
     one. The next exits at once."""
 
     def __init__(self, *, exit_with_parent: bool = False, rotation: Rotation | None = None) -> None:
-        """exit_with_parent: the end of stdin requests a drain too, so that no child outlives its
+        """exit_with_parent: the end of stdin requests a drain too, so no child outlives its
         launcher. rotation: a second signal skips its grace."""
         self._exit_with_parent = exit_with_parent
         self._rotation = rotation or Rotation()
@@ -62,7 +62,7 @@ class StopRequest:
     def _on_signal(self, number: int) -> None:
         if self._signalled and self._rotation.hurry():
             return
-        # Also where a change of the role was asked for: it would outlive the signal.
+        # Also during a requested change of the role, because the new role would outlive the signal.
         if self._asked.is_set():
             os._exit(128 + number)
         self._signalled = True

@@ -72,7 +72,7 @@ def _reason(config: EngineConfig) -> str:
 @dataclass(frozen=True)
 class Served:
     """The addresses and heading of a started node. grpc, http: HOST:PORT as bound; http None: there
-    is none. about: as about_node()."""
+    is no HTTP server. about: as about_node()."""
 
     about: Mapping[str, str]
     grpc: str
@@ -86,7 +86,7 @@ class Served:
             places = {"grpc": self.grpc, "http": self.http, "page": self.page}
             log.info("ready", extra={**self.about, **places})
             return
-        # A log that is full or closed ends no node.
+        # A full or closed log must not end the node.
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write("".join(f"{line}\n" for line in self.lines()))
             sys.stderr.flush()
@@ -146,10 +146,10 @@ def announce_ready(address: str, http: str | None = None, handover: str | None =
 
 
 def spare_collections() -> None:
-    """Exempt the objects that exist now from garbage collection, and make full collections rarer.
-    Call it once, when the daemon is ready: these objects live until its end. A full collection
-    through them would stop every thread for a fifth of a second. One through a thousand streams
-    takes as long; by default it starts once their number has grown by a quarter."""
+    """Exempt all existing objects from garbage collection, and make full collections rarer. Call it
+    once, when the daemon is ready: these objects live until its end. A full collection through them
+    would stop every thread for a fifth of a second. A collection through the objects of a thousand
+    streams takes as long. By default it starts once their number has grown by a quarter."""
     gc.collect()
     gc.freeze()
     young, middle, _ = gc.get_threshold()

@@ -100,7 +100,7 @@ class Etcd:
                     result = json.loads(line).get("result", {})
                     if result.get("events"):
                         yield
-                    # The stream itself would stay open, and silent.
+                    # The stream itself would stay open without any message.
                     if result.get("canceled"):
                         self._token = None
                         reason = result.get("cancel_reason", "")

@@ -4,9 +4,9 @@ Registration: an address of a node, listed in etcd from start() to stop(). Owns 
 rule: the event loop. A prefill node removes its entry for hand-overs before it drains, so no prompt
 is sent to a node that rejects it.
 
-EtcdMembership: the prefill nodes registered in etcd. Each has a key that ends with its lease. While
-etcd does not answer, the members stay unchanged. It lists nodes, but does not judge their health,
-and never fences a write. Thread rule: the event loop.
+EtcdMembership: the prefill nodes registered in etcd. Each has a key bound to its lease. While etcd
+does not answer, the members stay unchanged. It lists nodes, but does not judge their health, and
+never fences a write. Thread rule: the event loop.
 """
 
 import asyncio

@@ -64,7 +64,7 @@ def read_node_name(text: str) -> NodeName:
     node, _, serial = text.partition(".")
     if not (node.isascii() and node.isdecimal() and serial.isascii() and serial.isdecimal()):
         raise InvalidField("under", f"is {text!r:.60}: give a node's name as Tree returned it")
-    # Longer ones are not read: Python refuses thousands of digits with an error of its own.
+    # Longer texts are not read: Python rejects thousands of digits with another error.
     if len(text) <= _LONGEST_NODE_NAME:
         name = (int(node), int(serial))
         if name[0] < 2**31 and name[1] < 2**64:

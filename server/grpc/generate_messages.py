@@ -2,7 +2,7 @@
 
 Requests: reads requests of tasuki.v1 from proto messages, or rejects them with the field and the
 fix. Pure functions of the message and the checkpoint's codec. Slow work runs on the codec's
-threads. The engine checks again the limits that depend on its arena.
+threads. The engine checks the limits of its arena again.
 
 Answers: converts the engine's answer to GenerateResponse messages for one client. Independent of
 sessions and prompts. An early end (a cancelled call, a failed write, a deadline) closes the
@@ -186,7 +186,7 @@ def read_sampling(
         raise InvalidRequest(f"sampling.stop_token_ids: send at most {MAX_STOP_TOKENS}")
     stops = np.array(sampling.stop_token_ids, dtype=np.int64)
     check_vocabulary("sampling.stop_token_ids", stops, codec.vocab_size)
-    # Before they are copied: a message holds millions, and this runs on an event loop.
+    # Checked before the copy: a message may hold millions, and this runs on an event loop.
     for name, most in _MOST_NAMED.items():
         if len(getattr(sampling, name)) > most:
             count = len(getattr(sampling, name))

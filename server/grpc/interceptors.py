@@ -75,7 +75,8 @@ class MalformedRequests(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         elif inspect.iscoroutinefunction(method):
             guarded = _guarded_coroutine(method, handler.request_streaming, self._failed)
         elif handler.unary_unary is not None:
-            # What a servicer leaves out is its stub's plain function, which only refuses.
+            # A method missing in the servicer is a plain function of its stub: it only rejects the
+            # call.
             guarded = _guarded_coroutine(_awaitable(method), False, self._failed)
         else:
             return handler
@@ -94,7 +95,7 @@ class _Malformed:
 
 
 def refusing(error: ServerError, failed: Failed) -> Any:
-    """Return a handler that ends every call with the error. Its messages stay unread bytes."""
+    """Return a handler to end every call with the error. Its messages stay unread bytes."""
 
     async def refuse(request: Any, context: CallContext) -> None:
         async with refusals(context, failed):
@@ -205,7 +206,7 @@ class RequireScope(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
         handler = await continuation(handler_call_details)
-        # A method of a foreign service keeps gRPC's own refusal.
+        # A method of an unknown service keeps gRPC's own rejection.
         refusal = None if handler is None else self._refusal(handler_call_details)
         return handler if refusal is None else refusing(refusal, self._failed)
 
@@ -251,8 +252,8 @@ def _caller(keys: ApiKeys, context: CallContext) -> Caller:
 
 
 def _values(context: CallContext, name: str) -> list[str]:
-    """Return the metadata's values under `name`, as text. gRPC allows bytes only in names that end
-    in -bin."""
+    """Return the metadata's values under `name`, as text. gRPC allows bytes only in names with the
+    suffix -bin."""
     return [str(value) for key, value in context.invocation_metadata() or () if key == name]
 
 

@@ -1,14 +1,15 @@
 """The gRPC server of every daemon's services: health, reflection, keepalive, message cap.
 
-Server: Reads no message. Thread rule: a server lives on the event loop that started it; another
+Server: reads no message. Thread rule: a server lives on the event loop it was started on; another
 loop may end it.
 
 Bridge: runs a gRPC server on one event loop and the services' methods on another. It is the first
 interceptor. Messages cross as bytes, so reading them and checking the caller cost the server's loop
 nothing. Thread rule: intercept_service and its returned handler run on the server's loop. Later
-interceptors, handlers and deserializers run on the other one, with a context that crosses back.
-Invariants: the end of a call on either side ends it on the other. If the other loop is blocked, the
-caller gets a typed error after `patience` seconds, and the server's loop loses nothing.
+interceptors, handlers and deserializers run on the other one, with a context calling back to the
+server's loop. Invariants: the end of a call on either side ends it on the other. If the other loop
+is blocked, the caller gets a typed error after `patience` seconds, and the server's loop loses
+nothing.
 """
 
 import asyncio
@@ -44,14 +45,15 @@ from .interceptors import (
 log = logging.getLogger(__name__)
 
 _OPTIONS = (
-    # Gateways ping often and without calls; gRPC's defaults would cut them off.
+    # Gateways ping often and without calls; gRPC's defaults would cut the connection.
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
     ("grpc.http2.max_ping_strikes", 0),
-    # Finds clients that vanished without closing the connection.
+    # Detects clients gone without closing the connection.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    # Strangers hold a connection no longer than they use it, nor much of this node while they do.
+    # Unauthenticated peers hold a connection only while they use it, and take little of this node
+    # meanwhile.
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 300_000),
     ("grpc.max_concurrent_streams", 4096),
@@ -59,12 +61,12 @@ _OPTIONS = (
     ("grpc.absolute_max_metadata_size", 32 * 2**10),
 )
 
-# Generic to type checkers only.
+# Generic for type checkers only.
 Interceptor: TypeAlias = "grpc.aio.ServerInterceptor[Any, Any]"
 
 _PATIENCE_SECONDS = 30.0
 
-# How long the end of a server waits for a loop that has died or stands.
+# Longest wait of a server's end for a dead or blocked loop, in seconds.
 _LATE_SECONDS = 5.0
 
 
@@ -76,8 +78,8 @@ class Bridge(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         failed: Failed,
         patience: float = _PATIENCE_SECONDS,
     ) -> None:
-        """stay: full names of services whose methods run on the server's loop, like gRPC's own.
-        failed: counts, on `loop`, a call rejected here. patience: timeout in seconds for `loop` to
+        """stay: full names of services with methods on the server's loop, like gRPC's own. failed:
+        called on `loop` for each call rejected here. patience: timeout in seconds for `loop` to
         begin a call."""
         self._loop = loop
         self._stay = (*(f"/{service}/" for service in stay), "/grpc.")

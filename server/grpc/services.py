@@ -78,7 +78,7 @@ class InferenceService(pb_grpc.InferenceServicer):
         self, request: pb.GenerateRequest, context: CallContext, hold: Hold
     ) -> None:
         request_id = read_request_id(request.request_id)
-        # Gateways give up on streams whose headers wait for the first token.
+        # Send the headers now: gateways give up a stream if its headers wait for the first token.
         await context.send_initial_metadata(((REQUEST_ID_KEY, request_id),))
         request_context = grpc_request_context(self._keys, context)
         await self._engine.admit(request_context.caller)
@@ -135,7 +135,7 @@ class InferenceService(pb_grpc.InferenceServicer):
         return pb.AbortResponse()
 
 
-# How often an idle watch polls the engine: a router lags by at most that.
+# Seconds between two polls of the engine by an idle watch, and so the longest lag of a router.
 _POLL_SECONDS = 0.05
 
 _ROLE_NUMBERS = {"prefill": pb.NODE_ROLE_PREFILL, "decode": pb.NODE_ROLE_DECODE}

@@ -1,4 +1,4 @@
-"""tasuki.v1.Session: conversations in which a client sends only new input.
+"""tasuki.v1.Session: conversations continued by new input alone.
 
 load_to_proto(): a node's load as shown to callers: enough to choose between nodes, with little
 about other callers. Pure.
@@ -61,7 +61,7 @@ def read_session_input(
         case "messages":
             return _messages(request.messages, tail, salt, ChatRenderer(codec))
         case "answer":
-            # The log is then as after a turn that was generated here.
+            # The log then equals the log after a turn generated here.
             tokens = read_token_ids("answer", request.answer.ids, codec)
             if not len(tokens):
                 raise InvalidRequest("answer is empty: leave out a turn that answered nothing")
@@ -154,7 +154,7 @@ class TurnService(pb_grpc.SessionServicer):
                 answer = await write_tokens(parts, context.write, self._codec.detokenizer())
             if answer.reason is not FinishReason.ABORT:
                 turn.keep(answer.token_ids)
-        # The turn is over first: a client may append as soon as it reads this.
+        # The turn ends before this message, because a client may append as soon as it reads it.
         await context.write(answer.finished)
 
     def _caller(self, context: CallContext) -> Caller:

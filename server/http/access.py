@@ -40,7 +40,7 @@ _OPEN_PATHS = frozenset({"/health", "/healthz", "/ping", "/ready"})
 
 
 def require_host(bound: str, allowed: Sequence[str]) -> Middleware:
-    """Return a middleware that rejects other Host names. bound: the served address. allowed: more
+    """Return a middleware to reject other Host names. bound: the served address. allowed: more
     names, without ports. If the address is not loopback and `allowed` is empty, every name is
     accepted."""
     checked = ANY_HOST not in allowed and (bool(allowed) or is_loopback(bound))
@@ -51,9 +51,10 @@ def require_host(bound: str, allowed: Sequence[str]) -> Middleware:
         if checked and request.path not in _OPEN_PATHS:
             name = host_name(request.headers.get("Host", ""))
             if name not in names and not is_loopback(name):
-                raise HttpRefusal(
-                    421, "wrong_host", f"Host {name:.80} is not served here: see --allowed-hosts"
+                fault = (
+                    f"Host {name:.80} is not served here" if name else "the header Host is missing"
                 )
+                raise HttpRefusal(421, "wrong_host", f"{fault}: see --allowed-hosts")
         return await handler(request)
 
     return check
@@ -78,14 +79,14 @@ def http_caller(request: web.Request) -> Caller:
 
 
 def require_scope(keys: ApiKeys) -> Middleware:
-    """Return a middleware that rejects a request without a key of the route's scope. Keys:
+    """Return a middleware to reject requests without a key of the route's scope. Keys:
     `Authorization: Bearer KEY`, or `x-api-key: KEY` as in Anthropic's clients."""
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         caller = keys.caller(_borne(request))
         surface = surface_of(request.match_info)
-        # Which paths exist is shown to callers with a key only.
+        # Only callers with a key learn the existing paths.
         needs = HTTP.get(surface, Unscoped.ANY_KEY) if surface else Unscoped.ANY_KEY
         if not suffices(needs, caller):
             if caller is None:
@@ -109,7 +110,7 @@ def _borne(request: web.Request) -> list[str]:
         scheme, space, key = value.partition(" ")
         borne.append(f"Bearer{space}{key}" if scheme.lower() == "bearer" else value)
     named = [f"Bearer {key}" for key in request.headers.getall("x-api-key", [])]
-    # Clients with a key and a token that are the same send both.
+    # Clients with an equal key and token send both.
     return borne if borne == named else [*borne, *named]
 
 
@@ -134,7 +135,7 @@ ANY_ORIGIN = "*"
 
 _METHODS = "GET, POST, DELETE, OPTIONS"
 _EXPOSED = f"{REQUEST_ID_HEADER}, Retry-After"
-# Browsers keep a preflight's answer so long, and ask nothing meanwhile.
+# Browsers keep a preflight's answer for this time, and ask nothing meanwhile.
 _MAX_AGE_SECONDS = "600"
 
 
@@ -146,7 +147,7 @@ class AllowedOrigins:
         self._paths = paths
 
     def middleware(self) -> Middleware:
-        """Return a middleware that answers preflights and rejects WebSockets of other origins'
+        """Return a middleware to answer preflights and to reject WebSockets of other origins'
         pages. Browsers send no preflight for a WebSocket, and let the page read it."""
 
         @web.middleware
@@ -156,7 +157,7 @@ class AllowedOrigins:
             asked = request.headers.get("Access-Control-Request-Method")
             if request.method != "OPTIONS" or asked is None or not self._allows(request):
                 return await handler(request)
-            # Headers beside Authorization could be "*"; named, they cover it too.
+            # For headers beside Authorization "*" would suffice; a list covers Authorization too.
             wanted = request.headers.get("Access-Control-Request-Headers", "")
             return web.Response(
                 status=204,

@@ -105,8 +105,8 @@ class HttpConnections:
 
 
 class _Connection(asyncio.Protocol):
-    """A connection that passes all data on to the server's own protocol. stranger_at: the address
-    the connection counts against; None after admission, or if it was never counted."""
+    """A connection passing all data on to the server's own protocol. stranger_at: address counted
+    for the connection; None after admission, or if it was never counted."""
 
     def __init__(self, connections: HttpConnections, inner: asyncio.Protocol) -> None:
         self._connections = connections
@@ -188,17 +188,17 @@ class BodyTurns:
             asyncio.get_running_loop().call_soon(self._next)
 
 
-# A body must end within the first, plus the time that its bytes take at the second.
+# Limit for a body: the first, plus the time of its bytes at the second.
 _GRACE_SECONDS = 30.0
 _BYTES_PER_SECOND = 1 << 16
 
-# Clients that send a short body before they read the answer then see the refusal.
+# Some clients send a short body before they read the answer. So they see the rejection.
 _SKIMMED_BYTES = 1 << 18
 _SKIM_SECONDS = 1.0
 _CALLER_SKIM_SECONDS = 10.0
 
 _LARGE_BYTES = 1 << 18
-"""Bytes after which a body takes turns with others."""
+"""Size of a large body in bytes. Beyond it, a body takes turns with others."""
 
 BODY_TURNS = web.AppKey("body_turns", BodyTurns)
 """The turns of all large bodies of this application."""
@@ -206,21 +206,26 @@ BODY_TURNS = web.AppKey("body_turns", BodyTurns)
 _MAY_SEND = web.RequestKey("may_send", bool)
 
 
+def _too_large(size: int) -> HttpRefusal:
+    fault = f"the body has more than {size >> 20} MiB: see --max-message-mib"
+    return HttpRefusal(413, "body_too_large", fault)
+
+
 async def read_body(request: web.Request, hold: Hold) -> bytearray:
     """Return the body, and count its bytes in the hold.
 
-    Raises HttpRefusal if the body arrives too slowly, and HTTPRequestEntityTooLarge. Raises Busy if
-    the requests of this caller, or of all callers, hold too much memory.
+    Raises HttpRefusal if the body arrives too slowly or is too large. Raises Busy if the requests
+    of this caller, or of all callers, hold too much memory.
     """
     size = request.client_max_size
     announced = request.content_length or 0
     if announced > size:
-        raise web.HTTPRequestEntityTooLarge(max_size=size, actual_size=announced)
-    # A body that does not fit now is refused before the client sends it.
+        raise _too_large(size)
+    # Reject a too large body now, before the client sends it.
     hold.check(announced)
     if _waits_for_leave(request):
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        # It is no part of the answer, which has yet to begin.
+        # These bytes are not part of the answer, and the answer has not begun.
         request.writer.output_size = 0
     body = bytearray()
     begun = asyncio.get_running_loop().time()
@@ -229,16 +234,16 @@ async def read_body(request: web.Request, hold: Hold) -> bytearray:
             async for piece in request.content.iter_any():
                 received = len(body) + len(piece)
                 if received > size:
-                    raise web.HTTPRequestEntityTooLarge(max_size=size, actual_size=received)
+                    raise _too_large(size)
                 hold.resize(received)
-                # It grows by an eighth at a time, and a large one is moved without a copy.
+                # The buffer grows by an eighth at a time, and a large one is moved without a copy.
                 body += piece
                 deadline.reschedule(begun + _GRACE_SECONDS + received / _BYTES_PER_SECOND)
                 if received > _LARGE_BYTES:
                     await request.app[BODY_TURNS].turn()
     except BaseException as error:
         received = len(body)
-        # The error keeps this frame, perhaps until the next collection.
+        # The error keeps this frame alive, perhaps until the next collection.
         body.clear()
         if not isinstance(error, TimeoutError):
             raise

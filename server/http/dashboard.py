@@ -155,7 +155,7 @@ class DashboardHandlers:
 
 
 def page_file(page: dict[str, PageFile], name: str) -> web.Response:
-    """Return the page's file with headers that block foreign scripts. Raises HttpRefusal for an
+    """Return the page's file with headers against foreign scripts. Raises HttpRefusal for an
     unknown file."""
     file = page.get(name)
     if file is None:

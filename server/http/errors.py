@@ -52,11 +52,11 @@ _SERVED = (
 )
 _RETRY_SECONDS = 1
 CHARGED = ("/v1/", "/tokenize", "/detokenize", "/tokenizer_info")
-"""Paths of requests that count against the caller's limits. Their failures are counted."""
+"""Paths of requests charged to the caller's limits. Their failures are counted."""
 CALLS = web.AppKey("calls", CallsInProgress)
 """Counter of the requests to charged paths."""
 RETRIED = (429, 503)
-"""Statuses of errors after which a client may retry."""
+"""Statuses of errors with a retry allowed."""
 
 
 class HttpRefusal(Exception):
@@ -138,7 +138,7 @@ class TypedRequestHandler(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        # It logs, closes the connection, and raises where an answer has begun.
+        # The base method logs, closes the connection, and raises if an answer has begun.
         response = super().handle_error(request, status, exc, message)
         text = error_body(exc if isinstance(exc, Exception) else Exception())
         if status != 500:
@@ -182,10 +182,10 @@ def _response(
 
 
 _OVERLOADED = 529
-# A status that Anthropic's clients know by another number.
+# Anthropic's clients expect another number for these statuses.
 _ANTHROPIC_STATUS = {501: 400, 503: _OVERLOADED}
 _ELSEWHERE = ("draining", "behind")
-"""Codes that keep status 503. For 503, but not for 529, reverse proxies try another node."""
+"""Codes kept at status 503. For 503, but not for 529, reverse proxies try another node."""
 _ANTHROPIC_TYPE = {
     401: "authentication_error",
     403: "permission_error",
@@ -195,7 +195,7 @@ _ANTHROPIC_TYPE = {
     503: "overloaded_error",
     _OVERLOADED: "overloaded_error",
 }
-# Agents shorten their conversation when they read this.
+# Agents shorten their conversation after this text.
 _TOO_LONG = "prompt is too long: "
 
 

@@ -43,7 +43,7 @@ def named_event(body: dict[str, Any]) -> bytes:
 def bodies_of(events: bytes) -> Iterator[bytes]:
     """Return the bodies, as JSON, of whole events made by named_event()."""
     for event in events.split(b"\n\n")[:-1]:
-        # JSON has no line's end outside of its strings, and an escaped one within.
+        # JSON has no line break outside its strings, and only escaped ones inside them.
         yield event.partition(b"\ndata: ")[2]
 
 
@@ -173,7 +173,8 @@ class EventStream:
         self._looks_left -= 1
         if not self._looks_left:
             self._looks_left = _LOOKS
-            # A task, since the headers may have yet to leave, and the client may read slowly.
+            # In a task, because the headers may not have been sent yet, and the client may read
+            # slowly.
             self._keeping = self._loop.create_task(self._write_keep_alive())
         self._timer = self._loop.call_later(self._look_seconds, self._look)
 
@@ -202,10 +203,9 @@ Writing = Callable[[Work[bytes]], Awaitable[bytes]]
 
 
 class AnswerWriter(Protocol):
-    """The receiver of one answer, in order. All results except that of `whole` are whole
-    server-sent events, in order. id: name for logs. complete: the answer needs no more text;
-    checked after each token only if may_complete. keeps: a part of the answer is kept until its
-    end."""
+    """The receiver of one answer, in order. Every method except `whole` returns whole server-sent
+    events, in order. id: name for logs. complete: the answer needs no more text; checked after each
+    token only if may_complete. keeps: it keeps a part of the answer until the end."""
 
     id: str
     may_complete: bool
@@ -307,7 +307,7 @@ class WholeReply:
         try:
             return msgspec.json.encode(whole)
         except UnicodeEncodeError:
-            # A call's arguments may name half a character, which UTF-8 does not have.
+            # A call's arguments may contain half a character, unknown to UTF-8.
             return json.dumps(whole, default=msgspec.json.decode).encode()
 
     async def _read(self, choice: Choice, parts: AsyncGenerator[AnswerPart, None]) -> None:

@@ -68,7 +68,7 @@ class HttpLog(logging.LoggerAdapter[logging.Logger]):
             super().exception(msg, *args, exc_info=exc_info, **more)
 
 
-# Longer than proxies keep a connection that they may use again.
+# Longer than proxies keep an idle connection for further use.
 _KEEP_ALIVE_SECONDS = 75.0
 _TLS_HANDSHAKE_SECONDS = 10.0
 
@@ -122,7 +122,7 @@ class Probes:
 
     def routes(self) -> list[web.RouteDef]:
         return [
-            # Clients' names for the same question: Kubernetes' and SageMaker's.
+            # Other names of the same route: Kubernetes' and SageMaker's.
             *(web.get(path, self._health) for path in ("/health", "/healthz", "/ping")),
             web.get("/ready", self._ready),
             web.get("/version", self._version),

@@ -6,7 +6,7 @@ connection.
 
 TextSocket owns the connection after its upgrade, and the count of an incomplete text's bytes. One
 event loop's thread. Invariants: nothing is decompressed. An incomplete text counts against its
-caller. A slow client is waited for. A client that answers no pings is cut off.
+caller. A slow client is waited for. A client without answers to pings is cut off.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ _FRAMES_BYTES = 1 << 16
 """Allowance in bytes for the frames of a text of the largest size."""
 _LARGEST_TEXT_BYTES = 2 << 20
 """Largest text in bytes. The loop unmasks and copies a text in one callback: 4 ms at this size.
-Texts that end together are handled in one round. The limit has as many characters as a context of
+Texts completed together are handled in one round. The limit has as many characters as a context of
 half a million tokens."""
 _PIECE_BYTES = 64
 """Memory of a read's objects in bytes, in addition to its data, until its frame is whole."""
@@ -84,16 +84,16 @@ class TextSocket:
         self.refused: asyncio.Future[ServerError | HttpRefusal] = (
             asyncio.get_running_loop().create_future()
         )
-        """Error that stops the reading of an incoming text."""
+        """The error to end the reading of an incoming text."""
         self._came = 0
         """Bytes received since the last text."""
         self.response = web.WebSocketResponse(
             timeout=_CLOSE_SECONDS,
             heartbeat=_PING_SECONDS,
-            # Its receive() would answer all pings of a read without a wait.
+            # aiohttp's receive() would answer all pings of a read without waiting.
             autoping=False,
             compress=False,
-            # What it would refuse itself, a client would not read why.
+            # aiohttp must reject nothing itself: the client could not read the reason.
             max_msg_size=0,
             writer_limit=_HIGH_WATER_BYTES,
             decode_text=False,
@@ -119,9 +119,9 @@ class TextSocket:
         while (message := await self.response.receive()).type in _BEATS:
             if message.type is WSMsgType.PING:
                 await self.response.pong(message.data)
-            # One read brings tens of thousands: others have their turns between them.
+            # One read brings tens of thousands of messages: let others run between them.
             await asyncio.sleep(0)
-        # The start of a next text may have come with it, which is some KiB.
+        # The next text's start, some KiB, may have arrived with it.
         self._came = 0
         self._inbox.resize(0)
         return bytearray(message.data) if message.type in _TEXTS else None
@@ -145,7 +145,7 @@ class TextSocket:
             pass
 
     def cut(self) -> None:
-        """End the connection, even with unsent bytes: a client that does not read would never take
+        """End the connection, even with unsent bytes: a client without reads would never take
         them."""
         transport = self._request.transport
         if isinstance(transport, asyncio.WriteTransport):

@@ -104,7 +104,7 @@ class ChatReply:
         self._index = index
         self._content_choice = TextChoice(lambda text: self._chunk({"content": text}))
         self._reasoning_choice = TextChoice(lambda text: self._chunk(_reasoning(text)))
-        # Of the call that is open.
+        # For the open call.
         self._arguments_choice = TextChoice(lambda text: self._chunk(_arguments(0, text)))
         self._arguments_number = 0
         self._parser = parser
@@ -139,7 +139,7 @@ class ChatReply:
         if not self.is_streamed:
             self._logprobs += to_json(entry) + b","
         shown = [item for item in items if not isinstance(item, CallEnd)]
-        # A token whose text is held back still has its logprob now.
+        # A token has its logprob now, even if its text is held back.
         delta = _delta(shown[0]) if shown else {"content": ""}
         return [to_json(self._chunk(delta, [entry])), *self._choices(shown[1:])]
 
@@ -299,7 +299,7 @@ def read_chat_request(
     check_account_fields(fields)
     salt = prompt_salt(request, fields)
     rendered = render_chat(fields, model.codec, open_answer=opens_answer(fields), salt=salt)
-    # Without a limit an answer may fill what the prompt leaves, as elsewhere.
+    # Without a limit an answer may use the rest of the context, as in other servers.
     left = max(1, model.max_tokens - len(rendered.tokens))
     top = read_top_logprobs(fields, "top_logprobs")
     if top and not fields.flag("logprobs"):
@@ -373,6 +373,6 @@ def _prediction(fields: RequestFields, codec: TextCodec) -> Tokens:
         raise InvalidField("prediction.type", 'must be "content"')
     text = read_content(given.get("content"), "prediction.content", optional=False)
     tokenizer = codec.require_tokenizer()
-    # No text so long is worth encoding.
+    # A text of this length is not worth encoding.
     check_length("prediction", len(text) // tokenizer.longest_token, codec)
     return checked_prediction(tokenizer.encode(text), codec)

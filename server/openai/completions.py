@@ -64,7 +64,7 @@ class ShownFields:
         return max(asked, default=None)
 
 
-# OpenAI's own for this endpoint.
+# OpenAI's own default for this endpoint.
 _DEFAULT_NEW_TOKENS = 16
 
 _PROMPTS = frozenset({str, list})
@@ -169,7 +169,7 @@ def read_prompts(fields: RequestFields, codec: TextCodec) -> list[AskedPrompt]:
     prompt = fields.get("prompt")
     if not isinstance(prompt, list):
         return [_of_text(prompt, codec)]
-    # Not one by one: a prompt of thousands would hold the interpreter for long.
+    # Not one by one, because a prompt of thousands would hold the interpreter for long.
     kinds = set(map(type, prompt))
     if not kinds & _PROMPTS:
         return [_of_ids(prompt, codec)]

@@ -65,7 +65,7 @@ SESSION_KEY = "x-session-id"
 """Name of a header, or of a field of `metadata`."""
 IGNORED_FORMATS_HEADER = "x-tasuki-ignored-formats"
 ANY_NAME = "*"
-# Every event of a stream has the name that its request gave.
+# Every event of a stream repeats the model name of its request.
 MAX_NAME = 256
 _PROMPTS = ("messages", "prompt", "input")
 _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
@@ -167,7 +167,7 @@ class ServedModel:
             line = http_request_context(request).line
             return await self.codec.work.run(line, work, hold.size)
         finally:
-            # The error of a caller that left keeps this frame.
+            # This frame stays alive with the error of an abandoned call, so drop the bytes.
             body.clear()
 
 
@@ -332,7 +332,7 @@ async def answer_all(
     """Return one reply with the choices of several prompts. scored: field of AskedReply."""
     request_context = http_request_context(request)
     choices = await asked_choices(engine, model, request, hold, submits, options, writers)
-    # Thousands of scores take longer to write than the loop may be held.
+    # Writing thousands of scores would hold the loop for too long.
     work = partial(model.codec.work.run, request_context.line) if any(scored) else None
     reply: StreamedReply | WholeReply = (
         StreamedReply(request, choices) if options.stream else WholeReply(request, choices, work)

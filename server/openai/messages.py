@@ -77,13 +77,13 @@ def _effort(fields: RequestFields, variables: dict[str, Any]) -> str | None:
     return reasoning.text("effort")
 
 
-# OpenAI's newer name for what templates call system.
+# OpenAI's newer name of the role; templates call it system.
 _ROLE = {"developer": "system"}
-# An assistant may have called or thought only, and a tool may answer nothing.
+# An assistant may only have called or thought, and a tool may return nothing.
 _MAY_BE_EMPTY = ("assistant", "tool")
-# There is no other, so that clients leave it out.
+# Clients may omit the type, because there is no other.
 _FUNCTION = "function"
-# Of the parts that hold text, and where; the names of Responses' come with its items.
+# The field with the text, by the part's type. The Responses API's names are with its items.
 _TEXT_OF_PART = {
     "text": "text",
     "refusal": "refusal",
@@ -139,7 +139,7 @@ def read_tools(fields: RequestFields) -> list[dict[str, Any]]:
         optional(function, "strict", bool, f"{place}.function")
     if fields.get("tool_choice") == "none":
         return []
-    # Templates show a definition as it stands.
+    # Templates show a definition unchanged.
     return [tool if tool.get("type") else {**tool, "type": _FUNCTION} for tool in tools]
 
 

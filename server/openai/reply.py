@@ -23,7 +23,7 @@ from .token_details import TokenIds, usage, usage_so_far
 DONE = b"data: [DONE]\n\n"
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-# A string alone is the same in every encoder; this one is the fastest.
+# All encoders give the same for a string alone; this one is the fastest.
 _text_to_json = msgspec.json.Encoder().encode
 
 
@@ -292,7 +292,7 @@ class ChoiceWriter:
         return last + self._reply.end(self._number, ending)
 
     def _events(self, choices: Sequence[bytes]) -> bytes:
-        # A whole reply has no use for such events.
+        # A whole reply does not use such events.
         shows_more = self._prompt_tokens is not None or self._ids is not None
         if not (choices and self._shape.is_streamed and shows_more):
             return self._chunks.of(choices)

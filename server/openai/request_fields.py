@@ -179,7 +179,7 @@ def _decoded(body: bytearray) -> Any:
     if holds_too_many_values(body):
         raise InvalidRequest(f"body holds over {MAX_VALUES} values: send less")
     try:
-        # Text at the speed of memory: what a long one costs, other threads wait for.
+        # Decode at the speed of memory, because other threads wait meanwhile.
         return msgspec.json.decode(body)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"body is not JSON: {error}") from error

@@ -201,7 +201,7 @@ class SamplingDefaults:
             return SamplingDefaults(
                 temperature=_number(values, "temperature", 1.0),
                 top_p=_number(values, "top_p", 1.0),
-                # As in requests, -1 is every token.
+                # -1 means every token, as in requests.
                 top_k=max(0, int(_number(values, "top_k", 0))),
                 min_p=_number(values, "min_p", 0.0),
                 repetition_penalty=_number(values, "repetition_penalty", 1.0),
@@ -324,7 +324,7 @@ def read_options(
         stop_is_kept=fields.flag("include_stop_str_in_output") or fields.flag("no_stop_trim"),
         stream=fields.flag("stream"),
         include_usage=include_usage,
-        # As in vLLM, where the one alone asks for nothing.
+        # As in vLLM, continuous_usage_stats alone has no effect.
         continuous_usage=include_usage and "continuous_usage_stats" in in_stream,
         choices=_choices(fields) if "n" in honoured else 1,
         names_special=not fields.flag("skip_special_tokens", default=True),

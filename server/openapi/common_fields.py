@@ -131,11 +131,11 @@ UNSERVED: Mapping[str, tuple[Any, ...]] = {
     "functions": ([],),
     "modalities": (["text"],),
     "use_beam_search": (False,),
-    # Other ways to say what an answer follows (sampling.py).
+    # Other forms of an answer's constraint (sampling.py).
     "guided_decoding": ({},),
     "guided_whitespace_pattern": (),
     "grammar": (),
-    # Which tokens are drawn.
+    # Choice of the sampled tokens.
     "logits_processors": ([],),
     "custom_logit_processor": (),
     "vllm_xargs": ({},),
@@ -144,10 +144,10 @@ UNSERVED: Mapping[str, tuple[Any, ...]] = {
     "lora_path": (),
     "watermarking": (False,),
     "custom_params": ({},),
-    # Where the answer ends.
+    # End of the answer.
     "repetition_detection": (),
     "stop_regex": ([], ""),
-    # What the prompt is.
+    # Content of the prompt.
     "chat_template": (),
     "continue_final_message": (False,),
     "documents": ([],),
@@ -160,7 +160,7 @@ UNSERVED: Mapping[str, tuple[Any, ...]] = {
     "web_search_options": (),
     "function_call": ("auto", "none"),
     "verbosity": ("medium",),
-    # What the reply holds.
+    # Content of the reply.
     "prompt_logprobs": (),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
@@ -279,7 +279,7 @@ _BIASES: Schema = {
     "additionalProperties": {"type": "number", "minimum": -MAX_BIAS, "maximum": MAX_BIAS},
     "maxProperties": MAX_BIASES,
 }
-# The last is about padding that hides lengths; no chunk here has any.
+# include_obfuscation is about padding to hide lengths; no chunk here has padding.
 STREAM_OPTIONS: Fields = dict.fromkeys(
     ("include_usage", "continuous_usage_stats", "include_obfuscation"), FLAG
 )

@@ -133,7 +133,7 @@ AS_IT_IS: Mapping[str, tuple[Any, ...]] = {
 _IGNORED: Fields = dict.fromkeys(
     (
         *("service_tier", "client_metadata", "access_programs"),
-        # Of a cache's lifetime, and of padding that hides lengths.
+        # The cache's lifetime, and padding to hide lengths.
         *("prompt_cache_retention", "prompt_cache_options", "stream_options"),
     ),
     ANY,

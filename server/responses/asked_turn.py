@@ -1,9 +1,9 @@
 """Reader of the conversation continued by a Responses request, and renderer of its prompt.
 
 A prompt is rendered whole, or it is the exact tokens of the previous response followed by the new
-items. Invariant: a prompt that continues a stored turn begins with that turn's tokens. These
-changes force a whole rendering: other instructions, tools or template variables; or a template that
-rewrites earlier turns.
+items. Invariant: a prompt continuing a stored turn begins with the turn's tokens. These changes
+force a whole rendering: other instructions, tools or template variables; or a template rewriting
+earlier turns.
 
 Pure functions; any thread.
 """

@@ -229,7 +229,7 @@ class ConversationStore:
         if not isinstance(now, Conversation):
             return
         items = (*given, *output_items(response.body))
-        # Where it has changed meanwhile, the response's tokens are not its own.
+        # If the conversation has changed meanwhile, the response's tokens are not its tokens.
         turn = response.turn if now is asked else None
         self._values.put(context, now.answered(items, turn))
 

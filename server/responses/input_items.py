@@ -2,12 +2,12 @@
 
 An error names the position of the wrong value.
 
-Compaction: the item that carries a conversation's summary to its client and back. Its content is
-encoded with a checksum, not encrypted, because a client may send any other text too. So it needs no
-key, and every node reads the items of other nodes. Pure functions.
+Compaction: the item with a conversation's summary, for its client and back. Its content is encoded
+with a checksum, not encrypted, because a client may send any other text too. So it needs no key,
+and every node reads the items of other nodes. Pure functions.
 
 Reasoning: the text of a reasoning item, shown and encoded. `encrypted_content` is the same text
-encoded, for clients that return nothing else. It is no secret, because the item shows the text too.
+encoded, for clients returning nothing else. It is no secret, because the item shows the text too.
 Pure functions.
 """
 
@@ -43,8 +43,8 @@ _REFERENCE = "item_reference"
 def read_input(
     value: Any, before: Sequence[ChatMessage], stored: StoredItems, field: str = "input"
 ) -> list[ChatMessage]:
-    """Return the conversation: the earlier messages, then those of the input. stored: items that
-    the input may name. field: name for errors. Raises InvalidField, PromptTooLong."""
+    """Return the conversation: the earlier messages, then those of the input. stored: items the
+    input may name. field: name for errors. Raises InvalidField, PromptTooLong."""
     if isinstance(value, str):
         return [*before, ChatMessage("user", value)]
     if not isinstance(value, list):
@@ -135,7 +135,7 @@ def _name(item: dict[str, Any], place: str) -> str:
 def _output(item: dict[str, Any], place: str, builder: ConversationBuilder) -> None:
     output = item.get("output")
     if isinstance(output, dict):
-        # Some clients send what their tool gave as it is.
+        # Some clients send a tool's output unchanged.
         output = json.dumps(output, ensure_ascii=False)
     builder.tool(_text(output, f"{place}.output"))
 

@@ -87,7 +87,7 @@ def _items(response_id: str, messages: Sequence[ChatMessage]) -> list[Item]:
                 calls.append(f"{item_id('call', response_id, len(items))}_in")
                 item["call_id"] = calls[-1]
             elif kind == "fco":
-                # Templates know calls and what they returned by their order alone.
+                # Templates match calls and outputs by their order alone.
                 item["call_id"] = calls.popleft() if calls else ""
             items.append({"id": f"{item_id(kind, response_id, len(items))}_in", **item})
     return items

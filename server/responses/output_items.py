@@ -4,8 +4,8 @@ Each item grows in segments. Its methods return bodies of events, without their 
 stream. One answer, one thread.
 
 MessageLogprobs: the match between an answer's tokens and a message's text, with the tokens'
-logprobs. A parser emits text later than its tokens arrive, and drops markers. Owns the tokens whose
-text is not yet emitted. One answer, one thread. Invariant: a token is in at most one message, in
+logprobs. A parser emits text later than its tokens arrive, and drops markers. Owns the tokens
+without emitted text. One answer, one thread. Invariant: a token is in at most one message, in
 order.
 """
 
@@ -178,7 +178,7 @@ class ReasoningItem(_TextItem):
 
 
 class _CallItem:
-    """A call whose arguments arrive in segments."""
+    """A call with arguments arriving in segments."""
 
     def __init__(self, item_id: str, call_id: str, name: ToolName) -> None:
         self._id = item_id

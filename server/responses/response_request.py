@@ -65,8 +65,8 @@ class AskedResponse:
 
 @dataclass(frozen=True)
 class TooLongResponse:
-    """The error of a streamed request. Agents that shorten their conversation look for this error
-    only in the stream."""
+    """The error of a streamed request. Agents shorten their conversation only after this error in
+    the stream."""
 
     error: PromptTooLong
     writer: ResponseWriter
@@ -82,7 +82,7 @@ def read_response_request(
         error = _of_input(too_long)
         if not fields.flag("stream"):
             raise error from too_long
-        # The prompt is among what it would echo, and is too long.
+        # The too long prompt would be among the echoed fields.
         head = ResponseHead.of(_plain_fields(model, fields), {})
         parser = AnswerParser(Thinking.NEVER, ())
         writer = ResponseWriter(head, parser, ResponseTools([], {}, True, ToolChoice()))

@@ -4,7 +4,7 @@ ResponseWriter owns the answer so far. Has no part in HTTP. One answer, one thre
 item of a stream is open at a time, and each is done before the next is added. Events are numbered
 without a gap.
 
-ResponseHead: the fields of a response that no answer changes: short ones, and copies of the
+ResponseHead: the fields of a response independent of the answer: short ones, and copies of the
 request's fields. Immutable values. Invariant: the copies are held once, as JSON. Only a response's
 first and last events contain them. They may be as long as the request's body.
 """
@@ -79,7 +79,7 @@ class ResponseHead:
         raw = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in echoed.items()}
         brief = {**plain, **_WITHOUT_ECHOES}
         size = sum(len(bytes(value)) for value in raw.values())
-        # An event that waits for its client has them once more.
+        # A waiting event has them once more.
         return ResponseHead(brief, {**brief, **raw}, 2 * size, with_hit, carries_reasoning)
 
     @property
@@ -196,8 +196,8 @@ class ResponseWriter:
         return events + self._whole_event(f"response.{status}")
 
     def unanswered(self, ending: Ending | None) -> bytes:
-        """Return the last event of a response that was asked for without an answer. ending: ending
-        of the engine's work on the prompt; None: there is no prompt yet."""
+        """Return the last event of a response requested without an answer. ending: ending of the
+        engine's work on the prompt; None: there is no prompt yet."""
         usage = _NO_USAGE if ending is None else self._usage(self._parser.ending(ending))
         self._end = {**_not_ended("completed"), "completed_at": int(time.time()), "usage": usage}
         if self._record is not None:

@@ -1,4 +1,5 @@
-"""Stored responses that later ones may continue: their bodies, and the exact tokens at their ends.
+"""Stored responses for continuation by later ones: their bodies, and the exact tokens at their
+ends.
 
 ResponseStore owns the stored responses, in memory. Any thread. Invariants:
 - Only the caller and tenant of a response find it.
@@ -14,9 +15,9 @@ Messages: a conversation as JSON bytes. They take a little more than the text; P
 up to fifty times as much. Pure functions; any thread. Invariant: reading returns the written
 values, also for lone surrogates, integers of any length and NaN. msgspec would not keep these.
 
-StoredItems: items of stored responses, for later requests that name them instead of sending them.
-An item's id contains its response and its index there, so no table of items is needed. Any thread;
-one request.
+StoredItems: items of stored responses, for later requests with their ids in place of the items. An
+item's id contains its response and its index there, so no table of items is needed. Any thread; one
+request.
 
 TurnRecord: a response's turn while it is answered: its tokens, and the message of its answer. One
 answer, one thread. Invariant: all of it is bytes and arrays, with a few bytes for each token.
@@ -133,8 +134,8 @@ class Responses(Protocol):
     """The stored responses used by a call, with ResponseStore's methods. Any thread; put() on the
     event loop's thread.
 
-    unstored: function that also receives a response not to be stored; None: there is none. values:
-    other stored values; None: another process has them.
+    unstored: function for a response not to be stored; None: there is none. values: other stored
+    values; None: another process has them.
     """
 
     @property
@@ -156,9 +157,9 @@ class ResponseStore:
         self._per_key = per_key
         self._seconds = seconds
         self._lock = threading.Lock()
-        # In the order of their ends, since all live equally long.
+        # In the order of their expiry, because all have the same lifetime.
         self._held: OrderedDict[str, _Held] = OrderedDict()
-        # By owner, the longest unused first.
+        # By owner, the least recently used first.
         self._of: dict[_Owner, OrderedDict[str, int]] = {}
         self._bytes: dict[_Owner, int] = {}
         self._owners: dict[_Owner, _Owner] = {}
@@ -331,7 +332,7 @@ class TurnRecord:
         return StoredTurn(tokens, conversation, self._context)
 
     def unanswered(self) -> StoredTurn:
-        """Return the turn of a response without an answer. A request that continues it is rendered
+        """Return the turn of a response without an answer. A request continuing it is rendered
         whole."""
         return StoredTurn(self._prompt, self._before, NO_CONTEXT)
 

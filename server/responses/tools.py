@@ -111,7 +111,7 @@ def _add(
         raise InvalidField(place, "must be an object with a type")
     kind = tool["type"]
     if kind == "web_search" and tool.get("external_web_access") is False:
-        # Agents send it unless they are set up otherwise. Nothing is here that it could search.
+        # Agents send it by default. It has no effect, because there is nothing to search here.
         return
     if kind not in ("function", "custom", "namespace") or (kind == "namespace" and namespace):
         raise InvalidField(
@@ -123,7 +123,7 @@ def _add(
     if kind == "namespace":
         inner = required(tool, "tools", list, place)
         if len(name) > MAX_NAMESPACE:
-            # Each of its tools bears it.
+            # The names of all its tools contain the namespace's name.
             raise InvalidField(f"{place}.name", f"may have at most {MAX_NAMESPACE} characters")
         for index, item in enumerate(inner):
             _add(item, f"{place}.tools[{index}]", name, offered, names)

@@ -54,13 +54,13 @@ from tasuki.server.unread_answer import AnswerPart
 
 from .gateway_model import GatewayModel
 
-# Field to the values that ask for the default behaviour.
+# By field: the values equal to the default.
 _WITHOUT_EFFECT: dict[str, tuple[float, ...]] = {"n": (0, 1)}
 
 
 @dataclass(frozen=True)
 class GatewayRequest:
-    """stops: strings that end the answer. keeps_stop_token: send a stop token as the answer's last
+    """stops: stop strings of the answer. keeps_stop_token: send a stop token as the answer's last
     token. asked: grammar of the answer, not yet checked; None if another node samples the
     answer."""
 
@@ -116,7 +116,7 @@ def _prompt(request: pb.GenerateRequest, model: GatewayModel) -> Tokens:
     given = request.tokenized.input_ids
     if not len(given):
         raise InvalidRequest("tokenized.input_ids is empty: send at least one token")
-    # Before they are copied, which takes a tenth of a second for a message full of them.
+    # Checked before the copy, because copying a large message takes a tenth of a second.
     if len(given) >= model.max_tokens:
         raise PromptTooLong(
             f"tokenized.input_ids has {len(given)} tokens, and {model.max_tokens} fit with the "
@@ -157,7 +157,7 @@ def _sampling(
             model.vocab_size,
             max_new_tokens=wanted.max_new_tokens if wanted.HasField("max_new_tokens") else room,
             temperature=wanted.temperature if wanted.HasField("temperature") else 1.0,
-            # Gateways write -1 for "every token".
+            # Gateways send -1 for "every token".
             top_k=max(0, wanted.top_k),
             top_p=wanted.top_p if wanted.HasField("top_p") else 1.0,
             seed=seed % 2**62,
@@ -166,7 +166,7 @@ def _sampling(
             min_p=wanted.min_p,
             presence_penalty=wanted.presence_penalty,
             frequency_penalty=wanted.frequency_penalty,
-            # Gateways write 0 for "none".
+            # Gateways send 0 for "none".
             repetition_penalty=wanted.repetition_penalty or 1.0,
             min_tokens=wanted.min_new_tokens,
             logit_bias=_bias(wanted),

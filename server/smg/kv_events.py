@@ -1,4 +1,4 @@
-"""Cache events for a gateway: the blocks that count as hits, as KvEventBatch messages.
+"""Cache events for a gateway: the blocks usable as hits, as KvEventBatch messages.
 
 UsableBlocks: the cached blocks usable as hits by a gateway: the pages on paths to a checkpoint. A
 hybrid model cannot use a page after the last checkpoint of its path. A router counting such pages
@@ -38,8 +38,8 @@ class Block:
 
 @dataclass(frozen=True)
 class Announced:
-    """Blocks that became usable. parent: None at the beginning of a prompt. blocks: each is the
-    child of the one before. namespace: value of CacheEvent.namespace."""
+    """Newly usable blocks. parent: None at the beginning of a prompt. blocks: each is the child of
+    the previous one. namespace: value of CacheEvent.namespace."""
 
     parent: bytes | None
     blocks: tuple[Block, ...]
@@ -48,7 +48,7 @@ class Announced:
 
 @dataclass(frozen=True)
 class Withdrawn:
-    """Blocks that are no longer usable, children first."""
+    """Blocks no longer usable, children first."""
 
     prefixes: tuple[bytes, ...]
 
@@ -72,7 +72,8 @@ class UsableBlocks:
         """namespace: the wanted CacheEvent.namespace; None: all namespaces."""
         self._namespace = namespace
         self._pages: dict[bytes, Block] = {}
-        # By page: checkpoints at its end or inside the next page, and children that lead to one.
+        # By page: the checkpoints at its end or inside the next page, and the children with a
+        # checkpoint below.
         self._worth: dict[bytes, int] = {}
 
     def apply(self, batch: PackedEvents) -> list[Change]:

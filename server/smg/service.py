@@ -7,8 +7,8 @@ Invariant: no stream's headers wait for its first message, or the gateway would 
 model_info() and its neighbours: a gateway's questions at registration: model, arguments, load,
 tokenizer files.
 
-tokenizer_archive(): a checkpoint's tokenizer and template files as one archive, for a gateway that
-tokenizes. Pure except for reading the folder. Equal files give equal bytes, so a gateway that keeps
+tokenizer_archive(): a checkpoint's tokenizer and template files as one archive, for a tokenizing
+gateway. Pure except for reading the folder. Equal files give equal bytes, so a gateway caching
 archives by digest keeps only one.
 """
 
@@ -171,8 +171,9 @@ def archive_chunks(archive: bytes) -> Iterator[common_pb.GetTokenizerChunk]:
 SERVICE = "tokenspeed.grpc.scheduler.TokenSpeedScheduler"
 
 _POLL_SECONDS = 0.05
-# A refusal within this time comes before the stream begins: the gateway of a pair then stops the
-# other node's call at once, and its client gets the status. No hand-over gets further in that time.
+# Seconds before the stream begins. A rejection within this time makes the gateway of a pair stop
+# the other node's call at once, and its client gets the status. No hand-over gets further in this
+# time.
 _FIRST_LOOK_SECONDS = 0.005
 
 

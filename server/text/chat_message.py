@@ -26,7 +26,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class ChatMessage:
-    """tool_calls, reasoning: of an assistant's message only. reasoning None: it is unknown, and a
+    """tool_calls, reasoning: only in an assistant's message. reasoning None: it is unknown, and a
     template may look for it in the content."""
 
     role: str
@@ -39,8 +39,8 @@ class ConversationBuilder:
     def __init__(self, before: Sequence[ChatMessage] = ()) -> None:
         """before: the first messages of the conversation."""
         self._messages: list[ChatMessage] = [*before]
-        # Behind the last message's content. To join each as it comes would copy a long message for
-        # every short reminder behind it.
+        # Texts after the last message's content, not joined yet. Joining each on arrival would copy
+        # a long message for every short reminder after it.
         self._joining: list[str] = []
         self._reasoning: list[str] = []
         self._content: list[str] = []
@@ -105,7 +105,7 @@ class ConversationBuilder:
     def end_turn(self) -> None:
         """End the assistant's turn, if one has begun."""
         if self._answers:
-            # What is no reasoning's part is none: templates need not look for it in the text.
+            # Without reasoning it is "", not None: templates need not look for it in the text.
             reasoning, content = "".join(self._reasoning), "".join(self._content)
             calls = tuple(self._calls)
             self.messages.append(ChatMessage("assistant", content, calls, reasoning))

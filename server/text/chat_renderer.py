@@ -101,12 +101,12 @@ _NEAREST = {
 }
 
 
-# At most so many tokens of thought.
+# (Most tokens of thought, effort)
 _SMALL_BUDGETS = ((1024, "low"), (2048, "medium"))
 
 
 def effort_of_budget(field: str, tokens: int | None) -> str | None:
-    """Return the effort word for a small budget of tokens. A model that knows the word ends its
+    """Return the effort word for a small budget of tokens. A model trained on the word ends its
     thought sooner by itself. Return None for a larger budget or no budget. Raises InvalidField."""
     if tokens is None:
         return None

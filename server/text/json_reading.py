@@ -1,7 +1,7 @@
 """Reading of JSON from clients and models, within bounds. A call's arguments are read even if
 broken.
 
-Bounds limit the number and depth of values in clients' JSON, so that parsing costs no more than its
+Bounds limit the number and depth of values in clients' JSON, so parsing costs no more than its
 bytes suggest. Pure; any thread. Counts in slices; other threads can run between slices.
 
 read_arguments() reads the arguments of a tool call as an object. Pure functions; any thread.
@@ -32,7 +32,7 @@ a block."""
 Letters: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint8]]
 _SEPARATORS = (b",", b"[", b"{")
 _QUOTE, _BACKSLASH = b'"', b"\\"
-# By byte: how many levels deeper the text is behind it.
+# By byte: the change of the nesting level after it.
 _STEPS = np.zeros(256, dtype=np.int8)
 _STEPS[[*b"[{"]] = 1
 _STEPS[[*b"]}"]] = -1
@@ -73,7 +73,7 @@ def nested_too_deeply(value: Any) -> bool:
         deeper: list[Any] = []
         for item in level:
             children = item.values() if type(item) is dict else item
-            # A prompt's thousands of token ids are not looked at one by one.
+            # Do not visit a prompt's thousands of token ids one by one.
             if len(children) <= _MANY or not _HOLDERS.isdisjoint(map(type, children)):
                 deeper += [child for child in children if type(child) in _HOLDERS]
         if not deeper:
@@ -94,11 +94,11 @@ def _outside_strings(body: bytes | bytearray) -> Iterator[Letters]:
 
 
 class _Strings:
-    """The strings of a JSON text that arrives in pieces. One thread."""
+    """The strings of a JSON text arriving in segments. One thread."""
 
     def __init__(self) -> None:
         self._in_string = np.uint8(0)
-        # A backslash whose letter is still to come.
+        # A backslash at the end, waiting for its letter.
         self._escape = b""
 
     def outside(self, piece: bytes | bytearray) -> Letters:
@@ -107,7 +107,7 @@ class _Strings:
         self._escape = b""
         if (len(piece) - len(piece.rstrip(_BACKSLASH))) % 2:
             piece, self._escape = piece[:-1], _BACKSLASH
-        # Every quote that is left begins or ends a string.
+        # Every remaining quote begins or ends a string.
         piece = piece.replace(_BACKSLASH * 2, b"").replace(_BACKSLASH + _QUOTE, b"")
         letters = np.frombuffer(piece, dtype=np.uint8)
         inside = np.bitwise_xor.accumulate((letters == ord(_QUOTE)).view(np.uint8))
@@ -119,7 +119,7 @@ class _Strings:
 
 
 class JsonDepth:
-    """The nesting depth of a JSON text that arrives in pieces; no value is built. One thread.
+    """The nesting depth of a JSON text arriving in segments; no value is built. One thread.
 
     Text is checked in blocks, so neither a token nor the end costs much.
     """
@@ -160,10 +160,11 @@ class JsonDepth:
 
 
 _CLOSING = {"{": "}", "[": "]"}
-# Begins the escape of every half of a character.
+# Beginning of the escape of every half of a character.
 _HALF = "\\ud"
-# The next letter that has a meaning outside of strings: a quote is one whose string does not end.
-# Without a letter the match ends at the text's end, or where other threads may run.
+# Find the next significant letter outside strings; a found quote begins an unfinished string.
+# Without a letter the match ends at the text's end, or after a number of strings, so other threads
+# may run.
 _SIGN = re.compile(
     r'(?:[^"{}\[\],]++|"[^"\\]*+(?:\\.[^"\\]*+)*+"){0,4096}+(["{}\[\],]?)', re.DOTALL
 )
@@ -192,8 +193,8 @@ def read_arguments(text: str) -> Mapping[str, Any]:
 
 
 def read_whole_arguments(text: str) -> dict[str, Any]:
-    """Return the object of a text that was not cut off. Return an empty object for all other text,
-    and for an object nested deeper than MAX_DEPTH."""
+    """Return the object of a complete text. Return an empty object for all other text, and for an
+    object nested deeper than MAX_DEPTH."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -223,7 +224,7 @@ def _closed(text: str) -> Iterator[str]:
     Yield nothing if the brackets do not match, or nest deeper than MAX_DEPTH.
     """
     closing: list[str] = []
-    # The last place at which the text could be closed.
+    # The last possible place for closing the text.
     whole = 0
     in_string = False
     for sign in _SIGN.finditer(text):
@@ -241,7 +242,7 @@ def _closed(text: str) -> Iterator[str]:
                     return
             elif not closing or closing.pop() != letter:
                 return
-    # Behind the last place no bracket came: both are closed by the same letters.
+    # No bracket came after the last place, so the same letters close both.
     end = "".join(reversed(closing))
     if in_string:
         yield from (f'{cut}"{end}' for cut in _without_escape(text))

@@ -3,8 +3,8 @@
 The first stop string is the one with the earliest end. If several end there, it is the longest.
 
 Owns the text held back because a stop string could begin in it. One answer, one thread. Invariants:
-the returned text contains no stop string, nor any part of the one that ended the answer. If that
-one is kept, it is the text's end. Each character is read once.
+the returned text contains no stop string, nor any part of the one that ended the answer. If the
+ending stop string is kept, the text ends with it. Each character is read once.
 
 StopAutomaton is an Aho-Corasick automaton over the stop strings of a request. One answer, one
 thread: an automaton computes failure links when the text first reaches a state. A state is the
@@ -21,7 +21,7 @@ from typing import NamedTuple
 START = 0
 """The state before any stop string has begun."""
 
-# In place of a letter, where none leads from the state before.
+# Letter of a state not reached from the previous state.
 _NO_LETTER = ""
 
 
@@ -51,24 +51,24 @@ NO_STOPS = StopRule()
 
 
 class StopStrings:
-    """The scanner of one answer's text. any: whether there are stop strings. found: the stop string
-    that has come; None: none has. After it every piece is empty. is_kept: as given."""
+    """The scanner of one answer's text. any: True if there are stop strings. found: the first
+    complete stop string; None: none yet. After it every returned text is empty. is_kept: as
+    given."""
 
     def __init__(self, stops: Sequence[str], *, is_kept: bool = False) -> None:
-        """stops: strings, none of them empty. is_kept: the stop string that ends the answer is part
-        of its text."""
+        """stops: nonempty stop strings. is_kept: the text includes the final stop string."""
         self.any = bool(stops)
         self.is_kept = is_kept
         self._stops = tuple(stops)
         self._first_letters = frozenset(stop[0] for stop in stops)
-        # Built at the first letter that may begin a stop string: most answers hold none.
+        # Built at the first letter of a possible stop string, because most answers have none.
         self._automaton: StopAutomaton | None = None
         self._state = START
         self._held = ""
         self.found: str | None = None
 
     def push(self, text: str) -> str:
-        """Take the next piece of text. Return the text that can no longer be part of a stop
+        """Take the next segment of text. Return the text certain to be outside every stop
         string."""
         if self._state == START and self._first_letters.isdisjoint(text):
             return "" if self.found else text
@@ -124,7 +124,7 @@ class Match(NamedTuple):
 
 class _Branch(NamedTuple):
     """The states of a string's characters after the prefix shared with the previous string. origin:
-    the state it branches from. first: its first state. depth: characters of the text at that
+    the state before the branch. first: its first state. depth: characters of the text at the first
     state."""
 
     origin: int
@@ -136,13 +136,13 @@ class StopAutomaton:
     def __init__(self, stops: Sequence[str]) -> None:
         """stops: at least one, none of them empty."""
         self._branches: list[_Branch] = []
-        # By state: the first state of each branch that leaves it, by its letter.
+        # By state: the first state of each branch from it, by its letter.
         self._leaving: dict[int, dict[str, int]] = {}
-        # By a branch's first state.
+        # By a branch's first state: the state before the branch.
         self._origins: dict[int, int] = {}
-        # By state: the length of the longest stop string that ends there.
+        # By state: the length of the longest stop string ending there.
         self._ends: dict[int, int] = {}
-        # By state: the letter that leads there from the state before.
+        # By state: its letter, after the previous state.
         self._letters = [_NO_LETTER]
         self._build(sorted(stops))
         # By state: the state of the same text without its first letters; None until it is learned.
@@ -173,12 +173,12 @@ class StopAutomaton:
         return state, None
 
     def _build(self, stops: Sequence[str]) -> None:
-        """Build the states. stops: sorted, so that strings with a shared prefix are neighbours."""
-        # The branches on the way from the start to the end of the string before.
+        """Build the states. stops: sorted, so strings with a shared prefix are neighbours."""
+        # The branches from the start to the end of the previous string.
         way: list[_Branch] = []
         last = ""
         for stop in stops:
-            # A string behind its own beginning never ends a text: the beginning does.
+            # A string with a listed prefix never ends a text, because the prefix ends it.
             if last and stop.startswith(last):
                 continue
             shared = _shared(last, stop)

@@ -46,8 +46,8 @@ class Thinking(Enum):
 
 
 def thinking_behind(prompt: str, source: str) -> Thinking:
-    """Return whether an answer begins with reasoning. prompt: as rendered, with the answer's
-    opening. source: the template's."""
+    """Return the thinking of an answer: opened, allowed or never. prompt: rendered prompt with the
+    answer's opening. source: the template's source."""
     if END_OF_THINK not in source and THINK not in source:
         return Thinking.NEVER
     end = prompt[-64:].rstrip()
@@ -60,7 +60,8 @@ Item = TypeVar("Item")
 
 
 class Piece(msgspec.Struct, frozen=True, gc=False):
-    """token: the newest. text: the text that became certain with it; it may lag behind the tokens.
+    """token: the newest token. text: the text made certain by it; the text may lag behind the
+    tokens.
 
     A struct for speed, because one is made for each token.
     """
@@ -72,7 +73,7 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
 @dataclass(frozen=True)
 class Ending:
     """reason: STOP or LENGTH. completion_tokens: tokens up to the end, including a stop string's.
-    stop: the stop string that ended the answer; None if none did."""
+    stop: the final stop string; None if the answer ended otherwise."""
 
     reason: m.FinishReason
     completion_tokens: int
@@ -130,7 +131,7 @@ class TextAnswer:
         if end.reason is m.FinishReason.STOP and not self._stopped and not self._stops.is_kept:
             self._detokenizer.leave_out_end()
         rest = self._stops.push(self._detokenizer.finish()) + self._stops.finish()
-        # What was held back may end in a stop string.
+        # The text held back may end in a stop string.
         stopped = self._stopped or self._stops.found is not None
         reason = m.FinishReason.STOP if stopped else end.reason
         return Piece(rest, None), Ending(reason, self._count, end.usage, self._stops.found)
@@ -165,7 +166,7 @@ async def first_looks(
         await asyncio.wait(firsts)
         for first in firsts:
             if not first.cancelled():
-                first.exception()  # retrieved, or asyncio logs an error that was raised already
+                first.exception()  # retrieved: otherwise asyncio logs an error already raised
         for items in streams:
             await items.aclose()
 

@@ -38,10 +38,10 @@ _LARGE_SECONDS = 0.1
 
 
 class WorkThreads:
-    """threads: their number; they start with the first work. waiting: pieces that may run or wait.
-    Construction also shortens each thread's turns with the interpreter's lock, because the event
-    loop writes tokens while prompts are read. It also sets how this process allocates large blocks
-    of memory."""
+    """threads: number of threads; they start with the first work. waiting: most work items running
+    or waiting. Construction also shortens each thread's turns with the interpreter's lock, because
+    the event loop writes tokens while prompts are read. It also sets how this process allocates
+    large blocks of memory."""
 
     def __init__(self, threads: int = _THREADS, waiting: int = _WAITING) -> None:
         shorten_lock_turns()
@@ -53,8 +53,8 @@ class WorkThreads:
         self._memory = FreeMemory()
 
     async def run(self, line: str, work: Work[Result], size: int = 0) -> Result:
-        """Run the work on a thread; return or raise as `work` does. line: the queue that takes
-        turns with others (RequestContext.line). size: bytes read by the work. Raises Busy if
+        """Run the work on a thread; return or raise as `work` does. line: the caller's queue;
+        queues take turns (RequestContext.line). size: bytes read by the work. Raises Busy if
         `waiting` pieces are held: at once, or later in favour of another queue."""
         threads = self._large if size > _LARGE_BYTES else self._threads
         try:
@@ -132,7 +132,7 @@ class TextCodec:
 
     @property
     def most_characters(self) -> int:
-        """Return the length in characters of the longest text that could fit the context."""
+        """Return the length in characters of the longest text within the context."""
         longest = 1 if self.tokenizer is None else self.tokenizer.longest_token
         return self.max_tokens * longest
 
@@ -148,7 +148,7 @@ class TextCodec:
         return IncrementalDetokenizer(self.tokenizer)
 
     def naming_detokenizer(self) -> IncrementalDetokenizer:
-        """Return a detokenizer that writes special tokens too. Without a tokenizer all text is
+        """Return a detokenizer with special tokens in its text. Without a tokenizer all text is
         empty."""
         tokenizer = self.tokenizer
         return self.detokenizer() if tokenizer is None else NamingDetokenizer(tokenizer)

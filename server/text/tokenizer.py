@@ -18,7 +18,7 @@ import tokenizers
 from tasuki.engine.messages import Tokens
 from tasuki.model.grammar.vocabulary import bytes_by_id
 
-# Below it, encoding takes a millisecond or two.
+# Below this length, encoding takes a millisecond or two.
 _LONG_TEXT = 1 << 12
 _SLICE = 1 << 14
 """Tokens copied before other threads may run: under a millisecond."""
@@ -69,7 +69,7 @@ class Tokenizer:
         self.whole_texts, self._torn = _parted(by_id)
         model["vocab"] = vocabulary
         plain = {**specification, "model": model, "added_tokens": [], "post_processor": None}
-        # One text is one thread's: without it a batch of one would begin a pool of them.
+        # One thread for one text: otherwise even a batch of one would start a pool of threads.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         try:
             self._plain = tokenizers.Tokenizer.from_str(json.dumps(plain))
@@ -110,7 +110,7 @@ class Tokenizer:
         if len(text) < _LONG_TEXT:
             encoded = self._plain.encode(text, add_special_tokens=False)
         else:
-            # A batch leaves the interpreter to other threads meanwhile; one text alone does not.
+            # A batch releases the interpreter's lock meanwhile; one text alone does not.
             (encoded,) = self._plain.encode_batch_fast([text], add_special_tokens=False)
         if most is not None and len(encoded) > most:
             raise TooManyTokens(len(encoded))
@@ -153,7 +153,7 @@ class IncrementalDetokenizer:
 
     def push(self, token: int) -> str:
         if not self._torn:
-            # The decoder costs several times this.
+            # The decoder costs several times as much.
             text = self._whole_texts.get(token)
             if text is not None:
                 return text
@@ -186,7 +186,7 @@ class NamingDetokenizer(IncrementalDetokenizer):
         if name is None:
             return held + super().push(token)
         self._held = name
-        # No character goes on behind it.
+        # No character continues after it.
         self._torn = False
         return held + super().finish()
 

@@ -1,1 +1,1 @@
-"""Front workers: several processes that answer callers, and the node's one registry."""
+"""Front workers: several processes for callers, and the node's one registry."""

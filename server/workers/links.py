@@ -51,7 +51,7 @@ class NodeSockets:
 
     @property
     def engine(self) -> str:
-        """Return the path at which front workers connect to the engine."""
+        """Return the path of the engine's socket for front workers."""
         return str(Path(self.folder) / "engine")
 
     @property

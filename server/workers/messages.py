@@ -1,9 +1,9 @@
 """Messages between a front worker and the node's registry.
 
-Plain, immutable values. An Ask has a number chosen by its worker, higher than those before it. One
-Reply with that number answers it; a Note is not answered. A worker's messages are taken in order.
-Reserve, Enter and BeginTurn begin something; Release, End or Leave, and EndTurn end it. The ending
-message may come before the grant: the granted thing is then given back at once
+Plain, immutable values. An Ask has a number chosen by its worker, higher than all its earlier ones.
+One Reply with its number answers it; a Note is not answered. A worker's messages are taken in
+order. Reserve, Enter and BeginTurn begin something; Release, End or Leave, and EndTurn end it. The
+ending message may come before the grant: the granted thing is then given back at once
 (server/workers/registry.py).
 
 refused() and error_of() carry typed errors between processes, as the plain fields of `Refused`.
@@ -121,7 +121,7 @@ class Took(Message):
 
 class Leave(Message):
     """The end of a call before all its answers have ended: no client reads them any more.
-    submitted: whether the requests were sent to the engine. tokens: as in End."""
+    submitted: the requests were sent to the engine. tokens: as in End."""
 
     entered: int
     tokens: int

@@ -2,8 +2,8 @@
 
 WorkerPool owns their processes and the claims to their shared ports. Thread rule: the registry's
 event loop. Life: start, refuse_traffic, calls_over, stop. Invariants: a worker that has ended
-unasked leaves the registry before another takes its place. A worker that answers nothing is ended.
-No worker outlives this process.
+unasked leaves the registry before another takes its place. A worker without answers is ended. No
+worker outlives this process.
 
 NodeWorkers holds a node's registry of front workers, their processes and their sockets.
 """
@@ -106,7 +106,7 @@ class WorkerPool:
         """End the servers first, then the processes. Calls still in progress are cut."""
         for keeper in self._keepers:
             keeper.cancel()
-        # One that was just being started is gone first.
+        # First wait for the keepers: a worker just starting must be gone.
         await asyncio.gather(*self._keepers, return_exceptions=True)
         self._tell(w.EndWorker())
         await asyncio.gather(*(worker.stop() for worker in self._workers.values()))
@@ -282,7 +282,7 @@ class _WorkerProcess:
         if not self._stands.done():
             self._stands.set_exception(WorkerError("a front worker has ended before it stood"))
         self._left.set()
-        # Nobody waits for a worker that is gone.
+        # Wake the callers waiting for this worker's end.
         self.calls_over.set()
         self._registry.left(self.number)
 

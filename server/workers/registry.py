@@ -51,10 +51,10 @@ BegunT = TypeVar("BegunT")
 
 
 class AskState(Enum):
-    ASKED = "asked"  # its grant or refusal is still to come
+    ASKED = "asked"  # its grant or rejection is still to come
     BEGUN = "begun"  # granted: something is held for it
     WITHDRAWN = "withdrawn"  # its end came before its grant
-    ENDING = "ending"  # granted and ended: what it holds is being given back
+    ENDING = "ending"  # granted and ended: its hold is being released
     OVER = "over"  # nothing is held for it, and its end is still to come
     ENDED_FIRST = "ended first"  # its end came before the ask itself
 
@@ -88,8 +88,8 @@ class _Entry(Generic[BegunT]):
 
 
 class AskTable(Generic[BegunT]):
-    """The asks by number, each with the caller's object for it. Numbers grow: a number up to the
-    highest begun belongs to an ask that has come."""
+    """The asks by number, each with the caller's object for it. Numbers grow: every number up to
+    the highest begun belongs to an ask already received."""
 
     def __init__(self) -> None:
         self._entries: dict[int, _Entry[BegunT]] = {}
@@ -109,7 +109,8 @@ class AskTable(Generic[BegunT]):
         return None if entry is None else entry.begun
 
     def begin(self, call: int, begun: BegunT, parts: int = 1) -> bool:
-        """Record that the ask has come. Return False if its end came first: then begin nothing.
+        """Record that the ask has arrived. Return False if its end arrived first: then begin
+        nothing.
 
         Raises AskOrderError if the ask has an entry already.
         """
@@ -127,15 +128,14 @@ class AskTable(Generic[BegunT]):
         return True
 
     def grant(self, call: int) -> None:
-        """Record that the ask is granted. Raises AskOrderError if it does not wait for a grant."""
+        """Record the ask as granted. Raises AskOrderError if it does not wait for a grant."""
         entry = self._entries.get(call)
         if entry is None or entry.state not in _AT_GRANT:
             raise AskOrderError("a grant", call, self.state(call))
         entry.state = _AT_GRANT[entry.state]
 
     def end(self, call: int) -> AskState | None:
-        """Record that all of the ask has ended. Return its previous state; None: it had no
-        entry."""
+        """Record the end of the whole ask. Return its previous state; None: it had no entry."""
         entry = self._entries.get(call)
         if entry is None:
             if call > self._highest:
@@ -145,7 +145,7 @@ class AskTable(Generic[BegunT]):
         return self._moved_on(call, entry)
 
     def end_part(self, call: int) -> AskState | None:
-        """Record that one part of the ask has ended; the last one ends the ask. Return its previous
+        """Record the end of one part of the ask; the last one ends the ask. Return its previous
         state; None: it had no entry."""
         entry = self._entries.get(call)
         if entry is None:
@@ -158,7 +158,7 @@ class AskTable(Generic[BegunT]):
     def over(self, call: int) -> AskState:
         """Record that nothing is held for the ask any more. Return its previous state.
 
-        Raises AskOrderError if that was recorded before.
+        Raises AskOrderError if this was recorded before.
         """
         entry = self._entries.get(call)
         if entry is None or entry.state in (AskState.OVER, AskState.ENDED_FIRST):
@@ -170,7 +170,7 @@ class AskTable(Generic[BegunT]):
         return AskState.BEGUN
 
     def end_all(self) -> None:
-        """Record that every ask has ended, because its worker is gone."""
+        """Record the end of every ask, because its worker is gone."""
         for call, entry in [*self._entries.items()]:
             if entry.state is AskState.ENDED_FIRST:
                 del self._entries[call]
@@ -207,8 +207,8 @@ class NodeState:
 
 @dataclass
 class Begun:
-    """An ask, and the task that holds its grant until the ask ends. end: the ending message, once
-    it has come; not set for an EnteredCall, because the table records its end."""
+    """An ask, and the task holding its grant until the ask ends. end: the ending message, once it
+    has arrived; not set for an EnteredCall, because the table records its end."""
 
     ask: w.Reserve | w.BeginTurn | w.Enter
     end: asyncio.Future[w.Release | w.EndTurn] = field(
@@ -219,9 +219,9 @@ class Begun:
 
 @dataclass
 class EnteredCall(Begun):
-    """A call that asks to let its requests in. names: the engine's name of each answer; empty
-    before the grant. ended: indices of the answers with an end seen from the engine. waiting: the
-    worker's Ends not answered yet."""
+    """A call asking to admit its requests. names: the engine's name of each answer; empty before
+    the grant. ended: indices of the answers ended by the engine. waiting: the worker's Ends not
+    answered yet."""
 
     ask: w.Enter
     names: tuple[m.RequestId, ...] = ()
@@ -382,12 +382,13 @@ class WorkerSeat:
                 async for _ in parts:
                     pass
         except ServerError:
-            # The engine's refusal comes to the worker from the engine.
+            # The worker gets the engine's rejection from the engine.
             pass
         self._forget([call.names[place]])
         call.ended.add(place)
         if self._asks.state(call.ask.call) is AskState.BEGUN:
-            # An End that ends the whole call waits for _over: the caller's caps are given back.
+            # If this End is the call's last, it waits for _over: the caller's caps are then given
+            # back.
             self._done([end for end in call.waiting if end.answer == place])
             call.waiting = [end for end in call.waiting if end.answer != place]
 
@@ -419,7 +420,7 @@ class WorkerSeat:
         left = self._names.intersection(call.names)
         self._forget(left)
         if not note.submitted:
-            # Once the task has let go of them.
+            # Once the task has released them.
             call.task.add_done_callback(lambda _: self._never_sent(left))
 
     def _end_turn(self, end: w.EndTurn) -> None:
@@ -429,7 +430,7 @@ class WorkerSeat:
             self.send([w.Done(end.call)])
         elif found is AskState.ASKED:
             assert begun is not None
-            # The session is free at once, whatever its turn still waits for.
+            # The session is free at once, whatever the turn still waits for.
             begun.task.cancel()
 
     def _end(self, call: int, end: w.Release | w.EndTurn) -> AskState | None:
@@ -489,8 +490,8 @@ class WorkerSeat:
 
 
 def _error(task: asyncio.Task[None]) -> ServerError | None:
-    """Return the error that ended a task, as its worker receives it; None: it ended without one, or
-    was cancelled."""
+    """Return a task's error, as its worker receives it; None: it ended without one, or was
+    cancelled."""
     if task.cancelled():
         return None
     error = task.exception()
@@ -513,7 +514,7 @@ class Registry:
         self._seats: dict[int, WorkerSeat] = {}
         self._chat_tokens: Counter[str] = Counter()
         self._failures: Counter[str] = Counter()
-        """Failed calls by kind. This count and _chat_tokens are of workers that have ended."""
+        """Failed calls by kind. This count and _chat_tokens belong to ended workers."""
 
     def seat(self, number: int, send: TakeMessages) -> WorkerSeat:
         """Add a seat for a worker. number: used by no worker before. send: sends to the worker,

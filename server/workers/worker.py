@@ -142,7 +142,7 @@ class HttpForwarding:
     async def _forward(self, request: web.Request) -> web.StreamResponse:
         headers = CIMultiDict(request.headers)
         headers[REQUEST_ID_HEADER] = http_request_id(request)
-        # Its Host names the node; the registry is reached by the socket alone.
+        # Its Host names the node; the registry is reached through the socket alone.
         url = URL(f"http://node{request.raw_path}", encoded=True)
         async with self._session.request(
             request.method, url, headers=headers, allow_redirects=False

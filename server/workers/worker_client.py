@@ -2,10 +2,10 @@
 
 WorkerClient is a front worker's client of the engine: like EngineClient for clients' calls, but
 over two sockets. It owns the answers not read yet by its clients. It asks the registry for
-everything that exists once per node. Requests and tokens travel over the worker's own link to the
-engine. One event loop's thread. Invariants: a request is posted only after the registry has let it
-in, under the name given by the registry. A request not read to its end is aborted. The registry
-learns how each request was left.
+everything unique in a node. Requests and tokens travel over the worker's own link to the engine.
+One event loop's thread. Invariants: a request is posted only after the registry has let it in,
+under the name given by the registry. A request not read to its end is aborted. The registry learns
+the end of each request.
 
 AskedSessions and AskedResponses ask the registry for sessions and stored responses.
 """
@@ -50,7 +50,7 @@ class WorkerClient:
         counts_tokens: bool,
     ) -> None:
         """Build it on the worker's event loop. post: sends messages to the engine, in order.
-        chat_tokens: the counts of NodeReport so far. counts_tokens: whether callers' tokens are
+        chat_tokens: the counts of NodeReport so far. counts_tokens: True if callers' tokens are
         limited."""
         self._link = link
         self._post = post
@@ -226,18 +226,18 @@ class _EnteredCall:
             self._link.notify(w.Took(self.number, self._counted()))
 
     def leave(self) -> None:
-        """Record that the answers are read no further. Do nothing if every one has ended."""
+        """Record that nothing reads the answers any more. Do nothing if every one has ended."""
         if self._unread:
             self._unread = 0
             self._link.notify(w.Leave(self.number, self._counted(), bool(self.names)))
 
     async def end(self, answer: int) -> None:
-        """Record that the answer at that index was read to its end. Return once the registry has
+        """Record the complete reading of the answer at index `answer`. Return once the registry has
         seen the end too. Do nothing after leave()."""
         if not self._unread:
             return
         self._unread -= 1
-        # Sent before the wait: a client that leaves now takes nothing back of what has ended.
+        # Send it before the wait: if the client leaves now, the recorded ends stay.
         await self._link.ask(w.End(self._link.number(), self.number, answer, self._counted()))
 
     def _counted(self) -> int:
@@ -275,7 +275,7 @@ class AskedSessions:
         try:
             reply: w.TurnBegun = await asked
         except BaseException:
-            # Refused, or the client left: the caller waits for no reply.
+            # Rejected, or the client left: the caller waits for no reply.
             link.notify(w.EndTurn(link.number(), begun, None))
             raise
         turn = _AskedTurn(reply.prompt)
@@ -287,7 +287,7 @@ class AskedSessions:
         except BaseException:
             await link.ask(w.EndTurn(link.number(), begun, turn.answer))
             raise
-        # Sent before the wait: a client that leaves now keeps its turn.
+        # Send it before the wait: if the client leaves now, its turn stays.
         await link.ask(w.EndTurn(link.number(), begun, turn.answer))
 
 

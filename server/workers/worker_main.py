@@ -2,7 +2,7 @@
 registry.
 
 FD: the file descriptor of a socket to the registry. The worker's job comes first over it. Only a
-daemon starts this module. The process does not outlive that daemon.
+daemon starts this module. The process does not outlive the daemon.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""`tasuki bench` on a tiny model on the CPU: what it counts and writes, not how fast it is."""
+"""Tests of `tasuki bench` on a tiny model on the CPU: its counts and output, not its speed."""
 
 import json
 from contextlib import suppress
@@ -37,7 +37,8 @@ measured_once = cache(measure_floors)
 
 @pytest.fixture(autouse=True)
 def floors_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Benches of one device and type have the same floors, which take most of a tiny bench."""
+    """Measure the floors once. All benches of one device and type share them, and they take most of
+    a tiny bench."""
     monkeypatch.setattr(report, "measure_floors", measured_once)
 
 
@@ -89,7 +90,7 @@ def test_steps_of_ranks_stand_beside_those_of_one(tmp_path: Path, tiny: list[str
     assert two["name"] == f"2 ranks: {one['name']}"
     assert two["others"] == {"one rank": one["seconds"]}
     assert two["extra"]["times one rank"] == pytest.approx(one["seconds"] / two["seconds"])
-    # Half of the weights, and half of each request's state and keys.
+    # Each rank has half of the weights, and half of each request's state and keys.
     assert 0.45 < two["floor"] / one["floor"] < 0.7
 
 
@@ -186,7 +187,7 @@ def test_a_decode_bench_has_drafts_that_hold_as_scripted_and_none_take_turns(
     assert measured["name"] == f"{named}step of 2 x 70 tokens, drafts as they gain"
     assert measured["others"] == drafted["others"]
     assert 0 <= measured["extra"]["drafts a step"] <= 4
-    # A form has no targets but those beside plain rows.
+    # A form has targets only beside plain rows.
     held = None if form else measured["extra"]["times the tokens/s without"] >= 0.99
     assert measured["met"] is held
     assert drafted["name"] == f"{named}step of 2 x 70 tokens, 4 drafts"
@@ -292,7 +293,7 @@ def test_a_pair_has_one_set_of_weights_and_the_same_answers() -> None:
 
 
 def test_two_engines_are_compared_by_the_turns_that_they_took() -> None:
-    # A clock that slows down by half moves both of a turn.
+    # A clock at half speed moves both halves of a turn.
     turns = Turns([[1.0, 1.1, 9.0], [2.2, 2.2, 2.2]], [[1.0, 1.0, 1.0], [2.0, 7.0, 2.0]])
     assert turns.ratio == pytest.approx(1.1)
 
@@ -323,7 +324,7 @@ def test_a_bench_measures_fp8_rows_beside_plain_ones_and_alone(
     alone = run(tmp_path / "out.json", "decode", *both, *steps)
     (row,) = alone["rows"]
     assert row["name"] == f"fp8, fp8 KV: {plain['name']}" and row["others"] == {}
-    # Bytes: two runs measure two rates of the copy.
+    # Compare bytes, since two runs measure two copy rates.
     assert row["floor"] * copy_rate(alone) < fp8["floor"] * copy_rate(document)
 
 
@@ -350,14 +351,14 @@ def test_an_agentic_bench_reuses_what_was_said_before(tmp_path: Path, tiny: list
     )
     rows = {row["name"]: row for row in document["rows"]}
     added = rows["first token: 200 cached, +30 new"]
-    # The answer's last token is drawn but not forwarded.
+    # The answer's last token is sampled but not forwarded.
     assert added["extra"]["reused"] == 200 + 4 - 1
     assert rows["2 sessions, 3 turns: first token of a later turn"]["met"] is True
     assert "2 sessions, 3 turns: a token" in rows
 
 
 def floor_of(model: str) -> ModelFloor:
-    """On an H200."""
+    """Return the model's floor on an H200."""
     config = published_or_folder(model)
     layout = config.cache_layout("bfloat16", "bfloat16", "float32")
     return ModelFloor.of(config, layout, Floors(4.26e12, 686e12))

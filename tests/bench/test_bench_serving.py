@@ -1,4 +1,4 @@
-"""`tasuki bench serving` on the free model: what it counts and writes, not how fast it is."""
+"""Tests of `tasuki bench serving` on the free model: its counts and output, not its speed."""
 
 import asyncio
 import json
@@ -53,7 +53,7 @@ from tests.harness.waiting import HANG_SECONDS
 
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nodes and client processes are forked; else each one starts an interpreter."""
+    """Fork nodes and client processes; otherwise each would start an interpreter."""
     nodes: list[ForkedProgram] = []
 
     def node(command: Sequence[str], **_: object) -> ForkedProgram:
@@ -76,7 +76,8 @@ FEW = ["--streams", "8", "--clients", "1", "--seconds", "1", "--prompt", "70", "
 
 
 def run(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
-    """What it prints, which must be JSON and nothing else. Nothing that it started still runs."""
+    """Run the command and return its output; it must print JSON only. Check for processes left
+    over."""
     assert cli.main(["bench", "serving", "--free-model", "--json", *flags]) == 0
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
     commands = [command_of(pid) for pid in descendants(os.getpid())]
@@ -85,8 +86,8 @@ def run(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
 
 
 def assert_answered(document: dict[str, Any]) -> None:
-    """Every request that was not cut at the end got the tokens that it asked for, and all of them
-    were the right ones."""
+    """Check the counts: some requests ended whole, none failed, and no token was wrong. A request
+    not cut at the end got all its tokens."""
     assert document["requests"] >= document["whole"] > 0
     assert document["failed"] == document["unanswered"] == document["wrong_tokens"] == 0
     assert document["why"] == []
@@ -165,7 +166,7 @@ def test_agents_of_a_pair(prefill_flags: str, capsys: pytest.CaptureFixture[str]
     assert document["tokens"] == 4 * 2 * 10
     assert document["cached_tokens"] > 0
     handovers = document["handovers"]
-    # On a busy machine links are lost, and what was asked over them is computed here.
+    # A busy machine loses links; requests over them are then computed here.
     assert handovers["done"] + handovers["lost"] > 0
     assert handovers["done"] + handovers["fallen_back"] <= document["requests"]
     assert handovers["fallen_back"] <= handovers["lost"]
@@ -182,7 +183,8 @@ def test_endless_streams_have_a_verdict(capsys: pytest.CaptureFixture[str]) -> N
     assert lines[-1] == ("FAILED" if status else "PASSED")
     figures = dict(line.split(maxsplit=1) for line in lines[:-1] if " " in line)
     assert float(figures["min_share"]) > 0
-    # A token's way may be long, and the gap behind it shorter than a step; but not all gaps are.
+    # A token may arrive late, and the gap after it may be shorter than a step. Not all gaps are so
+    # short.
     assert float(figures["longest_gap_ms"]) >= 5
     assert float(figures["tokens_per_second"]) <= 1.5 * 4 / 5e-3
 
@@ -203,7 +205,7 @@ def node_window(grows: int = 0) -> NodeWindow:
 
 
 def every(seconds: float, begin: float = 9.0) -> list[float]:
-    """Times of tokens beyond the window from 10 to 20."""
+    """Return times of tokens on both sides of the window from 10 to 20."""
     return [begin + seconds * number for number in range(int(12 / seconds))]
 
 
@@ -266,7 +268,7 @@ def test_cpu_time_is_told_apart_by_the_names_of_threads() -> None:
 
     def work(seconds: float) -> None:
         burn(seconds)
-        # More than that where a hypervisor charges what it takes to the thread that ran.
+        # The time may be longer: a hypervisor charges its own time to the running thread.
         burnt[threading.current_thread().name] = time.thread_time()
         done.wait()
         go.wait()
@@ -321,13 +323,14 @@ def test_layers_of_a_forward_tick_while_it_lasts() -> None:
 
 
 def test_a_forward_takes_its_time_behind_the_one_before() -> None:
-    """A machine that stands between the two leaves nothing before the second: another try."""
+    """Repeat until the second forward is launched while the first one runs. A machine that stalls
+    between the two launches makes the try void."""
     while not two_forwards():
         pass
 
 
 def two_forwards() -> bool:
-    """Whether the second was launched while the first one ran."""
+    """Return true if the second forward was launched while the first one ran."""
     cost = StepCost(base=0.1, row=0.01, prompt_token=0.001)
     runner = FreeRunner(4, VOCABULARY, cost, None)
     begun = time.monotonic()
@@ -378,10 +381,10 @@ def event(body: dict[str, Any] | str) -> bytes:
 
 @asynccontextmanager
 async def http_server(pieces: Sequence[bytes]) -> AsyncIterator[str]:
-    """Answers whatever is asked by these pieces, each a write of its own, then stands still."""
+    """Serve these pieces as the answer to any request, each in its own write, then stay silent."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # The client breaks the connection off once it has read what it wanted.
+        # The client closes the connection once it has read enough.
         with suppress(ConnectionError):
             await reader.readuntil(b"\r\n\r\n")
             for piece in pieces:

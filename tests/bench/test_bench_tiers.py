@@ -1,5 +1,5 @@
-"""`tasuki bench tiers` on a tiny model on the CPU: what it measures and writes, not how fast it
-is."""
+"""Tests of `tasuki bench tiers` on a tiny model on the CPU: its measurements and output, not its
+speed."""
 
 import json
 from pathlib import Path

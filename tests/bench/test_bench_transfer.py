@@ -1,4 +1,4 @@
-"""`tasuki bench transfer` where there is no GPU: its parts, and what it reads from UCX."""
+"""Tests of `tasuki bench transfer` without a GPU: its parts, and its reading of UCX's output."""
 
 import json
 import time
@@ -43,7 +43,7 @@ def test_a_request_takes_two_control_round_trips(tmp_path: Path) -> None:
 
 
 def test_a_wire_of_fewer_bytes_is_timed_beside_the_exact_one(tmp_path: Path) -> None:
-    """Which is sooner is the machine's affair; how many bytes go is not."""
+    """Compare the bytes. The machine decides the faster of the two wires, but not their bytes."""
     row = row_of("wire", tmp_path / "out.json")
     assert row["extra"]["MB"] < 0.45 * row["extra"]["exact MB"]
     assert row["seconds"] >= row["floor"] > 0

@@ -1,4 +1,4 @@
-"""`python bench/cache/main.py` with measurements that are given."""
+"""Tests of `python bench/cache/main.py` with given measurements."""
 
 import json
 import runpy

@@ -1,4 +1,4 @@
-"""The rows of the fleet's tables are commands that `tasuki simulate` takes."""
+"""Tests of the fleet's tables: each row is a valid command of `tasuki simulate`."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from tasuki.bench.fleet.tables import NAMES, rows
 
 
 class _Asked(Exception):
-    """Raised in place of a simulation."""
+    """Error raised in place of a simulation."""
 
 
 @pytest.mark.parametrize("table", NAMES)

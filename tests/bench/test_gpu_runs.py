@@ -1,4 +1,5 @@
-"""`python -m scripts.gpu`: what it plans can be run, and what it runs is over when it says so."""
+"""Tests of `python -m scripts.gpu`: its planned runs can be run, and a run reported as over is
+over."""
 
 import sys
 import threading
@@ -68,11 +69,11 @@ def test_what_a_run_started_ends_with_it(wait: str, tmp_path: Path) -> None:
     while True:
         begun = time.monotonic()
         done(Run("run", 0, seconds, "", ("-c", program)), sys.executable, log, ())
-        # The child would sleep for a minute.
+        # Without an interruption, the child would sleep for a minute.
         assert time.monotonic() - begun < seconds + 50
         if said := log.read_text():
             break
-        # On a busy machine it was over before it had begun.
+        # On a busy machine the time was over before the child began.
         seconds *= 2
     pid = int(said.split()[0])
     until(lambda: b"SIG_IGN" not in command_of(pid), "the run's child still lives")
@@ -90,7 +91,7 @@ def test_tests_share_the_gpus_and_what_is_timed_has_the_machine() -> None:
             assert not run.is_timed or len(running) == 1
             most[0] = max(most[0], len(running))
         if not run.is_timed:
-            # The first two meet whatever the machine does meanwhile.
+            # The first two must overlap, however slow the machine is.
             until(lambda: most[0] == 2, "no two tests at once")
         with lock:
             del running[run.name]

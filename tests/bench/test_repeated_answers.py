@@ -1,4 +1,4 @@
-"""A free model's answers that repeat a text."""
+"""Tests of a free model's answers with repeated text."""
 
 from itertools import islice
 from pathlib import Path

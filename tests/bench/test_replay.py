@@ -32,7 +32,7 @@ def line(time_ms: int, tokens: int, answer: int, blocks: list[int], **more: Any)
     }
 
 
-# A conversation of three turns and a stranger, blocks of 64.
+# A conversation of three turns and an unrelated request, in blocks of 64.
 LINES = [
     line(0, 200, 30, [0, 1, 2, 3], session_id=1, agent=0, stop="tool_use"),
     line(5, 6400, 10, list(range(500, 600)), session_id=2, agent=0, stop="end_turn"),
@@ -105,7 +105,7 @@ def test_an_odd_value_is_named_with_its_line(tmp_path: Path, more: dict[str, Any
 
 
 def test_a_file_that_is_no_whole_trace_is_refused(trace_file: Path, tmp_path: Path) -> None:
-    """None of it is replayed: its end would not be missed."""
+    """Refuse the whole file: a missing end would go unnoticed in a replay."""
     content = trace_file.read_bytes() + b" " * 5000
     zstd = [program("zstd", "apt-get install zstd"), "-qc"]
     packed = subprocess.run(zstd, input=content, capture_output=True, check=True).stdout
@@ -136,7 +136,7 @@ def test_marconi_is_replayed_by_its_own_admission_and_offered_by_no_engine(
     arguments = ["replay-trace", str(trace_file), "--gb", "8", "--policy", "marconi", "--json"]
     assert cli.main(arguments) == 0
     result = json.loads(capsys.readouterr().out)
-    # Answers end, and branches stand, at whole blocks: 3 of the first turn's, 5 of the second's.
+    # Answers end and branches lie at whole blocks: 3 of the first turn's, 5 of the second's.
     assert result["token_hit"] * result["prompt_tokens"] == pytest.approx(64 * (3 + 5))
     assert set(result["hit_from"]) <= {"turn_end", "branch"}
     with pytest.raises(SystemExit):
@@ -145,8 +145,8 @@ def test_marconi_is_replayed_by_its_own_admission_and_offered_by_no_engine(
 
 
 def test_a_document_asked_about_again_resumes_inside(tmp_path: Path) -> None:
-    """Documents of 20 blocks of 512, each asked about twice: from some document on the second
-    question resumes at a state that was kept inside."""
+    """Ask twice about documents of 20 blocks of 512. After some documents, the second question
+    resumes at a state kept inside the document."""
     path = tmp_path / "documents.jsonl"
     rows = []
     for document in range(30):
@@ -177,7 +177,8 @@ def test_the_command_names_a_missing_file(capsys: pytest.CaptureFixture[str]) ->
 
 
 def crowded(folder: Path) -> Path:
-    """Eight conversations in turn, of three turns each: more than an arena of 1 GiB holds."""
+    """Write a trace of eight alternating conversations with three turns each, larger than an arena
+    of 1 GiB."""
     path = folder / "crowded.jsonl"
     rows = []
     for turn in range(3):
@@ -199,7 +200,7 @@ def test_what_the_arena_cannot_keep_comes_back_from_the_host(tmp_path: Path, pol
     assert tiered["flops_saved"] == pytest.approx(whole["flops_saved"])
     assert tiered["hit_rate"] + sum(tiered["causes"].values()) == pytest.approx(1)
     assert tiered["written_bytes"]["host"] > 0
-    # What a load brought stands in the arena as long as any other.
+    # Loaded states stay in the arena as long as any others.
     assert 0 < tiered["loaded_bytes"]["host"] < tiered["written_bytes"]["host"] * 3
 
 
@@ -329,7 +330,7 @@ def test_a_draft_layer_costs_what_no_longer_fits(
     assert saved("65") == saved("65", *auto)
     tiers = ("--tiers", "1,2")
     assert saved("1", *tiers) > saved("1", *tiers, *auto)
-    # What is smaller lets more stay.
+    # Smaller types let more states stay.
     for smaller in (("--kv-dtype", "fp8"), ("--state-dtype", "bf16")):
         assert saved("3", *smaller) > saved("3")
         assert saved("1", *tiers, *smaller) > saved("1", *tiers)

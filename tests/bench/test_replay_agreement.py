@@ -23,7 +23,7 @@ ONE_POINT = 0.01
 def test_lru_agrees_with_the_simulator_within_one_point(
     trace: str, gib: int, tmp_path: Path
 ) -> None:
-    """Its recency of the used state alone (marconi-a0) is what `lru` orders by here."""
+    """Compare with marconi-a0, ordered by the recency of the used state alone, as `lru` is here."""
     file = SHARED / "traces" / f"{trace}.jsonl.zst"
     for needed in (SIMULATOR, file):
         if not needed.is_file():

@@ -13,7 +13,7 @@ from tasuki.cli import main as cli
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 OWN_MAKERS = {"cache", "gateway", "fleet_replay", "mutation", "planner"}
-"""Topics whose pages `tasuki bench page` does not make, or that have none."""
+"""Topics with pages not made by `tasuki bench page`, or without pages."""
 
 
 def described(document: Document) -> Section:

@@ -1,4 +1,5 @@
-"""A fleet in virtual time: the command, its figures, what each route does to a small trace."""
+"""Tests of a fleet in virtual time: the command, its figures, and each route's effect on a small
+trace."""
 
 import json
 from itertools import product
@@ -21,7 +22,7 @@ MEASURED = {"events_per_second", "cpu_seconds", "wall_seconds", "memory_gib"}
 
 
 def conversations(seed: int) -> list[dict[str, Any]]:
-    """Sessions that begin alike and grow by a few blocks a turn."""
+    """Return a trace of sessions with a common prefix; each turn adds some blocks."""
     random = Random(seed)
     rows = []
     for session in range(SESSIONS):
@@ -139,7 +140,7 @@ def test_pulls_are_a_bound_that_computes_less(
 def test_a_node_that_lists_all_as_held_costs_little(
     trace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Once some prompts have not found it there."""
+    """Bound the loss: after some misses, the node's list is no longer trusted."""
     honest = simulated(trace, capsys)
     lied_to = simulated(trace, capsys, "--lying", "0.25")
     assert lied_to["flops_saved"] > honest["flops_saved"] - 0.1
@@ -223,7 +224,8 @@ def test_what_cannot_be_simulated_is_named(trace: Path, capsys: pytest.CaptureFi
 def test_a_number_that_is_none_of_its_kind_is_refused(
     trace: Path, capsys: pytest.CaptureFixture[str], flag: str, value: str
 ) -> None:
-    """Where it would be taken, a share above 1 or a negative time gave figures all the same."""
+    """Expect exit status 2 with the flag and its value named. Without the check, a share above 1 or
+    a negative time gave figures all the same."""
     with pytest.raises(SystemExit, match="2"):
         cli.main(["simulate", str(trace), flag, value])
     said = capsys.readouterr().err

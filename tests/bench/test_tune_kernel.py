@@ -34,7 +34,7 @@ def test_a_row_says_whether_the_bits_are_the_same() -> None:
     kept = torch.zeros(2)
 
     def returns(value: float) -> Callable[[], list[Tensor]]:
-        # Over memory that the next combination writes too.
+        # The next combination overwrites this memory, too.
         return lambda: [kept.fill_(value)]
 
     def of(value: float) -> Tried:

@@ -14,7 +14,7 @@ from tests.harness.programs import output_of
 
 
 def talked(tmp_path: Path, *lines: str, **settings: str) -> tuple[str, list[list[int]], int]:
-    """What it printed, the prompts it sent, the sessions it left open."""
+    """Return the printed text, the prompts sent, and the number of sessions left open."""
     out = io.StringIO()
     with running_front(text_codec(tmp_path)) as front, Client(front.address) as client:
         config = ChatConfig(**settings)

@@ -1,4 +1,4 @@
-"""The command line: one-line errors that name what was wrong and what exists."""
+"""Tests of the command line: its errors are one line, name the fault and list the valid choices."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +84,30 @@ def test_an_unknown_command_names_the_near_one(
     )
     assert cli.main(["xyzzy"]) == 2
     assert "unknown command xyzzy: `tasuki --help` lists them" in error_line(capsys)
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("serve", "--requests-per-key N "),
+        ("serve", "--drain-grace SECONDS "),
+        ("serve", "--watchers-per-key N "),
+        ("ray", "--least-nodes N "),
+        ("ray", "--plan-window SECONDS "),
+        ("simulate", "--nodes N "),
+        ("simulate", "--link-gb GB/S "),
+        ("replay-trace", "--gb GIB "),
+        ("quantise", "--out DIR "),
+        ("decode", "--prefill HOST:PORT,..."),
+    ],
+)
+def test_placeholders_fit_the_type_of_a_value(
+    command: str, shown: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A number never has the placeholder of an address or a name."""
+    everything = "--help-all" if command in ("serve", "decode") else "--help"
+    assert exit_status([command, everything]) == 0
+    assert shown in capsys.readouterr().out
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -137,7 +137,7 @@ def test_generate_prints_the_golden_tokens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if (name, where) != (MODELS[0], "prefill"):
-        # That one starts interpreters, as the command does.
+        # Only the excepted case starts interpreters, as the command does.
         monkeypatch.setattr(launcher, "Daemon", ForkedDaemon)
     folder = reference_dir(name)
     cases = json.loads((folder / "golden.json").read_text())["cases"]
@@ -159,7 +159,7 @@ def test_generate_prints_the_golden_tokens(
 def test_generate_drafts_as_many_as_it_is_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However long steps take here: counts are to be the same each time."""
+    """Expect equal counts in each run, however long steps take on this machine."""
     monkeypatch.setattr(launcher, "Daemon", ForkedDaemon)
     folder = reference_dir(MODELS[0])
     cases = json.loads((folder / "golden.json").read_text())["cases"]

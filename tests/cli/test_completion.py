@@ -1,4 +1,4 @@
-"""Completion scripts, run by the shells they are for, and the bar of a start that takes long."""
+"""Tests of completion scripts, run by their own shells, and of the progress bar of a long start."""
 
 import io
 from contextlib import redirect_stdout
@@ -21,7 +21,7 @@ def script(shell: str) -> str:
 
 
 def completed(*words: str) -> set[str]:
-    """What bash offers for the last of the words."""
+    """Return bash's completions of the last word."""
     quoted = " ".join(f"'{word}'" for word in ("tasuki", *words))
     ask = f"COMP_WORDS=({quoted}); COMP_CWORD={len(words)}; _tasuki; echo ${{COMPREPLY[@]}}"
     return set(output_of(["bash", "-c", f"{script('bash')}\n{ask}"]).split())

@@ -1,5 +1,5 @@
-"""`tasuki conformance` against a node, and against replies that are damaged so that each check has
-to fail."""
+"""Tests of `tasuki conformance` against a node and against damaged replies, so every check fails
+once."""
 
 import asyncio
 import json
@@ -51,7 +51,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 @pytest.fixture(scope="module")
 def known() -> dict[tuple[str, str, bytes | None], Reply]:
-    """What the node replied to the checks' requests."""
+    """Return a table for the node's replies to the checks' requests, empty at first."""
     return {}
 
 
@@ -82,13 +82,14 @@ def plus(number: int) -> Any:
 
 
 def first_index_only(chunk: Any) -> Any:
-    """A stream without its second choice."""
+    """Drop the second choice of a stream."""
     chunk["choices"] = [choice for choice in chunk["choices"] if choice["index"] == 0]
     return chunk
 
 
 def broken_calls(value: Any) -> Any:
-    """Arguments of each call begin an object and never end it, in a stream by the first delta."""
+    """Replace the arguments of each call by the start of an object without an end. In a stream, the
+    first delta has this start."""
     if isinstance(value, list):
         return [broken_calls(item) for item in value]
     if not isinstance(value, dict):
@@ -100,7 +101,8 @@ def broken_calls(value: Any) -> Any:
 
 
 def broken_responses_calls(value: Any) -> Any:
-    """As broken_calls: the first delta of a call has all of it."""
+    """Damage a Responses call as `broken_calls` does, and put all arguments into the first
+    delta."""
     made = broken_calls(value)
     if str(made.get("type")) == "response.function_call_arguments.delta":
         made["delta"] = "{" if made["delta"].startswith("{") else ""
@@ -116,7 +118,7 @@ def another_when_retrieved(exchange: Exchange) -> Reply:
 
 
 def wrong_json_in_responses(exchange: Exchange) -> Reply:
-    """The message's text becomes wrong JSON, whole and streamed."""
+    """Replace the message's text by wrong JSON, whole and streamed."""
     begun: list[Any] = []
 
     def change(body: Any) -> Any:
@@ -170,7 +172,7 @@ STORED = "a stored response is the reply"
 GOES_ON = "a conversation goes on by previous_response_id"
 DELETED = "a deleted response is gone"
 ASKED_EACH_TIME = (IDS, STORED, GOES_ON, DELETED)
-"""Checks whose replies depend on what was asked before."""
+"""Checks with replies that depend on earlier requests."""
 
 _WRONG_JSON = '{"name": 3, "age": 1, "days": []}'
 _CHUNKS: list[tuple[str, Damage, str]] = [
@@ -452,7 +454,7 @@ def test_a_node_reads_calls_as_its_rules_say(
 
 
 class WithoutTools(Endpoint):
-    """A server that reads no calls: it is asked without tools."""
+    """An endpoint of a server without tool calls: requests are sent without `tools`."""
 
     async def _ask(self, method: str, path: str, body: bytes | None) -> Reply:
         asked = json.loads(body or b"{}")

@@ -1,4 +1,4 @@
-"""`tasuki doctor` finds what is wrong and says what to do."""
+"""Tests of `tasuki doctor`: it finds faults of the machine and proposes a remedy."""
 
 import json
 import os
@@ -66,7 +66,7 @@ def test_little_room_is_warned_of_and_a_far_hub_is_only_said(
     monkeypatch.setattr(checks, "available_bytes", lambda: 2**20)
     assert checks.memory().verdict is Verdict.WARNING
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    # Nobody listens there, and nothing is asked of anybody else.
+    # No server listens there, and no other host is contacted.
     monkeypatch.setattr(checks, "_HUB", "127.0.0.1")
     found = checks.hub()
     assert found.verdict is Verdict.OK and "serve a model from a folder" in found.found

@@ -1,4 +1,5 @@
-"""`tasuki dashboard` over real nodes: what they count, who is dead, keys, etcd, and who may ask."""
+"""Tests of `tasuki dashboard` over real nodes: their counters, dead nodes, keys, etcd and
+access."""
 
 import subprocess
 import sys
@@ -33,7 +34,7 @@ def test_real_nodes_are_shown_with_what_they_count() -> None:
             nodes_of(page, lambda rows: [row["level"] for row in rows] == ["dead", "fine", "fine"])
             for number in range(PROMPTS):
                 asked(decode, random_prompt(200, number), b"", 4).result()
-            # A busy machine may starve a node for as long as makes it silent: once all is well.
+            # A busy machine may starve a node until it seems silent, so wait until all is well.
             _, taker, sender = nodes_of(
                 page,
                 lambda rows: (

@@ -1,5 +1,5 @@
-"""`tasuki dashboard` asks its nodes: those that are slow, huge, lying or gone cost it little, and
-nobody but a node gets the key."""
+"""Tests of the dashboard's polling of nodes. Slow, huge, lying or vanished nodes cost the dashboard
+little. Only nodes receive the key."""
 
 import asyncio
 import gzip
@@ -19,7 +19,7 @@ KEY = "a-key-that-no-page-shows"
 LIMITS = PollLimits(
     every_seconds=0.05, answer_seconds=HANG_SECONDS, answer_bytes=1 << 20, at_a_time=4
 )
-# Of hosts whose answer never ends: it is not waited for where there is one.
+# For hosts without an end to their answer. Hosts with one need no such short limit.
 IMPATIENT = replace(LIMITS, answer_seconds=1.0)
 GOOD = b'tasuki_node_info{node="good",role="decode",model="m",version="1"} 1\n'
 
@@ -59,7 +59,7 @@ async def garbage(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, he
 
 
 class Host:
-    """A server on loopback that behaves so. heads: of the requests that came."""
+    """A server on loopback with the given behaviour. heads: request heads received so far."""
 
     def __init__(self, behaviour: Behaviour) -> None:
         self._behaviour = behaviour
@@ -92,7 +92,7 @@ async def rows_of(
     credentials: Credentials,
     limits: PollLimits = LIMITS,
 ) -> dict[str, dict[str, Any]]:
-    """The nodes' rows by address, once every one is as wanted."""
+    """Return the nodes' rows by address, once all rows are `wanted`."""
     fleet = Fleet()
     async with asyncio.timeout(HANG_SECONDS), NodePoll(fleet, credentials, limits) as poll:
         await poll.ask_these(addresses)
@@ -108,7 +108,7 @@ def told(
     credentials: Credentials | None = None,
     limits: PollLimits = LIMITS,
 ) -> tuple[list[dict[str, Any]], list[Host]]:
-    """The rows of hosts that behave so, once each was asked, and the hosts."""
+    """Poll hosts with these behaviours until each has a row; return the rows and the hosts."""
 
     async def ask() -> tuple[list[dict[str, Any]], list[Host]]:
         async with AsyncExitStack() as stack:
@@ -166,7 +166,7 @@ def test_a_port_that_nobody_serves_is_dead() -> None:
 
 
 async def test_bad_nodes_keep_nobody_from_the_page() -> None:
-    """More of them than are asked at a time."""
+    """Poll more bad nodes than are asked at a time."""
 
     async with AsyncExitStack() as stack:
         bad = [await stack.enter_async_context(Host(silent).running()) for _ in range(9)]

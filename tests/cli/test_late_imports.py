@@ -13,7 +13,7 @@ from tests.harness.programs import output_of
 
 SLOW = ("torch", "grpc", "aiohttp", "numpy", "google.protobuf", "prometheus_client")
 TAKES_ITS_TIME = {"demo", "bench", "conformance", "ray", "simulate", "replay-trace"}
-"""Commands whose settings are made of what they measure, or that import their client."""
+"""Commands with settings built from the measured classes, or that import their client."""
 EARLY = sorted(set(COMMANDS) - TAKES_ITS_TIME)
 CPU_SECONDS = 0.3
 
@@ -73,12 +73,12 @@ def test_a_slip_costs_little_processor_time(words: list[str], said: str) -> None
         assert said in done.stdout + done.stderr
         if min(spent) <= CPU_SECONDS:
             return
-        # Another process may have had the caches.
+        # Another process may have used the caches.
         time.sleep(0.5)
     assert min(spent) <= CPU_SECONDS, spent
 
 
 def _children_seconds() -> float:
-    """Processor time of the children that have ended."""
+    """Return the processor time of all ended children, in seconds."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime

@@ -1,4 +1,4 @@
-"""One --target takes either port of a node."""
+"""Tests of --target: either port of a node may be given."""
 
 import socket
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ def test_each_command_takes_both_ports(
     out = str(tmp_path / "r.jsonl.gz")
     assert cli.main(["record", "--target", target, "--out", out, "--seconds", "0.2"]) == 0
     assert "events in" in capsys.readouterr().err
-    # A fused node has both roles: it says so itself, wherever it was asked.
+    # A fused node has both roles and says so itself, whichever address was asked.
     with pytest.raises(ClientError, match="both prefills and decodes"):
         role(["decode", "--target", target])
 
@@ -74,7 +74,7 @@ def test_both_ports_lead_to_each_other_by_tls_and_key(tmp_path: Path) -> None:
         with pytest.raises(ClientError) as refused:
             http_address(grpc, authority.path, "wrong")
         assert refused.value.kind == "invalid_api_key"
-        # The name by which the node was reached stays, since its certificate has that.
+        # The name used to reach the node stays, since its certificate has this name.
         port = grpc.rpartition(":")[2]
         assert grpc_address(http.replace("127.0.0.1", "localhost"), *asked) == f"localhost:{port}"
         with Client(grpc, tls=ClientTls(authority.path), api_key="secret") as client:
@@ -106,7 +106,7 @@ def test_a_server_that_says_nothing_is_waited_for_within_a_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tasuki.cli.node_target._SECONDS", 0.2)
-    # The system takes the connection, and nobody ever reads from it.
+    # The system accepts the connection, but no process reads from it.
     with socket.create_server(("127.0.0.1", 0)) as silent:
         target = f"127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(ClientError):
@@ -121,7 +121,7 @@ def _unused_port() -> int:
 
 @contextmanager
 def _standing(command: str, *more: str) -> Iterator[tuple[str, str]]:
-    """Addresses of gRPC and HTTP of a node whose client this test brings along."""
+    """Yield the gRPC and HTTP addresses of a node, started by this test with its own client."""
     daemon = ForkedDaemon(command, more)
     try:
         address = daemon.wait_ready()

@@ -1,5 +1,5 @@
-"""A planner over real daemons: roles follow the demand and no request is lost; one that begins anew
-takes nothing away."""
+"""Tests of a planner over real daemons. Roles follow the demand and no request is lost. A restarted
+planner removes no node."""
 
 import asyncio
 import threading
@@ -29,10 +29,10 @@ from tests.harness.daemons import flags, random_prompt
 from tests.harness.waiting import HANG_SECONDS, until
 
 
-# A planner's cluster on this machine: each node a daemon, kept as Ray's actors keep theirs, on a
-# thread of its own.
+# A planner's cluster on this machine. Each node is a daemon on its own thread, kept as Ray's actors
+# keep theirs.
 class _OnAThread:
-    """A NodeHandle."""
+    """A NodeHandle with its node on a thread."""
 
     def __init__(self, node: RayNode) -> None:
         self._node = node
@@ -48,7 +48,7 @@ class _OnAThread:
 
 @contextmanager
 def local_nodes(flags: Sequence[str]) -> Iterator[PlacedNodes]:
-    """flags: of every daemon."""
+    """Yield nodes placed on this machine. flags: command-line flags of every daemon."""
 
     def start(role: NodeRole, name: str) -> _OnAThread:
         access = NodeAccess(drain_seconds=HANG_SECONDS)
@@ -67,24 +67,25 @@ pytestmark = [
 ]
 
 EVERY = 0.5
-# Three nodes, whose roles alone change. No machine meets the first target, so that prefill nodes
-# are planned by how busy they are, whatever this machine's speed; every machine meets the second,
-# so that decode nodes are planned by memory.
+# Three nodes; only their roles change. No machine meets the first target, so prefill nodes are
+# planned by their load, not by the machine's speed. Every machine meets the second, so decode nodes
+# are planned by memory.
 POLICY = PlanPolicy(
     ServiceTargets(1e-4, 60.0, 0.95),
     NodeBounds(least=3, most=3),
     Pace(window=8.0, level=3.0, quick=1.0, ahead=1.0, settle=4.0, cool_down=1.0, clear=10.0),
 )
-# This node is no front door now.
+# A node serves no clients in its current role.
 ELSEWHERE = (grpc.StatusCode.UNIMPLEMENTED,)
 ONCE = RetryPolicy(attempts=1)
 
 
 class Callers:
-    """Ask over and over, each for an answer of its own, at whichever node answers."""
+    """Callers in a loop: each asks for its own answer, at any node that answers."""
 
     def __init__(self, many: int, prompt: int, answer: int, rests: float = 0.0) -> None:
-        """rests: after each answer, as many times as long as that took."""
+        """Start `many` callers. rests: pause after each answer, as a multiple of the answer's
+        duration."""
         self._prompt, self._answer, self._rests = prompt, answer, rests
         self._over = threading.Event()
         self._pool = ThreadPoolExecutor(many)
@@ -124,7 +125,7 @@ class Callers:
         raise AssertionError(f"nobody answers: {refusals[-3:]}")
 
     def stop(self) -> int:
-        """Answers in all. Raises what a caller did."""
+        """Stop all callers and return the total of their answers. Raise a caller's exception."""
         self._over.set()
         for each in self._running:
             each.result(HANG_SECONDS)
@@ -140,7 +141,7 @@ class Planned:
         return self.nodes.nodes()
 
     def roles(self) -> dict[NodeRole, int]:
-        """Of nodes that are ready."""
+        """Return the number of ready nodes by role."""
         ready = [node.role for node in self.standing() if node.phase is NodePhase.READY]
         return {role: ready.count(role) for role in NodeRole}
 
@@ -194,7 +195,7 @@ async def test_roles_follow_the_demand_and_come_back_and_no_request_is_lost() ->
                 await fleet.step_until(2, 1, reading)
             finally:
                 assert await asyncio.to_thread(reading.stop) > 0
-            # Answers whose memory one node does not have.
+            # These answers need more memory than one node has.
             writing = Callers(24, prompt=32, answer=400)
             try:
                 await fleet.step_until(1, 2, writing)
@@ -209,16 +210,16 @@ async def test_roles_follow_the_demand_and_come_back_and_no_request_is_lost() ->
 
 @pytest.mark.slow
 async def test_a_planner_that_begins_anew_takes_nothing_away_and_one_node_then_drains() -> None:
-    """Four nodes, of which two are too many, and an answer under way on the one that goes."""
+    """Start four nodes, two too many. The drained node still has an answer under way."""
     policy = replace(POLICY, bounds=NodeBounds(least=2, most=4))
 
     done: list[dict[str, Any]] = []
     with local_nodes(SHARED) as nodes:
         three(nodes)
         nodes.place(NodeRole.PREFILL)
-        # A planner that sees two nodes for a whole window before the others stand would plan.
+        # A planner would plan if it saw two nodes for a whole window before the others were ready.
         await asyncio.to_thread(until, lambda: all_stand(nodes), nodes.nodes)
-        # Two planners that end before they have seen a whole window.
+        # Both planners end before they have seen a whole window.
         for _ in range(2):
             async with planned(nodes, policy, done) as fleet:
                 await fleet.step_until(2, 2)
@@ -226,9 +227,9 @@ async def test_a_planner_that_begins_anew_takes_nothing_away_and_one_node_then_d
                 while time.monotonic() - began < policy.pace.window / 3:
                     assert (made := await fleet.plans.step()) is None or not made.actions
                     await asyncio.sleep(EVERY)
-        # Mostly at rest, so that one node of each role is enough however slow this machine is:
-        # who writes all the time makes a node busy all the time, and as seen at /metrics, whose
-        # answers come late here and soon there, now and then busier than that.
+        # Callers rest most of the time, so one node of each role suffices on any machine. Constant
+        # callers would keep a node busy all the time. By /metrics, read at uneven times, it could
+        # even seem busier.
         writing = Callers(2, prompt=32, answer=100, rests=3.0)
         try:
             async with planned(nodes, policy, done) as fleet:
@@ -241,7 +242,7 @@ async def test_a_planner_that_begins_anew_takes_nothing_away_and_one_node_then_d
 
 
 class Broken:
-    """A cluster that cannot be asked, once."""
+    """A cluster with a first query that fails."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -275,5 +276,5 @@ async def test_a_planner_that_breaks_goes_on_anew() -> None:
             assert not running.done()
             await asyncio.sleep(0.01)
         running.cancel()
-    # What is least was placed, once.
+    # The least number of nodes was placed, once.
     assert cluster.placed == [NodeRole.PREFILL, NodeRole.DECODE]

@@ -1,5 +1,5 @@
-"""What a planner makes of nodes' metrics: rates of one life, warm nodes' speeds, and no silent node
-taken for an idle one."""
+"""Tests of the planner's reading of node metrics. Rates cover one life of a node. Only warm nodes
+count for speed. A silent node is not taken for an idle one."""
 
 import pytest
 
@@ -46,7 +46,7 @@ NODES = [node("p1", P), node("d1", D), node("p2", P, NodePhase.COMING)]
 
 
 class Watched:
-    """An observer, and nodes that answer each ten seconds."""
+    """An observer of nodes that answer every ten seconds."""
 
     def __init__(self, warm: float = 5.0) -> None:
         self.observer = FleetObserver(warm)
@@ -65,7 +65,7 @@ def test_work_is_what_was_done_and_what_is_left_more_than_before() -> None:
         watched.look(NODES, p1=answer(1, 10), d1=answer(1, 10, more=MEMORY % 2))
     watched.look(NODES, p1=answer(5, 20, 4), d1=answer(3, 30, 0, 160, MEMORY % 2))
     made = watched.look(NODES, p1=answer(13, 40, 8), d1=answer(5, 50, 0, 320, MEMORY % 22))
-    # 8 of 10 seconds, and 20 seconds more that wait.
+    # Eight of ten seconds were busy, and 20 more seconds of work wait.
     assert made.prefill.work == pytest.approx(0.8 + 2.0)
     assert made.prefill.backlog == 22 and made.prefill.mean == pytest.approx(2.0)
     assert made.decode.tokens == pytest.approx(16) and made.decode.batch == pytest.approx(8)

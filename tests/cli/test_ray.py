@@ -25,7 +25,7 @@ from tests.harness.daemons import flags, random_prompt, until  # noqa: E402
 
 pytestmark = [
     pytest.mark.timeout(500),
-    # Ray's own: sockets and files that it leaves to the collector.
+    # Ray itself leaves sockets and files to the collector.
     pytest.mark.filterwarnings("ignore"),
 ]
 
@@ -36,7 +36,7 @@ def cluster() -> Iterator[Cluster]:
         initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
     )
     try:
-        # Two machines for the nodes and one to move to.
+        # Two machines for the nodes, and one for a move.
         cluster.machines = [cluster.add_node(num_cpus=1) for _ in range(3)]
         ray.init(address=cluster.address, log_to_driver=False)
         yield cluster
@@ -65,8 +65,8 @@ def test_nodes_find_each_other_and_what_dies_comes_back(cluster: Cluster, fleet:
     asked = iter(range(1000))
 
     def hands_over(gone: str = "") -> bool:
-        """From a prefill node that is not the one at `gone`, which may outlive its machine for a
-        moment."""
+        """Return true if prefill-0, at an address other than `gone`, hands a request over. The old
+        node may outlive its machine for a moment."""
         fleet.look()
         there = fleet.addresses.get("prefill-0", gone) != gone and "decode-0" in fleet.addresses
         return there and prefilled_on(fleet, next(asked)) == "prefill-0"
@@ -76,7 +76,7 @@ def test_nodes_find_each_other_and_what_dies_comes_back(cluster: Cluster, fleet:
     first = fleet.addresses["prefill-0"]
     os.kill(ray.get(fleet.nodes["prefill-0"].pid.remote()), signal.SIGKILL)
     until(lambda: hands_over(first), "no hand-over after the daemon's death", 90.0)
-    # A machine dies: Ray starts the actor on the one that is left.
+    # A machine dies: Ray starts the actor on the remaining one.
     second = fleet.addresses["prefill-0"]
     where = ray.get(fleet.nodes["prefill-0"].machine.remote())
     (machine,) = [m for m in cluster.machines if m.node_id == where]

@@ -1,4 +1,5 @@
-"""Nodes as Ray's actors keep them, without Ray: of several ranks, of other numbers of them too."""
+"""Tests of nodes as Ray's actors keep them, without Ray: nodes of several ranks and of mixed rank
+counts."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -57,7 +58,7 @@ def test_the_command_refuses_too() -> None:
 def test_a_node_sees_its_own_gpus_first_and_the_machines_others_behind_them() -> None:
     assert own_first("2,3", 4) == "2,3,0,1"
     assert own_first("0", 1) == "0"
-    # What is seen beside is not computed on.
+    # The node sees the other GPU but computes nothing on it.
     assert own_first("5", 2) == "5,0,1"
     assert own_first("GPU-1f,GPU-2e", 4) == "GPU-1f,GPU-2e" and own_first("", 4) == ""
 

@@ -1,4 +1,4 @@
-"""What a node lived through, kept in a file: the same page offline, and an anonymous trace."""
+"""Tests of a node's recorded events in a file: the same page offline, and an anonymous trace."""
 
 import gzip
 import http.server
@@ -47,7 +47,7 @@ REQUESTS = 4
 
 @dataclass(frozen=True)
 class Recorded:
-    """live: the overview that the node told at its end."""
+    """A recording with its node's own data. live: the last overview sent by the node."""
 
     file: Path
     live: dict[str, Any]
@@ -57,7 +57,7 @@ class Recorded:
 def interrupted_at_the_end(
     target: HttpTarget, path: str
 ) -> Generator[dict[str, Any] | None, None, None]:
-    """What comes until the last request has ended; then Ctrl-C."""
+    """Yield the stream's values until the last request has ended, then raise KeyboardInterrupt."""
     ended = 0
     for value in HttpTarget.followed(target, path):
         yield value
@@ -68,7 +68,7 @@ def interrupted_at_the_end(
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
-    """Two sessions of two turns each, which begin alike."""
+    """Yield a recording of two sessions with two turns each and a common prefix."""
     file = tmp_path_factory.mktemp("recording") / "node.jsonl.gz"
     with fused_node(*HTTP) as node, pytest.MonkeyPatch.context() as patch:
         patch.setattr(RecordConfig, "followed", interrupted_at_the_end)
@@ -134,7 +134,7 @@ def test_the_trace_replays_to_the_hits_that_were_told(recorded: Recorded, tmp_pa
     told = sum(usage.hit.usable_tokens for usage in recorded.usages if usage.hit is not None)
     prompts = sum(usage.prompt_tokens for usage in recorded.usages)
     share = replay(trace, "35b-a3b", 8.0, "lru")["token_hit"]
-    # Only what two sessions share inside a page is not told by a trace.
+    # A trace has all shared tokens except those shared inside a page.
     assert 0 < told - 64 <= share * prompts <= told, (share * prompts, told)
 
 
@@ -180,7 +180,7 @@ def test_names_of_blocks_tell_equal_prefixes_and_nothing_else() -> None:
 
 
 class Scripted(http.server.BaseHTTPRequestHandler):
-    """A node whose streams say what the test wants, connection by connection."""
+    """A node with scripted streams: each connection sends the events given by the test."""
 
     def log_message(self, *_: object) -> None: ...
 
@@ -212,7 +212,8 @@ class Scripted(http.server.BaseHTTPRequestHandler):
 
 
 class ScriptedNode(http.server.ThreadingHTTPServer):
-    """script: the events of each connection; the last one then stays silent."""
+    """A node with a script. script: events of each connection; the last connection then stays
+    silent."""
 
     daemon_threads = True
 
@@ -243,7 +244,7 @@ def fenced(at: float, room: int = 1) -> dict[str, Any]:
 def recording_of(
     node: ScriptedNode, file: Path, seconds: float, capfd: pytest.CaptureFixture[str]
 ) -> tuple[list[Any], str]:
-    """What is in the file, and what was said."""
+    """Record the node; return the events in the file and the text on stderr."""
     target = f"127.0.0.1:{node.server_port}"
     assert record(["--target", target, "--out", str(file), "--seconds", str(seconds)]) == 0
     return list(Recording.load(file).events), capfd.readouterr().err
@@ -252,7 +253,7 @@ def recording_of(
 def test_a_silent_node_is_waited_for_and_the_clock_ends_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    # The node is asked several times whether it lives, and does.
+    # The recorder asks the node several times for a sign of life; the node answers.
     monkeypatch.setattr(dashboard_stream, "_SILENT_SECONDS", 0.2)
     began = time.monotonic()
     with scripted([fenced(1.0)]) as node:
@@ -267,7 +268,7 @@ def test_a_node_that_restarts_is_recorded_on_and_the_gap_is_told(
 ) -> None:
     monkeypatch.setattr(record_module, "_RETRY_SECONDS", 0.05)
     first = [fenced(1.0, 1), fenced(2.0, 2), fenced(2.0, 3)]
-    # It remembers what was recorded already, and one event more of the same moment.
+    # The node still has the recorded events, and one more event of the same moment.
     second = [*first, fenced(2.0, 4), fenced(3.0, 5)]
     with scripted(first, [], second) as node:
         events, said = recording_of(node, tmp_path / "r.gz", 1.0, capfd)

@@ -1,5 +1,5 @@
-"""What users of other engines type first: a model's name, --port, --max-model-len, --help, and a
-command at the wrong port."""
+"""Tests of commands typed by users of other engines: a model's name, --port, --max-model-len,
+--help, and a command at the wrong port."""
 
 import http.server
 import json
@@ -230,7 +230,7 @@ def test_help_is_a_dozen_lines_and_names_where_the_rest_is(
     said = capsys.readouterr().out.splitlines()
     flags = [line for line in said if line.startswith("  --")]
     assert 12 <= len(flags) <= 20 and max(map(len, said)) <= 100
-    # A line each: nothing goes on in the next.
+    # Each flag has one line, without a continuation.
     assert not [line for line in said if line.startswith(" " * 20)]
     assert all("TEXT" not in line for line in flags)
     more = int(said[-1].split()[0])

@@ -1,4 +1,4 @@
-"""What a node says while it starts, and what its first answer costs."""
+"""Tests of a starting node: its messages, and the cost of its first answer."""
 
 import json
 import os
@@ -116,7 +116,8 @@ def test_tls_and_keys_are_in_the_curl() -> None:
 
 
 def test_the_first_answer_costs_little_processor_time(tmp_path: Path) -> None:
-    """From an installed package and a checkpoint on disk, in two commands, with every import."""
+    """Bound the cost of two commands with an installed package and a checkpoint on disk, including
+    every import."""
     daemon = Daemon("serve", ["--model", str(embedded_model()), "--http-bind", "127.0.0.1:0"])
     try:
         daemon.wait_ready()
@@ -138,7 +139,7 @@ def test_the_first_answer_costs_little_processor_time(tmp_path: Path) -> None:
 
 
 def _processor_seconds(pid: int) -> float:
-    """Of a process, its children that have ended and those that live."""
+    """Return the processor time of a process, its ended children and its live ones, in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     own = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
     threads = Path(f"/proc/{pid}/task").iterdir()

@@ -19,7 +19,7 @@ PROMPT = Prompt(token_ids=[40, 41, 42])
 
 @pytest.fixture
 def front() -> Iterator[Front]:
-    """Each choice is answered by as many tokens as its seed is behind 40, and one."""
+    """Yield a front that answers each choice with one token more than its seed exceeds 40."""
     with running_front() as front:
         front.engine.answer = lambda submit: [7, 8, 9, 10][: submit.sampling.seed - 40 + 1]
         yield front

@@ -30,14 +30,14 @@ def client(front: Front) -> Iterator[Client]:
 
 @pytest.fixture
 def session(client: Client) -> Session:
-    """One that was greeted."""
+    """Return an open session with the greeting in its text."""
     opened = client.open_session()
     opened.append(HELLO)
     return opened
 
 
 def forget(front: Front, session_id: str) -> None:
-    """As a node does that was restarted, or that needed the room."""
+    """Close the session at the node, as a node does after a restart or for lack of memory."""
     front.calls.close(session_id)
 
 

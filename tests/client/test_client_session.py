@@ -1,4 +1,4 @@
-"""The caller's side over a real server and a scripted engine."""
+"""Tests of the client's side over a real server and a scripted engine."""
 
 import _thread
 import asyncio
@@ -142,7 +142,8 @@ with Client(sys.argv[1]):
 
 
 def test_a_forked_child_opens_a_client_of_its_own(front: Front) -> None:
-    """Not so where a loop of gRPC's asyncio part ran in the parent: then the child hangs."""
+    """Let a forked child open its own client. The child would hang if the parent had run a loop of
+    gRPC's asyncio part."""
     parent = [sys.executable, "-c", FORKED, front.address]
     assert subprocess.run(parent, timeout=HANG_SECONDS).returncode == 0
 

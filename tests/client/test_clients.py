@@ -1,8 +1,8 @@
-"""Clients that this project did not write, against a running pair.
+"""Tests of third-party clients against a running pair.
 
-tokenspeed-trie lives in an environment of its own (`python -m scripts.clients.install trie`), hey
-is Debian's. What they were told was cached, summed, is what the server counted. The larger ones:
-`python -m scripts.clients`.
+tokenspeed-trie lives in its own environment (`python -m scripts.clients.install trie`); hey comes
+from Debian. The cached tokens reported to these clients add up to the server's counter. `python -m
+scripts.clients` runs the larger clients.
 """
 
 import json
@@ -38,7 +38,7 @@ def decode() -> Iterator[Node]:
 
 
 def usable_tokens(node: Node) -> int:
-    """What the node's requests were told, as Prometheus reads it."""
+    """Return the node's counter of usable tokens, as reported to its requests, from /metrics."""
     return int(scraped(node.http_address)["tasuki_request_usable_tokens_total"])
 
 

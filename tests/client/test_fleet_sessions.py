@@ -32,7 +32,7 @@ def prompts(front: Front) -> list[list[int]]:
 
 
 def check(fronts: Fronts, left: str, entered: str, moves: tuple[Move, ...]) -> None:
-    """The first turn was answered where it began, the second where it went."""
+    """Check that the session's first node answered the first turn, and its next node the second."""
     assert moves == (Move(left, entered, "draining", None),)
     assert prompts(fronts[entered]) == [[5, 6, 7, 8, 9, 8]]
     purposes = [submit.purpose for submit in fronts[left].engine.of(m.Submit)]

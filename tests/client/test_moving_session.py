@@ -1,4 +1,5 @@
-"""Where a session of a fleet is opened, why it leaves, what it asks of whom, when it gives up."""
+"""Tests of a session in a fleet: its first node, its reasons to leave, its calls to each node, and
+its end."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -32,7 +33,8 @@ LOST = ClientError("which", grpc.StatusCode.NOT_FOUND, "unknown_session")
 
 @dataclass
 class Fleet:
-    """Plays every node. refusals: by node and method. asked: what came, in order."""
+    """A stand-in for every node. refusals: errors by node and method. asked: calls in order of
+    arrival."""
 
     loads: dict[str, pb.SessionLoadResponse]
     refusals: dict[tuple[str, str], ClientError] = field(default_factory=dict)
@@ -81,7 +83,8 @@ Make = Callable[..., tuple[Fleet, MovingSession]]
 
 @pytest.fixture
 def make() -> Iterator[Make]:
-    """Nodes a, b, ... of which a is the best to begin on; the session is opened and has a text."""
+    """Yield a maker of nodes a, b and so on, with an open session. The session is on a, the best
+    node, and has a text."""
 
     def made(count: int = 2, **targets: Any) -> tuple[Fleet, MovingSession]:
         names = [chr(ord("a") + number) for number in range(count)]
@@ -259,7 +262,8 @@ def test_nodes_that_failed_come_last_for_a_while() -> None:
 
 
 def test_a_session_is_counted_at_one_node_from_its_choice_to_its_close() -> None:
-    """Else all that are opened at one moment would see the same nodes empty."""
+    """Count each session at one node from its choice. Otherwise, sessions opened at one moment
+    would see the same nodes empty."""
     fleet = Fleet({"a": said(), "b": said()})
     nodes = DecodeNodes(["a", "b"])
     sessions = [MovingSession(Conversation(b""), FAST, nodes, SessionTargets()) for _ in range(8)]

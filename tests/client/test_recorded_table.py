@@ -1,4 +1,4 @@
-"""What a run of `python -m scripts.clients` writes into docs/clients.md."""
+"""Tests of the table written into docs/results/agent_clients.md by `python -m scripts.clients`."""
 
 import pytest
 

@@ -1,5 +1,5 @@
-"""The anthropic and openai clients against a real daemon with the embedded model: Messages,
-Responses, and what both read of answers' headers."""
+"""Tests of the anthropic and openai clients against a real daemon with the embedded model. They
+cover Messages, Responses, and the headers read by both clients."""
 
 from collections.abc import Iterator
 

@@ -1,6 +1,6 @@
-"""The model of `python -m scripts.clients` on a fused node and on a pair: it calls the tool that a
-request names, of three, with the request's values. It was never trained on these names and values,
-which training draws at random (tools/tool_caller)."""
+"""Tests of the model of `python -m scripts.clients` on a fused node and on a pair. The model calls
+the requested tool, one of three, with the request's values. Training never had these names and
+values; it samples its own at random (tools/tool_caller)."""
 
 import json
 import random
@@ -34,14 +34,15 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("close_window", {"room": "library", "percent": 80}),
 ]
 _MAY_BE_WRONG = 3
-"""Of the cases: each run of them is the same, but another machine rounds otherwise."""
+"""Number of cases with a wrong answer allowed. Runs on one machine agree, but machines round
+differently."""
 WORDS = [
     *("the", "of", "and", "read", "write", "line", "file", "path", "never", "agent", "command"),
     *("output", "result", "before", "after", "every", "small", "large", "change", "request"),
     *("answer", "user", "value", "name", "first", "other", "search", "page", "note", "memory"),
     *("branch", "commit", "table", "window", "field", "list", "order", "must", "should", "only"),
 ]
-"""Of long prompts."""
+"""Words of long prompts."""
 _SENTENCES = 160
 _SENTENCES_OF_THE_LONGEST = 600
 _LONG_CASES = (0, 1, 2, 4, 7, 10)
@@ -59,7 +60,8 @@ def tool(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def offered(number: int) -> list[dict[str, Any]]:
-    """A case's tool and the two behind it; which place it has depends on the number."""
+    """Return a case's tool and the tools of the next two cases. Its position depends on the
+    number."""
     three = [tool(*CASES[(number + more) % len(CASES)]) for more in range(3)]
     return three[number % 3 :] + three[: number % 3]
 
@@ -71,8 +73,8 @@ def request(number: int) -> str:
 
 
 def long_prompt(count: int = _SENTENCES) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A system message of so many sentences and tools, as an agent's client sends them; the cases'
-    are among them."""
+    """Return a system message of `count` sentences, and tools, as an agent's client sends them. The
+    tools of the cases are among them."""
     chooser = random.Random(2)
     sentences = [" ".join(chooser.sample(WORDS, 9)).capitalize() for _ in range(count)]
     some = [
@@ -96,7 +98,7 @@ def message(node: Node, messages: list[dict[str, Any]], **more: Any) -> dict[str
 
 
 def calls_of(found: dict[str, Any]) -> list[tuple[str, str]]:
-    """Names, and arguments as their JSON."""
+    """Return the name of each call, and its arguments as JSON."""
     functions = [call["function"] for call in found.get("tool_calls") or []]
     return [(function["name"], function["arguments"]) for function in functions]
 
@@ -135,8 +137,8 @@ def node(request: pytest.FixtureRequest) -> Node:
 def test_it_calls_the_tool_that_is_asked_for_with_the_values_of_the_request(
     node: Node, thinks: bool
 ) -> None:
-    """The tool is right each time; the values to the letter but for a few that so small a model
-    does not copy (a full stop inside a value ends requests too)."""
+    """Expect the right tool each time, and exact values in all but a few cases. So small a model
+    does not copy every value. A full stop inside a value also ends requests."""
 
     def answer(number: int) -> dict[str, Any]:
         asked = [{"role": "user", "content": request(number)}]
@@ -166,7 +168,7 @@ def test_it_tells_what_a_tool_answered_and_says_what_it_is_to_say(node: Node) ->
 
 
 def test_it_finds_the_request_behind_an_agents_long_prompt(fused: Node) -> None:
-    """On one node: what the model finds is the same wherever its prompt is computed."""
+    """Run on one node only: the place of the prompt's computation does not change the answer."""
     system, tools = long_prompt()
     wrong = {}
     for number in _LONG_CASES:
@@ -179,7 +181,8 @@ def test_it_finds_the_request_behind_an_agents_long_prompt(fused: Node) -> None:
 
 
 def test_it_finds_the_request_behind_20_000_tokens_that_name_what_it_names(fused: Node) -> None:
-    """As qwen-code's prompt does. The weights of before the fourth stage fail it."""
+    """Name the tool and its arguments in the long prompt, as qwen-code's prompt does. The weights
+    from before the fourth training stage fail this test."""
     system, tools = long_prompt(_SENTENCES_OF_THE_LONGEST)
     name, arguments = CASES[1]
     for place, named in enumerate((name, *arguments)):

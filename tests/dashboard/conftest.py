@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def browser() -> "Iterator[Browser]":
-    # Here, since a file without pages must not skip where playwright is not installed.
+    # Imported here: a file without pages must not skip if playwright is not installed.
     from tests.harness.pages import launched
 
     with launched() as browser:

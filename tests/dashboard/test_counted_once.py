@@ -1,6 +1,6 @@
-"""Every counter of an engine whose requests gave way to each other is the sum of their usages,
-which are what clients are told: however often a request is looked up, computed and queued again, it
-counts once."""
+"""Tests of an engine's counters after requests gave way to each other. Every counter equals the sum
+over the usages reported to clients. A request counts once, however often it is looked up, computed
+and queued again."""
 
 import re
 from collections import Counter
@@ -19,8 +19,8 @@ REQUESTS, AT_ONCE, SLABS = 42, 8, 8
 NEW_TOKENS = 75
 APART = 30
 OF_EVENTS = re.compile(
-    # What the tree and the steps did, and not what requests were: a lookup or an eviction more is
-    # one more.
+    # These count events of the tree and of steps, not requests. A repeated lookup or eviction
+    # counts again.
     "tasuki_cache_|tasuki_engine_|tasuki_retractions|vllm:num_preemptions|"
     "sglang:num_retracted_requests|tasuki_draft_steps"
 )
@@ -28,7 +28,8 @@ OF_EVENTS = re.compile(
 
 @dataclass
 class Load:
-    """seen: under our own names and vLLM's; beside: under SGLang's too."""
+    """An engine's figures after its requests. seen: samples with our own names and vLLM's. beside:
+    samples with SGLang's, too."""
 
     seen: dict[str, float]
     beside: dict[str, float]
@@ -49,7 +50,7 @@ class Load:
 
 
 def prompts() -> list[list[int]]:
-    """The first ones share nothing, the others a page."""
+    """Return prompts: the first ones share nothing, the others share a page."""
     apart = [prompt(60, seed=number) for number in range(APART)]
     head = prompt(64, seed=100)
     return [*apart, *([*head, *prompt(6, seed=200 + number)] for number in range(REQUESTS - APART))]
@@ -85,11 +86,11 @@ def load() -> Load:
 
 
 def test_requests_gave_way(load: Load) -> None:
-    """Else the other tests show nothing."""
+    """Check the load itself: without preempted requests, the other tests show nothing."""
     seen = load.seen
     assert seen["tasuki_retractions_total"] == seen["vllm:num_preemptions_total"] > 5
     assert seen["tasuki_cache_prompt_tokens_total"] > 1.2 * load.asked
-    # A request that gave way finds what it had computed: no client's hit.
+    # A request that gave way finds its own computed tokens; no client counts this as a hit.
     assert seen["tasuki_cache_usable_tokens_total"] > 1.2 * load.usable
 
 
@@ -101,7 +102,7 @@ def test_hits_are_those_that_clients_were_told_of(load: Load) -> None:
 
 
 def expected(load: Load) -> Counter[str]:
-    """Every counter of requests, and the count of every histogram of them."""
+    """Return every counter of requests, and the count of every histogram of requests."""
     generated = sum(usage.completion_tokens for usage in load.usages)
     found = Counter(
         {
@@ -135,7 +136,8 @@ def expected(load: Load) -> Counter[str]:
 
 
 def test_every_counter_of_requests_is_the_sum_over_usages(load: Load) -> None:
-    """Also one that is added later: it is a sum of usages, or OF_EVENTS says why not."""
+    """Compare every counter with the sum over usages, except counters in OF_EVENTS. A new counter
+    must be a sum of usages or be listed there with a reason."""
     counts = {
         name: value
         for name, value in load.seen.items()

@@ -1,4 +1,5 @@
-"""The page of /openapi.json in a real browser: it lists every operation and asks nobody else."""
+"""Tests of the page of /openapi.json in a real browser: it lists every operation and contacts no
+other host."""
 
 from tests.harness.http_fixtures import running_http
 from tests.harness.pages import Browser, opened

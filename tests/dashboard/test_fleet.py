@@ -1,4 +1,5 @@
-"""What the fleet's page shows of real /metrics: rates, percentiles, trouble, links and callers."""
+"""Tests of the fleet page's figures from real /metrics: rates, percentiles, trouble, links and
+callers."""
 
 import json
 import random
@@ -56,7 +57,8 @@ def answered(fleet: Fleet, node: ImaginedNode, address: str, at: float) -> None:
 
 @pytest.fixture(scope="module")
 def fleet() -> Fleet:
-    """Two prefill and three decode nodes, the last of them in trouble, and a dead one."""
+    """Return a fleet of two prefill and three decode nodes, the last of them in trouble, and of a
+    dead node."""
     return lived(imagined_nodes(2, 3, NOW), NOW, seconds=120)
 
 
@@ -158,7 +160,7 @@ def test_the_sums_are_the_nodes_together(fleet: Fleet) -> None:
     assert totals["nodes"] == 6 and totals["levels"] == {"dead": 1, "faulty": 1, "fine": 4}
     assert totals["roles"] == {"prefill": 2, "decode": 3} and totals["models"] == [MODEL]
     assert totals["output_rate"] == sum(row["output_rate"] or 0 for row in rows) > 100
-    # Decode nodes choose prefill nodes, and nobody else does.
+    # Only decode nodes choose prefill nodes.
     assert {row["role"] for row in rows if row["routing"]} == {"decode"}
     asked = [row["hit"] for row in rows if row["role"] == "decode"]
     hit = totals["hit"]

@@ -29,7 +29,7 @@ HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 
 @pytest.fixture(scope="module")
 def fleet() -> Fleet:
-    """Two minutes of traffic."""
+    """Return a fleet after two minutes of traffic."""
     now = time.time()
     return lived(imagined_nodes(4, 8, now), now, 120)
 
@@ -58,7 +58,7 @@ def test_every_view_fits_and_is_drawn(browser: Browser, page: str, width: int, s
             seen.show(view)
             seen.page.wait_for_selector(drawn)
             seen.assert_fits(width)
-            # As the page's width: a frame later than what was drawn.
+            # The layout follows the drawing a frame later, as the page's width does.
             wide = partial(seen.page.evaluate, TOO_WIDE)
             until(lambda wide=wide: wide() == [], lambda wide=wide: wide())
             if width in JUDGED:
@@ -69,7 +69,7 @@ def test_every_view_fits_and_is_drawn(browser: Browser, page: str, width: int, s
         assert not seen.complaints and not seen.foreign
 
 
-# Words that are cut off or stand outside of their cell or tile.
+# Words cut off, or outside of their cell or tile.
 TOO_WIDE = """[...document.querySelectorAll(
     "#figures > div, .cards td, .bar, .above, .wide:not(:has(#matrix))")]
   .filter((one) => one.offsetParent && one.scrollWidth > one.clientWidth + 1)
@@ -188,7 +188,7 @@ def test_a_thousand_nodes_are_leafed_through(browser: Browser) -> None:
 
 
 def test_words_of_a_node_are_never_markup(browser: Browser) -> None:
-    """Nor may they break the page's layout."""
+    """Show hostile text as text; it may not break the page's layout either."""
     node = ImaginedNode(HOSTILE, HOSTILE, 0.0)
     text = node.text(random.Random(1))
     text += f'tasuki_handover_link_state{{peer="{HOSTILE}",address="a",state="{HOSTILE}"}} 1\n'

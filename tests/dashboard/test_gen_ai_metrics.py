@@ -27,7 +27,7 @@ def told() -> dict[str, float]:
     no_answer = replace(usage(HIT), completion_tokens=0)
     exposition.observe(m.Finished("c", m.FinishReason.LENGTH, no_answer))
     exposition.observe(m.Rejected("d", m.RequestError(m.ErrorKind.TOO_LONG, "too long")))
-    # That of a front that is not this one.
+    # The end of another front's request.
     exposition.observe(m.Finished("unknown", m.FinishReason.STOP, usage(HIT)))
     return samples(exposition.text(REPORT))
 

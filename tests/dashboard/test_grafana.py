@@ -37,8 +37,8 @@ def ask(node: Node, length: int, new_tokens: int = 4) -> AnswerStream:
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """A pair under Prometheus to which happened, once each, what boards tell of. One request still
-    runs."""
+    """Yield Prometheus over a pair after each event shown by the boards happened once. One request
+    still runs."""
     with ExitStack() as stack:
         disk = ("--disk-cache", str(tmp_path_factory.mktemp("disk")), "--disk-cache-gib", "0.05")
         pair = node_pair(
@@ -68,7 +68,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
 
 
 def numbers(server: Prometheus, expr: str) -> list[float]:
-    # Over all that happened here: how long that took is the machine's affair.
+    # The range covers the whole test, since its duration depends on the machine.
     asked = expr.replace("$node", ".+").replace("$rate", "10m")
     values = [float(sample["value"][1]) for sample in server.query(asked)]
     return [value for value in values if not math.isnan(value)]
@@ -115,17 +115,17 @@ def test_every_alert_is_tested_both_ways() -> None:
         assert {*rule["annotations"]} == {"summary", "mend"}
 
 
-# Of TLS, which the watched pair has not.
+# The watched pair has no TLS, so it lacks this series.
 _ELSEWHERE = "tasuki_certificate_not_after_seconds"
 
 
 def test_every_series_that_an_alert_names_is_there_before_it_fires(watched: Prometheus) -> None:
-    """A counter that begins with its first event has no increase for it, and a label's value that
-    no node has would never fire."""
+    """Find every series of an alert before the alert fires. A counter created by its first event
+    shows no increase for it. A label value missing on every node would never fire."""
     text = " ".join(rule["expr"] for rule in alert_rules())
     named = {*re.findall(r"tasuki_\w+(?:\{[^}]*\})?", text)}
     asked = {name for name in named if not name.startswith(_ELSEWHERE)}
-    # Only where callers name targets.
+    # These exist only if callers name targets.
     asked = {name for name in asked if not name.startswith("tasuki_target")}
     missing = [name for name in asked if not numbers(watched, f"count({name})")]
     assert not missing and len(asked) > 25

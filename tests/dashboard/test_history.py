@@ -49,7 +49,7 @@ def finished(
 
 
 def told(history: NodeHistory, at: float, message: Any) -> None:
-    # As a recording brings it.
+    # A recording delivers events in this form.
     history.apply(json.loads(json.dumps({**event_of(message), "at": at})))
 
 
@@ -77,7 +77,7 @@ def test_drafts_are_summed_by_what_proposed_them() -> None:
     drafted = replace(plain, usage=replace(plain.usage, drafts=uses))
     for at, message in enumerate((plain, drafted, drafted), 11):
         told(history, float(at), message)
-    # Of a recording from before there were drafts.
+    # An event of a recording older than drafts.
     old = event_of(plain)
     del old["usage"]["drafts"]
     history.apply({**json.loads(json.dumps(old)), "at": 20.0})
@@ -140,7 +140,7 @@ def test_intervals_add_up_and_old_ones_go() -> None:
     assert series["columns"]["prompt"] == [50] * 10
     assert series["columns"]["lost.new"] == [35] * 10
     assert intervals.totals["prompt"] == 40000
-    # 60 whole minutes up to 8040, the end of the one that runs.
+    # 60 whole minutes up to 8040, the end of the current one.
     assert sum(intervals.series(7999.0, 3600, 60)["columns"]["prompt"]) == 10 * (8000 - 4440) // 2
 
 
@@ -169,7 +169,7 @@ def test_a_slow_follower_is_told_what_it_missed() -> None:
 
 
 def full_history() -> NodeHistory:
-    """Every ring of it is full."""
+    """Return a history with every ring full."""
     history = NodeHistory()
     sample = {
         "kind": "pools",
@@ -211,12 +211,14 @@ def test_looking_costs_little_however_much_is_kept() -> None:
         began = time.process_time()
         second_of_looking()
         costs.append(time.process_time() - began)
-    # Of one core, in a second; the tree's part depends on the nodes drawn, not on those that stand.
+    # Seconds of one core, for a second of looking. The tree's part depends on the nodes drawn, not
+    # on all nodes.
     assert min(costs) < 0.03, costs
 
 
 def test_timelines_are_kept_of_fewer_requests_than_ends() -> None:
-    """Of their pulls too; what came with the pull's own event is not kept twice."""
+    """Keep the timelines of the newest 128 requests with one, for transfers and pulls. The
+    journal's pull event holds no second copy."""
     history = NodeHistory()
     track = HandoverTimeline(SenderTrack((), ()), ReceiverTrack((), (), ()))
     pulled, transfer = m.PullReport(64, 1, 0.1, track), m.TransferReport(1, 1, 1, 0.0, 0.0, track)
@@ -233,7 +235,7 @@ def test_timelines_are_kept_of_fewer_requests_than_ends() -> None:
         assert all("timeline" not in row["usage"][name] for row in views.requests(history))
     listed = [row["request"] for row in views.handovers(history)]
     assert listed == [f"r{number}" for number in range(199, 71, -1)]
-    # However many requests without one ended since.
+    # Any number of requests without one may end in the meantime.
     for number in range(2000):
         told(history, 201.0 + number, finished(f"later-{number}", hit(100, 0)))
     assert [row["request"] for row in views.handovers(history)] == listed

@@ -1,4 +1,4 @@
-"""The dashboard over HTTP: what needs the key, what is refused, and both streams."""
+"""Tests of the dashboard over HTTP: paths protected by the key, refusals, and both streams."""
 
 import json
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ async def keep(history: NodeHistory, name: str) -> None:
 
 @contextmanager
 def streamed(http: HttpFront, path: str) -> Iterator[Iterator[Any]]:
-    """The values of a server-sent stream, which is left behind the block."""
+    """Yield the values of a server-sent stream; leave the stream after the block."""
     with closing(http.connect()) as connection:
         connection.request("GET", path)
         reply = connection.getresponse()
@@ -89,7 +89,7 @@ def test_both_streams_tell_what_is_there_and_what_comes() -> None:
 
 
 def test_the_overview_comes_again_where_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So a reader knows a silent node from a lost one."""
+    """Repeat the overview, so a reader can distinguish a silent node from a lost one."""
     monkeypatch.setattr(dashboard_routes, "_STREAM_SECONDS", 0.01)
     with dashboard(NodeHistory()) as http, streamed(http, "/debug/stream") as overviews:
         assert [next(overviews)["events"] for _ in range(3)] == [0, 0, 0]

@@ -1,4 +1,5 @@
-"""/metrics: names that Prometheus accepts, and numbers that equal what clients were told."""
+"""Tests of /metrics: Prometheus accepts the names, and the numbers equal those reported to
+clients."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -96,7 +97,7 @@ def exposition(dialect: str = "none") -> Exposition:
 
 
 def test_the_arena_is_told_in_bytes_that_add_up() -> None:
-    """The same numbers as on the pages and in the log."""
+    """Report the same numbers as the pages and the log."""
     slabs = {**REPORT.stats.slabs, "free": 100}
     stats = replace(REPORT.stats, slab_bytes=20, each_bytes={"page": 4, "slot": 20}, slabs=slabs)
     memory = arena_use(stats)
@@ -112,7 +113,7 @@ def test_the_arena_is_told_in_bytes_that_add_up() -> None:
 
 
 def test_every_reason_and_kind_is_there_before_its_first_event() -> None:
-    """A series that begins at 1 has no increase for that event."""
+    """Start every series at 0. A series that begins at 1 shows no increase for its first event."""
     seen = samples(Exposition().text(REPORT))
     for kind in m.ErrorKind:
         assert seen[f"tasuki_requests_rejected_total{{kind={kind.value}}}"] == 0
@@ -220,7 +221,8 @@ def test_prometheus_accepts_every_name(dialect: str) -> None:
     told = exposition(dialect).text(REPORT).decode()
     checked = finished([promtool, "check", "metrics"], input=told)
     complaints = (checked.stdout + checked.stderr).splitlines()
-    # The other engines chose names with colons, which promtool wants for recording rules only.
+    # The names with colons are those of other engines; promtool wants colons in recording rules
+    # only.
     ours = [line for line in complaints if line.startswith("tasuki")]
     assert not ours and (dialect != "none" or checked.returncode == 0), complaints
 

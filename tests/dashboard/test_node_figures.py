@@ -1,4 +1,5 @@
-"""What stands at the top of a node's page and of `tasuki top`: its health, and the last minute."""
+"""Tests of the figures at the top of a node's page and of `tasuki top`: its health and the last
+minute."""
 
 import json
 from dataclasses import replace
@@ -49,7 +50,7 @@ def ended(name: str, first: float, each: float) -> m.Finished:
 
 
 def lived() -> NodeHistory:
-    """A minute: a hundred answers, and 50 tokens a second."""
+    """Return a minute's history: a hundred answers, and 50 tokens a second."""
     history = NodeHistory()
     for second in range(60):
         sampled(history, 1000.0 + second, 50 * second)
@@ -81,7 +82,8 @@ def test_the_last_minute_in_figures() -> None:
 
 
 def test_memory_is_shares_of_the_arena_s_bytes() -> None:
-    # A slab of 20 is 4 pages. In use are 20 pages and 3 slots, 22 pages and 3 slots may make room.
+    # Each of the 20 slabs holds 4 pages. 20 pages and 3 slots are in use; 22 pages and 3 slots may
+    # be evicted.
     memory = views.figures(lived(), 1060.0, Standing())["memory"]
     assert memory == {
         "in_use": 8 * 4096,

@@ -1,5 +1,5 @@
-"""The page in a real browser: its numbers are those that clients were told, and it can be clicked
-through."""
+"""Tests of the page in a real browser: its numbers equal those reported to clients, and its views
+open by clicks."""
 
 import json
 import re
@@ -25,9 +25,9 @@ JUDGED = (390, 1280)
 
 @dataclass(frozen=True)
 class Demo:
-    """A pair with little room through which the demo's first turns went, between them prompts of
-    others that took its place; at last one that was given up. usages: of the demo's turns, then of
-    the others."""
+    """A pair with little memory after the demo's first turns. Other prompts between the turns
+    evicted their states, and the last request was given up. usages: usages of the demo's turns,
+    then of the others."""
 
     prefill: Node
     decode: Node
@@ -44,7 +44,7 @@ def demo() -> Iterator[Demo]:
         turns, others = [], []
         with client.open_session() as session, client.open_session() as crowd:
             for number, messages in enumerate(demo_script.scripted_turns()[:TURNS]):
-                # What still has pages of so small an arena would leave no room to pull into.
+                # A request with pages in so small an arena would leave no memory to pull into.
                 prefill.assert_at_rest()
                 session.append(Prompt(messages=messages))
                 turns.append(session.generate(max_new_tokens=12, ignore_eos=True).result().usage)
@@ -62,7 +62,7 @@ def demo() -> Iterator[Demo]:
 
 
 def wait_live(seen: Opened) -> None:
-    """Until the node's first message is here, with which the view that is shown is drawn anew."""
+    """Wait for the node's first message; the page then draws the current view again."""
     seen.page.wait_for_selector("body[data-ended]")
 
 
@@ -71,14 +71,14 @@ def faults_told(node: Node) -> str:
 
 
 def counters(node: Node, name: str) -> dict[str, int]:
-    """Samples of a counter by the value of their one label."""
+    """Return a counter's samples by the value of their one label."""
     label = re.compile(rf"{name}(?:\{{\w+=(\w+)\}})?")
     found = {label.fullmatch(key): value for key, value in scraped(node.http_address).items()}
     return {match[1] or "": int(value) for match, value in found.items() if match is not None}
 
 
 def drafts(node: Node, name: str) -> int:
-    """Of the draft layer, at every place."""
+    """Return a token counter of the draft layer, summed over all positions."""
     found = scraped(node.http_address).items()
     counted = f"tasuki_{name}_tokens_total{{drafter=mtp,"
     return sum(int(number) for key, number in found if key.startswith(counted))
@@ -143,8 +143,8 @@ def test_tree_sessions_and_hand_overs_can_be_clicked_through(browser: Browser, d
         assert taker is not None and f"{taker} took its place" in told
         demo.decode.client.explain(taker)
 
-        # Of the second turn: what the first one's answer left is nowhere but on the decode node. A
-        # third may find what the second pulled.
+        # The second turn: only the decode node has the state of the first answer. A third turn may
+        # find the tokens pulled by the second.
         request = turns.nth(TURNS + 1).get_attribute("data-request")
         second = demo.usages[1]
         seen.show("handovers")
@@ -152,13 +152,13 @@ def test_tree_sessions_and_hand_overs_can_be_clicked_through(browser: Browser, d
         seen.page.wait_for_selector("#gantt [data-window]")
         transfer = second.transfer
         assert transfer is not None
-        # A bar a window on each track.
+        # One bar for each layer chunk on each track.
         assert second.pulled is not None, second
         pull = demo.decode.client.explain(request or "").pull
         pulled = len(pull.sender.windows)
         assert pulled > 0 and sum(w.bytes for w in pull.sender.windows) == (second.pulled.bytes)
         record = json.loads(fetched(demo.decode.http_address, f"/debug/requests/{request}"))
-        # An early step, where there was time for one, waited for layers.
+        # An early step, if there was time for one, waited for layers.
         waits = len(record["usage"]["transfer"]["timeline"]["receiver"]["waits"])
         windows = {"sender": transfer.windows, "receiver": transfer.windows + waits}
         for track, expected in {**windows, "giver": pulled, "puller": pulled}.items():
@@ -187,7 +187,7 @@ def test_it_works_by_keyboard_and_in_the_dark(browser: Browser, demo: Demo) -> N
             seen.page.keyboard.press(key)
         assert seen.page.get_attribute("#tab-requests", "aria-selected") == "true"
         seen.page.wait_for_selector("#request-rows tbody tr")
-        # As with two hundred rows.
+        # The page is as long as with two hundred rows.
         seen.page.set_viewport_size({"width": 1280, "height": 300})
         seen.page.evaluate("document.getElementById('request-rows').style.marginBottom = '5000px'")
         seen.page.focus("#request-rows tbody tr")
@@ -214,12 +214,12 @@ def test_a_telephone_shows_every_view_from_its_top_and_whole(browser: Browser, d
         assert not seen.complaints
 
 
-# Tables and tiles whose content is cut off, or is to be scrolled sideways.
+# Tables and tiles with content cut off, or scrolled sideways.
 CUT_OFF = """[...document.querySelectorAll(".wide, #figures > div, .story, main > section")]
   .filter((one) => one.offsetParent && one.scrollWidth > one.clientWidth + 1)
   .map((one) => one.outerHTML.slice(0, 300))"""
 
-# The least contrast of a box's label with the box, of the tree as it is drawn.
+# The least contrast of a label with its box in the tree as drawn.
 LABEL_CONTRAST = """(() => {
   const light = (colour) => {
     const parts = colour.match(/[\\d.]+/g).slice(0, 3).map((part) => part / 255)
@@ -274,7 +274,7 @@ def test_every_view_fits_and_a_chosen_request_is_told_in_sight(
 
 
 def test_its_head_says_which_node_this_is_and_how_it_does(browser: Browser, demo: Demo) -> None:
-    # Its pace is that of the last minute, before which a busy machine may have seen the demo.
+    # The pace covers the last minute; on a busy machine the demo may have run before it.
     demo.usages.append(asked(demo.decode, random_prompt(70, 99), b"", 4).result().usage)
     with opened(browser, demo.decode.http_address) as seen:
         seen.page.wait_for_selector("[data-total=prompt]")
@@ -290,7 +290,7 @@ def test_its_head_says_which_node_this_is_and_how_it_does(browser: Browser, demo
         assert "ready" in figures() and "cached, of 14." in figures()
         until(lambda: figures().count("p95") == 2, figures)
         until(lambda: "0 running" in figures() and "tok/s" in figures(), figures)
-        # The arena's memory is what /metrics says, in the page's one unit.
+        # The arena's memory equals the value in /metrics, in the page's one unit.
         overview = json.loads(fetched(demo.decode.http_address, "/debug/overview"))
         memory = overview["figures"]["memory"]
         until(lambda: f"{100 * memory['in_use'] / memory['size']:.1f} %" in figures(), figures)
@@ -301,7 +301,7 @@ def test_its_head_says_which_node_this_is_and_how_it_does(browser: Browser, demo
         until(lambda: axes.count() == 4, "four pictures have axes")
         seen.page.click("summary")
         assert "free: free" not in seen.text("#pools") and "in_transfer" not in seen.text("#pools")
-        # Causes that never were stand behind a button.
+        # A button shows the causes with a count of zero.
         zero = seen.page.locator("#totals .zero")
         assert zero.count() > 3 and not zero.first.is_visible()
         seen.page.click("#all-causes")
@@ -381,7 +381,7 @@ def test_the_tree_is_walked_by_arrows_and_keeps_its_place_while_others_are_answe
     with opened(browser, demo.decode.http_address, "/#tree") as seen:
         seen.page.wait_for_selector("#icicle [data-node]")
         wait_live(seen)
-        # One box is in the tab order, whatever their number.
+        # Exactly one box is in the tab order.
         assert seen.page.locator("#icicle [tabindex='0']").count() == 1
         seen.page.focus("#icicle [tabindex='0']")
         path = [seen.page.evaluate(focused)]
@@ -396,7 +396,7 @@ def test_the_tree_is_walked_by_arrows_and_keeps_its_place_while_others_are_answe
         before = seen.page.evaluate(f"{names}.join()")
         asked(demo.decode, random_prompt(100, 5), b"", 1).result()
         seen.page.wait_for_selector(f"body[data-ended='{ended + 1}']")
-        # A full arena stays as large: the new prompt takes an older one's place.
+        # A full arena keeps its size: the new prompt evicts an older one.
         seen.page.wait_for_function(f"{names}.join() != '{before}'")
         assert seen.page.evaluate(focused) == path[1]
         assert seen.page.get_attribute("#icicle .chosen", "data-node") == path[1]

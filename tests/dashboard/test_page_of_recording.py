@@ -1,5 +1,5 @@
-"""The page over a recording draws what the file tells: a hand-over with a wait at the layer
-barrier, what was hidden and what was not, the pull before it, and the eviction that cost a turn."""
+"""Tests of the page over a recording. It draws a hand-over with a wait at the layer barrier, its
+hidden and visible parts, and the pull before it. It also draws the eviction that cost a turn."""
 
 from pathlib import Path
 
@@ -74,7 +74,7 @@ def test_a_recording_is_drawn_as_its_node_was(browser: Browser, tmp_path: Path) 
         replaying(tmp_path / "kept.jsonl.gz") as address,
         opened(browser, address, "/#handovers") as seen,
     ):
-        # With its first message the view is drawn anew.
+        # With the stream's first message, the page draws the view again.
         seen.page.wait_for_selector("body[data-ended]")
         seen.page.click("#handover-rows tr[data-key=second]")
         seen.page.wait_for_selector("#gantt [data-track=puller]")
@@ -84,7 +84,7 @@ def test_a_recording_is_drawn_as_its_node_was(browser: Browser, tmp_path: Path) 
             kinds = [bars.nth(index).get_attribute("class") or "" for index in range(bars.count())]
             return {kind: kinds.count(kind) for kind in kinds}
 
-        # The first window left while the second layer was computed, the second one after it.
+        # The first layer chunk left while the second layer was computed, the second chunk after it.
         assert drawn("sender") == {"hidden-time": 1, "exposed-time": 1, "tick": 2}
         assert drawn("receiver") == {"landed": 2, "wait": 1}
         assert drawn("giver") == {"exposed-time": 1} and drawn("puller") == {"landed": 1}
@@ -108,7 +108,7 @@ def test_a_recording_is_drawn_as_its_node_was(browser: Browser, tmp_path: Path) 
 
 
 def test_a_sample_that_is_old_is_marked_with_its_age(browser: Browser, tmp_path: Path) -> None:
-    """A long step: requests are asked for, and the counters are those from before it."""
+    """Record a long step: requests have arrived, and the counters are older than the step."""
     prompt = random_prompt(100, 1)
     pool = {"free": 9, "tree": 0, "pinned": 0, "working": 0, "granted": 0, "quarantined": 0}
     slabs = {"free": 9, "pages": 0, "slots": 0}

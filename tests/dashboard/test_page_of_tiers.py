@@ -1,5 +1,5 @@
-"""The page of a node with memory below its arena, in a real browser: the bytes of each are those of
-its counters, at each width and in both schemes."""
+"""Tests of a node's page with cache tiers below its arena, in a real browser. The bytes of each
+tier equal its counters, at each width and in both colour schemes."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ RIGHTMOST = """Math.max(...[...document.querySelectorAll("#tiers td")]
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    """What it was asked is more than its arena has room for."""
+    """Yield a node after more prompts than its arena can hold."""
     folder = str(tmp_path_factory.mktemp("disk"))
     disk = ("--disk-cache", folder, "--disk-cache-gib", "0.1", "--disk-write-budget", "60")
     with fused_node(*TIERED, *disk, arena_mib=15) as node:
@@ -29,7 +29,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 
 def is_kept(node: Node) -> bool:
-    """Whether there were writes, and none is under way or waits."""
+    """Return true if some writes are done and none is moving or waiting."""
     moving = (
         counted(node, "tasuki_tier_moving", f"what={what}") for what in ("writes", "waiting_writes")
     )
@@ -37,7 +37,7 @@ def is_kept(node: Node) -> bool:
 
 
 def counted(node: Node, name: str, label: str) -> int:
-    """Of the host's."""
+    """Return the value of the host tier's metric with this name and label."""
     (found,) = [
         value
         for key, value in scraped(node.http_address).items()

@@ -1,7 +1,8 @@
-"""Colours drawn side by side stay apart for every kind of colour vision, in light and dark.
+"""Tests of the palette: colours drawn side by side differ for every kind of colour vision, in light
+and dark.
 
-Distances are CIE76 of what an eye without one kind of cone sees (Machado, Oliveira and Fernandes,
-2009, severity 1); two colours from about 10 on are told apart at a glance.
+Distances are CIE76 between colours as seen without one kind of cone. Source: Machado, Oliveira and
+Fernandes, 2009, severity 1. An eye separates two colours at a glance from a distance of about 10.
 """
 
 import itertools
@@ -49,7 +50,7 @@ Colour = NDArray[np.float64]
 
 
 def palette(scheme: str) -> dict[str, str]:
-    """#rrggbb by name."""
+    """Return colours as #rrggbb by name."""
     light, dark = STYLE.split(DARK)
     named = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", light))
     if scheme == "dark":
@@ -70,7 +71,7 @@ def lab(rgb: Colour) -> Colour:
 
 
 def alike(scheme: str, view: str, eye: str) -> Iterator[str]:
-    """Yield pairs of a view's colours that this kind of eye sees as too close."""
+    """Yield pairs of a view's colours too close for this kind of eye."""
     named = palette(scheme)
     seen = {name: lab(np.array(SEEN_AS[eye]) @ linear(named[name])) for name in TOGETHER[view]}
     for one, other in itertools.combinations(seen, 2):

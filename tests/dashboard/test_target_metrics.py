@@ -1,4 +1,5 @@
-"""Requests that were wanted within targets: each is counted once, as kept, missed or refused."""
+"""Tests of metrics for requests with latency targets: each request counts once, as kept, missed or
+refused."""
 
 import pytest
 
@@ -16,7 +17,7 @@ NAME = "tasuki_target_requests_total"
 
 
 def usage(targets: m.Targets | None) -> m.Usage:
-    """The first token after 0.2 s, four others in 0.8."""
+    """Return a usage with the first token after 0.2 s and four others in 0.8 s."""
     return m.Usage(100, 5, None, None, "local", False, 0.2, 1.0, targets=targets)
 
 

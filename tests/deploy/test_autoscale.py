@@ -1,5 +1,5 @@
-"""The manifests by which Kubernetes scales a cluster: rendered, held against schemas, and what they
-measure exists."""
+"""Tests of the Kubernetes autoscaling manifests: they render, fit their schemas, and measure
+existing metrics."""
 
 import re
 from functools import cache
@@ -36,7 +36,7 @@ def of(kind: str, role: str) -> dict[str, Any]:
 
 @cache
 def rules() -> dict[str, dict[str, Any]]:
-    """By the names that HPAs know them by."""
+    """Return the adapter's rules by metric name, as used in HPAs."""
     values = yaml.safe_load((AUTOSCALE / "prometheus-adapter.yaml").read_text(encoding="utf-8"))
     return {rule["name"]["as"]: rule for rule in values["rules"]["custom"]}
 

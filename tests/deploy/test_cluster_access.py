@@ -1,4 +1,4 @@
-"""Who reaches what in the cluster that is shipped: policies, etcd, certificates, metrics, RDMA."""
+"""Tests of access inside the shipped cluster: policies, etcd, certificates, metrics, RDMA."""
 
 import re
 import ssl
@@ -59,7 +59,8 @@ def chooses(selector: dict[str, Any], labels: dict[str, str]) -> bool:
 
 
 def lets_in(target: str, port: int, caller: str | None) -> bool:
-    """Whether any policy lets a pod of the namespace, or None, a stranger's, reach that port."""
+    """Return true if any policy lets a pod of the caller's namespace reach this port. caller:
+    namespace, or None for a stranger's pod."""
     policies = [item["spec"] for item in rendered() if item["kind"] == "NetworkPolicy"]
     labels = pod_of(target)["metadata"]["labels"]
     chosen = [policy for policy in policies if chooses(policy["podSelector"], labels)]
@@ -146,7 +147,7 @@ SECRETS = ("tasuki-tls", "tasuki-etcd-tls")
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the recipe makes."""
+    """Return the folder of certificates made by the recipe."""
     program("openssl", "install Debian's openssl")
     folder = tmp_path_factory.mktemp("certificates")
     output_of([DEPLOY / "certificates" / "make", folder])

@@ -1,7 +1,8 @@
-"""What is shipped for Kubernetes and systemd: rendered, held against schemas, and its flags parsed.
+"""Tests of the files shipped for Kubernetes and systemd: they render, fit their schemas, and their
+flags parse.
 
-LeaderWorkerSet's own fields are checked against its published API (v1); its pods, as every other
-kind, against Kubernetes' own schemas.
+LeaderWorkerSet's own fields are checked against its published API (v1). Its pods and every other
+kind are checked against Kubernetes' own schemas.
 """
 
 import os
@@ -123,7 +124,7 @@ def validate(item: dict[str, Any]) -> None:
 
 
 def parsed(role: str, flags: Sequence[str]) -> tuple[Any, ...]:
-    """As the daemon reads them; exits where one is wrong."""
+    """Parse the flags as the daemon does; exit if one is wrong."""
     kinds = (CONFIGS[role],) if role in CONFIGS else (DryRunConfig, HttpAddress)
     return parse_configs(f"tasuki {role}", "", flags, EngineConfig, ServerConfig, *kinds)
 
@@ -183,7 +184,7 @@ def test_a_pod_starts_a_node_whose_flags_exist(role: str, tmp_path: Path) -> Non
 
 
 def stopping_seconds(pod: dict[str, Any], front: ServerConfig) -> float:
-    """From the begin of a pod's end to that of its node."""
+    """Return the time from the start of a pod's termination to its node's exit, in seconds."""
     (container,) = pod["containers"]
     before = container["lifecycle"]["preStop"]["exec"]["command"]
     assert before[0] == "sleep"
@@ -200,7 +201,7 @@ def test_pods_run_the_image_that_the_dockerfile_makes() -> None:
         assert container["image"] == f"{project['name']}:{project['version']}"
         assert "command" not in container and container["args"][0] == role
         assert f"--uid {pod['securityContext']['runAsUser']} " in image
-    # Of the two transports one fits a driver, and a CUDA build of torch brings triton.
+    # Only one of the two transports fits a driver, and a CUDA build of torch brings triton.
     extras = {*project["optional-dependencies"]} - {"cu12", "cuda"}
     (installed,) = re.findall(r"\.whl\)\[([a-z0-9,]+)\]", image)
     assert set(installed.split(",")) == extras
@@ -224,7 +225,7 @@ def test_a_unit_is_one_that_systemd_takes(role: str, tmp_path: Path) -> None:
     analyze = program("systemd-analyze", "install Debian's systemd")
     name = UNITS[role]
     text = (SYSTEMD / name).read_text(encoding="utf-8")
-    # What it starts, and as whom, is not on this machine.
+    # This machine has neither the program nor the user of the unit.
     here = text.replace("/opt/tasuki/bin/tasuki", "/bin/true").replace("=tasuki\n", "=root\n")
     (tmp_path / name).write_text(here, encoding="utf-8")
     for command in (["verify", "--man=no"], ["security", "--offline=true", "--threshold=40"]):

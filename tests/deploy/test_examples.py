@@ -1,4 +1,4 @@
-"""The examples run as their first lines say, and show what they claim to show."""
+"""Tests of the examples: they run as their first lines say and show the effect they claim."""
 
 import re
 import sys

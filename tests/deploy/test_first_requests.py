@@ -1,8 +1,5 @@
-"""README's and the quick start's own commands, run as they stand there: what a newcomer types first
-shows the cache at work.
-
-Ports and the model's name are the only words that are changed.
-"""
+"""Tests of the commands in README and the quick start, run unchanged except for ports and the
+model's name. A newcomer's first commands must show the cache at work."""
 
 import json
 import re
@@ -29,7 +26,7 @@ CACHED = re.compile(r"\[(\d+) of (\d+) prompt tokens were cached\]")
 
 @dataclass(frozen=True)
 class Page:
-    """blocks: what stands between fences, with the word behind the first of them."""
+    """A page of the documents. blocks: pairs of a fence's language and its text."""
 
     name: str
 
@@ -38,14 +35,14 @@ class Page:
         return BLOCK.findall((ROOT / self.name).read_text(encoding="utf-8"))
 
     def one(self, start: str, language: str = "") -> str:
-        """The only block that begins so."""
+        """Return the only block with this language and this start."""
         (found,) = [
             text for word, text in self.blocks if word == language and text.startswith(start)
         ]
         return found
 
     def command(self, start: str) -> list[str]:
-        """The words of the only line that begins so, without its comment."""
+        """Return the words of the only line with this start, without its comment."""
         lines = [line for _, text in self.blocks for line in text.splitlines()]
         (found,) = [line for line in lines if line.startswith(start)]
         return shlex.split(found, comments=True)
@@ -57,13 +54,13 @@ class Started:
     decode: Node
 
     def asked(self, text: str) -> str:
-        """With the addresses of the daemons that run."""
+        """Replace the text's addresses by those of the running daemons."""
         return text.replace(HTTP, self.decode.http_address).replace(FRONT, self.decode.address)
 
 
 @pytest.fixture(scope="module", params=["README.md", "docs/quick-start.md"])
 def started(request: pytest.FixtureRequest) -> Iterator[Started]:
-    """The pair that the page starts."""
+    """Yield the pair started by the page's commands."""
     require_nixl()
     page = Page(request.param)
     with ExitStack() as stack:
@@ -105,7 +102,7 @@ def test_pages_name_one_way_to_call_the_command() -> None:
 
 
 def _node(words: list[str], prefill: str = HAND_OVER) -> Node:
-    """Of a page's line, at free ports, with the embedded model."""
+    """Return the node of a page's command line, at free ports, with the embedded model."""
     command, *rest = words[1:]
     at = rest.index("--bind")
     del rest[at : at + 2]

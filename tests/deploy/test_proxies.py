@@ -24,7 +24,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "proxies.md"
 
 @dataclass
 class Proxied:
-    """address: HOST:PORT of the proxy."""
+    """A proxy before two nodes. address: HOST:PORT of the proxy."""
 
     address: str
     nodes: tuple[Node, Node]
@@ -64,7 +64,7 @@ def test_both_nodes_answer(proxied: Proxied) -> None:
 
 
 def finished(node: Node) -> int:
-    """How many requests the node has answered."""
+    """Return the number of requests answered by the node."""
     text = ask(node.http_address, "GET", "/metrics").body.decode()
     counts = re.findall(r"^tasuki_requests_finished_total\{[^}]*\} (\S+)$", text, re.MULTILINE)
     return round(sum(map(float, counts)))
@@ -122,7 +122,7 @@ def test_what_a_draining_node_refuses_another_answers(proxied: Proxied, path: st
     finally:
         left.undrain()
     until(lambda: ask(left.http_address, "GET", "/ready").status == 200, "it does not come back")
-    # haproxy has to see it first.
+    # haproxy must notice it first.
     until(lambda: back(proxied, left), "the proxy does not ask it again")
 
 

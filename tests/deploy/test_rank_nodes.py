@@ -1,4 +1,5 @@
-"""What is shipped for nodes of several GPUs: rendered, held against schemas, its flags parsed."""
+"""Tests of the shipped files for nodes of several GPUs: they render, fit their schemas, and their
+flags parse."""
 
 from functools import cache
 from pathlib import Path
@@ -24,7 +25,7 @@ CONFIGS = {"prefill": PrefillConfig, "decode": DecodeConfig}
 
 @cache
 def rendered() -> dict[str, dict[str, Any]]:
-    """By kind."""
+    """Return the rendered objects by kind."""
     kubectl = program("kubectl", "install Debian's kubernetes-client")
     text = output_of([kubectl, "kustomize", DEPLOY / "kubernetes-ranks"])
     return {item["kind"]: item for item in yaml.safe_load_all(text)}
@@ -64,7 +65,7 @@ def test_a_pod_has_a_gpu_for_each_rank_and_flags_that_exist(tmp_path: Path) -> N
 
 
 def dropped_in(role: str) -> tuple[list[str], list[str]]:
-    """(The GPUs that a unit's node sees, its command's flags.)"""
+    """Return the GPUs visible to a unit's node, and its command's flags."""
     file = DEPLOY / "systemd" / f"tasuki-{role}.service.d" / "ranks.conf"
     lines = file.read_text(encoding="utf-8").splitlines()
     (gpus,) = [line for line in lines if line.startswith("Environment=CUDA_VISIBLE_DEVICES=")]

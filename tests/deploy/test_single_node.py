@@ -27,7 +27,7 @@ def parsed(arguments: list[str]) -> tuple[Any, ...]:
 
 
 def manifest() -> dict[str, dict[str, Any]]:
-    """By kind."""
+    """Return the manifest's objects by kind."""
     text = (DEPLOY / "kubernetes-single" / "node.yaml").read_text(encoding="utf-8")
     return {item["kind"]: item for item in yaml.safe_load_all(text)}
 
@@ -59,7 +59,7 @@ def test_its_pod_starts_a_node_and_keeps_what_it_has_downloaded_and_compiled() -
 
 
 class Compose(yaml.SafeLoader):
-    """With the tag by which a later file takes away what an earlier one says."""
+    """A YAML loader for the tag of Compose that removes an earlier file's setting."""
 
 
 Compose.add_constructor("!reset", lambda loader, node: None)

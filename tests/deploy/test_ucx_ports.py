@@ -1,4 +1,5 @@
-"""The ports by which a policy lets nodes reach each other's memory are those that UCX takes."""
+"""Tests of the ports in the network policy for access to nodes' memory: UCX uses exactly these
+ports."""
 
 import re
 import subprocess
@@ -13,7 +14,7 @@ PORTS = 100
 
 
 def listening(pid: int) -> set[int]:
-    """Ports of a process and those that it started."""
+    """Return the listening ports of a process and its children."""
     ss = program("ss", "install Debian's iproute2")
     shown = subprocess.run([ss, "-Hltnp"], capture_output=True, text=True, check=True).stdout
     family = {pid, *children(pid)}

@@ -1,7 +1,8 @@
-"""Imports point downward, between rooms and inside them; see docs/design.md, "Folders".
+"""Tests of imports: they point downward, between rooms and inside them; see docs/design.md,
+"Folders".
 
-A room is a top-level folder. Inside every folder the things that lie in it, files and subfolders,
-import each other without a circle. Between two processes stands one package of messages.
+A room is a top-level folder. Inside every folder, files and subfolders import each other without a
+circle. Between two processes lies one package of messages.
 """
 
 import ast
@@ -39,7 +40,7 @@ Name = tuple[str, ...]
 
 
 def name_of(path: Path) -> Name:
-    """A module's, its package's own file included as __init__."""
+    """Return a module's name as a tuple; a package's own file is `__init__`."""
     return path.relative_to(ROOT).with_suffix("").parts
 
 
@@ -47,7 +48,7 @@ MODULES = frozenset(map(name_of, SOURCES))
 
 
 def module_of(name: Name) -> Name | None:
-    """The module that holds this name; None where it is no room's."""
+    """Return the module that holds this name, or None if it belongs to no room."""
     for known in (name, (*name, "__init__"), name[:-1], (*name[:-1], "__init__")):
         if known in MODULES:
             return known
@@ -55,7 +56,8 @@ def module_of(name: Name) -> Name | None:
 
 
 def imported_text(call: ast.Call) -> str | None:
-    """The module that a call of import_module() names as a text; None for any other call."""
+    """Return the module named as a text in a call of import_module(), or None for any other
+    call."""
     name = getattr(call.func, "attr", getattr(call.func, "id", None))
     first = call.args[0] if call.args else None
     if name != "import_module" or not isinstance(first, ast.Constant):
@@ -65,8 +67,8 @@ def imported_text(call: ast.Call) -> str | None:
 
 @cache
 def imports(path: Path) -> frozenset[Name]:
-    """Modules of rooms that a file names in any import, relative or absolute, at any depth, or in a
-    text that import_module() is given."""
+    """Return the modules of rooms imported by a file, at any depth. Count relative and absolute
+    imports, and texts given to import_module()."""
     package = path.relative_to(ROOT).parts[:-1]
     names: set[Name] = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -93,7 +95,7 @@ def imports(path: Path) -> frozenset[Name]:
 
 
 def siblings() -> dict[Name, dict[str, set[str]]]:
-    """By folder: which thing in it imports which other."""
+    """Return the imports among siblings: by folder, the names each entry imports."""
     found: dict[Name, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for path in SOURCES:
         own = name_of(path)
@@ -104,7 +106,7 @@ def siblings() -> dict[Name, dict[str, set[str]]]:
 
 
 def circle(edges: dict[str, set[str]]) -> list[str]:
-    """Things that import each other in a circle, in order; empty where there is none."""
+    """Return the members of an import circle in order, or an empty list if there is none."""
     done: set[str] = set()
 
     def walk(at: str, way: list[str]) -> list[str]:
@@ -121,7 +123,7 @@ def circle(edges: dict[str, set[str]]) -> list[str]:
 
 
 def upward_imports(path: Path) -> list[str]:
-    """Rooms that a file imports and that do not lie below its own."""
+    """Return the rooms imported by a file but not below its own."""
     room = path.relative_to(ROOT).parts[0]
     rooms = {name[0] for name in imports(path)} - {room}
     return sorted(other for other in rooms if LEVEL[other] >= LEVEL[room])
@@ -141,8 +143,8 @@ def test_no_folder_has_a_circle() -> None:
     assert not {folder: found for folder, found in circles.items() if found}
 
 
-# What another process will be: only its package of messages, and what describes it, may be named
-# from outside. The assembly of a daemon is excepted, which builds the engine that it runs.
+# This will be another process. Other folders may import only its package of messages and its
+# description. The assembly of a daemon is excepted, since it builds the engine to run.
 ENGINE_SURFACE = {("engine", "messages"), ("engine", "config")}
 ASSEMBLY = {
     ("server", "daemon"),

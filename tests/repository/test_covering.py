@@ -1,4 +1,5 @@
-"""Cases that `make test` leaves to the nightly run: what is left still has every value, or pair."""
+"""Tests of cases left to the nightly run by `make test`: the remaining cases still have every value
+or pair."""
 
 from itertools import combinations, product
 

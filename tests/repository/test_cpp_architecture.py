@@ -33,7 +33,7 @@ _INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 
 def included(path: Path) -> list[str]:
-    """Files of the project that a file includes, relative to the C++ part's root."""
+    """Return the project's files included by a file, relative to the C++ part's root."""
     return _INCLUDE.findall(path.read_text())
 
 
@@ -42,7 +42,7 @@ def name(path: Path) -> str:
 
 
 def include_faults(path: Path) -> Iterator[str]:
-    """Return one text for each include that is missing or does not lie below the file."""
+    """Yield one text for each include that is missing or not below the file."""
     own = path.parent.name
     for include in included(path):
         folder = include.split("/")[0]
@@ -58,7 +58,7 @@ def test_includes_point_downward() -> None:
 
 
 def test_no_file_reaches_itself() -> None:
-    """A header and the source beside it count as one."""
+    """Count a header and its source file as one."""
     reached = {
         str(path.relative_to(ROOT).with_suffix("")): {
             include.removesuffix(".h") for other in _sides(path) for include in included(other)

@@ -1,4 +1,4 @@
-"""What the documents name exists."""
+"""Tests of the documents: every named file, command and test exists."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ from tests.harness.interaction import read
 ROOT = Path(__file__).parents[2]
 CODE = re.compile(r"`([a-z_]+(?:/[a-z_0-9]+)+\.(?:py|h|cpp|proto|pml|md))`")
 TEST = re.compile(r"`((?:gpu/)?test_[a-z_]+\.py)::(test_[a-z_0-9]+)`")
-# The change log names files as they were called at the time.
+# The change log uses the file names of its time.
 PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")} - {ROOT / "CHANGELOG.md"})
 
 

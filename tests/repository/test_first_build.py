@@ -1,4 +1,4 @@
-"""What `make` looks at before it downloads anything, and how it chooses torch."""
+"""Tests of `make`: its checks before any download, and its choice of torch."""
 
 import ast
 import io
@@ -19,7 +19,7 @@ from tests.harness.processes import free_port
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "scripts" / "first_build"
 BEFORE_PYTHON = ("needs.py", "torch_choice.py", "logged_step.py")
-"""Those that run on an interpreter which may be too old to build with."""
+"""Scripts for any interpreter, even one too old to build with."""
 
 
 def executable(path: Path, text: str) -> Path:
@@ -29,7 +29,7 @@ def executable(path: Path, text: str) -> Path:
 
 
 def made(target: str, *words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    """`make` in a folder whose environment is not there."""
+    """Run `make` in a folder without its environment."""
     return subprocess.run(
         ["make", target, *words],
         cwd=ROOT,
@@ -111,7 +111,7 @@ def test_make_stops_before_it_makes_anything(tmp_path: Path) -> None:
 
 @pytest.fixture
 def index() -> Iterator[str]:
-    """The address of an index that has a page for torch."""
+    """Yield the address of an index with a page for torch."""
     with ThreadingHTTPServer(("127.0.0.1", 0), _Index) as server:
         thread = Thread(target=server.serve_forever)
         thread.start()
@@ -126,7 +126,7 @@ class _Index(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 def test_torch_is_a_cpu_build_where_no_gpu_is(index: str) -> None:

@@ -1,4 +1,5 @@
-"""Seeds of long random tests are new in each run, told at its end, and can be had again."""
+"""Tests of seeds of long random tests. A seed is new in each run, is printed at its end, and can be
+set again."""
 
 import re
 from pathlib import Path

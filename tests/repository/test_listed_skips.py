@@ -1,4 +1,5 @@
-"""CI cannot be green by skipping: a run of its own fails on a skip that the list does not name."""
+"""Tests of skips: CI cannot pass by skipping, since its run fails on a skip missing from the
+list."""
 
 from pathlib import Path
 
@@ -27,7 +28,8 @@ NOT = "NOT LISTED"
 
 
 def run(folder: Path, *more: str, **files: str) -> tuple[int, str]:
-    """Exit status and output of a run of its own over such test files. more: of its arguments."""
+    """Return the exit status and output of a separate run over these test files. more: arguments of
+    the run."""
     (folder / "listing.py").write_text(PLUGIN)
     for name, tests in files.items():
         (folder / f"test_{name}.py").write_text("import pytest\n" + tests)
@@ -39,7 +41,7 @@ LISTED = "def test_listed(): pytest.skip('no tool here')\n"
 PASSES = "def test_passes(): pass\n"
 
 
-# As make runs them; and as somebody may.
+# The first is the way of make; the second is a manual run.
 WAYS = {"side by side": (("-n", "2", "--dist", "loadfile"),), "alone": ((),)}
 ways = pytest.mark.parametrize("way", slow_behind(1, WAYS))
 

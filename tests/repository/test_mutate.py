@@ -1,4 +1,5 @@
-"""The mutants of `python -m scripts.mutate`: their places, their names, and that a trial tells."""
+"""Tests of the mutants of `python -m scripts.mutate`: their places, their names, and the result of
+a trial."""
 
 from dataclasses import replace
 from functools import cache

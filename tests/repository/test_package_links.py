@@ -1,4 +1,5 @@
-"""`.package/tasuki` links the folders of the package, for tools that read a plain checkout."""
+"""Tests of `.package/tasuki`: it links the package's folders for tools that read a plain
+checkout."""
 
 import re
 import subprocess

@@ -11,7 +11,7 @@ from scripts.prose.texts import ROOT, Kind, Text, texts
 
 BOUNDS = tomllib.loads((ROOT / "scripts/prose/bounds.toml").read_text(encoding="utf-8"))
 SHOWN = 20
-"""Breaches that a failure prints."""
+"""Number of breaches printed by a failure."""
 
 
 def rows_of(text: str, kind: Kind = Kind.DOCS) -> dict[str, int]:

@@ -8,9 +8,10 @@ from scripts.docs.house_counts import ROOMS, sources
 
 LEAST_LINES, MOST_LINES = 80, 400
 UNCOUNTED = {"__init__.py", "main.py", "config.py"}
-"""Their length follows from a package's names, a program's steps and its flags."""
+"""Files without a bound: their length follows from a package's names, a program's steps or its
+flags."""
 OPERATORS = ("model/ops/",)
-"""An operator has the length of its algorithm."""
+"""Folders without a bound: an operator is as long as its algorithm."""
 
 BOUNDS: Mapping[str, float] = {
     "least percent of modules from 80 to 400 lines": 80,
@@ -20,9 +21,9 @@ BOUNDS: Mapping[str, float] = {
 
 
 def size_faults(lines: Mapping[str, int], bounds: Mapping[str, float]) -> Iterator[str]:
-    """Yield a text for each bound that the modules break.
+    """Yield a text for each bound broken by the modules.
 
-    lines: by path below the root, the module's count of lines.
+    lines: line count of each module, by path below the root.
     """
     modules = {
         path: count
@@ -43,7 +44,7 @@ def size_faults(lines: Mapping[str, int], bounds: Mapping[str, float]) -> Iterat
 
 
 def folders_of_one_file(paths: Mapping[str, int]) -> Iterator[str]:
-    """Yield folders that hold one module, `__init__.py` aside, and no folder."""
+    """Yield folders with one module besides `__init__.py` and no subfolder."""
     files = Counter(path.parent for path in map(PurePosixPath, paths) if path.name != "__init__.py")
     parents = {folder.parent for folder in files}
     for folder, count in files.items():

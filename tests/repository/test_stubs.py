@@ -1,4 +1,4 @@
-"""The stubs are what their .proto files say, and run on the protobuf that is installed."""
+"""Tests of the stubs: they match their .proto files and run on the installed protobuf."""
 
 from google.protobuf import __version__ as protobuf_version
 from google.protobuf.descriptor_pb2 import FileDescriptorProto

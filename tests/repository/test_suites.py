@@ -26,7 +26,7 @@ def rule(*tests: str, says: str = "", kind: str = "model", sometimes: bool = Fal
 
 
 def run_of(*outcomes: Outcome, rules: list[Rule], out: Path | None = None) -> int:
-    """The exit status of a run with these outcomes."""
+    """Return the exit status of a run with these outcomes."""
     explained = explain(failures(outcomes), rules)
     return concluded({"vllm": outcomes}, explained, stale(outcomes, rules), out)
 
@@ -196,7 +196,7 @@ def test_a_log_of_open_responses_is_read_behind_warnings() -> None:
 
 
 def test_a_test_that_swallows_the_error_of_vllms_own_code_fails(tmp_path: Path) -> None:
-    """A mere import passes; a test for any exception must not."""
+    """Let a mere import pass, but fail a test that catches any exception."""
     (tmp_path / "conftest.py").write_text((STAND_INS / "vllm_tests" / "conftest.py").read_text())
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "test_own.py").write_text(

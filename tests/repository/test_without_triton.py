@@ -1,4 +1,5 @@
-"""A CPU's node needs no Triton: no process of it imports what is only in an extra."""
+"""Tests of a CPU node without Triton: none of its processes imports packages found only in an
+extra."""
 
 import subprocess
 import sys

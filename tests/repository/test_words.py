@@ -1,4 +1,5 @@
-"""Things do not tell and hear: what is sent, shown, reported or received is called so."""
+"""Tests of names: things are called sent, shown, reported or received; they do not tell and
+hear."""
 
 import re
 import subprocess
@@ -8,7 +9,8 @@ ROOT = Path(__file__).parents[2]
 _SOURCES = ("*.py", "*.pyi", "*.h", "*.cpp", "*.proto", ":!tests")
 _PERSONAL = re.compile(r"\b(told|tells?|untold|hears?|heard|whence)\b", re.IGNORECASE)
 MOST = 20
-"""People do: the demo's letters, prompts of examples."""
+"""Number of lines allowed for people, who do tell and hear: the demo's letters, prompts of
+examples."""
 
 
 def test_sources_name_things_for_what_they_do() -> None:

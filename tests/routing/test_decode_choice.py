@@ -1,4 +1,4 @@
-"""Which decode node a session goes to, and when it has reason to leave one."""
+"""Tests of the decode node chosen for a session, and of reasons to leave a node."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def load(
         (load(step=0.024, busy=0.25), load(step=0.02, busy=0.5)),
         (load(step=None, busy=0.0), load(step=0.02, busy=0.0)),
         (load(placed=1), load(placed=2)),
-        # Where answers take turns, a token waits for the others' steps too.
+        # If answers take turns, a token waits for the others' steps, too.
         (load(step=0.03, busy=1.0), load(step=0.02, busy=2.0)),
     ],
     ids=["draining", "full", "memory", "step", "near", "unknown", "placed", "turns"],

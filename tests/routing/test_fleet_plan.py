@@ -26,7 +26,7 @@ POLICY = PlanPolicy(
     ServiceTargets(2.0, 0.02, 0.95), NodeBounds(most=60), Pace(clear=120.0, settle=300.0)
 )
 FIXED, EACH = 0.005, 0.0001
-"""Of a step, seconds, as the nodes of these tests decode."""
+"""Fixed seconds of a decode step, and seconds for each token, in these tests."""
 
 
 def seen(
@@ -37,7 +37,8 @@ def seen(
     backlog: float = 0.0,
     mean: float = 0.2,
 ) -> Observation:
-    """As a fleet with so many decode nodes shows it: the batch is what the tokens make of it."""
+    """Return the observation of a fleet with these nodes. The batch size follows from the
+    tokens."""
     rate = tokens / max(1, nodes[D].ready)
     batch = rate * FIXED / max(0.05, 1 - rate * EACH)
     return Observation(
@@ -51,7 +52,7 @@ def seen(
 
 
 class Fleet:
-    """Nodes that do what is planned; one that is placed is ready two looks later."""
+    """A fleet of nodes that carries out each plan; a placed node is ready two looks later."""
 
     def __init__(self, prefill: int, decode: int, policy: PlanPolicy = POLICY) -> None:
         self.ready = {P: prefill, D: decode}
@@ -118,7 +119,7 @@ def test_constant_demand_comes_to_rest_and_is_never_turned_about(
             for _, action in fleet.actions
             if action.role is role or isinstance(action, ChangeRole)
         ]
-        # What is missing is added at first; what is too much goes later; that is all.
+        # Missing nodes are added first, surplus nodes go later, and nothing else happens.
         assert turns == sorted(turns, reverse=True), fleet.actions
     at_rest = fleet.now
     fleet.looks(500, load)
@@ -138,7 +139,7 @@ def test_more_demand_never_asks_for_fewer_nodes(
 ) -> None:
     policy = replace(POLICY, targets=replace(POLICY.targets, share=share))
     nodes = {P: NodeCount(5), D: NodeCount(5)}
-    # Nodes' steps are as they are: the same line for both.
+    # The steps of both nodes follow the same line.
     steps = [seen(0.0, 0.0, 20_000.0, nodes).decode]
 
     def needs(times: float) -> dict[NodeRole, int]:
@@ -160,7 +161,8 @@ def test_more_demand_never_asks_for_fewer_nodes(
 
 
 def test_nothing_is_taken_away_before_a_whole_window_was_observed() -> None:
-    """A planner that starts anew has no history: it may add, and takes nothing away."""
+    """Drain nodes only after a whole observed window. A restarted planner has no history: it may
+    add nodes, but takes none away."""
     fleet = Fleet(10, 10)
     fleet.looks(550, lambda now: (0.5, 100.0))
     assert not fleet.actions
@@ -184,7 +186,8 @@ def test_one_node_goes_a_cool_down_and_the_rest_would_bear_a_fifth_more() -> Non
 
 
 def test_a_node_that_was_given_stays_for_as_long_as_is_said() -> None:
-    """To the last look, where that is as long as the window."""
+    """Keep a new node up to the last look of the settle time, even with a settle time as long as
+    the window."""
     policy = replace(POLICY, pace=Pace())
     assert policy.pace.settle == policy.pace.window
     looks = [
@@ -196,8 +199,8 @@ def test_a_node_that_was_given_stays_for_as_long_as_is_said() -> None:
 
 
 def test_noise_is_no_burst_and_a_crowd_is_one() -> None:
-    """Of four requests a second a quarter of a minute is more than its minute by two errors at
-    every fortieth look: each would be a node."""
+    """Ignore noise. At four requests a second, a quarter minute exceeds its minute by two errors at
+    every fortieth look. Each such look would add a node."""
     pace, random = Pace(), np.random.default_rng(1)
     many = round(pace.window / EVERY)
     values = random.poisson(4 * EVERY, 4_000) / EVERY
@@ -220,7 +223,7 @@ def test_a_trend_of_one_look_of_little_and_of_less() -> None:
     times = EVERY * np.arange(round(pace.window / EVERY))
     little = trend_of(times, np.full(len(times), 0.1), pace)
     assert little.now == little.soon == pytest.approx(0.1)
-    # What was asked for within `settle` counts for whether a node may go.
+    # Demand within `settle` decides if a node may go.
     fewer = np.where(times < times[-1] - pace.level, 4.0, 2.0)
     assert trend_of(times, fewer, pace).settled == pytest.approx(4.0)
     assert NodeCount(2, 1).all == 3
@@ -233,7 +236,7 @@ def test_a_role_change_comes_before_a_new_node_where_the_other_role_has_room() -
     fleet.looks(60, lambda now: (4.5, 20_000.0))
     first = fleet.since(at)[0]
     assert isinstance(first, ChangeRole) and first.role is P
-    # And none where it has not.
+    # Without spare nodes in the other role, no role changes.
     short = Fleet(3, 3)
     short.looks(650, lambda now: (1.5, 20_000.0))
     at = short.now
@@ -264,7 +267,8 @@ def test_a_target_that_no_number_of_nodes_meets_holds_none_for_nothing() -> None
 
 
 def test_a_queue_is_seen_though_what_comes_would_fit() -> None:
-    """What waits must be worked off, too: a fleet that is just large enough never does."""
+    """Add a node for a queue: a fleet just large enough for arrivals never works off waiting
+    requests."""
     nodes = {P: NodeCount(4), D: NodeCount(2)}
     history = [seen(EVERY * n, 3.0, 1_000.0, nodes, backlog=240.0) for n in range(10)]
     (action,) = plan(history, POLICY).actions
@@ -280,7 +284,7 @@ def test_what_waits_for_prefill_is_asked_of_decode_nodes_next() -> None:
 
     short, long = needs(3.0), needs(360.0)
     assert short == needs(0.0), "what waits for less than half of the target is late nowhere"
-    # Within 120 s, 360 s of prefill beside 3 a second: twice as much is passed on.
+    # Within 120 s, 360 s of prefill must run beside 3 a second; twice as much is passed on.
     twice = [seen(EVERY * n, 3.0, 40_000.0, nodes) for n in range(10)]
     assert short < long <= plan(twice, POLICY).need.now[D]
 

@@ -1,5 +1,5 @@
-"""Whether a node is believed that says what it holds: not while most of it is missing, and again
-once it is there."""
+"""Tests of trust in a node's hints about its cache. Hints count for less while most of the named
+cache is missing, and count again once it is there."""
 
 from random import Random
 

@@ -29,12 +29,12 @@ def test_a_prefill_costs_more_the_deeper_its_tokens_stand() -> None:
     [
         ((EMPTY, replace(EMPTY, usable=90_000)), 1),
         ((replace(EMPTY, wait=1.0), EMPTY), 1),
-        # What is computed twice costs every later turn: a short queue is worth waiting in,
+        # Recomputed tokens cost every later turn: waiting in a short queue pays,
         ((EMPTY, replace(EMPTY, usable=90_000, wait=5.0)), 1),
         # and a long one is not.
         ((EMPTY, replace(EMPTY, usable=90_000, wait=60.0)), 0),
         ((replace(EMPTY, exposed=0.1), replace(EMPTY, wait=0.1)), 1),
-        # A little of a prompt does not hold it to the node that stored most,
+        # A small part of a prompt does not bind it to the node that stored most,
         ((replace(EMPTY, stored=10.0, usable=5_000), replace(EMPTY, stored=1.0)), 1),
         # most of it does.
         ((replace(EMPTY, stored=10.0, usable=95_000), replace(EMPTY, stored=1.0)), 0),
@@ -51,7 +51,7 @@ def test_a_prompt_goes_where_one_that_begins_alike_was_sent() -> None:
     # It is computed there all the same,
     first, second = bids([EMPTY, alike], PROMPT, SECONDS)
     assert first.prefill == second.prefill
-    # and what is held with its state counts more.
+    # and tokens held with their state count more.
     assert chosen(replace(EMPTY, usable=60_000), replace(alike, wait=0.0)) == 0
 
 

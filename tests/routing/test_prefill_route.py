@@ -1,4 +1,5 @@
-"""What decides between prefill nodes, by route and by what is known; pure tables."""
+"""Tests of the reason for a choice among prefill nodes, by route and by known facts; tables without
+nodes."""
 
 from random import Random
 
@@ -86,11 +87,11 @@ def test_the_fewest_rooms_and_of_equals_the_lowest() -> None:
 @pytest.mark.parametrize(
     ("usable", "held", "pull", "pays"),
     [
-        # Not measured yet: twice as many tokens as are pulled at least.
+        # Without a measurement, computing must take at least twice as many tokens as are pulled.
         (900, 1099, None, False),
         (900, 1100, None, True),
         (1100, 900, None, False),
-        # A second of computing beside 2 x (fixed + tokens x each).
+        # A second of computing compares with 2 x (fixed + tokens x each).
         (0, 1000, (0.1, 0.0004), True),
         (0, 1000, (0.1, 0.0005), False),
         (1000, 2000, (0.0, 0.0004), True),

@@ -1,4 +1,4 @@
-"""What one who sends prompts remembers of where they went."""
+"""Tests of a sender's memory of prompts: the nodes each prefix was sent to."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ def beginnings(text: NDArray[np.int32], salt: bytes) -> list[Beginning]:
 
 
 def prompt(shared: int, own: int, length: int) -> NDArray[np.int32]:
-    """The first `shared` tokens are those of every prompt."""
+    """Return a prompt; its first `shared` tokens are equal in all prompts."""
     text = np.zeros(length, np.int32)
     text[shared:] = own
     return text

@@ -1,4 +1,4 @@
-"""Chat templates of many shapes, and how marks were found before: by rendering every part."""
+"""Chat templates of many shapes, and a reference for marks: rendering every part on its own."""
 
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -19,8 +19,8 @@ from tasuki.utils.bounded_cache import BoundedCache
 from tests.harness.agent_chat import AGENT_TEMPLATE
 from tests.harness.grpc_fixtures import TEMPLATE
 
-# What was thought is told in the last turn alone, answers of tools share a user's turn, and the
-# loop looks ahead.
+# Thoughts appear in the last turn alone, tool answers share a user's turn, and the loop looks
+# ahead.
 THINKING = (Path(__file__).parents[1] / "harness" / "qwen_templates" / "qwen3.jinja").read_text()
 
 TRIMMING = (
@@ -41,7 +41,7 @@ ALTERNATING = (
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-# Its loop writes into a macro, where no place can be marked.
+# The loop writes into a macro; no position can be marked there.
 IN_A_MACRO = (
     "{% macro turns(messages) %}{% for message in messages %}"
     "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
@@ -55,7 +55,7 @@ BY_NUMBER = (
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-# What a user said last stands first, too.
+# The user's last message is also at the start.
 REORDERING = (
     "<|im_start|>system\n{{ messages[-1].content }}<|im_end|>\n"
     "{% for message in messages if message.role != 'tool' %}"
@@ -65,14 +65,14 @@ REORDERING = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-# The last message is written in another way than those before.
+# The last message is written differently from earlier ones.
 LAST_IS_SPECIAL = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
     "{% if loop.last and message.role == 'user' %} /end{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-# A conversation that is to be answered is written in another way, not only longer.
+# A conversation open for an answer is written differently, not only longer.
 ASKING_TWICE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
     "{% if loop.last and not add_generation_prompt %} /closed{% endif %}<|im_end|>\n{% endfor %}"
@@ -109,8 +109,8 @@ _loaded = cache(lambda source, tokenizer: ChatTemplate(source, tokenizer, BOS))
 def new_template(
     source: str, tokenizer: Tokenizer, cache_bytes: int = DEFAULT_CACHE_BYTES
 ) -> ChatTemplate:
-    """One that remembers nothing yet. Compiling takes most of a small test's time, and is done
-    once."""
+    """Return a template without any memory yet. Compiling takes most of a small test's time, so it
+    is done once."""
     template = copy(_loaded(source, tokenizer))
     template.pieces = EncodedPieces(tokenizer, cache_bytes)
     template._parts = BoundedCache(PARTS_BYTES)
@@ -125,8 +125,8 @@ def rendered_part_by_part(
     open_answer: bool,
     tools: Sequence[Mapping[str, Any]] = (),
 ) -> tuple[list[int], tuple[int, ...]]:
-    """The naive twin of ChatTemplate.prompt: as many renderings as messages, each piece encoded
-    where it stands."""
+    """Render like ChatTemplate.prompt, as the naive reference: one rendering per message, each
+    piece encoded in its place."""
     template = _compiled(source)
     guard = SpecialTokenGuard(tokenizer)
     shown, definitions = guard.messages(messages), guard.tools(tools)

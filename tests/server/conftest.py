@@ -1,4 +1,4 @@
-"""A front over a scripted engine, for tests that need no settings of their own."""
+"""Fixture of a front over a scripted engine, for tests without settings of their own."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -17,7 +17,7 @@ def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
 
 @pytest.fixture(params=[1, 3], ids=["one_front", "three_workers"])
 def each_front(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test runs over one front, and over three workers with each call on a fresh connection."""
+    """Run the test over one front, and over three workers with each call on a fresh connection."""
     for name in ("running_front", "running_http"):
         start = partial(globals()[name], workers=request.param)
         monkeypatch.setitem(globals(), name, start)

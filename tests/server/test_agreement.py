@@ -1,5 +1,5 @@
-"""After kills and aborts, Prometheus, the page's data, `explain` and clients tell the same numbers,
-to the token."""
+"""Tests of agreement: after kills and aborts, Prometheus, the page's data, `explain` and clients
+report equal numbers, to the token."""
 
 import json
 import re
@@ -49,8 +49,8 @@ class Traffic:
 
 @pytest.fixture(scope="module")
 def traffic() -> Iterator[Traffic]:
-    """Twelve requests, a prefill node killed under two of them, three given up by their
-    clients."""
+    """Yield the traffic of twelve requests. A prefill node is killed under two of them, and clients
+    give up three."""
     environment = resting_at(1)
     with node_pair(*SMALL, decode=HTTP, arena_mib=24, environment=environment) as (prefill, decode):
         traffic = Traffic(decode)
@@ -63,7 +63,7 @@ def traffic() -> Iterator[Traffic]:
             stream.result()
         given_up = [traffic.ask(f"aborted-{number}", 300, 800) for number in range(3)]
         next(iter(given_up[0]))
-        # A call that is given up before it reached the node leaves nothing there.
+        # A call given up before it reached the node leaves nothing there.
         until(lambda: sum(decode.stats().requests.values()) == len(given_up), decode.story)
         for stream in given_up:
             stream.cancel()
@@ -88,7 +88,7 @@ LOST = re.compile(r"tasuki_request_lost_tokens_total\{cause=(\w+)\}")
 
 
 def counted(traffic: Traffic) -> Counter[str]:
-    """From /metrics, under the names of the page's totals."""
+    """Return the counters of /metrics under the names of the page's totals."""
     found: Counter[str] = Counter()
     for name, value in scraped(traffic.node.http_address).items():
         if lost := LOST.fullmatch(name):
@@ -158,8 +158,8 @@ def test_the_ledger_tells_of_the_kill_and_of_the_aborts(traffic: Traffic) -> Non
     faults = page(traffic, "/debug/faults")
     counts = faults["counts"]
     assert counts["aborted"] == 3
-    # A busy machine may starve a node for as long as a silence that loses its link, which comes
-    # back then: it may be lost just now.
+    # A busy machine may starve a node for a whole heartbeat timeout. The link is then lost and
+    # comes back later: it may be lost just now.
     assert counts["peers_down"] >= 1
     assert counts["peers_up"] - counts["peers_down"] in (0, 1)
     lost = sum(times for kind, times in counts.items() if kind.startswith("lost."))

@@ -1,4 +1,4 @@
-"""An answer's reasoning, content and tool calls, wherever its text is cut."""
+"""Tests of an answer's reasoning, content and tool calls, with its text cut at any place."""
 
 import json
 from functools import partial
@@ -47,7 +47,7 @@ every_cut = partial(answer_pieces.every_cut, tools=TOOLS)
 
 
 def written(*values: tuple[str, str], name: str = "weather") -> str:
-    """A call in XML."""
+    """Return a call in XML."""
     parameters = "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in values)
     return f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>"
 
@@ -117,7 +117,7 @@ def test_a_tag_that_was_only_mentioned_holds_nothing_back() -> None:
         assert text.endswith(items[-1].text)  # type: ignore[union-attr]
 
 
-# --- Calls in a thought that is never closed
+# --- Calls in an unclosed thought
 
 
 @pytest.mark.parametrize("call", [AS_XML, AS_JSON])
@@ -234,7 +234,7 @@ def test_stops_of_an_answer_that_is_all_content_are_those_of_its_text(
         parser.push(Piece(letter, None))
         scanner = StopStrings(stops)
         scanner.push(text[:count])
-        # A letter that may begin a tag is looked at once it is known to begin none.
+        # A letter that may begin a tag is examined once it is known to begin none.
         if letter != "<":
             assert parser.complete == (scanner.found is not None)
 
@@ -418,7 +418,7 @@ def test_one_call_is_enough_where_one_was_asked_for(first: str) -> None:
     ],
 )
 def test_arguments_come_as_they_are_written(before: str) -> None:
-    """No more of them is held back than a closing tag has letters."""
+    """Hold back at most as many letters as a closing tag has."""
     parser = AnswerParser(Thinking.NEVER, TOOLS)
     parser.push(Piece(before, None))
     given = 0

@@ -1,8 +1,8 @@
-"""A worker's asks at the registry, in every order of their messages and of what they wait for.
+"""Tests of a worker's asks at the registry, in every order of their messages and awaited events.
 
-A schedule is an order of one call's steps and, before each step, how many turns of the event loop
-pass: none is the same read, RESTED is all that there is to do. All schedules are played; none is
-drawn. After each of them the seat, the engine's client and the sessions hold nothing.
+A schedule is an order of one call's steps. Before each step, a number of event loop turns passes:
+none means the same read, RESTED means all pending work. All schedules are played; none is sampled.
+After each of them the seat, the engine's client and the sessions hold nothing.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ Schedule = tuple[tuple[Step, int], ...]
 
 def schedules(steps: Sequence[Step], gaps: Sequence[int]) -> Iterator[Schedule]:
     """Yield every order of the steps, with every choice of turns before each but the first. A
-    worker that leaves does so after the first step of its call."""
+    leaving worker leaves after the first step of its call."""
     for order in permutations(steps):
         places = {step: place for place, step in enumerate(order)}
         if places.get(Played.worker_leaves, len(order)) < places[steps[0]]:
@@ -48,8 +48,8 @@ def words(schedule: Schedule) -> str:
 def play_all(
     all_of_them: Iterable[Schedule], make: Callable[[], Awaitable[Played]] = Played.of_one
 ) -> int:
-    """Play each schedule, many on one loop, whose turns cost more than theirs. Return how many
-    there were."""
+    """Play each schedule and return their number. Many share one loop, since a loop's turns cost
+    more than theirs."""
 
     async def every() -> int:
         count = 0
@@ -115,7 +115,7 @@ def test_messages_of_one_call_twice_answer_every_ask_and_hold_nothing_after() ->
             for before in product(TWO, repeat=4):
                 yield tuple(zip(order, (0, *before), strict=True))
 
-    # One answer: the second End, and the Leave behind the first, are one too many.
+    # With one answer, the second End, and a Leave after the first, are superfluous.
     assert play_all(all_of_them()) == 120 * 16
 
 

@@ -85,12 +85,12 @@ def test_ask_table_in_each_state_at_each_event_moves_as_its_table_says(
 
 
 def orders() -> Iterator[tuple[str, ...]]:
-    """Yield the orders of one ask's events that can happen: granted or refused, ended or not."""
+    """Yield the possible orders of one ask's events: granted or refused, ended or not."""
     for events in (("begin", "grant", "end", "over"), ("begin", "end", "over")):
         for order in permutations(events):
             begin, over = order.index("begin"), order.index("over")
             grant = order.index("grant") if "grant" in order else begin
-            # A grant and an over are this node's, after the ask has come.
+            # The node sends a grant and an over, after the ask has arrived.
             if begin <= grant <= over and begin < over:
                 yield order
 
@@ -103,7 +103,7 @@ def test_ask_table_after_any_order_of_begin_and_end_is_empty(order: tuple[str, .
     for event in order:
         if event == "begin":
             begins = table.begin(CALL, "begun")
-        # Where the end came first nothing is begun, so that nothing is granted or over.
+        # If the end came first, nothing begins, so nothing is granted or over.
         elif event == "end" or begins:
             EVENTS[event](table)
     assert begins == (order.index("begin") < order.index("end"))

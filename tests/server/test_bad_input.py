@@ -1,5 +1,5 @@
-"""Bad input at the real ends, command line and daemons: one line or one typed status that names the
-field, and daemons that go on as if nothing had been."""
+"""Tests of bad input at the command line and at real daemons. The answer is one line or one typed
+status with the field's name, and daemons continue unharmed."""
 
 import json
 import shutil
@@ -127,7 +127,8 @@ def test_a_port_that_is_taken_ends_each_daemon_with_its_name() -> None:
 
 @pytest.fixture(scope="module")
 def prefill() -> Iterator[Node]:
-    """Its arena is the smaller one: what fits on the decode node need not fit here."""
+    """Yield a prefill node with the smaller arena: a prompt may fit on the decode node but not
+    here."""
     with running(Node("prefill", *flags(arena_mib=16))) as node:
         yield node
         node.assert_at_rest()
@@ -171,7 +172,7 @@ def test_a_prompt_too_long_for_the_prefill_node_alone_is_answered(decode: Node) 
 
 
 def methods(module: ModuleType) -> list[tuple[str, str]]:
-    """(arity as grpc.Channel names it, path) of each method of a .proto file."""
+    """Return the arity in grpc.Channel's words and the path of each method of a .proto file."""
     return [
         (
             f"{'stream' if method.client_streaming else 'unary'}_"

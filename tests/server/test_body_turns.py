@@ -1,4 +1,5 @@
-"""Turns of large bodies: one a round of the event loop, in order, none for a caller who left."""
+"""Tests of turns for large bodies: one a round of the event loop, in order, none for a caller who
+left."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,7 +19,7 @@ MIB = 2**20
 
 
 async def _rounds(count: int, began: list[str]) -> list[int]:
-    """Return how many turns had begun after each of so many rounds."""
+    """Return the number of turns begun after each of `count` rounds."""
     counts = []
     for _ in range(count):
         await asyncio.sleep(0)
@@ -55,7 +56,7 @@ async def test_a_caller_that_left_takes_no_turn() -> None:
 
 
 class _Sent:
-    """A request whose body is all there, as far as read_body() looks at one."""
+    """A request with its whole body at hand, with the attributes used by read_body()."""
 
     client_max_size = 64 * MIB
     content_length = None
@@ -74,7 +75,8 @@ class _Sent:
 
 
 async def test_a_round_reads_one_piece_of_all_large_bodies() -> None:
-    """A round that reads one of each connection takes as long as there are connections."""
+    """Read one piece a round in all. A round with one piece of each connection would grow with the
+    number of connections."""
 
     turns, read = BodyTurns(), list[int]()
     held = HeldBytes(1024 * MIB)
@@ -94,7 +96,8 @@ async def test_a_round_reads_one_piece_of_all_large_bodies() -> None:
 
 @pytest.mark.parametrize("refused", [b'{"x": [' + b"[]," * MIB + b"[]]}", b"{" * 100, b"[1]"])
 def test_a_body_that_is_refused_holds_no_memory(refused: bytes) -> None:
-    """Errors keep frames alive until the next collection, and frames a body."""
+    """Free the body: errors keep frames alive until the next collection, and a frame keeps its
+    body."""
     body = bytearray(refused)
     with pytest.raises(InvalidRequest):
         read_fields(body)
@@ -102,7 +105,7 @@ def test_a_body_that_is_refused_holds_no_memory(refused: bytes) -> None:
 
 
 class _Stopped(_Sent):
-    """Its client sends one piece and no more."""
+    """A request with a client that sends one piece and no more."""
 
     async def iter_any(self) -> AsyncIterator[bytes]:
         yield bytes(MIB)
@@ -110,7 +113,7 @@ class _Stopped(_Sent):
 
 
 async def test_a_body_whose_caller_leaves_holds_no_memory() -> None:
-    """The error keeps the frame that has read it."""
+    """Hold no memory of the body, although the error keeps the frame that read it."""
 
     request = cast(web.Request, _Stopped(1, BodyTurns(), []))
     with HeldBytes(1024 * MIB).hold(ANYBODY) as hold:

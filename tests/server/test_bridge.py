@@ -1,5 +1,5 @@
-"""Services on one event loop, their gRPC server on another: calls are what they were, and a loop
-that stands is nobody's but its own callers' affair."""
+"""Tests of services on one event loop with their gRPC server on another. Calls stay the same, and a
+stopped loop delays only its own callers."""
 
 import asyncio
 import threading
@@ -32,7 +32,7 @@ KEY = "secret"
 
 
 class Guest(handover_pb2_grpc.HandoverServicer):
-    """Stays on the server's loop."""
+    """A service that stays on the server's loop."""
 
     def __init__(self) -> None:
         self.threads: set[int] = set()
@@ -54,7 +54,7 @@ class Bridged:
     guest: Guest
     channel: grpc.Channel
     seen: set[int]
-    """Threads on which the front's requests arrived."""
+    """Threads of the front's requests, as seen on arrival."""
     lost: list[str]
     failures: list[str]
 
@@ -126,7 +126,8 @@ def test_a_stream_and_a_unary_call_cross_and_run_on_the_fronts_loop() -> None:
 
 
 def test_keys_are_checked_on_the_fronts_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where HTTP's are: what counts calls by caller has no lock."""
+    """Check keys on the loop of HTTP's calls, since the counters of calls by caller have no
+    lock."""
     checked: set[int] = set()
     plain = ApiKeys.caller
 
@@ -164,7 +165,7 @@ def test_a_front_that_stands_delays_no_guest_and_no_health() -> None:
             assert not stats.done()
         finally:
             go_on.set()
-        # Who waited is answered.
+        # The waiting caller is answered.
         assert stats.result().pages["total"] == 9
 
 

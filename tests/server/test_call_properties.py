@@ -1,7 +1,7 @@
-"""Random calls over random schemas, cut at every letter and damaged: however the text comes, the
-parts are the same, arguments parse, and no parameter holds the tag of another.
+"""Tests of random calls over random schemas, cut at every letter and damaged. However the text is
+cut, the parts are the same and arguments parse. No parameter holds the tag of another.
 
-`TASUKI_CALLS=200 pytest tests/server/test_call_properties.py` runs them all; here are some.
+`TASUKI_CALLS=200 pytest tests/server/test_call_properties.py` runs them all; the default runs some.
 """
 
 import json
@@ -28,7 +28,7 @@ def _made(seed: int) -> WrittenCall:
 
 
 def _parsed(text: str, call: WrittenCall, ending: Any, seed: int) -> Parsed:
-    """Check that the parts are the same whole, by letters and in pieces."""
+    """Check for equal parts from the whole text, from letters and from pieces; return the parts."""
     tools = [call.tool]
     whole = parsed([text], tools, ending=ending)
     assert parsed(list(text), tools, ending=ending) == whole, text
@@ -40,7 +40,7 @@ def _parsed(text: str, call: WrittenCall, ending: Any, seed: int) -> Parsed:
 
 
 def _begins(part: Any, whole: Any) -> bool:
-    """Return whether a value is another one so far as it came."""
+    """Return true if a value equals another one as far as it has arrived."""
     if isinstance(whole, dict) and isinstance(part, dict):
         return all(key in whole and _begins(value, whole[key]) for key, value in part.items())
     if isinstance(whole, list) and isinstance(part, list):
@@ -69,7 +69,8 @@ def test_a_call_is_whole_json_wherever_it_is_cut(seed: int) -> None:
 
 
 def _without_tags(seed: int) -> WrittenCall:
-    """Return a call whose values hold no tags: a damaged tag beside one has no one reading."""
+    """Return a random call without tags in its values: next to such a value, a damaged tag would be
+    ambiguous."""
     rng = random.Random(seed)
     while True:
         call = random_call(rng, in_tags=True)
@@ -125,7 +126,7 @@ _FRAGMENTS = (
 
 @pytest.mark.parametrize("seed", range(CALLS))
 def test_any_text_is_read_alike_however_it_comes(seed: int) -> None:
-    """Torn tags in every order, behind thoughts and in them."""
+    """Read cut tags in every order, after thoughts and inside them."""
     rng = random.Random(seed)
     tool = random_call(rng, in_tags=True).tool
     for _ in range(40):
@@ -144,6 +145,6 @@ def test_any_text_is_read_alike_however_it_comes(seed: int) -> None:
         if is_open and not whole.calls:
             assert whole.reasoning == text.lstrip()
         assert all(isinstance(call.value, dict) for call in whole.calls)
-        # No tag comes out more often than it went in.
+        # No tag appears more often in the output than in the input.
         shown = whole.reasoning + whole.content
         assert all(shown.count(tag) <= text.count(tag) for tag in _FRAGMENTS if "<" in tag)

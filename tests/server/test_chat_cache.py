@@ -1,5 +1,5 @@
-"""What is remembered of conversations changes no token and no mark, holds no more than it may, and
-is nobody else's."""
+"""Tests of remembered conversations. The memory changes no token and no mark, keeps its bound, and
+is not shared with other salts."""
 
 import random
 import threading
@@ -34,7 +34,7 @@ from tests.server.chat_templates import BOS, TEMPLATES, new_template, rendered_p
 
 SOURCE = Path(jinja2.__file__).with_name("filters.py").read_text(encoding="utf-8")
 
-# Names that are torn apart, whole ones, marks of our own, letters that join their neighbours.
+# Names cut apart, whole names, our own marks, and letters that join their neighbours.
 ODD = [
     *(
         "<|im_",
@@ -87,7 +87,7 @@ def outcome(render: Callable[..., Any], *given: Any, **asked: Any) -> Any:
 
 @dataclass
 class Conversation:
-    """Changes as clients change theirs. drawn: decides how."""
+    """A conversation with a client's kinds of change. drawn: source of the random choices."""
 
     drawn: random.Random
     messages: list[ChatMessage] = field(default_factory=list)
@@ -134,7 +134,7 @@ class Conversation:
         self.salt = self.drawn.choice([b"", b"ann", b"ben"])
 
 
-# --- Equal to what nothing is remembered for
+# --- Equal to a rendering without memory
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -176,7 +176,8 @@ PLAIN = st.text(st.characters(exclude_categories=["Cs", "Co"]), max_size=40)
 def test_pieces_between_special_tokens_are_encoded_as_in_the_whole(
     whole: tuple[Tokenizer, tokenizers.Tokenizer], contents: list[str]
 ) -> None:
-    """The library itself, which is given all of a text at once and finds special tokens in it."""
+    """Compare with the library itself: it gets all of a text at once and finds special tokens in
+    it."""
     tokenizer, library = whole
     names = sorted(tokenizer.added_tokens, key=len, reverse=True)
     for name in names:
@@ -226,7 +227,7 @@ def test_threads_that_share_a_template_render_what_each_would_alone(tokenizer: T
     assert not wrong
 
 
-# --- What a next turn costs
+# --- The cost of a next turn
 
 
 def test_a_next_turn_encodes_what_is_new_and_renders_once(
@@ -283,7 +284,7 @@ def test_marks_do_not_depend_on_what_is_remembered_where_few_parts_may_be_render
     assert grown.marks
 
 
-# --- Whose it is, and how much
+# --- Owner and size of the memory
 
 
 def test_nobody_profits_from_another_salts_conversation(tokenizer: Tokenizer) -> None:
@@ -351,7 +352,7 @@ def test_a_prompt_that_is_too_long_is_refused_and_not_remembered(tokenizer: Toke
         pieces.tokens(b"", texts, tokens - 1)
     assert pieces.used == 0
     assert sum(map(len, pieces.tokens(b"", texts, tokens).values())) == tokens
-    # Each of them counts, though one encoding is good for all.
+    # Each text counts, though one encoding serves all.
     with pytest.raises(TooManyTokens):
         pieces.tokens(b"", [*texts, texts[0]], tokens)
 
@@ -366,7 +367,7 @@ def test_one_long_piece_does_not_drive_out_the_rest(tokenizer: Tokenizer) -> Non
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 900)), max_size=60))
 def test_a_bounded_cache_keeps_what_was_asked_for_last(steps: list[tuple[int, int]]) -> None:
-    """Beside its naive twin: a list, the latest last."""
+    """Compare with a naive reference: a list with the latest entry last."""
     capacity = 5 * ENTRY_BYTES
     cache: BoundedCache[int, int] = BoundedCache(capacity)
     held: list[tuple[int, int]] = []

@@ -35,7 +35,7 @@ TEXTS = st.sampled_from(
 
 @st.composite
 def conversations(draw: st.DrawFn) -> list[ChatMessage]:
-    """Turns as clients send them, and now and then none that a template expects."""
+    """Return turns as sent by clients, and now and then turns no template expects."""
     messages = []
     if draw(st.booleans()):
         messages.append(ChatMessage("system", draw(TEXTS)))
@@ -53,7 +53,7 @@ def conversations(draw: st.DrawFn) -> list[ChatMessage]:
 
 
 def both(codec: TextCodec, name: str, messages: list[ChatMessage], **asked: Any) -> list[Any]:
-    """What the one rendering and what the many say; an error as its text."""
+    """Return the results of the one rendering and of the many; an error counts as its text."""
     tokenizer = codec.require_tokenizer()
     template = new_template(TEMPLATES[name], tokenizer)
 
@@ -92,7 +92,7 @@ def test_one_rendering_says_what_many_said(
 
 
 def spoken(turns: int) -> list[ChatMessage]:
-    """As agents do it: a call and its answers in every second turn, and thoughts."""
+    """Return turns of an agent: every second turn has a call with its answers, and thoughts."""
     messages = [ChatMessage("system", "be kind")]
     for turn in range(turns):
         messages.append(ChatMessage("user", f"it was {turn}"))
@@ -120,7 +120,8 @@ def test_a_long_conversation_has_the_same_marks_too(
 def test_a_conversation_costs_no_more_than_a_few_renderings(
     codec: TextCodec, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counted in messages rendered, of which every part together would be two millions."""
+    """Bound the number of messages rendered. Rendering every prefix on its own would render two
+    million."""
     rendered = 0
     whole = CompiledTemplate._run
 

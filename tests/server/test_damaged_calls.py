@@ -1,4 +1,5 @@
-"""Tool calls whose tags a model left out, damaged or doubled, and answers that end in a call."""
+"""Tests of tool calls with missing, damaged or doubled tags, and of answers with a call at the
+end."""
 
 from functools import partial
 from typing import Any

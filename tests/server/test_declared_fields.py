@@ -1,6 +1,6 @@
-"""The declared schema of every field and what its reader takes are one: each reader gets values of
-every type in each field, and refuses what the schema refuses, by the field's name. What a schema
-does not say, or says of a part of a field, is refused by its place."""
+"""Tests of every field's declared schema against its reader. Each reader gets values of every type
+in each field. It refuses values refused by the schema, by the field's name. A breach of a rule
+outside the schema, or of a rule for a part of a field, is refused by its place."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
@@ -66,7 +66,7 @@ TABLES: Mapping[str, tuple[Fields, Schema, dict[str, Any]]] = {
     "/tokenize": (OF_TOKENIZE, TOKENIZE, {"prompt": "it was"}),
     "/detokenize": (OF_DETOKENIZE, DETOKENIZE, {"tokens": [7]}),
 }
-# What a field needs beside it.
+# Other fields needed by a field.
 _STREAM = {"stream_options": {"stream": True}}
 BESIDE: Mapping[str, Mapping[str, dict[str, Any]]] = {
     CHATS: {**_STREAM, "top_logprobs": {"logprobs": True}, "tool_choice": {"tools": [FUNCTION]}},
@@ -194,7 +194,7 @@ def readers() -> Mapping[str, Read]:
 
 
 READERS = readers()
-# By field: what the complaint about a value of its shape may say.
+# Text allowed in the complaint about a value of the right shape, by field.
 RULES: Mapping[str, str] = {
     "best_of": "beside n",
     "max_tokens": "behind a prompt of",
@@ -206,7 +206,7 @@ RULES: Mapping[str, str] = {
     "input": "is empty",
     "allowed_token_ids": "outside",
 }
-# Of every field: what a text in it says is no part of a schema.
+# Complaints about the text inside a field, for every field: no schema covers this text.
 TEXTS_OF_GRAMMARS = (
     "is not supported here",
     "is not JSON",
@@ -214,7 +214,7 @@ TEXTS_OF_GRAMMARS = (
     "must be an object",
     "cannot be followed",
 )
-# Of a field in an object, which they do not name.
+# Complaints about a field in an object, without the object's name.
 OF_A_PART = (
     "type must be a string",
     "effort must be a string",
@@ -229,14 +229,14 @@ def model(codec: TextCodec) -> ServedModel:
 
 @cache
 def request_to(path: str) -> web.Request:
-    """Return one mocked request for all bodies: to make it costs more than to read a body."""
+    """Return one mocked request for all bodies: making it costs more than reading a body."""
     request = make_mocked_request("POST", path, app=Mock())
     rename_request(request, RequestId("a"))
     return request
 
 
 def refusal(model: ServedModel, path: str, body: dict[str, Any]) -> str | None:
-    """What a reader complains of; None: nothing."""
+    """Return the reader's complaint, or None if there is none."""
     try:
         fields = RequestFields(body)
         model.named(fields.text("model"))
@@ -252,7 +252,8 @@ def body_of(path: str, name: str, value: Any) -> dict[str, Any]:
 
 
 def values_for(schema: Schema) -> list[Any]:
-    """A few will do of what is ignored, or is no more than a number or a text."""
+    """Return values to try. A few suffice for an ignored field, and plain ones for a number or a
+    text."""
     if not schema:
         return PLAIN[::5]
     shaped = {"anyOf", "items", "properties", "enum"} & schema.keys()
@@ -268,7 +269,8 @@ def test_a_reader_refuses_what_the_schema_refuses(model: ServedModel, path: str)
 
 
 def reader_faults(model: ServedModel, path: str, name: str) -> Iterator[str]:
-    """Yield a text for each value of a field that its schema and its reader judge differently."""
+    """Yield a text for each value judged differently by a field's schema and its reader. Yield one
+    more if no value is taken."""
     schema = TABLES[path][0][name]
     validator = jsonschema.Draft202012Validator({"type": "object", "properties": {name: schema}})
     taken = 0
@@ -289,7 +291,8 @@ def reader_faults(model: ServedModel, path: str, name: str) -> Iterator[str]:
 
 
 def is_of_another_rule(name: str, value: Any, complaint: str) -> bool:
-    """Whether a value of the right shape may be refused all the same."""
+    """Return true if the complaint is of another rule: a value of the right shape may then be
+    refused."""
     if name == "model":
         return "is not served here" in complaint
     if isinstance(value, str | dict) and any(text in complaint for text in TEXTS_OF_GRAMMARS):
@@ -315,7 +318,7 @@ def test_unknown_fields_are_refused_as_the_schema_says(model: ServedModel, path:
 
 
 def called_with(arguments: object) -> dict[str, Any]:
-    """A chat in which a tool was called so."""
+    """Return a chat with a tool call with these arguments."""
     call = {"function": {"name": "f", "arguments": arguments}}
     return {"messages": [{"role": "assistant", "tool_calls": [call]}]}
 
@@ -337,7 +340,7 @@ TOOL = {"name": "weather", "input_schema": PARAMETERS}
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
 ANSWER = {"role": "assistant", "content": "so"}
 CACHED = {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}
-# By path: fields, and how the complaint begins.
+# Fields by path, and the start of the complaint.
 PLACES: Mapping[str, list[tuple[dict[str, Any], str]]] = {
     CHATS: [
         ({"messages": [1]}, "messages[0] "),

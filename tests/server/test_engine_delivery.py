@@ -1,5 +1,5 @@
-"""What an engine's step makes reaches the event loop at once, in order, and one bad message alone
-is lost."""
+"""Tests of an engine step's output: it reaches the event loop at once and in order, and a bad
+message alone is lost."""
 
 import asyncio
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def client(
     handover: Callable[[m.Outbox], None] | None,
     count_tokens: Callable[[int], None] = lambda count: None,
 ) -> tuple[EngineClient, list[object]]:
-    """With what it scheduled on its loop, which runs it at once."""
+    """Return a client and the callbacks scheduled on its loop. The loop runs each at once."""
     loop = asyncio.new_event_loop()
     woken: list[object] = []
 
@@ -53,7 +53,8 @@ def test_a_step_wakes_the_loop_once_and_keeps_its_order() -> None:
     front.deliver([token(0), EVICTED, WANTED, token(1), CANCELLED, ENDED])
     assert len(woken) == 1
     assert observed == [EVICTED, CANCELLED, ENDED] and counts == [2]
-    # A cancelled hand-over is for the record and for the control plane; the others are one's alone.
+    # A cancelled hand-over goes to the record and to the control plane; the others go to one of
+    # them.
     assert handed == [WANTED, CANCELLED]
     assert [eviction.sequence for eviction in front.ended.took("a")] == [1]
 
@@ -86,7 +87,7 @@ async def test_the_tokens_of_many_requests_are_columns_of_one_message() -> None:
     readers = [asyncio.ensure_future(read(name)) for name in "ab"]
     await asyncio.sleep(0)
     ends = [m.Finished(m.RequestId(name), m.FinishReason.LENGTH, usage(9, 2)) for name in "ab"]
-    # Of a request that is gone there is nobody to take it, and the others get theirs.
+    # Tokens of the ended request have no reader; the other requests get theirs.
     front.deliver([columns(token(0), token(0, "gone"), token(0, "b")), token(1)])
     front.deliver([columns(token(2), token(1, "b")), *ends])
     await asyncio.gather(*readers)

@@ -1,5 +1,5 @@
-"""The error table is the code's, what a caller is told is the table's, and what is not served is
-refused with the mend."""
+"""Tests of the error table. The code writes the page's table, callers get the table's errors, and a
+refusal of an unserved feature names the fix."""
 
 import sys
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ def test_every_kind_says_when_it_comes() -> None:
 def test_the_client_retries_exactly_what_the_table_says() -> None:
     for row in rows():
         error = ClientError("", grpc.StatusCode[row.status], row.kind)
-        # Where an answer names a time to wait, it is the caller's to decide.
+        # If an answer names a waiting time, the caller decides on a retry.
         names_time = row.kind in ("rate_limited", "overloaded")
         retried = row.retry is not Retry.NEVER and not names_time
         assert is_transient(error) is retried, row

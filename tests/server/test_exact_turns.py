@@ -1,6 +1,7 @@
-"""A turn that a client sends back as it came, over chats, Messages or Responses, or goes on from by
-its id, resumes at its exact end; one whose thoughts the client or the template drops, where its
-last message ended: over HTTP with a real engine, by each published Qwen template."""
+"""Tests of turn ends over HTTP, with a real engine and each published Qwen template. A turn sent
+back unchanged, over chats, Messages or Responses, resumes at its exact end. So does a turn
+continued by its id. If the client or the template drops the turn's thoughts, it resumes at the end
+of its last message."""
 
 import json
 from collections.abc import Iterator
@@ -36,10 +37,11 @@ TOOLS = [
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}}
 TURNS = 10
 FEW_TURNS = 5
-"""Over Messages and Responses, whose turns go the same way: over several pages too."""
+"""Turns over Messages and Responses, still over several pages. Their turns take the same path as
+chats."""
 OPENING = 8
-"""More tokens than an answer's opening has in common with the answer's beginning in the history."""
-# Whether a template keeps what was thought before the last question.
+"""Bound above the tokens an answer's opening shares with the answer's start in the history."""
+# Templates that keep thoughts from before the last question.
 KEEPS = {"qwen3_8"}
 KEEPS_WHERE_ASKED = {"qwen3_6", "qwen3_8"}
 
@@ -58,10 +60,10 @@ def node(template: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Di
 
 
 class Ends:
-    """Where the turns of a conversation ended and resumed."""
+    """The ends of a conversation's turns, and the points where turns resumed."""
 
     def __init__(self) -> None:
-        # Tokens of the turn before, and those that the next turn found of them.
+        # For each turn: tokens of the turn before, and the part of them found.
         self.turns: list[tuple[int, int]] = []
         self._before = 0
 
@@ -70,13 +72,13 @@ class Ends:
         self._before = prompt + answer
 
     def exact(self) -> list[bool]:
-        """For each turn but the first, whether it resumed at the exact end of the one before: all
-        of its tokens but the very last, which was drawn and not computed."""
+        """Return true for each turn, except the first, that resumed at the exact end of the turn
+        before. The exact end has all tokens but the last, sampled and never computed."""
         return [cached == before - 1 for before, cached in self.turns[1:]]
 
 
 class Chat:
-    """A client that sends back every message as it got it."""
+    """A client that sends back every message unchanged."""
 
     def __init__(self, node: DictatedNode, template: str, **fields: Any) -> None:
         self.node = node
@@ -85,8 +87,8 @@ class Chat:
         self.messages: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}]
         self.hybrid: list[dict[str, Any]] = []
         self.ends = Ends()
-        # Of each turn but the first: tokens that it shares with the turn before and its answer, and
-        # that were not found.
+        # For each turn but the first: tokens shared with the turn before and its answer, but not
+        # found.
         self.lost: list[int] = []
         self._before: list[int] = []
 
@@ -96,7 +98,7 @@ class Chat:
         self.messages.append({"role": role, "content": content, **known})
 
     def answer(self, text: str, stream: bool) -> dict[str, Any]:
-        """text: what the model writes behind the prompt."""
+        """Ask for an answer and return its usage. text: the model's output after the prompt."""
         body = {"messages": self.messages, **self.fields}
         prompt = self.node.prompt(body)
         self.node.dictate_behind(len(prompt), text)
@@ -131,13 +133,13 @@ class ForgetfulChat(Chat):
 
 
 def common(one: list[int], other: list[int]) -> int:
-    """How many first tokens are the same."""
+    """Return the length of the common prefix."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
 
 
 def assembled(reply: Reply) -> dict[str, Any]:
-    """A message out of its deltas, as clients put it together."""
+    """Assemble a message from its deltas, as clients do."""
     message: dict[str, Any] = {"role": "assistant", "content": ""}
     for event in reply.events:
         for choice in event["choices"]:
@@ -155,7 +157,7 @@ def assembled(reply: Reply) -> dict[str, Any]:
 
 
 def thought(template: str, text: str) -> str:
-    """As the model goes on behind the prompt that this template makes."""
+    """Return the model's continuation of this template's prompt, with `text` as its thought."""
     if template == "qwen3":
         return f"<think>\n{text}\n</think>\n\n"
     return "" if template == "qwen3_5_nothink" else f"{text}\n</think>\n\n"
@@ -183,7 +185,7 @@ ARGUMENTS: list[dict[str, Any]] = [
 
 
 def test_ten_turns_with_tools_resume_at_their_exact_ends(node: DictatedNode, template: str) -> None:
-    """One question, nine calls: nothing that was thought is before the last question. Every second
+    """Ask one question with nine calls, so no thought precedes the last question. Every second
     answer is a stream."""
     chat = Chat(node, template, cache_salt="tools")
     chat.say("user", "What is in the file?")
@@ -219,12 +221,12 @@ def test_questions_resume_where_the_template_keeps_what_was_thought(
         if template in keeps:
             assert changed is None and causes == {"new"}
             continue
-        # A state is kept where the question ended, before the first answer that changed.
+        # A state is kept at the end of the question, before the first changed answer.
         _, cached = chat.ends.turns[turn]
-        # Of the opening, as far as it is like the answer in the history.
+        # The cause covers the opening, as far as it equals the answer in the history.
         assert causes - {"alignment", "never_checkpointed"} == {"new", "template_changed"}
         assert 0 <= changed - cached < OPENING, (changed, cached)
-        # The question and the answer's opening.
+        # The new tokens are the question and the answer's opening.
         assert told["causes"]["new"] < 40
 
 
@@ -235,7 +237,8 @@ QUESTION = "What is {} and one? " + "Mind what was said before, and say it in on
 def test_no_question_loses_more_than_an_answer_s_opening(
     node: DictatedNode, template: str, kind: type[Chat]
 ) -> None:
-    """Whether the client returns thoughts or not, and wherever pages end."""
+    """Lose less than an answer's opening at any page boundary, with or without thoughts returned by
+    the client."""
     chat = kind(node, template, cache_salt=f"lost {kind.__name__}")
     for turn in range(TURNS):
         chat.say("user", QUESTION.format(turn) + "Really. " * turn)
@@ -244,7 +247,7 @@ def test_no_question_loses_more_than_an_answer_s_opening(
 
 
 def test_no_call_loses_more_than_an_answer_s_opening(node: DictatedNode, template: str) -> None:
-    """Of a client that does not return thoughts, beside one question and its calls."""
+    """Use a client without returned thoughts, one question and its calls."""
     chat = ForgetfulChat(node, template, cache_salt="lost calls")
     chat.say("user", "What is in the file?")
     for turn in range(TURNS):
@@ -257,8 +260,8 @@ def test_no_call_loses_more_than_an_answer_s_opening(node: DictatedNode, templat
 def test_a_question_behind_calls_goes_on_where_the_one_before_ended(
     node: DictatedNode, template: str
 ) -> None:
-    """Of a client that returns thoughts, which templates drop once another question is asked: the
-    calls between leave no such state, and take it from nobody."""
+    """Use a client that returns thoughts; templates drop them once another question is asked. The
+    calls in between leave no state for the later prompt, and evict none."""
     chat = Chat(node, template, cache_salt="behind calls")
     for question in range(3):
         chat.say("user", QUESTION.format(question))
@@ -285,7 +288,7 @@ def test_a_message_that_comes_back(node: DictatedNode, template: str, display: s
     messages: list[dict[str, Any]] = [{"role": "user", "content": "What is in the file?"}]
     ends = Ends()
     for turn in range(FEW_TURNS):
-        # As Claude Code begins its instructions: with other letters in each request.
+        # Claude Code begins its instructions in this form, with other letters in each request.
         bill = f"x-anthropic-billing-header: cc_version=2.1; cch={turn:05x};"
         system = [{"type": "text", "text": text} for text in (bill, "Be brief.")]
         body = {**fields, "system": system, "messages": messages}
@@ -366,7 +369,8 @@ def test_a_response_that_is_gone_on_from(node: DictatedNode, template: str, by_i
 
 
 def test_a_new_question_behind_a_stored_response(node: DictatedNode, template: str) -> None:
-    """Also where the template, given the whole conversation, would drop what was thought."""
+    """Resume exactly, even if the template, given the whole conversation, would drop its
+    thoughts."""
     fields = {"temperature": 0, "max_output_tokens": 200, "cache_salt": "questions"}
     name: str | None = None
     ends = Ends()

@@ -1,4 +1,5 @@
-"""`explain` tells again what the client was told, and says so where nothing is known."""
+"""Tests of `explain`: it repeats the figures reported to the client, and says so if nothing is
+known."""
 
 from dataclasses import replace
 
@@ -158,7 +159,7 @@ def test_the_log_holds_so_many_evictions_and_forgets_the_oldest_requests() -> No
     for name, first in (("a", 0), ("b", 300), ("c", 600)):
         taken = [Eviction(n, "pages", None, 64, 1.0, None, name) for n in range(first, first + 300)]
         log.evicted(m.Evicted(tuple(taken)))
-    # The last 256 of each request, and not two requests of so many.
+    # The log keeps the last 256 of each request, but not of two such requests.
     assert log.took("a") == log.took("b") == ()
     assert [eviction.sequence for eviction in log.took("c")] == list(range(644, 900))
     log.evicted(m.Evicted((Eviction(900, "pages", None, 64, 1.0, None, "d"),)))

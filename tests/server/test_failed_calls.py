@@ -1,5 +1,5 @@
-"""Calls that fail are counted by the kind that clients were told: over HTTP and gRPC, in one
-process and in several, before an answer and behind its first events."""
+"""Tests of failed calls, counted by the kind reported to clients. The cases cover HTTP and gRPC,
+one process and several, and failures before an answer or after its first events."""
 
 import json
 from collections import Counter
@@ -27,7 +27,7 @@ CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
 
 @contextmanager
 def limited(*more: str) -> Iterator[Node]:
-    """Three requests a minute, for who has the key."""
+    """Yield a node with a limit of three requests a minute for the key's owner."""
     limits = ("--api-key", "sesame", "--requests-per-minute", "3")
     with running(Node("serve", *flags(), *CHUNKS, *HTTP, *limits, *more)) as node:
         yield node
@@ -76,12 +76,13 @@ def test_refusals_are_counted_wherever_they_are_made(workers: tuple[str, ...]) -
         assert ask(node.http_address, "GET", "/health").status == 200
         assert ask(node.http_address, "GET", "/debug/nothing", None, KEY).status == 404
         assert told["rate_limited"] >= 2 and told["invalid_api_key"] == 2
-        # Workers tell theirs every few seconds.
+        # Workers report their counts every few seconds.
         until(lambda: +failed(node) == told, lambda: (+failed(node), told))
 
 
 def test_an_answer_that_fails_behind_its_first_events_is_counted() -> None:
-    """The stream began, so that its status is 200 and its last event says what happened."""
+    """Count a failure after the stream's start. Its status is 200, and its last event has the
+    error."""
     with running(
         Node("serve", *flags(), *CHUNKS, *HTTP, "--queue-timeout", "1", "--max-batch", "1")
     ) as node:

@@ -1,4 +1,5 @@
-"""Which field of a request is too large for the model, and who says so."""
+"""Tests of a request too large for the model: the field named in the error, and the error's
+source."""
 
 import socket
 from http.client import HTTPResponse
@@ -14,7 +15,7 @@ CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/response
 USER = {"messages": [{"role": "user", "content": "it was"}]}
 LONG = "x" * 9000
 ROOM = 1000
-"""Of the front's model, for a prompt and its answer."""
+"""Tokens of the front's model for a prompt and its answer."""
 
 
 @pytest.mark.parametrize("stream", [False, True])

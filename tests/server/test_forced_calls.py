@@ -1,6 +1,6 @@
-"""Calls by a grammar, forced or where the model chooses: whatever it lets through is read as a call
-whose arguments are valid by the tool's schema, in both syntaxes; what no call may be is refused by
-its name."""
+"""Tests of calls under a grammar, forced or chosen by the model. Any text the grammar allows is
+read as a call, in both syntaxes. Its arguments are valid by the tool's schema. A tool no call can
+follow is refused by its name."""
 
 import json
 from typing import Any
@@ -79,7 +79,8 @@ def offered(name: str, *, strict: bool = False) -> OfferedTool:
 
 
 def answer(grammars: GrammarCompiler, grammar: Grammar, seed: int, most: int = 600) -> str:
-    """Any text that the grammar lets through: long values end soon."""
+    """Return a random text the grammar allows. Closing characters are likelier, so long values end
+    soon."""
     rng = np.random.default_rng(seed)
     constraint, said = grammars.constraint(grammar, ()), b""
     while len(said) < most:
@@ -153,7 +154,7 @@ def test_what_no_text_can_be_held_to_is_named(schema: dict[str, Any], keyword: s
 
 
 def written(in_tags: bool, name: str, arguments: str) -> str:
-    """A call. arguments: between the tags, or as JSON."""
+    """Return a call. arguments: text between the tags, or JSON."""
     if in_tags:
         return f"<tool_call>\n<function={name}>\n{arguments}</function>\n</tool_call>"
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'

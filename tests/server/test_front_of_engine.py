@@ -1,4 +1,4 @@
-"""The front's end of an engine's process, against processes that do one thing."""
+"""Tests of the front's end of an engine process, against processes with one behaviour each."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -25,7 +25,7 @@ class Traced(NoTracing):
 
 
 class Ears:
-    """A front that keeps what it gets."""
+    """A front that keeps everything received."""
 
     def __init__(self) -> None:
         self.tracing = Traced()
@@ -75,7 +75,7 @@ def test_an_engine_that_does_not_stand_is_a_typed_error(job: Any, reason: str) -
 
 
 class EndsAtTheLastMoment:
-    """A process that has ended when the patience with it is over, and cannot be killed any more."""
+    """A process that ends as its timeout expires, so a kill no longer finds it."""
 
     pid, returncode = 1, 3
 
@@ -108,7 +108,7 @@ def test_an_engine_that_sends_what_is_no_frame_is_killed_and_its_front_told() ->
         reason = await front.reasons.get()
         assert "sent what is no frame" in reason and engine.reason == reason
         assert losses == [reason] and ended(engine.pid)
-        # Whoever comes later learns of it too, and nobody waits for what never comes.
+        # A later front learns of the loss too, and no call waits forever.
         late = Ears()
         engine.attach(late)
         assert await late.reasons.get() == reason

@@ -1,4 +1,4 @@
-"""Where a server may listen, and what it tells those who ask."""
+"""Tests of a server's listening addresses and of its answers to callers."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -26,7 +26,7 @@ def calls(front: Front) -> GrpcCalls:
 
 
 def held(front: Front) -> Any:
-    """The call of an answer, "r", that goes on after its first token."""
+    """Start the answer "r" and return its call after the first token. The answer then goes on."""
     front.engine.hold = True
     call = front.calls.generate(1, request_id="r")
     next(call)
@@ -34,7 +34,8 @@ def held(front: Front) -> Any:
 
 
 def held_turn(front: Front, *tokens: int) -> tuple[str, Any]:
-    """A session that begins so, and its answer, "r", that goes on after its first token."""
+    """Start a session with these tokens and the answer "r". Return both after the first token; the
+    answer then goes on."""
     front.engine.hold = True
     session = front.calls.open()
     front.calls.append(session, *tokens)
@@ -97,7 +98,7 @@ def test_a_client_that_leaves_aborts_its_request(
 def test_a_deadline_aborts_the_request(front: Front, calls: GrpcCalls) -> None:
     front.engine.hold = True
     seconds = 0.3
-    # A machine that stands for so long has not begun before it is over.
+    # A stalled machine may pass the deadline before the request begins; retry with more time.
     while not (begun := front.engine.of(m.Submit)):
         request = pb.GenerateRequest(request_id=f"within {seconds}", token_ids=ids(1))
         refused = refusal(calls.inference.Generate, request, timeout=seconds)
@@ -143,7 +144,7 @@ def test_a_reader_that_does_not_read_is_cut_off(codec: TextCodec) -> None:
         front.engine.answer = flood
         front.engine.hold = True
         call = front.calls.generate(1, request_id="r")
-        # The engine takes this once it has delivered all of that.
+        # The engine takes this message after it has delivered all the others.
         front.engine.post(m.CloseCursor(1))
         front.engine.wait_for(m.CloseCursor)
         released.set()
@@ -308,7 +309,7 @@ def test_a_drain_that_is_taken_back_tells_who_waits_for_it(front: Front, calls: 
     refused = refusal(draining.result, timeout=HANG_SECONDS)
     assert refused.status is grpc.StatusCode.ABORTED and "drain it once more" in refused.message
     call.cancel()
-    # A node that is being stopped stays so.
+    # A stopping node stays in this state.
     front.run(front.client.retire())
     refused = refusal(calls.admin.Undrain, pb.UndrainRequest(), timeout=HANG_SECONDS)
     assert refused.status is grpc.StatusCode.UNAVAILABLE and "being stopped" in refused.message
@@ -441,7 +442,8 @@ def test_a_session_closed_during_its_turn_closes_the_cursor_afterwards(
 
 @pytest.mark.usefixtures("each_front")
 def test_a_turn_taken_back_takes_its_cursor_along(front: Front, calls: GrpcCalls) -> None:
-    """The engine may have published the lost answer under it, and a cursor vouches unread."""
+    """Use a new cursor after a turn is taken back. The engine may have published the lost answer
+    under the old one, and a cursor is trusted unread."""
     session, call = held_turn(front, 1)
     calls.abort("r")
     list(call)

@@ -102,7 +102,7 @@ def test_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
 def test_a_broken_template_s_file_is_named_with_a_mend(
     tmp_path: Path, tokenizer: Tokenizer, name: str, content: bytes | None, wanted: str
 ) -> None:
-    """content: of the file; None: it is a folder."""
+    """Name the broken file and its fix. content: bytes of the file; None makes it a folder."""
     path = tmp_path / name
     path.mkdir() if content is None else path.write_bytes(content)
     with pytest.raises(ChatTemplateError, match=f"{name} {wanted}.*: copy the file again"):

@@ -1,4 +1,5 @@
-"""The counts of what requests hold, by key and in all, and memory that goes back to the system."""
+"""Tests of bytes held by requests, counted by key and in total, and of memory returned to the
+system."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -121,7 +122,7 @@ class Trims:
         return 1
 
     def run_next(self) -> None:
-        """Wait for the call that is due first, and make it."""
+        """Advance the clock to the first call due, and make it."""
         seconds, call = self.due.pop(0)
         self.clock.now += seconds
         call()

@@ -1,4 +1,4 @@
-"""What requests hold in memory: it is counted by its bytes, and it is no more than they need."""
+"""Tests of memory held by requests: it is counted by its bytes, and no larger than needed."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ from tests.harness.waiting import HANG_SECONDS, until
 MIB = 2**20
 LARGE = "x" * (8 * MIB)
 MOST_KEPT_BYTES = MIB // 2
-"""Of a stream whose body was 8 MiB long."""
+"""Most memory kept for a stream with a body of 8 MiB."""
 
 CHAT = {"messages": [{"role": "user", "content": "it was"}], "max_tokens": 9}
 BODIES: dict[str, dict[str, Any]] = {
@@ -46,7 +46,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 @contextmanager
 def begun_stream(front: AgentFront, path: str, body: dict[str, Any]) -> Iterator[None]:
-    """A stream that the engine has been asked for, and that it has not answered."""
+    """Open a stream; the engine has its request and has not answered."""
     sent = json.dumps({**body, "stream": True}).encode()
     head = (
         f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -80,7 +80,7 @@ def test_a_stream_does_not_keep_its_body(codec: TextCodec, path: str) -> None:
 def two_keys(
     folder: Path, codec: TextCodec, most: int, **settings: Any
 ) -> Iterator[tuple[HttpFront, HeldBytes]]:
-    """A front of the keys k1 and k2 whose requests may hold `most` bytes in all."""
+    """Yield a front with the keys k1 and k2. Their requests may hold `most` bytes in all."""
     config = ServerConfig(api_keys=keys_file(folder, "ann k1\nbob k2\n"), **settings)
     held = HeldBytes(most)
     model = ServedModel("tiny", 1_700_000_000, 1 << 15, codec, held=held)
@@ -90,7 +90,7 @@ def two_keys(
 
 @contextmanager
 def half_sent(http: HttpFront, key: str, size: int) -> Iterator[None]:
-    """A body of twice the size is announced, and so much of it was sent."""
+    """Send `size` bytes of a body announced with twice the size."""
     head = (
         "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         f"Authorization: Bearer {key}\r\nContent-Length: {2 * size}\r\n\r\n"
@@ -140,7 +140,7 @@ def _until_counted(held: HeldBytes, size: int) -> None:
 
 
 class Dribbled:
-    """A request whose body comes in twos of bytes, as far as read_body() looks at one."""
+    """A request with a body in pieces of two bytes, with the attributes used by read_body()."""
 
     client_max_size = MIB
     content_length = None
@@ -195,7 +195,7 @@ def test_messages_of_grpc_are_counted_against_the_key_s_half(tmp_path: Path) -> 
         _until_counted(held, 0)
 
 
-# --- What a request keeps
+# --- Memory kept by a request
 
 
 def test_tools_of_a_stream_are_counted_by_their_objects(codec: TextCodec, tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_whole_reply_that_is_not_read_is_counted_until_its_client_leaves(
         _until_counted(held, 0)
 
 
-# --- What a stream says of itself
+# --- Events about the stream itself
 
 TOOL = {"type": "function", "name": "f", "description": "so " * 1000, "parameters": {}}
 
@@ -295,7 +295,7 @@ def test_events_that_keep_a_response_alive_echo_nothing(codec: TextCodec) -> Non
     assert response["output"] == []
 
 
-# --- What waits for a reader
+# --- Bytes waiting for a reader
 
 
 def drawn(index: int, top: int) -> m.TokenOut:

@@ -1,5 +1,5 @@
-"""Every field that could change an answer is honoured or refused by name; what a request leaves out
-comes from generation_config.json."""
+"""Tests of fields with an effect on an answer: each is honoured or refused by name. Fields absent
+from a request come from generation_config.json."""
 
 import json
 from pathlib import Path
@@ -66,7 +66,7 @@ def test_what_the_answer_follows_reaches_the_engine(http: HttpFront, path: str, 
 
 @pytest.mark.parametrize("kind", ["json_object", "json_schema"])
 def test_a_schema_may_stand_beside_the_type(http: HttpFront, kind: str) -> None:
-    """As llama.cpp's clients, and others of its API, write it."""
+    """Accept the form used by clients of llama.cpp and of others of its API."""
     wanted = {"type": "array", "items": {"type": "integer"}}
     assert http.chat(response_format={"type": kind, "schema": wanted}).status == 200
     (submit,) = http.engine.of(m.Submit)

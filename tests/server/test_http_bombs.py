@@ -1,4 +1,4 @@
-"""What a stranger sends costs a header: nothing is inflated, drained or waited for."""
+"""Tests of a stranger's requests: each costs a header; nothing is inflated, drained or awaited."""
 
 import gzip
 import json
@@ -19,7 +19,7 @@ LIMIT = 4 * 2**20
 
 @pytest.fixture(scope="module")
 def bomb() -> bytes:
-    """1 MB that stand for 1 GB."""
+    """Return 1 MB of gzip data for 1 GB of zeros."""
     member = gzip.compress(bytes(2**26), 9)
     return member * 16
 
@@ -32,7 +32,7 @@ def http() -> Iterator[HttpFront]:
 
 
 def loop_seconds(front: HttpFront) -> float:
-    """Processor time of the event loop's thread so far."""
+    """Return the processor time of the event loop's thread so far, in seconds."""
 
     async def read() -> float:
         return time.thread_time()
@@ -41,7 +41,7 @@ def loop_seconds(front: HttpFront) -> float:
 
 
 def head_of(*more: str, path: str = "/v1/completions", key: str = KEY) -> str:
-    """Of a POST of JSON; more: header lines."""
+    """Return the head of a JSON POST. more: further header lines."""
     lines = (f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json")
     return "\n".join([*lines, f"Authorization: Bearer {key}", *more])
 
@@ -51,11 +51,11 @@ def raw(head: str) -> bytes:
 
 
 def say(front: HttpFront, head: str, body: bytes = b"") -> tuple[bytes, bool]:
-    """What raw bytes are answered, and whether the connection was closed behind the answer."""
+    """Send raw bytes; return the answer, and true if the connection was closed after it."""
     with front.dial() as connection:
         connection.sendall(raw(head))
         answer = b""
-        with suppress(OSError):  # refused and closed before it was all said
+        with suppress(OSError):  # refused and closed before all was sent
             connection.sendall(body)
         try:
             while b"\r\n\r\n" not in answer and (piece := connection.recv(1 << 16)):
@@ -92,7 +92,7 @@ def test_a_bomb_is_never_inflated(http: HttpFront, bomb: bytes, path: str, key: 
 def test_an_encoding_is_refused_by_its_header(
     http: HttpFront, encoding: str, more: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No byte of the body has been sent when the answer is there."""
+    """Answer before any byte of the body is sent."""
     monkeypatch.setattr("tasuki.server.http.bounded_reading._SKIM_SECONDS", 0.1)
     answer, closed = say(http, head_of(f"Content-Encoding: {encoding}", more))
     assert answer.split()[1] == b"415" and closed
@@ -130,7 +130,7 @@ def test_an_identity_is_no_encoding(http: HttpFront) -> None:
 
 
 def test_a_stranger_s_long_body_is_not_drained(http: HttpFront) -> None:
-    """It is told why and cut off, long before all of it was taken."""
+    """Report the reason and close the connection long before the whole body was taken."""
     sent = 0
     with http.dial() as connection:
         connection.sendall(
@@ -140,7 +140,7 @@ def test_a_stranger_s_long_body_is_not_drained(http: HttpFront) -> None:
         with suppress(ConnectionError):
             for _ in range(10_000):
                 sent += connection.send(bytes(1 << 16))
-    # What was skimmed, and what both kernels' buffers hold.
+    # The bytes skimmed, and the contents of both kernels' buffers.
     assert sent < 64 * 2**20
 
 
@@ -154,7 +154,7 @@ def test_a_refusal_reaches_a_client_that_speaks_before_it_listens(http: HttpFron
 def test_a_body_over_the_size_is_refused_by_its_header(
     http: HttpFront, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Nothing of the body comes.
+    # The client sends nothing of the body.
     monkeypatch.setattr("tasuki.server.http.bounded_reading._CALLER_SKIM_SECONDS", 0.1)
     answer, closed = say(http, head_of(f"Content-Length: {LIMIT + 1}"))
     assert answer.split()[1] == b"413" and closed

@@ -23,7 +23,7 @@ TOOL = {
 }
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bath"}}\n</tool_call>'
 
-# The shape of Qwen3's own: tools in a system message, calls and responses in tags.
+# The shape of Qwen3's template: tools are in a system message, calls and responses in tags.
 TEMPLATE = (
     "{% if tools %}<|im_start|>system\n"
     "{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
@@ -45,7 +45,7 @@ def codec(codec: TextCodec) -> TextCodec:
 
 
 def say(http: HttpFront, codec: TextCodec, text: str) -> None:
-    """The engine answers with this, one byte a token, and <|im_end|>."""
+    """Let the engine answer with this text, one byte a token, and <|im_end|>."""
     tokenizer = codec.require_tokenizer()
     tokens = [token for letter in text for token in tokenizer.encode(letter)]
     http.engine.answer = lambda submit: [*tokens, 2]
@@ -203,7 +203,7 @@ def test_tool_calls_of_an_answer(http: HttpFront, codec: TextCodec) -> None:
     assert (first["index"], first["type"], first["function"]["arguments"]) == (0, "function", "")
     assert first["id"] and first["function"]["name"] == "weather"
     assert all(item.keys() == {"index", "function"} for item in rest)
-    # A letter a token, and but for the key none of them is kept back.
+    # Each delta has one letter; only the letters of the key are held back.
     assert [item["function"]["arguments"] for item in rest][-6:] == list('Bath"}')
     assert "".join(item["function"]["arguments"] for item in rest) == '{"city": "Bath"}'
     assert content(reply) == "I look."

@@ -1,5 +1,5 @@
-"""n > 1 of chats and completions over a scripted engine: one prompt, choices with seeds of their
-own, streams whose chunks interleave, usage that counts the prompt once."""
+"""Tests of n > 1 in chats and completions over a scripted engine. The choices of one prompt have
+their own seeds, and their stream chunks interleave. Usage counts the prompt once."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ KINDS = ["chat", "complete"]
 
 @pytest.fixture
 def http(http: HttpFront, codec: TextCodec) -> HttpFront:
-    """Each choice is answered by as many tokens as its seed is behind 40, and one."""
+    """Let the engine answer each choice with one token more than its seed exceeds 40."""
     tokens = codec.require_tokenizer().encode("fine morning")
     http.engine.answer = lambda submit: tokens[: submit.sampling.seed - 40 + 1]
     return http
@@ -118,7 +118,7 @@ def test_each_choice_counts_against_the_cap(codec: TextCodec, tmp_path: Path) ->
         bearer = {"Authorization": f"Bearer {KEYS['one']}"}
         assert (many := http.chat(headers=bearer, n=4)).status == 429
         assert "asks for 4 at once" in many.error["message"] and not http.engine.of(m.Submit)
-        # One prompt is one request of the minute's, however many its choices.
+        # A prompt counts as one request of the minute, with any number of choices.
         assert http.chat(headers=bearer, n=3).status == 200
 
 

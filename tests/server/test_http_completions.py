@@ -17,7 +17,7 @@ KEYS = {"one": "1" * 32, "two": "2" * 32}
 
 @pytest.fixture
 def http(http: HttpFront, codec: TextCodec) -> HttpFront:
-    """It answers "fine 漢"."""
+    """Let the engine answer "fine 漢" to each request."""
     tokens = [*codec.require_tokenizer().encode("fine 漢"), 2]
     http.engine.answer = lambda submit: tokens
     return http
@@ -48,7 +48,7 @@ def test_logprobs(http: HttpFront, codec: TextCodec, top: int) -> None:
     told = http.complete(logprobs=top, temperature=0).json["choices"][0]["logprobs"]
     count = len(codec.require_tokenizer().encode("fine 漢")) + 1
     assert told["token_logprobs"] == [-0.5] * count and len(told["tokens"]) == count
-    # As in vLLM the token itself is among them, where no others are asked for too.
+    # The token itself is among them if no others are requested, as in vLLM.
     assert [len(entry) for entry in told["top_logprobs"]] == [1] * count
     assert told["top_logprobs"][0] == {told["tokens"][0]: -0.5}
     assert told["text_offset"][:2] == [0, len(told["tokens"][0])]
@@ -101,7 +101,8 @@ LISTS: list[Any] = [["it", "was", "it"], [[5], [6, 7], [8]], ["it", [5, 6], "was
 
 
 def echoes(http: HttpFront, codec: TextCodec) -> list[str]:
-    """It answers each prompt with as many tokens as that has, and one; their texts by length."""
+    """Let the engine answer each prompt with one token more than the prompt has. Return the
+    answers' texts by prompt length."""
     tokens = codec.require_tokenizer().encode("fine morning")
     http.engine.answer = lambda submit: tokens[: len(submit.prompt) + 1]
     return [codec.require_tokenizer().decode(tokens[: count + 1]) for count in range(8)]

@@ -1,4 +1,4 @@
-"""What HTTP clients meet around the APIs: keys, ids, origins, probes, names, tokens, silence."""
+"""Tests of HTTP around the APIs: keys, ids, origins, probes, names, tokens, silence."""
 
 import asyncio
 import json
@@ -239,7 +239,7 @@ def test_what_is_no_tokens_is_refused(http: HttpFront, fields: dict[str, Any]) -
 
 
 def silent_stream(text: bytes) -> list[web.RouteDef]:
-    """A stream whose server writes nothing until two keep-alives have left."""
+    """Return the route of a stream without an event until two keep-alives were sent."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         kept = asyncio.Event()
@@ -283,6 +283,10 @@ def test_loopback_answers_to_its_own_names_only(http: HttpFront) -> None:
     for host in ("evil.example", "evil.example:80", "localhost.evil.example", "10.0.0.1", ""):
         refused = http.ask("GET", "/v1/models", headers={"Host": host})
         assert refused.refusal == (421, "wrong_host"), host
+        named = (
+            f"Host {host.removesuffix(':80')} is not served" if host else "header Host is missing"
+        )
+        assert named in refused.error["message"]
     refused = http.complete({"Host": "evil.example"})
     assert refused.status == 421 and not http.engine.received
     assert [status(http, "10.0.0.1:9", path) for path in ("/health", "/ready")] == [200, 200]

@@ -1,4 +1,4 @@
-"""The openai client against real daemons with the embedded model: what an agent would do."""
+"""Tests of the openai client against real daemons with the embedded model, in an agent's use."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type
 
 @dataclass
 class Front:
-    """nodes: every node whose cache may compute a prompt, the one with the front first."""
+    """A client and its nodes. nodes: nodes with a cache for prompts, the front's node first."""
 
     client: "openai.OpenAI"
     nodes: tuple[Node, ...]

@@ -1,4 +1,5 @@
-"""The HTTP server and what every route shares: probes, keys, refusals, clients that leave."""
+"""Tests of the HTTP server and of features common to all routes: probes, keys, refusals, clients
+that leave."""
 
 import json
 import socket
@@ -125,6 +126,8 @@ def test_what_is_no_request_is_refused_in_openais_shape(
     reply = http.ask(method, path, body, more)
     assert reply.refusal == (status, code)
     assert reply.error["type"] == "invalid_request_error" and reply.error["message"]
+    if status == 413:
+        assert reply.error["message"] == "the body has more than 32 MiB: see --max-message-mib"
 
 
 @pytest.mark.parametrize(
@@ -179,7 +182,8 @@ def test_a_client_that_leaves_aborts_its_request(http: HttpFront, stream: bool) 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_closes_its_half_has_left(http: HttpFront, stream: bool) -> None:
-    """Its connection's end looks as that of one that is gone."""
+    """Abort the request: the end of a half-closed connection looks like the end of a lost
+    client's."""
     http.engine.hold = True
     connection = http.begin({"x-request-id": "r"}, stream=stream)
     http.engine.wait_for(m.Submit)

@@ -1,4 +1,5 @@
-"""JSON that callers and models write: how many values, how deep, and arguments cut anywhere."""
+"""Tests of JSON from callers and models: its count of values, its depth, and arguments cut
+anywhere."""
 
 import json
 import time
@@ -27,7 +28,7 @@ from tests.harness.grpc_fixtures import usage
 
 COMMAS = b"," * (MAX_VALUES + 1)
 MOST_MORE = 20
-"""How many times the cost of as long a text of plain letters."""
+"""Largest ratio to the cost of an equally long text of plain letters."""
 LETTERS = st.text('ab,[{"\\', max_size=6)
 VALUES = st.recursive(
     st.one_of(st.integers(0, 9), LETTERS),
@@ -39,7 +40,7 @@ VALUES = st.recursive(
 
 
 def seconds(body: bytes) -> float:
-    """Return the least processor time of three counts."""
+    """Return the least processor time of three counts, in seconds."""
 
     def counted() -> float:
         began = time.process_time()
@@ -83,7 +84,7 @@ def test_letters_of_strings_are_no_values_wherever_a_slice_ends(
 
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
 TOO_DEEP = '{"a":' * 2000 + "1" + "}" * 2000
-"""Deeper than Python's own reader goes."""
+"""JSON nested deeper than Python's own reader accepts."""
 
 
 def test_arguments_are_closed_up_to_the_deepest_level_allowed() -> None:

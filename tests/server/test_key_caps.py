@@ -1,4 +1,5 @@
-"""What is one key's is no other's, and one key never takes all there is."""
+"""Tests of separate keys: each sees only its own sessions and requests, and no key takes all
+capacity."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -35,7 +36,7 @@ ROOT = Caller("root", frozenset({Scope.OPERATOR}))
 
 
 def lines(**scopes: str) -> str:
-    """Of a file of keys: these names with their scopes."""
+    """Return the lines of a key file, with each name's scopes."""
     return "".join(f"{name} {KEYS[name]} {scope}\n" for name, scope in scopes.items())
 
 
@@ -45,14 +46,14 @@ def keys(tmp_path: Path) -> str:
 
 
 def began(calls: GrpcCalls, request_id: str) -> Any:
-    """A stream whose headers, which tell the id, have come."""
+    """Return a stream after its headers arrived, including its id."""
     stream = calls.generate(5, 6, 7, request_id=request_id)
     assert dict(stream.initial_metadata())["tasuki-request-id"] == request_id
     return stream
 
 
 def watch(calls: GrpcCalls) -> Any:
-    """A stream of which something has come."""
+    """Return a stream of events after its first event arrived."""
     stream = calls.admin.WatchEvents(pb.WatchEventsRequest(), **calls.options)
     next(stream)
     return stream
@@ -62,7 +63,7 @@ def watch(calls: GrpcCalls) -> Any:
 def front_of(
     keys: str, engine: ScriptedEngine | None = None, **settings: Any
 ) -> Iterator[tuple[Front, Callable[[str], GrpcCalls]]]:
-    """With the calls of whoever is named."""
+    """Yield a front, and a function from a name to calls with its key."""
     with running_front(config=ServerConfig(api_keys=keys, **settings), engine=engine) as front:
         yield front, lambda name: front.bearing(KEYS[name])
 
@@ -122,7 +123,7 @@ def test_a_key_over_its_cap_gives_up_its_own_idle_sessions_only(keys: str) -> No
 
 
 class SlowToOpen(ScriptedEngine):
-    """Answers no cursor before it is let go."""
+    """An engine that answers no cursor before its release."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,7 +147,7 @@ def test_a_session_that_is_being_opened_counts(keys: str, cap: dict[str, int]) -
         calls = [
             who.sessions.Open.future(pb.SessionOpenRequest(), **who.options) for who in (ann, other)
         ]
-        # The engine's thread stands in the first; the second waits behind it.
+        # The first message blocks the engine's thread; the second waits behind it.
         engine.wait_for(m.OpenCursor)
         until(lambda: engine._inbox.qsize() == 1, "the second Open did not come")
         try:
@@ -182,7 +183,7 @@ def test_nobody_ends_another_s_request_but_an_operator(keys: str) -> None:
         stream = began(ann, "r")
         front.engine.wait_for(m.Submit)
         assert ben.abort("r") == pb.AbortResponse()
-        # Whatever would have been posted stands before what is posted now.
+        # An earlier message would be in the queue before this one.
         root.admin.Flush(pb.FlushRequest(), **root.options)
         assert not front.engine.of(m.Abort)
         root.abort("r")
@@ -203,7 +204,7 @@ def test_a_story_is_told_to_who_asked_and_to_operators(keys: str) -> None:
             assert refused.kind == "unknown_request"
             told.append(refused.message.replace(repr(request_id), "ID"))
         assert told[0] == told[1], "no oracle"
-        # Ben's later request of that name hides Ann's from nobody.
+        # Ben's later request with this name hides Ann's from no caller.
         end(began(ben, "r"))
         for teller in (ann, ben):
             story = teller.explain("r")
@@ -226,7 +227,7 @@ def test_a_key_has_so_many_requests_at_once(keys: str) -> None:
         front.engine.wait_for(m.Submit, 3)
         streams[0].cancel()
         front.engine.wait_for(m.Abort)
-        # What was refused has cost nothing of the minute.
+        # A refused request has cost nothing of the minute's allowance.
         until(lambda: not front.client._requests._held["ann"] > 1, "not given back")
         streams.append(began(ann, "3"))
         front.engine.wait_for(m.Submit, 4)
@@ -263,7 +264,7 @@ def test_http_says_429_beyond_a_key_s_requests(keys: str) -> None:
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    """Two operators, two streams each, and three at a time in all."""
+    """Yield a node with two operators: each may have two streams, and all together three."""
     keys = keys_file(tmp_path_factory.mktemp("keys"), lines(root="operator", ann="operator"))
     caps = ("--watchers-per-key", "2", "--max-watchers", "3")
     with fused_node("--api-keys", keys, *caps, *HTTP) as node:
@@ -271,14 +272,14 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 
 class OpenStreams:
-    """Streams over HTTP, each on a connection of its own, for as long as a block runs."""
+    """Streams over HTTP, each on its own connection, open until a block ends."""
 
     def __init__(self, node: Node, stack: ExitStack) -> None:
         self._address = node.http_address
         self._stack = stack
 
     def begin(self, path: str, name: str) -> tuple[int, bytes]:
-        """The status, and a refusal's body."""
+        """Open a stream and return the status, and the body of a refusal."""
         connection = connect(self._address)
         self._stack.callback(connection.close)
         connection.request("GET", path, headers=headers(KEYS[name]))
@@ -364,7 +365,7 @@ def test_what_is_held_is_what_was_taken_and_not_given_back(steps: list[tuple[str
     )
 )
 def test_an_id_of_the_engine_s_is_one_caller_s(steps: list[tuple[Caller, str, bool]]) -> None:
-    """Against a model: who has what in flight, and what was remembered of the ended."""
+    """Compare with a model of each caller's requests in flight and of remembered ended ones."""
     names = RequestNames(remembered=2)
     flying: dict[tuple[str, str], m.RequestId] = {}
     for caller, text, ends in steps:

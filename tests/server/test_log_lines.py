@@ -1,4 +1,4 @@
-"""What a daemon's log keeps, and its one line every ten seconds while it is busy."""
+"""Tests of a daemon's log: its records, and its one line every ten seconds while busy."""
 
 import asyncio
 import logging
@@ -77,7 +77,7 @@ def test_a_line_has_rates_queues_the_cache_and_its_hits() -> None:
     line = kept.line(stats(WAITING=2, AWAITING_PREFILL=1, DECODING=3, PREFILLING=1), 10.0)
     assert line == (
         f"{prompt / 10:.1f} prompt and 5.0 output tokens/s, 4 running, 3 waiting, "
-        # A page is a quarter of a slab, and a slot a whole one.
+        # A page takes a quarter of a slab, and a slot takes a whole one.
         f"hit rate {100 * usable / prompt:.1f}%, memory 25.0% in use, 35.0% cached"
     )
 

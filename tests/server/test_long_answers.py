@@ -1,4 +1,4 @@
-"""What a node keeps of an answer that goes on for long: a few bytes a token, where anything."""
+"""Tests of memory kept by a node for a long answer: at most a few bytes a token."""
 
 import gc
 import subprocess
@@ -28,15 +28,15 @@ from tests.harness.waiting import HANG_SECONDS
 
 TOKENS = 20_000
 MOST_BYTES = 6 * TOKENS
-"""Four of a token, and what an array has spare."""
+"""Four bytes a token, and the spare capacity of an array."""
 ONCE_BYTES = 50_000
-"""What is made at first use."""
+"""Bytes allocated once, at first use."""
 A = m.RequestId("a")
 ENDING = Ending(m.FinishReason.STOP, 1, usage(5, 1))
 
 
 def drawn(index: int) -> m.TokenOut:
-    # A number of its own, as those that a step draws are.
+    # Each number is a separate object, as sampled tokens are.
     return m.TokenOut(A, 1000 + index % 500, -0.5, 1.5, index)
 
 
@@ -99,7 +99,7 @@ def test_an_engine_keeps_four_bytes_of_a_token() -> None:
     assert request.token_slice(3, 8) == [3, 4, 1000, 1001, 1002]
     assert request.token_slice(6, 8) == [1001, 1002]
     assert request.tokens().tolist()[4:7] == [4, 1000, 1001]
-    # Whoever was given them holds none of the array's memory, or it could not grow.
+    # The returned copies share no memory with the array; otherwise it could not grow.
     request.output.append(9)
 
 
@@ -108,7 +108,7 @@ async def test_a_call_keeps_four_bytes_of_a_token(codec: TextCodec) -> None:
     left: list[int] = []
 
     async def write(message: pb.GenerateResponse) -> None:
-        """It leaves, and nobody keeps it."""
+        """Drop the message."""
 
     with growing() as grown:
 
@@ -123,7 +123,7 @@ async def test_a_call_keeps_four_bytes_of_a_token(codec: TextCodec) -> None:
     assert left[0] < 2 * MOST_BYTES
 
 
-# As many containers as some thousands of streams have, none of them garbage.
+# The script keeps as many containers as thousands of streams do, none of them garbage.
 STREAMS_COME = """
 import gc
 from tasuki.server.daemon.startup import spare_collections

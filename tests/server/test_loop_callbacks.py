@@ -1,6 +1,7 @@
-"""No request holds the event loop: the longest callback, in processor time, under the worst bodies.
+"""Tests of requests on the event loop: none holds it. The longest callback is measured in processor
+time, under the worst bodies.
 
-Beats, streams and probes share that loop.
+Heartbeats, streams and probes share that loop.
 """
 
 import asyncio
@@ -31,10 +32,11 @@ from tests.harness.response_sockets import frame, upgraded
 from tests.harness.running_nodes import CHUNKS, HTTP, node_pair
 
 
-# How much processor time an event loop's single callbacks take.
+# Processor time of an event loop's single callbacks.
 @dataclass
 class LoopWatch:
-    """Of every callback of every loop while `watching`. longest: seconds, and what it was."""
+    """A watch of all callbacks of all loops while `watching`. longest: seconds and text of the
+    longest callback."""
 
     longest: tuple[float, str] = (0.0, "")
     callbacks: int = 0
@@ -50,7 +52,8 @@ class LoopWatch:
 
 @contextmanager
 def watched_loops(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopWatch]:
-    """Counts this thread's processor time alone: others' load on the machine is not in it."""
+    """Yield a watch of all loops. It counts this thread's processor time alone, without other load
+    on the machine."""
     watch = LoopWatch()
     run = asyncio.events.Handle._run
 
@@ -68,20 +71,20 @@ def watched_loops(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopWatch]:
 
 LONGEST_SECONDS = 0.020
 MIB = 2**20
-# A hypervisor charges what it takes from this machine to the thread that ran: a callback is as long
-# as it is in the best of a few tries.
+# A hypervisor charges its own time to the running thread. The best of a few tries is the length of
+# a callback.
 TRIES = 6
 
 
 @pytest.fixture(scope="module")
 def codec(codec: TextCodec) -> TextCodec:
-    """Of a context so long that length alone refuses none of these bodies."""
+    """Return a codec with a context so long that length alone refuses none of these bodies."""
     return replace(codec, max_tokens=2**20)
 
 
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopWatch]:
-    # What this process has loaded is no front's to look through.
+    # A front need not scan objects loaded by this test process.
     gc.collect()
     gc.freeze()
     with watched_loops(monkeypatch) as watching:
@@ -143,7 +146,7 @@ BODIES: dict[str, tuple[str, Callable[[], bytes], tuple[int, ...]]] = {
 
 
 def assert_short(watch: LoopWatch, act: Callable[[], None]) -> None:
-    """No callback of any loop is too long while `act` runs."""
+    """Check for callbacks of acceptable length on every loop while `act` runs."""
     for _ in range(TRIES):
         watch.forget()
         act()
@@ -167,7 +170,7 @@ def test_no_socket_s_frames_hold_the_loop(front: HttpFront, watch: LoopWatch, na
         with closing(upgraded(front.dial())) as raw:
             reader = threading.Thread(target=read_to_end, args=(raw,))
             reader.start()
-            # Its goodbye comes back once all before it is worked on.
+            # The closing frame is answered once all frames before it are processed.
             raw.sendall(FRAMES[name] + frame(8))
             reader.join()
 
@@ -264,8 +267,8 @@ def test_the_watch_sees_a_callback_that_is_too_long(front: HttpFront, watch: Loo
 
 
 def test_no_hand_over_is_lost_while_a_long_conversation_is_read() -> None:
-    """Beats go over the decode node's loop; rendering that for every message held it for half a
-    minute."""
+    """Keep the hand-over, since heartbeats use the decode node's loop. A rendering for every
+    message once held the loop for half a minute."""
     with (
         node_pair(prefill=CHUNKS, decode=HTTP) as (_, decode),
         closing(connect(decode.http_address)) as worst,

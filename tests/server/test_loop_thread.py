@@ -1,4 +1,5 @@
-"""A loop on a thread of its own: what it is asked, how it ends, and that it never dies silently."""
+"""Tests of a loop on its own thread: its calls, its end and its errors. A lost loop is always
+reported."""
 
 import asyncio
 import threading
@@ -27,13 +28,13 @@ async def for_ever(begun: threading.Event, cleaned: list[str]) -> None:
 
 
 def break_it() -> None:
-    """With what no loop survives."""
+    """Raise an exception fatal to a loop."""
     raise SystemExit("by the test")
 
 
 @pytest.fixture
 def there() -> Iterator[LoopThread]:
-    """It runs, and may have been stopped at the test's end."""
+    """Yield a running loop. The test may stop it before its end."""
     running = LoopThread("there", unexpected)
     running.start()
     yield running
@@ -53,11 +54,11 @@ async def test_it_answers_on_its_own_thread_and_its_errors_come_back(there: Loop
 async def test_what_takes_too_long_is_cancelled_there(there: LoopThread) -> None:
     begun, cleaned = threading.Event(), list[str]()
 
-    # One whose time is over before its thread comes to it never begins.
+    # A call never begins if its time is over before its thread reaches it.
     while not begun.is_set():
         with pytest.raises(TimeoutError):
             await there.run(for_ever(begun, cleaned), 0.05)
-        # What comes after it finds it ended.
+        # A later call finds it ended.
         await there.run(thread_of(), HANG_SECONDS)
     assert cleaned == ["cleaned"]
 
@@ -89,7 +90,7 @@ async def test_a_loop_that_dies_says_so_to_its_owner_and_to_all_who_wait() -> No
         await waiting
     with pytest.raises(LoopLost, match="restart this node"):
         await there.run(thread_of(), HANG_SECONDS)
-    # Whoever still posts to it is not harmed.
+    # A later post does no harm.
     there.loop.call_soon_threadsafe(break_it)
     there.stop(HANG_SECONDS)
     assert len(told) == 1

@@ -1,5 +1,5 @@
-"""What /metrics tells of a node whatever its engine does: an engine that answers late, or never, or
-has died, and a disk that does not answer."""
+"""Tests of a node's /metrics in any state of its engine: late, silent or dead. They also cover a
+disk that does not answer."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ DIED = RequestRejected(m.RequestError(m.ErrorKind.INTERNAL, "the engine has died
 
 
 class Engine:
-    """Answers when it is let."""
+    """An engine that answers only from its queue of answers."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -54,7 +54,7 @@ async def test_an_engine_that_is_late_is_asked_once_and_shown_as_it_was() -> Non
     engine.answers.put_nowait(REPORT)
     assert await latest.within(HANG_SECONDS) is REPORT
     assert latest.silent_seconds == 0.0
-    # The next one is late: what it told last is shown, with for how long it has owed more.
+    # The next report is late: the last one is shown, with the time since the next was due.
     engine.seconds = 100.0
     assert await latest.within(SOON) is REPORT
     assert latest.silent_seconds == 0.0
@@ -81,7 +81,7 @@ async def test_a_node_s_state_is_what_load_balancers_see(monkeypatch: pytest.Mon
     assert (await watch.reports())[1].state is NodeState.DRAINING
     standing[0] = Standing("the watchdog gave it up", True)
     report, front = await watch.reports()
-    # Nothing of what it told before is true any more.
+    # The earlier report is no longer true.
     assert report is None and front.state is NodeState.LOST
     watch.close()
 

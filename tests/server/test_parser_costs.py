@@ -1,4 +1,5 @@
-"""The cost of a token for an answer's parser: the same, however much text is held back."""
+"""Tests of the parser's cost per token of an answer: it is the same, however much text is held
+back."""
 
 import json
 import tracemalloc
@@ -21,7 +22,7 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"properti
 JSON, XML = "<tool_call>{", "<tool_call><function=f>"
 SPACE = " " * 64
 MOST_BYTES = 24
-"""Memory for each letter of a text that is held back."""
+"""Bytes of memory for each letter of a text held back."""
 
 SHAPES = {
     "arguments before the name": (JSON + '"arguments": {"a":[', "[],"),
@@ -79,7 +80,7 @@ def hermes(body: str) -> str:
 
 
 def every_cut(text: str) -> Parsed:
-    """Return the parts of a text, the same ones whole and letter by letter."""
+    """Return the parts of a text; check for the same parts letter by letter."""
     whole = parsed([text], TOOLS)
     assert parsed(list(text), TOOLS) == whole
     return whole
@@ -124,7 +125,7 @@ def test_a_call_is_found_in_the_text_of_one_that_proved_to_be_none() -> None:
 
 
 def test_text_that_proved_to_be_no_call_is_not_read_for_ever() -> None:
-    """Each opening tag is in a text that the call before has not closed."""
+    """Put each opening tag inside the text of the unclosed call before it."""
     text = '<tool_call>{"x":[\\"' * 30
     call = hermes('{"name": "f", "arguments": {}}')
     found = every_cut(f"{text}\n</tool_call>{call}")

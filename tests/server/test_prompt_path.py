@@ -1,10 +1,10 @@
-"""The way of a prompt from the HTTP handler to the tree, counted: docs/design.md, "A prompt's way",
-lists its files.
+"""Tests of a prompt's way from the HTTP handler to the tree, counted in files. docs/design.md, "A
+prompt's way", lists them.
 
-A file is on the way where one of its functions returns the prompt, queues it, or calls towards the
-queue or the tree with it, in whatever form it has there: the body's bytes, a message's text,
-tokens, or an object that holds one of these. A function that only looks at a prompt, as a bound or
-a metric does, is no part of the way.
+A file is on the way if one of its functions returns the prompt, queues it, or passes it on in a
+call. The call must lead towards the queue or the tree. The prompt's form may be the body's bytes, a
+message's text, tokens, or an object that holds one of these. A function that only looks at a
+prompt, as a bound or a metric does, is no part of the way.
 """
 
 import asyncio
@@ -40,17 +40,18 @@ TREE = "pycache/prefix_cache.py"
 
 
 class PromptPath:
-    """Files, in the order in which the prompt left them. Thread rule: trace() on any thread."""
+    """The files passed by a prompt, in order. Thread rule: trace() on any thread."""
 
     def __init__(self, tokens: list[int]) -> None:
         self.files: dict[str, None] = {}
-        # What stands around a text may join its first and its last token.
+        # Text around the prompt may join its first and its last token.
         self._tokens = np.array(tokens[1:-1], dtype=np.int32).tobytes()
         self._began = False
         self._arrived = False
 
     def trace(self, frame: FrameType, event: str, argument: Any) -> None:
-        """For sys.setprofile. argument: a value that is returned, or a built-in that is called."""
+        """Trace an event of sys.setprofile. argument: the value returned, or the built-in
+        called."""
         file = production_file(frame)
         if file is None or self._arrived:
             return
@@ -66,14 +67,14 @@ class PromptPath:
             self._arrived = True
 
     def _is_queued(self, built_in: Any, event: str, frame: FrameType) -> bool:
-        """Whether a thread is handed the prompt, or a deque has just taken it."""
+        """Return true if a thread's queue gets the prompt, or a deque has just taken it."""
         queue = getattr(built_in, "__self__", None)
         if isinstance(queue, SimpleQueue):
             return event == "c_call" and built_in.__name__ == "put" and self._is_in(frame)
         return event == "c_return" and isinstance(queue, deque) and self._holds(list(queue))
 
     def _add_stack(self, frame: FrameType | None) -> None:
-        """What is called, and below it who calls it with the prompt."""
+        """Add the files of all frames that hold the prompt, the outermost caller first."""
         found = []
         while frame is not None:
             file = production_file(frame)
@@ -163,7 +164,7 @@ def chat(address: str) -> None:
 
 
 def documented_path() -> list[str]:
-    """The numbered files of docs/design.md, "A prompt's way"."""
+    """Return the numbered files of docs/design.md, "A prompt's way"."""
     text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
     _, _, section = text.partition("### A prompt's way")
     return re.findall(r"^\d+\. `([^`]+)`", section.partition("\n## ")[0], re.MULTILINE)

@@ -1,4 +1,4 @@
-"""What a caller may ask for in a minute, how it is told that it was too much, and who it is."""
+"""Tests of a caller's limits per minute: the allowance, the refusal, and the caller's identity."""
 
 import time
 from pathlib import Path
@@ -83,7 +83,8 @@ def test_what_no_minute_can_hold_is_not_worth_a_retry() -> None:
 
 @given(st.lists(st.tuples(st.floats(0.0, 20.0), st.integers(1, 100)), max_size=60))
 def test_no_minute_ever_admits_more_than_two_allowances(asked: list[tuple[float, int]]) -> None:
-    """One that stood full and one that refilled meanwhile; and the time told is the time needed."""
+    """Allow one full allowance and one refilled within the minute. The reported waiting time must
+    suffice."""
     clock, limit = Clock(), 100
     limits = RateLimits(0, limit, clock)
     admitted: list[tuple[float, int]] = []
@@ -239,7 +240,7 @@ def test_a_prompt_may_take_a_whole_minute_and_what_is_refused_takes_nothing() ->
     with pytest.raises(RateLimited) as caught:
         limits.admit_prompt(ANN, 60)
     assert caught.value.retry_after == pytest.approx(6.1)
-    # An hour later no more than a minute's worth is there.
+    # An hour later, the allowance is still one minute's.
     clock.now += 3600.0
     limits.admit_prompt(ANN, 600)
     with pytest.raises(RateLimited):

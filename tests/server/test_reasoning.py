@@ -1,5 +1,5 @@
-"""POST /v1/chat/completions with templates that think: what is reasoning, and what a request may
-set for the template."""
+"""Tests of POST /v1/chat/completions with templates that think: the reasoning in an answer, and
+template variables set by a request."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -203,7 +203,7 @@ def test_without_thinking_all_is_content(
 
 @pytest.mark.parametrize("cleared", [True, False])
 def test_what_is_kept_of_thinking_has_two_names(cleared: bool) -> None:
-    """GLM's clients name the opposite."""
+    """Read the inverse name used by GLM's clients."""
     asked = RequestFields({"thinking": {"type": "auto", "clear_thinking": cleared}})
     assert read_template_variables(asked) == {"preserve_thinking": not cleared}
 
@@ -252,7 +252,7 @@ def test_a_template_that_knows_no_tags_never_thinks() -> None:
 
 
 def test_variables_are_part_of_what_is_remembered_of_a_conversation(codec: TextCodec) -> None:
-    """Marks too are those of a template that has seen nothing."""
+    """Compare tokens and marks with a new template's."""
     turn = ChatMessage("assistant", "fine", reasoning="so")
     messages = [*ASK, turn, *ASK, turn, *ASK]
     seen = with_template(codec, "qwen3_6").require_template()

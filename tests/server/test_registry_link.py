@@ -1,7 +1,8 @@
-"""A front worker's calls up to their registry: given up at every moment, over every delay.
+"""Tests of a front worker's calls up to its registry, given up at every moment and over every
+delay.
 
-The worker's own classes and its seat, joined by wires that deliver what was sent after so many
-turns of the event loop, in one read. All moments and delays are played; none is drawn.
+Wires join the worker's own classes and its seat. A wire delivers everything sent in the meantime in
+one read, after a number of event loop turns. All moments and delays are played; none is sampled.
 """
 
 import asyncio
@@ -25,11 +26,12 @@ DELAYS = (0, 1, 3)
 MOMENTS = range(16)
 NEVER = 99
 GRANTED = (0, 2, 6)
-"""Turns after which the gate opens."""
+"""Turns before the gate opens."""
 
 
 class Wire(asyncio.Transport):
-    """Delivers all that was written meanwhile, so many turns after the first of it was."""
+    """A transport with delay: it delivers all bytes written meanwhile, `delay` turns after the
+    first write."""
 
     def __init__(self, deliver: Callable[[bytes], None], delay: int) -> None:
         super().__init__()
@@ -81,7 +83,7 @@ class Joined:
                 self.played.tell(message)
 
     def _post(self, messages: Sequence[Any]) -> None:
-        """The engine ends a request as it comes, at the worker first."""
+        """Record messages. End each request on arrival, at the worker first."""
         self.posted += messages
         for message in messages:
             if isinstance(message, m.Submit):
@@ -134,7 +136,8 @@ CALLS = {
 async def given_up(
     call: Callable[[Joined], Awaitable[None]], joined: Joined, at: int, gate: int
 ) -> None:
-    """Play a call that its client gives up after so many turns. Check that nothing stays."""
+    """Play a call given up by its client after `at` turns; check for nothing left over. gate: turns
+    before the grant."""
     played = joined.played
     calling = asyncio.ensure_future(call(joined))
     for turn in range(40):
@@ -210,7 +213,7 @@ async def test_turn_whose_answer_was_kept_keeps_it_though_its_client_leaves_then
     calling = asyncio.ensure_future(has_turn(joined))
     while played.replies[2] == 0:
         await turns(1)
-    # The registry has ended the turn, and its reply is under way.
+    # The registry has ended the turn, and its reply is on its way.
     calling.cancel()
     await turns(RESTED)
     assert calling.cancelled() and joined.link.waiting == 0

@@ -1,5 +1,5 @@
-"""Requests in which a short part makes a long one count many times: they are read once, or refused
-by their field."""
+"""Tests of requests in which a short part makes a long one count many times. They are read once, or
+refused by their field."""
 
 import time
 from typing import Any
@@ -99,7 +99,7 @@ def test_a_structural_tag_names_its_triggers_once() -> None:
     tags = [{"begin": name, "content": {"type": "any_text"}, "end": "e"} for name in names]
     form = {"type": "triggered_tags", "triggers": names, "tags": tags}
     source = of_structural_tag("tag", {"type": "structural_tag", "format": form}).source
-    # Among those that free text may not hold, and before its tag.
+    # Once in the list excluded from free text, and once before its tag.
     assert source.count("t0007") == 2
 
 
@@ -132,7 +132,7 @@ def test_reminders_behind_a_long_message_copy_it_once() -> None:
         assert len(builder.messages[0].content) > len(long)
         return time.process_time() - began
 
-    # A copy for each took a second and more.
+    # A copy for each took more than a second.
     assert min(seconds(1000) for _ in range(3)) < 0.2
 
 

@@ -22,7 +22,8 @@ LONG = 600.0
 
 
 def seconds_of_grace(rotation: Rotation, *, after: object = None) -> float:
-    """How long a node that leaves takes requests. after: called when it has left."""
+    """Return the time a leaving node still takes requests, in seconds. after: called once the node
+    has left."""
 
     async def measured() -> float:
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Who may do what: every method and route of running nodes, asked with every kind of key."""
+"""Tests of permissions: every method and route of running nodes, called with every kind of key."""
 
 import asyncio
 import re
@@ -41,7 +41,7 @@ SECURITY = Path(__file__).parents[2] / "docs" / "security.md"
 KEYS = {scope: f"a-key-good-for-{scope.value}-alone" for scope in Scope}
 WRONG = "a-key-of-nobody"
 LET_IN_SECONDS = 0.5
-# What ends the walk, or outlives it.
+# Methods that end the walk or outlast it, each with the method to undo it.
 UNDONE_BY = {"/tasuki.v1.CacheAdmin/Drain": "/tasuki.v1.CacheAdmin/Undrain"}
 
 
@@ -94,8 +94,8 @@ def call(
     message: bytes,
     seconds: float = HANG_SECONDS,
 ) -> Outcome:
-    """Return what the first answer says; OK where there is one. seconds: for which it is waited for
-    behind the headers, which every stream sends at once."""
+    """Return the status of the first answer: OK if one arrives, otherwise the call's error.
+    seconds: longest wait for an answer after the headers; every stream sends these at once."""
     borne = () if key is None else metadata(key)
     asked = channel.stream_stream(method)(iter([message]), metadata=borne, timeout=HANG_SECONDS)
     over = threading.Event()
@@ -138,13 +138,13 @@ def test_every_method_of_a_node_is_in_the_table_and_asks_for_what_it_says(walked
         for method in sorted(walked.methods):
             for key, caller in CREDENTIALS:
                 if suffices(GRPC[method], caller):
-                    # A stream that has nothing to say is let in as well.
+                    # A silent stream counts as let in as well.
                     got = call(channel, method, key, b"", LET_IN_SECONDS)
                     assert got.kind not in ("invalid_api_key", "permission_denied"), (method, got)
                     if method in UNDONE_BY:
                         call(channel, UNDONE_BY[method], key, b"")
                     continue
-                # Refused before it is read: no field of it is complained of.
+                # The call is refused before it is read, so no field is named.
                 got = call(channel, method, key, b"\xff")
                 told = (method, key, got)
                 if caller is None:
@@ -160,7 +160,7 @@ def test_every_method_of_a_node_is_in_the_table_and_asks_for_what_it_says(walked
 
 
 def fetch(address: str, method: str, path: str, key: str | None) -> tuple[int, bytes]:
-    """The status, and the body of a refusal."""
+    """Return the status, and the body of a refusal."""
     with closing(connect(address)) as connection:
         body = b"{}" if method == "POST" else None
         connection.request(method, path, body, JSON | ({} if key is None else headers(key)))
@@ -193,7 +193,8 @@ def test_every_route_of_a_node_is_in_the_table_and_asks_for_what_it_says(walked:
 
 
 def test_a_plain_key_gets_at_prompts_and_at_nothing_of_the_node_s() -> None:
-    """Written out: a table that lets too much through would agree with itself."""
+    """Compare with a list written out here. A table that lets too much through would agree with
+    itself."""
     plain = Caller("ann")
     assert {name for name, needs in GRPC.items() if suffices(needs, plain)} == {
         "/tasuki.v1.Inference/Generate",

@@ -1,5 +1,5 @@
-"""What a session's client asks of a node before it comes and before it leaves: how much room there
-is, and to hand back what is held."""
+"""Tests of a session client's questions to a node: free room before it comes, and hand-back of held
+state before it leaves."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +20,7 @@ KEYS = "ann ann-has-this-key\nben ben-has-this-key\nroot root-has-this-key calle
 
 
 class HandingBack(ScriptedEngine):
-    """Hands back what it is asked to."""
+    """An engine that carries out each hand-back."""
 
     def _finish(self, submit: m.Submit, reason: m.FinishReason, tokens: int) -> None:
         usage = m.Usage(len(submit.prompt), 0, None, None, "p0", False, 0.1, 0.1, pulled=PULLED)
@@ -29,7 +29,7 @@ class HandingBack(ScriptedEngine):
 
 @pytest.fixture(params=[1, 2], ids=["alone", "workers"])
 def front(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Front]:
-    """All of whose callers share the cache."""
+    """Yield a front with one cache for all callers."""
     engine = HandingBack(answer=lambda submit: [])
     config = ServerConfig(api_keys=keys_file(tmp_path, KEYS), share_cache=True)
     with running_front(config=config, engine=engine, workers=request.param) as running:

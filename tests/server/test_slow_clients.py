@@ -1,4 +1,5 @@
-"""Connections that say nothing, or say it slowly, end by themselves; those over a cap at once."""
+"""Tests of silent and slow connections: they end by themselves. Connections over a cap end at
+once."""
 
 import asyncio
 import json
@@ -39,7 +40,7 @@ def front(**settings: object) -> Iterator[HttpFront]:
 
 
 def ended(connection: socket.socket) -> bytes:
-    """What came until the server closed the connection."""
+    """Return all bytes up to the server's end of the connection."""
     told = b""
     try:
         while piece := connection.recv(1 << 16):
@@ -50,7 +51,7 @@ def ended(connection: socket.socket) -> bytes:
 
 
 def open_connections(http: HttpFront, expected: int) -> int:
-    """Once it is `expected`."""
+    """Wait for `expected` open connections and return their number."""
 
     async def count() -> int:
         return len(http.server.connections)
@@ -66,7 +67,7 @@ def open_connections(http: HttpFront, expected: int) -> int:
 
 
 def calling(http: HttpFront) -> HTTPConnection:
-    """A connection of a caller who was answered on it."""
+    """Return a connection with one answered call."""
     connection = http.connect()
     connection.request("GET", "/v1/models", headers=headers(KEY))
     reply = connection.getresponse()
@@ -128,7 +129,8 @@ def test_an_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_strangers_of_one_address_are_capped_and_callers_are_not() -> None:
     with front(max_connections=20) as http:
-        # Callers of the same address first: they leave the strangers' places to others.
+        # Callers from the same address connect first. They do not use the places of unknown
+        # clients.
         callers = [calling(http) for _ in range(8)]
         strangers = [http.dial() for _ in range(5)]
         assert open_connections(http, 13) == 13
@@ -167,7 +169,7 @@ def test_grpc_holds_no_more_connections_than_it_may() -> None:
         closed = 0
         for connection in idle:
             try:
-                # A connection that is held gets the server's first frame, once it has spoken.
+                # An accepted connection gets the server's first frame after its own preface.
                 connection.sendall(
                     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
                 )
@@ -186,10 +188,10 @@ READS_LITTLE_AHEAD = (("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_pro
 
 
 def retires_once_it_is_read(front: Front, read: Callable[[], object]) -> None:
-    """The node's end waits for read(), though its engine is empty."""
+    """Check the node's end: it waits for read(), though its engine is empty."""
     retiring = asyncio.run_coroutine_threadsafe(front.client.retire(), front.loop)
     front.engine.wait_for(m.Drain)
-    # What the engine answers to this comes behind its answer to the drain.
+    # The engine's answer to this follows its answer to the drain.
     front.run(front.client.stats())
     assert not retiring.done()
     read()
@@ -209,7 +211,8 @@ def test_an_answer_that_is_read_slowly_is_whole_at_a_node_that_retires() -> None
 
 
 def test_an_answer_over_http_is_waited_for_at_a_node_that_retires() -> None:
-    """Held back by its route: how much a connection takes that nobody reads is the kernel's."""
+    """Hold the answer back in its route. The kernel decides how many bytes an unread connection
+    takes."""
     begun, over = threading.Event(), asyncio.Event()
 
     async def answer(request: web.Request) -> web.Response:

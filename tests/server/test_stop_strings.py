@@ -1,4 +1,4 @@
-"""Stop strings in text that comes in any pieces."""
+"""Tests of stop strings in text cut into any pieces."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,8 +56,8 @@ def test_only_what_could_begin_a_stop_string_is_held_back() -> None:
 
 
 class NaiveStops:
-    """Stop strings by their definition: every one is looked for in all of the text held. The one
-    that ends first counts, and of those the longest."""
+    """Stop strings by their definition: each is searched in all text held. The one that ends first
+    counts, and the longest among equals."""
 
     def __init__(self, stops: list[str]) -> None:
         self.stops = stops

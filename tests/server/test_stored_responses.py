@@ -1,4 +1,4 @@
-"""The store of responses: whose they are, how many, how large, for how long."""
+"""Tests of the store of responses: owners, count, size and lifetime."""
 
 import json
 import random
@@ -39,7 +39,7 @@ SIZE = response("").size
 def store(
     clock: ManualClock | None = None, entries: int = 100, per_key: int = 0, seconds: float = 60.0
 ) -> ResponseStore:
-    """entries: the capacity in responses of no tokens."""
+    """Return a store. entries: capacity in responses without tokens."""
     return ResponseStore(clock or ManualClock(), entries * SIZE, per_key, seconds)
 
 
@@ -153,7 +153,7 @@ def test_store_holds_little_more_memory_than_it_counts(shape: str) -> None:
     found = ResponseStore(ManualClock(), 1 << 30, 0, 60.0)
 
     def put(number: int) -> None:
-        # As an answer's own: no object of it is shared with another response.
+        # An answer has its own objects: none is shared with another response.
         caller = Caller("ann" + str(number)[:0], tenant="ann")
         tokens = np.full(64, number, dtype=np.int32)
         record = TurnRecord(tokens, SHAPES[shape](number), b"context %d" % number)

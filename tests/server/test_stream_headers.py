@@ -1,4 +1,5 @@
-"""Every stream sends its headers at once: gateways give up on one whose headers wait."""
+"""Tests of streams: each sends its headers at once, since gateways give up on streams with late
+headers."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,13 +13,14 @@ from tests.harness.grpc_fixtures import ScriptedEngine, running_front
 from tests.harness.handover_nodes import nodes
 
 SECONDS = 20.0
-"""Nothing answers these streams: headers that wait for an answer never come."""
+"""Longest wait for headers. These streams never get an answer, so headers that wait for one never
+come."""
 
 Call = Callable[[grpc.aio.Channel], Any]
 
 
 def streams(module: Any) -> set[str]:
-    """Service.Method of those that answer with a stream."""
+    """Return Service.Method of each method with a streamed answer."""
     return {
         f"{service.name}.{method.name}"
         for service in module.DESCRIPTOR.services_by_name.values()
@@ -28,7 +30,7 @@ def streams(module: Any) -> set[str]:
 
 
 async def come_at_once(port: int, calls: dict[str, Call]) -> None:
-    """The headers of each, although nothing is ever answered."""
+    """Check for the headers of each stream, although none is ever answered."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         for name, call in calls.items():
             stream = call(channel)

@@ -1,5 +1,5 @@
-"""What replies of chats and completions say of their tokens: usage in each chunk, as asked by
-`stream_options`; ids, as vLLM shows them; what of a prediction held."""
+"""Tests of token figures in chats and completions. Each chunk has usage as asked by
+`stream_options`, and ids in vLLM's form. Usage also counts the accepted part of a prediction."""
 
 from dataclasses import replace
 from typing import Any
@@ -87,7 +87,7 @@ TEXT = "it was fine 漢 and more"
 
 @pytest.fixture
 def said(http: HttpFront, codec: TextCodec) -> list[int]:
-    """The tokens of its answers."""
+    """Set the engine's answer and return its tokens."""
     tokens = [*codec.require_tokenizer().encode(TEXT), 2]
     http.engine.answer = lambda submit: tokens
     return tokens

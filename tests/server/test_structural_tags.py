@@ -1,4 +1,4 @@
-"""Structural tags: what each format lets through, and which are refused by their place."""
+"""Tests of structural tags: the text each format allows, and refusals by place."""
 
 import json
 from typing import Any
@@ -20,7 +20,7 @@ CALL = {"type": "tag", "begin": "<call>", "content": JSON, "end": "</call>"}
 NOTE = {"type": "tag", "begin": "<cat>", "content": {"type": "any_text"}, "end": ["</n>", "."]}
 TRIGGERED = {"type": "triggered_tags", "triggers": ["<ca"], "tags": [CALL, NOTE]}
 RIGHT, WRONG = '<call>{"days": 1}</call>', '<call>{"days": 3}</call>'
-# A format, texts that it lets through, texts that it does not.
+# A format, texts it allows, and texts it rejects.
 FORMATS: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "const_string": ({"type": "const_string", "value": 'a"\n'}, ['a"\n'], ["a", ""]),
     "json_schema": (JSON, ['{"days": 2}'], ['{"days": 3}', ""]),

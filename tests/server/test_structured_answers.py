@@ -1,5 +1,5 @@
-"""Structured answers and forced tools, as the openai and anthropic clients and our own ask for
-them, by one daemon and by two."""
+"""Tests of structured answers and forced tools over one daemon and over two, by the openai and
+anthropic clients and our own."""
 
 import asyncio
 import json
@@ -285,7 +285,7 @@ GRAMMARS: tuple[dict[str, Any], ...] = (
 
 
 def test_answers_are_alike_through_two_daemons(fused: Node) -> None:
-    """The first token is the prefill node's."""
+    """Compare with one daemon's answers; here the prefill node samples the first token."""
 
     def answers(node: Node) -> list[tuple[Any, ...]]:
         found = []

@@ -1,6 +1,6 @@
-"""Arguments between tags follow the whole of a tool's schema: what the grammar lets through, the
-reader reads as arguments that jsonschema finds valid, and what can be written of the valid ones
-is let through."""
+"""Tests of arguments between tags under the whole of a tool's schema. Text the grammar allows is
+read as arguments jsonschema finds valid. Valid arguments are allowed if they can be written at
+all."""
 
 import json
 import random
@@ -27,14 +27,14 @@ from tasuki.server.text.text_answer import CallArguments, Piece, Thinking
 from tests.harness.answer_pieces import BY_ITSELF
 from tests.harness.byte_grammars import byte_compiler, follows, tagged_call
 
-# Of Python's own reading of a pattern.
+# A warning of Python's own parser of patterns.
 pytestmark = pytest.mark.filterwarnings("ignore:Possible (set|nested):FutureWarning")
 STRING = {"type": "string"}
 call = partial(tagged_call, "f")
 
 
 def grammar_of(parameters: dict[str, Any], *, in_tags: bool = True) -> Grammar:
-    """Of one forced call of f. Raises InvalidField."""
+    """Return the grammar of one forced call of f. Raise InvalidField."""
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
     asked = CallGrammar("tool_choice", [OfferedTool(tool)], in_tags, many=False).forced()
     return Grammar(asked.kind, asked.source)
@@ -48,7 +48,7 @@ def read(parameters: dict[str, Any], text: str) -> Any:
 
 
 def accepted(parameters: dict[str, Any], text: str) -> bool:
-    """Whether the grammar takes the call. What it takes must be valid."""
+    """Return true if the grammar takes the call; raise an error if a taken call is invalid."""
     if not follows(grammar_of(parameters), text):
         return False
     jsonschema.validate(read(parameters, text), parameters)
@@ -148,7 +148,7 @@ def test_a_value_follows_all_keywords_of_its_schema(
 
 
 def test_a_string_that_reads_as_another_value_is_written_in_quotes() -> None:
-    # The reader knows no type of a parameter that no schema names.
+    # The reader knows no type for a parameter without a named schema.
     parameters = {"type": "object", "required": ["a"], "additionalProperties": STRING}
     for text in ("12", "null", "[x", '"12'):
         assert not accepted(parameters, call(a=text))
@@ -236,7 +236,7 @@ TREE = {
     },
     "required": ["name"],
 }
-# As pydantic writes a recursive model.
+# The form of a recursive model in pydantic.
 RECURSIVE = {"$defs": {"T": TREE}, "$ref": "#/$defs/T"}
 UNION = {
     "anyOf": [

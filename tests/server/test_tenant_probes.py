@@ -1,4 +1,4 @@
-"""What one tenant can find out of another's prompts by asking: nothing, by any count it is told."""
+"""Tests of probes by one tenant for another's prompts: no count in an answer reveals anything."""
 
 import json
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from tests.harness.running_nodes import HTTP, fused_node, node_pair
 KEYS = "ann ann-key\nben ben-key\nops ops-key operator,caller\n"
 DIGITS = range(100, 110)
 SECRET = (103, 107, 101, 109, 104, 102)
-# The secret stands inside the third page, behind what an attacker may well know.
+# The secret lies inside the third page, after text an attacker may well know.
 KNOWN = tuple(range(20, 20 + 138))
 VICTIM = KNOWN + SECRET + tuple(range(200, 264))
 
@@ -36,13 +36,13 @@ def keys(tmp_path: Path) -> tuple[str, ...]:
 
 @dataclass
 class Attacker:
-    """Asks with one key, and knows all that stands before each digit."""
+    """An attacker with one key, and with knowledge of all text before each digit."""
 
     node: Node
     key: str
 
     def told(self, prompt: tuple[int, ...]) -> dict[str, Any]:
-        """What the answer says of the prompt, its times aside."""
+        """Return the answer's figures for the prompt, without its times."""
         body = {"prompt": list(prompt), "max_tokens": 1, "temperature": 0}
         asking = headers(self.key) | {"x-tasuki-hit": "1"}
         reply = http_calls.ask(self.node.http_address, "POST", "/v1/completions", body, asking)
@@ -51,10 +51,10 @@ class Attacker:
         return usage
 
     def digits_learned(self) -> int:
-        """Of the secret: each where one of ten guesses, the right one, is answered otherwise than
-        the rest."""
+        """Return the number of learned digits of the secret. A digit is learned if the right one of
+        ten guesses alone gets a different answer."""
         for filler in range(3):
-            # What is the attacker's own is known from here on, and its branch has a state.
+            # From here on the attacker's own text is cached, and its branch has a state.
             self.told((*KNOWN, *[90 + filler] * 22))
         learned = 0
         for place, digit in enumerate(SECRET):
@@ -81,7 +81,7 @@ def test_sixty_guesses_learn_nothing_of_a_secret(
         assert Attacker(node, key).digits_learned() == learned
 
 
-# --- What is told by whole pages
+# --- Reports by whole pages
 
 
 def in_pages(match: PageMatch) -> tuple[object, ...]:
@@ -89,7 +89,7 @@ def in_pages(match: PageMatch) -> tuple[object, ...]:
 
 
 def whole_pages_known(prompt: NDArray[np.int32], seen: list[NDArray[np.int32]]) -> int:
-    """Tokens of the prompt in whole pages that some earlier one had as well."""
+    """Return the prompt's tokens in whole pages shared with some earlier prompt."""
     best = 0
     for other in seen:
         length = min(len(prompt), len(other))
@@ -100,8 +100,8 @@ def whole_pages_known(prompt: NDArray[np.int32], seen: list[NDArray[np.int32]]) 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_match_in_pages_says_nothing_of_what_agrees_inside_one(seed: int) -> None:
-    """The same prompt with its last pages, which nobody had whole, replaced by tokens that nobody
-    had at all: what is told by pages stays, though what is true changes."""
+    """Match a prompt twice; the second time, tokens never used before replace the pages not known
+    whole. Figures in pages stay equal, though the exact ones change."""
     generator = np.random.default_rng(seed)
     tree = PrefixCache(
         TreeConfig(slabs=24, blocks_per_slab=4, pages_per_slab=3, max_ghost_nodes=99)
@@ -139,11 +139,11 @@ def test_a_match_in_pages_says_nothing_of_what_agrees_inside_one(seed: int) -> N
     assert exact_differed > 100, "exact counts would have told"
 
 
-# --- What is computed
+# --- Tokens computed
 
 
 def computed(lone: Lone) -> list[int]:
-    """Tokens that each forward computes from now on, filled in as they come."""
+    """Return a list of the tokens computed by each forward from now on, filled as forwards run."""
     counts: list[int] = []
     model = lone.parts.model
     forward = model.forward
@@ -157,7 +157,7 @@ def computed(lone: Lone) -> list[int]:
 
 
 def test_a_foreign_prefix_costs_what_a_cold_one_does(tmp_path: Path) -> None:
-    """Forward by forward the same work, so that no clock can tell them apart."""
+    """Compute the same work forward by forward, so no clock can separate the two."""
     prompt = [int(token) for token in np.random.default_rng(3).integers(0, 128, 300)]
     other = [int(token) for token in np.random.default_rng(4).integers(0, 128, 300)]
     lone = Lone(engine_config(tmp_path), parts=tiny_parts())
@@ -196,7 +196,7 @@ def test_a_prefill_node_keeps_the_tenants_of_its_decode_nodes_apart(
     prefill, decode = pair
 
     def usable(key: str) -> int:
-        """Tokens that the prefill node had of the prompt."""
+        """Return the prompt's tokens usable on the prefill node."""
         before = prefill.stats().tree
         Attacker(decode, key).told(VICTIM)
         after = prefill.stats().tree

@@ -1,5 +1,5 @@
-"""Whose prompts share the cache: the salts that calls get, on every surface, and who may name
-whose they are."""
+"""Tests of sharing the cache among prompts: the salt of each call, on every surface, and permission
+to name a tenant."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,7 +36,7 @@ from tests.harness.http_fixtures import HttpFront, running_http
 from tests.harness.refusals import refusal
 
 NAMES = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._:@-]{0,63}\Z")
-# Of clients: one that begins as a tenant's does is refused, below.
+# Salts of clients. A salt that begins as a tenant's does is refused, see below.
 SALTS = st.binary(max_size=MAX_SALT).filter(lambda salt: not salt.startswith(b"\0tasuki"))
 KEYS = "ann ann-key\nben ben-key\ngate gate-key gateway,caller\nops ops-key operator,caller\n"
 
@@ -56,7 +56,7 @@ def test_no_two_pairs_of_tenant_and_salt_are_one_namespace(
 def test_no_client_s_salt_reaches_a_tenant_by_what_it_spells(
     name: str, salt: bytes, other: str | None, cut: int
 ) -> None:
-    """What a client could know or guess: the salt itself, parts of it, and what it is made of."""
+    """Try every guess open to a client: the salt itself, parts of it, and its components."""
     wanted = salt_of(name, salt)
     assert len(wanted) <= MAX_SALT
     for guess in (wanted, wanted[:cut], wanted[cut:], name.encode() + salt, salt + name.encode()):
@@ -74,7 +74,7 @@ def test_a_name_that_ends_where_a_salt_begins_is_another_tenant() -> None:
 
 
 def test_who_has_no_tenant_keeps_the_salts_of_before() -> None:
-    """So that names of prefixes, and what watchers know of them, stay."""
+    """Keep the earlier salts, so names of prefixes and watchers' knowledge of them stay valid."""
     for caller in (OWNER, ANYBODY):
         assert tenant_of(caller, []) is None
     assert salt_of(None, b"") == b"" and salt_of(None, b"team") == b"team"
@@ -82,7 +82,7 @@ def test_who_has_no_tenant_keeps_the_salts_of_before() -> None:
         salt_of(None, b"x" * 257)
 
 
-# --- Who may name a tenant
+# --- Permission to name a tenant
 
 
 @pytest.mark.parametrize("scopes", [frozenset({Scope.CALLER}), frozenset({Scope.METRICS})])
@@ -182,7 +182,7 @@ def test_with_a_shared_cache_keys_are_told_apart_by_their_own_salts_alone(
         ask(http, "ann-key", None, "")
         ask(http, "ben-key", None, "")
         ask(http, "ben-key", None, "team")
-        # Who names a tenant asks for it to be kept apart.
+        # A caller that names a tenant asks for a separate cache.
         ask(http, "gate-key", "ann", "")
         salts = dict.fromkeys(each.salt for each in http.engine.of(m.Submit))
         assert list(salts) == [b"", b"team", salt_of("ann", b"")]
@@ -232,7 +232,7 @@ def test_an_operator_looks_below_a_prefix_of_the_tenant_that_it_names(tmp_path: 
         assert asked == [b"s", salt_of("ann", b"s")]
 
 
-# --- What callers are told
+# --- Reports to callers
 
 CAUSES = (
     *("new", "not_pulled", "never_checkpointed", "checkpoint_evicted", "kv_evicted"),

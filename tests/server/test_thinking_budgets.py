@@ -1,5 +1,5 @@
-"""Thinking budgets over HTTP, with a real engine: the thought's length, its closing, and what a
-reply says of it."""
+"""Tests of thinking budgets over HTTP, with a real engine: the thought's length, its closing, and
+the reply's report of it."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ SCHEMA = {
     "required": ["a"],
     "additionalProperties": False,
 }
-# Its random tokens are no tags.
+# The model's random tokens contain no tags.
 BODY: dict[str, Any] = {
     "messages": [{"role": "user", "content": "Where does Elizabeth live?"}],
     "temperature": 30.0,
@@ -52,7 +52,7 @@ def node(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def opens(node: DictatedNode) -> bool:
-    """Whether the model opens its thought itself; it then does."""
+    """Return true if the model opens its thought itself; dictate that opening then."""
     asked = {"messages": BODY["messages"]}
     tokens = node.prompt(asked)
     opening = node.tokenizer.added_tokens["<think>"]
@@ -88,7 +88,7 @@ def test_thought_of_a_chat_is_closed_behind_so_many_tokens(
         assert node.post(CHATS, {**BODY, field: asked}).error["param"] == "thinking.budget_tokens"
         return
     if field == "thinking" and not opens:
-        # A small budget is an effort too, which is another prompt.
+        # A small budget also sets an effort, so the prompt differs.
         node.dictation.tokens = {}
     reply = node.post(CHATS, {**BODY, field: asked})
     tokens = choice(reply)["token_ids"]

@@ -1,5 +1,5 @@
-"""A grammar holds behind the model's thinking, whatever that says, by published templates that open
-it or let the model open it; over HTTP with a real engine, whole and streamed."""
+"""Tests of a grammar after the model's thinking, with any thought. Published templates open the
+thought or let the model open it. The tests run over HTTP with a real engine, whole and streamed."""
 
 import json
 import re
@@ -38,7 +38,8 @@ def node(template: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Di
 
 
 def ask(node: DictatedNode, template: str, body: dict[str, Any]) -> Reply:
-    """The model thinks aloud, and what comes behind that is its own."""
+    """Dictate the model's thought and return the reply. The text after the thought is the model's
+    own."""
     opening = "<think>\n" if template == "qwen3" else ""
     tokens = node.tokens_of(f"{opening}{THOUGHT}\n</think>")
     node.dictation.tokens = dict(enumerate(tokens, len(node.prompt(body))))
@@ -92,7 +93,7 @@ def test_a_forced_call_is_streamed_behind_what_was_thought(
 def test_a_strict_tool_is_called_rightly_behind_text_and_thoughts(
     node: DictatedNode, template: str
 ) -> None:
-    """The call is begun by the model, and the rest of it is the grammar's."""
+    """Let the model begin the call; the grammar forces the rest of it."""
     strict = {**TOOL, "function": {**TOOL["function"], "strict": True}}  # type: ignore[dict-item]
     body = {"messages": USER, "tools": [strict]}
     opening = "<think>\n" if template == "qwen3" else ""

@@ -1,5 +1,5 @@
-"""How long a front that drains waits for what its engine leaves to heirs: never past the time, and
-never for an engine that has died or is silent."""
+"""Tests of a draining front's wait for its engine's hand-over to drain targets. It never exceeds
+the time, and never waits for a dead or silent engine."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ Scenario = Callable[[EngineClient, list[m.Inbox]], Awaitable[None]]
 
 
 def play(scenario: Scenario) -> None:
-    """With a client, and what it posts."""
+    """Run the scenario with a client and the messages it posts."""
 
     async def run() -> None:
         posted: list[m.Inbox] = []

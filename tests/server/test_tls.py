@@ -1,4 +1,5 @@
-"""TLS, mTLS and the API key: who gets in, what each is told, until when certificates are valid."""
+"""Tests of TLS, mTLS and the API key: admission, the error for each caller, and the validity of
+certificates."""
 
 import json
 import ssl
@@ -171,7 +172,7 @@ def test_a_pair_hands_over_under_mutual_tls(
 ENDS = [
     datetime(2027, 3, 1, 12, 30, 59, tzinfo=UTC),
     datetime(2049, 12, 31, 23, 59, 59, tzinfo=UTC),
-    # From here on the date is written with four digits of the year.
+    # From here on, the date's year is written with four digits.
     datetime(2050, 1, 1, tzinfo=UTC),
     datetime(2999, 6, 7, 8, 9, 10, tzinfo=UTC),
     datetime(2001, 1, 1, tzinfo=UTC),
@@ -179,7 +180,7 @@ ENDS = [
 
 
 def ending(end: datetime) -> trustme.LeafCert:
-    # trustme's authority is not valid for ever; openssl does not ask it here.
+    # trustme's authority expires, but openssl does not check it here.
     return trustme.CA().issue_cert("localhost", not_before=end - timedelta(days=9), not_after=end)
 
 

@@ -1,5 +1,5 @@
-"""A conversation's log against a plain list: whatever was read stays as it was read, and turns that
-are taken back cost no memory."""
+"""Tests of a conversation's log against a plain list. Tokens stay as they were read, and turns
+taken back cost no memory."""
 
 import numpy as np
 from hypothesis import given

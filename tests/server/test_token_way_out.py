@@ -1,5 +1,5 @@
-"""Tokens that wait together leave together, as the same bytes in the same order, and what one
-client does not read keeps no other waiting."""
+"""Tests of tokens on their way out. Tokens that wait together leave together, as the same bytes in
+the same order. A client that does not read keeps no other waiting."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ def token(index: int, token: int = 70, request: str = "a") -> m.TokenOut:
 
 @contextmanager
 def standing_still(front: Front) -> Iterator[None]:
-    """The front's loop runs nothing while the block does."""
+    """Stop the front's loop while the block runs."""
     stands, go_on = threading.Event(), threading.Event()
 
     def stand() -> None:
@@ -47,7 +47,7 @@ def standing_still(front: Front) -> Iterator[None]:
 
 
 class Streamed:
-    """A connection with a streamed completion: what comes over it, write by write."""
+    """A connection with a streamed completion, read write by write."""
 
     def __init__(self, http: HttpFront, request: str, receive_bytes: int | None = None) -> None:
         self._connection = socket.socket()
@@ -66,7 +66,7 @@ class Streamed:
             pass
 
     def write(self) -> list[bytes]:
-        """The events of the next write, which is one chunk of HTTP's encoding; none at the end."""
+        """Return the events of the next write, one chunk of HTTP's encoding; empty at the end."""
         size = int(self._file.readline(), 16)
         chunk = self._file.read(size)
         assert self._file.readline() == b"\r\n"
@@ -95,7 +95,7 @@ def test_tokens_that_wait_for_one_stream_leave_in_one_write(http: HttpFront) -> 
             http.engine.deliver(token(index, letter))
     events = stream.write()
     assert len(events) == 4 and first + texts(events) == "defgh"
-    # Alone it is not kept back for others.
+    # A single token is not held back for others.
     http.engine.deliver(token(5, 75))
     assert texts(stream.write()) == "i"
     stream.close()
@@ -130,7 +130,7 @@ def test_tokens_that_wait_for_one_call_leave_in_one_message(front: Front) -> Non
 
 
 def spelled(events: Sequence[Any]) -> bytes:
-    """The body of a stream of these events, each written whole and alone."""
+    """Return the body of a stream of these events, each encoded whole and separately."""
     bodies = [json.dumps(event, ensure_ascii=False, separators=(",", ":")) for event in events]
     return "".join(f"data: {body}\n\n" for body in [*bodies, "[DONE]"]).encode()
 
@@ -150,7 +150,8 @@ def spelled(events: Sequence[Any]) -> bytes:
 def test_events_are_the_same_bytes_whether_they_leave_together_or_not(
     http: HttpFront, codec: TextCodec, kind: str, fields: dict[str, Any], together: bool
 ) -> None:
-    """Every event is what an encoder makes of it whole, and its fields are in the known order."""
+    """Compare every event with an encoder's output for the whole event, with fields in the known
+    order."""
     http.engine.answer = lambda submit: [*codec.require_tokenizer().encode(TEXT), 2]
     if together:
         waiting: list[m.Outbox] = []
@@ -191,7 +192,7 @@ def test_a_slow_reader_delays_no_other_and_is_cut_off(codec: TextCodec) -> None:
             stream.head()
             assert texts(stream.write()) == "d"
         steps = 0
-        # Until no buffer takes more of what the slow one does not read.
+        # Send until no buffer takes more bytes for the client that does not read.
         while not http.engine.of(m.Abort):
             steps += 1
             assert steps < 100_000
@@ -209,7 +210,7 @@ def test_a_slow_reader_delays_no_other_and_is_cut_off(codec: TextCodec) -> None:
 
 
 class Reading:
-    """An UnreadAnswer whose reader and sink note what they take."""
+    """An UnreadAnswer with a reader and a sink that record all they take."""
 
     def __init__(self, limit: int = 4096) -> None:
         self.read: list[AnswerPart] = []
@@ -248,7 +249,7 @@ async def test_a_sink_takes_what_waits_without_waking_the_reader() -> None:
     reading.put(4)
     reading.unread.end(END)
     await follower
-    # The end wakes the reader, which then takes what still waits.
+    # The end wakes the reader; it then takes the waiting tokens.
     assert reading.fed[2:] == [] and reading.read == [[4]]
 
 
@@ -285,7 +286,8 @@ async def test_tokens_that_come_before_they_are_read_go_to_the_reader() -> None:
 def test_one_callback_feeds_all_answers_of_a_turn(
     http: HttpFront, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A callback a stream and step would cost as much as what the stream is written."""
+    """Use one callback for all streams. A callback per stream and step would cost as much as
+    writing the stream."""
     http.engine.hold = True
     http.engine.answer = lambda submit: [70]
     names = [f"s{number}" for number in range(12)]

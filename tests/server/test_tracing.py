@@ -31,7 +31,7 @@ from tasuki.server.otel import SCHEMA_URL
 CALLER = "00f067aa0ba902b7"
 ASKED = "text_completion embedded"
 CLOCKS = 10**7
-"""Nanoseconds between two clocks of one host."""
+"""Largest difference of two clocks on one host, in nanoseconds."""
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Traced:
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Traced]:
     with running_collector() as collector, pytest.MonkeyPatch.context() as patch:
-        # The SDK's own setting: it sends every five seconds otherwise.
+        # The SDK's default is to send every five seconds.
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
         shared = ("--otlp-endpoint", collector.url, "--log-format", "json")
         with node_pair(*shared, decode=HTTP) as (prefill, decode):
@@ -56,7 +56,7 @@ def trace_id(number: int) -> str:
 
 
 def settled(pair: Traced, trace: str, count: int) -> list[SeenSpan]:
-    """Once that many have come: the SDK sends every few seconds."""
+    """Return the spans once exactly `count` have arrived. The SDK sends every few seconds."""
 
     def seen() -> list[str]:
         return [span.name for span in pair.collector.spans(trace)]
@@ -100,8 +100,8 @@ def test_a_hand_over_is_one_trace_over_two_nodes(pair: Traced) -> None:
         ordered = sorted(named.values(), key=lambda span: span.began)
         for before, after in pairwise(ordered):
             assert before.began <= before.ended == after.began
-        # Two clocks of one host: the engine's, and that of a front which a busy machine holds up
-        # before it hands a request on, and before it learns of its end.
+        # The engine and the front have two clocks on one host. A busy machine may delay the front
+        # before it passes a request on, and before it learns of the end.
         assert parent.began - CLOCKS <= ordered[0].began
         assert abs(ordered[-1].ended - parent.ended) <= CLOCKS
         if parent is request:
@@ -111,8 +111,9 @@ def test_a_hand_over_is_one_trace_over_two_nodes(pair: Traced) -> None:
 
 
 def test_every_gen_ai_name_is_of_the_version_that_is_named(pair: Traced) -> None:
-    """The SDK's package holds the names of all versions. Those that the last version with them had
-    only moved to a repository of their own since; others were renamed or given up before it."""
+    """Check names against the SDK's package; it holds the names of all versions. The names of the
+    last version with them have since only moved to a separate repository. Other names were renamed
+    or removed before it."""
     trace = trace_id(3)
     body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2, "top_k": 5}
     headers = {"traceparent": f"00-{trace}-{CALLER}-01"}
@@ -135,8 +136,8 @@ def test_every_gen_ai_name_is_of_the_version_that_is_named(pair: Traced) -> None
 
 
 def current_names(module: str) -> set[str]:
-    """Constants of a module of the SDK's conventions, but those that its notes call replaced or
-    removed."""
+    """Return the names in a module of the SDK's conventions, without names noted as replaced or
+    removed. Notes of the remaining names say they moved."""
     told = importlib.util.find_spec(f"opentelemetry.semconv._incubating.{module}")
     assert told is not None and told.origin is not None
     source = Path(told.origin).read_text()

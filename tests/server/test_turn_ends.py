@@ -1,5 +1,5 @@
-"""Where a template, or a client that leaves out thoughts, loses a turn's exact end: by each
-published Qwen template, and by where the prompt's last message is told to end."""
+"""Tests of turns without their exact end, because of the template or of a client without thoughts.
+They check each published Qwen template and the reported end of the prompt's last message."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -38,10 +38,10 @@ CONVERSATIONS = {
 ALL = set(CONVERSATIONS)
 NOT_RETURNED = {"question, none returned", "result, none returned"}
 OF_QUESTIONS = ALL - {"result", "result, none returned"}
-# By the template and whether it is to think; None: as it does by itself.
+# Conversations that lose their end, by template and thinking variable; None leaves the default.
 LOST: dict[tuple[str, bool | None], set[str]] = {
     ("qwen3", None): ALL - {"result"},
-    # An answer of the history has no empty thought, and the opening has one.
+    # An answer in the history has no empty thought, but the opening has one.
     ("qwen3", False): ALL,
     ("qwen3_5_think", None): ALL - {"result"},
     ("qwen3_5_think", False): OF_QUESTIONS,
@@ -49,7 +49,7 @@ LOST: dict[tuple[str, bool | None], set[str]] = {
     ("qwen3_5_nothink", True): ALL - {"result"},
     ("qwen3_6", None): ALL - {"result"},
     ("qwen3_6", False): OF_QUESTIONS,
-    # It keeps thoughts, if the client returns them: the first turn does not show it.
+    # The template keeps thoughts if the client returns them; the first turn cannot show this yet.
     ("qwen3_8", None): {"first", *NOT_RETURNED},
     ("qwen3_8", False): set(),
 }
@@ -72,7 +72,7 @@ def test_which_turns_lose_their_end(name: str, thinks: bool | None) -> None:
     template = template_of(name)
     variables = {} if thinks is None else {"enable_thinking": thinks}
     for _ in range(2):
-        # The second time by what is remembered.
+        # The second round uses the remembered conversation.
         found = {
             title
             for title, messages in CONVERSATIONS.items()
@@ -96,7 +96,7 @@ def test_what_is_remembered_is_of_the_same_variables() -> None:
 @pytest.mark.parametrize("name", template_names())
 @pytest.mark.parametrize("title", CONVERSATIONS)
 def test_the_next_turn_begins_with_all_before_that_end(name: str, title: str) -> None:
-    """And with no more than an answer's opening behind it, where the end is lost."""
+    """If the exact end is lost, expect at most an answer's opening after that message's end."""
     template, messages = template_of(name), CONVERSATIONS[title]
     prompt = rendered(template, messages, {})
     if prompt.message_end is None:
@@ -150,7 +150,7 @@ def test_an_answer_goes_on_at_the_last_token_of_the_message(front: AgentFront) -
 
 
 def test_a_message_goes_on_where_no_generation_prompt_is_asked_for(front: AgentFront) -> None:
-    """SGLang's callers send the one field alone."""
+    """Accept the one field alone, as SGLang's callers send it."""
     both = front.http.post("/tokenize", {"messages": ASKED, **GOES_ON}).json["tokens"]
     alone = {"messages": ASKED, "continue_final_message": True, "add_generation_prompt": None}
     assert front.http.post("/tokenize", alone).json["tokens"] == both

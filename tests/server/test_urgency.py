@@ -1,4 +1,4 @@
-"""Whose a request is and how urgent, as the engine gets it from every surface."""
+"""Tests of a request's owner and urgency, as the engine gets them from every surface."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,7 +103,7 @@ def test_a_call_s_target_that_is_no_time_is_refused(http: HttpFront, seconds: fl
 
 
 class SeenRequest(ClientRequests[pb.GenerateRequest]):
-    """Its answer is the request."""
+    """Client requests with the request itself as the answer."""
 
     def _ask(self, request: pb.GenerateRequest, choices: int) -> pb.GenerateRequest:
         return request

@@ -1,4 +1,5 @@
-"""Cache events over gRPC: a router that follows a node knows what its tree can use."""
+"""Tests of cache events over gRPC: a router that follows a node knows the usable contents of its
+tree."""
 
 import asyncio
 import threading
@@ -27,7 +28,8 @@ def small_tree() -> PrefixCache:
 
 @dataclass
 class TreeEngine(ScriptedEngine):
-    """Answers what is asked of events from a real tree, which the test changes under the lock."""
+    """An engine that answers event queries from a real tree. The test changes the tree under the
+    lock."""
 
     tree: PrefixCache = field(default_factory=small_tree)
     lock: threading.Lock = field(default_factory=threading.Lock)

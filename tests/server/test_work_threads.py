@@ -1,4 +1,4 @@
-"""Work of callers who share threads: in turns, within bounds, and none for who has left."""
+"""Tests of work on shared threads: in turns, within bounds, and none for a caller who left."""
 
 import asyncio
 import threading
@@ -13,7 +13,7 @@ from tests.harness.waiting import HANG_SECONDS
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """What waits at it goes on at the test's end at the latest."""
+    """Yield a gate; it opens at the test's end at the latest."""
     event = threading.Event()
     yield event
     event.set()
@@ -22,7 +22,7 @@ def gate() -> Iterator[threading.Event]:
 async def _begun(
     threads: WorkThreads, line: str, gate: threading.Event, size: int = 0
 ) -> asyncio.Task[bool]:
-    """Work that waits at the gate, on its thread by now."""
+    """Start work that waits at the gate; return its task once it runs on its thread."""
     began = threading.Event()
 
     def work() -> bool:
@@ -57,7 +57,7 @@ async def test_a_caller_s_slow_work_keeps_no_other_waiting(gate: threading.Event
 
 
 async def test_two_callers_leave_a_thread_for_a_third(gate: threading.Event) -> None:
-    """Both have more work than threads; the last free thread begins none of it."""
+    """Let two callers have more work than threads; none of it begins on the last free thread."""
 
     threads = WorkThreads()
     slow = [await _begun(threads, line, gate) for line in ("ann", "bob", "ann")]
@@ -76,7 +76,8 @@ LARGE = 1 << 20
 
 
 async def test_large_work_runs_alone_and_keeps_no_other_work_waiting(gate: threading.Event) -> None:
-    """Three threads that read large bodies at once take three of four turns of the interpreter."""
+    """Run large work alone. Three threads that read large bodies at once take three of four turns
+    of the interpreter."""
 
     threads = WorkThreads()
     first = await _begun(threads, "ann", gate, LARGE)

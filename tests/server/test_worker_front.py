@@ -1,4 +1,4 @@
-"""What a front worker serves, what it needs, and which settings it takes."""
+"""Tests of a front worker: its services, its needs, and its settings."""
 
 import asyncio
 import itertools
@@ -55,12 +55,12 @@ def test_every_surface_is_a_worker_s_own_or_handed_on() -> None:
     async def handed_on() -> set[str]:
         forwarding = HttpForwarding("/nowhere")
         try:
-            # Without what a name is matched by.
+            # Drop the pattern of each name.
             return {re.sub(r"\{name:.+\}", "{name}", r.path) for r in forwarding.routes()}
         finally:
             await forwarding.close()
 
-    # The page of many nodes is no node's.
+    # The page of many nodes is not a node's route.
     asked = {path for _, path in HTTP if "{path}" not in path and not path.startswith("/fleet/")}
     each = [*Probes(lambda: None, Rotation()).routes(), *ApiDescription().routes()]
     probes = {route.path for route in each}
@@ -102,7 +102,7 @@ def test_http_is_handed_on_with_its_status_and_id() -> None:
         assert ask(front.http.address, "HEAD", "/v1/responses/none").status == 404
         cancel = ask(front.http.address, "POST", "/v1/responses/none/cancel")
         assert cancel.refusal == (404, "response_not_found")
-        # As one front says it: nobody serves that path, by whatever method.
+        # A single front reports the same: the path is not served, by any method.
         resume = ask(front.http.address, "POST", "/v1/responses/none/resume")
         assert resume.refusal == (404, "not_found")
 

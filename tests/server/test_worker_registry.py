@@ -1,4 +1,4 @@
-"""What is one per node stays one: a front worker's calls at the registry, without processes."""
+"""Tests of state kept once per node: a front worker's calls at the registry, without processes."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ OF_ANN = RequestContext(ANN)
 
 @dataclass
 class Desk:
-    """A registry whose engine answers nothing by itself but cursors."""
+    """A registry with an engine that answers nothing by itself but cursors."""
 
     requests_per_key: int = 0
     tokens_per_minute: int = 0
@@ -72,7 +72,7 @@ class Desk:
 
 
 class ToldWorker:
-    """A worker's side of its seat; whatever passes crosses as bytes."""
+    """A worker's side of its seat. All messages cross as bytes."""
 
     def __init__(self, registry: Registry, number: int) -> None:
         self.told: list[Any] = []
@@ -96,7 +96,8 @@ class ToldWorker:
         return await self.reply(self._calls)
 
     async def reply(self, call: int) -> Any:
-        """Raises the refusal."""
+        """Return the reply to a call. Raise the refusal, or LookupError if there is no reply
+        yet."""
         for _ in range(20):
             await asyncio.sleep(0)
         found = [each for each in self.told if isinstance(each, w.Reply) and each.call == call]
@@ -183,7 +184,7 @@ async def test_caps_and_rates_are_the_node_s() -> None:
 
 
 def asked_call(request_id: str, answers: int, prompts: int = 1) -> list[m.Submit]:
-    """So many answers to each of so many prompts of three tokens."""
+    """Return a call with `answers` answers to each of `prompts` prompts of three tokens."""
     names = [
         [m.RequestId(f"{request_id}.{prompt}.{answer}") for answer in range(answers)]
         for prompt in range(prompts)
@@ -219,7 +220,7 @@ async def test_every_answer_of_a_call_is_counted_and_ends_once() -> None:
         assert await one.ask(lambda call, place=place: w.End(call, entered.call, place, 3))
     assert not any(isinstance(each, m.Abort) for each in desk.posted)
     assert len(desk.ends()) == 4
-    # Six tokens of prompts and twelve of answers are gone, of twenty; the cap's places are free.
+    # Six tokens of prompts and twelve of answers are spent, of twenty. The cap's places are free.
     with pytest.raises(RateLimited):
         await other.enter("s")
 

@@ -1,4 +1,4 @@
-"""Whose call a gateway's is: the key that it bears, the trace that it belongs to, and its id."""
+"""Tests of a gateway's calls: the key, the trace and the id of each."""
 
 import time
 from collections.abc import Iterator
@@ -60,7 +60,7 @@ def test_each_key_has_its_own_minute_and_its_call_a_trace_and_an_id(tmp_path: Pa
         prompt = pb.TokenizedInput(input_ids=[5, 6, 7])
 
         def ask(key: str, request_id: str) -> str:
-            """The id that an answer tells, once it has come whole."""
+            """Return the id in an answer's headers, after the complete answer."""
             call = stub.Generate(
                 pb.GenerateRequest(request_id=request_id, tokenized=prompt),
                 metadata=metadata(key, ("traceparent", TRACEPARENT)),
@@ -82,7 +82,7 @@ def test_each_key_has_its_own_minute_and_its_call_a_trace_and_an_id(tmp_path: Pa
 
 @dataclass(frozen=True)
 class Fronted:
-    """A pair behind the real gateway, of which the decode node answers one request a minute."""
+    """A pair behind the real gateway. The decode node answers one request a minute."""
 
     gateway: Smg
     prefill: Node
@@ -90,7 +90,7 @@ class Fronted:
     collector: Collector
 
     def spans(self, name: str) -> list[SeenSpan]:
-        """name: the first word of theirs."""
+        """Return the spans with `name` as their first word."""
         return [span for span in self.collector.spans(TRACE) if span.name.split()[0] == name]
 
     def ask(self, streams: bool = False) -> Reply:
@@ -109,7 +109,7 @@ class Fronted:
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fronted]:
     require_smg()
     with running_collector() as collector, pytest.MonkeyPatch.context() as patch:
-        # The SDK's own setting: it sends every five seconds otherwise.
+        # The SDK's default is to send every five seconds.
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "200")
         shared = ("--gateway", "--otlp-endpoint", collector.url)
         traced = ("--enable-trace", "--otlp-traces-endpoint", collector.url.partition("//")[2])
@@ -131,13 +131,13 @@ def test_a_trace_goes_through_the_gateway_to_both_nodes_and_a_limit_to_its_calle
     (asked,), (room,) = pair.spans("text_completion"), pair.spans("room")
     assert asked.node == "decode" and room.node == "prefill"
     assert room.parent == asked.id
-    # The gateway's own span stands between the caller's and the node's.
+    # The gateway's own span lies between the caller's and the node's.
     assert asked.parent != CALLER
     for span in (asked, room):
         assert span.attributes["tasuki.request_id"] == told
     for node in (pair.decode, pair.prefill):
         assert any(told in line for line in node.last_words), node.last_words
-    # The decode node refuses before its stream begins: the prefill node waits for nobody.
+    # The decode node refuses before its stream begins, so the prefill node does not wait.
     for streams in (False, True):
         begun = time.monotonic()
         refused = pair.ask(streams)

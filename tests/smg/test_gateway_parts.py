@@ -1,4 +1,4 @@
-"""What a gateway is told and what is made of its requests, piece by piece."""
+"""Tests of the gateway service's parts: messages to a gateway, and the reading of its requests."""
 
 import asyncio
 import hashlib
@@ -152,7 +152,7 @@ def test_what_the_answer_follows_reaches_the_engine(
         grammar = read_gateway_request(asked, MODEL, codec=codec).submit.sampling.grammar
         assert grammar is not None and (grammar.kind, grammar.source) == (kind, source)
         assert grammar.closing == (think["</think>"] if opened else None)
-        # Another node draws the answer, and is sent the same.
+        # Another node samples the answer and receives the same request.
         assert read_gateway_request(asked, MODEL).submit.sampling.grammar is None
 
 
@@ -235,7 +235,7 @@ def test_a_stop_string_ends_the_request_and_still_tells_what_was_cached(tmp_path
 
 
 class Router:
-    """What a gateway would know: each block once, never without its parent."""
+    """A reference for a gateway's knowledge: each block once, never without its parent."""
 
     def __init__(self) -> None:
         self.parents: dict[bytes, bytes | None] = {}
@@ -341,7 +341,7 @@ def test_loads_count_what_eviction_cannot_take_apart() -> None:
         pages | {"total": 100, "pinned": 20},
         {},
         {},
-        # A request that gave way was looked up there twice.
+        # A request that gave way was looked up twice there.
         {"prompt_tokens": 400, "usable_tokens": 340},
         {},
         {m.RequestPhase.WAITING: 3, m.RequestPhase.DECODING: 2},

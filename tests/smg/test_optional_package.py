@@ -1,4 +1,4 @@
-"""A node that serves no gateway needs nothing of the gateway's protocol."""
+"""Tests of a node without a gateway: it needs no package of the gateway's protocol."""
 
 import sys
 

@@ -34,7 +34,7 @@ GREEDY: dict[str, Any] = {
 
 
 def ask(client: "openai.OpenAI", model: str) -> tuple[str | None, int, int]:
-    """Text, prompt tokens and cached tokens of a greedy answer."""
+    """Return the text, prompt tokens and cached tokens of a greedy answer."""
     reply = client.chat.completions.create(model=model, **GREEDY)
     assert reply.usage is not None and reply.usage.prompt_tokens_details is not None
     assert reply.usage.completion_tokens == 8
@@ -43,7 +43,7 @@ def ask(client: "openai.OpenAI", model: str) -> tuple[str | None, int, int]:
 
 
 def stream(client: "openai.OpenAI", model: str) -> tuple[str, int]:
-    """Text and cached tokens of a streamed greedy answer."""
+    """Return the text and cached tokens of a streamed greedy answer."""
     text, cached = "", None
     for chunk in client.chat.completions.create(
         model=model, stream=True, stream_options={"include_usage": True}, **GREEDY
@@ -57,8 +57,8 @@ def stream(client: "openai.OpenAI", model: str) -> tuple[str, int]:
 
 
 def repeated(client: "openai.OpenAI", model: str) -> tuple[int, int, int]:
-    """The same answer three times, the last one streamed, of which all but the first find every
-    whole page; the prompt's tokens, and how many of them the repeats found."""
+    """Ask for the same answer three times, the last one streamed. All but the first find every
+    whole page. Return the prompt's tokens and the tokens found by each repeat."""
     text, prompt, cold = ask(client, model)
     again, _, warm = ask(client, model)
     streamed, hot = stream(client, model)
@@ -68,7 +68,7 @@ def repeated(client: "openai.OpenAI", model: str) -> tuple[int, int, int]:
 
 
 def leave_in_the_middle(gateway: Smg, model: str) -> None:
-    """Read the beginning of a long answer, then hang up."""
+    """Read the start of a long answer, then close the connection."""
     body = {**GREEDY, "model": model, "max_tokens": 4000, "ignore_eos": True, "stream": True}
     with closing(connect(gateway.address)) as connection:
         connection.request("POST", "/v1/chat/completions", json.dumps(body), JSON)
@@ -81,7 +81,7 @@ def schema_format(schema: dict[str, Any]) -> Any:
 
 
 def assert_answers_follow(client: "openai.OpenAI", model: str) -> None:
-    """What the gateway passes on: schemas, regular expressions, rules."""
+    """Check the constraints passed on by the gateway: schemas, regular expressions, rules."""
     schema = {
         "type": "object",
         "properties": {"city": {"enum": ["Bath", "York"]}, "days": {"enum": [1, 2]}},
@@ -101,7 +101,7 @@ def assert_answers_follow(client: "openai.OpenAI", model: str) -> None:
         (choice,) = client.chat.completions.create(model=model, **options).choices
         assert choice.finish_reason == "stop"
         assert re.fullmatch(shape, choice.message.content or ""), choice
-    # The gateway makes a schema of a forced call, and a call of the JSON that follows it.
+    # The gateway turns a forced call into a schema, and the JSON that follows it into a call.
     function: Any = {"name": "weather", "parameters": schema}
     options = {**GREEDY, "max_tokens": 300, "tool_choice": "required", "parallel_tool_calls": False}
     (choice,) = client.chat.completions.create(
@@ -122,7 +122,7 @@ def test_one_node_behind_the_gateway(tmp_path: Path) -> None:
             packed = list(stub.GetTokenizer(common_pb2.GetTokenizerRequest()))
             assert packed[-1].sha256
             assert stub.HealthCheck(pb.HealthCheckRequest()).healthy
-        # From here on nobody reads the tokenizer from the folder: the gateway downloads it.
+        # From here on no process reads the tokenizer from the folder: the gateway downloads it.
         (folder / "tokenizer.json").unlink()
         with smg(
             tmp_path, 1, "--worker-urls", f"grpc://{node.address}", "--policy", "cache_aware"
@@ -131,7 +131,7 @@ def test_one_node_behind_the_gateway(tmp_path: Path) -> None:
             until(lambda: gateway.metric("smg_kv_event_subscriptions_total") >= 1, "no events")
             _, warm, hot = repeated(client, "model")
             assert warm + hot == node.stats().tree["usable_tokens"]
-            # What the gateway was told is what a repeat may use, and no more.
+            # The gateway received exactly the blocks a repeat may use.
             announced = "smg_kv_event_blocks_total"
             pages = len(usable_pages(node))
             until(lambda: gateway.metric(announced) >= pages > 0, lambda: gateway.metric(announced))
@@ -139,7 +139,7 @@ def test_one_node_behind_the_gateway(tmp_path: Path) -> None:
             for bad in ("smg_kv_event_gaps_total", "smg_kv_event_parentless_blocks_total"):
                 assert gateway.metric(bad) == 0
             assert_answers_follow(client, "model")
-            # What cannot be honoured is refused by name before a stream begins.
+            # A request that cannot be honoured is refused by name before a stream begins.
             for streams in (False, True):
                 with pytest.raises(openai.BadRequestError, match="uniqueItems"):
                     client.chat.completions.create(
@@ -154,14 +154,14 @@ def test_one_node_behind_the_gateway(tmp_path: Path) -> None:
 
 
 def test_a_pair_behind_the_gateway(tmp_path: Path) -> None:
-    """Decode nodes have a port of their own; one port for both is in test_smg_faults.py."""
+    """Use a decode node with a separate port; test_smg_faults.py uses one port for both."""
     with (
         node_pair("--gateway", prefill=("--handover-bind", "127.0.0.1:0")) as (prefill, decode),
         smg(tmp_path, 2, *in_front_of_pair(prefill, decode)) as gateway,
     ):
         client = openai_client(gateway.address)
         prompt, warm, hot = repeated(client, "embedded")
-        # The prefill node computed every prompt, and its state came over.
+        # The prefill node computed every prompt and sent its state.
         assert prefill.stats().tree["usable_tokens"] == warm + hot
         assert prefill.stats().tree["prompt_tokens"] == 3 * prompt
         assert decode.landed() > 0 and decode.stats().tree["leased_requests"] == 0
@@ -184,7 +184,7 @@ def test_every_stream_sends_its_headers_at_once() -> None:
             for call in (
                 stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest()),
                 stub.GetTokenizer(common_pb2.GetTokenizerRequest()),
-                # Nobody joins this room, and still it is heard of at once.
+                # No decode node joins this transfer, but the gateway gets headers at once.
                 stub.Generate(
                     pb.GenerateRequest(
                         request_id="r", tokenized=prompt, kv_bootstrap_info=nowhere, stream=True
@@ -218,7 +218,8 @@ def test_a_gateway_needs_the_key_like_everybody() -> None:
 
 
 def test_a_prefill_node_that_the_decode_node_does_not_know_costs_time_only() -> None:
-    """The gateway's choice is not among the decode node's: the prompt is computed here."""
+    """Compute the prompt here, since the decode node does not know the prefill node chosen by the
+    gateway."""
     told = pb.KvBootstrapInfo(bootstrap_host="127.0.0.1", bootstrap_port=1, bootstrap_room=9)
     request = pb.GenerateRequest(
         request_id="r",

@@ -1,5 +1,5 @@
-"""A node of a pair is killed behind the unmodified smg gateway: its client is told, the other node
-comes to rest, and the next request works once the node is back."""
+"""Tests of killed nodes of a pair behind the unmodified smg gateway. The client gets an error, and
+the other node comes to rest. The next request works once the node is back."""
 
 import json
 import signal
@@ -23,9 +23,9 @@ require_smg()
 
 STORY = "Tell me a story about the runner and the sash. " * 20
 NEW_TOKENS = 8
-# Of an answer in whose middle a node is killed.
+# Tokens of an answer; a node is killed in its middle.
 MANY_TOKENS = 120
-# The gateway's own checks: it looks for a node once a minute otherwise.
+# Settings of the gateway's checks; by default it checks a node once a minute.
 WATCHFUL = (
     *("--health-check-interval-secs", "1", "--health-check-timeout-secs", "5"),
     *("--health-failure-threshold", "1", "--health-success-threshold", "1"),
@@ -34,8 +34,8 @@ WATCHFUL = (
 
 @dataclass(frozen=True)
 class Heard:
-    """text: what came of the answer. finished: the reason of its end, None where it has none.
-    error: what the client was told instead of one, with its type; empty where it was told none."""
+    """The outcome for a client. text: the part of the answer received. finished: the reason of its
+    end, or None. error: the error received instead, with its type; empty if there was none."""
 
     status: int
     text: str
@@ -63,7 +63,7 @@ def ask(gateway: Smg, streams: bool, new_tokens: int = NEW_TOKENS) -> Heard:
 
 
 def ask_and_kill(gateway: Smg, doomed: Node) -> Heard:
-    """A stream of MANY_TOKENS, at whose first text `doomed` is killed."""
+    """Kill `doomed` at the first text of a stream of MANY_TOKENS; return the outcome."""
     with closing(connect(gateway.address)) as connection:
         body = json.dumps(question(streams=True, new_tokens=MANY_TOKENS))
         connection.request("POST", "/v1/chat/completions", body, JSON)
@@ -99,13 +99,13 @@ def read_stream(chunks: list[Any]) -> Heard:
 
 
 def answered(gateway: Smg, streams: bool, doomed: Node | None = None) -> Heard | None:
-    """Of the first request that the gateway does not refuse: it may not know yet that a node is
-    back. None where `doomed` died of one that the gateway had given up."""
+    """Return the first outcome not refused by the gateway, since it may not know yet of a node's
+    return. Return None if `doomed` died of a request already given up by the gateway."""
     answers: list[Heard] = []
 
     def comes() -> bool:
         answers.append(ask(gateway, streams))
-        # 504: it has not reached a node that has just begun, or that is slow.
+        # 504: the gateway has not reached a new or slow node.
         return answers[-1].status not in (503, 504)
 
     def is_dead() -> bool:
@@ -116,7 +116,7 @@ def answered(gateway: Smg, streams: bool, doomed: Node | None = None) -> Heard |
 
 
 class Lives:
-    """Starts a node's lives; the next one dies where `doomed` says."""
+    """A starter of a node's processes. `doomed` is the place of the next process's death."""
 
     def __init__(self) -> None:
         self.doomed: Place | None = None
@@ -129,7 +129,7 @@ class Lives:
 
 @dataclass(frozen=True)
 class Fronted:
-    """undisturbed: the answer that a client gets where nobody dies."""
+    """A pair behind the gateway. undisturbed: the answer for a client if no node dies."""
 
     gateway: Smg
     prefill: Node
@@ -139,8 +139,8 @@ class Fronted:
     undisturbed: str
 
     def heard_at_a_death(self, place: Place, streams: bool) -> Heard:
-        """What a client hears whose node is killed there. Ends with the other node at rest and the
-        next request answered by both."""
+        """Kill a node at `place` and return its client's outcome. Leave the other node at rest and
+        the next request answered by both."""
         dying, lives, other = self.prefill, self.prefill_lives, self.decode
         if place.value.startswith("receiver"):
             dying, lives, other = self.decode, self.decode_lives, self.prefill
@@ -149,7 +149,7 @@ class Fronted:
         while heard is None:
             lives.doomed = place
             dying.start_again()
-            # Nothing is cached anywhere, so that there is something to hand over.
+            # All caches are empty, so the request needs a hand-over.
             other.client.flush()
             until(lambda: has_met(self.decode), "the nodes have not met")
             heard = answered(self.gateway, streams, dying)
@@ -158,7 +158,8 @@ class Fronted:
         return heard
 
     def heard_as_the_prefill_node_dies(self) -> Heard:
-        """As above, of a stream of MANY_TOKENS whose first text was heard before the death."""
+        """Kill the prefill node after the first text of a stream of MANY_TOKENS. Return the outcome
+        and recover, as heard_at_a_death does."""
         for node in (self.prefill, self.decode):
             node.client.flush()
         landed = self.decode.landed()
@@ -177,7 +178,8 @@ class Fronted:
             node.assert_at_rest()
 
     def _refused(self, streams: bool) -> bool:
-        """Whether the gateway knows already; else it errs, for nobody can answer."""
+        """Return true if the gateway already knows of the death. Otherwise it returns an error,
+        since no node can answer."""
         heard = ask(self.gateway, streams)
         assert heard.error, heard
         return heard.status == 503

@@ -1,6 +1,6 @@
-"""The unmodified smg gateway in front of four nodes: by the nodes' own events alone it sends every
-session to the node that holds it, also after that has changed behind its back, and after its own
-restart."""
+"""Tests of the unmodified smg gateway in front of four nodes. The nodes' own events suffice to send
+every session to the node with its cache. This holds after the cache moved without the gateway, and
+after the gateway's restart."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,14 +23,15 @@ SESSIONS = 6
 TURNS = 3
 ANSWER = 8
 ARENA_MIB = 128
-"""What all sessions leave fits into one node: a gateway draws lots for the first turns."""
-# Else smg sends one hit in eight to a node that holds little, and misses to those that are young.
+"""Arena size, enough for the states of all sessions on one node. The gateway places first turns at
+random."""
+# By default smg sends one hit in eight to a node with few blocks, and misses to young nodes.
 BY_CACHE_ALONE = ("--worker-warmup-secs", "0", "--worker-warmup-divert-every", "0")
 
 
 @dataclass
 class Session:
-    """text: prompt and answer of all turns so far."""
+    """A session of the fleet. text: prompts and answers of all turns so far."""
 
     text: tuple[int, ...]
     homes: list[int] = field(default_factory=list)
@@ -43,7 +44,7 @@ class Fleet:
 
     @contextmanager
     def gateway(self) -> Iterator[Smg]:
-        """A new one, which has what nodes hold."""
+        """Yield a new gateway after it learned the contents of all nodes."""
         urls = [f"grpc://{node.address}" for node in self.nodes]
         policy = ("--policy", "cache_aware", *BY_CACHE_ALONE)
         with smg(self.folder, len(urls), "--worker-urls", *urls, *policy) as gateway:
@@ -55,8 +56,8 @@ class Fleet:
                 assert gateway.metric(bad) == 0
 
     def wait_until_known(self, gateway: Smg, *of: int) -> None:
-        """Until the gateway has as many blocks of these nodes, by default of all, as are usable
-        there."""
+        """Wait until the gateway has exactly the blocks usable on these nodes, by default on all
+        nodes."""
         names = [self.nodes[number] for number in of or range(NODES)]
         held = [len(usable_pages(node)) for node in names]
 
@@ -67,8 +68,8 @@ class Fleet:
         until(lambda: known() == held, lambda: (held, known()))
 
     def turn(self, gateway: Smg, session: Session, seed: int) -> int:
-        """The next one of a session, which finds as many tokens as are returned; its home is added
-        to those of the session."""
+        """Run the session's next turn; return its cached tokens. Add the node that answered to the
+        session's homes."""
         prompt = (*session.text, *random_prompt(150, seed))
         before = [prompts(node) for node in self.nodes]
         answer = gateway.generate("embedded", prompt, ANSWER)
@@ -89,12 +90,12 @@ class Fleet:
 
 
 def prompts(node: Node) -> int:
-    """How many requests the node has answered."""
+    """Return the number of requests answered by the node."""
     return node.stats().tree["leased_requests"]
 
 
 def whole_pages(tokens: int) -> int:
-    """Of a text whose last token was not forwarded."""
+    """Return the tokens in whole pages of a text without a forward of its last token."""
     return (tokens - 1) // PAGE_TOKENS * PAGE_TOKENS
 
 
@@ -110,7 +111,7 @@ def nodes() -> Iterator[tuple[Node, ...]]:
 
 @pytest.fixture
 def fleet(nodes: tuple[Node, ...], tmp_path: Path) -> Fleet:
-    """Of nodes that hold nothing."""
+    """Return a fleet of empty nodes."""
     for node in nodes:
         node.client.flush()
     return Fleet(nodes, tmp_path)
@@ -131,7 +132,7 @@ def test_a_session_stays_with_the_node_that_holds_it(fleet: Fleet) -> None:
                 (found, held, homes)
             )
     assert all(len(set(session.homes)) == 1 for session in sessions)
-    # Misses spread: nobody has all of it.
+    # Misses spread: no node has all sessions.
     assert len({session.homes[0] for session in sessions}) > 1
 
 
@@ -150,8 +151,8 @@ def test_a_new_gateway_knows_by_snapshots_where_all_sessions_are(fleet: Fleet) -
 def test_what_a_node_lost_behind_the_gateway_s_back_draws_nothing_there(
     fleet: Fleet, how: str
 ) -> None:
-    """The gateway itself has sent the session's turns to its home, so its own record of what it
-    sent would name that; only events name the other."""
+    """Expect the turn at the other node. The gateway sent all turns to the first, so its own record
+    names that node; only events name the other."""
     (session,) = sessions_of(2000, 1)
     with fleet.gateway() as gateway:
         for turn in range(TURNS):
@@ -167,13 +168,13 @@ def test_what_a_node_lost_behind_the_gateway_s_back_draws_nothing_there(
 
 
 def lose(node: Node, text: tuple[int, ...], how: str) -> None:
-    """Nothing of the text is usable there any more."""
+    """Flush the node, or fill it until no page of the text is usable there."""
     if how == "flushed":
         node.client.flush()
         return
     first, *_ = names_of_pages(text)
     for seed in range(20):
-        # A quarter of the node's memory.
+        # The prompt takes a quarter of the node's memory.
         asked(node, random_prompt(6000, seed), b"", 1).result()
         if first not in usable_pages(node):
             return

@@ -1,5 +1,5 @@
-"""Tenants behind the unmodified smg gateway: it hears of the blocks that its own calls can use, and
-sends a prompt to the node that has it."""
+"""Tests of tenants behind the unmodified smg gateway. The gateway receives events for blocks usable
+by its own calls, and sends a prompt to the node with its blocks."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -21,7 +21,7 @@ from tests.harness.sdk_clients import openai, openai_client
 from tests.harness.smg_process import Smg, require_smg, smg, usable_pages
 from tests.harness.waiting import HANG_SECONDS, until
 
-# A proxy that adds metadata to every gRPC call: what a mesh does for a gateway that cannot.
+# A proxy adds metadata to every gRPC call, as a mesh does for a gateway unable to do so.
 Metadata = tuple[tuple[str, str], ...]
 
 
@@ -57,7 +57,8 @@ def _passes(name: str) -> bool:
 
 @contextmanager
 def bearing_proxy(target: str, *added: tuple[str, str]) -> Iterator[str]:
-    """HOST:PORT that answers as target does to callers who bear `added`."""
+    """Yield the HOST:PORT of a proxy to `target`. The proxy adds the metadata `added` to every
+    call."""
 
     async def start() -> tuple[grpc.aio.Server, grpc.aio.Channel, int]:
         channel = grpc.aio.insecure_channel(target)
@@ -93,7 +94,7 @@ HITS = "smg_kv_event_blocks_total"
 
 @dataclass(frozen=True)
 class Fleet:
-    """Two nodes, and a gateway in front of them whose calls bear its key and a tenant's name."""
+    """Two nodes and a gateway in front of them. Its calls bear its key and a tenant's name."""
 
     nodes: tuple[Node, ...]
     gateway: Smg
@@ -101,7 +102,7 @@ class Fleet:
 
 
 def asked(client: "openai.OpenAI", opening: str) -> int:
-    """Cached tokens of a prompt that begins so."""
+    """Return the cached tokens of a prompt with this opening."""
     reply = client.chat.completions.create(
         model="embedded",
         messages=[{"role": "user", "content": opening * 20}],
@@ -117,7 +118,7 @@ def directly(node: Node, key: str) -> "openai.OpenAI":
 
 
 def prompts(node: Node) -> int:
-    """How many requests the node has answered."""
+    """Return the number of requests answered by the node."""
     return node.stats().tree["leased_requests"]
 
 
@@ -132,7 +133,7 @@ def fleet(tmp_path: Path, keys: tuple[str, ...]) -> Iterator[Fleet]:
     with ExitStack() as stack:
         started = [Node("serve", *flags(), *shared) for _ in range(2)]
         nodes = tuple(stack.enter_context(running(node)) for node in started)
-        # What smg cannot send itself, something between it and the nodes must add.
+        # A proxy between smg and the nodes must add the metadata smg cannot send.
         added = metadata("gate-key", (TENANT_KEY, "ann"))
         proxies = [stack.enter_context(bearing_proxy(node.address, *added)) for node in nodes]
         gateway = stack.enter_context(
@@ -148,12 +149,12 @@ def fleet(tmp_path: Path, keys: tuple[str, ...]) -> Iterator[Fleet]:
 
 
 def test_a_tenant_s_prompt_goes_to_the_node_that_has_it(fleet: Fleet) -> None:
-    """Each node has a prompt of ann's that the gateway has never seen: only events can tell it."""
+    """Give each node a prompt of ann's unknown to the gateway; only events can name its node."""
     assert fleet.gateway.metric(HITS) == 0
     blocks = 0
     for node, opening in zip(fleet.nodes, OPENINGS, strict=True):
         assert asked(directly(node, "ann-key"), opening) == 0
-        # All of it, or what comes late would be taken for the other node's.
+        # Wait for all of it: later blocks would be taken for the other node's.
         blocks += len(usable_pages(node))
         until(lambda all_of=blocks: fleet.gateway.metric(HITS) == all_of, "not announced")
     counts = [prompts(node) for node in fleet.nodes]
@@ -168,7 +169,7 @@ def test_a_tenant_s_prompt_goes_to_the_node_that_has_it(fleet: Fleet) -> None:
 def test_another_tenant_s_prompts_are_neither_announced_nor_used(fleet: Fleet) -> None:
     for key in ("ben-key", "owner-key"):
         assert asked(directly(fleet.nodes[0], key), OPENINGS[0]) == 0
-    # Something that is announced, so that what came before it has been heard as well.
+    # Cause one more announcement; after it, all earlier ones have arrived, too.
     assert asked(directly(fleet.nodes[0], "ann-key"), OPENINGS[1]) == 0
     one = asked(directly(fleet.nodes[0], "ann-key"), OPENINGS[1]) // 64
     until(lambda: fleet.gateway.metric(HITS) >= one > 0, "not announced")
@@ -186,7 +187,7 @@ def test_a_subscriber_is_told_of_its_own_namespace_or_of_all_by_their_ids(
             stub = pb_grpc.TokenSpeedSchedulerStub(channel)
 
             def told(*tenant: str) -> dict[str, int]:
-                """Blocks of the first batch, by the namespace that they name."""
+                """Return the number of blocks in the first batch by their namespace."""
                 named = ((TENANT_KEY, name) for name in tenant)
                 call = stub.SubscribeKvEvents(
                     common_pb2.SubscribeKvEventsRequest(),

@@ -72,8 +72,7 @@ class ConversationMaker:
         return sum(len(sentence.following) for sentence in self._sentences)
 
     def epoch(self, length: int, chooser: random.Random) -> list[list[int]]:
-        """Return sequences of `length` tokens that cover all text about once, from a random
-        start."""
+        """Return sequences of `length` tokens covering all text about once, from a random start."""
         found = []
         at = chooser.randrange(len(self._sentences))
         left = len(self._sentences)

@@ -46,9 +46,9 @@ class DraftHead(nn.Module):
 
     def forward(self, embedded: Tensor, hidden: Tensor, steps: int) -> list[Tensor]:
         """Return the output of each step of the chains, [B, T, hidden]; the model's head turns it
-        into logits. At token i it predicts a later token. embedded, hidden [B, T, hidden]: of the
-        tokens, and the model's states after its final norm. The output of step s (from 0) has no
-        meaning at tokens 0 to s."""
+        into logits. At token i it predicts a later token. embedded, hidden [B, T, hidden]:
+        embeddings of the tokens, and the model's states after its final norm. The output of step s
+        (from 0) has no meaning at tokens 0 to s."""
         before, earlier, found = hidden, list[Keys](), list[Tensor]()
         embedding = self.pre_fc_norm_embedding(embedded)
         for _ in range(steps):
@@ -133,12 +133,12 @@ class _Attention(nn.Module):
         return self.o_proj(output.flatten(2)), kept
 
     def _attend(self, q: Tensor, steps: Sequence[Keys]) -> Tensor:
-        """Attend over the keys of all steps. q [B, heads, T, dim]: of the last step."""
+        """Attend over the keys of all steps. q [B, heads, T, dim]: queries of the last step."""
         ratio = self._heads // self._kv_heads
         own = [Keys(*(part.repeat_interleave(ratio, 1) for part in step)) for step in steps]
         tokens, last = q.shape[2], len(own) - 1
         seen = torch.ones(tokens, tokens, dtype=torch.bool, device=q.device).tril(-last)
-        # Entry 0 is of no hidden state; the product lets no query see it either.
+        # Entry 0 has no hidden state; in the product no query sees it either.
         seen[:, 0] = False
         scores = [(q @ own[0].keys.mT).float().masked_fill(~seen, _UNSEEN)]
         chain = [
@@ -168,8 +168,8 @@ STEP_WEIGHTS = (0.51, 0.31, 0.18)
 
 @dataclass(frozen=True)
 class Batch:
-    """tokens [B, T]. embedded, hidden [B, T, hidden]: of the tokens, and the model's states after
-    its final norm. head [vocab, hidden]: the model's."""
+    """tokens [B, T]. embedded, hidden [B, T, hidden]: embeddings of the tokens, and the model's
+    states after its final norm. head [vocab, hidden]: the model's head."""
 
     tokens: Tensor
     embedded: Tensor
@@ -179,10 +179,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class StepScores:
-    """Scores of one step of the chains, means over tokens, on the device. divergence: of the
-    model's distribution from the head's, nats. cross_entropy: of the text, nats. agreed: share of
-    equal greedy tokens. overlap: common part of the two distributions, the upper bound of accepted
-    sampled drafts."""
+    """Scores of one step of the chains, means over tokens, on the device. divergence: divergence of
+    the model's distribution from the head's, nats. cross_entropy: cross entropy of the text, nats.
+    agreed: share of equal greedy tokens. overlap: common part of the two distributions, the upper
+    bound of accepted sampled drafts."""
 
     divergence: Tensor
     cross_entropy: Tensor
@@ -212,7 +212,7 @@ def loss(found: list[StepScores], cross_entropy: float) -> Tensor:
 
 def _step(step: int, logits: Tensor, trunk: Tensor, tokens: Tensor) -> StepScores:
     """Return the scores of one step. trunk: log probabilities [B, T, vocab]."""
-    # No draft stands behind the first tokens, no text behind the last.
+    # There is no draft after the first tokens, and no text after the last.
     rows = slice(step + 1, -1)
     ours, theirs = logits[:, rows].float().log_softmax(-1), trunk[:, rows]
     divergence = functional.kl_div(ours, theirs, log_target=True, reduction="none").sum(-1)

@@ -101,7 +101,7 @@ class TrainingStep:
         self._replays: dict[torch.Size, Callable[[Tensor], Tensor]] = {}
 
     def __call__(self, tokens: Tensor, rate: float) -> Tensor:
-        """Train on tokens [B, T] at that learning rate. Returns the mean loss, a scalar on the
+        """Train on tokens [B, T] at learning rate `rate`. Return the mean loss, a scalar on the
         device."""
         if not self._graphed:
             for group in self._optimiser.param_groups:
@@ -165,7 +165,7 @@ def next_token_loss(model: nn.Module, tokens: Tensor) -> Tensor:
 
 def mixed_precision(device: torch.device) -> torch.autocast:
     """Use bfloat16 matrix products on a GPU, float32 elsewhere."""
-    # A cached cast would outlive the graph that made it.
+    # A cached cast would outlive its graph.
     return torch.autocast(
         device.type, torch.bfloat16, enabled=device.type == "cuda", cache_enabled=False
     )

@@ -92,8 +92,8 @@ def main() -> None:
 
 
 def _check_split(corpus: Corpus, model: Path) -> None:
-    """Check that the model was trained on the same corpus. Otherwise it may have seen the held-out
-    chapters. Raises CorpusError."""
+    """Compare the corpus with the one used for the model's training. With another corpus the model
+    may have seen the held-out chapters. Raises CorpusError."""
     known = json.loads((model / "training.json").read_text(encoding="utf-8"))["corpus"]["sha256"]
     if corpus.sha256 != known:
         raise CorpusError(

@@ -59,7 +59,7 @@ class Trunk:
         slabs = -(-length // (PAGE_TOKENS * layout.pages_per_slab))
         slices = []
         for number, tokens in enumerate(sequences):
-            # A slot is a slab; its pages are those of the slabs behind it.
+            # A slot is a slab; its pages are in the slabs after it.
             first = number * (slabs + 1)
             for state in (*arena.conv, *arena.ssm):
                 state[first] = 0

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-# Before torch is imported: every processor is to take the same path through the same sums.
+# Set before torch is imported: every processor must take the same path through the same sums.
 os.environ |= {
     "ATEN_CPU_CAPABILITY": "default",
     "MKL_CBWR": "COMPATIBLE",

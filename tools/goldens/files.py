@@ -61,7 +61,7 @@ def write_model(shape: Shape, folder: Path) -> int:
 
 
 def differing(made: Path, kept: Path) -> list[str]:
-    """Return the files below either folder that differ in any byte."""
+    """Return the files below either folder with any different byte."""
     if made == kept:
         return []
     names = {path.relative_to(root) for root in (made, kept) for path in root.glob("*/*")}

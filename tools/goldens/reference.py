@@ -137,7 +137,7 @@ def rotary_angles(
     from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextRotaryEmbedding
 
     rotary = Qwen3_5TextRotaryEmbedding(_config(shape))
-    # One position a token, in time, height and width alike.
+    # One position for each token, in time, height and width alike.
     cos, sin = rotary(torch.zeros(1), positions.expand(3, 1, -1))
     pairs = len(rotary.inv_freq)
     return _array(rotary.inv_freq), _array(cos[0, :, :pairs]), _array(sin[0, :, :pairs])

@@ -6,9 +6,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Case:
-    """One prompt. states_at: prompt lengths at which caches are stored. extends: the case whose
-    prompt it starts with. hidden: every layer's output is stored too. end: the caches after the
-    answer are stored too."""
+    """One prompt. states_at: prompt lengths with stored caches. extends: the case with the prompt
+    at the beginning of this one. hidden: True if every layer's output is stored too. end: True if
+    the caches after the answer are stored too."""
 
     name: str
     prompt_tokens: int
@@ -21,9 +21,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Shape:
-    """One checkpoint. prefix: of its tensors' names; a nested one has a nested config too. mtp:
-    includes the tensors of a draft head, unused by tests. stretched: has goldens of longer contexts
-    too."""
+    """One checkpoint. prefix: prefix of its tensors' names; a nested one has a nested config too.
+    mtp: includes the tensors of a draft head, unused by tests. stretched: has goldens of longer
+    contexts too."""
 
     name: str
     seed: int

@@ -74,7 +74,7 @@ def write_stretched(shape: Shape, folder: Path) -> int:
     )
     arrays: Arrays = {}
     for name, changes in VARIANTS.items():
-        # transformers writes into what it is given.
+        # A copy, because transformers writes into its argument.
         stretched = replace(shape, text=json.loads(json.dumps(shape.text | changes)))
         logits = Reference(stretched).logits(prompt.tolist())
         arrays[f"{name}.logits"] = logits[-KEPT_ROWS:]

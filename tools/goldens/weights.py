@@ -16,8 +16,8 @@ from tools.training.checkpoint import FLOAT32
 
 
 def random_tensor(seed: int, name: str, size: tuple[int, ...]) -> Tensor:
-    """Return a random tensor, scaled so that a network of these shapes neither fades nor
-    saturates."""
+    """Return a random tensor with a scale against fading and saturation in a network of these
+    shapes."""
     key = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     drawn = np.random.default_rng(list(key)).standard_normal(size)
     match name.rsplit(".", 2)[-2:]:
@@ -40,7 +40,7 @@ def random_tensor(seed: int, name: str, size: tuple[int, ...]) -> Tensor:
 
 
 def random_weights(shape: Shape, sizes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """Return the weights by name. sizes: of the model's tensors, by transformers' names."""
+    """Return the weights by name. sizes: sizes of the model's tensors, by transformers' names."""
     return {name: random_tensor(shape.seed, name, size) for name, size in sizes.items()}
 
 

@@ -111,10 +111,10 @@ class Pair:
 
 class BatchMaker:
     def __init__(self, tokenizer: Tokenizer, seed: int, steps: int, room: int, stage: int) -> None:
-        """Set up the batches. steps: of this stage. room: tokens of a batch, padded. stage: sets
-        the prompts. Second stage: like agents' prompts, with thousands of tokens, much of them
-        prose and code. Third: up to tens of thousands of tokens, and values of the same words.
-        Fourth: twice as many, and names that occur in many places of a prompt."""
+        """Set up the batches. steps: number of this stage's steps. room: tokens of a batch, padded.
+        stage: sets the prompts. Second stage: like agents' prompts, with thousands of tokens, much
+        of them prose and code. Third: up to tens of thousands of tokens, and values of the same
+        words. Fourth: twice as many, and names at many places of a prompt."""
         self._tokenizer = tokenizer
         self._words = word_pieces(tokenizer)
         self._templates = tuple(map(by_template, XML_TEMPLATES))
@@ -134,7 +134,7 @@ class BatchMaker:
         progress = step / self._steps if self._stage == 1 else 1.0
         plain = progress < _BARE_UNTIL or chooser.random() < _PLAIN_SHARE[self._stage]
         longest = _SHORT_WORDS if progress < _SHORT_UNTIL else _LONG_WORDS
-        # One size a batch, or a long prompt would leave no room for others.
+        # One size for a batch: a long prompt would leave no space for others.
         of_batch = None if plain or self._stage == 1 else chooser.choice(_FILLERS[self._stage])
         pairs: list[Pair] = []
         width = 0

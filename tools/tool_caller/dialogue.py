@@ -76,7 +76,7 @@ class DialogueMaker:
     ) -> None:
         """Set up the maker. words: pieces of words, without white space or punctuation. passages:
         texts by other authors; parts of them appear among the random text. folders: prefixes of
-        some paths. names: of tools and arguments, also used in prose."""
+        some paths. names: names of tools and arguments, also used in prose."""
         self._words = words
         self._random = chooser
         self._passages = passages

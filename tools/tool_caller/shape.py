@@ -1,4 +1,4 @@
-"""The tool caller's shape, the smallest Qwen3.5 that learns to copy, and its byte-level BPE.
+"""The tool caller's shape, the smallest Qwen3.5 able to learn to copy, and its byte-level BPE.
 
 A text's tokens do not depend on its surroundings. Words, digits, spaces and marks are encoded
 apart, so a name has the same tokens everywhere, and copying goes token by token. Fixed sequences in

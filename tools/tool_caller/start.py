@@ -1,4 +1,4 @@
-"""The start of the training: weights that already copy the successor of the same three tokens.
+"""The start of the training: weights for copying the successor of the same three tokens.
 
 A model of this size finds copying by itself only after millions of tokens, so it is given here. The
 first layer writes the tokens at a place and at the three places before it. The attention layer
@@ -51,7 +51,7 @@ def prefer_near(model: nn.Module, strength: float) -> None:
 def sharpen(model: nn.Module, factor: float) -> None:
     """Multiply the attention layer's scores by the factor."""
     weight = model.model.layers[-1].self_attn.q_norm.weight
-    # The layer multiplies by one more than it.
+    # The layer multiplies by the weight plus one.
     weight.copy_((1 + weight) * factor - 1)
 
 
@@ -69,7 +69,7 @@ def _write_prints(layer: nn.Module) -> None:
         layer.in_proj_qkv.weight[rows] = 0.0
         layer.in_proj_qkv.weight[rows, : WORD_SIZE - 1] = word_print
         layer.conv1d.weight[rows, 0, PLACES - 1 - place] = 1.0
-    # Nothing is kept from token to token, and what is written is read at once.
+    # Nothing is kept from token to token, and written values are read at once.
     layer.A_log.fill_(1.5)
     layer.dt_bias.fill_(5.0)
     _only_bias(layer.in_proj_b.weight, 1.0)
@@ -89,7 +89,7 @@ def _remember(layer: nn.Module) -> None:
 def _look_up(layer: nn.Module) -> None:
     size = layer.head_dim
     prints = [WORD_SIZE + place * PRINT_SIZE for place in range(PLACES)]
-    # The first quarter of a head turns with the position.
+    # The first quarter of a head rotates with the position.
     room = size - (PLACES - 1) * PRINT_SIZE
     for head in range(len(layer.q_proj.weight) // (2 * size)):
         query, gate = layer.q_proj.weight[2 * head * size :][: 2 * size].split(size)

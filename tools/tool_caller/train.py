@@ -32,7 +32,7 @@ def answer_states(model: nn.Module, tokens: Tensor, answers: Tensor) -> Tensor:
     """Return states [N, D] for the tokens after the first of [B, T] chosen by `answers` [B, T - 1],
     row by row. model: a Qwen3_5TextModel with attention in its last layer only.
 
-    Only that layer's cost grows with the square of the prompt; at tens of answers' tokens it is
+    Only the last layer's cost grows with the square of the prompt; at tens of answers' tokens it is
     almost nothing. The layers below stay unchanged, without gradients.
     """
     last = model.layers[-1]
@@ -96,7 +96,7 @@ def main() -> None:
     turn_end = checkpoint.special_id(tokenizer, checkpoint.TURN_END)
     config = model_config(tokenizer.get_vocab_size(), end_of_text)
     config.save_pretrained(settings.out)
-    # The likeliest token is taken.
+    # Take the likeliest token.
     generation = checkpoint.generation_config(
         end_of_text, turn_end, max_new_tokens=MAX_ANSWER, top_k=1
     )

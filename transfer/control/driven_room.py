@@ -1,4 +1,4 @@
-"""A side of a transfer on an event loop: its timer, its tasks, and the machinery that moves bytes.
+"""A side of a transfer on an event loop: its timer, its tasks, and the machinery for moving bytes.
 
 Owns the timer of the next look and the tasks of slow actions. Decides nothing: the pure sides of
 `transfer/rooms` do. Thread rule: the event loop; blocking calls run in a thread.
@@ -41,7 +41,7 @@ class DrivenRoom(SteppedSide):
     def __init__(
         self, side: Receiving | Sending, name: str, named: Mapping[str, str | int]
     ) -> None:
-        """name: start of the room's log lines. named: fields by which log lines are found."""
+        """name: start of the room's log lines. named: fields of the log lines, for searches."""
         super().__init__(side, name)
         self.named = dict(named)
         self._loop = asyncio.get_running_loop()
@@ -98,7 +98,7 @@ class DrivenRoom(SteppedSide):
 
     @abstractmethod
     def closed(self) -> None:
-        """Release the resources of the ended room, and answer the callers that still wait."""
+        """Release the resources of the ended room, and answer the waiting callers."""
 
 
 def _put_broke(room: DrivenRoom, error: Exception) -> None:
@@ -192,7 +192,7 @@ def _failure(error: TransferError) -> on.Verified:
 
 
 class SendingRoom(DrivenRoom):
-    """Room that sends layer chunks to a peer's pages and slot."""
+    """Room for sending layer chunks to a peer's pages and slot."""
 
     _side: Sending
 
@@ -211,7 +211,7 @@ class SendingRoom(DrivenRoom):
 
     @property
     def progress(self) -> int:
-        """Return a count that grows as chunks are cut and flushed."""
+        """Return a count that grows with each chunk cut or flushed."""
         return self._sender.progress(self.room)
 
     @property
@@ -263,7 +263,7 @@ class LiveRooms(Generic[Key, Room]):
     """
 
     def __init__(self, over: Callable[[Room, Exception | None], None] | None = None) -> None:
-        """over: called once a room has ended, with the error that broke it, or None."""
+        """over: called once a room has ended, with its error or None."""
         self._over = over
         self._rooms: dict[Key, Room] = {}
         self._emptied = asyncio.Event()

@@ -1,5 +1,5 @@
 """Queue of messages of many rooms to one peer, taken in order and in batches. A batch has all
-messages that gathered while the previous batch was written.
+messages queued while the previous batch was written.
 
 Owns the queue. Knows no rooms and no stream. Thread rule: the event loop; one task takes.
 Invariant: a batch has at most MOST_MESSAGES messages, and exceeds MOST_BYTES only by its last
@@ -13,13 +13,13 @@ from typing import Generic, Protocol, TypeVar
 from tasuki.transfer.failpoints import ARMED
 
 MOST_MESSAGES = 256
-"""Most messages of a batch. A peer that sends more at once is rejected. A batch is read in one turn
-of the event loop, and heartbeats wait for the turn."""
+"""Most messages of a batch. A peer sending more at once is rejected. A batch is read in one turn of
+the event loop, and heartbeats wait for the turn."""
 MOST_BYTES = 1 << 20
 """Size of a prompt of 262,144 tokens in bytes: messages behind one such prompt do not wait for
 another."""
 
-# A process that is to fail at a place has said what comes before it.
+# With failpoints, send each message at once: before a failure all earlier messages are out.
 _AT_ONCE = 1 if ARMED else MOST_MESSAGES
 
 

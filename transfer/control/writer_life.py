@@ -52,8 +52,8 @@ class WatchedProcess:
         cls, writer: ProcessIdentity, clock: Callable[[], float] = time.monotonic
     ) -> Self | None:
         """Return None if the writer is on another host or cannot be watched; its death is then no
-        evidence. The same holds if it is in another network namespace. A death there leaves bytes
-        in connections that cannot be seen here."""
+        evidence. Return None also for another network namespace: after a death there, bytes may be
+        in connections invisible from here."""
         if not writer.here() or not _shares_network(writer.pid):
             return None
         try:
@@ -61,7 +61,7 @@ class WatchedProcess:
         except OSError:
             return None
         try:
-            # Read after the open: from here on the pidfd names this very process.
+            # Read after the open: from now on the pidfd names exactly this process.
             same = _start_ticks(writer.pid) == writer.start_ticks
         except (OSError, ValueError, IndexError):
             same = False
@@ -71,7 +71,7 @@ class WatchedProcess:
         return cls(pidfd, clock)
 
     def died(self) -> float | None:
-        """Return the time at which the process was first seen dead; None while it lives."""
+        """Return the time when the process was first seen dead; None while it lives."""
         if self._died is None and self._pidfd is not None and self._poller.poll(0):
             self._died = self._clock()
         return self._died
@@ -98,8 +98,8 @@ class WriterLife:
         settle_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """lease_seconds: duration for which the writer posts after its last answered question, as
-        stated by it. retry_seconds, settle_seconds: the transport's."""
+        """lease_seconds: duration of the writer's posts after its last answered question, as stated
+        by it. retry_seconds, settle_seconds: values of the transport."""
         self.severed = False
         """True if the transport broke all endpoints leading here after this writer was lost.
         Endpoints do not come back by themselves, so the writer has none left."""
@@ -186,7 +186,7 @@ class ConnectionBreaker:
         begun = self._settles
         async with self._settling:
             if self._settles > begun:
-                # Another's wait began after this call, and is over.
+                # Another caller's wait began after this call, and is over.
                 return
             self._settles += 1
             await asyncio.to_thread(self._receiver.wait_settled)

@@ -1,6 +1,6 @@
 """Layer chunks sent encoded, through cells in the sender's own arena.
 
-Owns the cells from which encoded chunks are sent. Thread rule: WindowSource's.
+Owns the cells of the encoded chunks. Thread rule: WindowSource's.
 """
 
 from collections import Counter
@@ -43,12 +43,12 @@ class Cell:
 
 
 class StagingBuffer:
-    """Cells of an arena in which layer chunks are encoded and from which they are posted.
+    """Cells of an arena: layer chunks are encoded there and posted from there.
 
     Owns the holders of the cells. Knows offsets, but not the content of a cell. Thread rule: one
     thread. Invariants: every cell is free or held by one holder. A holder has at most half of the
-    cells, so that one stalled link leaves the other half to the others. A cell takes any chunk, so
-    no chunk waits for a gap of its size.
+    cells, so one stalled link leaves the other half to the others. A cell takes any chunk, so no
+    chunk waits for a gap of its size.
     """
 
     def __init__(self, offset: int, size: int, largest_unit: int) -> None:
@@ -149,7 +149,8 @@ class EncodingSource:
         ]
 
     def _parts(self, window: Window) -> Iterator[Window]:
-        """Yield the chunk as ones that fit a cell: split by layers, then by pages of a layer."""
+        """Yield the chunk in parts of at most one cell: split by layers, then by pages of a
+        layer."""
         header = window.header
         first, size = header.first_layer, 0
         for layer in range(header.first_layer, header.end_layer):
@@ -172,7 +173,7 @@ class EncodingSource:
             pages = window.local_pages[start : start + at_once]
             part = replace(header, first_page=header.first_page + start, pages=len(pages))
             piece = replace(window, header=part, local_pages=pages)
-            # A state that the layer has beside its pages leaves once, with the last of them.
+            # A layer's state beside its pages is sent once, with the last pages.
             if beside and start + at_once < header.pages:
                 part = replace(part, carries_state=False)
                 piece = replace(piece, header=part, local_slot=None)
@@ -213,15 +214,14 @@ class EncodingSource:
                 lengths = rows.lengths[part : part + parts] * _WORD
                 places[part : part + parts] = offset + np.cumsum(lengths) - lengths
                 offset += int(lengths.sum())
-            # What a draft layer carries leaves from where it lies.
+            # A draft layer's carried values are sent from their place in the arena.
             part += parts + (0 if slot is None or not kind.keeps_pages else len(of_slot))
         assert offset <= cell.offset + cell.size
         return places
 
 
 class _EncodedWindow:
-    """Encoded layer chunk. places: byte offsets from which its parts are posted, in the order of
-    its rows."""
+    """Encoded layer chunk. places: byte offsets of its posted parts, in the order of its rows."""
 
     def __init__(
         self,

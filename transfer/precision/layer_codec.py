@@ -20,8 +20,7 @@ _SCRATCH_NUMBERS = 1 << 17
 
 
 class LayerCodec(Protocol):
-    """ids: pages in a layer that keeps some, slots in a GDN layer. Both methods are done on
-    return."""
+    """ids: pages in a layer with pages, slots in a GDN layer. Both methods are done on return."""
 
     def encode(self, layer: int, ids: Sequence[int], offset: int) -> None:
         """Encode units to `offset` of the arena, one after another. REQUIRES: units.encoded(layer);
@@ -32,8 +31,7 @@ class LayerCodec(Protocol):
         units."""
 
     def batch(self, layer: int) -> int:
-        """Return the number of units that can be decoded at a time with a small scratch and in a
-        short time."""
+        """Return the number of units to decode at a time, for a small scratch and a short time."""
 
 
 class RowCodec:
@@ -47,7 +45,7 @@ class RowCodec:
 
 
 class TorchLayerCodec:
-    """Layer codec that gathers and scatters units with PyTorch's operators. On a GPU all work is
+    """Layer codec with PyTorch's operators for gathering and scattering units. On a GPU all work is
     queued on the current stream, and the caller waits for it."""
 
     def __init__(
@@ -93,14 +91,14 @@ class TorchLayerCodec:
     def decode(self, layer: int, ids: Sequence[int]) -> None:
         form, carried = self._format(layer), self._carried(layer)
         rows, places = self._place(layer, ids)
-        # A copy: what is decoded must not be what is written over.
+        # A copy, because the encoded bytes are read while the decoded ones are written over them.
         encoded = rows[:, carried : carried + self._encoded(layer)].index_select(
             0, self._index(places)
         )
         runs = encoded.view(-1, form.encoded_bytes)
         numbers = self._rows.decode(form, runs, self._dtype(layer)).reshape(len(ids), -1)
         held = numbers.view(torch.uint8)
-        # One by one: scattering by an index goes byte by byte on a host.
+        # One by one, because on a host scattering by an index moves single bytes.
         for place, unit in zip(places, held, strict=True):
             rows[place, carried : carried + len(unit)].copy_(unit)
 
@@ -126,7 +124,7 @@ class TorchLayerCodec:
         return torch_dtype(layout.kv_dtype if self._full(layer) else layout.ssm_dtype)
 
     def _carried(self, layer: int) -> int:
-        """Return the bytes before the rows that are sent unchanged."""
+        """Return the bytes before the rows, sent unchanged."""
         return 0 if self._full(layer) else self._units.layout.conv_bytes
 
     def _place(self, layer: int, ids: Sequence[int]) -> tuple[torch.Tensor, list[int]]:

@@ -1,8 +1,8 @@
 """fp8 rows on a GPU, equal bit for bit to its reference wire_layout.py, and a codec of layers.
 
 A program encodes or decodes some rows of one unit. It reads and writes once, so the floor is memory
-bandwidth. Thread rule: LayerCodec's; work is queued on a stream of its own and waited for. The
-caller knows that the read bytes were written (its layer's event has fired, its chunk has arrived).
+bandwidth. Thread rule: LayerCodec's; work is queued on a stream of its own and waited for.
+REQUIRES: the read bytes were written (the layer's event has fired, the chunk has arrived).
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,8 @@ class GpuLayerCodec:
 
     def __init__(self, memory: torch.Tensor, units: WireUnits) -> None:
         self._codec = TorchLayerCodec(memory, units, KernelRows(), _SCRATCH_NUMBERS)
-        # Before the blocks of a forward that wait for a place: a window waits for this.
+        # High priority: run before waiting blocks of a forward, because a layer chunk waits for
+        # this.
         self._stream = (
             torch.cuda.Stream(memory.device, priority=_HIGH_PRIORITY) if memory.is_cuda else None
         )
@@ -108,7 +109,7 @@ def _encode_kernel(values, encoded, rows, width, stride, ROWS: tl.constexpr, BLO
     tl.store(target + index, row_codes(value, scale), mask=inside)
     scales = rows * width + row
     tl.store(target + scales, scale.to(tl.uint8), mask=row < rows)
-    # Whatever was there before is nobody's business.
+    # Zeros in place of old bytes.
     padding = rows * width + rows + tl.arange(0, 16)
     first = tl.program_id(0) == 0
     tl.store(target + padding, tl.zeros([16], tl.uint8), mask=(padding < stride) & first)

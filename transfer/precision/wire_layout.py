@@ -68,7 +68,7 @@ class RowFormat:
 
 
 class WireError(TransferError):
-    """Settings of the wire that cannot work with this arena."""
+    """Error of wire settings unusable with this arena."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class WireUnits:
 
     @staticmethod
     def of(layout: CacheLayout, precision: WirePrecision) -> "WireUnits":
-        """Return the units of a layout. Raises WireError on a precision that saves nothing over the
+        """Return the units of a layout. Raises WireError on a precision without any saving over the
         arena's dtype."""
         _, sides, tokens, width = layout.kv_shape
         value_heads, value_dim, key_dim = layout.ssm_shape

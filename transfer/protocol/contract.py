@@ -1,4 +1,4 @@
-"""The contract: all values that must be equal on both nodes before bytes may move between them."""
+"""The contract: all values to be equal on both nodes before bytes may move between them."""
 
 from dataclasses import dataclass, fields
 
@@ -9,7 +9,7 @@ from tasuki.transfer.settings import Precision
 WIRE_VERSION = 11
 NOT_USED = "(not used)"
 _CARRIED = frozenset({"tensor_parallel"})
-"""Required fields that may differ."""
+"""Required fields with a difference allowed."""
 _FLAGS = {
     "conv_dtype": "--dtype",
     "kv_dtype": "--kv-dtype",
@@ -18,16 +18,16 @@ _FLAGS = {
     "wire_state": "--wire-state",
     "draft_layers": "--draft-layer",
 }
-"""Flag that sets a field, by field."""
+"""The flag of a field's value, by field."""
 OF_DTYPE = ("conv_dtype", "carry_dtype")
 """Layout fields set by the engine's --dtype."""
 _OF_DTYPE = frozenset({"carry_dtype", "kv_dtype"})
-"""Fields that follow from the dtype: if they differ with it, only --dtype is named as the fix."""
+"""Fields derived from the dtype: if they differ with it, only --dtype is named as the fix."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A field that differs between two contracts."""
+    """A field with different values in two contracts."""
 
     field: str
     ours: str
@@ -51,7 +51,7 @@ def _mend(differences: tuple[Difference, ...]) -> str:
         return "start both nodes with one version, checkpoint and wire"
     flags = [flag for field, flag in _FLAGS.items() if field in causes]
     values = ""
-    # Flags say fp8 and bf16 of keys and values, where a layout names what is stored.
+    # A layout names the stored dtypes, but the flags name fp8 and bf16 for keys and values.
     if len(causes) == 1 and "kv_dtype" not in causes:
         (cause,) = (named[field] for field in causes)
         values = f", {cause.ours} or {cause.theirs}"
@@ -63,11 +63,11 @@ class Contract:
     """Contract of one node.
 
     weights_digest: hex digest of the weights in use. layout: one rank's, with all heads.
-    tensor_parallel: ranks that share one model; may differ. wire_kv, wire_state: names of the
-    wire's precisions. nixl, ucx: versions, if the transport uses them; another UCX version may read
-    an address differently, and abort. constants: constants of the model, such as position angles,
-    norm epsilon and experts per token; a config may change them with equal weights. weights_format:
-    all kinds of storage in the weights; the digest differs with it, and this field shows why.
+    tensor_parallel: ranks of one model; may differ. wire_kv, wire_state: names of the wire's
+    precisions. nixl, ucx: versions, if the transport uses them; another UCX version may read an
+    address differently, and abort. constants: constants of the model, such as position angles, norm
+    epsilon and experts per token; a config may change them with equal weights. weights_format: all
+    kinds of storage in the weights; the digest differs with it, and this field shows why.
     """
 
     weights_digest: str
@@ -96,7 +96,7 @@ class Contract:
 
 
 def diff(ours: dict[str, str], theirs: dict[str, str]) -> tuple[Difference, ...]:
-    """Return the fields that differ between two flat contracts or are missing in one, sorted by
+    """Return the fields with a difference between two flat contracts, or missing in one, sorted by
     name."""
     names = sorted(ours.keys() | theirs.keys())
     missing = "(absent)"

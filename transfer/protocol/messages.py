@@ -1,6 +1,6 @@
 """Identities, digests, reports, timelines and usable prefixes as protobuf.
 
-Values read from a peer are bounded; values that no node of this version sends are rejected.
+Values read from a peer are bounded; values impossible for a node of this version are rejected.
 Timelines are for people, and must not stop a hand-over. So they are cut to a track's size, and
 phases of a later version or invalid times are dropped. Their chunks and waits have the messages'
 fields, by the same names. Names of prefixes reveal nothing of their tokens without the salt
@@ -76,8 +76,8 @@ def _phases_from_wire(phases: Iterable[timeline_pb2.PhaseMark]) -> tuple[PhaseMa
 def _last(
     value: type[ValueT], message: type[MessageT], makes_sense: Callable[[MessageT], bool]
 ) -> Codec:
-    """Return a codec that keeps the valid ones of the last KEPT_WINDOWS messages, the size of a
-    track."""
+    """Return a codec for the last KEPT_WINDOWS messages, the size of a track. It drops invalid
+    ones."""
     read = Wire(value, message).from_wire
     return Codec(
         lambda messages: tuple(map(read, filter(makes_sense, messages[-KEPT_WINDOWS:]))),
@@ -216,8 +216,8 @@ def node_from_wire(node: pb.Node) -> NodeIdentity:
 
 
 def lease_from_wire(lease_seconds: float) -> float:
-    """Return a writer's lease in seconds. Its granted memory stays quarantined for that long after
-    it is lost. Raises PeerInvalid."""
+    """Return a writer's lease in seconds. Its granted memory stays quarantined for one lease after
+    the writer is lost. Raises PeerInvalid."""
     return peer_values.seconds(lease_seconds, "lease_seconds", peer_values.LONGEST_LEASE)
 
 

@@ -71,7 +71,7 @@ def state_parts(layout: CacheLayout, senders: int, receivers: int, layer: int) -
 def _heads(
     layout: CacheLayout, link: RankLink, layer: int
 ) -> Iterator[tuple[RankLink, tuple[int, ...]]]:
-    """Yield the link of each head alone, and the numbers of its parts of that layer's state.
+    """Yield the link of each head alone, and the numbers of its parts of the layer's state.
 
     Parts are [q | k | v] of the convolution, then the recurrent state; for a draft layer, the bytes
     carried by each receiver rank.
@@ -129,7 +129,7 @@ class HeadRows:
                 continue
             if kind not in first_of:
                 first_of[kind] = layer, state_parts(whole, ours.ranks, receivers, layer)
-            # Layers of a kind have the same parts, so many bytes further on.
+            # Layers of a kind have the same parts, at a constant distance.
             first, parts = first_of[kind]
             further = ours.part.state_span(layer, 0).offset - ours.part.state_span(first, 0).offset
             begins = [ours.base(part.rank) + part.begin + further for part in parts]

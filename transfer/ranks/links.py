@@ -11,7 +11,7 @@ from tasuki.pycache.layout import CacheLayout, SlotColumn, itemsize, key_heads, 
 
 @dataclass(frozen=True)
 class RankLink:
-    """Link from one rank of a sender to one rank of a receiver, with the heads that it gives.
+    """Link from one rank of a sender to one rank of a receiver, with the heads it sends.
 
     Pure: both nodes derive the same links from the two sizes and the model's heads. All handed-over
     bytes are whole heads, except a draft layer's carried bytes, present on every rank.
@@ -19,7 +19,7 @@ class RankLink:
     source, target: the sender's and the receiver's rank; heads are numbered as in the whole model.
     kv: heads of pages, in the source's turn (sends_page). keys, values: heads of states. carry:
     True if it sends a draft layer's carried bytes. copies: number of sender ranks with the same
-    head that take turns with the target's pages. turn: the source's number among them.
+    head, in turns for the target's pages. turn: the source's number among them.
     """
 
     source: int
@@ -32,14 +32,14 @@ class RankLink:
     turn: int
 
     def sends_page(self, page: int) -> bool:
-        """Return True if the source sends that page. page: logical number of a page in its
+        """Return True if the source sends page `page`. page: logical number of a page in its
         sequence."""
         return bool(self.kv) and page % self.copies == self.turn
 
 
 def rank_links(layout: CacheLayout, senders: int, receivers: int) -> list[RankLink]:
-    """Return the links in ascending order; two ranks that share nothing have no link. layout: one
-    rank's, with all heads. Raises ValueError if its heads cannot be shared out."""
+    """Return the links in ascending order; two ranks without a shared head have no link. layout:
+    one rank's, with all heads. Raises ValueError if its heads cannot be shared out."""
     return [*_links(layout, senders, receivers)]
 
 
@@ -60,7 +60,7 @@ def _links(layout: CacheLayout, senders: int, receivers: int) -> Iterator[RankLi
                 kv if copies else range(0),
                 _both(keys, senders, source, receivers, target),
                 _both(layout.value_heads, senders, source, receivers, target),
-                # Of those who have it, one that the receiver is linked with for other things too.
+                # Every source has the carried bytes: choose one with other links to this receiver.
                 layout.draft_layers > 0 and source == target * senders // receivers,
                 copies,
                 turn,
@@ -70,8 +70,8 @@ def _links(layout: CacheLayout, senders: int, receivers: int) -> Iterator[RankLi
 
 
 def _turn(having: int, source: int, wanting: int, target: int) -> tuple[int, int]:
-    """Return (number of ranks that take turns to send the target the shared head, the source's
-    turn); 0, 0 if others send it.
+    """Return (number of ranks sending the target the shared head in turns, the source's turn).
+    Return (0, 0) if others send it.
 
     having, wanting: ranks of either side with copies of one head; such ranks are neighbours.
     """
@@ -117,7 +117,7 @@ class LinkPieces:
     link: RankLink
 
     def of_block(self) -> Iterator[Piece]:
-        """Yield the segments of a page in one layer. REQUIRES: the link sends that page."""
+        """Yield the segments of a page in one layer. REQUIRES: the link sends this page."""
         if self.link.kv:
             whole = self.layout
             yield self._run(self.link.kv, whole.kv_heads, whole.head_bytes)
@@ -149,7 +149,7 @@ class LinkPieces:
         column = whole.conv_columns * itemsize(whole.conv_dtype)
         key, value = whole.key_dim * column, whole.value_dim * column
         source, target = key_heads(ours) * key, key_heads(theirs) * key
-        # [q | k | v], each cut by itself.
+        # [q | k | v], each cut separately.
         of_keys, of_values = (link.keys, keys, key), (link.values, whole.value_heads, value)
         for part, (heads, count, size) in enumerate((of_keys, of_keys, of_values)):
             if heads:

@@ -107,7 +107,7 @@ class RankedPieces:
 
 
 class RankedSource:
-    """Source of layer chunks between nodes of which one at least has several ranks.
+    """Source of layer chunks between two nodes, if at least one has several ranks.
 
     Bytes go straight from their place on each sender rank to their place on each receiver rank.
     Implements WindowSource, with its thread rule. REQUIRES: long-finished layers were finished on

@@ -16,7 +16,7 @@ from tasuki.transfer.windows.descriptors import Spread
 from tasuki.transfer.windows.digest import ArenaWindow, Digester, WindowDigester, WindowRows
 
 _ALIGNMENT = 1 << 16
-"""Alignment of each arena's beginning in bytes, so that a process may map one arena by itself."""
+"""Alignment of each arena's beginning in bytes, so a process may map one arena by itself."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ class IncomingRoom:
     """Record of one room on the receiving side: arrived layer chunks, their digests, and the
     missing part.
 
-    Owns that record, and wakes the threads that wait for it. Does not know transports or clocks:
+    Owns the record, and wakes the threads waiting for it. Does not know transports or clocks:
     Receiver calls it under its lock. Invariant: a chunk counts once, even if it is announced
     several times.
     """
@@ -51,7 +51,7 @@ class IncomingRoom:
         self.landings: deque[LandedWindow] = deque(maxlen=KEPT_WINDOWS)
         self.waits: deque[BarrierWait] = deque(maxlen=KEPT_WINDOWS)
         self._pages = np.zeros((len(self._kinds), len(destination.pages)), dtype=np.bool_)
-        # Where no slot was granted, no state is awaited.
+        # Without a granted slot no state is awaited.
         self._states = np.full(len(self._kinds), destination.slot is None, dtype=np.bool_)
 
     @property
@@ -105,7 +105,7 @@ class IncomingRoom:
         self._spoiled = header.sequence
 
     def missing(self, sent: Sequence[WindowDigest]) -> list[int]:
-        """Return the sequence numbers of sent chunks that have not arrived."""
+        """Return the sequence numbers of sent chunks not yet arrived."""
         return [w.header.sequence for w in sent if w.header.sequence not in self._landed]
 
     def wait_for(self, sent: Sequence[WindowDigest], timeout: float) -> None:
@@ -139,7 +139,8 @@ class IncomingRoom:
             raise DigestMismatch(
                 f"room {self.room}: window {self._spoiled} came again after it had been decoded"
             )
-        # All at once: as many looks as layers cost more than all else here.
+        # Check all layers at once, because a check of each would cost more than everything else
+        # here.
         if not (self._states.all() and self._pages[self._full].all()):
             layer = next(i for i in range(len(self._kinds)) if not self.layer_landed(i))
             raise WindowsMissing(f"room {self.room}: layer {layer} was not sent completely")

@@ -1,5 +1,5 @@
 """Receiving side: a thread that takes notifications, digests arrived chunks, and wakes the threads
-that wait for them.
+waiting for them.
 
 Owns the expected rooms and counters. Deals in bytes and layers; not in tokens, requests or gRPC.
 Thread rule: every public method may be called from any thread; verify() and wait_settled() block.
@@ -66,7 +66,7 @@ class Receiver:
         """Held while a part of a chunk is decoded, some milliseconds."""
         self._rooms: dict[int, IncomingRoom] = {}
         self._lock = threading.Lock()
-        """Lock of the rooms; a thread that waits for a room waits for its chunks alone."""
+        """Lock of the rooms. A thread waiting for a room waits for this room's chunks alone."""
         self._passes = 0
         """Passes of the thread's loop: each moves the arrived bytes into the arena."""
         self._awaited_passes = 0
@@ -101,27 +101,27 @@ class Receiver:
         self._bell.ring()
 
     def forget(self, room: int) -> None:
-        """Stop counting the room's chunks. Idempotent. Chunks that still arrive are dropped and
-        counted; the room's ids need a fence."""
+        """Stop counting the room's chunks. Idempotent. Later chunks are dropped and counted; the
+        room's ids need a fence."""
         with self._lock:
             incoming = self._rooms.pop(room, None)
             if incoming is not None:
                 incoming.forgotten = True
                 incoming.changed.notify_all()
-        # Whoever decodes has seen it then, or is through with its part.
+        # After this, a running decode has seen the flag or has finished its part.
         with self._decoding:
             pass
 
     def windows_landed(self, room: int) -> int:
-        """Return the number of the room's arrived chunks; 0 for a room that is not expected. Its
-        growth is progress."""
+        """Return the number of the room's arrived chunks; 0 for an unexpected room. A growing
+        number is progress."""
         with self._lock:
             incoming = self._rooms.get(room)
             return 0 if incoming is None else incoming.windows_landed
 
     def barrier(self, room: int) -> LayerBarrier | None:
-        """Return the layer barrier of a room, for one waiting thread; None for a room that is not
-        expected."""
+        """Return the layer barrier of a room, for one waiting thread; None for an unexpected
+        room."""
         with self._lock:
             incoming = self._rooms.get(room)
         if incoming is None:
@@ -129,8 +129,8 @@ class Receiver:
         return LayerBarrier(incoming, self._clock)
 
     def track(self, room: int, phases: PhaseMarks) -> ReceiverTrack:
-        """Return the room's track until now, counted from the start of `phases`; empty for a room
-        that is not expected."""
+        """Return the room's track until now, counted from the start of `phases`; empty for an
+        unexpected room."""
         with self._lock:
             incoming = self._rooms.get(room)
             landings = () if incoming is None else tuple(incoming.landings)
@@ -174,7 +174,7 @@ class Receiver:
         self._wait_passes()
         while self._unread() and not self._stopping.is_set():
             self._wait_passes()
-        # What the last pass took from a socket it has stored by its end.
+        # The pass that read a socket's last bytes has stored them by its end.
         self._wait_passes()
 
     def _unread(self) -> bool:
@@ -202,8 +202,8 @@ class Receiver:
             if arrived or awaited:
                 pace.reset()
             elif rung or not self._rooms:
-                # Unexpected notifications are still drained, only less often where they do not
-                # ring. Whoever begins to expect ends it.
+                # Unexpected notifications are still drained, but less often if they do not ring.
+                # expect() ends this wait.
                 self._bell.wait(_IDLE_SECONDS)
             else:
                 seconds = min(arena.transport.poll_seconds for arena in self._arenas)
@@ -216,7 +216,8 @@ class Receiver:
         except TransferError as error:
             log.warning("notifications could not be read: %s", error)
             return 0
-        # What is decoded may not be digested after that: each window by itself then.
+        # Decoding a chunk may overwrite bytes of the next one before their digest: take each chunk
+        # by itself.
         at_once = _MOST_AT_ONCE if arena.window_sink is None else 1
         for first in range(0, len(arrived), at_once):
             self._take(arena, arrived[first : first + at_once])
@@ -239,7 +240,7 @@ class Receiver:
                 reach(Place.RECEIVER_AFTER_LANDED, window.header.sequence)
 
     def _awaited(self, arena: TargetArena, notifications: Sequence[bytes]) -> "list[_Landing]":
-        """Return the announced chunks that are awaited; count and drop the others."""
+        """Return the awaited ones of the announced chunks; count and drop the others."""
         landings: dict[tuple[int, int], _Landing] = {}
         for notification in notifications:
             with _dropping():
@@ -276,7 +277,7 @@ class Receiver:
                     incoming.spoil(header)
                 return None
             if incoming.sealed:
-                # Its ids are the request's own.
+                # After the seal the ids belong to the request: take no further chunk.
                 self.counters.unknown_room += 1
                 return None
         try:
@@ -289,7 +290,8 @@ class Receiver:
         return _Landing(incoming, ArenaWindow(room, generation, header, pages, slot), code)
 
     def _digested(self, arena: TargetArena, windows: "list[_Landing]") -> "list[_Landing]":
-        """Return the chunks that could be digested, with their digests."""
+        """Return the digested chunks with their digests. Log and drop a chunk if its digest
+        fails."""
         if not windows:
             return []
         try:
@@ -298,7 +300,7 @@ class Receiver:
             )
         except Exception:
             if len(windows) > 1:
-                # What is wrong with one of them befalls no other.
+                # A fault of one chunk must not affect another.
                 return [one for window in windows for one in self._digested(arena, [window])]
             log.exception("a notification was dropped")
             return []
@@ -341,8 +343,8 @@ def _not_expected(room: int, generation: int) -> WindowsMissing:
 
 @contextmanager
 def _dropping() -> Iterator[None]:
-    """Log an error of one chunk, so that the thread that serves all rooms goes on. The chunk is
-    then missing, and its room notices."""
+    """Log an error of one chunk, so the thread of all rooms goes on. The chunk is then missing, and
+    its room notices."""
     try:
         yield
     except Exception:

@@ -19,7 +19,7 @@ from tasuki.transfer.windows.window import WindowHeader
 
 @dataclass(frozen=True)
 class EncodedPart:
-    """Encoded part of a layer chunk. ids: pages of a layer that keeps some, or the slot of a GDN
+    """Encoded part of a layer chunk. ids: pages of a layer with pages, or the slot of a GDN
     layer."""
 
     layer: int
@@ -64,7 +64,7 @@ class TargetArena:
 
     window_sink: given if chunks are sent encoded. spans: the node's ranks, with arenas of `slabs`
     slabs each in it. None: there is one arena, and senders of several ranks are not accepted.
-    REQUIRES: transport has registered at least that memory, and digester reads it.
+    REQUIRES: transport has registered at least this memory, and digester reads it.
     """
 
     slabs: int

@@ -1,4 +1,4 @@
-"""Actions of a transfer's side: its requests to the driver that runs it.
+"""Actions of a transfer's side: its requests to its driver.
 
 Plain values. A driver performs them in order. The first failed action drops the rest, and comes
 back as the event Failed. Some are answered by an event, named in their docstring. Pure.
@@ -22,7 +22,7 @@ class Action:
 
 @dataclass(frozen=True)
 class HandOn(Action):
-    """Action that passes an opaque payload on."""
+    """Action with an opaque payload to pass on."""
 
     payload: Payload
 
@@ -47,7 +47,7 @@ class Say(Action):
     message: Message
 
 
-# A receiver's
+# Actions of a receiver.
 
 
 class WantGrant(Action):
@@ -56,7 +56,7 @@ class WantGrant(Action):
 
 @dataclass(frozen=True)
 class Expect(Action):
-    """Count the layer chunks that arrive in these ids."""
+    """Count the layer chunks arriving in these ids."""
 
     destination: Destination
 
@@ -75,16 +75,16 @@ class NoteWait(Action):
 
 
 class TellReady(HandOn):
-    """Tell the engine that the first token is here."""
+    """Tell the engine of the first token's arrival."""
 
 
 class TellHeld(Action):
-    """Tell the engine that the sender holds the wanted prefix, and its bytes follow. An engine need
-    not act."""
+    """Tell the engine of the wanted prefix: the sender holds it, and its bytes follow. An engine
+    need not act."""
 
 
 class TellRefused(HandOn):
-    """Tell the engine that the sender rejected the room, and nothing was granted."""
+    """Tell the engine of the sender's rejection: nothing was granted."""
 
 
 @dataclass(frozen=True)
@@ -115,13 +115,14 @@ class CallForDrain(Action):
 
 
 class GiveUp(Action):
-    """End the connection, so that the lease runs out: no drain was acknowledged for too long."""
+    """End the connection, because no drain was acknowledged for too long. The lease then runs
+    out."""
 
 
 @dataclass(frozen=True)
 class Sever(Action):
-    """Break all endpoints of the writer that may still bring bytes, and take in the arrived ones.
-    Severed answers."""
+    """Break all endpoints of the writer with bytes possibly under way, and take in the arrived
+    ones. Severed answers."""
 
     reason: FenceReason
 
@@ -137,7 +138,7 @@ class ServePull(HandOn):
     """Send the sender's pull of this room."""
 
 
-# A sender's
+# Actions of a sender.
 
 
 class Reserve(Action):
@@ -153,7 +154,7 @@ class Open(Action):
 
 
 class Start(HandOn):
-    """Let the engine compute, or plan the chunks that it holds; the payload is the grant's."""
+    """Let the engine compute, or plan the chunks it holds; the payload is the grant's."""
 
 
 class Plan(HandOn):
@@ -168,7 +169,7 @@ class BeginPull(HandOn):
     """Pull the state offered by the receiver."""
 
 
-# Of either side
+# Actions of both sides.
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""Deadlines of a transfer: how long it may make no progress in each state, on each side.
+"""Deadlines of a transfer: the longest time without progress in each state, on each side.
 
 Values in seconds. Only progress as defined in docs/hand-over.md restarts a state's time. A
-heartbeat never does, nor does a Queued that repeats its position. Pure: the caller gives the time.
-Invariant: every state with an awaited party has a deadline, so that every room ends.
+heartbeat never does, nor does a Queued with an unchanged position. Pure: the caller gives the time.
+Invariant: every state with an awaited party has a deadline, so every room ends.
 """
 
 from collections.abc import Hashable
@@ -15,7 +15,7 @@ QUEUE_SECONDS = 60.0
 """Default of --queue-timeout in seconds."""
 _ENGINE_FIRST = 5.0
 """Seconds of advantage for the engine: it rejects a late prompt itself, with the reason. This
-deadline is for an engine that does not."""
+deadline is for an engine without such a rejection."""
 
 
 class StateDeadlines:
@@ -32,7 +32,7 @@ class ReceiverDeadlines(StateDeadlines):
     """Deadlines of a room on the decode node.
 
     reserved: limit for an unchanged position in the sender's queue. queue: limit for the total time
-    in that queue, without the time of a pull. The same limit holds from the grant until the room's
+    in the queue, without the time of a pull. The same limit holds from the grant until the room's
     first chunk. accepted: limit for this node's engine to grant. granted, ready: limit without an
     arrived chunk; before the first one, chunks of the sender's other rooms count too. verifying:
     limit for the comparison of digests; longer than HandoverSettings.landing. look: seconds between
@@ -108,8 +108,8 @@ class PullSenderDeadlines(StateDeadlines):
 class ProgressWatch:
     """Clock of the time without progress. A mark is a room's position, and changes as it moves.
 
-    Invariant: the time between two looks counts as two look periods at most. So a node that was
-    frozen, or with a busy loop, does not judge others by its own gap.
+    Invariant: the time between two looks counts as two look periods at most. So a formerly frozen
+    node, or one with a busy loop, does not judge others by its own gap.
     """
 
     def __init__(self, look: float, now: float) -> None:

@@ -14,12 +14,12 @@ _Room = tuple[int, int]
 
 
 class EndedRooms:
-    """Ends of the last rooms of each connection. They let a late or repeated abort be answered
-    correctly, and no number be used twice.
+    """Ends of the last rooms of each connection. With them a late or repeated abort is answered
+    correctly, and no number is used twice.
 
     Invariants: the ends of one connection's rooms are reported to no other. A forced drain is
-    remembered as long as its connection, because forgetting it would claim that no write can still
-    arrive. For a forgotten connection no answer is given.
+    remembered as long as its connection, because forgetting it would claim the end of all writes.
+    For a forgotten connection no answer is given.
     """
 
     def __init__(
@@ -63,22 +63,22 @@ class EndedRooms:
             drained.popitem(last=False)
 
     def drain(self, connection: str, room: int, generation: int) -> Drain | None:
-        """Return the room's drain; None if no remembered room of that connection has this number
-        and generation."""
+        """Return the room's drain; None if no remembered room of the connection has this number and
+        generation."""
         key = (room, generation)
         if key in self._forced.get(connection, ()):
             return Drain.FORCED
         return Drain.DRAINED if key in self._drained.get(connection, ()) else None
 
     def refusal(self, connection: str, room: int, generation: int, is_open: bool) -> str | None:
-        """Return the reason why the connection may not open the room; None if it may. is_open: a
-        room with that number lives."""
+        """Return the reason against opening the room on the connection; None if there is none.
+        is_open: a room with this number lives."""
         if self.drain(connection, room, generation) is not None:
             return f"room {room} is over: take a new room"
         return f"room {room} is open: take a new room" if is_open else None
 
     def aborted(self, connection: str, room: int, generation: int) -> Drain:
-        """Return the drain of a room that is not live. It counts as over from now on, even if its
+        """Return the drain of a room no longer live. It counts as over from now on, even if its
         opening comes after its abort."""
         drain = self.drain(connection, room, generation) or Drain.DRAINED
         self.remember(connection, room, generation, drain)

@@ -1,6 +1,6 @@
-"""Events that are no messages, from engines, byte transport, streams and time to a transfer's side.
+"""Events other than messages, from engines, byte transport, streams and time to a transfer's side.
 
-Plain values; messages.py has those sent by a peer. Pure.
+Plain values; messages.py has the messages of a peer. Pure.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from .messages import Message, Payload
 
 @dataclass(frozen=True)
 class Happening:
-    """Event that is no message."""
+    """Event other than a message."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class StreamBroke(Reasoned):
     """Nothing more comes on the room's stream."""
 
 
-# A receiver's
+# Events of a receiver.
 
 
 class Declined(Happening):
@@ -123,7 +123,7 @@ class Severed(Happening):
     reason: FenceReason
 
 
-# A sender's
+# Events of a sender.
 
 
 class Met(Happening):
@@ -153,8 +153,8 @@ class Moved(Happening):
 
 
 class Announced(Brought):
-    """The engine's message between grant and final status: the first token, or that all chunks may
-    leave."""
+    """The engine's message between grant and final status: the first token, or the permission for
+    all chunks to leave."""
 
 
 @dataclass(frozen=True)

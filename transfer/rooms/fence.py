@@ -1,8 +1,8 @@
 """Evidence needed before ids granted to a writer may be used again.
 
 There are three ways and no others. The writer acknowledged its drain. The writer's process is dead.
-The writer's lease ran out, and it does not post after that. Knows neither ids, processes nor the
-way a writer is asked. Pure: the caller gives the time.
+The writer's lease ran out, and it does not post after its end. Knows neither ids, processes nor the
+way of asking a writer. Pure: the caller gives the time.
 
 Times are seconds of one monotonic clock, the owner's. The writer counts its lease from its
 question, the owner from its answer, so the owner's count ends later.
@@ -24,12 +24,12 @@ class FenceReason(Enum):
 class FenceTerms:
     """Durations of one writer, in seconds.
 
-    lease: from this node's last answer until the writer can write no more, with the transport's
+    lease: from this node's last answer until the writer's last possible write, with the transport's
     retries. retry: from a post until its arrival. settle: from a death until all bytes of the dead
     process have come. acknowledge: limit for the answer to one question for a drain. again: between
-    two such questions. patience: a fence without an acknowledgement gives the connection up after
-    it, so that the lease runs out. broken: pause before a fence with a failed severing is tried
-    again. look: between two looks at the evidence.
+    two such questions. patience: limit for a fence without an acknowledgement. The connection is
+    then given up, so the lease runs out. broken: pause before a fence with a failed severing is
+    tried again. look: between two looks at the evidence.
     """
 
     lease: float
@@ -46,8 +46,9 @@ class FenceTerms:
 class WriterFacts:
     """Known facts about a writer now.
 
-    died: time at which its process was seen dead; None while it lives, or if it cannot be watched.
-    answered: time of this node's last answer, once no other follows; None while answers go on.
+    died: time when its process was first seen dead; None while it lives, or if it cannot be
+    watched. answered: time of this node's last answer, once no other follows; None while answers go
+    on.
     """
 
     died: float | None = None

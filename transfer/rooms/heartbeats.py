@@ -5,15 +5,16 @@ its number grants it. A renewal asks for the answering node's lease, and the bea
 it. The module is pure: the caller gives the time, of this node's clock.
 
 Invariants: a lease counts from its question, never from the answer. An unknown number grants
-nothing. Silence counts only between two ticks made in time by this node. A message that arrived in
-this node's own gap may not be read yet. Gaps do not postpone the timeout for ever: the
-LATE_TICKS-th late tick since the peer's last message is the last.
+nothing. Silence counts only between two ticks made in time by this node. A message received in this
+node's own gap may not be read yet. Gaps do not postpone the timeout for ever: the LATE_TICKS-th
+late tick since the peer's last message is the last.
 """
 
 from tasuki.transfer.errors import PeerInvalid
 
 _MOST_UNHEARD = 256
-"""Most renewals that a beating node may leave unconfirmed; each is kept until it is confirmed."""
+"""Most unconfirmed renewals allowed for a node sending heartbeats; each is kept until it is
+confirmed."""
 LATE_TICKS = 10
 _TICKS_A_LIMIT = 10
 
@@ -24,9 +25,9 @@ class Silence:
     def __init__(
         self, limit: float, now: float, period: float | None = None, *, grace: float = 0.0
     ) -> None:
-        """limit: seconds of silence after which a peer is lost. period: seconds between calls of
-        tick(); a tick after more than two periods is late. grace: additional seconds before the
-        first message. Times are this node's monotonic seconds."""
+        """limit: heartbeat timeout in seconds: a peer silent for longer is lost. period: seconds
+        between calls of tick(); a tick after more than two periods is late. grace: additional
+        seconds before the first message. Times are this node's monotonic seconds."""
         self.limit = limit
         self.period = limit / _TICKS_A_LIMIT if period is None else period
         self.received(now)
@@ -59,14 +60,13 @@ class Beating:
         self._renewal = 0
 
     def beat(self, now: float) -> tuple[int, int]:
-        """Return the number of the heartbeat to send now, and the last renewal that it confirms."""
+        """Return the number of the heartbeat to send now, and the last renewal confirmed by it."""
         self._sequence += 1
         self._asked[self._sequence] = now
         return self._sequence, self._renewal
 
     def renewed(self, sequence: int, now: float) -> float | None:
-        """Take a renewal. Return the time at which its lease was asked for; None if it grants
-        none."""
+        """Take a renewal. Return the time of the question for its lease; None if it grants none."""
         self._renewal = max(self._renewal, sequence)
         asked = self._asked.pop(sequence, None)
         if asked is None:
@@ -86,9 +86,9 @@ class Renewing:
         self._asked = {0: now}
 
     def beat(self, sequence: int, received: int, now: float) -> float | None:
-        """Take a heartbeat; send the renewal with its number at once. Return the time at which its
-        lease was asked for; None if it grants none. Raises PeerInvalid if it confirms too
-        little."""
+        """Take a heartbeat; the caller sends the renewal with its number at once. Return the time
+        of the question for the lease it grants; None if it grants none. Raises PeerInvalid if it
+        confirms too little."""
         self.silence.received(now)
         asked = self._asked.get(received)
         self._asked = {number: at for number, at in self._asked.items() if number >= received}

@@ -22,7 +22,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Carrying(Message):
-    """Message that consists of its payload."""
+    """Message made only of its payload."""
 
     payload: Payload = None
 
@@ -110,6 +110,6 @@ class Unknown(Message):
 
 @dataclass(frozen=True)
 class Contradiction(Message):
-    """Message that no node of this version sends. reason: the contradiction found."""
+    """Message impossible for a node of this version. reason: the contradiction found."""
 
     reason: str

@@ -1,4 +1,4 @@
-"""Receiving side of a transfer, of any kind: a value that takes events and returns actions.
+"""Receiving side of a transfer, of any kind: a value taking events and returning actions.
 
 Owns the side's state, its deadlines, and the fence of the writer. Knows no engine, stream, thread,
 clock or arena: a driver gives it the time and performs its actions. Pure.
@@ -58,9 +58,9 @@ class _Asking(Enum):
 
 @dataclass
 class _Quarantine:
-    """since: time of the room's loss, or of the fence's new start. until: time at which the
-    question is asked by other means, or again. severing: its reason; None before there is one.
-    held_at: time at which a broken fence is tried again."""
+    """since: time of the room's loss, or of the fence's new start. until: time for asking the
+    question by other means, or again. severing: reason of the severing; None before there is one.
+    held_at: time for the next try of a broken fence."""
 
     since: float
     asking: _Asking = _Asking.PAUSED
@@ -104,7 +104,7 @@ class Receiving:
 
     @property
     def is_lost(self) -> bool:
-        """Return True if the room is lost, so that granted ids wait for their fence."""
+        """Return True if the room is lost: granted ids then wait for their fence."""
         return self._quarantine is not None
 
     @property
@@ -196,7 +196,7 @@ class Receiving:
         self._machine.apply(ReceiverEvent.GRANT)
         target = grant.destination
         if not self.kind.brings and (target.pages or target.slot is not None):
-            # Nothing was said to the sender.
+            # Nothing was sent to the sender.
             self.fence.acknowledge(Drain.DRAINED, now)
             return self._lose("a copy's room is granted ids", Loss.PROTOCOL, now)
         self.phases.mark(Phase.GRANTED, now)
@@ -261,7 +261,7 @@ class Receiving:
         if done.generation != self.generation:
             reason = f"done of generation {done.generation}, not {self.generation}"
             return self._lose(reason, Loss.STREAM, now)
-        # It is said after every window was flushed, as a drain would be.
+        # Done is sent after every chunk was flushed, so it also acknowledges the drain.
         self.fence.acknowledge(Drain.DRAINED, now)
         self.phases.mark(Phase.DONE, now)
         self._done = done.payload
@@ -299,7 +299,7 @@ class Receiving:
 
     @property
     def _mark(self) -> tuple[object, ...]:
-        """Return a value that changes as the room moves."""
+        """Return a value for comparison: it changes with the room's progress."""
         looked = self._looked
         others = looked.others if self._is_behind else 0
         return self.state, self._position, looked.pulled, looked.progress, others
@@ -383,7 +383,7 @@ class Receiving:
         quarantine.until = now + self.fence.terms.again
 
     def _take_quarantined(self, event: Event, quarantine: _Quarantine, now: float) -> list[Action]:
-        """Take an event that was under way when the room was lost."""
+        """Take an event of a lost room that was under way at its loss."""
         match event:
             case say.Done(generation=generation):
                 if generation == self.generation:

@@ -1,4 +1,4 @@
-"""Sending side of a transfer, of any kind: a value that takes events and returns actions.
+"""Sending side of a transfer, of any kind: a value taking events and returning actions.
 
 Owns the side's state, its deadlines, and its stop: posted writes drain before it is over. Knows no
 engine, stream, thread, clock or arena: a driver gives it the time and performs its actions. Pure.
@@ -117,7 +117,7 @@ class Sending:
             case on.Refusal():
                 return self._refuse(event)
             case on.PullWanted(payload=payload):
-                # Where the room drains by now the pull is lost at once.
+                # If the room drains already, the pull is lost at once.
                 self._pulls = True
                 return [do.BeginPull(payload)]
             case on.Announced(payload=payload):
@@ -159,7 +159,7 @@ class Sending:
             self.phases.mark(Phase.GRANTED, now)
             return [do.Reserve()]
         self._machine.apply(SenderEvent.ARRIVE)
-        # A message that brings the prompt is the gateway's call and the receiver's in one.
+        # A message with the prompt is both the gateway's call and the receiver's.
         return [] if self._terms.awaits_gateway else self._meet(now)
 
     def _meet(self, now: float) -> list[Action]:
@@ -197,7 +197,7 @@ class Sending:
             if refusal.is_late:
                 self.given_up = Loss.QUEUE_TIMEOUT
             return self._say_refused(refusal)
-        # The forward broke after the grant: windows may be in flight.
+        # The forward broke after the grant: chunks may be in flight.
         return [] if self.state is SenderState.DRAINING else self._stop(refusal.reason)
 
     def _say_refused(self, refusal: on.Refusal) -> list[Action]:
@@ -263,7 +263,7 @@ class Sending:
 
     @property
     def _mark(self) -> tuple[object, ...]:
-        """Return a value that changes as the room moves."""
+        """Return a value for comparison: it changes with the room's progress."""
         return self.state, self._looked.progress, self._looked.pulled
 
     def _look(self, look: on.Look, now: float) -> list[Action]:
@@ -272,7 +272,7 @@ class Sending:
         if self._watch.still(self._mark, now) > allowed:
             return self._stalled(state, allowed)
         if state is SenderState.QUEUED and now - self._repeated_at >= self._terms.look:
-            # Queued is not dead.
+            # Repeated, because a queued room is not dead.
             self._repeated_at = now
             return self._say_position(now)
         return []

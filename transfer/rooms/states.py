@@ -98,7 +98,7 @@ SENDER: SenderTable = MappingProxyType(
         (_S.HOLDING, _SE.TOKEN): _S.DONE,
         (_S.HOLDING, _SE.STOP): _S.DRAINING,
         (_S.DRAINING, _SE.DRAINED): _S.ENDED,
-        # What was under way when the room stopped, and retried aborts, change nothing.
+        # After the stop, events already under way and repeated aborts change nothing.
         (_S.DRAINING, _SE.ACCEPT): _S.DRAINING,
         (_S.DRAINING, _SE.REFUSE): _S.DRAINING,
         (_S.DRAINING, _SE.GRANT): _S.DRAINING,
@@ -128,7 +128,7 @@ RECEIVER: ReceiverTable = MappingProxyType(
         (_R.VERIFYING, _RE.VERIFIED): _R.COMMITTED,
         (_R.VERIFYING, _RE.LOSE): _R.QUARANTINED,
         (_R.QUARANTINED, _RE.FENCED): _R.ENDED,
-        # What was under way when the room was lost changes nothing.
+        # After the loss, events already under way change nothing.
         (_R.QUARANTINED, _RE.READY): _R.QUARANTINED,
         (_R.QUARANTINED, _RE.DONE): _R.QUARANTINED,
         (_R.QUARANTINED, _RE.LOSE): _R.QUARANTINED,
@@ -139,7 +139,7 @@ RECEIVER: ReceiverTable = MappingProxyType(
 def _among(
     table: Table[State, Event], states: Set[State], events: Set[Event]
 ) -> dict[tuple[State, Event], State]:
-    """Return the rows that begin and end in these states by one of these events."""
+    """Return the rows of `table` from and to one of the states, by one of the events."""
     return {
         (state, event): after
         for (state, event), after in table.items()
@@ -147,8 +147,8 @@ def _among(
     }
 
 
-# A pull is a hand-over with roles swapped, without queue, lease and token: the receiver grants with
-# its ask, the sender pins what it offered or refuses.
+# A pull is a hand-over with swapped roles, without queue, lease and token. The receiver grants with
+# its question; the sender pins the offered state or rejects.
 PULL_SENDER: SenderTable = MappingProxyType(
     _among(
         SENDER,
@@ -162,7 +162,7 @@ PULL_SENDER: SenderTable = MappingProxyType(
         (_S.PINNING, _SE.STOP): _S.DRAINING,
         # No token is awaited.
         (_S.STREAMING, _SE.FLUSHED): _S.DONE,
-        # What was under way when the pull stopped changes nothing.
+        # After the stop, events of the pull already under way change nothing.
         (_S.DRAINING, _SE.PINNED): _S.DRAINING,
         (_S.ENDED, _SE.PINNED): _S.ENDED,
         (_S.ENDED, _SE.REFUSE): _S.ENDED,
@@ -176,7 +176,7 @@ PULL_RECEIVER: ReceiverTable = MappingProxyType(
         {_RE.DONE, _RE.VERIFIED, _RE.LOSE, _RE.FENCED},
     )
     | {
-        # Granted with the ask, and no token comes before the end.
+        # Granted with the question; no token comes before the end.
         (_R.NEW, _RE.GRANT): _R.GRANTED,
         (_R.GRANTED, _RE.DONE): _R.VERIFYING,
     }
@@ -200,7 +200,7 @@ class DrainBy(Enum):
 
 @dataclass(frozen=True)
 class Kind:
-    """Row of a kind of transfer: the values in which kinds differ.
+    """Row of a kind of transfer: the differences between kinds.
 
     name: for log lines and tables. sender, receiver: the tables of its two sides. announces: the
     sender's message between grant and final status. grants_first: the receiver grants with its ask,
@@ -262,13 +262,13 @@ COPY = Kind(
     brings=False,
     drain_by=DrainBy.CALL,
 )
-"""A decode node leaves a state to a prefill node: a room of one token, in which that node pulls the
-state."""
+"""A decode node migrates a state to a prefill node: a room of one token, with a pull of the state
+by the prefill node."""
 KINDS = (HANDOVER, PULL, FETCH, COPY)
 
 
 class IllegalTransition(TransferError):
-    """Event unknown to the state: a defect here, or a peer that breaks the protocol."""
+    """Event unknown to the state: a defect here, or a peer breaking the protocol."""
 
     def __init__(self, state: Enum, event: Enum) -> None:
         super().__init__(

@@ -46,8 +46,8 @@ class SteppedSide(ABC):
 
     @abstractmethod
     def perform(self, action: Action) -> Event | None:
-        """Perform the action, and return the event that answers at once. Raises TransferError if it
-        is rejected."""
+        """Perform the action, and return the event if it answers at once. Raises TransferError if
+        it is rejected."""
 
     @abstractmethod
     def over(self, failure: Exception | None) -> None:

@@ -1,4 +1,4 @@
-"""Links to peers: the cost of a link, and the lease that permits writes to a peer.
+"""Links to peers: the cost of a link, and the lease for writes to a peer.
 
 Thread rule: the transfer thread changes costs, any thread reads them; leases are under one lock.
 """
@@ -33,7 +33,7 @@ _SLOWEST_BYTE_SECONDS = 1e-6
 class LinkSpeed:
     """Speed of a link: seconds(bytes) = window_seconds + bytes * byte_seconds.
 
-    spread: True if chunks of different sizes were seen, so that the two terms are known separately.
+    spread: True if chunks of different sizes were seen, so the two terms are known separately.
     """
 
     window_seconds: float
@@ -67,14 +67,13 @@ class LinkCost:
         """None until a chunk with bytes was flushed."""
 
     def seconds_for(self, size: int) -> float | None:
-        """Return the seconds that `size` bytes take with nothing before them; None until something
-        is known."""
+        """Return the seconds for `size` bytes with nothing before them; None until something is
+        known."""
         cost = self.cost
         return None if cost is None else cost.window_seconds + size * cost.byte_seconds
 
     def patience(self) -> float:
-        """Return seconds in which the bytes in flight should have been flushed several times
-        over."""
+        """Return seconds enough for flushing the bytes in flight several times over."""
         size = self.in_flight_bytes
         known = self.seconds_for(size)
         return _SLACK * (size * _SLOWEST_BYTE_SECONDS if known is None else known)
@@ -83,7 +82,7 @@ class LinkCost:
         self.in_flight_bytes += size
 
     def gone(self, size: int) -> None:
-        """Record a posted chunk that failed or was given up."""
+        """Record a posted chunk as failed or given up."""
         self.in_flight_bytes -= size
 
     def flushed(self, size: int, posted_at: float, now: float) -> None:
@@ -93,7 +92,7 @@ class LinkCost:
         seconds = now - max(posted_at, self.last_flush)
         self.last_flush = max(self.last_flush, now)
         self.newest_flushed = max(self.newest_flushed, posted_at)
-        # A notification alone says nothing of bytes.
+        # A notification alone shows nothing about bytes.
         if size and seconds > 0:
             self._learn(float(size), seconds)
 
@@ -115,11 +114,11 @@ class LinkCost:
 
 @dataclass(frozen=True)
 class SourceArena:
-    """Arena of this node from which chunks are sent.
+    """Arena of this node as the source of chunks.
 
-    steps: counts the finished layers of the forwards that fill it. ranks: number of ranks; each has
+    steps: counts the finished layers of the forwards filling it. ranks: number of ranks; each has
     an arena of `slabs` slabs in it, one behind another. REQUIRES: transport has registered at least
-    that memory.
+    this memory.
     """
 
     slabs: int
@@ -169,7 +168,7 @@ class Link:
 
     @property
     def ready_until(self) -> float:
-        """Return the tick up to which chunks may be given to the transport now."""
+        """Return the highest tick of chunks allowed to go to the transport now."""
         return math.inf if self.holds else self.source.steps.value
 
     @cached_property
@@ -255,7 +254,7 @@ class WriteLeases:
                 self._leaving[name] = peer.links
 
     def left(self, busy: Set[str]) -> list[tuple[str, tuple[Link, ...]]]:
-        """Return the removed peers that are not in `busy`, with the links to them."""
+        """Return the removed peers outside `busy`, with the links to them."""
         with self._lock:
             return [item for item in self._leaving.items() if item[0] not in busy]
 

@@ -42,7 +42,7 @@ class Digest(Protocol):
 @dataclass
 class Posted:
     """Posted layer chunk. given: post time; None if the transport posts it later. digest: digest of
-    the chunk's bytes, computed beside the transfer. flushed: time at which the transfer was seen to
+    the chunk's bytes, computed beside the transfer. flushed: time when the transfer was seen to
     have ended; None until then."""
 
     window: Window
@@ -100,7 +100,8 @@ class OutgoingRoom:
     _timeline: list[WindowTiming] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        # A running future cannot be cancelled by one of the several who wait for it.
+        # Several callers wait for the future. As a running one it cannot be cancelled by any of
+        # them.
         self.drained.set_running_or_notify_cancel()
 
     @property
@@ -116,8 +117,8 @@ class OutgoingRoom:
 
     @property
     def next_tick(self) -> int | None:
-        """Return the tick from which a chunk can be posted; None if none waits. Called without a
-        lock: another thread may stop the room and clear its chunks meanwhile."""
+        """Return the lowest tick at which a chunk can be posted; None if none waits. Called without
+        a lock: another thread may stop the room and clear its chunks meanwhile."""
         try:
             return self.waiting[0].tick
         except IndexError:
@@ -167,7 +168,7 @@ class OutgoingRoom:
 
     @property
     def progress(self) -> int:
-        """Return a count that grows when a chunk is cut or flushed."""
+        """Return a count that grows with each chunk cut or flushed."""
         return self.next_sequence + len(self._timeline)
 
     @property
@@ -188,7 +189,7 @@ class OutgoingRoom:
         return next_tick is not None and next_tick <= tick
 
     def take_ready(self, tick: float) -> Window | None:
-        """Take out and return the next chunk up to that tick; None if there is none."""
+        """Take out and return the next chunk up to `tick`; None if there is none."""
         return self.waiting.popleft() if self.has_ready(tick) else None
 
     def flushed(self, posted: Posted) -> None:
@@ -217,7 +218,8 @@ class OutgoingRoom:
         header, tick = posted.window.header, posted.window.tick
         first = tick - (header.end_layer - header.first_layer) + 1
         times = self.link.source.steps.times_of(first, tick + 1)
-        # What the counter no longer remembers was finished before; the bound is what is known.
+        # Layers unknown to the counter were finished earlier; the begin of the post is the known
+        # bound.
         finished = tuple(posted.begun if at is None else at for at in times)
         return finished, max(posted.begun, *finished)
 
@@ -254,7 +256,8 @@ class OutgoingRoom:
     def report(self, steps: StepCounter) -> SendReport:
         """Return the report of the sent room. steps: counter of the room's layers. REQUIRES:
         complete."""
-        # A forward whose end nobody reported, or that ended long ago, as of what is pulled.
+        # The end of a forward may be unreported, or long past, as for pulled chunks: take the last
+        # write.
         written = max(timing.finished for timing in self._timeline)
         forward_end = max(written, steps.end_of(self._last_tick))
         hidden, exposed = split_time(self._timeline, forward_end)
@@ -270,7 +273,7 @@ class OutgoingRoom:
 
 
 class FairQueue:
-    """Choice of the room that sends next: rooms share a sender by bytes, not by chunks.
+    """Choice of the next room to send: rooms share a sender by bytes, not by chunks.
 
     Start-time fair queuing: the turn goes to the room with the fewest served bytes. They count from
     the last time the room began to have something to send. Owns the virtual time; knows neither
@@ -288,7 +291,7 @@ class FairQueue:
 
     def served(self, room: OutgoingRoom, size: int) -> None:
         """Record `size` bytes posted for the chosen room."""
-        # An idle room saves nothing up: it starts where the others are.
+        # An idle room saves nothing up: it starts level with the others.
         self._now = self._start(room)
         room.served_until = self._now + size
 

@@ -1,4 +1,4 @@
-"""Sending side: the thread that posts layer chunks, and connections to its peers.
+"""Sending side: the thread for posting layer chunks, and connections to its peers.
 
 Owns the transfer thread. Every public method returns at once, from any thread, except connect() and
 stop(). Callbacks run on the transfer thread.
@@ -54,12 +54,12 @@ _LEASE_ENDED = "the receiver's lease ended before a window was posted"
 
 @dataclass(frozen=True)
 class SenderSettings:
-    """stall_seconds: a room stops when nothing in flight is flushed for that long and for several
-    times the expected duration. lease_seconds: posting for a peer stops that long after its last
-    renewal. drain_seconds: limit of a stopped room's wait for its posted chunks. posted_windows:
-    most chunks of a room in flight. ahead_seconds: the same limit in seconds of its link, if its
-    speed is known, because a posted chunk cannot be overtaken by another room. layers_per_window:
-    None: chosen by the link's cost."""
+    """stall_seconds: a room stops when nothing in flight is flushed for this time and for several
+    times the expected duration. lease_seconds: time from a peer's last renewal until posting for it
+    stops. drain_seconds: limit of a stopped room's wait for its posted chunks. posted_windows: most
+    chunks of a room in flight. ahead_seconds: the same limit in seconds of its link, if its speed
+    is known, because a posted chunk cannot be overtaken by another room. layers_per_window: None:
+    chosen by the link's cost."""
 
     layers_per_window: int | None = 1
     ahead_seconds: float = 0.02
@@ -70,19 +70,19 @@ class SenderSettings:
 
 
 class Sender:
-    """Sending side: a thread that posts each layer chunk of each room as soon as its layers are
+    """Sending side: a thread for posting each layer chunk of each room as soon as its layers are
     finished.
 
     Owns rooms, the peers' leases on this node as a writer, and the transfer thread. Deals in bytes
     and layers; not in tokens, requests or gRPC. Thread rule: every public method may be called from
     any thread and returns at once, except connect() and stop(). Callbacks run on the transfer
     thread and must return at once. Invariants:
-    1. Nothing is posted for a peer that did not renew within `lease_seconds`, nor ever again for
+    1. Nothing is posted for a peer without a renewal within `lease_seconds`, nor ever again for
        its rooms.
     2. A room's end is reported once, after none of its chunks is in flight (or the drain deadline
        passed: Drain.FORCED).
     3. One slow room does not delay another: rooms take turns, and share by bytes.
-    4. A slow link that moves is waited for; only a stalled link ends its rooms.
+    4. A slow but moving link is waited for; only a stalled link ends its rooms.
     """
 
     def __init__(
@@ -139,9 +139,9 @@ class Sender:
         """Make `peer` a target, by a link from each of this node's arenas to the peer's arena at
         the same place in the list.
 
-        Both have this layout. The lease starts now, or at `asked_at`: the time this node asked for
-        the connection that the peer has made since. Raises TransportError. A name is used for one
-        connection and never again.
+        Both have this layout. The lease starts now, or at `asked_at`: the time when this node asked
+        the peer to connect. Raises TransportError. A name is used for one connection and never
+        again.
         """
         if len(addresses) != len(self._arenas):
             raise TransportError(
@@ -178,8 +178,8 @@ class Sender:
         return link
 
     def renew(self, peer: str, asked_at: float) -> None:
-        """Renew the peer's lease from `asked_at`, on this node's clock. Only at that time is it
-        certain that the peer wanted writes. Unknown peers are ignored."""
+        """Renew the peer's lease from `asked_at`, on this node's clock. At this time the peer
+        certainly wanted writes. Unknown peers are ignored."""
         self._leases.renew(peer, asked_at)
 
     def disconnect(self, peer: str) -> None:
@@ -194,7 +194,7 @@ class Sender:
         self._bell.ring()
 
     def has_endpoint(self, peer: str) -> bool:
-        """Return True if the peer's endpoints are still open: connected, or with rooms that
+        """Return True if the peer's endpoints are still open: it is connected, or rooms of it
         drain."""
         return self._leases.has_endpoint(peer)
 
@@ -219,8 +219,8 @@ class Sender:
         """Plan the room's layers finished by the next forward; call before its first tick.
 
         Plans follow one another: whole pages, each once. The first plan starts at most at the
-        grant's first page, the last (with state_slot) ends at the grant's end. A plan that does not
-        fit ends the room, and raises nothing. A room already over ignores plans.
+        grant's first page, the last (with state_slot) ends at the grant's end. An unfitting plan
+        ends the room, and raises nothing. A room already over ignores plans.
         """
         now = self._clock()
         with self._lock:
@@ -243,15 +243,15 @@ class Sender:
         self._bell.ring()
 
     def progress(self, room: int) -> int:
-        """Return the room's progress; 0 for one that is over. Its growth is progress."""
+        """Return the room's progress count; 0 for an ended room. Its growth is progress."""
         with self._lock:
             outgoing = self._rooms.get(room)
             return 0 if outgoing is None else outgoing.progress
 
     def remaining_seconds(self, room: int) -> float | None:
-        """Return the seconds until all planned chunks of the room are flushed; 0 for a room that is
-        over. Assumes its layers finished now and an even share for the rooms on its link. None if
-        the link's speed is not known yet."""
+        """Return the seconds until all planned chunks of the room are flushed; 0 for an ended room.
+        Assumes its layers finished now and an even share for the rooms on its link. None if the
+        link's speed is not known yet."""
         with self._lock:
             outgoing = self._rooms.get(room)
             if outgoing is None or outgoing.stopped:
@@ -268,8 +268,8 @@ class Sender:
         """Post nothing more for the peer's room; the future resolves when the posted chunks have
         ended.
 
-        Idempotent; a room that is over, or never was the peer's, resolves at once. An aborted
-        room's on_end is not called.
+        Idempotent; a room already over, or never the peer's, resolves at once. An aborted room's
+        on_end is not called.
         """
         now = self._clock()
         with self._lock:
@@ -309,9 +309,9 @@ class Sender:
                 self._rest(rooms, pace)
 
     def _await_ticks(self, rooms: Sequence[OutgoingRoom], seen: Sequence[int]) -> bool:
-        """Set an alarm for the next tick that makes a chunk ready; return True if such a tick has
-        come already. seen: each arena's ticks before the rooms were looked at. A chunk ready then,
-        and not posted, waits for a flush."""
+        """Set an alarm for the next tick with a chunk ready; return True if such a tick has passed
+        already. seen: each arena's ticks before the rooms were looked at. A chunk ready before
+        then, and not posted, waits for a flush."""
         come = False
         for arena, before in zip(self._arenas, seen, strict=True):
             ticks = [
@@ -327,7 +327,7 @@ class Sender:
         """Wait until polling can show something new, or another thread wakes this one."""
         asked = [room for room in rooms if room.posted and not room.link.rings]
         if not asked:
-            # What rings ends this, deadlines do not.
+            # Only a wakeup event ends this wait early, not a deadline.
             self._bell.wait(_IDLE_SECONDS)
             return
         poll_seconds = min(arena.transport.poll_seconds for arena in self._arenas)
@@ -335,7 +335,7 @@ class Sender:
         self._bell.wait(pace.wait_seconds(poll_seconds, in_flight))
 
     def _close_endpoints(self) -> None:
-        """Disconnect peers that left, once none of their rooms' chunks can be in flight."""
+        """Disconnect removed peers, once none of their rooms' chunks can be in flight."""
         with self._lock:
             busy = {room.peer for room in self._rooms.values()}
         for peer, links in self._leases.left(busy):
@@ -347,13 +347,13 @@ class Sender:
             self._leases.forget(peer)
 
     def _post_in_turns(self, rooms: Sequence[OutgoingRoom]) -> bool:
-        """Post a chunk for each of the rooms, or more of one and fewer of another if that is fair.
-        Return True if any was taken out. Chunks to one peer are posted in one call."""
+        """Post a chunk for each of the rooms, or more of one and fewer of another if fairness
+        requires it. Return True if any was taken out. Chunks to one peer are posted in one call."""
         moved = False
         leaving: list[Leaving] = []
         able = [room for room in rooms if room.waiting and self._may_post(room)]
         for _ in rooms:
-            # What was taken of one room may be as much as another's link is to have.
+            # Posting for one room may have filled the link of another.
             while able and not self._may_post(room := self._turns.next(able)):
                 able.remove(room)
             if not able:
@@ -379,7 +379,7 @@ class Sender:
         try:
             return act(room)
         except Exception as error:
-            # One room's defect must not end the thread that serves all.
+            # A defect of one room must not end the thread of all rooms.
             log.exception("room %d broke", room.room)
             self._stop(room, f"internal error: {error!r}")
             return False
@@ -436,12 +436,12 @@ class Sender:
             self._post_together(group[0].room.link, group[0].room.peer, group)
 
     def _post_together(self, link: Link, peer: str, group: "Sequence[Leaving]") -> None:
-        """Post the chunks of one link together; a chunk that cannot be posted stops its room."""
+        """Post the chunks of one link together; a chunk with a failed post stops its room."""
         for each in group:
             if each.room.stopped:
                 self._give_up(each, "stopped")
         group = [each for each in group if not each.room.stopped]
-        # Between this and the post nothing may take time.
+        # Nothing slow may come between this and the post.
         known = self._leases.writable(peer)
         if known is None:
             for each in group:
@@ -453,7 +453,7 @@ class Sender:
         except Exception as error:
             log.exception("the transport broke")
             for each in group:
-                # Some of it may have been posted.
+                # Parts may have been posted.
                 each.room.write_lost = True
                 self._give_up(each, f"internal error: {error!r}")
             return
@@ -470,7 +470,7 @@ class Sender:
                 digest = AskedDigest(digester, each.loaded, each.room.room, each.room.generation)
                 digests.append(digest)
             self._posted(each, transfer, given, digest)
-        # Beside the transfers: the bytes stay as they are for as long as their rooms are open.
+        # Digest beside the transfers: the bytes do not change while their rooms are open.
         if digests:
             self._digests.ask(digests)
         for each, transfer in zip(group, found, strict=True):
@@ -535,7 +535,7 @@ class Sender:
             self._release(room, posted)
             gone.append(posted)
         if gone:
-            # Under the lock, since others ask for the room's tail.
+            # Under the lock, because other threads read the posted chunks.
             with self._lock:
                 for posted in gone:
                     room.posted.remove(posted)
@@ -549,7 +549,7 @@ class Sender:
 
     @staticmethod
     def _cancel_if_over(room: OutgoingRoom, posted: Posted) -> None:
-        """Cancel the held chunk of a stopped room, so that it is not posted any more."""
+        """Cancel the held chunk of a stopped room: it is not posted any more."""
         if room.stopped and isinstance(posted.transfer, HeldTransfer):
             room.link.source.transport.cancel(posted.transfer)
 
@@ -557,7 +557,7 @@ class Sender:
         try:
             room.flushed(posted)
         except Exception as error:
-            # Its bytes have landed, but without a digest they cannot be verified.
+            # The chunk's bytes have arrived, but cannot be verified without a digest.
             log.exception("a window of room %d could not be digested", room.room)
             self._stop(room, f"internal error: {error!r}")
 
@@ -580,7 +580,7 @@ class Sender:
             self._release(room, posted)
         room.link.rate.gone(sum(posted.bytes for posted in room.posted))
         with self._lock:
-            # Behind the release, since a room that is not here is taken for drained.
+            # After the release, because a missing room counts as drained.
             del self._rooms[room.room]
             aborted = room.aborted
         self.counters.count(end)
@@ -609,7 +609,7 @@ class Sender:
 
 @dataclass(frozen=True)
 class Leaving:
-    """Loaded chunk to be posted in this pass. begun: time at which it was taken out."""
+    """Loaded chunk to be posted in this pass. begun: time when it was taken out."""
 
     room: OutgoingRoom
     window: Window
@@ -622,7 +622,7 @@ class Leaving:
 def _given(
     link: Link, lease: WriteLease, group: "Sequence[Leaving]"
 ) -> Sequence[Transfer | Exception]:
-    """Post the chunks, or give them to a transport that posts each at its tick."""
+    """Post the chunks, or give them to a transport for posting each at its tick."""
     transport, endpoint = link.source.transport, link.endpoint
     of_gpu = link.window_source.digester.of_gpu
     if not link.holds or of_gpu is None:
@@ -649,7 +649,7 @@ async def connect_within(
     """Open the endpoints to a peer within `seconds`, even if the transport hangs.
 
     See Sender.connect. Keeps nothing. Thread rule: the event loop; the transport's part runs in a
-    thread of its own. Invariant: an endpoint that comes too late, or for a caller already gone, is
+    thread of its own. Invariant: an endpoint opened too late, or for a caller already gone, is
     released. Raises TransportError, also after `seconds`.
     """
     connecting = asyncio.ensure_future(

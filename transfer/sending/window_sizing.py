@@ -21,17 +21,17 @@ from .link import LinkSpeed
 _LEAST_SECONDS = 0.00025
 """Least useful seconds of a chunk on the wire: a smaller one gains nothing."""
 _FOLLOWED_SECONDS = 0.01
-"""The same for a forward followed by another, because its last chunk delays no answer. A link
-between GPUs that is always active slows a forward by 2% (docs/hand-over.md), so it gets its bytes
-in few bursts."""
+"""The same for a forward followed by another, because its last chunk delays no answer. An always
+active link between GPUs slows a forward by 2% (docs/hand-over.md), so it gets its bytes in few
+bursts."""
 _MANY_ENDING = 4
 _MANY_SECONDS = 0.0005
-"""Least useful seconds of a chunk on the wire if that many prompts end in one forward. Each prompt
-has chunks of its own for the same layers, and smaller ones cost both nodes' processors too much
-work."""
+"""Least useful seconds of a chunk on the wire if many prompts end in one forward (_MANY_ENDING).
+Each prompt has chunks of its own for the same layers, and smaller ones cost both nodes' processors
+too much work."""
 _MANY_SHARE = 3
-"""Such a chunk holds at most one part in this number of the bytes to send, so that most of them
-stay hidden."""
+"""Such a chunk holds at most one part in this number of the bytes to send, so most of them stay
+hidden."""
 _PROBE = 2.0
 """Factor on the mean size so far: chunks of one size do not separate latency and speed."""
 
@@ -77,7 +77,7 @@ def window_runs(
 
 
 def _least(cost: LinkSpeed | None, ending: int) -> int:
-    """Return the least useful bytes of a chunk in a forward in which `ending` prompts end."""
+    """Return the least useful bytes of a chunk in a forward with the ends of `ending` prompts."""
     if cost is None or ending < _MANY_ENDING:
         return 0
     return int(_MANY_SECONDS / cost.byte_seconds)
@@ -85,11 +85,12 @@ def _least(cost: LinkSpeed | None, ending: int) -> int:
 
 def last_runs(layer_bytes: Sequence[int], most: int, least: int = 0) -> list[Run]:
     """Return the runs of a prompt's last forward. layer_bytes: bytes of each layer; most: budget().
-    least: bytes that a chunk may always have, up to a part of all."""
+    least: bytes always allowed in a chunk, up to a part of all."""
     least = min(least, sum(layer_bytes) // _MANY_SHARE)
 
     def joins(left: int, size: int, more: int) -> bool:
-        # What is small beside a window's own cost goes along with the next layer, however large.
+        # A size small beside a chunk's own cost is sent together with the next layer, however
+        # large.
         fits = size + more <= left // 2 and (size + more <= most or size <= most // 2)
         return fits or size + more <= least
 

@@ -1,4 +1,4 @@
-"""Source of a sender's layer chunks, and the thread that digests them.
+"""Source of a sender's layer chunks, and the thread for their digests.
 
 Thread rule: sizes and windows() from any thread, the rest on the transfer thread. Digests have a
 thread of their own.
@@ -81,7 +81,7 @@ class WindowSource(Protocol):
         """Return the chunks of a forward with those runs of layers; each can be loaded at once."""
 
     def has_room(self, peer: str) -> bool:
-        """Return True if a chunk for that peer may be loaded now; if not, one will be released."""
+        """Return True if a chunk for `peer` may be loaded now; if not, one will be released."""
 
     def load(self, peer: str, window: Window) -> LoadedWindow:
         """Load a chunk for the peer. REQUIRES: has_room(peer)."""
@@ -173,12 +173,12 @@ class AskedDigest:
 
 
 class DigestThread:
-    """Thread that digests sent chunks beside their transfers: all waiting ones in one call.
+    """Thread for digests of sent chunks beside their transfers: all waiting ones in one call.
 
     Owns a thread and its queue of chunks. Knows no rooms and no links. Thread rule: start() and
     stop() once each, ask() from one thread. `changed` is called on the digests' thread and must not
-    wait. Invariants: every asked chunk is answered, stop() included. A chunk that cannot be
-    digested fails alone.
+    wait. Invariants: every asked chunk is answered, stop() included. An undigestible chunk fails
+    alone.
     """
 
     def __init__(self, changed: Notice) -> None:
@@ -235,7 +235,7 @@ def _answer_all(batch: Sequence[AskedDigest]) -> None:
 
 
 def _answer(asked: AskedDigest) -> None:
-    """Digest one chunk by itself, so that its error affects no other."""
+    """Digest one chunk by itself, so its error affects no other."""
     try:
         loaded = asked.loaded.digestible(asked.room, asked.generation)
         (asked.answer,) = asked.digester.digest_each([loaded])

@@ -19,8 +19,8 @@ from tasuki.utils.signatures import Clock
 
 @dataclass(frozen=True)
 class Region:
-    """The one allocation from which a node sends and into which it receives: its arena, bytes
-    [address, address + size)."""
+    """The one allocation for sending and receiving in a node: its arena, bytes [address, address +
+    size)."""
 
     address: int
     size: int
@@ -120,14 +120,15 @@ class Transport(ABC):
     @property
     @abstractmethod
     def settle_seconds(self) -> float:
-        """Return the seconds after a writer's death, or after sever(), in which more of its bytes
-        may reach this node. They cover the way from the peer's host, not this node's own delay."""
+        """Return the longest time from a writer's death, or from sever(), until its last bytes
+        reach this node, in seconds. It covers the way from the peer's host, not this node's own
+        delay."""
 
     @property
     @abstractmethod
     def retry_seconds(self) -> float:
-        """Return the seconds after a post in which it may still arrive from a writer that lives but
-        is cut off."""
+        """Return the longest time from a post until its arrival, in seconds, if the writer lives
+        but is cut off."""
 
     @property
     def poll_seconds(self) -> float:
@@ -140,8 +141,8 @@ class Transport(ABC):
         return None
 
     def rings(self, endpoint: "Endpoint") -> bool:
-        """Return True if ends of transfers to it ring, so that poll() need not be called until
-        then."""
+        """Return True if ends of transfers to it ring the wakeup event; poll() need not be called
+        until then."""
         return False
 
     def ring_at_arrivals(self, bell: Bell) -> bool:
@@ -151,12 +152,12 @@ class Transport(ABC):
 
     @property
     def libraries(self) -> Mapping[str, str]:
-        """Return the versions of the libraries that write the metadata and use the wire, by their
-        contract names. Both nodes must have the same."""
+        """Return the versions of the libraries for metadata and wire, by their contract names. Both
+        nodes must have the same."""
         return {}
 
     def expect_peers(self) -> None:
-        """Prepare for the first connect(), so that it need not wait; returns at once. Raises
+        """Prepare for the first connect(), so it need not wait; return at once. Raises
         TransportError."""
         return None
 
@@ -178,8 +179,7 @@ class Transport(ABC):
 
     @abstractmethod
     def metadata(self) -> bytes:
-        """Return the data that a peer needs for connect(); sent only over the control
-        connection."""
+        """Return the data for a peer's connect(); sent only over the control connection."""
 
     @abstractmethod
     def connect(self, metadata: bytes) -> Endpoint:
@@ -198,8 +198,8 @@ class Transport(ABC):
         self, endpoint: Endpoint, writes: "Sequence[Write]"
     ) -> "list[Transfer | Exception]":
         """Call post() for each, in order; a failed one gives its error in place of a transfer.
-        Raises nothing, because the caller must know of every write that may arrive. Some transports
-        write all of them together, so that they are flushed together."""
+        Raises nothing, because the caller must know of every write possibly arriving. Some
+        transports write all of them together, and they are flushed together."""
         posted: list[Transfer | Exception] = []
         for write in writes:
             try:
@@ -242,7 +242,7 @@ class Transport(ABC):
 
     @abstractmethod
     def sever(self) -> None:
-        """Break every connection with writes of peers to this node, so that bytes posted but not
+        """Break every connection with writes of peers to this node, so bytes posted but not
         received never arrive. Once unread() is 0 no more arrive.
 
         Live peers see their transfers fail and connect anew.
@@ -269,8 +269,8 @@ class Transport(ABC):
 
 
 _BUSY_SECONDS = 50e-6
-"""Processor time in seconds above that of a call that moves no bytes; a core copies 200 KB in
-it."""
+"""Processor time of a call above that of an empty call, in seconds, as a sign of moved bytes. A
+core copies 200 KB in it."""
 _FIRST_SECONDS = 50e-6
 
 
@@ -278,7 +278,7 @@ class PollBackoff:
     """Wait between two calls of a transport while an event is awaited from it.
 
     Some transports move bytes only inside such calls (base.py); between two of them a socket fills
-    and the peer stalls. So after a call that moved bytes there is no wait. After other calls the
+    and the peer stalls. So after a call with moved bytes there is no wait. After other calls the
     wait begins short and doubles. Moved bytes are detected by the thread's processor time; clock
     time would also count waits for a lock or a core. Owns the next wait. Knows no transport. Thread
     rule: one thread, the calling one.

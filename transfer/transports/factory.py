@@ -1,7 +1,7 @@
 """Choice of a node's transport by the name in its settings: one, or several as one.
 
 Only the chosen ones are imported: peer_copy needs Triton, NIXL its wheel. `RoutedTransport`:
-several transports as one: each peer is reached by the first of them that reaches it. Owns its
+several transports as one: each peer is reached by the first member able to reach it. Owns its
 members and the member of each endpoint. Knows none of them. Thread rule: base.py's. Invariant: a
 peer is written to by one member for as long as its endpoint lives.
 """
@@ -142,7 +142,7 @@ class RoutedTransport(Transport):
         return Region(address, size)
 
     def register_ranks(self, arenas: Sequence[RankMemory], size: int, stride: int) -> Region:
-        """Register with the members that can; the others are closed and removed."""
+        """Register with the members able to; close and remove the others."""
         reasons = []
         for name, member in [*self._members.items()]:
             try:
@@ -283,7 +283,7 @@ def build_transport(kind: str, name: str, device: torch.device) -> Transport:
     if kind in builders:
         return _expecting(builders[kind]())
     if device.type != "cuda":
-        # It copies between GPUs: nothing that auto could lack.
+        # peer_copy copies between GPUs: on a CPU its absence is no reason to report.
         del builders["peer_copy"]
     members, reasons = {}, []
     for member, build in builders.items():

@@ -18,10 +18,10 @@ from .window import WindowHeader
 
 
 class UnitSizes(Protocol):
-    """Lengths of the sent units: all that most parts of a sender need to know of a layout.
+    """Lengths of the sent units. Most parts of a sender need nothing else of a layout.
 
-    Bytes on the wire of a block, of the state of one GDN layer, and of the values that a draft
-    layer carries over. CacheLayout is one, for a wire without encoding.
+    Bytes on the wire of a block, of the state of one GDN layer, and of the values carried over by a
+    draft layer. CacheLayout is one, for a wire without encoding.
     """
 
     @property
@@ -68,7 +68,7 @@ def window_pieces(
     header.pages ids each; a local_slot comes with a remote_slot.
     """
     parts: list[Pieces] = []
-    # Pages of every layer make the same runs, so many bytes further on.
+    # Pages of every layer make the same runs, at a constant distance.
     runs: Pieces | None = None
     for layer in range(header.first_layer, header.end_layer):
         kind = layout.layer_kinds[layer]
@@ -102,7 +102,7 @@ def window_bytes(sizes: UnitSizes, header: WindowHeader) -> int:
 
 
 def layer_bytes(sizes: UnitSizes, layer: int, pages: int, carries_state: bool) -> int:
-    """Return the bytes that a forward has to send for one layer."""
+    """Return the bytes a forward has to send for one layer."""
     blocks = pages * sizes.block_bytes if sizes.layer_kinds[layer].keeps_pages else 0
     return blocks + (state_bytes(sizes, layer) if carries_state else 0)
 
@@ -114,7 +114,7 @@ def merge_runs(local: NDArray[np.int64], remote: NDArray[np.int64], length: int)
         return np.empty((0, 3), dtype=np.int64)
     breaks = (local[1:] - local[:-1] != length) | (remote[1:] - remote[:-1] != length)
     inner = np.flatnonzero(breaks) + 1
-    # Filled in place: each of numpy's helpers would cost as much as all of this.
+    # Filled in place, because each of numpy's helpers would cost as much as all of this.
     edges = np.empty(len(inner) + 2, dtype=np.int64)
     edges[0], edges[1:-1], edges[-1] = 0, inner, len(local)
     pieces = np.empty((len(inner) + 1, 3), dtype=np.int64)
@@ -141,7 +141,7 @@ def check_bounds(pieces: Pieces, local_size: int, remote_size: int) -> None:
     length = pieces[:, 2]
     for side, column, size in (("local", 0, local_size), ("remote", 1, remote_size)):
         offset = pieces[:, column]
-        # Not offset + length > size: near 2^63 that sum wraps around.
+        # Not offset + length > size: near 2^63 the sum wraps around.
         bad = np.flatnonzero(
             (offset < 0) | (length < 1) | (length > size) | (offset > size - length)
         )
@@ -159,7 +159,7 @@ def _inside(pieces: Pieces, local_size: int, remote_size: int) -> bool:
     local, remote, length = pieces[:, 0], pieces[:, 1], pieces[:, 2]
     if int(pieces.min()) < 0 or int(length.min()) < 1:
         return False
-    # Both offsets are not negative, so that no difference leaves int64.
+    # Both offsets are not negative, so no difference leaves int64.
     return bool((local <= local_size - length).all()) and bool(
         (remote <= remote_size - length).all()
     )
@@ -188,7 +188,7 @@ class UnitPairs:
 
 @dataclass(frozen=True)
 class TransferUnits:
-    """Units of segments: the parts of an arena that chunks send whole, as numbers.
+    """Units of segments: the parts of an arena sent whole by chunks, as numbers.
 
     A unit is a block, or the state of one GDN layer or draft layer in one slot. Every segment is
     one unit or a run of blocks. Knows an arena's geometry, but not the layers' order, ids of
@@ -247,7 +247,8 @@ class TransferUnits:
         remote = _runs(runs[:, 1] // self.block_bytes, counts)
         if len(runs) == len(pieces):
             return UnitPairs(local, remote)
-        # One by one: a window has few states, and each operation on an array costs as much as one.
+        # One by one: a chunk has few states, and an operation on an array costs as much as one of
+        # them.
         states = []
         for here, there, length in pieces[~whole].tolist():
             pair = (
@@ -290,7 +291,7 @@ Offsets = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Spread:
-    """Places of a region's arenas that are not neighbours, with each rank's arena on a GPU of its
+    """Places of a region's arenas if they are not neighbours: each rank's arena is on a GPU of its
     own.
 
     Offsets of the region are counted as if the arenas were one behind another. Kernels count them

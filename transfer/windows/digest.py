@@ -4,10 +4,10 @@ A block's sum is multilinear over its 64-bit words, sum(word[i] * key[i]) mod 2^
 costs one multiply-add a word, in any order, so a CPU (cpp_cache/digest) or a GPU computes it at
 memory speed. A summed part is one head's share of a block, or the state of one layer.
 
-The sum is mixed with (room, generation, layer, logical page and head, or state), so that right
-bytes in a wrong place fail. A chunk's digest is the sum of its parts' digests, on any of a model's
-ranks: heads are counted over all ranks. It finds accidents (flipped, swapped, stale, missing
-bytes), not forgers.
+The sum is mixed with (room, generation, layer, logical page and head, or state), so right bytes in
+a wrong place fail. A chunk's digest is the sum of its parts' digests, on any of a model's ranks:
+heads are counted over all ranks. It finds accidents (flipped, swapped, stale, missing bytes), not
+forgers.
 
 Owns a view of the arena's bytes. Knows no peers. Thread rule: calls of one digester may run in
 parallel. Invariant: every block is a whole number of 64-bit words, because a page has 64 tokens and
@@ -35,7 +35,7 @@ _NOTHING = np.empty(0, dtype=np.int64)
 _WORD = 8
 """Bytes of a word."""
 _STATE = 2**32
-"""Stands for the state in place of a page's logical index; no prompt has that many pages."""
+"""Number of the state in place of a page's logical index; no prompt has so many pages."""
 _HEAD_SHIFT = 33
 """Shift of the head's number, above the bits of a page or a state."""
 Parts = list[tuple[int, int, int]]
@@ -43,7 +43,7 @@ Parts = list[tuple[int, int, int]]
 
 
 def splitmix64(value: int) -> int:
-    """Mix a 64-bit integer: a bijection in which every input bit affects every output bit."""
+    """Mix a 64-bit integer: a bijection; every input bit affects every output bit."""
     value = (value + _GOLDEN) & MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK
@@ -113,7 +113,7 @@ def row_table(windows: Sequence[WindowRows]) -> NDArray[np.int64]:
 
     Lines: offsets, lengths, seeds, the number of each row's chunk, and zeros to add digests to, at
     least one for each chunk. The number of columns is even, because a GPU's kernel is compiled anew
-    for lines that do not begin at 16 bytes.
+    for lines not aligned to 16 bytes.
     """
     count = sum(len(window.offsets) for window in windows)
     columns = max(count, len(windows))
@@ -204,7 +204,7 @@ def layer_parts(layout: CacheLayout, layer: int, lengths: UnitSizes) -> tuple[Pa
 
 
 def window_geometry(layout: CacheLayout, sizes: UnitSizes | None = None) -> WindowGeometry:
-    """Return the compiled geometry of an arena with that layout. Its rows equal those of
+    """Return the compiled geometry of an arena with this layout. Its rows equal those of
     `window_rows`, its reference. sizes: sizes on the wire, from the beginning of each unit; by
     default whole units."""
     lengths = layout if sizes is None else sizes

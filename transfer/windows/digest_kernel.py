@@ -6,7 +6,7 @@ it to its chunk's digest. For any number of chunks there are two launches, one c
 back. Bytes are read once: the floor is memory bandwidth. Keys stay in L2.
 
 Thread rule: any thread, one at a time per digester. Work is queued on a stream of its own, without
-waits. The caller knows that the chunk's writes are done (its layer's event has fired).
+waits. REQUIRES: the chunk's writes are done (its layer's event has fired).
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ from .digest import (
     word_keys,
 )
 
-# What a head has of a page's block is four chunks in the published shapes.
+# A head's share of a page's block is four chunks in the published shapes.
 _PARTS = 4
 _CHUNK = 2048
 _BLOCK = 1024
@@ -55,7 +55,7 @@ class GpuWindowDigester(Digester):
         most = max(layout.block_bytes, layout.state_layer_bytes, layout.carry_bytes) // 8
         self._keys = torch.from_numpy(word_keys(most).view(np.int64)).to(memory.device)
         with torch.cuda.device(memory.device):
-            # Compiled before a peer waits for it.
+            # Compile now, before a peer waits for it.
             rows = WindowRows(*np.zeros((3, 1), dtype=np.int64))
             placed = PlacedRows.on(memory.device, 1, row_table([rows]))
             self._compiled = digest_rows(words, self._keys, placed)
@@ -98,7 +98,7 @@ class PlacedRows:
     def on(device: torch.device, count: int, table: NDArray[np.int64]) -> "PlacedRows":
         """Copy the table to the device. table: [5, at least count], as `row_table`, with `count`
         rows."""
-        # One copy: each costs as much as all five.
+        # One copy, because a copy of one line costs as much as a copy of all five.
         there = torch.from_numpy(table).to(device, non_blocking=True)
         offsets, lengths, seeds, windows = there[:4, :count].unbind()
         return PlacedRows(offsets, lengths, seeds, windows, there[4])
@@ -159,7 +159,7 @@ def _sum_kernel(
 def _mix_kernel(partial, seeds, windows, digests, PARTS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     value = tl.sum(tl.load(partial + row * PARTS + tl.arange(0, PARTS)), 0)
-    # Modular addition commutes, so the order in which rows arrive does not show.
+    # Modular addition commutes, so the rows' order of arrival has no effect.
     window = tl.load(windows + row)
     tl.atomic_add(digests + window, _splitmix64(tl.load(seeds + row) ^ value))
 

@@ -2,9 +2,8 @@
 
 Plain, immutable values, except `StepCounter`. It counts the layers, of any kind, with KV and state
 finally written by an engine since its start. It is compiled (cpp_cache/steps/step_counter.h),
-because it is ticked and awaited by threads that must not wait for the interpreter. Thread rule of
-the counter: one thread ticks; any thread reads, waits and sets alarms. Invariant: its value only
-grows.
+because its threads must not wait for the interpreter. Thread rule of the counter: one thread ticks;
+any thread reads, waits and sets alarms. Invariant: its value only grows.
 """
 
 import struct
@@ -102,8 +101,8 @@ class WindowHeader:
 
     @staticmethod
     def unpack(notification: bytes, code: int = 0) -> tuple[int, int, "WindowHeader"]:
-        """Return (room, generation, header). Raises ValueError on bytes that no sender of this
-        version writes to a receiver of that precision."""
+        """Return (room, generation, header). Raises ValueError on bytes no sender of this version
+        writes to a receiver of this precision."""
         if len(notification) != _HEADER.size:
             raise ValueError(f"a notification has {_HEADER.size} bytes, not {len(notification)}")
         magic, room, generation, *numbers, flags = _HEADER.unpack(notification)
@@ -118,7 +117,7 @@ class WindowHeader:
 
 
 def code_of(notification: bytes, codes: Sequence[int]) -> int:
-    """Return the notification's code if it is one of `codes`; else the first code, so that unpack()
+    """Return the notification's code if it is one of `codes`; else the first code, and unpack()
     rejects it."""
     code = notification[-1] >> _CODE_SHIFT if notification else codes[0]
     return code if code in codes else codes[0]
@@ -192,7 +191,7 @@ class Destination:
 
 
 def check_pages(layout: CacheLayout, slabs: int, pages: tuple[int, ...]) -> None:
-    """Raise OutOfBounds naming the first id that is no page of an arena of `slabs` slabs."""
+    """Raise OutOfBounds for the first id outside an arena of `slabs` slabs."""
     for index, page in enumerate(pages):
         if not layout.valid_page(page, slabs):
             raise OutOfBounds(f"page id {page} at index {index} is no page of {slabs} slabs")

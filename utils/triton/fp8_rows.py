@@ -14,7 +14,7 @@ NAN_SCALE = tl.constexpr(255)
 @triton.jit
 def largest_bits(values):
     """Return the bits of the largest absolute number of each row of float32 [ROWS, COLUMNS]."""
-    # Of numbers without sign, the larger one has the larger bits; so have infinity and NaN.
+    # For numbers without sign, larger numbers have larger bits; infinity and NaN have the largest.
     return tl.max(values.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
 
 
@@ -32,12 +32,12 @@ def row_codes(values, scale):
     factor = ((254 - tl.minimum(scale, 253)) << 23).to(tl.float32, bitcast=True)
     scaled = (values * factor[:, None]).to(tl.int32, bitcast=True)
     size = scaled & 0x7FFFFFFF
-    # To three bits of mantissa, ties to even, and from float32's bias to e4m3's.
+    # Round to three bits of mantissa, ties to even, and change from float32's bias to e4m3's.
     normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - 960
-    # Beside 2^14 a float32 counts in steps of 2^-9, as e4m3 does below 2^-6.
+    # Near 2^14 a float32 has steps of 2^-9, like e4m3 below 2^-6.
     small = (size.to(tl.float32, bitcast=True) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
     code = tl.where(size < 0x3C800000, small, normal) | ((scaled >> 24) & 0x80)
-    # As a cast has it: the row is NaN whatever its codes are.
+    # As with a cast, the row is NaN for any codes.
     return tl.where(scale[:, None] == NAN_SCALE, 0x7F, code).to(tl.uint8)
 
 

@@ -1,22 +1,21 @@
-"""Instructions of a GPU that kernels share: overlapping launches and prefetches.
+"""GPU instructions shared by kernels: overlapping launches and prefetches.
 
-Whether kernels of this process have a GPU's instructions: Triton's interpreter, by which a CPU
-runs them in tests, has none, and what is written in instructions has a twin in the language.
+HAS_INSTRUCTIONS tells kernels of this process if a GPU's instructions exist. Triton's interpreter
+runs kernels on a CPU in tests, and has none. Code in instructions therefore has a reference
+implementation in the language.
 
-Launches of a chain of short kernels that overlap: programmatic dependent launch of Hopper on.
-
-A kernel launched so may start while the one before it in the stream still runs. Before it touches
-anything but weights it waits for that one, which had waited in turn: all earlier kernels have ended
-then, however they were launched. What overlaps is the launch, half a microsecond to one. Every
-program waits, also one that has nothing to do: a kernel that ended before its predecessor would let
+Launches of a chain of short kernels can overlap: programmatic dependent launch, from Hopper on.
+Such a kernel may start while the previous one in the stream still runs. Before it touches anything
+but weights it waits for the previous one, and that one has waited in turn. So all earlier kernels
+have ended by then, however they were launched. The overlap hides the launch, half a microsecond to
+one. Every program waits, even one without work: a kernel ending before its predecessor would let
 its successor read too early. CUDA graphs capture such launches.
 
-A hint to a GPU's memory: bring a run of bytes into the L2 cache while other work goes on.
-
-It changes no value and holds up nobody, so it may come before a wait for the kernel that writes
-those bytes. What it fetches competes with what others read: half a program's bytes, asked for while
-that program has nothing else to load, gain; all of them drive each other out of the cache. Only for
-Hopper and later, where `dependent` allows it.
+A prefetch is a hint to a GPU's memory: bring a run of bytes into the L2 cache during other work. It
+changes no value and delays nothing, so it may come before a wait for the kernel writing the bytes.
+Its reads compete with other reads. Half a program's bytes gain, if requested while the program has
+nothing else to load; all of them drive each other out of the cache. Only for Hopper and later, when
+`dependent` allows it.
 """
 
 import torch
@@ -28,8 +27,8 @@ HAS_INSTRUCTIONS = tl.constexpr(not triton.knobs.runtime.interpret)
 
 
 def dependent(tensor: Tensor) -> dict[str, bool]:
-    """Return the launch arguments of a kernel with a DEPENDENT constant, for the device of that
-    tensor."""
+    """Return the launch arguments of a kernel with a DEPENDENT constant, for the tensor's
+    device."""
     if tensor.is_cuda and torch.cuda.get_device_capability(tensor.device) >= (9, 0):
         return {"DEPENDENT": True, "launch_pdl": True}
     return {"DEPENDENT": False}
@@ -46,8 +45,8 @@ def wait_for_inputs(DEPENDENT: tl.constexpr):
 
 @triton.jit
 def start_next():
-    """Let the next kernel start, also before this one has waited. REQUIRES: this kernel writes
-    nothing that the next one touches before its wait."""
+    """Let the next kernel start, even before this one has waited. REQUIRES: this kernel writes
+    nothing the next one touches before its wait."""
     tl.extra.cuda.gdc_launch_dependents()
 
 

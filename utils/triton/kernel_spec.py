@@ -16,14 +16,13 @@ class KernelSpec:
     """One kernel at one set of argument types and constants. Immutable.
 
     name       Unique over the whole project, stable: the key in docs/results/kernel_resources.json.
-    kernel     The function that `@triton.jit` returned.
+    kernel     The function returned by `@triton.jit`.
     signature  Argument name to Triton type ("*bf16", "*fp32", "i32", "i64", "fp32", ...), for every
-               argument that is not in `constants`. Append ":16" where launches only ever pass
-               multiples of 16 (a stride, say): Triton specialises on it. Every other integer must
-               be in the kernel's do_not_specialize. Pointers are taken to be aligned to 16 bytes
-               unless they end in ":1".
-    constants  Argument name to value, for every `tl.constexpr` argument, and for an argument that
-               launches pass as None or as the integer 1 (Triton makes constants of those).
+               argument outside `constants`. Append ":16" if launches pass only multiples of 16
+               (such as a stride): Triton specialises on it. Every other integer must be in the
+               kernel's do_not_specialize. Pointers are aligned to 16 bytes unless they end in ":1".
+    constants  Argument name to value, for every `tl.constexpr` argument, and for an argument passed
+               by launches as None or as the integer 1 (Triton makes constants of them).
     """
 
     name: str
@@ -47,8 +46,9 @@ class KernelSpec:
         **types: str,
     ) -> "KernelSpec":
         """Make a spec from this project's argument names: eps and scale are fp32 numbers, arguments
-        in do_not_specialize are i32, other strides are multiples of 16. types: arguments not in
-        `pointers`. fp32, i32: names of arguments with such pointers, separated by blanks."""
+        in do_not_specialize are i32, other strides are multiples of 16. types: Triton types of
+        other arguments, by name. pointers: type of the remaining arguments. fp32, i32: names of
+        arguments with such pointers, separated by blanks."""
         given = dict.fromkeys(fp32.split(), "*fp32") | dict.fromkeys(i32.split(), "*i32") | types
         for param in kernel.params:
             if param.name in constants or param.name in given:

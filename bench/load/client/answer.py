@@ -45,7 +45,7 @@ class AnswerReader:
         self.last = 0.0
 
     def take(self, now: float, tokens: Sequence[int]) -> None:
-        """Record tokens that arrived together."""
+        """Record the tokens arriving together at `now`."""
         answer = self.answer
         if tokens and not answer.times:
             self._begun()

@@ -37,9 +37,9 @@ class Caller(Protocol):
 
 @dataclass(frozen=True)
 class Target:
-    """The server to ask. protocol: http or grpc. address: its HOST:PORT. known_answers: answers are
-    the free model's. patience: timeout in seconds without a byte, after which a request counts as
-    unanswered."""
+    """The server to ask. protocol: http or grpc. address: its HOST:PORT. known_answers: True if
+    answers are the free model's. patience: timeout in seconds: a request without a byte for so long
+    counts as unanswered."""
 
     protocol: str
     address: str
@@ -86,7 +86,7 @@ class LoadClient:
         try:
             await self._caller.ask(prompt, reader, self._target.patience)
         finally:
-            # Also where nothing came: whoever waits for all would wait for ever.
+            # Signal it even without any token: the wait for all would never end otherwise.
             self._begun(session)
         return answer
 

@@ -20,8 +20,8 @@ _LOGIT = 16.0
 
 
 def free_shape(layers: int) -> dict[str, Any]:
-    """Return a config.json with the layer kinds of a published model of that depth. The layers are
-    as narrow as possible, so KV and state cost nothing. layers: a multiple of 4."""
+    """Return a config.json with the layer kinds of a published model, and with `layers` layers. The
+    layers are as narrow as possible, so KV and state cost nothing. layers: a multiple of 4."""
     return {
         "model_type": "qwen3_5_text",
         "vocab_size": VOCABULARY,

@@ -1,8 +1,8 @@
-"""A runner of plans like a device that computes in no time, or in a given time. Plans, batch
-indices and results are those of any runner; memory is never touched.
+"""A runner of plans like a device computing in no time, or in a given time. Plans, batch indices
+and results equal those of other runners; memory is never touched.
 
-Owns the last token of every lane and the device's end time. Thread rule: the engine loop's. Layers
-of a forward with a duration tick on a separate thread.
+Owns the last token of every batch index and the device's end time. Thread rule: the engine loop's.
+Layers of a forward with a duration tick on a separate thread.
 """
 
 import threading

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StepCost:
-    """A duration in seconds. base: of any forward; 0: forwards take no time. row: of each decoding
-    sequence. prompt_token: of each prompt token."""
+    """A forward's duration in seconds. base: seconds of any forward; 0: forwards take no time. row:
+    seconds of each decoding sequence. prompt_token: seconds of each prompt token."""
 
     base: float = 0.0
     row: float = 0.0

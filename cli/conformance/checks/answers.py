@@ -31,7 +31,7 @@ async def ordered_stream(caller: Caller) -> None:
 
 
 async def whole_by_default(caller: Caller) -> None:
-    """Check that a reply without `stream` is whole."""
+    """Check for one whole reply to a request without `stream`."""
     body = caller.api.body(caller.model, TEXT)
     del body["stream"]
     reply = await caller.endpoint.post(caller.api.path, body)
@@ -40,7 +40,7 @@ async def whole_by_default(caller: Caller) -> None:
 
 
 async def stream_is_whole(caller: Caller) -> None:
-    """Check that a stream equals its whole answer exactly, including white space."""
+    """Compare a stream with its whole answer: they must be equal, including white space."""
     whole, streamed = await caller.whole(TEXT), await caller.streamed(TEXT)
     if whole.parts != streamed.parts and (await caller.whole(TEXT)).parts != whole.parts:
         raise Unserved(_UNSTEADY)
@@ -74,7 +74,7 @@ async def usage_is_alike(caller: Caller) -> None:
 
 
 async def usage_counts(caller: Caller) -> None:
-    """Check that tokens of both sides are counted, and the answer stays within its limit."""
+    """Check the token counts of prompt and answer, and the answer's limit."""
     answer = await caller.whole(TEXT)
     assert answer.usage is not None
     must(answer.usage.prompt > 0, "tokens of the prompt", "more than 0", answer.usage.prompt)
@@ -320,7 +320,7 @@ async def named(caller: Caller) -> None:
     for call in answer.calls:
         must_equal("name of the call", WEATHER.name, call.name)
     if answer.end is End.DONE:
-        # OpenAI ends a named call so, vLLM and others by tool_calls.
+        # OpenAI ends a named call with `stop`, vLLM and others with `tool_calls`.
         answer = replace(answer, end=End.CALLS)
     _must_be_calls(answer)
 
@@ -354,7 +354,7 @@ class CutCalls:
         self._answers: dict[int, Answer | Unserved] = {}
 
     async def are_not_finished(self, caller: Caller) -> None:
-        """Check that no bound makes a cut call runnable."""
+        """Check for every bound: a cut call is never runnable."""
         async for bound, answer in self._cuts(caller):
             if answer.tokens < bound:
                 continue

@@ -65,7 +65,7 @@ def saying(
     stop: Sequence[str] = (),
     fields: Mapping[str, Any] = MappingProxyType({}),
 ) -> Question:
-    """Return a question for exactly that text. fields: further request fields. Each prompt starts
+    """Return a question for exactly this text. fields: further request fields. Each prompt starts
     with a random prefix, so no cache holds it."""
     return Question(
         f"{secrets.token_hex(4)} {SAY}{json.dumps(text)}",
@@ -176,7 +176,7 @@ _THOUGHTLESS = {"chat_template_kwargs": {"enable_thinking": False}}
 _NO_THOUGHT: Mapping[str, Mapping[str, Any]] = {
     "chats": _THOUGHTLESS,
     "responses": _THOUGHTLESS,
-    # Has none unless it is asked for.
+    # Messages have no thought unless the request asks for one.
     "messages": {},
 }
 FINISHED = {"chats": "tool_calls", "messages": "tool_use", "responses": "completed"}
@@ -186,7 +186,7 @@ _CUT_ARGUMENTS = {"mode": 12, "path": "a.txt", "content": 'h"i\n</b> ü'}
 
 
 async def _said(caller: Caller, text: str, bound: int = BOUND, stop: Sequence[str] = ()) -> Answer:
-    """Return the whole answer without a thought, after checking that its stream is the same."""
+    """Return the whole answer without a thought, after comparing it with its stream."""
     without_thought = _NO_THOUGHT[caller.api.name]
     whole = await caller.whole(saying(text, bound, stop, without_thought))
     must_be_alike(whole, await caller.streamed(saying(text, bound, stop, without_thought)))
@@ -256,7 +256,7 @@ async def name_torn(caller: Caller) -> None:
 
 
 async def stop_in_a_call(caller: Caller) -> None:
-    """Check that a stop string applies to the content only."""
+    """Check for a stop string inside a call: it must not end the answer."""
     if caller.api.name == "responses":
         raise Unserved("the API has no stop strings")
     text = block(PATH + "<parameter=content>\nhi every one\n</parameter>\n")
@@ -303,7 +303,7 @@ def _begins(value: Any, whole: Any) -> bool:
 
 
 async def call_in_a_thought(caller: Caller) -> None:
-    """Check that a call in a thought without an end is a call."""
+    """Check for a call in an unfinished thought: it must count as a call."""
     text = "I will write it.\n" + block(PATH + CONTENT)
     answer = await _thought_and_said(caller, text)
     must_equal("thought", "I will write it.", answer.thought.strip())

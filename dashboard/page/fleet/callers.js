@@ -1,4 +1,4 @@
-// Whether each caller gets what it was promised.
+// For each caller: are its targets kept?
 
 import { element, find } from "../dom.js";
 import { count, seconds } from "../format.js";

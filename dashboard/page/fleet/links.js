@@ -1,4 +1,4 @@
-// Hand-overs as a matrix: a row a prefill node, a column a decode node.
+// Hand-overs as a matrix: a row for each prefill node, a column for each decode node.
 
 import { element, find } from "../dom.js";
 import { bytes, count, seconds } from "../format.js";

@@ -1,4 +1,5 @@
-// Joins the fleet's views: asks for the sums and for the view that is shown, every few seconds while somebody looks.
+// Joins the fleet's views. Requests the sums and the shown view every few seconds while the page is
+// visible.
 
 import { KeyWanted, load, useKey } from "../api.js";
 import { find } from "../dom.js";
@@ -18,7 +19,7 @@ let tabs = null;
 let asked = 0;
 let timer = null;
 
-// The filter is kept in the tab's memory, so that a way back from a node's page finds it.
+// The filter is kept in the tab's memory, for the way back from a node's page.
 filter.value = sessionStorage.getItem("tasuki-filter") ?? "";
 
 async function refresh() {
@@ -27,7 +28,7 @@ async function refresh() {
   clearTimeout(timer);
   try {
     const [sums, view] = await Promise.all([load("/fleet/summary"), load(views[tabs.current].path(filter.value))]);
-    // What was asked for meanwhile is drawn in place of this.
+    // A newer request's answer is drawn in place of this one.
     if (number !== asked) return;
     summary.draw(sums);
     views[tabs.current].draw(view, sums);

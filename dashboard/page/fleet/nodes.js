@@ -16,7 +16,7 @@ const TITLES = [
 ];
 
 export class NodeView {
-  // refresh: asks again, after another part of the table was chosen.
+  // refresh: requests the table again after another part of it was chosen.
   constructor(refresh) {
     this.offset = 0;
     find("sort").addEventListener("change", () => { this.offset = 0; refresh(); });
@@ -32,7 +32,7 @@ export class NodeView {
   }
 
   draw({ known, matched, rows }, { at, scheme, totals }) {
-    // A filter may have left less than was there.
+    // A filter may have left fewer rows than the offset.
     if (!rows.length && this.offset) { this.offset = 0; return; }
     const shown = rows.length < matched ? `, ${count(this.offset + 1)} to ${count(this.offset + rows.length)} shown` : "";
     find("matched").textContent = matched === known ? `${count(known)} nodes${shown}` : `${count(matched)} of ${count(known)} nodes${shown}`;
@@ -69,13 +69,13 @@ function silentCells(row, at, scheme, models, number) {
 }
 
 function nameOf(row, words, scheme) {
-  // The address was checked where it was configured: nothing of a node's answer is part of a link.
+  // The address was checked in the configuration. No link contains any part of a node's answer.
   const link = element("a", { href: `${scheme}://${row.address}/`, target: "_blank", rel: "noopener noreferrer", "data-key": row.address }, row.name);
   const address = row.name === row.address ? [] : [element("small", {}, row.address)];
   return element("span", { class: "named" }, mark(row.level), element("span", { class: "pair" }, link, ...address, ...words));
 }
 
-// The head names the model where all nodes have one.
+// The head names the model if all nodes have the same.
 function roleOf(row, models) {
   return models.length > 1 && row.model ? pair(row.role || "-", row.model) : row.role || "-";
 }
@@ -87,7 +87,8 @@ function rates(row) {
 
 const rate = (value) => (value === null ? "-" : count(value));
 
-// The arena and each tier below it as a bar, then how large they are, and what moves between a tier and the arena.
+// The arena and each tier below it as a bar, with their sizes, and the copies between a tier and
+// the arena.
 function places([arena, ...below]) {
   const bars = below.flatMap((tier) => {
     const words = `${tier.name}: ${bytes(tier.used)} of ${bytes(tier.size)} cached`;
@@ -104,7 +105,7 @@ function moved({ loaded_rate: loaded, written_rate: written }) {
   return words.length ? ` (${words.join(", ")})` : "";
 }
 
-// Why prefill nodes were chosen, and below what the choices cost beyond the best one.
+// The reasons for choices of prefill nodes, and below the choices' extra cost over the best node.
 function routing(value) {
   if (!value) return "-";
   const whole = Object.values(value.reasons).reduce((sum, number) => sum + number, 0);

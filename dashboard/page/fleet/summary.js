@@ -1,4 +1,4 @@
-// All nodes together: the figures at the top, and how output and first tokens went.
+// All nodes together: the figures at the top, and the output and first tokens over time.
 
 import { element, find } from "../dom.js";
 import { bytes, count } from "../format.js";

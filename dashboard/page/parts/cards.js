@@ -1,8 +1,8 @@
-// A table whose rows are cards on a telephone.
+// A table with its rows as cards on a telephone.
 
 import { element } from "../dom.js";
 
-// A table's head, and rows of cells that know their titles: on a telephone each row is a card.
+// Draw a table's head, and rows of cells with their titles: on a telephone each row is a card.
 export function drawCards(table, titles, rows) {
   const head = element("tr", {}, ...titles.map(([title, kind]) => element("th", { scope: "col", class: kind }, title)));
   const lines = rows.map((cells) => element("tr", {}, ...cells.map((cell, index) =>

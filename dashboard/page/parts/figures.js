@@ -1,4 +1,4 @@
-// The tiles at the top of both pages, so that a figure means and looks the same on each.
+// The tiles at the top of both pages: a figure has the same meaning and look on each.
 
 import { element } from "../dom.js";
 import { bytes, count, percent, seconds, spoken } from "../format.js";
@@ -9,12 +9,12 @@ export function figure(title, value, ...detail) {
   return element("div", {}, element("dt", {}, title), element("dd", {}, value), element("dd", { class: "detail" }, ...detail));
 }
 
-// rate: tokens a second, null where it is not known.
+// rate: tokens a second, null if it is not known.
 export function rateFigure(title, rate, ...detail) {
   return figure(title, rate === null ? "-" : `${count(rate)} tok/s`, ...detail);
 }
 
-// spread: p50 and p95 in seconds, or null. target: null where there is none.
+// spread: p50 and p95 in seconds, or null. target: null if there is none.
 export function waitFigure(title, spread, target) {
   const late = spread ? [element("span", target !== null && spread.p95 > target ? { class: "over" } : {}, `p95 ${seconds(spread.p95)}`)] : [];
   const wanted = target === null ? [] : [`target ${whole(target)}`];
@@ -34,7 +34,7 @@ export function hitBar(hit) {
   return stacked([["usable", hit.usable], ...lost], words);
 }
 
-// The two causes that cost most.
+// The two causes with the highest cost.
 function losses(hit) {
   const worst = Object.entries(hit.lost).sort(([, one], [, other]) => other - one).slice(0, 2);
   return worst.map(([cause, tokens]) => `${spoken(cause)} ${percent(tokens, hit.prompt)}`).join(", ");

@@ -21,7 +21,7 @@ export class LinePlot {
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { this.plot?.destroy(); this.plot = null; });
   }
 
-  // at: seconds since 1970; columns: numbers by name, null where there is none.
+  // at: seconds since 1970; columns: numbers by name, null for a missing one.
   draw(at, columns) {
     const data = [at, ...this.lines.map(([name]) => columns[name])];
     if (this.plot) this.plot.setData(data);

@@ -3,7 +3,7 @@
 import { element } from "../dom.js";
 import { percent, seconds } from "../format.js";
 
-// A level of trouble: its mark, which is told apart without its colour, and its word.
+// A level of trouble: its mark, distinct even without its colour, and its word.
 export const LEVELS = { dead: ["✕", "dead"], faulty: ["◆", "faulty"], slow: ["▲", "slow"], fine: ["●", "ok"], unasked: ["○", "not asked yet"] };
 
 export function mark(level) {

@@ -199,7 +199,7 @@ def disk_memory(
     """Open the disk tier of a node: reserve its space, probe it and read its index.
 
     Returns None if the config has no disk. layout: this rank's; a rank gets its share of
-    disk_cache_gib. contract: settings that must equal another node's before its bytes are used. It
+    disk_cache_gib. contract: settings to compare with another node's before its bytes are used. It
     includes the rank if there are several. Raises EngineConfigError if the disk has too little
     space, returns other bytes than written, or is in use.
     """

@@ -27,7 +27,7 @@ class DiskFailed(OSError):
 
 _FOLDER_MODE, _FILE_MODE = 0o700, 0o600
 _LOCK_SECONDS = 5.0
-"""Time that a killed node may take to exit."""
+"""Longest exit time of a killed node, in seconds."""
 _POLL_SECONDS = 0.05
 
 
@@ -41,10 +41,11 @@ class KeptFolder:
     """
 
     def __init__(self, parent: Path, contract: Mapping[str, str]) -> None:
-        """contract: settings that must be equal before kept bytes are used. Raises DiskFailed if
-        the folder belongs to another user, is in use by another node, or cannot be made."""
+        """contract: settings to compare before kept bytes are used. Raises DiskFailed if the folder
+        belongs to another user, is in use by another node, or cannot be made."""
         if not parent.is_dir():
-            # Not made here: a disk that is not mounted would become a folder of the system's.
+            # The parent is not made here: if a disk is not mounted, it would become a folder of the
+            # system disk.
             raise DiskFailed(f"there is no folder {parent}: mount its disk, or mkdir -m 700 it")
         self.contract = contract_digest(contract)
         name = folder_of(self.contract)
@@ -121,7 +122,7 @@ def _lock(descriptor: int, path: Path) -> None:
 
 _NAME = "weights.json"
 _SETTLED_SECONDS = 2.0
-"""Age of a file's last change from which its times are trusted. A younger file could change again
+"""Age in seconds of a file's last change to trust its times. A younger file could change again
 within the same times."""
 
 

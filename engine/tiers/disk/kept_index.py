@@ -152,7 +152,8 @@ class Standing:
         self._stride = layout.blocks_per_slab
         self._slabs = slabs
         self.records: dict[int, Kept] = {}
-        # The record of each page and its place there, of each slot; 0 where nothing is of use.
+        # The record of each page and its place there, and the record of each slot; 0 without a
+        # usable one.
         self._page_record = np.zeros(slabs * self._per_slab, np.int64)
         self._page_place = np.zeros(slabs * self._per_slab, np.int32)
         self._slot_record = np.zeros(slabs, np.int64)
@@ -242,7 +243,7 @@ class Standing:
         tokens = np.frombuffer(record.tokens, "<i4")
         slot, kind, salt = record.slot, record.kind, record.salt
         parts = [(tokens, ids)]
-        # A loop: a path has as many records as its conversation had turns.
+        # A loop, not a recursion: a path has as many records as its conversation had turns.
         while self._is_of(number, ids).all():
             if record.above is None:
                 found = parts[::-1]
@@ -305,9 +306,9 @@ log = logging.getLogger(__name__)
 
 _NAME, _NEXT_NAME = "index", "index.next"
 _LEAST_BYTES = 64 << 20
-"""File size below which the index is not compacted."""
+"""Largest file size of an index without compaction."""
 _MOST_GROWTH = 4
-"""Growth over its last compacted size at which the index is compacted again."""
+"""Growth factor of an index over its last compacted size to compact it again."""
 _MOST_READ = 1 << 30
 """The most bytes of one system read or write."""
 
@@ -363,7 +364,7 @@ class KeptIndex:
         if label.above is not None:
             number = self._page_record.get(label.above)
             if number is None:
-                # Its own record was not taken by the disk.
+                # The disk did not take the record of the page above.
                 return
             above = label.above, number
         number = self._append(
@@ -427,8 +428,7 @@ class KeptIndex:
         return self._last
 
     def _read(self) -> tuple[Standing, int]:
-        """Return the contents, and the number of records that are torn or name ids outside this
-        disk."""
+        """Return the contents, and the number of records torn or with ids outside this disk."""
         standing, torn = Standing(self._layout, self._slabs), 0
         try:
             file = self.folder.open(_NAME, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""Copies between a GPU's arena and the tiers below it: pinned memory, and stores below that.
+"""Copies between a GPU's arena and the tiers below it: pinned memory, and stores below it.
 
 Owns streams and pinned parts. Thread rule: one thread. The GPU computes every digest from the
 arena's bytes, so the host reads none of them.
@@ -163,7 +163,7 @@ class GpuCopies:
         self._arena = arena
         self._below = below
         self._device = arena.bytes.device
-        # Steps go before digests: what is computed behind a load waits for its copies mostly.
+        # Steps go before digests, because a computation behind a load mostly waits for its copies.
         self._ways = _Ways(self._lane(LAST), self._lane(FIRST))
         self._run_moves = batched_moves()
         self._warm_up()
@@ -202,7 +202,7 @@ _PARTS = 2
 
 
 class Passage:
-    """A part of pinned memory that a segment passes through."""
+    """A part of pinned memory for a segment on its way."""
 
     def __init__(self, size: int) -> None:
         """Allocate the memory. Raises EngineConfigError."""

@@ -22,7 +22,8 @@ def stream_of(device: torch.device, priority: int) -> torch.cuda.Stream:
 
 
 def recorded() -> torch.cuda.Event:
-    """Record an event after all work in the current stream. A thread that waits for it sleeps."""
+    """Record an event after all work in the current stream. A thread sleeps while it waits for the
+    event."""
     event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     event.record()
     return event

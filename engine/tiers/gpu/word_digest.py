@@ -1,4 +1,4 @@
-"""Digests of pages and slots in a GPU's arena, computed by that GPU.
+"""Digests of pages and slots in a GPU's arena, computed by the same GPU.
 
 Thread rule: one thread at a time. Work joins the current stream. Digests are not cryptographic.
 """
@@ -32,7 +32,7 @@ word's place in the page or slot. These are in words. The fourth number is the u
 
 
 def rows_of_pages(layout: CacheLayout, region: int, pages: Sequence[int], first_unit: int) -> Rows:
-    """Return one row for each page: its block in that region. Units of sums count from first_unit
+    """Return one row for each page: its block in this region. Units of sums count from first_unit
     on."""
     words, count = layout.block_bytes // 8, len(pages)
     found = np.empty((_LINES, count), dtype=np.int64)
@@ -115,7 +115,7 @@ def _digest_kernel(words, rows, sums, stride, PARTS: tl.constexpr, BLOCK: tl.con
         index = start + tl.arange(0, BLOCK)
         inside = index < length
         word = tl.load(base + index, mask=inside, other=0).to(tl.uint64, bitcast=True)
-        # Odd: no two places have the same multiple.
+        # Odd factors give no two places the same multiple.
         place = (first + index).to(tl.uint64) * 0xD6E8FEB86659FD93
         mixed = _mix(word ^ place)
         total += tl.where(inside, mixed, 0)

@@ -68,7 +68,7 @@ def _profile(path: Path) -> dict[str, str]:
     except KeyError:
         raise RemoteFailed(f"{path} has no profile {_PROFILE}") from None
     except configparser.Error:
-        # Its own words would show a line of the file.
+        # The error's own text would show a line of the file.
         raise RemoteFailed(f"{path} is not written as a credentials file is") from None
     except RemoteFailed:
         raise
@@ -205,8 +205,8 @@ def open_bucket(
     credentials: Credentials,
     environment: Mapping[str, str] = os.environ,
 ) -> Bucket:
-    """Open a bucket, without a request to the store. url: s3://BUCKET[/PREFIX]. folder: below that.
-    Raises RemoteFailed."""
+    """Open a bucket, without a request to the store. url: s3://BUCKET[/PREFIX]. folder: below the
+    prefix. Raises RemoteFailed."""
     try:
         from obstore.store import S3Store
     except ImportError:

@@ -1,7 +1,7 @@
 """The remote tier of one node: its size, the probe at the start, and lookups of prompts.
 
-Owns the threads that send requests to the store. Thread rule: the engine loop's. No prompt waits
-longer than LOOKUP_SECONDS, and found states are checked before use.
+Owns the threads for requests to the store. Thread rule: the engine loop's. No prompt waits longer
+than LOOKUP_SECONDS, and found states are checked before use.
 """
 
 import logging
@@ -153,10 +153,11 @@ class Lookups:
         name_this_thread()
         while (lookup := self._asked.get()) is not None:
             try:
-                # Those that are late already keep none that is not from the store.
+                # Skip late lookups, so they do not delay others.
                 found = None if lookup.is_over else self._look_up(lookup)
             except Exception as error:
-                # Whatever a store says, the thread goes on: without it each lookup were late.
+                # The thread goes on after any answer of a store. Without it every lookup would be
+                # late.
                 if not isinstance(error, RemoteFailed):
                     log.exception("a lookup broke")
                 self._objects.failed(error)
@@ -241,7 +242,7 @@ def remote_memory(
 ) -> RemoteMemory | None:
     """Open the remote tier of a node and probe the store.
 
-    Returns None if the config has no remote store. contract: settings that must equal another
+    Returns None if the config has no remote store. contract: settings to compare with another
     node's before its bytes are used. Raises EngineConfigError if the store cannot be used.
     """
     if config.remote_cache is None or config.remote_cache_gib is None:

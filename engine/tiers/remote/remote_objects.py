@@ -81,7 +81,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def places(self) -> list[tuple[str, int]]:
-        """Return each page's object, and its number in that object."""
+        """Return each page's object, and its number in the object."""
         return [(part.name, part.first + at) for part in self.pages for at in range(part.count)]
 
     @property
@@ -155,7 +155,7 @@ class Keys:
         return found
 
     def folders(self) -> list[str]:
-        """Return the folders that may hold states of a prefix, the longest first."""
+        """Return the possible folders with states of a prefix, the longest first."""
         counts = list(_levels(len(self)))
         return [f"{_FOLDER}/{key}" for key in reversed(self.of(counts))]
 
@@ -294,7 +294,7 @@ class RemoteObjects:
         self._link(targets, label.above, label.tokens)
         path = self._path_to(label.above)
         if len(path) * PAGE_TOKENS != label.start:
-            # A part of it is not known: it came before this node was emptied.
+            # A part of the path was written before this node was emptied, so it is not known.
             return
         before = [self._links[page].tokens for page in path]
         tokens = np.concatenate([*before, label.tokens]).astype("<i4")
@@ -334,7 +334,7 @@ class RemoteObjects:
             self._marked = flushes
 
     def adopted(self, manifest: Manifest, pages: Sequence[int], first: int, slot: int) -> None:
-        """Record the ids that the tree gave the manifest's state. The pages before `first` were
+        """Record the ids given by the tree to the manifest's state. The pages before `first` were
         already stored."""
         places = manifest.places
         self._pages.update(zip(pages[first:], places[first:], strict=True))

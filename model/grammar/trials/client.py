@@ -84,7 +84,7 @@ class TrialHost:
 
 
 class _Watch:
-    """The thread. It has no reference to the host, so that the host can be collected."""
+    """The thread. It has no reference to the host, so the host can be collected."""
 
     def __init__(self, listener: socket.socket, job: TrialJob) -> None:
         self._listener = listener
@@ -130,7 +130,7 @@ class _Watch:
     def _started(self) -> "subprocess.Popen[bytes] | None":
         """Start the server. Returns None if the system has no room for a process now."""
         try:
-            # The system ends the process with the thread that starts it, which is this one.
+            # The system ends the process when the starting thread ends: this one.
             return subprocess.Popen(
                 [sys.executable, "-m", _SERVER, str(self._listener.fileno())],
                 pass_fds=[self._listener.fileno()],
@@ -147,7 +147,7 @@ class _Watch:
             with process.stdin as job:
                 job.write(msgspec.msgpack.encode(self._job))
         except OSError:
-            # It has ended already, and is waited for next.
+            # The process has ended already, and is waited for next.
             return
 
     def _rest(self, began: float) -> None:
@@ -232,7 +232,7 @@ class GrammarTrials:
         try:
             self._connected()
         except OSError:
-            # The first grammar tries again, and has the error.
+            # The first grammar tries again, and reports the error.
             return
 
     def give_up(self, reason: str) -> None:
@@ -264,7 +264,7 @@ class _Waiting:
 
 
 class _Link:
-    """One connection. Its thread reads and writes, so that no caller waits for the server."""
+    """One connection. Its thread reads and writes, so no caller waits for the server."""
 
     def __init__(self, address: str, remembered: _Verdicts) -> None:
         """remembered: keeps the final verdicts. Raises OSError if the server's socket is gone."""
@@ -330,7 +330,7 @@ class _Link:
         try:
             os.write(self._wakes, b".")
         except BlockingIOError:
-            # It has been woken already.
+            # The thread has been woken already.
             return
 
     def _run(self) -> None:

@@ -65,7 +65,7 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class BrokenFrame(ValueError):
-    """Bytes that are no frame of this protocol."""
+    """Error for bytes without a frame of this protocol."""
 
 
 def frame_of(message: msgspec.Struct) -> bytes:
@@ -81,8 +81,7 @@ class FrameBuffer:
         self._held = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the bodies that are now complete, in order. Raises BrokenFrame if one is too
-        long."""
+        """Return the newly complete bodies, in order. Raises BrokenFrame if one is too long."""
         self._held += data
         bodies: list[bytes] = []
         at = 0

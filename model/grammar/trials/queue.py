@@ -28,7 +28,7 @@ TrialId = NewType("TrialId", int)
 START_SECONDS = 0.02
 """Processor time charged to a caller for a start: about the time of the fork."""
 _HALF_LIFE_SECONDS = 20.0
-"""Seconds after which half of a caller's use is forgotten."""
+"""Time in seconds to forget half of a caller's use."""
 _FORGOTTEN_SECONDS = 0.001
 _MOST_CALLERS_KEPT = 1024
 
@@ -61,7 +61,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Start:
-    """Action: fork a child that tries the source."""
+    """Action: fork a child to try the source."""
 
     trial: TrialId
     source: Source
@@ -190,7 +190,7 @@ class TrialQueue:
         return self._started(now)
 
     def leave_all(self, connection: int, now: float) -> list[Action]:
-        """Forget all askers of a connection that has ended."""
+        """Forget all askers of an ended connection."""
         wanted = [running.wanted for running in self._running.values()]
         wanted += self._waiting.values()
         gone = [asker for one in wanted for asker in one.askers if asker.connection == connection]
@@ -210,7 +210,7 @@ class TrialQueue:
         return [*answers, *self._started(now)]
 
     def overdue(self, now: float) -> list[Action]:
-        """Give up the trials that run for longer than `patience`."""
+        """Give up the trials running for longer than `patience`."""
         late = [
             (trial, running)
             for trial, running in self._running.items()
@@ -239,13 +239,13 @@ class TrialQueue:
         return starts
 
     def _next_caller(self, now: float) -> str | None:
-        """Return the caller whose oldest source is next; None if no caller may start one."""
+        """Return the caller to start a trial for; None if no caller may start one."""
         taken = Counter(running.caller for running in self._running.values())
         free = [caller for caller in self._lines if taken[caller] < self._bounds.most_of_a_caller]
         return min(free, key=lambda caller: self._use.of(caller, now), default=None)
 
     def _room_for(self, caller: str, source: Source) -> list[Action] | None:
-        """Make room for one more waiting source. Return the answers to the askers that give way.
+        """Make room for one more waiting source. Return the answers to the askers giving way.
         Return None if no caller would have more waiting bytes than this one."""
         answers: list[Action] = []
         if source in self._waiting:

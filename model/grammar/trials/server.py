@@ -1,11 +1,11 @@
-"""`python -m tasuki.model.grammar.trials.server FD`: the process that tries the grammars of a node.
+"""`python -m tasuki.model.grammar.trials.server FD`: the process to try the grammars of a node.
 
 FD: of the socket for clients' connections. The job comes over standard input. Not for people: a
-TrialHost starts it, and it ends with that host's process.
+TrialHost starts it, and it ends with the host's process.
 
-Owns the clients' connections and the running children. It has one thread, so that fork() is safe.
-It holds the trees of tokens, so that a child has them at once. The queue (queue.py) decides the
-order of trials. Only the selector's call blocks.
+Owns the clients' connections and the running children. It has one thread, so fork() is safe. It
+holds the trees of tokens, so a child has them at once. The queue (queue.py) decides the order of
+trials. Only the selector's call blocks.
 """
 
 import gc
@@ -42,7 +42,7 @@ _FromClient = msgspec.msgpack.Decoder(Ask | Leave)
 
 class TrialJob(msgspec.Struct, frozen=True):
     """The job of a server. tokens, eos_ids: see Vocabulary. try_source: MODULE:NAME of a Try.
-    cores: number of processor cores that this node may use."""
+    cores: number of processor cores for this node."""
 
     tokens: tuple[bytes, ...]
     eos_ids: tuple[int, ...]
@@ -173,7 +173,7 @@ class TrialServer:
         return []
 
     def _read_answer(self, child: Child) -> None:
-        # A child that was reaped in this turn of the selector has its pipe closed already.
+        # A child reaped in this turn of the selector has a closed pipe.
         if not child.is_reaped and not child.read():
             self._selector.unregister(child.pipe)
 
@@ -230,7 +230,7 @@ def _unavailable(reason: str) -> Try:
 
 def main(argv: list[str]) -> None:
     die_with_parent()
-    # A signal to the whole group is for the daemon, which ends this process.
+    # The daemon handles a signal to the whole group, and ends this process.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=TrialJob)
@@ -243,7 +243,7 @@ def main(argv: list[str]) -> None:
     most_running = max(1, job.cores // 2)
     del job
     gc.collect()
-    # Pages that nothing writes to are shared with every child.
+    # Pages without writes are shared with every child.
     gc.freeze()
     FreeMemory().give_back()
     listener = socket.socket(fileno=int(argv[0]))

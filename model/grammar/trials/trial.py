@@ -29,7 +29,7 @@ MAX_SECONDS = 2
 MAX_ADDRESS_BYTES = 512 << 20
 """Bytes of address space of one trial, the vocabulary's tree included."""
 _STACK_BYTES = 2 << 20
-"""Bytes of stack, less than in any thread that compiles the grammar later."""
+"""Bytes of stack, less than in any thread compiling the grammar later."""
 _LOWEST_PRIORITY = 19
 _FIRST_TO_END = "1000"
 """Highest value of oom_score_adj."""
@@ -92,8 +92,8 @@ class Child:
             os.kill(self.pid, signal.SIGKILL)
 
     def read(self) -> bool:
-        """Read the child's output. Return true if more may come. Kill a child that writes more than
-        an answer."""
+        """Read the child's output. Return true if more may come. Kill a child after output beyond
+        one answer."""
         while len(self.answer) <= MAX_ANSWER_BYTES:
             try:
                 data = os.read(self.pipe, MAX_ANSWER_BYTES)
@@ -158,7 +158,7 @@ def _bound_this_process(write_end: int, parent: int) -> None:
         signal.signal(number, signal.SIG_DFL)
     die_with_parent()
     if os.getppid() != parent:
-        # It ended before the system was asked to end this process with it.
+        # The parent ended before die_with_parent() took effect.
         os._exit(1)
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):

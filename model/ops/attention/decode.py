@@ -1,6 +1,6 @@
 """Attention of one token per sequence over its pages, split over all multiprocessors.
 
-The pages of all sequences of a batch, laid end to end, are shared out evenly: program p of a key
+The pages of all sequences of a batch, laid end to end, are shared out evenly. Program p of a key
 head takes pages [p * share, (p + 1) * share), across sequence borders. So mixed contexts balance,
 and the grid does not depend on them (CUDA graphs). Each (program, sequence) pair leaves one partial
 result. Pairs form a staircase, so p + sequence numbers them uniquely. `attention_merge` joins the
@@ -39,9 +39,9 @@ from .paged_tiles import (
 class DecodeWorkspace:
     """Memory for the partial results of batches of up to `batch` rows, reused by every layer.
 
-    shares: programs per key head for pages of numbers; FP8 rows use twice as many. outputs [2
-    shares + batch, query_heads, head_dim] and weights [2 shares + batch, query_heads] (log2 of the
-    sum of exponentials), float32. Launches that share it must share a stream.
+    shares: programs per key head for pages of numbers; FP8 rows use twice as many. outputs: [2
+    shares + batch, query_heads, head_dim] float32. weights: [2 shares + batch, query_heads]
+    float32, log2 of the sum of exponentials. Launches with one workspace must share a stream.
     """
 
     shares: int
@@ -103,10 +103,10 @@ def paged_attention_decode(
     """Return gated attention output [B, query_heads * head_dim] in q's dtype; rows from rows[0] on
     are unwritten.
 
-    q [B, query_heads, head_dim] contiguous, after norm and rotary; projected [B, query_heads x (q,
-    gate) | ...], any row stride, has the gate; kv [pages, kv_heads, 2, page_tokens, head_dim],
-    dense. page_table [B, pages per row], context_lens [B] (keys of each row, its own included, at
-    least 1) and rows [1]: int32 on the device.
+    q: [B, query_heads, head_dim] contiguous, after norm and rotary. projected: [B, query_heads x
+    (q, gate) | ...], any row stride, has the gate. kv: [pages, kv_heads, 2, page_tokens, head_dim],
+    dense. page_table: [B, pages per row]. context_lens: [B], keys of each row, its own included, at
+    least 1. rows: [1]. These three are int32 on the device.
     """
     batch, heads, dim = q.shape
     group = heads // config.kv_heads
@@ -170,10 +170,10 @@ def _attention_decode_kernel(
     BATCH_BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    # Heads of one page run side by side, so that their reads meet in the same memory rows.
+    # Heads of one page run side by side, so their reads meet in the same memory rows.
     kv_head = tl.program_id(0)
     program = tl.program_id(1)
-    # What is read before the wait is older than the kernel before this one.
+    # Values read before the wait are older than the previous kernel.
     ends, share = share_of_program(
         context_lens, rows, batch, tl.num_programs(1), PAGE_TOKENS, BATCH_BLOCK
     )

@@ -20,8 +20,8 @@ _WARPS = 4
 def gathered_rows(
     kv: Tensor, table: Tensor, pages: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return keys and values [pages * page_tokens, kv_heads, head_dim] of the table's first pages;
-    kv uint8, dense, as in page_rows.py; table int32, on the device."""
+    """Return keys and values [pages * page_tokens, kv_heads, head_dim] of the table's first pages.
+    kv: uint8, dense, as in page_rows.py. table: int32, on the device."""
     heads, dim = kv.shape[1], _head_dim(kv)
     both = torch.empty(2, pages * PAGE_TOKENS, heads, dim, dtype=dtype, device=kv.device)
     keys, values = both.unflatten(1, (pages, PAGE_TOKENS)).transpose(2, 3)

@@ -22,9 +22,9 @@ from tasuki.pycache.layout import PAGE_TOKENS
 from .page_rows import holds_fp8
 
 DenseAttention = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Maps (q [rows, query_heads, dim], k, v [keys, kv_heads, dim]) to (output like q, log of the sum
-of exponentials [rows, query_heads] float32). Scores are scaled by dim ** -0.5. Nothing is
-masked."""
+"""Maps q [rows, query_heads, dim] and k, v [keys, kv_heads, dim] to (output, weights). output: like
+q. weights: [rows, query_heads] float32, log of the sum of exponentials. Scores are scaled by dim **
+-0.5. Nothing is masked."""
 
 _TILE_ROWS = 128
 _STEP = 2048
@@ -136,8 +136,8 @@ def served_keys(before: int) -> int:
 
 
 def block_rows(query_heads: int, processors: int) -> int:
-    """Return the number of rows with tiles, over all heads, that fill the device once or twice with
-    the least rest."""
+    """Return a number of rows. Its tiles, over all heads, fill the device once or twice with the
+    least rest."""
 
     def tiles(rounds: int) -> int:
         return max(rounds * processors // query_heads, 1)
@@ -195,13 +195,14 @@ def _gather(
     are whole pages. dtype: result for FP8 rows."""
     if holds_fp8(kv):
         pages = table[start // PAGE_TOKENS :]
-        # Here, since a CPU's memory plan counts by this file, and need not have Triton.
+        # Import it here: a CPU's memory plan uses this file too, and need not have Triton.
         from .gathered_rows import gathered_rows
 
         return gathered_rows(kv, pages, keys // PAGE_TOKENS, dtype)
     _, heads, kinds, tokens, dim = kv.shape
     lines = kv.view(-1, dim)
-    # Heads of a token side by side, as cuDNN was planned for: strides that do not depend on keys.
+    # Heads of a token lie side by side, as planned for cuDNN: the strides do not depend on the
+    # keys.
     within = torch.arange(tokens, device=kv.device, dtype=table.dtype)[:, None]
     head = torch.arange(heads, device=kv.device, dtype=table.dtype)
     page = table[start // tokens :][: keys // tokens, None, None]

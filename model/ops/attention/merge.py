@@ -194,7 +194,7 @@ def _shares_kernel(
     element = tl.program_id(0) % slices * SLICE + tl.arange(0, SLICE)
     sequence = tl.program_id(1)
     row = sequence.to(tl.int64)
-    # All of this is older than the kernel before this one.
+    # All of these values are older than the previous kernel.
     ends, share = share_of_program(context_lens, rows, batch, shares, PAGE_TOKENS, BATCH_BLOCK)
     every = tl.arange(0, BATCH_BLOCK)
     begin = tl.sum(tl.where(every == sequence - 1, ends, 0), axis=0)

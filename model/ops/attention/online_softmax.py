@@ -12,8 +12,8 @@ from tasuki.utils.triton.fp8_rows import NAN_SCALE, largest_bits
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 FEW_QUERIES = tl.constexpr(64)
-"""Most queries for which FP8 keys and values are first operands, turned in registers. More queries
-are first operands themselves, as for numbers."""
+"""Most queries with FP8 keys and values as first operands, turned in registers. More queries are
+first operands themselves, as for numbers."""
 _LEAST_SCORE = tl.constexpr(-1.0e30)
 _LEAST_EXPONENT = tl.constexpr(-60.0)
 
@@ -22,7 +22,7 @@ _LEAST_EXPONENT = tl.constexpr(-60.0)
 def take_in(scores, value, output, largest, total):
     """Take in scores [M, TILE], -inf for unseen keys, and values [TILE, D]: output [M, D], largest
     and total [M] float32."""
-    # A row that has seen no key yet keeps a finite maximum: -inf minus -inf would be NaN.
+    # A row without a seen key keeps a finite maximum: -inf minus -inf would be NaN.
     higher = tl.maximum(tl.maximum(largest, tl.max(scores, axis=1)), _LEAST_SCORE)
     correction = tl.exp2(largest - higher)
     weights = tl.exp2(scores - higher[:, None])

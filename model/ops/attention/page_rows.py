@@ -3,8 +3,9 @@
 A row is one token in one head, a key or a value. Every reader reads the stored row, so neither the
 cut into forwards nor moves of pages change a result.
 
-kv is a view of an arena: [pages, kv_heads, 2 (key, value), page_tokens, head_dim] of numbers, or
-uint8 [pages, kv_heads, codes [2, page_tokens, head_dim] and scales [2, page_tokens]].
+kv is a view of an arena. With numbers it is [pages, kv_heads, 2 (key, value), page_tokens,
+head_dim]. With FP8 rows it is uint8 [pages, kv_heads, codes and scales]: codes [2, page_tokens,
+head_dim], scales [2, page_tokens].
 """
 
 import torch
@@ -43,7 +44,7 @@ def read_pages(
     if not holds_fp8(kv):
         return _keys_and_values(kv, pages, dtype, room)
     heads = kv.shape[1]
-    # What one head has of one page are neighbours, so that the gather copies runs of them.
+    # The rows of one head in one page are neighbours, so the gather copies runs of them.
     head = torch.arange(heads, device=kv.device)[:, None]
     chosen = (pages * heads + head).flatten()
     held = kv.reshape(-1, kv.shape[2]).index_select(0, chosen)

@@ -67,7 +67,7 @@ def exact_queries(queries, scale, scales):
     the scale [M, 1] moves them back."""
     if scales is not None and queries.dtype == tl.bfloat16:
         numbers = queries.to(tl.float32)
-        # To 2^14 at most, so that what is left to smaller ones is 2^-38 of it.
+        # Scale to 2^14 at most, so the remainder left to smaller numbers is 2^-38 of it.
         exponent = tl.minimum(tl.maximum(largest_bits(numbers) >> 23, 15), 253)
         there = ((268 - exponent) << 23).to(tl.float32, bitcast=True)
         back = ((exponent - 14) << 23).to(tl.float32, bitcast=True)

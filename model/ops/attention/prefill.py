@@ -42,9 +42,9 @@ def paged_attention_prefill(
 ) -> Tensor:
     """Return gated attention output [T, query_heads * head_dim] in q's dtype.
 
-    q [T, query_heads, head_dim] contiguous, after norm and rotary; projected [T, query_heads x (q,
-    gate) | ...], any row stride, has the gate; kv dense, as in page_rows.py; page_table [B, pages
-    per row] int32 on the device.
+    q: [T, query_heads, head_dim] contiguous, after norm and rotary. projected: [T, query_heads x
+    (q, gate) | ...], any row stride, has the gate. kv: dense, as in page_rows.py. page_table: [B,
+    pages per row] int32 on the device.
     """
     tokens, heads, dim = q.shape
     source = GateSource.of(projected, dim)
@@ -145,7 +145,7 @@ def _attention_prefill_kernel(
     largest = tl.full([TILE_ROWS], float("-inf"), tl.float32)
     total = tl.zeros([TILE_ROWS], tl.float32)
     if earlier is not None:
-        # The earlier keys count as one, of that score and with that output for its value.
+        # The earlier keys count as one key, with that score and with that output as its value.
         there = inside & (served > 0)
         start = earlier + output_row[:, None] * HEAD_DIM
         started = tl.load(start + element, mask=there[:, None], other=0.0).to(tl.float32)

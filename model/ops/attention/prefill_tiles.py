@@ -22,9 +22,9 @@ _PAGES_A_SPLIT = 16
 class PrefillTiles:
     """Tiles of one forward, the same for every layer.
 
-    planned: with the keys already served by a block of `context`; most remaining keys first, since
-    those take longest. tiles [N, 5] int32 on the device: the same. rows: of a full tile. splits:
-    parts of every tile's context; 1 beside blocks.
+    planned: with the keys already served by a block of `context`; most remaining keys first,
+    because those take longest. tiles: [N, 5] int32 on the device: the same. rows: of a full tile.
+    splits: parts of every tile's context; 1 beside blocks.
     """
 
     planned: tuple[PlannedTile, ...]

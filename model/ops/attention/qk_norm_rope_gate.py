@@ -33,10 +33,10 @@ _WARPS = 2
 class TokenPlaces:
     """Places of T tokens, the same for every layer; all int32 on the device.
 
-    positions [T]; owners [T]: each token's row of page_table; page_table [B, pages], rows of unit
-    stride; rows [1]: tokens from rows[0] on are padding and write nothing. gaps: earlier tokens may
-    be padding too: such a token's position is below 0, it leaves a query as of position 0, and
-    nothing in the pages.
+    positions: [T]. owners: [T], each token's row of page_table. page_table: [B, pages], rows of
+    unit stride. rows: [1]; tokens from rows[0] on are padding and write nothing. gaps: earlier
+    tokens may be padding too. Such a token's position is below 0. It leaves a query as of position
+    0, and nothing in the pages.
     """
 
     positions: Tensor
@@ -57,8 +57,8 @@ def qk_norm_rope_gate(
     """Return queries [T, query_heads, head_dim] in projected's dtype; write keys and values into
     kv.
 
-    projected [T, query_heads x (q, gate) | k | v], any row stride; rotary of `rotary_cache`, with
-    every position of `places`; kv as in page_rows.py, its last dimension of unit stride.
+    projected: [T, query_heads x (q, gate) | k | v], any row stride. rotary: of `rotary_cache`, with
+    every position of `places`. kv: as in page_rows.py, its last dimension of unit stride.
     """
     q = projected.new_empty(projected.shape[0], config.query_heads, config.head_dim)
     _launch(projected, q, weights, config, rotary, places, kv)
@@ -88,7 +88,7 @@ def _launch(
 ) -> None:
     heads = 0 if q is None else config.query_heads
     dim, half = config.head_dim, config.rotary_dim // 2
-    # Of an FP8 head: its codes, dense; behind them are the scales.
+    # An FP8 head has dense codes, and its scales behind them.
     rows = (PAGE_TOKENS * dim, dim) if holds_fp8(kv) else kv.stride()[2:4]
     blocks = triton.cdiv(heads, _HEADS) + triton.cdiv(config.kv_heads, _HEADS)
     _qk_norm_rope_gate_kernel[(projected.shape[0], blocks)](
@@ -144,11 +144,12 @@ def _norm_and_rotate(
     DIM: tl.constexpr,
     PART: tl.constexpr,
 ):
-    """Norm and rotate `stored`, the heads at `source` [HEADS], if `inside`, to `target` [HEADS], if
-    `kept`; as codes if there are `scales` [HEADS] for their rows.
+    """Norm `stored`, rotate it, and write it as numbers or codes.
 
-    The rotated elements are read again, from the nearest cache, as two tiles of partners:
-    exchanging them between threads costs more.
+    stored: the heads at `source` [HEADS], if `inside`. They are written to `target` [HEADS], if
+    `kept`, as codes if there are `scales` [HEADS] for their rows. The rotated elements are read
+    again, from the nearest cache, as two tiles of partners: exchanging them between threads costs
+    more.
     """
     element = tl.arange(0, DIM)
     values = stored.to(tl.float32)
@@ -158,7 +159,7 @@ def _norm_and_rotate(
     passes = (element >= 2 * HALF) & (element < HEAD_DIM)
     column = tl.arange(0, PART)
     there = inside[:, None] & (column < HALF)
-    # Rounded as the oracle rounds between norm and rotary.
+    # The reference rounds in the same way between norm and rotary.
     first = tl.load(source[:, None] + column, mask=there, other=0.0).to(tl.float32)
     first_scale = tl.load(weight + column, mask=column < HALF, other=0.0)
     first = (first * root[:, None] * first_scale[None, :]).to(stored.dtype).to(tl.float32)
@@ -218,7 +219,7 @@ def _qk_norm_rope_gate_kernel(
 ):
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
-    # A mask on what is written and no early return: heads are on their way while `rows` is.
+    # Mask the stores instead of returning early: heads load at the same time as `rows`.
     live = token < tl.load(rows)
     position = tl.load(positions + token).to(tl.int64)
     stored = live
@@ -255,7 +256,7 @@ def _qk_norm_rope_gate_kernel(
         inside = kv_head < KV_HEADS
         keys = source + (2 * QUERY_HEADS + kv_head) * HEAD_DIM
         whole = inside[:, None] & (element < HEAD_DIM)
-        # Before the page is looked up, which takes two loads one after the other.
+        # Load these before the page lookup, because that is two dependent loads.
         key = tl.load(keys[:, None] + element, mask=whole, other=0.0)
         value = tl.load(keys[:, None] + KV_HEADS * HEAD_DIM + element, mask=whole, other=0.0)
         owner = tl.load(owners + token, mask=stored, other=0).to(tl.int64)

@@ -99,11 +99,11 @@ def plan_attention(
 def paged_attention(
     q: Tensor, k: Tensor, v: Tensor, kv: Tensor, plan: AttentionPlan, room: RowRoom
 ) -> Tensor:
-    """Return attention output [T, query_heads, head_dim] in q's dtype; write k and v into kv, and
+    """Return attention output [T, query_heads, head_dim] in q's dtype. Write k and v into kv, and
     read them there too.
 
-    q [T, query_heads, head_dim]; k, v [T, kv_heads, head_dim], all after norm and rotary; kv as in
-    page_rows.py; room: memory for one context after the other.
+    q: [T, query_heads, head_dim]. k, v: [T, kv_heads, head_dim]. All three are after norm and
+    rotary. kv: as in page_rows.py. room: memory for one context after the other.
     """
     write_pages(k, v, kv, plan)
     output = torch.empty_like(q)
@@ -128,7 +128,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     grouped = q.view(tokens, kv_heads, group, dim).permute(1, 2, 0, 3)
     keys, values = k[:, None], v[:, None]
     if tokens == 1 and mask is None:
-        # The heads that share a key become its queries: nothing is repeated and nothing masked.
+        # Heads with a common key become its queries. Nothing is repeated and nothing masked.
         together = grouped.transpose(1, 2)
         return functional.scaled_dot_product_attention(together, keys, values).reshape(q.shape)
     output = functional.scaled_dot_product_attention(

@@ -1,11 +1,11 @@
-"""The FP8 pages turned to numbers in a forward over prompts, and the tiles that read them.
+"""The FP8 pages turned to numbers in a forward over prompts, and the tiles reading them.
 
 Every query head and every tile reads a key again, and turning its code costs as much as multiplying
 it. So pages are turned once per layer, a few sequences at a time, and tiles read pages of numbers.
 Planned once per forward on the host, the same for every layer.
 
 The turned bytes are bounded by LEAST_KEYS, or by the longest sequence up to MOST_KEYS. Tiles of a
-longer one read FP8 rows.
+longer sequence read FP8 rows.
 """
 
 from collections.abc import Sequence

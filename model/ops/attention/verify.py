@@ -53,11 +53,11 @@ def paged_attention_verify(
     """Return gated attention output [B * T, query_heads * head_dim] in q's dtype; rows from rows[0]
     on are unwritten.
 
-    q [B * T, query_heads, head_dim]: row r has the T from r * T on; projected likewise, and kv as
-    for `paged_attention_decode`. page_table [B, pages per row], context_lens [B] (keys of each row,
-    all its tokens included), counts [B] (its tokens, 1 to T; the others see the last one's keys)
-    and rows [1]: int32 on the device. workspace: for B rows of T times as many heads. first_key: no
-    query sees a key before it; every row has one for its first token.
+    q: [B * T, query_heads, head_dim]; row r has the T from r * T on. projected: likewise. kv: as
+    for `paged_attention_decode`. page_table: [B, pages per row]. context_lens: [B], keys of each
+    row, all its tokens included. counts: [B], tokens of each row, 1 to T; the others see the last
+    one's keys. rows: [1]. These four are int32 on the device. workspace: for B rows of T times as
+    many heads. first_key: no query sees a key before it; every row has one for its first token.
     """
     batch = len(counts)
     tokens, heads, dim = q.shape[0] // batch, config.query_heads, config.head_dim
@@ -139,10 +139,10 @@ def _attention_verify_kernel(
     FIRST_KEY: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    # Heads of one page run side by side, so that their reads meet in the same memory rows.
+    # Heads of one page run side by side, so their reads meet in the same memory rows.
     kv_head = tl.program_id(0)
     program = tl.program_id(1)
-    # What is read before the wait is older than the kernel before this one.
+    # Values read before the wait are older than the previous kernel.
     ends, share = share_of_program(
         context_lens, rows, batch, tl.num_programs(1), PAGE_TOKENS, BATCH_BLOCK
     )
@@ -173,7 +173,7 @@ def _attention_verify_kernel(
         total = tl.zeros([QUERIES], tl.float32)
         first_tile = (position - begin) * tiles_a_page
         last_tile = tl.minimum((last - begin) * tiles_a_page, (length + TILE - 1) // TILE)
-        # Seen by the first token, and so by all.
+        # Tiles before this are seen by the first token, and so by all.
         full = tl.minimum(last_tile, (before + 1) // TILE)
         if FIRST_KEY > 0:
             full = tl.minimum(first_tile, full)
@@ -182,7 +182,7 @@ def _attention_verify_kernel(
             last_tile, output, largest, total, scale, KV_HEADS, PAGE_TOKENS, TILE, FIRST_KEY,
         )  # fmt: skip
         place = (program + sequence).to(tl.int64) * HEADS + head
-        # A share may be of keys behind a row's first tokens only: those see none of it.
+        # A share may have only keys behind a row's first tokens, and these tokens see none of it.
         seen = total > 0
         divisor = tl.where(seen, total, 1.0)
         tl.store(
@@ -197,8 +197,8 @@ def _attention_verify_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs of 9B with 3 and with 7 drafts, and of 3 drafts with 35B-A3B's half
-    of heads, bfloat16; one token of the draft layer; the same for FP8 rows."""
+    """Return the compile specs, each for bfloat16 and for FP8 rows. They have 3 and 7 drafts with
+    the heads of 9B and of 35B-A3B, and one token of the draft layer."""
 
     def spec(
         drafts: int, kv_heads: int, group: int, first_key: int = 0, *, fp8: bool = False

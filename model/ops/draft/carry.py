@@ -24,9 +24,12 @@ def carry_normed(
     write_slots: Tensor,
     rows: Tensor,
 ) -> None:
-    """Write the normed states. branch, residual [B, width], contiguous and unchanged; norm [width]
-    float32, 1 + w; carry [slots, width], rows of unit stride; write_slots [B], rows [1] int32: rows
-    from rows[0] on write nothing."""
+    """Write the normed states.
+
+    branch, residual: [B, width], contiguous and unchanged. norm: [width] float32, 1 + w. carry:
+    [slots, width], rows of unit stride. write_slots: [B] int32. rows: [1] int32; rows from rows[0]
+    on write nothing.
+    """
     batch, width = residual.shape
     _draft_carry_kernel[(batch,)](
         branch,
@@ -46,9 +49,12 @@ def carry_normed(
 def carry_folded(
     hidden: Tensor, places: Tensor, counts: Tensor, carry: Tensor, write_slots: Tensor
 ) -> None:
-    """Write the hidden state behind the first counts[r] tokens at places[r] of hidden [places,
-    tokens, width], contiguous, into slot write_slots[r] of carry, as for `carry_normed`; nothing
-    for counts[r] 0. places, counts, write_slots [B] int32. Reference: an index in PyTorch."""
+    """Write hidden states into slots of carry, as `carry_normed` does.
+
+    The state behind the first counts[r] tokens at places[r] goes into slot write_slots[r]; nothing
+    is written for counts[r] 0. hidden: [places, tokens, width], contiguous. places, counts,
+    write_slots: [B] int32. Reference: an index in PyTorch.
+    """
     width = hidden.shape[2]
     _folded_kernel[(len(counts),)](
         hidden,
@@ -90,7 +96,7 @@ def _draft_carry_kernel(
     scale = tl.load(norm + column, mask=column < WIDTH, other=0.0)
     value = tl.load(branch + row * WIDTH + column, mask=inside, other=0.0).to(tl.float32)
     before = tl.load(residual + row * WIDTH + column, mask=inside, other=0.0)
-    # Rounded as the residual stream is.
+    # The residual stream is rounded in the same way.
     total = (value + before.to(tl.float32)).to(residual.dtype.element_ty).to(tl.float32)
     root = tl.rsqrt(tl.sum(total * total, axis=0) / WIDTH + eps)
     result = (total * root * scale).to(carry.dtype.element_ty)

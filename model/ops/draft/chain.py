@@ -36,12 +36,12 @@ class Chain:
 
 @dataclass(frozen=True)
 class ChainStarts:
-    """Starting points of rows. places [B] int32: index among the rows that verified drafts last, -1
+    """Starting points of rows. places [B] int32: index among the rows with drafts verified last, -1
     for others. lanes, slots [B] int32: batch indices and slots of the others. last_tokens [lanes];
     carry [slots, width].
 
-    The rows with verified drafts have `width` [1] int32 tokens each. drawn, ids [rows * width]
-    int32, with counts [rows] valid tokens; hidden [rows, at least width, dim].
+    The rows with verified drafts have `width` [1] int32 tokens each. drawn, ids: [rows * width]
+    int32. counts: [rows], number of valid tokens. hidden: [rows, at least width, dim].
     """
 
     places: Tensor
@@ -140,7 +140,8 @@ def _begin(
         token = tl.load(drawn + at)
         going = tl.full([], 1, tl.int32)
         for draft in range(1, count):
-            # A draft holds where it is what was drawn, and all before it hold.
+            # A draft holds if it equals the sampled token at its place, and all drafts before it
+            # hold.
             going = going * (tl.load(ids + at + draft) == token).to(tl.int32)
             held += going
             token = tl.where(going > 0, tl.load(drawn + at + draft), token)
@@ -154,7 +155,7 @@ def _begin(
     tl.store(hidden + row.to(tl.int64) * WIDTH + column, values, inside)
     context = tl.load(context_lens + row) + held
     wanted = tl.minimum(tl.load(left + row), limit + 1 - context)
-    # Every thread has read what the store replaces.
+    # Every thread must have read the values replaced by the store.
     tl.debug_barrier()
     _stand(positions, context_lens, left, row, context, wanted, True)
 

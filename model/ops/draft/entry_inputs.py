@@ -32,10 +32,11 @@ def entry_inputs(
 ) -> Tensor:
     """Return [T, 2 * width] in embedding's dtype; undefined for tokens from rows[0] on.
 
-    tokens [T]; hidden [T, width] contiguous: final hidden states of this forward, None if every
-    token is its sequence's first; embedding [vocab, width] contiguous; carry [slots, width], rows
-    of unit stride; owners [T]: each token's sequence, ascending; read_slots [B]; rows [1]; norms:
-    of the embedding and of the hidden state, [width] float32, 1 + w. Integers are int32 or int64.
+    tokens: [T]. hidden: [T, width] contiguous, final hidden states of this forward; None if every
+    token is its sequence's first. embedding: [vocab, width] contiguous. carry: [slots, width], rows
+    of unit stride. owners: [T], each token's sequence, ascending. read_slots: [B]. rows: [1].
+    norms: of the embedding and of the hidden state, [width] float32, 1 + w. Integers are int32 or
+    int64.
     """
     width = embedding.shape[1]
     joined = embedding.new_empty(len(tokens), 2 * width)

@@ -29,8 +29,8 @@ def plan_carry(
 
 
 def states_before(hidden: Tensor, carry: Tensor, plan: CarryPlan) -> Tensor:
-    """Return, for each token, the final hidden state of the token before: [T, width]. hidden [T,
-    width]: of this forward; carry [slots, width]."""
+    """Return the final hidden state of each token's predecessor: [T, width]. hidden: [T, width], of
+    this forward. carry: [slots, width]."""
     before = torch.cat([hidden[:1], hidden[:-1]])
     before[plan.starts] = carry[plan.read_slots].to(hidden.dtype)
     return before

@@ -1,5 +1,5 @@
-"""Drafts by batch index as tokens of the rows that verify them. A step takes the guesses left on
-the device by the step before, without the host.
+"""Drafts by batch index as tokens of their verifying rows. A step takes the guesses left on the
+device by the step before, without the host.
 
 A program owns one row. Launched without overlap. Reference: an index in PyTorch.
 """
@@ -14,9 +14,12 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 def take_drafts(
     ids: Tensor, width: int, counts: Tensor, taken: Tensor, lanes: Tensor, drafts: Tensor
 ) -> None:
-    """Replace all tokens but the first of row r of ids [B * width] int32, with counts[r] valid
-    tokens, by drafts[lanes[r]] if taken[r] is not 0. counts, taken, lanes [B] int32; drafts [lanes,
-    at least counts - 1] int32."""
+    """Replace tokens of `ids` by drafts, without the host.
+
+    In row r all tokens but the first are replaced by drafts[lanes[r]] if taken[r] is not 0. ids: [B
+    * width] int32, with counts[r] valid tokens in row r. counts, taken, lanes: [B] int32. drafts:
+    [lanes, at least counts - 1] int32.
+    """
     _draft_take_kernel[(len(counts),)](
         ids,
         counts,

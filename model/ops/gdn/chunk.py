@@ -1,10 +1,10 @@
 """Interactions of a chunk's tokens, for all chunks at once, before the states are known.
 
-With cumulative log decay G inside a chunk, the deltas D of its tokens solve (I + A) D = beta (v -
-exp(G) k S) with A[t, s] = beta_t exp(G_t - G_s) k_t . k_s for s < t. This file makes (I + A)^-1 and
-its product with the scores exp(G_t - G_s) q_t . k_s for s <= t. `gdn_scan` then gets deltas and
-read-out from one product per chunk. Source: Yang et al. 2024, Gated Delta Networks. Reference: the
-same quantities in `reference_chunked.py`.
+The cumulative log decay inside a chunk is G. The deltas D of its tokens solve (I + A) D = beta (v -
+exp(G) k S). A[t, s] is beta_t exp(G_t - G_s) times the product of k_t and k_s, for s < t. This file
+makes (I + A)^-1 and its product with the scores. A score is exp(G_t - G_s) times the product of q_t
+and k_s, for s <= t. `gdn_scan` then gets deltas and read-out from one product per chunk. Source:
+Yang et al. (2024), Gated Delta Networks. Reference: the same quantities in `reference_chunked.py`.
 """
 
 import triton
@@ -27,10 +27,11 @@ few warps as halves take, the compiler needs half a minute."""
 def gdn_chunk(
     projected: Tensor, kq: Tensor, weights: GdnWeights, config: ModelConfig, plan: GdnPrefillPlan
 ) -> tuple[Tensor, Tensor]:
-    """Return mixers [N, value_heads, 2, CHUNK, CHUNK] in kq's dtype, the inverse before scores
-    times inverse, and gates [N, value_heads, 2, CHUNK] float32: cumulative log decay, and beta.
+    """Return mixers and gates.
 
-    projected [T, q | k | v | z | b | a], any row stride; kq as from `gdn_conv`.
+    mixers: [N, value_heads, 2, CHUNK, CHUNK] in kq's dtype, the inverse before scores times
+    inverse. gates: [N, value_heads, 2, CHUNK] float32, cumulative log decay, and beta. projected:
+    [T, q | k | v | z | b | a], any row stride. kq: as from `gdn_conv`.
     """
     chunks, heads = kq.shape[0], config.value_heads
     mixers = kq.new_empty(chunks, heads, 2, CHUNK, CHUNK)
@@ -56,8 +57,8 @@ def gdn_chunk(
 
 
 def _operand(activations: Tensor) -> tl.dtype:
-    """Return the operand type of the solving products: entries are at most 1, so half precision
-    keeps three more bits than bfloat16 results do; exact for float32 models."""
+    """Return the operand type of the solving products. Entries are at most 1, so half precision
+    keeps three more bits than bfloat16 results do. For float32 models the type is exact."""
     return tl.float32 if activations.dtype == float32 else tl.float16
 
 
@@ -70,9 +71,10 @@ def _product(a, b, OPERAND: tl.constexpr):
 def _unit_lower_inverse(lower, CHUNK: tl.constexpr, OPERAND: tl.constexpr):
     """Return (I + lower)^-1 of a strictly lower triangular [CHUNK, CHUNK] float32.
 
-    By doubling: if X inverts the diagonal blocks of one size, X - X L X inverts those of twice the
-    size, with L the part below X's blocks inside the larger ones. No entry grows beyond those of
-    the inverse itself, so repeated keys do no harm. Blocks up to 16 are a batch of small products.
+    It is made by doubling. If X inverts the diagonal blocks of one size, X - X L X inverts those of
+    twice the size. L is the part below X's blocks inside the larger ones. No entry grows beyond
+    those of the inverse itself, so repeated keys do no harm. Blocks up to 16 are a batch of small
+    products.
     """
     tl.static_assert(CHUNK == 64)
     SMALL: tl.constexpr = 16

@@ -16,7 +16,7 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 from .math import silu
 from .prefill_plan import CHUNK, GdnPrefillPlan
 
-# Tokens that a program walks along, and heads that it takes side by side.
+# Tokens processed by a program one after another, and heads processed side by side.
 _TOKENS = 32
 _HEADS = 4
 _WARPS = 2
@@ -25,11 +25,12 @@ _WARPS = 2
 def gdn_conv(
     projected: Tensor, weight: Tensor, config: ModelConfig, conv: Tensor, plan: GdnPrefillPlan
 ) -> tuple[Tensor, Tensor]:
-    """Return kq [N, key_heads, 2, CHUNK, key_dim], k before q, q scaled by key_dim ** -0.5, and v
-    [N, value_heads, CHUNK, value_dim], in projected's dtype; both are parts of one allocation.
+    """Return kq and v in projected's dtype, both parts of one allocation.
 
-    projected [T, q | k | v | ...], any row stride; weight [channels, width]; conv [slots, channels,
-    width - 1], dense but for the slot stride. Raises ValueError for a width above 4.
+    kq: [N, key_heads, 2, CHUNK, key_dim], k before q, q scaled by key_dim ** -0.5. v: [N,
+    value_heads, CHUNK, value_dim]. projected: [T, q | k | v | ...], any row stride. weight:
+    [channels, width]. conv: [slots, channels, width - 1], dense but for the slot stride. Raises
+    ValueError for a width above 4.
     """
     if config.conv_width > 4:
         raise ValueError(
@@ -162,7 +163,7 @@ def _conv_kernel(
         x_1 += _stored(column, place, 1, WIDTH, alive)
         x_2 += _stored(column, place, 2, WIDTH, alive)
         x_3 += _stored(column, place, 3, WIDTH, alive)
-    # Four tokens a step, and the next four on their way meanwhile.
+    # A step takes four tokens, and loads the next four meanwhile.
     next_a = tl.load(rows, mask=alive, other=0.0)
     next_b = tl.load(rows + stride, mask=mask & (left > 1), other=0.0)
     next_c = tl.load(rows + 2 * stride, mask=mask & (left > 2), other=0.0)

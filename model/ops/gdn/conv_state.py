@@ -71,7 +71,7 @@ def _columns_kernel(
             mask=inside & (place < 0)[None, :],
             other=0.0,
         )
-        # A column that stays in the slot moves over one that another thread may not have read yet.
+        # A column kept in the slot moves to a place that another thread may not have read yet.
         tl.debug_barrier()
         columns = fresh.to(conv.dtype.element_ty) + stored
         tl.store(conv + slot * conv_stride + within, columns, mask=inside)

@@ -22,12 +22,12 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 from .decode_inputs import gdn_step_inputs
 from .math import silu
 
-# As measured on an H200: a whole state in flight, and two programs at a time on a multiprocessor.
+# Measured on an H200: a whole state in flight, and two programs at a time on a multiprocessor.
 _BLOCK = 64
 _STAGES = 3
 _WARPS = 8
-# One part in so many of a state is asked for before the wait: of few rows most programs are at once
-# on the device, and whole states would drive each other out of the cache.
+# The wait comes after one part in this many of a state is requested. With few rows most programs
+# run at once, and whole states would drive each other out of the cache.
 _AHEAD_OF_FEW = 2
 _AHEAD_OF_MANY = 1
 _FEW_ROWS = 32
@@ -108,14 +108,14 @@ def _gdn_decode_kernel(
 ):
     head = tl.program_id(0)
     row = tl.program_id(1)
-    # Asked for together, so that padding is noticed without a second wait.
+    # Load these together, so padding is noticed without a second wait.
     count = tl.load(rows)
     read = tl.load(read_slots + row).to(tl.int64)
     write = tl.load(write_slots + row).to(tl.int64)
     if row >= count:
         wait_for_inputs(DEPENDENT)
         return
-    # Of 128 bytes.
+    # Lines have 128 bytes.
     LINES: tl.constexpr = KEY_DIM // LINE
     BLOCKS: tl.constexpr = VALUE_DIM // BLOCK
     KEYS: tl.constexpr = KEY_HEADS * KEY_DIM
@@ -141,8 +141,8 @@ def _gdn_decode_kernel(
     gate = silu(gate.to(tl.float32)) * tl.load(norm + column)
     match = tl.sum(k * q)
 
-    # Three dimensions, so that eight lanes share a line, four lanes take rows, and the lines of a
-    # row stand in one thread: a sum over key_dim is mostly adds, and takes 3 shuffles and not 5.
+    # Three dimensions, so eight lanes share a line, four lanes take rows, and one thread has all
+    # lines of a row. A sum over key_dim is then mostly adds, with 3 shuffles instead of 5.
     within = value[:, None, None] * KEY_DIM + line[None, :, None] * LINE + element[None, None, :]
     out = tl.zeros([BLOCKS, BLOCK], tl.float32)
     for block in tl.range(BLOCKS, num_stages=STAGES):

@@ -29,7 +29,7 @@ class Share:
     warps: int
 
 
-# As measured on an H200: few rows end sooner in small programs, many in half as many programs.
+# Measured on an H200: few rows end sooner in small programs, many rows in half as many programs.
 _FEW = Share(1, 1)
 _MANY = Share(2, 2)
 _FEW_ROWS = 32
@@ -115,7 +115,7 @@ def _gdn_step_inputs_kernel(
     TAPS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    # The next launch reads states until it waits, which this one does not touch.
+    # Before its wait the next launch reads only states, and this launch does not write any.
     if DEPENDENT:
         start_next()
     row = tl.program_id(1)
@@ -152,13 +152,13 @@ def _gdn_step_inputs_kernel(
     a = tl.load(gate + VALUE_HEADS, mask=is_value, other=0.0).to(tl.float32)
     window = tl.where(tap == WIDTH - 1, token[:, :, None], stored.to(token.dtype))
     total = convolved(conv_columns(window, WIDTH), conv_columns(taps, WIDTH), 0, WIDTH)
-    # Rounded as the operator's output is, so that nothing is lost by storing it so.
+    # The operator's output is rounded in the same way, so this store loses nothing.
     activated = silu(total).to(mixed.dtype.element_ty)
     tl.store(mixed + row.to(tl.int64) * CHANNELS + channel, activated, mask=exists)
     to = scalars + row * (2 * KEY_HEADS + 2 * VALUE_HEADS) + head
     decay = (rate, a, bias)
     store_scalars(to, activated, head, decay, b, is_key, is_value, KEY_HEADS, VALUE_HEADS, KEY_DIM)
-    # In place, a column must not be overwritten while another thread has it still to read.
+    # A column is moved in place, so no thread may overwrite it before another has read it.
     tl.debug_barrier()
     target = conv + write * conv_stride + column - 1
     tl.store(target, window.to(conv.dtype.element_ty), mask=inside & (tap >= 1))

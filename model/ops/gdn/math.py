@@ -22,8 +22,8 @@ def softplus(x):
     """Return log(1 + exp(x)), and x itself above 20, as torch does."""
     grown = tl.exp(tl.minimum(x, 20.0))
     rounded = 1.0 + grown
-    # The quotient repairs what rounding 1 + exp(x) lost: decays near 1 act over thousands of
-    # tokens, so a small x must keep its relative precision.
+    # The quotient repairs the rounding of 1 + exp(x). Decays near 1 act over thousands of tokens,
+    # so a small x must keep its relative precision.
     lost = tl.where(rounded == 1.0, 1.0, rounded - 1.0)
     near = tl.where(rounded == 1.0, grown, tl.log(rounded) * (grown / lost))
     return tl.where(x > 20.0, x, near)

@@ -1,8 +1,8 @@
 """Cut of a forward's GDN layers into chunks: the tables of their prefill kernels.
 
 A segment is a run of one sequence's tokens up to a stored state. It is cut into chunks of at most
-CHUNK tokens, so every stored state is at the end of a chunk and is the fp32 state itself. Built
-once per forward on the host, moved in one copy, the same for every layer.
+CHUNK tokens. So every stored state is at the end of a chunk and is the fp32 state itself. The plan
+is built once per forward on the host, moved in one copy, and the same for every layer.
 """
 
 from collections.abc import Sequence
@@ -94,7 +94,7 @@ def _tables(
     for entries, _ in tables:
         begins.append(len(packed))
         packed += entries
-        # Triton compiles for the alignment of a pointer, and no forward should wait for that:
+        # Triton compiles for the alignment of a pointer, and no forward should wait for that. So
         # every table begins at a multiple of 16 bytes.
         packed += [0] * (-len(packed) % 4)
     host = torch.tensor(packed, dtype=torch.int32)

@@ -113,7 +113,7 @@ def _plan_run(
             valid.append(first + within < end)
         begin = end
         ends[end] = len(rows) - 1
-    # The final state is often wanted twice: as the working slot's and as a checkpoint.
+    # The final state is often wanted twice: for the working slot and for a checkpoint.
     keep = sorted({ends[offset] for offset, _ in marks})
     return RunPlan(
         rows=torch.stack(rows),
@@ -130,11 +130,11 @@ def gated_delta_rule(
 ) -> Tensor:
     """Return o [T, heads, value_dim] float32; store the planned states.
 
-    q, k [T, heads, key_dim] float32, of unit length, q scaled; v [T, heads, value_dim] float32; g,
-    beta [T, heads] float32; state [slots, heads, value_dim, key_dim] of any float dtype.
+    q, k: [T, heads, key_dim] float32, of unit length, q scaled. v: [T, heads, value_dim] float32.
+    g, beta: [T, heads] float32. state: [slots, heads, value_dim, key_dim] of any float dtype.
     """
     tokens, heads, _ = v.shape
-    # One row more than tokens: padding is written there, and dropped.
+    # One extra row takes the padding, and is dropped.
     output = v.new_empty(tokens + 1, *v.shape[1:])
     if plan.singles is not None:
         rows = plan.singles.rows
@@ -188,7 +188,7 @@ def _step(
     for offset, row in enumerate(range(plan.start, plan.stop), 1):
         at = slice(row, row + 1)
         output[at], after = recurrent_step(q[at], k[at], v[at], g[at], beta[at], after)
-        # A decode step would have stored it, rounded, and the next one read that.
+        # A decode step would store the state rounded, and the next step would read that.
         rounded = after.to(state.dtype)
         if offset in slots:
             state[slots[offset]] = rounded[0]

@@ -1,8 +1,8 @@
 """The gated delta rule in chunks: work inside chunks all at once, a loop over chunks for the state.
 
-Within a chunk of C tokens with cumulative log decay G, the deltas D solve (I + A) D = beta (V -
-exp(G) K S^T) with A[t, s] = beta_t exp(G_t - G_s) k_t . k_s for s < t. Both right-hand sides are
-solved before the loop.
+A chunk has C tokens with cumulative log decay G. The deltas D solve (I + A) D = beta (V - exp(G) K
+S^T). A[t, s] is beta_t exp(G_t - G_s) times the product of k_t and k_s, for s < t. Both right-hand
+sides are solved before the loop.
 """
 
 from collections.abc import Sequence
@@ -24,10 +24,10 @@ def chunk_gated_delta_rule(
 ) -> tuple[Tensor, Tensor]:
     """Apply the rule to one sequence of N chunks of C tokens; float32 throughout.
 
-    q, k [N, heads, C, key_dim], of unit length, q scaled; v [N, heads, C, value_dim]; g (log decay)
-    and beta [N, heads, C]; state [heads, value_dim, key_dim]; keep: ascending chunk numbers.
-    Returns o [N, heads, C, value_dim] and the states after the chunks in keep, [len(keep), heads,
-    value_dim, key_dim]. A padding token has g = beta = 0: it changes no state, and its o is
+    q, k: [N, heads, C, key_dim], of unit length, q scaled. v: [N, heads, C, value_dim]. g, beta:
+    [N, heads, C]; g is the log decay. state: [heads, value_dim, key_dim]. keep: ascending chunk
+    numbers. Returns o [N, heads, C, value_dim] and the states after the chunks in keep, [len(keep),
+    heads, value_dim, key_dim]. A padding token has g = beta = 0: it changes no state, and its o is
     meaningless.
     """
     chunks, _, size = q.shape[:3]

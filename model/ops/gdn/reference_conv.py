@@ -75,5 +75,5 @@ def causal_conv(x: Tensor, weight: Tensor, state: Tensor, plan: ConvPlan) -> Ten
     total = inputs[:windows] * taps[0]
     for tap in range(1, width):
         total.addcmul_(inputs[tap : tap + windows], taps[tap])
-    # Windows that begin in one sequence and end in the next are computed too, and dropped here.
+    # Windows across two sequences are computed too, and dropped here.
     return functional.silu(total.index_select(0, plan.outputs), inplace=True).to(x.dtype)

@@ -9,9 +9,9 @@ def recurrent_step(
 ) -> tuple[Tensor, Tensor]:
     """Apply the rule to one token of each of N sequences; float32 throughout.
 
-    q, k [N, heads, key_dim], of unit length, q scaled; v [N, heads, value_dim]; g (log decay, <= 0)
-    and beta [N, heads]; state [N, heads, value_dim, key_dim]. Returns o [N, heads, value_dim] and
-    the next state. S = exp(g) S; d = beta (v - S k); S += d k^T; o = S q.
+    q, k: [N, heads, key_dim], of unit length, q scaled. v: [N, heads, value_dim]. g, beta: [N,
+    heads]; g is the log decay, <= 0. state: [N, heads, value_dim, key_dim]. Returns o [N, heads,
+    value_dim] and the next state. Rule: S = exp(g) S; d = beta (v - S k); S += d k^T; o = S q.
     """
     state = state * g.exp()[..., None, None]
     keys = k[..., None, :]

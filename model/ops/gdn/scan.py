@@ -106,7 +106,8 @@ def _scan_kernel(
             last = tl.load(gate + CHUNK - 1)
             beta = tl.load(gate + CHUNK + token)
 
-            # Keys and queries ask the state in one product, and deltas and read-out come of one.
+            # One product applies the state to keys and queries; one product gives deltas and
+            # read-out.
             rounded = state.to(kq.dtype.element_ty)
             known, read = _halves(
                 tl.dot(keys_queries, rounded, input_precision="ieee"), CHUNK, COLUMNS
@@ -119,7 +120,7 @@ def _scan_kernel(
                 COLUMNS,
             )
             kept = (deltas * tl.exp(last - total)[:, None]).to(kq.dtype.element_ty)
-            # Queries add nothing to the state: their rows meet zeros.
+            # Queries add nothing to the state, so their rows are multiplied by zeros.
             padded = tl.reshape(
                 tl.permute(tl.join(kept, tl.zeros_like(kept)), (2, 0, 1)), [2 * CHUNK, COLUMNS]
             )

@@ -116,7 +116,7 @@ def group_products(
     low, high = halves(codes, tl.bfloat16)
     low, high = low.to(tl.float32), high.to(tl.float32)
     if HAS_INSTRUCTIONS:
-        # 2^-126 of a value times an input would lose bits of the product.
+        # Without this, 2^-126 of a value times an input would lose bits of the product.
         low_inputs *= 1.2676506002282294e30
         high_inputs *= 1.2676506002282294e30
     unit: tl.constexpr = 524288.0 if HAS_INSTRUCTIONS else 0.0078125

@@ -1,12 +1,12 @@
 """Rows of activations as e4m3 codes and scales, made anew for every row (W8A8 of prompts).
 
-scale = max(largest magnitude, 1e-10) / 448, code = nearest e4m3 of value * (1 / scale), over 128
-columns, or over a whole row for weights with scales of whole rows. Alone, or of silu(gate) * up in
-the same pass. Rows are padded to a multiple of 4 with zeros, and scales of one group of columns are
-side by side, as the library's product needs. Both divisions round to nearest, so every machine
-makes the same codes. They are of groups, not of values: `/` on a GPU is some last bits off, and
-near ties that is another code. References: `reference.quantised_rows`, behind `reference.swiglu`'s
-activation.
+scale = max(largest magnitude, 1e-10) / 448, code = nearest e4m3 of value * (1 / scale). A scale
+covers 128 columns, or a whole row for weights with scales of whole rows. The rows are x, or
+silu(gate) * up computed in the same pass. Rows are padded to a multiple of 4 with zeros, and scales
+of one group of columns are side by side, as the library's product needs. Both divisions round to
+nearest, so every machine makes the same codes. They are of groups, not of values: `/` on a GPU is
+some last bits off, and near ties this gives another code. References: `reference.quantised_rows`,
+behind `reference.swiglu`'s activation.
 """
 
 from dataclasses import dataclass

@@ -21,8 +21,8 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 from .fp8_scales import GROUP, row_scales, run_sums, scale_sizes, scaled_products
 from .gemv import Stream, residual_sum, weight_tile
 
-# The fastest of 16 over each matrix of 9B on an H200, or within 3% of it. More rows a program than
-# of bf16: what a column of the input costs is shared by as many bytes of weights.
+# The fastest of 16 over each matrix of 9B on an H200, or within 3% of it. A program has more rows
+# than for bf16: as many bytes of weights then share the cost of an input's column.
 _SHORT = Stream(4, 2048, 4)
 _LONG = Stream(8, 4096, 8)
 _SHORT_COLUMNS = 4096
@@ -188,8 +188,7 @@ def _fp8_gemv_kernel(
     DEPENDENT: tl.constexpr,
 ):
     RUN: tl.constexpr = 16
-    # The tail's programs come first: they have nothing on the way before they wait, and would end
-    # last.
+    # The tail's programs come first. They load nothing before their wait, and would end last.
     tail_tiles = (tail_rows + TAIL_ROWS - 1) // TAIL_ROWS
     if tail is not None:  # noqa: SIM102 (decided when the kernel is compiled)
         if tl.program_id(0) < tail_tiles:

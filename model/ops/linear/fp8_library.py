@@ -1,10 +1,10 @@
 """Products of quantised rows with FP8 weights by the library (W8A8), for matrices it takes.
 
-`torch._scaled_mm` on Hopper multiplies rows with a scale per 128 columns by weights with a scale
-per 128 x 128, and rows with one scale by weights with one scale per row; it sums each 128 columns
-in float32. On Blackwell it takes the second kind only. For torch 2.11 with cuBLAS 12.9 or later: K
-/ 128 is a multiple of 4 and `out` one of 16. Reference: `reference.product` of
-`reference.quantised_rows`.
+`torch._scaled_mm` on Hopper multiplies two kinds of operands. Rows with a scale per 128 columns go
+with weights with a scale per 128 x 128. Rows with one scale go with weights with one scale per row.
+It sums each 128 columns in float32. On Blackwell it takes the second kind only. For torch 2.11 with
+cuBLAS 12.9 or later: K / 128 is a multiple of 4 and `out` one of 16. Reference: `reference.product`
+of `reference.quantised_rows`.
 """
 
 from functools import cache

@@ -9,7 +9,7 @@ shares. No two warps turn the same weights. Up to 16 rows of x are the first ope
 instruction takes 16 rows. With more rows the weights are the first operand, in registers, and x is
 read from shared memory, once for all warps. Then operands come by the tensor copy engine, and
 registers suffice for one more program per multiprocessor. The order of a row's sums depends on no
-other row, so a row's result is the same at every batch size with the same tile.
+other row. So with the same tile a row's result is the same at every batch size.
 
 With SwiGLU a tile has rows of gate and their rows of up. Plain rows below those in FP8 (b and a of
 in_proj) have programs of their own in the same launch. Reference: `reference.product`.
@@ -93,7 +93,7 @@ def tallest(device: torch.device) -> int:
 
 
 def tile_for(batch: int, rows: int, columns: int, dtype: torch.dtype, most: int = _TALL) -> Tile:
-    """Choose a tile by shapes alone, so that a captured graph holds one of them.
+    """Choose a tile by shapes alone, so a captured graph holds one of them.
 
     Tuned for the layers of 9B in sequence on an H200. The kernel after a wide one begins beside its
     last programs. So narrow ones, two per multiprocessor, have stages that leave no memory for a
@@ -128,7 +128,7 @@ def _tall_tile(tiles: int, columns: int, is_narrow: bool) -> Tile | None:
 
 
 def tile_of_prompts(dtype: torch.dtype) -> Tile:
-    """Return one tile for every length, so that the first prompt compiles it."""
+    """Return one tile for every length, so the first prompt compiles it."""
     return Tile(64, 64, 1, 3, 4) if dtype is torch.bfloat16 else _EXACT
 
 
@@ -139,8 +139,8 @@ def fp8_product(
     tile: Tile | None = None,
     tail: Tensor | None = None,
 ) -> Tensor:
-    """Return [B, rows + tail rows] in x's dtype; x [B, columns], any row stride; weight [rows,
-    columns] for kernels; tail [tail rows, columns] contiguous in x's dtype. output: target instead
+    """Return [B, rows + tail rows] in x's dtype. x: [B, columns], any row stride. weight: [rows,
+    columns] for kernels. tail: [tail rows, columns] contiguous in x's dtype. output: target instead
     of new memory, any row stride."""
     rows, columns = weight.shape
     tile = tile or tile_for(x.shape[0], rows, columns, x.dtype, tallest(x.device))
@@ -152,7 +152,7 @@ def multiply(
     launch: Callable[[Tensor], None], x: Tensor, rows: int, tile: Tile, output: Tensor | None
 ) -> Tensor:
     """Return [B, rows] in x's dtype, in `output` if given. launch: fills a tensor [B, rows], or
-    [split, B, rows] float32 for a tile that shares out the columns."""
+    [split, B, rows] float32 for a tile with shared-out columns."""
     output = x.new_empty(x.shape[0], rows) if output is None else output
     if tile.split == 1:
         launch(output)
@@ -356,7 +356,7 @@ def _fp8_product_kernel(
         result = tl.zeros([BATCH, ROWS], tl.float32)
     if number >= 0:
         first = number * TALL
-        # What is past the matrix reads its last row, and is not stored.
+        # Rows past the matrix read its last row and are not stored.
         row = tl.minimum(first + offset % TALL + offset // TALL * (rows // 2), rows - 1)
         for block in tl.range(begin, end, num_stages=STAGES):
             if SCALE_COLUMNS >= COLUMNS:

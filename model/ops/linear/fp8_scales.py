@@ -95,8 +95,8 @@ def scaled_products(
 
 @triton.jit
 def run_sums(products, RUN: tl.constexpr):
-    """Return products [ROWS, BLOCK] with the columns of each run of RUN summed: a thread's part of
-    a row takes one register between blocks of columns."""
+    """Return products [ROWS, BLOCK] with the columns of each run of RUN summed. A thread's part of
+    a row then takes one register between blocks of columns."""
     ROWS: tl.constexpr = products.shape[0]
     RUNS: tl.constexpr = products.shape[1] // RUN
     return tl.sum(tl.reshape(products, [ROWS, RUNS, RUN]), axis=2)

@@ -39,15 +39,15 @@ class Stream:
     warps: int
 
 
-# The fastest of 36 shapes over 9B's matrices on an H200: 3.7 to 4.3 TB/s of weights. Of long
-# columns one half as long is 2% faster in 9B, and takes 1.3 times as long in 27B and 122B.
+# The fastest of 36 shapes over 9B's matrices on an H200: 3.7 to 4.3 TB/s of weights. For long
+# columns, a shape half as long is 2% faster in 9B. It takes 1.3 times as long in 27B and 122B.
 _SHORT = Stream(8, 2048, 8)
 _LONG = Stream(4, 2048, 4)
 _SHORT_COLUMNS = 4096
 _NORMED = Stream(4, 4096, 4)
 _SWIGLU = Stream(2, 4096, 4)
-# Of more columns than those read at once, as in 27B, whose products then come to 97 and 99% of the
-# rate of a copy instead of 77 and 73%: a second block of which most is past the matrix costs as
+# For more columns than the shapes above read at once, as in 27B. Its products then come to 97 and
+# 99% of the rate of a copy instead of 77 and 73%. A second block mostly past the matrix costs as
 # much as a whole one.
 _WIDE = Stream(2, 8192, 4)
 
@@ -120,7 +120,7 @@ def _normed(
 ) -> tuple[Tensor, Tensor]:
     batch, columns = residual.shape
     output = residual.new_empty(batch, rows)
-    # Not in place: every program reads the old one.
+    # Not in place, because every program reads the old residual.
     total = residual if branch is None else residual.new_empty(batch, columns)
     _norm_product_kernel[(triton.cdiv(rows, stream.rows),)](
         branch,
@@ -239,7 +239,7 @@ def _norm_product_kernel(
                 if tl.program_id(0) == 0:
                     tl.store(total + item * COLUMNS + column, stored, inside)
             scale = tl.load(norm + column, inside, 0.0)
-            # Rounded as the twin rounds between norm and product.
+            # The reference rounds in the same way between norm and product.
             value = (stored.to(tl.float32) * root * scale).to(stored.dtype).to(tl.float32)
             tile = first
             if begin > 0:

@@ -27,7 +27,7 @@ _EXACT = Tile(32, 16, 1, 2, 4)
 
 
 def tile_for(batch: int, rows: int, columns: int, dtype: torch.dtype) -> Tile:
-    """Choose a tile by shapes alone, so that a captured graph holds one of them."""
+    """Choose a tile by shapes alone, so a captured graph holds one of them."""
     if dtype is not torch.bfloat16:
         return _EXACT
     split = split_for(triton.cdiv(rows, 64), columns)
@@ -37,7 +37,7 @@ def tile_for(batch: int, rows: int, columns: int, dtype: torch.dtype) -> Tile:
 
 
 def tile_of_prompts(dtype: torch.dtype) -> Tile:
-    """Return one tile for every length, so that the first prompt compiles it."""
+    """Return one tile for every length, so the first prompt compiles it."""
     return Tile(128, 64, 1, 3, 8) if dtype is torch.bfloat16 else _EXACT
 
 

@@ -31,8 +31,8 @@ class Tile:
     warps: int
 
 
-# The fastest of 20 over 9B's out_proj and down on an H200: 11.6 and 27.4 us at 16 rows, where
-# cuBLAS takes 12.8 and 28.9. On its wider matrices cuBLAS is as fast.
+# The fastest of 20 over 9B's out_proj and down on an H200: 11.6 and 27.4 us at 16 rows. cuBLAS
+# takes 12.8 and 28.9 us there; on 9B's wider matrices it is as fast.
 _TILE = Tile(32, 256, 6, 4)
 _LEAST_FILLED = 0.75
 
@@ -47,7 +47,7 @@ def is_one_round(weight: Tensor) -> bool:
 
 
 def small_batch(x: Tensor, weight: Tensor, tile: Tile = _TILE) -> Tensor:
-    """Return [B, rows] in x's dtype; x [B, columns] contiguous, bf16, B at most MOST_ROWS; weight
+    """Return [B, rows] in x's dtype. x: [B, columns] contiguous, bf16, B at most MOST_ROWS. weight:
     [rows, columns] contiguous, columns a multiple of the tile's."""
     batch, columns = x.shape
     rows = weight.shape[0]

@@ -40,7 +40,7 @@ class Tile:
 
 
 def are_few(pairs: int, experts: int) -> bool:
-    """Return true if an expert has few pairs, so that reading its matrix takes most of the time."""
+    """Return true if an expert has few pairs: reading its matrix then takes most of the time."""
     return pairs <= _FEW_PAIRS * experts
 
 
@@ -80,7 +80,7 @@ def place_of_tile(ends, tile, EXPERTS: tl.constexpr, PADDED: tl.constexpr, PAIRS
     begin_of = tl.load(ends + index - 1, exists & (index > 0), 0)
     tiles_of = tl.where(exists, (end_of - begin_of + PAIRS - 1) // PAIRS, 0)
     last_of = tl.cumsum(tiles_of, axis=0)
-    # The first whose tiles end behind it.
+    # The first expert with an end of its tiles behind this one.
     expert = tl.sum(((last_of <= tile) & exists).to(tl.int32), axis=0)
     mine = index == expert
     first = tl.sum(tl.where(mine, last_of - tiles_of, 0), axis=0)

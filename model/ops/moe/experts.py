@@ -35,7 +35,7 @@ from .permute_index import Permutation, permute_index
 from .router import choose
 from .shared_gate import fused_gate_sigmoid_mul_add
 
-# Where the two paths cross on an H200 with the shapes of 35B-A3B (docs/kernels.md).
+# The two paths are equally fast here, on an H200 with the shapes of 35B-A3B (docs/kernels.md).
 MOST_GEMV_TOKENS = 64
 MOST_FP8_GEMV_TOKENS = 32
 """Most tokens for gemv.py in FP8. On an H100 FP8 is 1.17 times as fast by gemv.py at 16 tokens,
@@ -74,7 +74,7 @@ def moe(
         with torch.cuda.stream(side):
             shared = _mlp(x, weights.shared, phase)
         routed = _routed(x, weights, shape, rows, phase)
-        # Memory of `shared` is reused by `side` alone, which waits for this stream first.
+        # Only `side` reuses the memory of `shared`, and it waits for this stream first.
         current.wait_stream(side)
     return fused_gate_sigmoid_mul_add(x, weights.shared_gate, shared, routed, rows)
 
@@ -102,7 +102,7 @@ def _mlp(x: Tensor, weights: MlpWeights, phase: Phase) -> Tensor:
 def _routed(x: Tensor, weights: MoeWeights, shape: MoeShape, rows: Tensor, phase: Phase) -> Tensor:
     logits = functional.linear(x, weights.router)
     choice = choose(logits, shape.chosen, rows, shape.held)
-    # Pairs of experts that are elsewhere come last, as those of one more.
+    # Pairs of experts on other ranks come last, as the pairs of one more expert.
     count = len(shape.own)
     permutation = permute_index(choice.experts, count + (shape.held is not None), rows)
     permutation = replace(permutation, ends=permutation.ends[:count])
@@ -123,7 +123,7 @@ def _gate_up(
         return _grouped(permute(x, positions, rows), matrices.plain, ends)
     if phase is Phase.STEP:
         return grouped_fp8(permute(x, positions, rows), None, weight, ends)
-    # Once a token, not once a pair: codes and scales are what is carried into order.
+    # Quantise once a token, not once a pair: codes and scales are then permuted.
     codes = quantised(x)
     values = permute(codes.values.view(torch.uint8)[: codes.count], positions, rows)
     scales = permute(codes.scales[: codes.count].contiguous(), positions, rows)

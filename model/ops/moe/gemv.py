@@ -1,15 +1,16 @@
-"""A mixture of experts for few tokens: matrix-vector products that read the chosen experts only.
+"""A mixture of experts for few tokens: matrix-vector products reading the chosen experts only.
 
 Shapes: x [T, hidden] row-strided; weights as in `MoeWeights`, rows contiguous. Reference:
 `TorchOperators.feed_forward`.
 
-Four launches: router logits and the shared expert's inner vector; router.py; the chosen experts'
-inner vectors; their down projections, weighed, summed and joined with the gated shared expert. Each
-(token, choice) pair reads its expert's weights once, so bytes and time grow with the tokens. This
-is right while tokens choose mostly different experts. Weights are plain or FP8, each matrix for
-itself: e4m3 and its scale are exact (W8A16). All arithmetic is float32 on the weights' values,
-without tensor cores. Other tokens do not change its order. So this is also the exact path of a
-float32 model. Tokens past rows[0] are neither read nor written.
+There are four launches. The first computes router logits and the shared expert's inner vector.
+router.py is the second. The third computes the chosen experts' inner vectors. The fourth computes
+their down projections, weighed, summed and joined with the gated shared expert. Each (token,
+choice) pair reads its expert's weights once, so bytes and time grow with the tokens. This is right
+while tokens choose mostly different experts. Weights are plain or FP8, each matrix for itself: e4m3
+and its scale are exact (W8A16). All arithmetic is float32 on the weights' values, without tensor
+cores. Other tokens do not change its order. So this is also the exact path of a float32 model.
+Tokens past rows[0] are neither read nor written.
 """
 
 from dataclasses import replace
@@ -38,11 +39,11 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .router import choose
 
-# 4 x 1024 bf16 are eight loads of 16 bytes a thread. Small programs are many, which is what hides
-# latency at one token.
+# 4 x 1024 bf16 are eight loads of 16 bytes a thread. Small programs are many, and their number
+# hides latency at one token.
 _PLAIN = Stream(4, 1024, 2)
-# More rows: what a column of the input costs is shared by as many bytes. Codes: the fastest of nine
-# at 1 and 16 tokens of 35B-A3B on an H100; four bits: not chosen by measurement.
+# More rows, so as many bytes share the cost of an input's column. Codes: the fastest of nine at 1
+# and 16 tokens of 35B-A3B on an H100. Four bits: not chosen by measurement.
 _CODES = Stream(8, 2048, 4)
 _FOUR_BITS = Stream(8, 2048, 4)
 
@@ -167,10 +168,10 @@ def _products(
     SCALE_COLUMNS: tl.constexpr = 1,
 ):
     """Return elementwise products of rows of a contiguous matrix with a vector, summed over column
-    blocks and runs: [rows, COLUMNS / run] float32. A row past `height` gives zeros. scales: of FP8
-    numbers, among `all_rows` of which row[0] is `first`."""
+    blocks and runs: [rows, COLUMNS / run] float32. A row past `height` gives zeros. scales: for FP8
+    numbers, among `all_rows`; row[0] is `first` among these."""
     ROWS: tl.constexpr = row.shape[0]
-    # What a thread holds of a row is summed before it is kept.
+    # A thread sums its part of a row before keeping it.
     RUN: tl.constexpr = 1 if scales is None else 32 if SCALE_COLUMNS == 16 else 16
     products = tl.zeros([ROWS, COLUMNS // RUN], tl.float32)
     if factors is not None:
@@ -414,7 +415,7 @@ def _down(
                 COLUMNS, SCALE_ROWS, SCALE_COLUMNS,
             )  # fmt: skip
         else:
-            # Of an expert that is elsewhere nothing was computed.
+            # Experts on other ranks have computed nothing here.
             if expert < HELD:
                 products += _of_pair(
                     acts, matrices, scales, factors, expert, weights, pair, row, first, HIDDEN,

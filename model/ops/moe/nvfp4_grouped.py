@@ -1,8 +1,9 @@
 """Products of rows in expert order with their expert's NVFP4 matrix (W4A16), in one launch with
-sizes on the device: `fp8_grouped.py` for half the bytes, and for rows of prompts too.
+sizes on the device.
 
-Weights are turned in registers (e2m1.py), scaled by group, and multiplied in bf16; a sum over all
-columns gets the tensor's scale in float32. Reference: `reference.product` of each expert's rows.
+This is `fp8_grouped.py` for half the bytes, and for rows of prompts too. Weights are turned in
+registers (e2m1.py), scaled by group, and multiplied in bf16. A sum over all columns gets the
+tensor's scale in float32. Reference: `reference.product` of each expert's rows.
 """
 
 import triton
@@ -15,7 +16,7 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 
 from .expert_tiles import Tile, are_few, multiply, place_of_tile
 
-# Of ten at 4, 16 and 64 tokens of 35B-A3B on an H200 the fastest.
+# The fastest of ten at 4, 16 and 64 tokens of 35B-A3B on an H200.
 _FEW = Tile(64, 16, 3, 2)
 _MANY = Tile(128, 32, 4, 4)
 

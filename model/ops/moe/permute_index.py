@@ -4,9 +4,9 @@ Shapes: experts [T, chosen] int32 -> positions [T, chosen] int32, ends [count] i
 `naive_permute_index` in reference.py.
 
 Rows are sorted by expert, then by token: stable, no atomics on memory, no host sync. ends[e] is the
-row after the last of expert e. Two launches over runs of pairs: each run counts its experts; then
-each run sums the counts of all runs again, cheaper than a launch in between, and ranks its own
-pairs. Pairs of tokens past rows[0] take no row.
+row after the last of expert e. Two launches go over runs of pairs. In the first each run counts its
+experts. In the second each run sums the counts of all runs again, cheaper than a launch in between,
+and ranks its own pairs. Pairs of tokens past rows[0] take no row.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 # Every run reads the counts of all runs, so there must not be many.
 _MOST_RUNS = 128
 _RUNS_A_STEP = 32
-# Pairs that are compared with one another at a time.
+# Pairs compared with one another at a time.
 _STEP = 128
 _WARPS = 8
 

@@ -26,16 +26,16 @@ def mixture(
 ) -> Tensor:
     """Return the weighted sum of the chosen experts held by this rank, [T, hidden].
 
-    x [T, hidden]; gate_up [held, 2 * intermediate, hidden]; down [held, hidden, intermediate]: of
-    experts from `first` on; weights, experts [T, chosen].
+    x: [T, hidden]. gate_up: [held, 2 * intermediate, hidden]. down: [held, hidden, intermediate].
+    Both are of experts from `first` on. weights, experts: [T, chosen].
     """
     tokens, chosen = experts.shape
     held = gate_up.shape[0]
     order = experts.flatten().argsort(stable=True)
     counts = experts.flatten().bincount(minlength=first + held).tolist()
     gathered = x[order // chosen]
-    # Every (token, choice) pair has its own row and the sum over choices has a fixed order, so that
-    # a token's result does not depend on which other tokens chose the same expert.
+    # Every (token, choice) pair has its own row, and the sum over choices has a fixed order. So a
+    # token's result does not depend on other tokens with the same expert.
     pairs = torch.empty_like(gathered)
     begin = sum(counts[:first])
     end = begin + sum(counts[first : first + held])

@@ -19,8 +19,8 @@ from torch import Tensor
 from tasuki.utils.triton.instructions import dependent, wait_for_inputs
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
-# One warp a program, so that no round of the choice waits for another warp; a second row in large
-# batches fills the latency of the first.
+# A program has one warp, so no round of the choice waits for another warp. In large batches a
+# second row fills the latency of the first.
 _LOGITS_A_PROGRAM = 512
 _FEW_TOKENS = 512
 
@@ -103,8 +103,8 @@ def _choose(
     at = token.to(tl.int64)[:, None] * stride + expert[None, :]
     logit = tl.load(logits + at, inside, 0.0).to(tl.float32)
     bits = tl.where(logit == logit, logit, -3.4028235e38).to(tl.int32, bitcast=True)
-    # Integers in the order of the floats, above a number that prefers the lowest id: all differ,
-    # so that one maximum finds value and id. A bf16 leaves room for the id in 32 bits.
+    # Integers in the order of the floats, above a number that prefers the lowest id. All differ, so
+    # one maximum finds value and id. A bf16 leaves room for the id in 32 bits.
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     preference = (PADDED - 1 - expert)[None, :]
     if NARROW:

@@ -59,7 +59,7 @@ def _gate_sigmoid_mul_add(
     inside = column < HIDDEN
     row = tl.load(x + token * x_stride + column, inside, 0.0).to(tl.float32)
     weight = tl.load(gate + column, inside, 0.0).to(tl.float32)
-    # Loaded before the reduction, which would otherwise stand between two trips to memory.
+    # Load these before the reduction, so it does not separate two trips to memory.
     added = tl.load(shared + token * shared_stride + column, inside, 0.0).to(tl.float32)
     total = tl.load(routed + token * routed_stride + column, inside, 0.0).to(tl.float32)
     opened = tl.sigmoid(tl.sum(row * weight, axis=0))

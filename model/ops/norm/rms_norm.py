@@ -11,7 +11,7 @@ from torch import Tensor
 from tasuki.utils.triton.instructions import dependent, wait_for_inputs
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
-# Elements a thread, as measured on an H200: eight are one load of 16 bytes of each operand.
+# Elements per thread, measured on an H200: eight are one load of 16 bytes of each operand.
 _ALONE = 32
 _WITH_SUM = 8
 
@@ -55,7 +55,7 @@ def _launched(
 
 
 def _warps(hidden: int, elements: int) -> int:
-    """Return the number of warps, within the limit, at which a thread holds `elements` elements."""
+    """Return the number of warps, within the limit, to give a thread `elements` elements."""
     warps: int = triton.next_power_of_2(hidden) // (32 * elements)
     return min(max(warps, 1), 16)
 

@@ -1,8 +1,9 @@
 """An answer's place in its thought, and the demand of its thinking budget on the next token.
 
-Invariants: a forced token depends on the tokens sampled so far only, so any node forces the same
-one; a thought has at most `most` tokens before its closing; the closing never begins inside a
-character, if the model finishes its characters.
+Invariants:
+1. A forced token depends on the tokens sampled so far only, so any node forces the same one.
+2. A thought has at most `most` tokens before its closing.
+3. The closing never begins inside a character, if the model finishes its characters.
 """
 
 from collections.abc import Sequence
@@ -55,8 +56,8 @@ class BudgetedThought:
 
     @property
     def mask(self) -> Mask | None:
-        """Return the mask of tokens that leave no character unfinished, if the thought must end;
-        None: every token. Read-only."""
+        """Return the mask of tokens without an unfinished character, if the thought must end; None:
+        every token. Read-only."""
         if self._is_over or self._may_open or not self._left or self._unfinished is None:
             return None
         return self._unfinished.finished_by(self._left - 1)

@@ -30,14 +30,15 @@ def noise_key(seed: int) -> tuple[int, int]:
 
 
 def gumbel(key: tuple[int, int], position: int, vocab: int) -> Tensor:
-    """Return the Gumbel noise of each token id at that position, [vocab] float64, finite."""
-    # Two rounds a token: with one, the noise of two positions would be one sequence, reordered.
+    """Return the Gumbel noise of each token id at this position, [vocab] float64, finite."""
+    # Each token takes two rounds. With one, the noise of two positions would be one sequence,
+    # reordered.
     first = _mix(torch.tensor((position ^ key[0]) & _MASK))
     second = _mix((first + key[1]) & _MASK)
     hashed = _mix((_mix(torch.arange(vocab) ^ first) + second) & _MASK)
     uniform = ((hashed.float() + 0.5) * 2.0**-32).clamp_max(LARGEST)
-    # The tail that decides draws is u near 0, where float32 is fine-grained: -log(1 - u), not
-    # -log(u).
+    # The tail that decides samples is u near 0, and float32 is fine-grained there. So use -log(1 -
+    # u), not -log(u).
     return -(-(-uniform.double()).log1p()).log()
 
 

@@ -4,9 +4,9 @@ Everything is a function of (the request's fields, its prompt, its output so far
 the same three samples the same token. The order is vLLM's:
 
 1. A token forced by the thinking budget is the only one. Otherwise four kinds of tokens are ruled
-   out: those outside the grammar and allowed_token_ids; those that complete one of bad_words in the
-   output; those that would end the answer while the output has fewer than min_tokens; those inside
-   a character at the end of the thinking budget. A ruled out token has a logit of -inf.
+   out, with a logit of -inf. The first are tokens outside the grammar and allowed_token_ids. The
+   second complete one of bad_words in the output. The third would end the answer while the output
+   has fewer than min_tokens. The fourth are inside a character at the end of the thinking budget.
 2. logit_bias is added.
 3. repetition_penalty applies to each token of the prompt or the output: a logit above 0 is divided
    by it, any other is multiplied. frequency_penalty times the token's count in the output is
@@ -76,9 +76,9 @@ class LogitAdjuster:
         constraint: Constraint | None = None,
         unfinished: UnfinishedTokens | None = None,
     ) -> None:
-        """ends: tokens that would end the answer (reference.stop_ids). constraint: the grammar's,
-        behind the output. unfinished: the vocabulary's, for a thinking budget; None: its texts are
-        not known. REQUIRES: the params adjust; their named_tokens and earlier tokens are of the
+        """ends: tokens ending the answer (reference.stop_ids). constraint: the grammar's, behind
+        the output. unfinished: the vocabulary's, for a thinking budget; None: its texts are not
+        known. REQUIRES: the params adjust; their named_tokens and earlier tokens are of the
         vocabulary."""
         self.params = params
         self._vocab = vocab
@@ -179,7 +179,7 @@ class LogitAdjuster:
 
     @property
     def reach(self) -> float:
-        """Return the distance below the highest logit up to which min_p keeps a token."""
+        """Return the largest distance below the highest logit kept by min_p."""
         params = self.params
         if not (params.min_p and params.temperature):
             return -math.inf
@@ -301,14 +301,14 @@ def adjusted(logits: Tensor, rows: AdjustedRows) -> Tensor:
         scores = logits.clone()
     if len(rows.masks):
         scores.masked_fill_(_masked_out(rows.masks, scores.shape[1]), -torch.inf)
-    # On a GPU what is empty would be launched all the same.
+    # A GPU would launch a kernel for empty lists too.
     if len(rows.allowing):
         kept = scores[rows.allowed_rows, rows.allowed]
         scores[rows.allowing] = -torch.inf
         scores[rows.allowed_rows, rows.allowed] = kept
     if len(rows.ruled_out):
         scores[rows.ruled_out_rows, rows.ruled_out] = -torch.inf
-    # No list names a token of a row twice, so that what is read may be written back.
+    # A list names each token of a row once, so values may be read and written back.
     if len(rows.biased):
         scores[rows.bias_rows, rows.biased] = scores[rows.bias_rows, rows.biased] + rows.biases
     if len(rows.seen):

@@ -14,7 +14,7 @@ from .thinking_budget import ThinkingBudget
 
 MAX_TOP_K = 2**31 - 1
 MIN_TEMPERATURE = 1e-5
-"""At a lower temperature, sampling is greedy for all logits that differ in float32."""
+"""Below this temperature, sampling is greedy for all logits distinct in float32."""
 MAX_TEMPERATURE = 100.0
 """Highest temperature. Above it float32 loses the logit in the noise."""
 MIN_TOP_P = 1e-6
@@ -37,16 +37,18 @@ TopLogprobs = tuple[tuple[int, float], ...]
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """max_new_tokens 0: the prompt is computed and nothing is sampled. temperature 0 is greedy.
-    top_k 0, top_p 1 and min_p 0 keep every token. Noise is a function of (seed, position) only, so
-    any split of the work over nodes or batches samples the same tokens. The fields from min_p on
-    change the logits before sampling, in the order and with the meaning of logit_adjustments.py.
-    top_logprobs: number of the likeliest tokens reported with logprobs beside each token.
-    bad_words: sequences of token ids. allowed_token_ids: empty allows every token. grammar: the
-    answer's text is one of its texts, or the beginning of one if another limit ends it. thinking:
-    budget of the thought; None: unlimited.
+    """Parameters of one request's sampling.
 
-    Raises ValueError that begins with the field's name if no row could hold it.
+    max_new_tokens: 0 computes the prompt and samples nothing. temperature: 0 is greedy. top_k 0,
+    top_p 1 and min_p 0 keep every token. Noise is a function of (seed, position) only, so any split
+    of the work over nodes or batches samples the same tokens. The fields from min_p on change the
+    logits before sampling, as defined in logit_adjustments.py, in its order. top_logprobs: number
+    of the likeliest tokens reported with logprobs beside each token. bad_words: sequences of token
+    ids. allowed_token_ids: empty allows every token. grammar: the answer's text is one of its
+    texts, or the beginning of one if another limit ends it. thinking: budget of the thought; None:
+    unlimited.
+
+    Raises ValueError if no row could hold it; the message begins with the field's name.
     """
 
     max_new_tokens: int = 64
@@ -140,8 +142,8 @@ class SamplingParams:
 
     @property
     def named_tokens(self) -> dict[str, tuple[int, ...]]:
-        """Return the ids that must be in the vocabulary, because logits are changed at them, by
-        field."""
+        """Return the token ids named by each field to change their logits. All must be in the
+        vocabulary."""
         return {
             "logit_bias": tuple(token for token, _ in self.logit_bias),
             "bad_words": tuple(token for word in self.bad_words for token in word),

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Tokens of one program: 16 numbers a thread, so that all are in flight at once.
+# Tokens of one program: 16 numbers a thread, all in flight at once.
 RUN = 4096
 RUN_WARPS = 8
 
@@ -17,8 +17,10 @@ RUN_WARPS = 8
 @dataclass(frozen=True)
 class Cut:
     """Cut of the keys: tokens with a key above `keys` [B] are kept, and the first `left` [B] of
-    those at it; equals [B, runs]: number of tokens of each run at it. int32, keys as unsigned
-    bits."""
+    those at it.
+
+    equals: [B, runs], number of tokens of each run at it. All are int32, keys as unsigned bits.
+    """
 
     keys: Tensor
     left: Tensor

@@ -1,7 +1,7 @@
 """Sampling of the next token of each sequence of a batch.
 
-Noise is a function of (seed, position, token id) only (gumbel.py): any split of requests over
-nodes, processes or batches samples the same tokens from the same logits. Holds no state.
+Noise is a function of (seed, position, token id) only (gumbel.py). So any split of requests over
+nodes, processes or batches samples the same tokens from the same logits. This file holds no state.
 model/ops/sampling/sample.py does the same inside a CUDA graph.
 """
 
@@ -62,8 +62,7 @@ def _top(logits: Tensor, count: int) -> TopLogprobs:
 
 
 def stop_ids(params: SamplingParams, eos_ids: Sequence[int]) -> frozenset[int]:
-    """Return the tokens that end the answer. ignore_eos drops the model's own, never the
-    caller's."""
+    """Return the tokens ending the answer. ignore_eos drops the model's own, never the caller's."""
     return frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else eos_ids)
 
 
@@ -88,7 +87,7 @@ def _restrict(scaled: Tensor, params: SamplingParams) -> Tensor:
     set of mass top_p."""
     if params.top_k == 0 and params.top_p == 1:
         return scaled
-    # Stable, so that equal logits are cut in the order of their ids.
+    # A stable sort cuts equal logits in the order of their ids.
     ordered, order = scaled.sort(descending=True, stable=True)
     if params.top_k:
         ordered[params.top_k :] = -torch.inf

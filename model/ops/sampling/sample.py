@@ -3,10 +3,10 @@
 Shapes: logits [B, vocab] of any float dtype, row-strided; all else is one number per row.
 Reference: `reference.sample`; both take the noise of model/ops/sampling/gumbel.py.
 
-A score is the logit plus the noise times the temperature, so greedy (temperature 0) is no case of
-its own; equal scores go to the lowest id. Two launches: each program finds the best two scores of a
-run of the vocabulary, then one program per row joins the runs. No host sync; rows past rows[0] are
-unwritten. A row without numbers samples token 0, with a NaN logprob.
+A score is the logit plus the noise times the temperature. So greedy (temperature 0) is no case of
+its own. Equal scores go to the lowest id. There are two launches: each program finds the best two
+scores of a run of the vocabulary, then one program per row joins the runs. No host sync; rows past
+rows[0] are unwritten. A row without numbers samples token 0, with a NaN logprob.
 """
 
 from dataclasses import dataclass
@@ -33,9 +33,9 @@ class Draws:
     """Parameters and results of a batch's sampling: device tensors of one number per row, kept for
     the life of a graph.
 
-    temperature, top_p float32; top_k int32 (0: all); keys [B, 2] int32 (`gumbel.noise_key`);
-    positions int32, of each sampled token; token int32, logprob and margin float32, as in
-    `sampler.Sampled`.
+    temperature, top_p: float32. top_k: int32, 0 for all. keys: [B, 2] int32 (`gumbel.noise_key`).
+    positions: int32, of each sampled token. token: int32, as in `sampler.Sampled`. logprob, margin:
+    float32, as there.
     """
 
     temperature: Tensor
@@ -84,8 +84,8 @@ def sample(
     """
     batch, vocab = logits.shape
     runs = triton.cdiv(vocab, RUN)
-    # In one piece, which is all that ranks exchange; of a multiple of four rows, so that what lies
-    # in it is aligned to 16 bytes: kernels are compiled anew where it is not.
+    # Ranks exchange only this one block. Its rows are a multiple of four, so its parts are aligned
+    # to 16 bytes. Other alignments would compile the kernels again.
     places = triton.cdiv(batch, 4) * 4
     found = torch.empty(_OF_A_RUN, places, runs, dtype=torch.float32, device=logits.device)
     _best_of_run[(runs, batch)](
@@ -145,7 +145,7 @@ def _gumbel(key_0, key_1, position, token):
     second = _mix(first + key_1)
     hashed = _mix(_mix(token ^ first) + second)
     uniform = tl.minimum((hashed.to(tl.float32) + 0.5) * 2.3283064365386963e-10, _LARGEST)
-    # -log(1 - u) for small u, where 1 - u would lose its digits: six terms are exact to float32.
+    # -log(1 - u) for small u, because 1 - u would lose its digits. Six terms are exact to float32.
     series = 0.2 + uniform * 0.16666667
     series = 1 + uniform * (0.5 + uniform * (0.33333333 + uniform * (0.25 + uniform * series)))
     exponential = tl.where(uniform < 0.0625, uniform * series, -tl.log(1 - uniform))
@@ -223,7 +223,7 @@ def _best_of_run(
     tl.store(at + 2 * plane, tl.max(tl.where(ids == winner, logit, -float("inf")), axis=0))
     at = mass + row * tl.num_programs(0) + run
     tl.store(at, largest)
-    # A run of nothing but -inf has no mass: -inf minus -inf would be NaN, and so would the row be.
+    # A run of only -inf has no mass: -inf minus -inf would be NaN, and so would the row be.
     level = tl.where(largest == -float("inf"), 0.0, largest)
     tl.store(at + plane, tl.sum(tl.exp(logit - level), axis=0))
     tl.store(token + row * tl.num_programs(0) + run, winner)
@@ -246,7 +246,7 @@ def _join_runs(
     sums = tl.load(mass + plane + at, inside, 0.0)
     ids = tl.load(token + at, inside, 2147483647)
     first = tl.max(scores, axis=0)
-    # Runs ascend in ids, so the lowest id among equals is the first of the runs that tie.
+    # Runs ascend in ids, so the first of the tied runs has the lowest id.
     winner = tl.min(tl.where(scores == first, run, RUNS), axis=0)
     won = run == winner
     rest = tl.max(tl.where(won, seconds, scores), axis=0)
@@ -254,8 +254,8 @@ def _join_runs(
     total = tl.sum(tl.where(inside, sums * tl.exp(largest - top), 0.0), axis=0)
     logit = tl.max(tl.where(won, chosen, -float("inf")), axis=0)
     logprob = logit - top - tl.log(total)
-    # Among scores that are no numbers none is the best, and the winner may be past the vocabulary:
-    # who looks that up in the embedding ends the process.
+    # Among NaN scores none is the best, and the winner may be past the vocabulary. Its lookup in
+    # the embedding would end the process.
     drawn = tl.where(logprob == logprob, tl.sum(tl.where(won, ids, 0), axis=0), 0)
     tl.store(out_token + row, drawn)
     tl.store(out_logprob + row, logprob)

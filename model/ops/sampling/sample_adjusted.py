@@ -10,8 +10,8 @@ from .logit_adjustments import AdjustedRows, adjusted
 from .sample import Draws, sample
 from .top_k_top_p import cut
 
-# A run of the vocabulary that holds nothing but -inf has a mass that is no number: the kernels get
-# this instead, which no draw takes while there is any other: noise is too little to change it.
+# The kernels get this instead of -inf, because the mass of a run with only -inf would be NaN. It is
+# never sampled while there is any other token: the noise is too small to change that.
 _RULED_OUT = -1e30
 _NO_SECOND = 1e29
 """Bound of margins. A larger margin is the distance to an excluded token."""

@@ -11,10 +11,10 @@ MAX_CLOSING_TOKENS = 32
 @dataclass(frozen=True)
 class ThinkingBudget:
     """Budget of an answer's thought. most: tokens of the thought. closing: tokens forced after
-    `most` tokens. tag: the closing token with which the model itself ends a thought. opening: the
-    token by which the answer may begin its thought; None: the prompt has begun it.
+    `most` tokens. tag: the model's own closing token of a thought. opening: optional first token of
+    the thought; None: the prompt has begun it.
 
-    Raises ValueError that begins with `thinking`.
+    Raises ValueError; its message begins with `thinking`.
     """
 
     most: int
@@ -42,7 +42,7 @@ class ThinkingBudget:
 
     @property
     def rules(self) -> range:
-        """Return the numbers of the answer's tokens at which it may change the sampled token."""
+        """Return the numbers of the answer's tokens with a possible change of the sampled token."""
         opened = 0 if self.opening is None else 1
         first = max(0, self.most - MOST_LACKING)
         return range(first, opened + self.most + len(self.closing))

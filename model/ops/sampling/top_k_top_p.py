@@ -3,10 +3,10 @@
 Shapes: logits [B, vocab] of any float dtype, row-strided. Reference: `reference._restrict`.
 
 The lowest kept key (radix_keys.py) is found digit by digit, 4 bits per launch. Each run of the
-vocabulary adds up, by their next digit, its keys that begin with the digits found so far. The next
-launch picks the digit at which the sum, from the largest key down, reaches its target: top_k
-tokens, then top_p of the remaining mass. Sums have a fixed order; no atomics, no host sync. A bf16
-key has 4 digits, a float32 key 8. Digits of an unset limit return at once.
+vocabulary adds up, by their next digit, its keys beginning with the digits found so far. The next
+launch picks a digit: from the largest key down, the sum reaches its target there. The target is
+top_k tokens, then top_p of the remaining mass. Sums have a fixed order; no atomics, no host sync. A
+bf16 key has 4 digits, a float32 key 8. Digits of an unset limit return at once.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 from .radix_keys import RUN, RUN_WARPS, Cut, key_of, value_of
 from .sample import Draws
 
-# Tokens that are summed at a time, in 16 columns: more would crowd the registers.
+# Tokens summed at a time, in 16 columns: more would crowd the registers.
 _STEP = 256
 
 
@@ -32,11 +32,11 @@ def cut(logits: Tensor, draws: Draws) -> Cut:
     runs = triton.cdiv(vocab, RUN)
     digits = 4 if logits.dtype is torch.bfloat16 else 8
     integers, floats = draws.token.new_empty, draws.logprob.new_empty
-    # What a launch leaves for the next has a plane a digit: nothing is overwritten in between.
+    # A launch's results for the next have a plane per digit, so nothing is overwritten in between.
     sums = floats(2 * digits, batch, runs, 16)
     found = integers(2 * digits, batch)
     above = floats(2 * digits, batch)
-    # The largest logit of each run and the mass it holds above the cut of top_k; that cut.
+    # The largest logit of each run, and its mass above the cut of top_k; then that cut.
     of_runs = floats(2, batch, runs)
     of_top_k = integers(2, batch)
     result = Cut(integers(batch), integers(batch), integers(batch, runs))
@@ -69,7 +69,7 @@ def _next_digit(sums, found, above, target, plane, RUNS: tl.constexpr):
     run = tl.arange(0, RUNS)
     at = ((plane * rows + row) * runs + run)[:, None] * 16 + digit[None, :]
     total = tl.sum(tl.load(sums + at, (run < runs)[:, None], 0.0), axis=0)
-    # Not a difference of running sums: above the largest digit there must be exactly nothing.
+    # Not a difference of running sums, because the sum above the largest digit must be exactly 0.
     higher = tl.sum(tl.where(digit[None, :] > digit[:, None], total[None, :], 0.0), axis=1)
     own = tl.sum(tl.where(digit[None, :] == digit[:, None], total[None, :], 0.0), axis=1)
     higher += tl.load(above + plane * rows + row)
@@ -106,7 +106,7 @@ def _weight(keys, largest, heat, WEIGH: tl.constexpr, NARROW: tl.constexpr):
 def _add_by_digit(
     line, vocab, sums, begin, shift, plane, largest, heat, WEIGH, NARROW, RUN, STEP: tl.constexpr
 ):
-    """Store the sums [16] of weights of the run's keys that start with `begin`."""
+    """Store the sums [16] of weights of the run's keys starting with `begin`."""
     run, row = tl.program_id(0), tl.program_id(1)
     digit = tl.arange(0, 16)
     total = tl.zeros([16, STEP], tl.float32)

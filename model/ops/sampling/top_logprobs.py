@@ -9,7 +9,7 @@ def top_logprobs(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     the lower id first of equals. logits [n, vocab] of any float type. Waits for nothing on the
     host."""
     scores = logits.float()
-    # Of equal values a device's topk takes any: a key is the value's order above the id's.
+    # A device's topk takes any of equal values. So a key is the value's order above the id's.
     bits = (scores + 0.0).view(torch.int32)
     keys = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
     keys <<= 32

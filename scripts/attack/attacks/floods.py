@@ -1,4 +1,4 @@
-"""Too many allowed things: sessions, abandoned streams, readers that do not read."""
+"""Too many allowed things: sessions, abandoned streams, readers without reads."""
 
 import socket
 import time
@@ -72,7 +72,7 @@ def cancel_storm(attempt: Attempt) -> None:
 
 
 def unread_streams(attempt: Attempt) -> None:
-    """Open watchers of the node that never read, while it serves others."""
+    """Open watchers of the node without ever reading, while it serves others."""
     world = attempt.world
     left = max(1.0, attempt.until - time.monotonic())
     get = (

@@ -64,7 +64,7 @@ def _answered(method: Method) -> Any:
 def _ask(
     channel: grpc.Channel, method: Method, sent: list[Any], key: str, attempt: Attempt
 ) -> None:
-    # What only ends when we hang up must not be waited for.
+    # Do not wait for calls ended only by a hang-up of ours.
     endless = method.name in ("Watch", "WatchEvents", "Heartbeat", "Transfer")
     if not endless:
         ask(channel, method, sent, key, attempt.tally)

@@ -1,4 +1,4 @@
-"""Bodies and answers with the highest cost of reading, and grammars of callers that leave at once.
+"""Bodies and answers with the highest cost of reading, and grammars of callers leaving at once.
 
 Each request is abandoned after seconds. The world checks the cost: /health in processor time of the
 event loop, memory during and after, and the node's return to rest.
@@ -46,8 +46,8 @@ def _grammar(number: float) -> Body:
 
 
 def _another_key_is_served(attempt: Attempt) -> None:
-    """Check that another key is served: its grammar waits for one trial at most, and every child of
-    the others has ended."""
+    """Send another key's grammar and check its answer: it waits for one trial at most. Every child
+    of the others has then ended."""
     body = {"prompt": "hello", "max_tokens": 2, "guided_regex": f"[a-z]{{2}}|{random.random()}"}
     begun = time.monotonic()
     posted = ("/v1/completions", json.dumps(body).encode())

@@ -34,7 +34,7 @@ _ELSEWHERE = (
 )
 _TARGETS = ("x-slo-ttft-ms", "x-slo-tpot-ms", "x-slo-e2e-ms")
 _TIMES = ("1e-300", "0", "-1", "1", "50", "nan", "inf", "1e9", "1e300", "9" * 400, "", "soon")
-# Where an odd value means a long answer and no refusal.
+# Fields with a long answer as the effect of an odd value, instead of a rejection.
 _LENGTHS = ("max_tokens", "max_completion_tokens")
 
 

@@ -53,10 +53,10 @@ def left_turns(attempt: Attempt) -> None:
 
 @dataclass(frozen=True)
 class Plan:
-    """workers: front workers of the node. leave: share of turns with a leaving client. within:
-    seconds until it leaves. calls: HTTP completions with a leaving client, beside the turns.
-    sessions: number at a time, each with one turn after the other. step_ms: of the free model's
-    forwards."""
+    """workers: number of the node's front workers. leave: share of turns with a leaving client.
+    within: seconds until it leaves. calls: HTTP completions with a leaving client, beside the
+    turns. sessions: number at a time, each with one turn after the other. step_ms: duration of the
+    free model's forwards."""
 
     workers: int
     seed: int
@@ -144,7 +144,7 @@ class Turns:
             self._tally.count("left" if after is not None else "answered")
 
     async def _held_nothing(self, number: int, session: str) -> None:
-        """Check that nothing is held: run an append and a whole turn, under the id of the session's
+        """Check for a free session: run an append and a whole turn, under the id of the session's
         earlier turns."""
 
         async def refused() -> str | None:
@@ -175,7 +175,8 @@ class Turns:
             self._tally.count("calls left")
 
     async def _ids_are_free(self) -> None:
-        """Check that HTTP calls get their own ids back. Only one call at a time has an id."""
+        """Check the ids of HTTP calls: each gets its own back. Only one call at a time has an
+        id."""
         for number in range(8):
             expected = f"x-request-id: call-{number}\r\n".encode()
 

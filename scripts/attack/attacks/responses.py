@@ -1,8 +1,8 @@
 """Entrances of the Responses API: frames on its WebSocket, responses in the background, stored
 values.
 
-The answers are of no interest. Checked are the node's memory, its event loop, and that another key
-finds nothing.
+The answers are of no interest. Checked are the node's memory, its event loop, and the isolation of
+keys: another key finds nothing.
 """
 
 import http.client

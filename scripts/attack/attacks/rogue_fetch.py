@@ -85,7 +85,7 @@ def _drawn(attempt: Attempt, stranger: Stranger, held: _Held) -> pb.ReceiverMess
     room, generation = None, _GENERATION
     match rng.randrange(8):
         case 0:
-            # Where a page ends a state of the prompt may stand, and is rightly given.
+            # A state of the prompt may exist at a page's end, and giving it is right.
             cuts = [at for at in range(len(spelt)) if at % page or not at]
             spelt = spelt[: rng.choice(cuts)]
         case 1:

@@ -90,7 +90,7 @@ class RogueNode(handover_pb2_grpc.HandoverServicer):
         }
         self.connects = 0
         self.opened = Counter[str]()
-        """Number of rooms, by the message that opened them."""
+        """Number of rooms, by the first message of each."""
 
     def Connect(self, request: pb.ConnectRequest, context: Any) -> pb.ConnectResponse:
         with self._lock:
@@ -164,7 +164,7 @@ class RogueNode(handover_pb2_grpc.HandoverServicer):
         for drawn in script:
             message = pb.SenderMessage()
             message.CopyFrom(drawn)
-            # Of a room that is not open it would be dropped unread.
+            # A message for a room not open would be dropped unread.
             message.room = opening.room
             yield pb.SenderBatch(messages=[message])
             time.sleep(0.05)
@@ -228,7 +228,7 @@ def _served(rogue: RogueNode) -> tuple[grpc.Server, int]:
 
 def _wait_until_met(victim: Node) -> str:
     """Wait until the decode node is connected and knows listed prefixes, so it fetches them. A
-    rogue's answer may prevent that. Returns "met" or "not met"."""
+    rogue's answer may prevent it. Return "met" or "not met"."""
     ends = time.monotonic() + _MEETING_SECONDS
     while time.monotonic() < ends:
         nodes = victim.stats().prefill_nodes

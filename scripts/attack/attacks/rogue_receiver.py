@@ -29,8 +29,8 @@ _GENERATION = 7
 
 
 class Stranger(Rogue):
-    """A rogue that may lose its connection, and names other peers' rooms. Its own rooms have random
-    numbers like every receiver's, because a node accepts a number once at a time."""
+    """A rogue with a possible loss of its connection, naming other peers' rooms. Its own rooms have
+    random numbers like every receiver's, because a node accepts a number once at a time."""
 
     def __init__(self, prefill: Node, layout: CacheLayout) -> None:
         super().__init__(prefill, layout)
@@ -59,7 +59,7 @@ class Stranger(Rogue):
 
 def strangers(attempt: Attempt, count: int) -> Iterator[list[Stranger]]:
     """Yield `count` strangers, new in each round, because an attack may cost them their connection.
-    A call that finds no node ends the rounds; the world reports the node's end itself."""
+    A call to an ended node ends the rounds; the world reports the node's end itself."""
     layout = embedded_layout()
     for _ in attempt.rounds():
         found = [Stranger(attempt.world.prefill, layout) for _ in range(count)]
@@ -95,7 +95,7 @@ def rogue_receiver(attempt: Attempt) -> None:
 
 def _metadata(attempt: Attempt, rogue: Rogue) -> None:
     for _ in range(4):
-        # NIXL refuses what it does not know only under a name that it does not know.
+        # Use a fresh name: NIXL rejects unknown metadata only under an unknown name.
         fresh = NixlTransport("rogue")
         memory = np.zeros(1 << 16, dtype=np.uint8)
         fresh.register(memory.ctypes.data, memory.size)
@@ -133,7 +133,7 @@ def _rooms(attempt: Attempt, rogue: Rogue) -> None:
     tickets = examples(messages(pb.Ticket.DESCRIPTOR), attempt.rng, 6)
     answers = examples(messages(pb.ReceiverMessage.DESCRIPTOR), attempt.rng, 12)
     for answer in answers:
-        # Of the room that it is sent in: of others it would be dropped unread.
+        # Keep it in its own room: a message for another room would be dropped unread.
         answer.ClearField("room")
     reserves = []
     for ticket in tickets:
@@ -172,7 +172,7 @@ def _talk(attempt: Attempt, rogue: Rogue, script: list[pb.ReceiverMessage]) -> s
 
 
 def _foreign_abort(attempt: Attempt, victim: Stranger, stranger: Stranger) -> None:
-    """Check that a room ends well although another peer aborts it by its number."""
+    """Abort a room by its number from another peer, and check its end."""
     reserve = victim.reserve()
     grant = pb.Grant(generation=_GENERATION, pages=[0, 1, 2], slot=3)
     received: list[pb.SenderMessage] = []
@@ -205,8 +205,8 @@ def _foreign_abort(attempt: Attempt, victim: Stranger, stranger: Stranger) -> No
         # The end of its own stream aborts a room. A stranger's Abort would end it at once.
         attempt.tally.note("left by its receiver, on a busy machine")
     elif not (_has_kind(received, "accepted", "aborted") and victim.is_connected()):
-        # An Abort ends a room with no reason of the node's own. Severing what an earlier rogue was
-        # granted breaks every connection, this one's too.
+        # An Abort ends a room without a reason of the node's own. Severing an earlier rogue's
+        # grants breaks every connection, and this one too.
         attempt.tally.note("cut off or not accepted")
     else:
         kinds = [message.WhichOneof("message") for message in received]

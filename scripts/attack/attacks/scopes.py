@@ -28,11 +28,11 @@ _SETTINGS = ({}, {"api_keys": "", "api_key": ""}, {"prefill": "127.0.0.1:9"}, {"
 
 
 def forged_keys(attempt: Attempt) -> None:
-    """Check that forged keys open nothing, over HTTP and gRPC."""
+    """Check forged keys over HTTP and gRPC: they open nothing."""
     tally, world = attempt.tally, attempt.world
 
     def http(address: str, path: str, key: str) -> None:
-        # One that headers cannot carry never leaves this side.
+        # A key impossible in a header is never sent.
         status = ask_http(address, HttpCall("GET", path, None, key), tally)
         if status is not None and status not in (400, 401, 431):
             tally.finding(f"{status} of {path} with the key {key[:40]!r}")
@@ -72,12 +72,12 @@ def scope_walk(attempt: Attempt) -> None:
                             request.role = attempt.rng.choice((1, 2))
                             request.settings.update(attempt.rng.choice(_SETTINGS))
                         code, _ = ask(channel, method, [request], key, tally, 20.0)
-                        # Who may ask at all may ask what became of its own requests.
+                        # A caller with any rights may ask for the fate of its own requests.
                         own = method.name == "Explain" and code is grpc.StatusCode.NOT_FOUND
                         if code not in _DENIED and not own:
                             tally.finding(f"{code.name} of {method.name} with the key {key!r}")
                             if method.name in ENDS_A_NODE:
-                                # It may have got through: nothing can be learnt behind it.
+                                # The call may have succeeded: nothing can be learnt after it.
                                 return
                     for path in _OPERATORS_PATHS:
                         status = ask_http(

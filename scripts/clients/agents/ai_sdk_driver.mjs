@@ -1,5 +1,5 @@
-// The AI SDK: @ai-sdk/openai-compatible, and @ai-sdk/openai, whose default is responses.
-// `node ai_sdk_driver.mjs URL MODEL`, where node_modules are.
+// The AI SDK: @ai-sdk/openai-compatible, and @ai-sdk/openai with its default, responses. Run `node
+// ai_sdk_driver.mjs URL MODEL` in the folder with node_modules.
 import { createRequire } from "node:module";
 import { pathToFileURL } from "node:url";
 

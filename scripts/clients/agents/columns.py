@@ -56,7 +56,7 @@ def get_weather(city: str, days: int) -> str:
 
 
 def call_of(name: str) -> str:
-    """Return a request for that tool with a person's fields."""
+    """Return a request for a call of tool `name` with a person's fields."""
     fields = ", ".join(f"{key}={json.dumps(value)}" for key, value in PERSON.items())
     return f"Call {name} with {fields}."
 

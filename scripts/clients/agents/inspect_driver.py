@@ -23,7 +23,7 @@ model = get_model(
     api_key=c.KEY,
     config=GenerateConfig(max_tokens=300, max_retries=0),
 )
-# One for all: the client keeps its connections, which belong to a loop.
+# One loop for all: the client keeps its connections, and they belong to a loop.
 loop = asyncio.new_event_loop()
 TOOL = ToolInfo(
     name="get_weather",

@@ -63,7 +63,7 @@ def opencode(text: str) -> str:
         "small_model": f"ours/{c.MODEL}",
     }
     return output(
-        # It joins its arguments, and puts one that has a space into quotation marks first.
+        # The program joins its arguments, after putting those with a space into quotation marks.
         *("run", "--model", f"ours/{c.MODEL}", *text.split(" ")),
         OPENCODE_CONFIG_CONTENT=json.dumps(settings),
         OPENCODE_DISABLE_MODELS_FETCH="1",
@@ -100,7 +100,7 @@ def claude_code(text: str) -> str:
     )
 
 
-# The tool of each that writes a file, as a request names it; qwen-code takes no relative path.
+# By client: a request for its file-writing tool. qwen-code takes no relative path.
 WRITES = {
     "qwen-code": f'Call write_file with file_path="{WRITTEN}", content="{CONTENT}".',
     "opencode": f'Call write with filePath="{WRITTEN.name}", content="{CONTENT}".',

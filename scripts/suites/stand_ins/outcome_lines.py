@@ -39,7 +39,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
-    """Record a file that cannot be read."""
+    """Record an unreadable file."""
     if report.failed:
         _write({"test": report.nodeid, "outcome": "failed", "message": _collected(report)})
 

@@ -20,12 +20,12 @@ class NodeFailed(RuntimeError):
 
 
 def model_folder(name: str) -> Path:
-    """Return the folder of that model. REQUIRES: the runner started this process."""
+    """Return the folder of model `name`. REQUIRES: the runner started this process."""
     return Path(os.environ["SUITES_MODELS"]) / name
 
 
 def suite_node(model: str, flags: list[str]) -> "ServedNode":
-    """Start a node with that model. Raises NodeFailed. REQUIRES: the condition of model_folder."""
+    """Start a node with the model. Raises NodeFailed. REQUIRES: the condition of model_folder."""
     return ServedNode(Path(os.environ["TASUKI_PROGRAM"]), model_folder(model), flags)
 
 

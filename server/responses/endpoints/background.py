@@ -32,7 +32,7 @@ from tasuki.server.responses.response_writer import ResponseWriter
 log = logging.getLogger(__name__)
 
 _FOLLOWED_SECONDS = 300.0
-"""Seconds after a response's end during which its events can be fetched again."""
+"""Seconds after a response's end with its events still available."""
 _RESPONSE_BYTES = 4096
 """Bytes of an ended response's objects and of its table entries."""
 
@@ -72,7 +72,7 @@ class EventLog:
         self._wake()
 
     def drop(self) -> None:
-        """Drop the events. Clients that follow them reach the end."""
+        """Drop the events and end their followers' streams."""
         self._events = []
         self.size = 0
         self.close()
@@ -187,8 +187,8 @@ class BackgroundResponse:
         await self.ended.wait()
 
     def conclude(self) -> Exception | None:
-        """Finish the response and return the error that ended the work, if any. REQUIRES: the work
-        has ended, and conclude() was not called."""
+        """Finish the response and return the error of the work, if any. REQUIRES: the work has
+        ended, and conclude() was not called."""
         writer, work = self._writer, self.work
         assert writer is not None and work is not None
         error = None if work.cancelled() else work.exception()
@@ -265,7 +265,7 @@ class BackgroundResponses:
         hold: Hold,
     ) -> None:
         """Run until the response has ended, and schedule the drop of its events. work: the task
-        that makes it."""
+        making it."""
         loop = asyncio.get_running_loop()
         ending = request.app[OPEN_SOCKETS].ending
         server_ends = loop.create_task(ending.wait())
@@ -301,7 +301,7 @@ class BackgroundResponses:
                 if asked.writer.is_queued:
                     hold.grow(events.add(asked.writer.leave_queue()))
                 if isinstance(part, Finished):
-                    # What is not counted now is, as stored.
+                    # Not counted here, because the stored response counts it.
                     events.add(choice.ending(part))
                     return
                 hold.grow(events.add(choice.written(part)))

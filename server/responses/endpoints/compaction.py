@@ -184,7 +184,8 @@ def _prompt(
     older half is left out until the prompt fits. Raises PromptTooLong if no message fits."""
     quiet = replace(asked, variables={**asked.variables, **_QUIET})
     if before is not None and before.context == asked.digest:
-        # The question alone is rendered otherwise, behind the turn's own tokens.
+        # Only the question after the turn's own tokens is rendered differently, so continue the
+        # turn.
         before = replace(before, context=quiet.digest)
     while True:
         try:
@@ -203,7 +204,7 @@ def _prompt(
 
 def _newer_half(messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
     """Return the newer half of the messages, from its first user message on. Templates reject a
-    conversation that begins otherwise."""
+    conversation with another beginning."""
     later = messages[len(messages) // 2 + len(messages) % 2 :]
     questions = (place for place, message in enumerate(later) if message.role == "user")
     first = next(questions, None)

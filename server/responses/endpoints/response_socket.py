@@ -105,7 +105,7 @@ class SocketTurns:
         try:
             self._hold.resize(response.size)
         except ServerError:
-            # The client sends the whole conversation then, as it would over a new socket.
+            # The client then sends the whole conversation, as over a new socket.
             self._hold.resize(0)
         else:
             self._last = response
@@ -290,8 +290,8 @@ class ResponseSocket:
         return asyncio.get_running_loop().create_task(self._socket.text())
 
     async def _answer_beside_reading(self, body: bytearray) -> None:
-        """Return once the message is answered or the client has left. Other messages are rejected
-        meanwhile, except one that comes while the last event is sent."""
+        """Return once the message is answered or the client has left. Reject other messages
+        meanwhile, except one arriving while the last event is sent."""
         self._reply, self._is_refused = None, False
         turn = asyncio.get_running_loop().create_task(self._answer(body))
         refused = self._socket.refused
@@ -384,7 +384,7 @@ async def _ended(*tasks: "asyncio.Task[Any]") -> None:
     await asyncio.wait(tasks)
     for task in tasks:
         if not task.cancelled():
-            task.exception()  # retrieved, or asyncio logs it
+            task.exception()  # retrieved: otherwise asyncio logs it
 
 
 class SocketReply:
@@ -392,7 +392,7 @@ class SocketReply:
         self._socket = socket
         self._writer = writer
         self.failed: Exception | None = None
-        """The error that ended the response after its first events."""
+        """The error of the response, if it ended after its first events."""
         self.ends = False
         """The last event is on its way, and the client may ask for the next response."""
         self._is_silent = False

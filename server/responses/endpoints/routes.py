@@ -59,7 +59,7 @@ def answering_routes(
     store: Responses,
     background: BackgroundResponses | None = None,
 ) -> list[web.RouteDef]:
-    """Return the routes that answer. background: None if another process has the stored
+    """Return the routes of new responses. background: None if another process has the stored
     responses."""
     handlers = ResponseHandlers(engine, model, store, background)
     return [

@@ -33,7 +33,7 @@ _SLASH = re.compile(r"(?<!\\)/")
 @dataclass(frozen=True)
 class AskedGrammar:
     """field: the request's field, for errors. parts: grammars of the request contained in this one.
-    Each is tried alone first, so that an error names its field. ignored: formats of its schemas not
+    Each is tried alone first, so an error names its field. ignored: formats of its schemas not
     enforced by it, from ignored_formats()."""
 
     field: str

@@ -1,4 +1,4 @@
-"""Tools that an answer may or must call, and their calls as a grammar.
+"""Tools an answer may or must call, and their calls as a grammar.
 
 CallGrammar is the calls of tools as a grammar. Calls have the syntax taught by the model's
 template. Arguments follow each tool's JSON schema, or a grammar of the tool's own. Pure functions.
@@ -50,7 +50,7 @@ class OfferedTool:
 
 MAX_CALLS = 32
 """Calls in one answer, if a call is forced."""
-# Of an answer in which calls may stand: up to a call, and behind the last one.
+# Grammar of the text around calls: up to a call, and after the last one.
 _AROUND_CALLS = (
     "start: (before called)* BEHIND",
     f"before[lazy]: /(?s:.*){OPEN}/",
@@ -111,8 +111,8 @@ class CallGrammar:
         yield from self._called(loosely=False)
 
     def _called(self, *, loosely: bool) -> Iterator[str]:
-        """Yield the rules of calls after their opening tag. loosely: the schema of a tool that is
-        not strict is not enforced."""
+        """Yield the rules of calls after their opening tag. loosely: do not enforce the schema of a
+        tool without `strict`."""
         if self.in_tags:
             yield ANY_TEXT_RULE
         yield f"called: {' | '.join(f'call_{number}' for number in range(len(self.tools)))}"
@@ -155,7 +155,7 @@ class CallGrammar:
 
 def _input(rule: str, key: str, grammar: AskedGrammar) -> Iterator[str]:
     """Yield the rules of a parameter with a grammar of the tool's own for its text. If the grammar
-    takes any text to its end, the end of the parameter is a part of that text."""
+    takes any text to its end, the end of the parameter is a part of the text."""
     opening = literal(f"<parameter={key}>\n")
     if grammar.kind is GrammarKind.REGEX:
         text = f"(/({expression(grammar.source)})/ & {ANY_TEXT})"
@@ -183,7 +183,7 @@ def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _json(field: str, schema: Any, of: str = "") -> str:
-    """Return the schema as a term of a rule. of: the beginning of an error's text. Raises
+    """Return the schema as a term of a rule. of: first words of an error's text. Raises
     InvalidField."""
     try:
         return f"%json {json.dumps(with_options(schema))}"
@@ -197,16 +197,15 @@ _TOOLS = "tools"
 
 @dataclass(frozen=True)
 class ToolChoice:
-    """forced: the answer is one call or several. name: of the tool to call, once; None: any tool.
-    allowed: names of the tools that may be called, among those shown to the model; None: all."""
+    """forced: the answer is one call or several. name: the tool to call, once; None: any tool.
+    allowed: names of the callable tools, among the tools shown to the model; None: all."""
 
     forced: bool = False
     name: str | None = None
     allowed: frozenset[str] | None = None
 
     def among(self, tools: Sequence[OfferedTool]) -> list[OfferedTool]:
-        """Return the tools that may be called. Raises InvalidField if a name belongs to none of
-        them."""
+        """Return the callable tools. Raises InvalidField if a name belongs to none of them."""
         wanted = self.allowed if self.name is None else frozenset({self.name})
         if wanted is None:
             return list(tools)
@@ -224,10 +223,10 @@ def answer_grammar(
     *,
     parallel: bool,
 ) -> AskedGrammar | None:
-    """Return the grammar of the whole answer. tools: those shown to the model. asked: the grammar
-    asked for the text. If it is a JSON schema and no call is forced, calls are allowed beside it.
-    Any other kind is the grammar of the whole answer. parallel: more than one call may be made.
-    Raises InvalidField."""
+    """Return the grammar of the whole answer. tools: the tools shown to the model. asked: the
+    grammar asked for the text. If it is a JSON schema and no call is forced, calls are allowed
+    beside it. Any other kind is the grammar of the whole answer. parallel: more than one call may
+    be made. Raises InvalidField."""
     if choice.forced and not tools:
         raise InvalidField(FIELD, "forces a call, and there are no tools")
     called = choice.among(tools)

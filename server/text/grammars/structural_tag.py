@@ -1,8 +1,8 @@
-"""Structural tags: JSON that defines the parts of an answer, as free text, by a schema or by an
+"""Structural tags: JSON definitions of the parts of an answer, as free text, by a schema or by an
 expression. vLLM, SGLang and gateways send them for XGrammar.
 
-Pure functions. Formats that a grammar here can express are served. Other formats and unknown keys
-are rejected, and the error names their place.
+Pure functions. Formats expressible as a grammar here are served. Other formats and unknown keys are
+rejected, and the error names their place.
 """
 
 import json
@@ -145,7 +145,7 @@ class _Rules:
         if not once and not is_last:
             raise InvalidField(place, "must be the last of the answer, or stop after its first tag")
         any_of_them = "|".join(expression(re.escape(text)) for text in triggers)
-        # Named once: each trigger's rule would else hold all triggers again.
+        # Named once, because otherwise each trigger's rule would contain all triggers again.
         free = self._terminal(f"{_ANY_TEXT} & ~/(?s:.*)({any_of_them})(?s:.*)/")
         shortest = _Shortest(triggers)
         behind: dict[str, list[str]] = {}
@@ -184,18 +184,18 @@ class _Rules:
 
 
 class _Shortest:
-    """A search for the shortest of some texts that is a prefix of another text."""
+    """A search over some texts for the shortest one at the beginning of another text."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        # Without those that begin with a shorter one. In order, a text that any of the rest begins
-        # stands right behind that one.
+        # Texts with a shorter listed text as a prefix are left out. In sorted order, a text
+        # beginning with a remaining one then comes directly after it.
         self._texts: list[str] = []
         for text in sorted(texts):
             if not self._texts or not text.startswith(self._texts[-1]):
                 self._texts.append(text)
 
     def that_begins(self, text: str) -> str | None:
-        """Return the shortest of the texts that `text` begins with; None if there is none."""
+        """Return the shortest of the texts at the beginning of `text`; None if there is none."""
         place = bisect_right(self._texts, text)
         found = self._texts[place - 1] if place else None
         return found if found is not None and text.startswith(found) else None

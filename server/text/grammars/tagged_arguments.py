@@ -6,7 +6,7 @@ one of the same name for a part of the first.
 
 ObjectBranches are the objects accepted by a schema, as alternatives of named properties. Pure
 functions over held schemas (model/grammar/held_schema.py). References, allOf, anyOf and oneOf are
-followed. A keyword that no list of properties can express is rejected by its name.
+followed. A keyword beyond a list of properties is rejected by its name.
 """
 
 import json
@@ -34,7 +34,8 @@ from .tagged_value import SchemaVisits, ShapeReader
 MOST_BRANCHES = 64
 _PARTS = 64
 """Number of properties or values counted as one more schema."""
-# Of a property by which branches differ: of other types, equal values may look different.
+# Types of a property able to tell branches apart. Equal values of other types may be written
+# differently.
 _CONSTANTS = frozenset({str, bool, int, type(None)})
 _NOT_HELD = (
     *("not", "if", "$dynamicRef", "$recursiveRef", "patternProperties", "propertyNames"),
@@ -44,9 +45,9 @@ _NOT_HELD = (
 
 @dataclass(frozen=True)
 class Branch:
-    """properties: by name, the schemas that the value must all follow. required: names, in order.
-    others: the schemas of every other property; None: no schema mentions them. least, most: number
-    of properties."""
+    """properties: by name, all the schemas of the value. required: names, in order. others: the
+    schemas of every other property; None: no schema mentions them. least, most: number of
+    properties."""
 
     properties: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     required: Mapping[str, None] = field(default_factory=dict)
@@ -88,8 +89,8 @@ class ObjectBranches:
         self._visits = visits
 
     def of(self, place: str, schema: Any, depth: int = 0) -> list[Branch]:
-        """Return the branches of a schema. place: of the schema, for errors. depth: number of
-        schemas around it. Raises InvalidField for a schema that cannot be enforced."""
+        """Return the branches of a schema. place: place of the schema, for errors. depth: number of
+        schemas around it. Raises InvalidField for an unenforceable schema."""
         if schema is False:
             return []
         if not isinstance(schema, Mapping):
@@ -226,8 +227,8 @@ def _of_values(values: Iterable[Any]) -> list[Branch]:
 END_OF_VALUE = "\n</parameter>\n"
 EMPTY = '""'
 _MOST_COUNTED = 1 << 10
-"""Number of rules that count properties."""
-# Of a parameter that no schema names.
+"""Bound of the number of rules for counting properties."""
+# Name of a parameter in no schema.
 _NAME = r"[^\s>\x00-\x1f]([^>\x00-\x1f]{0,62}[^\s>\x00-\x1f])?"
 _Made: TypeAlias = Generator[str, None, str | None]
 
@@ -250,7 +251,7 @@ class TaggedArguments:
         visits = SchemaVisits(field)
         self._branches = ObjectBranches(field, self._root, visits)
         self._shapes = ShapeReader(field, self._root, visits)
-        # By name and schemas: a rule; None where the parameter has no value.
+        # By name and schemas: a rule; None if the parameter has no value.
         self._rules: dict[tuple[str, tuple[int, ...]], str | None] = {}
         self._counts = 0
 

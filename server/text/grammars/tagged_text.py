@@ -1,7 +1,7 @@
 """A parameter between tags as rules of a grammar: the texts read as values of a shape.
 
 Pure functions. Texts and JSON are separate terminals, and no first character may begin both. So a
-string with text that begins like a list is left out if a list is allowed.
+string is left out if its text begins like a list and a list is allowed.
 """
 
 import json
@@ -22,12 +22,12 @@ LONGEST_QUOTED = 4096
 another value."""
 
 _ENDS = ("/param", "/func", "/tool_call", "/toolcall", "parameter=")
-"""Beginnings of possible tags (parsing/call_reader.py), after their first character. That character
-occurs nowhere else in them. In either case."""
+"""Beginnings of possible tags (parsing/call_reader.py), without their first character, in lower or
+upper case. The first character occurs nowhere else in them."""
 _NUMBERS = frozenset({"integer", "number"})
 _SPACE = r"[\s\x1c-\x1f]*"
 _INTEGER, _FRACTION = "-?(0|[1-9][0-9]{0,99})", r"(\.[0-9]{1,99})?([eE][+-]?[0-9]{1,2})?"
-# As a reader takes them, of any length.
+# Number of any length, as taken by a reader.
 _READ_NUMBER = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?"
 _READ_WORDS: Mapping[bool | None, str] = {
     None: "[nN][uU][lL][lL]",
@@ -54,8 +54,8 @@ def _begun(letters: _Letters) -> str:
 
 
 def _missed(letters: _Letters) -> str:
-    """Return a regular expression of a tag's beginning and one more character. That character
-    neither continues a tag nor begins one."""
+    """Return a regular expression of a tag's beginning and one more character. The additional
+    character neither continues a tag nor begins one."""
     ways = [f"[^<{''.join(map(_either_case, letters))}]"]
     ways += [_letter(letter) + _missed(inner) for letter, inner in letters.items() if inner]
     return f"({'|'.join(ways)})"
@@ -133,7 +133,7 @@ def _text(shape: Shape, read_as: frozenset[str]) -> str | None:
 
 
 def _takes_any_text(shape: Shape, read_as: frozenset[str]) -> bool:
-    """Return whether any text is valid, whatever type it is read as."""
+    """Return True if any text is valid, for all types a reader may take it for."""
     open_types = (shape.types - shape.bounded) | {"string"}
     if None in shape.words:
         open_types |= {"null"}
@@ -152,8 +152,8 @@ def _json_beside(shape: Shape, read_as: frozenset[str]) -> frozenset[str]:
 
 
 def _read_otherwise(shape: Shape, read_as: frozenset[str]) -> Iterator[str]:
-    """Yield terms that exclude texts read as values outside the shape, and texts that begin as
-    JSON."""
+    """Yield terms to exclude texts read as values outside the shape, and texts with the beginning
+    of JSON."""
     for word, letters in _READ_WORDS.items():
         if word not in shape.words and _TYPES_OF_WORDS[word] in read_as:
             yield f"~/{_SPACE}{letters}{_SPACE}/"

@@ -1,7 +1,7 @@
 """Values of a tool's parameters between tags: strings without quotes, every other value as JSON.
 
-Pure functions over held schemas (model/grammar/held_schema.py). If a string's text is read as
-another value, outside the schema, that string is left out. `format` is an annotation of a string.
+Pure functions over held schemas (model/grammar/held_schema.py). A string is left out if its text is
+read as another value, outside the schema. `format` is an annotation of a string.
 
 SchemaVisits bounds the work over schemas reached repeatedly by references. One grammar, one thread.
 """
@@ -31,7 +31,7 @@ class SchemaVisits:
     def __init__(self, field: str) -> None:
         """field: the request's field, for errors."""
         self._field = field
-        # With the schemas, so that no other one takes their ids.
+        # With the schemas themselves, so no other object takes their ids.
         self._known: dict[int, tuple[Mapping[str, Any], int]] = {}
         self._left = _MOST_REPEATED
 
@@ -162,7 +162,7 @@ def either(shapes: Sequence[Shape]) -> Shape:
 
 
 def joined(terms: Sequence[str]) -> str:
-    """Return a terminal of the texts that follow every term."""
+    """Return a terminal of the texts matching every term."""
     return terms[0] if len(terms) == 1 else f"({' & '.join(terms)})"
 
 
@@ -177,9 +177,9 @@ class ShapeReader:
     formats: dict[str, None] = dataclass_field(default_factory=dict, init=False, compare=False)
 
     def of(self, place: str, schema: Any, read_as: frozenset[str], depth: int = 0) -> Shape:
-        """Return the shape of a schema. place: of the parameter, for errors. read_as: the types a
-        reader takes its text for. depth: number of schemas around this one. Raises InvalidField for
-        a schema that cannot be enforced."""
+        """Return the shape of a schema. place: place of the parameter, for errors. read_as: the
+        types a reader takes its text for. depth: number of schemas around this one. Raises
+        InvalidField for an unenforceable schema."""
         if schema is False:
             return NOTHING
         if not isinstance(schema, Mapping):
@@ -261,7 +261,7 @@ class ShapeReader:
             listed |= strings or frozenset()
 
     def _searched(self, place: str, pattern: str) -> str:
-        """Return a regular expression of the texts that contain a match of the pattern."""
+        """Return a regular expression of the texts containing a match of the pattern."""
         begins, ends = pattern.startswith("^"), bool(_ENDS.search(pattern))
         inner = pattern[begins : len(pattern) - ends]
         anchors, alternates = _marks(inner)
@@ -298,7 +298,7 @@ def _of_values(values: Sequence[Any], read_as: frozenset[str]) -> Shape:
     texts = [literal(text) for text in listed if _is_read_back(text, read_as)]
     strings = (f"({' | '.join(texts)})",) if texts else ()
     return Shape(
-        # In quotes every string can be written, where a reader knows no type.
+        # If a reader knows no type, every string can be written in quotes.
         strings if texts or (listed and read_as == ANY) else None,
         frozenset(listed),
         frozenset(value for value in others if value is None or isinstance(value, bool)),
@@ -308,7 +308,7 @@ def _of_values(values: Sequence[Any], read_as: frozenset[str]) -> Shape:
 
 
 def _is_read_back(text: str, read_as: frozenset[str]) -> bool:
-    """Return whether a reader takes the string's own text for that string."""
+    """Return True if a reader of the string's own text reads the same string."""
     if _TAGS.search(text):
         return False
     depth = JsonDepth()

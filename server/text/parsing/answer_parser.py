@@ -8,8 +8,8 @@ It owns the content held back because a stop string could begin in it. One answe
 Invariants: no stop string spans a tool call. White space counts as soon as it is written, even if a
 later call would leave it out; white space between calls never counts. Each character is read once.
 
-WholeCalls holds each tool call back until it is finished, for clients that run a call before they
-read how the answer ended. One answer, one thread. Invariant: a call cut off by the answer's length
+WholeCalls holds each tool call back until it is finished, for clients running a call before they
+read the answer's ending. One answer, one thread. Invariant: a call cut off by the answer's length
 or a stop string is never returned.
 
 ThoughtCalls finds tool calls in a thought. They count if the thought is never closed, because a
@@ -46,8 +46,8 @@ from .answer_splitter import HeldSpace, ReasoningSplitter, Split, ToolCallScanne
 class ContentStops:
     def __init__(self, rule: StopRule) -> None:
         self._stops = rule.scanner()
-        # White space that was looked at before it is known to be content: how many letters, and
-        # those of it that no stop string can end any more.
+        # White space already searched for stop strings, but not known to be content yet: its number
+        # of letters, and its part safe from every stop string.
         self._seen = 0
         self._passed = HeldSpace()
         self._called = False
@@ -59,7 +59,7 @@ class ContentStops:
         return self._stops.found
 
     def take(self, items: Iterable[AnswerItem], space: HeldSpace) -> list[AnswerItem]:
-        """Return the parts certain now. space: white space that may begin the next content."""
+        """Return the parts certain now. space: white space possibly beginning the next content."""
         found: list[AnswerItem] = []
         for item in items:
             if self._stops.found is not None:
@@ -105,7 +105,7 @@ class ContentStops:
         self._passed.add(text[before:])
 
     def _flush(self) -> list[AnswerItem]:
-        """Return the content held back, without white space that turned out to be no content."""
+        """Return the content held back, without white space after the last content."""
         held = self._passed.take() + self._stops.finish()
         content = held[: len(held) - self._seen]
         self._seen = 0
@@ -154,7 +154,7 @@ class ThoughtCalls:
     def _begin(self) -> None:
         """Reset to hold nothing."""
         self.scanner = ToolCallScanner(self._tools, self._most, finds_bare=False)
-        # The text from which some is held. Of its letters: the first that is not given out yet.
+        # Text with a held part, its number of letters, and the index of the first held one.
         self._text = StringIO()
         self._letters = 0
         self._given = 0
@@ -192,8 +192,8 @@ class ThoughtCalls:
         return held
 
     def finish(self, was_cut: bool) -> tuple[str, list[AnswerItem]]:
-        """Return the rest of the thought, and its calls with the text after them. The answer has
-        ended before its thought. was_cut: as in ToolCallScanner.finish()."""
+        """Return the rest of the thought, and its calls with the text after them. Call it if the
+        answer has ended before its thought. was_cut: as in ToolCallScanner.finish()."""
         thought = self._thought(self.scanner.finish(was_cut))
         return thought, self._calls.take()
 
@@ -279,12 +279,12 @@ class AnswerParser:
         self._thinking_tokens = thinking_tokens
         self._tokens = 0
         self._reasoning_tokens = 0
-        # Those before a call in the reasoning, if one is held back.
+        # Number of reasoning tokens before a call in the reasoning, if one is held back.
         self._tokens_before_call = 0
 
     @property
     def complete(self) -> bool:
-        """Return whether later text is unwanted, so that the engine may stop."""
+        """Return True if later text is unwanted, so the engine may stop."""
         return self._scanner.full or self._found_stop is not None
 
     @property
@@ -368,7 +368,7 @@ class AnswerParser:
         if self._stops is None or 0 < self._tokens <= self._min_tokens:
             return self._scanner.push(text)
         items: list[AnswerItem] = []
-        # White space before a tag is looked at before the tag is.
+        # White space before a tag is read before the tag.
         for part in _BEFORE_TAGS.split(text):
             if self._found_stop is None:
                 items += self._ended(self._scanner.push(part))

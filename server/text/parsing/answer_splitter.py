@@ -51,11 +51,11 @@ class ReasoningSplitter:
     def __init__(self, thinking: Thinking) -> None:
         self.thought = thinking is Thinking.OPENED
         self.reasoning = thinking is not Thinking.NEVER
-        # The first letter of the reasoning came, or that of the content.
+        # True once the first letter of the reasoning, or of the content, has come.
         self._reasoning_begun = False
         self._content_begun = thinking is Thinking.NEVER
-        # White space that may stand at the reasoning's end or before it; behind it the beginning
-        # of a tag, if anything.
+        # Held white space at the reasoning's end or before it, and after it the beginning of a
+        # possible tag.
         self._space = HeldSpace()
         self._held = ""
 
@@ -103,7 +103,8 @@ class ReasoningSplitter:
             self.thought = True
             self._space.take()
             text = text.removeprefix(THINK).lstrip()
-            # Until more comes, a tag alone is nothing that could be opened twice.
+            # Until more text comes, keep the tag itself: another tag after it does not open the
+            # thought twice.
             self._reasoning_begun = bool(text)
             self._held = text or THINK
         elif self.thought:
@@ -136,10 +137,11 @@ class ReasoningSplitter:
 
 
 class HeldSpace:
-    """The white space held. Its memory is that of its characters, however short its pieces are."""
+    """The white space held. Its memory depends on its characters, not on the number of its
+    segments."""
 
     def __init__(self) -> None:
-        # None: there is none. Most pieces of an answer leave none.
+        # None: there is no text. Most segments of an answer leave none.
         self._text: StringIO | None = None
 
     def add(self, text: str) -> None:
@@ -165,8 +167,8 @@ class HeldSpace:
 
 
 _SLICE = 512
-"""Characters given to a reader at once. The text that a reader gives back may hold more than a
-call's end."""
+"""Number of characters given to a reader at once. The text returned by a reader may hold more than
+a call's end."""
 _LONGEST_REREAD = 1024
 """Characters. A rejected call up to this length is searched for another call."""
 _MOST_READINGS = 4
@@ -190,15 +192,15 @@ class ToolCallScanner:
         self._finds_bare = finds_bare
         self._most = most
         self._types = ParameterTypes(tools)
-        # The text that is being looked at: between pieces the beginning of a tag, if anything.
+        # The text being read. Between pieces it holds at most the beginning of a possible tag.
         self._text = ""
         self._at = 0
-        # Letters of all pieces.
+        # Number of letters of all segments.
         self._letters = 0
         # White space before the next content or call.
         self._space = HeldSpace()
-        # An opening tag was read, and the call's format is not known yet. Behind the tag: white
-        # space.
+        # An opening tag was read, and the call's format is not known yet. White space after the
+        # tag.
         self._opened = False
         self._behind = HeldSpace()
         self._reader: CallReader | None = None
@@ -208,9 +210,9 @@ class ToolCallScanner:
         self._closing = False
         # The closing tag of the last call's block has not come.
         self._in_block = False
-        # The letter behind all content so far begins a line.
+        # True if the letter after all content so far begins a line.
         self._at_line_start = True
-        # Where the text that was read as a call ends, and how often it was.
+        # End of the text already read as a call, and the number of such readings.
         self._read_up_to = 0
         self._readings = 0
         self.calls = 0
@@ -229,7 +231,7 @@ class ToolCallScanner:
 
     @property
     def space(self) -> HeldSpace:
-        """Return the white space that is content if no call follows."""
+        """Return the white space before a possible call. It is content if no call follows."""
         return self._space
 
     @property
@@ -260,7 +262,8 @@ class ToolCallScanner:
         return Content(self._space.take() + text)
 
     def finish(self, was_cut: bool) -> list[AnswerItem]:
-        """Return the parts held back, after the last piece. was_cut: as in CallReader.finish()."""
+        """Return the parts held back, after the last segment. was_cut: as in
+        CallReader.finish()."""
         items: list[AnswerItem] = []
         while self._reader is not None:
             self._took(self._reader, self._reader.finish(was_cut), items)
@@ -281,7 +284,7 @@ class ToolCallScanner:
         self._text = self._text[self._at :]
         self._at = 0
 
-    # Each step reads on from its place; returns whether there is more to read.
+    # Each step continues from its place, and returns True if there is more to read.
 
     def _advance(self, items: list[AnswerItem]) -> bool:
         if self.full:
@@ -330,7 +333,7 @@ class ToolCallScanner:
         elif ahead.startswith(FUNCTION_TAG):
             self._reader = FunctionCall(self.calls, self._types, only_known=self._is_bare)
         elif ahead == OPEN:
-            # Written twice.
+            # The tag was written twice.
             self._behind.add(OPEN)
             self._at += len(OPEN)
         elif FUNCTION_TAG.startswith(ahead) or OPEN.startswith(ahead):
@@ -358,7 +361,7 @@ class ToolCallScanner:
             return
         self._reader = None
         if len(reader.left) > self._at:
-            # It was given some of that with earlier pieces.
+            # The reader got the beginning of `left` with earlier pieces.
             self._text = reader.left + self._text[self._at :]
             self._at = 0
         else:
@@ -385,7 +388,7 @@ class ToolCallScanner:
     def _pass_closing(self) -> bool:
         """Pass the closing tags after a call, however many come. Another call may follow in the
         same block."""
-        # Behind the block it may stand before content.
+        # After the block, white space may precede content.
         self._at = self._pass_space(HeldSpace() if self._in_block else self._space)
         follows, tag, end = tag_at(self._text, self._at)
         if follows is Follows.OPEN:

@@ -31,11 +31,11 @@ class CallState(Enum):
 
 
 class CallReader(Protocol):
-    """A reader of the text after a call's opening tag and white space, in pieces.
+    """A reader of the text after a call's opening tag and white space, in segments.
 
     left: once ENDED, the text after the call, closing tag included. If NO_CALL, all of the text.
-    decided: the number of characters of `left` read before the one that made it NO_CALL. Invariant:
-    the work for a piece does not grow with the text before it.
+    decided: for NO_CALL, the number of characters of `left` before the deciding one. Invariant: the
+    work for a segment does not grow with the text before it.
     """
 
     state: CallState
@@ -44,8 +44,8 @@ class CallReader(Protocol):
 
     def letters(self, text: str) -> CallArguments | None:
         """Take text made only of characters of a string, and return them. Return None if it may be
-        more and push() has to read it. The result is that of push() at a part of its cost, because
-        most tokens of a call are such."""
+        more: push() then has to read it. The result equals push()'s at a part of its cost, because
+        most tokens of a call are such text."""
         ...
 
     def push(self, text: str) -> list[AnswerItem]:
@@ -103,7 +103,8 @@ _CLOSED = {
 
 
 class Follows(Enum):
-    """Whether the expected text is at a place. OPEN: more text is needed to decide."""
+    """The result of comparing a place with the expected text. OPEN: more text is needed to
+    decide."""
 
     YES = "yes"
     NO = "no"
@@ -143,8 +144,8 @@ def next_tag(text: str) -> int | None:
 
 
 def next_end_of_value(text: str) -> tuple[int, int] | None:
-    """Return two places of the first tag that ends a value: of its line break, if any, and of its
-    first character. None if there is no such tag."""
+    """Return two places of the first tag ending a value: the place of its line break, if any, and
+    of its first character. Return None if there is no such tag."""
     found = _END_OF_VALUE.search(text)
     return None if found is None else (found.start(), text.index("<", found.start()))
 

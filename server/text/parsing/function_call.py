@@ -43,7 +43,8 @@ class FunctionCall:
     """A CallReader of this format. REQUIRES: FUNCTION_TAG begins the text."""
 
     def __init__(self, number: int, types: ParameterTypes, *, only_known: bool = False) -> None:
-        """types: of the request's tools. only_known: a call of an unknown function is no call."""
+        """types: parameter types of the request's tools. only_known: a call of an unknown function
+        is no call."""
         self.state = CallState.READING
         self.left = ""
         self.decided = 0
@@ -54,14 +55,14 @@ class FunctionCall:
         self._finishing = False
         self._function = ""
         self._seen: set[str] = set()
-        # Of the parameters that were seen, those whose value was given out.
+        # The seen parameters with a value already given out.
         self._keys: set[str] = set()
         self._key = ""
         self._value = _Value(frozenset(), "")
         self._step: Step = self._open
 
     def letters(self, text: str) -> CallArguments | None:
-        # A tag, and a line break before one, is looked at by push().
+        # push() handles a tag, and a line break before a tag.
         if self._held or "<" in text or text.endswith("\n") or self._step != self._pass_value:
             return None
         found = self._value.letters(text)
@@ -149,7 +150,7 @@ class FunctionCall:
             self._held = self._held[at:]
             return True
         if follows is Follows.OPEN or (end + 1 == len(self._held) and not self._finishing):
-            # A line break that may follow is no part of the value.
+            # A line break directly after the tag is not part of the value.
             return False
         self._key = plain_name(self._held[at:end])
         lead = f"{', ' if self._keys else ''}{json.dumps(self._key, ensure_ascii=False)}: "
@@ -176,7 +177,7 @@ class FunctionCall:
         if follows is Follows.YES and name == self._key:
             if end + 1 == len(self._held) and not self._finishing:
                 return False
-            # Written twice.
+            # The tag was written twice.
             self._held = self._held[end + 1 :].removeprefix("\n")
         elif follows is Follows.YES:
             follows = self._begins_next(name, end)
@@ -212,7 +213,7 @@ class FunctionCall:
             self._held = self._held[at + 1 :]
             return True
         self._give(self._value.end(), items)
-        # Behind it the end of a function counts, of a parameter no more.
+        # After it only the end of a function counts, not the end of a parameter.
         self._held = self._held[end if tag is Tag.END_OF_PARAMETER else at :]
         self._step = self._between
         return True
@@ -243,7 +244,7 @@ class FunctionCall:
             if following is Tag.END_OF_PARAMETER and (
                 tag is not Tag.END_OF_PARAMETER or self._value.holds_tag
             ):
-                # In a value with an opening tag it is that one's.
+                # In a value with an opening tag, this end belongs to the opening tag.
                 return Follows.NO
             tag = following
         return Follows.NO
@@ -321,7 +322,7 @@ class _Value:
         self._lead = lead
         self._collected = StringIO()
         self._depth = JsonDepth()
-        # Its first letters, without the white space before them, while they may be null's.
+        # The first letters after white space, while they may be those of null.
         self._first = ""
         self._streaming = False
         self._is_empty = True
@@ -381,7 +382,7 @@ class _Value:
             return True
         first = (self._first + text).lstrip()
         word = first.rstrip()
-        # One space stands for all that may end the value.
+        # One space represents all white space possibly ending the value.
         self._first = f"{word} " if word and len(word) < len(first) else word
         return not _NULL.startswith(word.lower())
 

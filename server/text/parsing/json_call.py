@@ -5,7 +5,7 @@ thread. Invariants: arguments are returned as they are written, character by cha
 they are JSON and can be closed. A call begins once its name and the arguments' first brace have
 come. Each character is read once.
 
-JsonText finds the end of a JSON string, object or list in text that comes in pieces. One value, one
+JsonText finds the end of a JSON string, object or list in text arriving in segments. One value, one
 thread. The text is not checked: it is passed on as the model writes it. Invariants: a tag inside a
 string is part of the string, except after a line break, because no JSON string holds one. Each
 character is read once.
@@ -27,7 +27,7 @@ from .call_reader import CLOSE, LONGEST_NAME, CallState, Step, call_arguments, c
 from .parameter_types import ParameterTypes
 
 _IN_STRING = re.compile(r'["\\\n]')
-# Brackets of one kind are read at once.
+# Runs of brackets of one kind are read at once.
 _OUTSIDE = re.compile(r'["<]|[{\[]+|[}\]]+')
 _CLOSERS = "}]"
 
@@ -51,8 +51,8 @@ class JsonText:
         """Return the place in `text` up to which the value was read. at: the first character not
         read before.
 
-        While the value has not ended, the characters after that place may be the tag's beginning: a
-        part of the tag, and a line break. REQUIRES: neither ended nor broken.
+        While the value has not ended, the characters after the returned place may begin the tag: a
+        part of it, after a line break. REQUIRES: neither ended nor broken.
         """
         while at < len(text):
             if self._escaped:
@@ -84,7 +84,7 @@ class JsonText:
         return at
 
     def _nest(self, at: int, end: int, closing: bool) -> int:
-        """Read brackets of one kind. Return the place after the last one that counts."""
+        """Read brackets of one kind. Return the place after the last counted one."""
         if closing:
             closed = min(end - at, self._depth)
             self._depth -= closed
@@ -111,15 +111,15 @@ _LONGEST_WORD = 512
 
 
 class ClosableJson:
-    """ended: the object is complete. broken: the text was no JSON, or the tag came. keys: of the
-    object, each with a value begun."""
+    """ended: the object is complete. broken: the text was no JSON, or the tag came. keys: keys of
+    the object with a value begun."""
 
     def __init__(self, tag: str) -> None:
         """tag: ends the text around the object. Inside a string it counts only after a line break,
         because no JSON string holds one."""
         self._line_and_tag = f"\n{tag}"
         self._closers: list[str] = []
-        # Read, and not passed on: a comma, a key, a colon, white space among them.
+        # Text read but not passed on: a comma, a key, a colon, and white space.
         self._pending: list[str] = []
         self._in_string = False
         self._key: str | None = None
@@ -134,8 +134,8 @@ class ClosableJson:
         self.keys: set[str] = set()
 
     def read(self, text: str, at: int = 0) -> tuple[str, int]:
-        """Return the text to pass on, and the place up to which `text` was read. The characters
-        after that place must be given again with more text, unless it has ended or broken.
+        """Return the text to pass on, and the place up to which `text` was read. Pass the
+        characters after that place again with more text, unless it has ended or broken.
 
         REQUIRES: neither ended nor broken.
         """
@@ -148,7 +148,7 @@ class ClosableJson:
         return "".join(passed), at
 
     def takes_letters(self, text: str) -> bool:
-        """Return whether the text is made only of characters of an open string and can be passed on
+        """Return True if the text has only characters of an open string and can be passed on
         unread. REQUIRES: as read(), and all text before was read."""
         return self._in_string and self._key is None and _PLAIN.fullmatch(text) is not None
 
@@ -163,7 +163,7 @@ class ClosableJson:
         return rest + self.closing()
 
     def closing(self) -> str:
-        """Return the characters that close the text so far. REQUIRES: it has the first brace."""
+        """Return the closing characters for the text so far. REQUIRES: it has the first brace."""
         quote = '"' if self._in_string and self._key is None else ""
         return quote + "".join(reversed(self._closers))
 
@@ -275,7 +275,7 @@ class ClosableJson:
                 return at
             if self._line_and_tag.startswith(ahead):
                 return at
-        # No letter that JSON allows here, and one that models write.
+        # JSON does not allow this letter here, but models write it.
         self._letters(json.dumps(letter)[1:-1], passed)
         return at + 1
 
@@ -333,25 +333,25 @@ class JsonCall:
     """A CallReader of this format. REQUIRES: the first character is a brace."""
 
     def __init__(self, number: int, types: ParameterTypes) -> None:
-        """types: of the request's tools."""
+        """types: parameter types of the request's tools."""
         self.state = CallState.READING
         self.left = ""
         self.decided = 0
         self._number = number
         self._types = types
-        # The piece, and what was left of those before; the place in it.
+        # The text not read yet, and the place in it.
         self._text = ""
         self._at = 0
-        # All of the text, until the call has begun, and its letters.
+        # All of the text until the call has begun, and its number of letters.
         self._raw = StringIO()
         self._letters = 0
         self._name = ""
-        # Arguments that come before the name.
+        # Arguments arriving before the name.
         self._early = ""
         self._begun = False
         self._arguments = ClosableJson(CLOSE)
         self._key = ""
-        # The value, or the key, that is being read.
+        # The value or key being read.
         self._value = JsonText(CLOSE)
         self._collected = StringIO()
         self._size = 0
@@ -367,7 +367,7 @@ class JsonCall:
         if not self._begun:
             self._raw.write(text)
             self._letters += len(text)
-        # Fewer letters are left than a tag or two escapes have.
+        # The rest is shorter than a tag or two escapes.
         self._text = self._text[self._at :] + text
         self._at = 0
         items: list[AnswerItem] = []
@@ -385,7 +385,7 @@ class JsonCall:
         self.state = CallState.ENDED
         return [*call_arguments(self._number, rest), self._call_end(was_cut and is_open)]
 
-    # Each step reads on from its place; returns whether there is more to read.
+    # Each step continues from its place, and returns True if there is more to read.
 
     def _open(self, items: list[AnswerItem]) -> bool:
         self._at += len("{")
@@ -427,7 +427,7 @@ class JsonCall:
         if not letter:
             return False
         if self._begun:
-            # The call has all that it needs.
+            # The call is complete already: ignore further values.
             self._key = ""
         if self._key == _ARGUMENTS and letter == "{" and self._name:
             self._begin(items)
@@ -471,7 +471,7 @@ class JsonCall:
         return True
 
     def _skip(self, items: list[AnswerItem]) -> bool:
-        """Skip the rest of a call that was begun but continues in no known format."""
+        """Skip the rest of a begun call: it continues in no known format."""
         place = self._text.find(CLOSE, self._at)
         if place < 0:
             self._at = max(self._at, len(self._text) - len(CLOSE) + 1)
@@ -577,7 +577,7 @@ def _object_text(text: str) -> str | None:
 
 
 def _loaded(text: str) -> object:
-    """Return the value; None also for text that is no JSON."""
+    """Return the value; None also for text other than JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -14,7 +14,7 @@ from tasuki.server.text.json_reading import JsonDepth, is_json, nested_too_deepl
 
 ANY = frozenset({"string", "null", "boolean", "integer", "number", "array", "object"})
 
-# Other names that clients' schemas use.
+# Further names in clients' schemas.
 _NAMES = {
     "str": "string",
     "text": "string",
@@ -34,10 +34,10 @@ _MOST_LOOKED_AT = 1024
 """Parts of a parameter's schema. References may lead to each of them many times."""
 _LONGEST_REFERENCE = 1024
 _MOST_SCHEMAS = 256
-"""Bound of the object schemas of a tool, wherever they are written."""
-# Python's own reader of literals is slow and not bounded by their length.
+"""Bound of the number of object schemas of a tool, at all places together."""
+# Python's own reader of literals is slow, and has no limit of their length.
 _LONGEST_LITERAL = 1 << 11
-# Objects of Python for each value would hold the event loop.
+# Building Python objects for all values would hold the event loop.
 _LONG = 1 << 14
 _NOTHING = object()
 
@@ -68,7 +68,7 @@ class _Objects:
         """Schemas entered on the way here. A second visit adds nothing."""
 
     def properties(self, schema: Any) -> dict[str, Any]:
-        """Return a schema of each property's values by name, from every branch that names the
+        """Return a schema of each property's values by name, from every branch naming the
         property."""
         found: dict[str, Any] = {}
         if not self._enters(schema):
@@ -117,7 +117,8 @@ class _Objects:
         return True
 
     def _all_of(self, schema: Mapping[str, Any]) -> list[Any]:
-        """Return the schemas that one value must all satisfy."""
+        """Return the schemas `schema` combines by `$ref` and `allOf`: a value must satisfy all of
+        them."""
         inner = schema.get("allOf")
         target = [_referred(schema["$ref"], self._root)] if "$ref" in schema else []
         return [*target, *(inner if isinstance(inner, list) else [])]
@@ -140,7 +141,7 @@ class ParameterTypes:
         self._types: dict[tuple[str, str], frozenset[str]] = {}
 
     def knows(self, function: str) -> bool:
-        """Return whether one of the tools has that name."""
+        """Return True if one of the tools is named `function`."""
         return function in self._tools_by_name
 
     def has(self, function: str, parameter: str) -> bool:
@@ -180,7 +181,7 @@ class ParameterTypes:
 def json_types(schema: Any, schemas: Mapping[str, Any]) -> frozenset[str]:
     """Return the types allowed by a schema; all types if it is too large to search.
 
-    schemas: of all parameters, as returned by parameter_schemas.
+    schemas: schemas of all parameters, as returned by parameter_schemas.
     """
     return _Search(schemas.get(_DEFINITIONS)).types(schema, _MAX_DEPTH)
 
@@ -194,8 +195,7 @@ class _Search:
         self._left = _MOST_LOOKED_AT
 
     def types(self, schema: Any, depth: int) -> frozenset[str]:
-        """Return the types allowed by a schema. depth: bounds references that lead to
-        themselves."""
+        """Return the types allowed by a schema. depth: bound for references to themselves."""
         if not isinstance(schema, Mapping) or not depth or not self._may_look_at(1):
             return ANY
         found = ANY
@@ -230,8 +230,8 @@ class _Search:
 
 
 def json_of(text: str, types: frozenset[str], depth: JsonDepth) -> str:
-    """Return the JSON text of a value that a model wrote as `text`. The value has an allowed type
-    if it can be read as one; otherwise it is a string. depth: of the text."""
+    """Return the JSON text of a value written by a model as `text`. The value has an allowed type
+    if it can be read as one; otherwise it is a string. depth: nesting depth of the text."""
     word = text.strip()
     if types != {"string"}:
         value = _other_than_string(word, types, depth)
@@ -247,7 +247,8 @@ def _other_than_string(word: str, types: frozenset[str], depth: JsonDepth) -> st
     if value is not _NOTHING:
         kind = _type_of(value)
         if kind in types or (kind == "integer" and "number" in types):
-            # A quoted string is one only where no schema says that the quotes are its own.
+            # Take a quoted string as a string only without a schema: with one, the quotes may be
+            # part of the value.
             return word if kind != "string" or types == ANY else None
         if kind == "number" and "integer" in types and value == math.floor(value):
             return str(int(value))

@@ -27,7 +27,7 @@ from tasuki.utils.signatures import Work
 
 from .compiled_template import MessagePlaces
 
-# Encoded at once: a few milliseconds.
+# Number of characters encoded at once, within a few milliseconds.
 _BATCH_CHARACTERS = 1 << 16
 
 
@@ -38,7 +38,7 @@ class EncodedPieces:
         """capacity: bytes of cached texts and tokens."""
         self._tokenizer = tokenizer
         self._cache: BoundedCache[tuple[bytes, str], Tokens] = BoundedCache(capacity)
-        # One text of a client does not drive out all others'.
+        # One client's text must not evict all other texts.
         self._largest = capacity // 16
         self._lock = threading.Lock()
         self.encoded = self.remembered = 0
@@ -115,9 +115,9 @@ class Part:
         return len(text) >= self.length and self.digest == _digest(text[: self.length])
 
 
-# Ends the name of a part that was rendered to be answered.
+# Last bytes of the name of a part rendered with an answer's opening.
 _ASKED = b"asked"
-# Of a part that the template refuses: no text has its digest.
+# A part rejected by the template: no text has its digest.
 _REFUSED = Part(0, b"")
 
 
@@ -132,14 +132,14 @@ class ConversationParts:
         tools: Sequence[Mapping[str, Any]],
         variables: Mapping[str, Any],
     ) -> None:
-        """remembered: parts of all conversations. REQUIRES: it is one template's. variables: of the
-        request; a template may read them anywhere."""
+        """remembered: cached parts of all conversations. REQUIRES: it is used for one template
+        only. variables: variables of the request; a template may read them anywhere."""
         self._remembered = remembered
         self._messages = messages
         self._rolling = hashlib.blake2b(
             repr((salt, tools, variables)).encode(errors="surrogatepass"), digest_size=16
         )
-        # By a count of messages.
+        # By number of messages.
         self._names = [self._rolling.digest()]
 
     def begins(self, count: int, text: str, render: Work[str]) -> int | None:
@@ -159,8 +159,8 @@ class ConversationParts:
         return self._put(count, Part(len(text), _digest(text)))
 
     def remember_asked(self, text: str) -> None:
-        """Cache a part that is to be answered. text: all messages rendered, with an answer's
-        opening after them."""
+        """Cache the rendering of all messages with an answer's opening after them. text: the
+        rendering."""
         name = self._name(len(self._messages)) + _ASKED
         part = Part(len(text), _digest(text))
         self._remembered.put(name, part, len(name) + len(part.digest))
@@ -168,11 +168,11 @@ class ConversationParts:
     def was_changed(
         self, answered: int, answer: Mapping[str, Any], text: str, places: MessagePlaces
     ) -> bool:
-        """Return whether `text` renders the conversation differently than when its first `answered`
-        messages were to be answered. It does if they no longer begin the text, or if the text omits
-        the thought of the answer. Return False if the earlier text is not cached or the answer's
-        end is unknown. answer: the message after them, as given to the template. places: of
-        `text`."""
+        """Return True if `text` renders the conversation differently than the prompt of its first
+        `answered` messages. It does if the earlier prompt does not begin the text, or if the text
+        omits the thought of the answer. Return False if the earlier prompt is not cached or the
+        answer's end is unknown. answer: the message after them, as given to the template. places:
+        message places of `text`."""
         asked = self._remembered.get(self._name(answered) + _ASKED)
         end = places.ends.get(answered + 1)
         if asked is None or end is None:

@@ -18,8 +18,8 @@ TurnEnds decides whether the next turn of a conversation may lose this turn's ex
 continue from the last message's end. A turn loses its end in three ways. The client sends an answer
 back without its thought, the template drops the thought, or the template renders an old answer
 differently than a new one begins. It renders short conversations to find out. It reads only the
-shapes of the client's last messages. It owns the results of one template. Any thread. Invariant: a
-cached result is that of a rendering.
+shapes of the client's last messages. It owns the results of one template. Any thread. Invariant:
+every cached result comes from a rendering.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ from .compiled_template import (
     matches,
 )
 
-# All parts of 31 messages.
+# The sum over all parts of 31 messages.
 _MORE_MESSAGES = 512
 
 
@@ -61,15 +61,16 @@ def message_ends(
     places: MessagePlaces,
     part: Callable[[int], int | None],
 ) -> set[int]:
-    """Return the positions of message ends in the text of all messages. places: of that text. part:
-    returns the length of the text of the first messages alone, if the whole text begins with it. It
-    returns None if not, or if the template rejects them."""
+    """Return the positions of message ends in the text of all messages. places: places in the whole
+    text. part: function of a count. It returns the length of the text of the first `count` messages
+    alone, if the whole text begins with it. It returns None if not, or if the template rejects
+    them."""
     short = len(messages) * (len(messages) + 1) // 2 <= _MORE_MESSAGES
     left = 2 * len(messages) + _MORE_MESSAGES
     later_question = _later_question(messages)
     holds: dict[Hashable, bool] = {}
     ends = set()
-    # First the whole, whose end is where the next turn begins.
+    # First the whole conversation, because the next turn begins at its end.
     for count in (len(messages), *range(1, len(messages))):
         known = count in places.ends and not short
         kind = _kind(messages, count, later_question[count - 1]) if known else count
@@ -91,7 +92,7 @@ def message_ends(
 
 
 def _kind(messages: Sequence[Mapping[str, Any]], count: int, later_question: bool) -> Hashable:
-    """Return the properties that may make a template render a turn differently once others
+    """Return the properties of a message with a possible effect on its rendering once others
     follow."""
     followed_by = messages[count]["role"] if count < len(messages) else None
     return (_shape(messages[count - 1]), followed_by, later_question)
@@ -122,7 +123,7 @@ def _later_question(messages: Sequence[Mapping[str, Any]]) -> list[bool]:
 _REMEMBERED_BYTES = 1 << 18
 """Bytes for some hundreds of clients' variables."""
 
-# Stand for texts that do not matter.
+# Placeholders for arbitrary texts.
 _ANSWER = f"{MARK_BEGIN}answer{MARK_END}"
 _THOUGHT = f"{MARK_BEGIN}thought{MARK_END}"
 _QUESTION = {"role": "user", "content": "?"}
@@ -143,9 +144,8 @@ class TurnEnds:
         thinking: Thinking,
         variables: Mapping[str, Any],
     ) -> bool:
-        """Return whether the next turn, after these messages and their answer, may begin with the
-        messages' text but not with the answer's. thinking: of that answer. variables: as given to
-        the template."""
+        """Return True if the next turn may begin with the messages' text but not with their
+        answer's. thinking: thinking of the answer. variables: as given to the template."""
         last = messages[-1].role
         if last not in ("user", "tool"):
             return False
@@ -162,8 +162,8 @@ class TurnEnds:
     def _loses(
         self, last: str, thinking: Thinking, returned: bool, variables: Mapping[str, Any]
     ) -> bool:
-        """Return whether the end is lost for this shape of the last message. returned: whether the
-        client returns thoughts."""
+        """Return True if the end is lost for this kind of last message. returned: the client
+        returns thoughts."""
         thinks = returned and thinking is not Thinking.NEVER
         begun: list[_Shown] = [_QUESTION]
         if last == "tool":
@@ -176,7 +176,7 @@ class TurnEnds:
             return False
         for text in self._next_turns(begun, thinks, variables):
             if not text.startswith(closed):
-                # Where this turn began is lost too.
+                # The beginning of this turn is lost too.
                 continue
             is_whole = thinks or thinking is Thinking.NEVER
             if not (is_whole and text.startswith(opened) and _goes_on(text[len(opened) :], thinks)):
@@ -186,8 +186,7 @@ class TurnEnds:
     def _next_turns(
         self, begun: Sequence[_Shown], thinks: bool, variables: Mapping[str, Any]
     ) -> Iterator[str]:
-        """Yield texts of conversations that continue after an answer, as far as the template
-        accepts them."""
+        """Yield texts of conversations continuing after an answer, if the template accepts them."""
         for behind in (_QUESTION, _RESULT):
             answer = _answer(thinks, calls=behind is _RESULT)
             try:
@@ -231,10 +230,10 @@ _NO_TOKENS: Tokens = np.zeros(0, dtype=np.int32)
 @dataclass(frozen=True)
 class RenderedPrompt:
     """tokens: int32 [T]. marks: ascending token counts at message ends, each before a special token
-    or the end of the prompt. thinking: of an answer to the prompt. changed: the tokens [begin, end)
-    of the conversation rendered differently in the previous turn. None if they were the same, or
-    the previous turn is not cached. message_end: tokens before the answer's opening, if the next
-    turn may continue from there rather than from this turn's exact end."""
+    or the end of the prompt. thinking: thinking of an answer to the prompt. changed: the tokens
+    [begin, end) of the conversation rendered differently in the previous turn. None if they were
+    the same, or the previous turn is not cached. message_end: tokens before the answer's opening,
+    if the next turn may continue from there rather than from this turn's exact end."""
 
     tokens: Tokens
     marks: tuple[int, ...] = ()
@@ -270,7 +269,8 @@ class ChatTemplate:
         self.pieces = EncodedPieces(tokenizer, cache_bytes)
         self._parts: BoundedCache[bytes, Part] = BoundedCache(PARTS_BYTES)
         with suppress(ChatTemplateError):
-            # Sessions ask for it on an event loop, which is no place to render.
+            # Compute it now: sessions ask for it on an event loop, and rendering would block the
+            # loop.
             self.answer_opening()
 
     @property
@@ -322,10 +322,10 @@ class ChatTemplate:
         assistant's turn.
 
         tools: definitions in the form of OpenAI's clients, for the template's `tools` variable.
-        variables: further variables by name, such as `enable_thinking`; those set by every
+        variables: further variables by name, such as `enable_thinking`; variables set by every
         rendering cannot be overridden. salt: common to callers that share cached conversations.
         most: the allowed number of tokens; more raise TooManyTokens. breakpoints: counts of
-        messages; their ends become the marks, in place of those chosen here. A count without a
+        messages; their ends become the marks, in place of the ones chosen here. A count without a
         visible end in the template is left out.
         """
         shown, definitions = self._guard.messages(messages), self._guard.tools(tools)
@@ -370,8 +370,8 @@ class ChatTemplate:
     def _difference(
         self, salt: bytes, before: str, tokens: Tokens, until: str
     ) -> tuple[int, int] | None:
-        """Return the range from the first token that differs from `before` to the end of `until`.
-        The tokens' text begins with `until`. Return None for an empty range."""
+        """Return the range from the first token differing from `before` to the end of `until`, or
+        None if it is empty. The tokens' text begins with `until`."""
         earlier = self._encode(salt, before, set()).tokens
         both = min(len(earlier), len(tokens))
         differing = np.flatnonzero(earlier[:both] != tokens[:both])
@@ -380,7 +380,7 @@ class ChatTemplate:
         return (begin, end) if begin < end else None
 
     def takes(self, variables: Mapping[str, Any]) -> bool:
-        """Return whether the template can render a question with the variables. variables: as for
+        """Return True if the template can render a question with the variables. variables: as for
         prompt()."""
         asked = self._guard.variables(variables)
         try:
@@ -403,8 +403,8 @@ class ChatTemplate:
         return self._encode(salt, text[len(closing) :], {len(text) - len(closing)}, most)
 
     def without_closing(self, rendered: RenderedPrompt) -> RenderedPrompt:
-        """Remove the closing of a conversation that ends with an assistant's message. The answer
-        then continues that message's content. Raises ChatTemplateError."""
+        """Remove the closing of a conversation ending with an assistant's message. The answer then
+        continues that message. Raises ChatTemplateError."""
         closing = self.answer_closing()
         left = len(rendered.tokens) - len(closing)
         if left < 0 or not np.array_equal(rendered.tokens[left:], closing):
@@ -436,7 +436,8 @@ class ChatTemplate:
         return replace(rendered, thinking=thinking_behind(opened, self.source))
 
     def answer_opening(self) -> Tokens:
-        """Return the tokens, int32 [T], that open the assistant's turn after a closed one."""
+        """Return the tokens, int32 [T], of the opening of an assistant's turn after a closed
+        one."""
         return self._opening
 
     def answer_closing(self) -> Tokens:

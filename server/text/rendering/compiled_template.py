@@ -1,4 +1,4 @@
-"""A checkpoint's jinja template, compiled to run in a sandbox that hides clients' special tokens.
+"""A checkpoint's jinja template, compiled to run in a sandbox, with clients' special tokens hidden.
 
 CompiledTemplate owns the compiled template and a copy of it with marks at the ends of messages.
 Immutable; any thread.
@@ -40,10 +40,10 @@ from jinja2.utils import Namespace
 from tasuki.server.text.chat_message import ROLES, ChatMessage, ChatTemplateError
 from tasuki.server.text.tokenizer import Tokenizer
 
-# A few milliseconds of a search for names.
+# A search for names takes a few milliseconds for a slice.
 SLICE_CHARACTERS = 1 << 16
 
-# Private-use characters, which no template trims or looks for.
+# Private-use characters: no template trims them or looks for them.
 MARK_BEGIN = "\ue000"
 MARK_END = "\ue001"
 
@@ -104,7 +104,7 @@ class SpecialTokenGuard:
             ]
         hide = self._special if message.role == "assistant" else self._all
         if message.reasoning is not None:
-            # Templates of different makers ask for the one or the other.
+            # Templates of different makers use one or the other.
             shown["reasoning_content"] = shown["reasoning"] = hide(message.reasoning)
         shown["content"] = hide(message.content)
         return shown
@@ -125,7 +125,7 @@ def _hidden(value: Any, hide: Hide) -> Any:
 
 
 ITEM_MARK = "_tasuki_item_mark"
-"""The name of the filter that makes an item's mark."""
+"""Name of the filter for an item's mark."""
 
 _LOOP_END = f"{MARK_BEGIN}e{MARK_END}"
 _OPENING = f"{MARK_BEGIN}o{MARK_END}"
@@ -152,7 +152,7 @@ def item_mark(item: Any) -> str:
 
 def message_places(marked: str, messages: Sequence[Any]) -> MessagePlaces:
     """Return the places marked in a text. messages: the same objects as given to the template, so
-    that no other living object has their ids."""
+    no other living object has their ids."""
     numbers = {id(message): number for number, message in enumerate(messages)}
     ends: dict[int, int] = {}
     closed: int | None = None
@@ -185,8 +185,8 @@ def mark_template(template: nodes.Template) -> nodes.Template:
 
 
 def _opens_last(template: nodes.Template) -> bool:
-    """Return whether the flag for an answer's opening affects only the template's last branch. If
-    so, the text before that branch is the output without the flag."""
+    """Return True if the flag for an answer's opening affects only the template's last branch. If
+    so, the text before this branch is the output without the flag."""
     last = template.body[-1] if template.body else None
     if not isinstance(last, nodes.If) or last.else_ or last.elif_:
         return False
@@ -221,14 +221,14 @@ def _constant(text: str) -> nodes.Output:
 
 
 _DICT_ATTRIBUTES = frozenset(dir(dict))
-# Those that the base wraps are left to it.
+# The base class handles the methods it wraps itself.
 _STRING_METHODS = frozenset(
     name for name in dir(str) if not name.startswith("_") and not name.startswith("format")
 )
-# What compiled templates add to each call, for callables that ask for it.
+# Names added by compiled templates to each call, for callables with such parameters.
 _SCOPES = frozenset({"_loop_vars", "_block_vars"})
 _NO_VARIABLES: Mapping[str, Any] = {}
-# What a template raises by itself, or comes to by a value that it did not expect.
+# Errors raised by a template itself, or caused by an unexpected value in it.
 _REFUSALS = (
     jinja2.TemplateError,
     TypeError,
@@ -264,7 +264,7 @@ class CompiledTemplate:
         tools: Sequence[Any] = (),
         variables: Mapping[str, Any] = _NO_VARIABLES,
     ) -> str:
-        """Return the rendered text. variables: of this request, by name. Raises
+        """Return the rendered text. variables: variables of this request, by name. Raises
         ChatTemplateError."""
         return self._run(self._plain, messages, open_answer, tools, variables)
 
@@ -294,7 +294,7 @@ class CompiledTemplate:
             **variables,
             "messages": messages,
             "add_generation_prompt": open_answer,
-            # Templates ask whether there are any tools by asking whether there is a list.
+            # Templates test for tools by testing for a list.
             "tools": list(tools) or None,
             **self._variables,
         }

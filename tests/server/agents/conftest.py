@@ -1,4 +1,4 @@
-"""An agent's front over a scripted engine that answers "fine"."""
+"""Fixtures of an agent's front over a scripted engine with the answer "fine"."""
 
 from collections.abc import Iterator
 

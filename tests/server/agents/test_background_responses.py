@@ -48,7 +48,7 @@ def ended(front: AgentFront, name: str) -> dict[str, Any]:
 
 
 def release(front: AgentFront) -> None:
-    """The engine ends what it holds."""
+    """Let the engine end the newest request."""
     submit = front.submits()[-1]
     front.http.engine._finish(submit, m.FinishReason.STOP, 1)
 
@@ -70,7 +70,7 @@ def test_a_response_is_made_though_nobody_waits(front: AgentFront) -> None:
     ]
     assert [event["response"]["status"] for event in opened] == ["queued", "queued", "in_progress"]
     assert told["output"][-1]["content"][0]["text"] == "fine" and told["usage"]["total_tokens"] > 0
-    # It is a stored one like any other.
+    # The response is stored like any other.
     front.http.engine.hold = False
     turn = front.turn()
     going_on = {"input": "so", "previous_response_id": first["id"]}
@@ -221,14 +221,14 @@ def test_front_workers_refuse_it_by_name(codec: TextCodec) -> None:
 
 
 def test_of_an_ended_response_neither_request_nor_writer_is_kept(front: AgentFront) -> None:
-    """They are tens of KiB that nothing counts."""
+    """Keep neither: each takes tens of KiB outside every count."""
     count = 50
     for name in [begun(front)["id"] for _ in range(count)]:
         ended(front, name)
     gc.collect()
     kept = [found for found in gc.get_objects() if type(found) in (ResponseWriter, web.Request)]
     assert len(kept) < count // 2, len(kept)
-    # The events, and the objects that they are kept by.
+    # The events, and the objects around them.
     assert front.held.total > 4096 * count
 
 
@@ -241,7 +241,8 @@ def test_a_deleted_response_counts_no_longer(front: AgentFront) -> None:
 
 
 def test_a_client_that_does_not_read_keeps_one_event() -> None:
-    """Of long ones: each of the first has the request's echoes."""
+    """Return long events one at a time, without a copy. The first events are long, since each has
+    the request's echoes."""
     events = EventLog()
     long, short = b"event: a\ndata: " + b"x" * 2**20 + b"\n\n", b"event: b\ndata: 1\n\n"
     events.add(long * 2 + short * 100)

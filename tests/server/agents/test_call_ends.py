@@ -1,5 +1,5 @@
-"""Answers that end in a tool call: chats, messages and responses agree on its arguments, and their
-reason shows whether it may be run."""
+"""Tests of answers with a tool call at the end. Chats, messages and responses agree on its
+arguments, and the reason shows if the call may be run."""
 
 import json
 from dataclasses import dataclass
@@ -27,7 +27,8 @@ WHOLE = {"path": "a.txt", "content": "hi"}
 
 @dataclass(frozen=True)
 class Ended:
-    """reason: as the API names it. status: of the item, where the API has one."""
+    """The end of an answer with a call. reason: in the API's words. status: the item's status, or
+    None if the API has none."""
 
     name: str
     arguments: dict[str, Any]

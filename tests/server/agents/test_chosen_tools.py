@@ -1,5 +1,5 @@
-"""Which calls an answer may make where the model chooses: `strict`, allowed tools, grammars of
-custom tools, as each API asks for them; what the engine is given lets through no other call."""
+"""Tests of calls allowed in an answer when the model chooses: `strict`, allowed tools, and grammars
+of custom tools, in each API's form. The grammar given to the engine allows no other call."""
 
 import json
 from typing import Any
@@ -27,7 +27,7 @@ ASKED: dict[str, dict[str, Any]] = {
 
 
 def tool(path: str, name: str, **fields: Any) -> dict[str, Any]:
-    """As the API has it."""
+    """Return a tool in the API's form."""
     if path == CHAT:
         return {"type": "function", "function": {"name": name, "parameters": SCHEMA, **fields}}
     if path == MESSAGES:
@@ -40,7 +40,7 @@ def ask(front: AgentFront, path: str, **fields: Any) -> Reply:
 
 
 def asked_grammar(front: AgentFront, path: str, **fields: Any) -> Grammar | None:
-    """Which the engine is given."""
+    """Return the grammar given to the engine."""
     reply = ask(front, path, **fields)
     assert reply.status == 200, reply
     return front.submits()[-1].sampling.grammar
@@ -53,13 +53,13 @@ def test_a_strict_tool_s_calls_follow_its_schema(front: AgentFront, path: str) -
     assert plain is None
     strict = tool(path, "weather", strict=True)
     grammar = asked_grammar(front, path, tools=[strict, tool(path, "look")])
-    # Messages that ask for no thinking have none.
+    # Messages without a request for thinking have none.
     assert grammar is not None and (grammar.closing is None) == (path == MESSAGES)
     assert follows(grammar, "It rains.") and follows(grammar, f"So:\n{call('weather', days='3')}")
     assert follows(grammar, call("look", days="30")) and not follows(
         grammar, call("weather", days="30")
     )
-    if path != CHAT:  # whose definitions go to the template as they came
+    if path != CHAT:  # chat definitions go to the template unchanged
         asked_grammar(front, path, tools=[strict])
         assert front.prompt == shown
 

@@ -1,4 +1,5 @@
-"""POST /v1/responses/compact over a scripted engine: what stays, the summary, and its way back."""
+"""Tests of POST /v1/responses/compact over a scripted engine: the items kept, the summary, and its
+way back."""
 
 import base64
 from typing import Any
@@ -38,7 +39,7 @@ def made(front: AgentFront, **fields: Any) -> dict[str, Any]:
 
 
 def said(output: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Of the messages."""
+    """Return the role and text of each message before the compaction item."""
     *messages, last = output
     assert last["type"] == "compaction"
     return [(item["role"], item["content"][0]["text"]) for item in messages]
@@ -70,7 +71,7 @@ def test_a_response_goes_on_from_what_was_compacted(front: AgentFront) -> None:
     assert prompt.startswith("<|im_start|>system\nbe brief<|im_end|>")
     places = [prompt.index(text) for text in ("it was", "and then", SUMMARY, "go on")]
     assert places == sorted(places) and "the end" not in prompt
-    # A second one stands for the first one's summary too.
+    # A second summary also covers the first one's text.
     again = made(front, input=[*output, asked])["output"]
     assert SUMMARY in front.prompt
     assert [text for _, text in said(again)] == ["be brief", "it was", "and then", "go on"]

@@ -1,6 +1,6 @@
-"""Field by field, what becomes of every field of the peers' requests and of those that
-docs/compatibility.md names: refused by its name, changing the request or its reply, or changing
-nothing at all. A field that is none of these is silently ignored."""
+"""Tests of every field of the peers' requests and of the fields named in docs/compatibility.md. A
+field is refused by its name, changes the request or its reply, or changes nothing at all. A field
+with none of these fates would be silently ignored."""
 
 import json
 import re
@@ -48,7 +48,7 @@ BASE: dict[str, dict[str, Any]] = {
     RESPONSES: {"input": "it was", "seed": 1},
 }
 
-# This template does not ask for it; test_exact_turns.py has those that do.
+# This template ignores it; test_exact_turns.py has templates with an effect.
 PRESERVE = (True, IGNORED)
 SAMPLING: Fields = {
     "model": ("other", HONOURED),
@@ -136,7 +136,7 @@ REPLY: Fields = {
     "modalities": (["audio"], REFUSED),
     "audio": ({"voice": "a"}, REFUSED),
 }
-# Of accounts, routing, clocks, media that nobody sent, endpoints that are not served.
+# Fields of accounts, routing, clocks, media absent from the request, endpoints not served.
 OUTSIDE: Fields = {
     "priority": (3, HONOURED),
     "prompt_cache_key": ("a", HONOURED),
@@ -308,7 +308,7 @@ OF: dict[str, Fields] = {
         },
     },
 }
-# What else a request must have for the field to mean something.
+# Other fields a request needs for the field to have a meaning.
 BESIDE: dict[tuple[str, str], dict[str, Any]] = {
     (CHAT, "parallel_tool_calls"): {"tool_choice": "required"},
     (CHAT, "top_logprobs"): {"logprobs": True},
@@ -334,7 +334,7 @@ BESIDE: dict[tuple[str, str], dict[str, Any]] = {
     (CHAT, "stream_options"): {"stream": True},
     (COMPLETION, "stream_options"): {"stream": True},
 }
-# Names in the document's first columns that are values, headers, or parts of other fields.
+# Names in the document's first columns for values, headers, or parts of other fields.
 NO_FIELDS = frozenset(
     {
         *("json_schema", "json_object", "json", "regex", "choice", "grammar", "auto", "none"),
@@ -342,16 +342,17 @@ NO_FIELDS = frozenset(
         *("usage", "text", "thinking", "tool_use", "tool_result", "image", "document"),
         *("search_result", "redacted_thinking", "citations", "null", "content", "refusal"),
         *("false", "enabled", "effort", "disabled", "auto", "system", "developer"),
-        # Of stream_options.
+        # Parts of stream_options.
         *("include_usage", "continuous_usage_stats"),
-        # Of parts of content.
+        # Types of content parts.
         *("input_text", "output_text", "image_url", "input_audio", "file"),
     }
 )
 
 
 def bare(reply: Reply) -> str:
-    """The reply without what differs between two equal ones."""
+    """Return the reply without times, ids and signatures; these differ between two equal
+    replies."""
     text = reply.body.decode()
     text = re.sub(r'"(created|created_at|completed_at)": ?[0-9.]+', "", text)
     text = re.sub(r"(chatcmpl|cmpl|resp|rs|msg|call|fc|sig|req)[-_][0-9a-zA-Z_=-]+", "", text)
@@ -359,7 +360,8 @@ def bare(reply: Reply) -> str:
 
 
 def asked(front: AgentFront, path: str, fields: Mapping[str, Any]) -> tuple[str, str] | Reply:
-    """Return what the engine was asked and what was replied; the reply alone where it refuses."""
+    """Return the engine's request and the reply as texts; return the reply alone if it is a
+    refusal."""
     reply = front.http.post(path, {**BASE[path], **fields})
     if reply.status != 200:
         return reply
@@ -376,7 +378,8 @@ def test_no_field_is_silently_ignored(front: AgentFront, path: str) -> None:
 
 
 def fault_of(front: AgentFront, path: str, name: str) -> str:
-    """Return how a field's fate differs from the table's; nothing where it does not."""
+    """Return the difference between a field's fate and the table's, or an empty text if they
+    agree."""
     value, fate = OF[path][name]
     beside = BESIDE.get((path, name), {})
     if fate is REFUSED:
@@ -423,7 +426,7 @@ def test_an_unknown_field_is_refused_where_fields_are_strict(codec: TextCodec, p
 
 
 def documented(text: str) -> set[str]:
-    """The names in the first columns of a document's tables."""
+    """Return the names in the first columns of a document's tables."""
     rows = (line.split("|")[1] for line in text.splitlines() if line.startswith("|"))
     return {name for row in rows for name in re.findall(r"`([a-z_]+)[`.:]", row)}
 
@@ -437,5 +440,5 @@ def test_the_document_and_these_tables_name_the_same_fields() -> None:
         fates = {name: fate for path in paths for name, (_, fate) in OF[path].items()}
         assert documented(part) - NO_FIELDS <= fates.keys()
         unnamed = fates.keys() - set(re.findall(r"`([a-z_]+)[`.:]", part))
-        # What agents' tables do not name is refused as unknown.
+        # A field missing from an agent's table is refused as unknown.
         assert all(fates[name] is REFUSED and part is not chats for name in unnamed), unnamed

@@ -1,4 +1,5 @@
-"""/v1/conversations over a scripted engine: their items, and the responses that add to them."""
+"""Tests of /v1/conversations over a scripted engine: their items, and the responses added to
+them."""
 
 from pathlib import Path
 from typing import Any
@@ -127,7 +128,7 @@ def test_responses_add_to_it_and_go_on_from_its_tokens(front: AgentFront) -> Non
         *("user", "reasoning", "assistant", "function_call", "function_call_output"),
         *("reasoning", "assistant", "user", "reasoning", "assistant"),
     ]
-    # What is added in between stands behind the last turn's tokens.
+    # Items added in between follow the last turn's tokens.
     front.http.post(f"{PATH}/{name}/items", {"items": [{"role": "user", "content": "listen"}]})
     answered(front, name, tools=[TOOL])
     assert front.submits()[-1].prompt[: len(turn)].tolist() == turn
@@ -277,7 +278,7 @@ def test_it_is_its_key_s_alone(codec: TextCodec, tmp_path: Path) -> None:
             assert front.http.post(f"{PATH}/{path}", body, bob).status == 404
         asked = {"input": "so", "conversation": name}
         assert front.http.post("/v1/responses", asked, bob).status == 404
-        # It is no response.
+        # A conversation's id is not a response's.
         for method in ("GET", "DELETE"):
             assert front.http.ask(method, f"/v1/responses/{name}", None, ann).status == 404
         assert front.http.post("/v1/responses", asked, ann).status == 200
@@ -308,7 +309,8 @@ def test_front_workers_refuse_it_by_name(codec: TextCodec) -> None:
 
 
 def test_a_conversation_has_no_more_items_than_a_response_goes_on_from(front: AgentFront) -> None:
-    """Each call that changes or lists it reads through them on the event loop."""
+    """Bound a conversation to 4096 items. Each call that changes or lists it reads all items on the
+    event loop."""
     name = begun(front)
     some = [{"role": "user", "content": "so"}] * 20
     for _ in range(4096 // len(some)):

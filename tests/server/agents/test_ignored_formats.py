@@ -1,5 +1,5 @@
-"""Formats that no grammar holds are named in a header of the answer, whichever API asked, streamed
-or whole; nothing that a caller writes there breaks the header."""
+"""Tests of formats not enforced by a grammar. A header of the answer names them, for each API,
+streamed or whole. A caller's text in a format cannot break the header."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ from tasuki.model.grammar.held_schema import MOST_IGNORED_FORMATS, ODD_FORMAT, i
 from tasuki.server.text.text_codec import TextCodec
 from tests.harness.agent_front import AgentFront, running_agent_front
 
-# Writes a call's arguments as JSON.
+# This template writes a call's arguments as JSON.
 TEMPLATE_OF_JSON = Path(__file__).parents[2] / "harness" / "qwen_templates" / "qwen3.jinja"
 HEADER = "x-tasuki-ignored-formats"
 USER = [{"role": "user", "content": "it was"}]
@@ -92,7 +92,7 @@ def test_formats_of_held_calls_are_named(
     front: AgentFront, front_of_json: AgentFront, path: str, fields: dict[str, Any], stream: bool
 ) -> None:
     assert named(front_of_json, path, stream=stream, **fields) == "path, starts_with"
-    # Between tags no string's format is held.
+    # No string format is enforced between tags.
     assert named(front, path, stream=stream, **fields) == "path, starts_with, date"
 
 

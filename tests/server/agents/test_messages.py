@@ -31,7 +31,7 @@ def ask(front: AgentFront, headers: dict[str, str] | None = None, **fields: Any)
 
 
 def answered(front: AgentFront, **fields: Any) -> dict[str, Any]:
-    """The message, which is the same whole and streamed."""
+    """Return the message; check for equality of the whole and the streamed one."""
     reply = ask(front, **fields)
     assert reply.status == 200, reply
     whole: dict[str, Any] = reply.json
@@ -45,7 +45,7 @@ def answered(front: AgentFront, **fields: Any) -> dict[str, Any]:
 
 
 def refusal(reply: Reply) -> tuple[int, str, str]:
-    """The status, the error's type and its message, in Anthropic's shape."""
+    """Return the status, the error's type and its message; check Anthropic's error shape."""
     body = reply.json
     assert (body["type"], body["request_id"]) == ("error", reply.headers["request-id"])
     assert set(body["error"]) == {"type", "message"}
@@ -187,7 +187,7 @@ def test_a_conversation_is_rendered_as_the_chat_s(front: AgentFront) -> None:
 
 
 def test_a_turn_that_comes_back_is_resumed_at_its_end(front: AgentFront) -> None:
-    """Also where its thinking was not shown."""
+    """Resume the turn at its end, even if its thinking was not shown."""
     for display in ("summarized", "omitted"):
         front.say(f"{THOUGHT}I look.\n\n{CALL}")
         asked = {"tools": [TOOL], "thinking": {"type": "adaptive", "display": display}}
@@ -228,7 +228,8 @@ def test_later_system_messages_join_what_stands_before(front: AgentFront) -> Non
 
 
 def test_who_pays_is_no_part_of_the_prompt(front: AgentFront) -> None:
-    """Claude Code's first line is for Anthropic; one that stands elsewhere is the user's text."""
+    """Drop Claude Code's first line, meant for Anthropic. The same line elsewhere is the user's
+    text and stays."""
     bill = "x-anthropic-billing-header: cc_version=2.1; cch=00ab1;"
     ask(front, system="Be brief.")
     without = front.prompt
@@ -330,7 +331,7 @@ def test_tokens_are_counted_as_they_would_be_computed(front: AgentFront) -> None
 
 
 def test_what_claude_code_sends(front: AgentFront) -> None:
-    """The shape of version 2.1's requests to a gateway, texts cut short."""
+    """Read requests in the shape of version 2.1's requests to a gateway, with texts cut short."""
     headers = {
         "anthropic-version": "2023-06-01",
         "anthropic-beta": "claude-code-20250219,mid-conversation-system-2026-04-07",
@@ -378,7 +379,7 @@ def test_what_claude_code_sends(front: AgentFront) -> None:
     submit = front.submits()[-1]
     assert len(submit.marks) == 2
     assert "billing" not in front.prompt and "You are an agent." in front.prompt
-    # The loop of tools goes on: what stands behind the result opens no turn of a user.
+    # The tool loop goes on: text after the result opens no user turn.
     assert front.prompt.endswith(
         "<tool_response>\n(no output)\n<system-reminder>\n1 token left\n</system-reminder>\n"
         "</tool_response><|im_end|>\n<|im_start|>assistant\n<think>\n"
@@ -426,7 +427,8 @@ def test_refusals_have_anthropic_s_status_and_type(codec: TextCodec) -> None:
         assert refusal(ask(front, unknown))[:2] == (400, "invalid_request_error")
         front.http.engine.reject = m.RequestError(m.ErrorKind.DRAINING, "later")
         reply = ask(front, key, stream=True)
-        # As elsewhere: a reverse proxy that knows 503 alone sends it on to another node.
+        # The status is the same as elsewhere. A reverse proxy that retries only on 503 then picks
+        # another node.
         assert refusal(reply) == (503, "overloaded_error", "later")
         assert reply.headers["Retry-After"] == "1"
         front.http.engine.reject = m.RequestError(m.ErrorKind.QUEUE_TIMEOUT, "later")

@@ -1,5 +1,5 @@
-"""A client names its conversation by a header or in the body, on every route: operators see a hash
-of the name, equal for equal names."""
+"""Tests of conversations named by a client in a header or in the body, on every route. Operators
+see a hash of the name, equal for equal names."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
-"""/openapi.json names every route with what it needs, and its schemas hold for real answers; /docs
-is one page that runs nothing but its own script."""
+"""Tests of /openapi.json and /docs. The description names every route with its needs, and its
+schemas hold for real answers. /docs is one page and runs its own script only."""
 
 import json
 import re
@@ -36,7 +36,7 @@ def test_every_route_is_an_operation() -> None:
 def test_a_node_describes_the_routes_that_it_serves(described: dict[str, Any]) -> None:
     assert described["openapi"] == "3.1.0"
     assert "/v1/responses/{name}/input_items" in described["paths"]
-    # These are of a dashboard, and of `tasuki dashboard`.
+    # These routes belong to a node's dashboard and to `tasuki dashboard`.
     assert not {"/debug/tree", "/fleet/nodes"} & described["paths"].keys()
 
 
@@ -60,7 +60,7 @@ def test_keys_are_named_where_they_are_asked_for() -> None:
 
 
 def schema_of(described: dict[str, Any], method: str, path: str, reply: Reply) -> dict[str, Any]:
-    """Of the reply's body, which must be described."""
+    """Return the schema of the reply's body; fail if the body is not described."""
     answers = described["paths"][path][method.lower()]["responses"]
     content = answers[str(reply.status)]["content"]
     kind = reply.headers["Content-Type"].partition(";")[0]
@@ -103,7 +103,7 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
     ("/tokenize", {"prompt": "it was", "return_token_strs": True}),
     ("/tokenize", {"prompt": "it was"}),
     ("/detokenize", {"tokens": [5]}),
-    # Refused.
+    # These are refused.
     (CHATS, {"messages": []}),
     (CHATS, {"messages": USER, "model": "odd"}),
     (MESSAGES, {"messages": USER}),
@@ -124,7 +124,7 @@ def test_answers_are_as_they_are_described(
     operation = described["paths"][path]["post"]
     name = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
     schema = sent[name.rpartition("/")[2]]
-    # An unknown name of a model is no matter of shape.
+    # The schema says nothing of unknown model names.
     assert jsonschema.Draft202012Validator(schema).is_valid(body) is (reply.status in (200, 404))
 
 

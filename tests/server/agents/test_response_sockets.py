@@ -125,14 +125,15 @@ def test_a_turn_that_fails_takes_the_one_before_with_it(
     assert client.refusal(store=False, previous_response_id=name)[0] == 400
     front.http.engine.reject = None
     assert client.refusal(store=False, previous_response_id=name) == missing
-    # One that went on from nothing takes nothing.
+    # A refused request without a previous response takes none away.
     name = client.response(store=False)["id"]
     assert client.refusal(top_p=9)[0] == 400
     assert client.response(store=False, previous_response_id=name)["status"] == "completed"
 
 
 def test_a_prompt_is_computed_beforehand(front: AgentFront, client: ResponseClient) -> None:
-    """As far as any question leaves it, and in a conversation that has none yet too."""
+    """Compute the part of the prompt common to any question, also in a conversation without a
+    question yet."""
     asked: dict[str, Any] = {"tools": [TOOL], "store": False}
     front.http.engine.answer = lambda submit: []
     developer = {"role": "developer", "content": "be brief"}
@@ -292,7 +293,7 @@ def test_each_response_counts_against_the_rate(codec: TextCodec, tmp_path: Path)
         running_agent_front(codec, config) as front,
         response_socket(front.http.server.address, headers("k1")) as client,
     ):
-        # The socket itself was the first.
+        # The socket itself was the first request.
         client.response()
         client.response()
         client.create()
@@ -345,18 +346,19 @@ def test_a_message_has_the_bound_of_a_body(codec: TextCodec) -> None:
 
 
 def raw_socket(front: AgentFront, key: str | None = None) -> sockets.socket:
-    """Behind its upgrade."""
+    """Return a connection after its upgrade to a WebSocket."""
     return upgraded(front.http.dial(), key)
 
 
 def text_frame(text: str) -> bytes:
-    """Masked by zeros."""
+    """Return a text frame masked by zeros."""
     content = text.encode()
     return b"\x81\xfe" + len(content).to_bytes(2, "big") + b"\0\0\0\0" + content
 
 
 def test_a_text_is_no_longer_than_the_loop_takes_at_once(client: ResponseClient) -> None:
-    """Beside bodies of 32 MiB, which are read in pieces."""
+    """Bound a text by the size the loop takes at once. Bodies of 32 MiB are read in pieces
+    instead."""
     assert client.response(input="it " * 650_000)["status"] == "failed"
     client.send("x" * (2**21 + 2**17))
     assert client.error() == (413, "body_too_large")
@@ -364,7 +366,7 @@ def test_a_text_is_no_longer_than_the_loop_takes_at_once(client: ResponseClient)
 
 
 def test_many_small_pieces_of_a_message_count_by_their_memory(front: AgentFront) -> None:
-    """Two bytes a read are an object of their own each."""
+    """Count the memory of pieces: two bytes a read are a separate object each."""
     raw, count = raw_socket(front), 100
     raw.setsockopt(sockets.IPPROTO_TCP, sockets.TCP_NODELAY, 1)
     raw.sendall(begun_frame(2**20))
@@ -375,7 +377,7 @@ def test_many_small_pieces_of_a_message_count_by_their_memory(front: AgentFront)
     for _ in range(count):
         seen = front.held.total
         raw.send(b"ab")
-        # One read each.
+        # Each piece must be a separate read.
         until(partial(has_grown, seen), seen)
     assert front.held.total > 50 * count
     raw.close()
@@ -394,7 +396,8 @@ def test_pings_are_answered_between_messages_and_beside_a_response(front: AgentF
 
 
 def test_what_came_of_a_message_counts_against_its_caller(codec: TextCodec, tmp_path: Path) -> None:
-    """One of several keys may hold eight messages of the largest size."""
+    """Let one of several keys hold the bytes of eight messages of the largest size, heads of frames
+    included."""
     keys = keys_file(tmp_path, "ann k1\nbob k2\n")
     with running_agent_front(codec, ServerConfig(max_message_mib=1, api_keys=keys)) as front:
         part = 2**20 - 1
@@ -410,13 +413,13 @@ def test_what_came_of_a_message_counts_against_its_caller(codec: TextCodec, tmp_
                 least = count * part
                 until(partial(holds, least), lambda: front.held.total)
             raws.append(raw_socket(front, "k1"))
-            # With the heads of the frames it is too much.
+            # Together with the heads of the frames, this is too much.
             raws[-1].sendall(begun_frame(2**20) + b"x" * part)
             last = b""
             while piece := raws[-1].recv(4096):
                 last += piece
             assert b'"status":503' in last and b'"code":"busy"' in last
-            # Its goodbye, by a code that says to try again.
+            # The closing frame's code asks the client to try again.
             assert b"\x88" in last and (1013).to_bytes(2, "big") in last
             assert front.held.total <= 8 * 2**20
             with response_socket(front.http.server.address, headers("k2")) as other:
@@ -477,7 +480,7 @@ def test_a_client_that_leaves_ends_its_response(front: AgentFront) -> None:
 
 
 def test_a_client_that_reads_nothing_is_waited_for_within_bounds(front: AgentFront) -> None:
-    """Its response waits, and no more than a few events are in memory."""
+    """Let the response wait for its client, with no more than a few events in memory."""
     tokens = front.codec.require_tokenizer().encode("</think>\n\n" + "it was " * 1500)
     front.http.engine.answer = lambda submit: [*tokens] * 2
     raw = raw_socket(front)
@@ -551,7 +554,7 @@ def test_front_workers_have_sockets_too(codec: TextCodec) -> None:
         begun = len(front.engine.of(m.Submit))
         told = client.response(store=False, previous_response_id=first["id"])
         assert told["status"] == "completed"
-        # Stored ones are the node's.
+        # Stored responses belong to the node.
         name = client.response()["id"]
         for _ in range(3):
             with response_socket(front.server.address) as other:

@@ -35,7 +35,7 @@ def made(front: AgentFront, **fields: Any) -> dict[str, Any]:
 
 
 def bare(response: dict[str, Any]) -> dict[str, Any]:
-    """Without what differs between two equal answers."""
+    """Return the response without ids and times; these differ between two equal answers."""
     output = [
         {name: value for name, value in item.items() if name not in ("id", "call_id")}
         for item in response["output"]
@@ -45,7 +45,7 @@ def bare(response: dict[str, Any]) -> dict[str, Any]:
 
 
 def answered(front: AgentFront, **fields: Any) -> dict[str, Any]:
-    """The response, which is the same whole and streamed."""
+    """Return the streamed response; check for equality with the whole one."""
     whole = made(front, **fields)
     streamed = response_of(ask(front, **fields, stream=True))
     assert bare(streamed) == bare(whole)
@@ -95,7 +95,8 @@ def test_reasoning_text_and_calls_are_items(front: AgentFront) -> None:
     "asked", [{"top_logprobs": 1}, {"include": ["message.output_text.logprobs"]}], ids=str
 )
 def test_tokens_of_messages_have_their_logprobs(front: AgentFront, asked: dict[str, Any]) -> None:
-    """Not those of thoughts, marks and calls; whatever the parser holds back."""
+    """Report logprobs for tokens of messages, not of thoughts, marks and calls. The text held back
+    by the parser makes no difference."""
     text = "I < see 漢"
     front.say(f"{THOUGHT}{text}\n\n{CALL}")
     top = asked.get("top_logprobs", 0)
@@ -306,7 +307,7 @@ def test_tools_of_free_text_and_of_namespaces(front: AgentFront) -> None:
 
 
 def test_what_codex_sends(front: AgentFront) -> None:
-    """The shape of version 0.159's requests, texts cut short."""
+    """Read a request in the shape of version 0.159's requests, with texts cut short."""
 
     def said(role: str, *texts: str) -> dict[str, Any]:
         parts = [{"type": "input_text", "text": text} for text in texts]
@@ -361,7 +362,8 @@ def test_what_codex_sends(front: AgentFront) -> None:
 
 
 def test_a_stored_response_is_an_exact_turn_end(front: AgentFront) -> None:
-    """Token by token, where the template itself would drop the thoughts of earlier questions."""
+    """Resume token by token, even if the template itself would drop the thoughts of earlier
+    questions."""
     said = [f"{THOUGHT}I look.\n\n{CALL}", f"{THOUGHT}It rains.", f"{THOUGHT}fine"]
     asked = {"tools": [TOOL], "instructions": "be brief"}
     result = {"type": "function_call_output", "call_id": "c", "output": "rain"}

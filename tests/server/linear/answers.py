@@ -1,4 +1,4 @@
-"""Entries of what a model writes: everything that is fed an answer, one token a push."""
+"""Entries for text written by a model: every reader of an answer, fed one token a push."""
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
@@ -49,7 +49,8 @@ TOOLS: list[dict[str, Any]] = [
     }
 ]
 
-# Of each kind of text a shape or two: what differs by the shape is the parser's, which has all.
+# One or two shapes for each kind of text. Costs that depend on the shape are the parser's; its
+# entry has all shapes.
 _WRITTEN = some(
     *("one word", "quotes", "escapes", "calls in JSON", "calls in tags", "arguments"),
     *("parameters", "a value", "thoughts", "arguments that nest", "open calls"),
@@ -121,7 +122,7 @@ def _parser(thinking: Thinking) -> Answer:
         "function_call.py:FunctionCall.push",
     )
     functions = tuple(f"{_PARSING}/{name}" for name in classes)
-    # Behind the thought all answers are read alike.
+    # After the thought, all answers are read alike.
     shapes = TEXTS if thinking is Thinking.NEVER else _THOUGHT
     return Answer(f"parser, thinking {thinking.value}", functions, begin, shapes)
 
@@ -169,7 +170,7 @@ def _stops() -> list[Entry]:
 
 
 class _Spelled:
-    """Stands for a tokenizer whose token number i is the i-th piece of a text."""
+    """A stand-in for a tokenizer: token number i is the i-th piece of a text."""
 
     def __init__(self, pieces: list[str]) -> None:
         self.whole_texts = dict(enumerate(pieces))
@@ -229,7 +230,8 @@ def _of_shape(
     prompt_tokens: Sequence[int] | None = None,
     ids: Sequence[TokenIds] | None = None,
 ) -> AnswerWriter:
-    """prompt_tokens: where each chunk has usage. ids: where it has token ids."""
+    """Return the writer of a chunked reply. prompt_tokens: given if each chunk has usage. ids:
+    given if chunks have token ids."""
     (writer,) = ChunkedReply(
         [shape], include_usage=True, with_hit=True, prompt_tokens=prompt_tokens, ids=ids
     ).writers()
@@ -242,7 +244,7 @@ def _chat(streamed: bool) -> AnswerWriter:
 
 
 def _chat_with_ids() -> AnswerWriter:
-    """And with usage in each chunk."""
+    """Return the writer of a chat with token ids, and with usage in each chunk."""
     ids = TokenIds(prompt_ids(_NO_TOKENS), streamed=True)
     head = ReplyHead("a", "model")
     shape = ChatReply(head, _parsed(), _NAMES, with_logprobs=False, streamed=True)
@@ -293,7 +295,7 @@ def _response_of(tool: ToolName, logprobs: MessageLogprobs | None = None) -> Ans
 
 
 def _run(coroutine: Any) -> object:
-    """Nothing in it waits."""
+    """Run a coroutine without an event loop; raise AssertionError if it waits."""
     try:
         coroutine.send(None)
     except StopIteration as ended:
@@ -309,7 +311,7 @@ async def _parts(count: int) -> AsyncGenerator[AnswerPart, None]:
 
 def _sent_by_grpc() -> Entry:
     async def write(message: object) -> None:
-        """It leaves."""
+        """Drop the message."""
 
     def read(text: str) -> object:
         pieces = tokens_of(text)

@@ -1,4 +1,4 @@
-"""Entries of what a caller sends: bodies of every API, one part of which grows."""
+"""Entries for bodies sent by a caller: bodies of every API, each with one growing part."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -54,12 +54,12 @@ _STORED = "resp_" + "a" * 32
 _NAMED = "conv_a"
 _NOTHING = PromptSettings(None, [], {})
 _ASKED: Body = {"messages": [{"role": "user", "content": "?"}]}
-# Shapes that are hard in any field, whatever reads it.
+# Shapes hard for any reader, in any field.
 _HARD = some(
     *("one word", "white space", "lines", "emoji", "halves of characters", "private marks"),
     *("escapes", "half names", "slashes", "digits", "groups", "dollars", "zeros in an escape"),
 )
-# Those that a reader of JSON in a string may find hard.
+# Shapes hard for a reader of JSON in a string.
 JSON_SHAPES = some(
     *("open brackets", "open braces", "pairs of brackets", "closed brackets", "quotes"),
     *("empty strings", "escapes", "escaped quotes", "escapes of halves", "keys", "commas"),
@@ -69,14 +69,15 @@ JSON_SHAPES = some(
 
 @dataclass(frozen=True)
 class Served:
-    """in_tags: the template teaches calls between tags; the other one teaches calls in JSON."""
+    """Two served models. in_tags: its template teaches calls between tags. in_json: its template
+    teaches calls in JSON."""
 
     in_tags: ServedModel
     in_json: ServedModel
 
     @staticmethod
     def of(folder: Path) -> "Served":
-        """folder: an empty one, for a tokenizer's file."""
+        """Return the models. folder: an empty folder for a tokenizer's file."""
         write_tokenizer(folder)
         tokenizer = Tokenizer.load(folder)
         assert tokenizer is not None
@@ -85,7 +86,7 @@ class Served:
 
 def _model(tokenizer: Tokenizer, template: str) -> ServedModel:
     source = (_TEMPLATES / template).read_text(encoding="utf-8")
-    # Nothing is remembered, or the second measurement would not be of the same work.
+    # Without a cache: otherwise a second measurement would not do the same work.
     shown = ChatTemplate(source, tokenizer, {}, cache_bytes=0)
     codec = TextCodec(320, _CONTEXT, tokenizer, shown)
     return ServedModel("model", 0, _CONTEXT, codec)
@@ -223,7 +224,7 @@ def bodies(served: Served) -> list[Entry]:
 
 
 def _stored() -> StoredResponse:
-    """What a later response goes on from."""
+    """Return a stored response for a later response to continue."""
     record = TurnRecord(np.array([7], dtype=np.int32), (ChatMessage("user", "?"),), _NOTHING.digest)
     record.add(Content("it was"))
     return StoredResponse(_STORED, b'{"output": []}', record.turn())
@@ -375,7 +376,7 @@ def _tools() -> Mapping[str, Input]:
 
 
 def _schemas() -> Mapping[str, Input]:
-    """Of a tool's parameters, which a forced call follows."""
+    """Return shapes of bodies with a growing schema of a tool's parameters, under a forced call."""
 
     def forced(parameters: Callable[[int], Any]) -> Callable[[int], Body]:
         return lambda size: _with_tool(parameters(size), tool_choice="required")
@@ -400,7 +401,7 @@ def _schemas() -> Mapping[str, Input]:
         return {"properties": {"a": {"anyOf": [{"type": "string"}] * (size // 20)}}}
 
     def definitions(size: int) -> Any:
-        # Half of the size is in the definitions, half in the parameters that may refer to them.
+        # Half of the size is in the definitions, half in the parameters able to refer to them.
         names = [f"k{number}" for number in range(size // 60)]
         return {
             "$defs": {"d": {"description": "a" * (size // 2)}},
@@ -438,7 +439,7 @@ def _schemas() -> Mapping[str, Input]:
         }
 
     def shared(size: int) -> Any:
-        # Every parameter refers to the same fan, each with a keyword of its own.
+        # Every parameter refers to the same fan, each with a separate keyword.
         chain = {f"d{at}": {"anyOf": [{"$ref": f"#/$defs/d{at + 1}"}] * 6} for at in range(4)}
         names = [f"k{number}" for number in range(size // 40)]
         properties = {name: {"$ref": "#/$defs/d0", "x": 1} for name in names}
@@ -667,7 +668,7 @@ def _messages() -> Mapping[str, Input]:
     user = {"role": "user", "content": "?"}
 
     def systems(size: int) -> Body:
-        """A long question, and as many reminders behind it as may be."""
+        """Return a long question, followed by as many reminders as allowed."""
         count = min(4095, size // 80)
         reminder = {"role": "system", "content": "so"}
         return of({"role": "user", "content": "a" * (size // 2)}, *[reminder] * count)
@@ -809,7 +810,7 @@ def _messages_on_sockets() -> Mapping[str, Input]:
 
 def _response_tools() -> Mapping[str, Input]:
     def namespace(size: int) -> Body:
-        """Half of the size is in the name, half in the tools that bear it."""
+        """Put half of the size into the name and half into the tools of that namespace."""
         inner = {"type": "function", "name": "f"}
         space = {"type": "namespace", "name": "a" * (size // 2), "tools": [inner] * (size // 80)}
         return {"input": "?", "tools": [space]}

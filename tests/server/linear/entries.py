@@ -1,7 +1,7 @@
-"""What a test of growth runs: entries, each a way in for a caller's or a model's text.
+"""Types of entries: ways in for a caller's or a model's text, run by a test of growth.
 
-An entry is fed a growing input of several shapes, as a whole or one token a push. Values; the
-entries themselves are in answers.py, bodies.py and readers.py.
+An entry is fed a growing input of several shapes, as a whole or one token a push. This module has
+value types only. The entries themselves are in answers.py, bodies.py and readers.py.
 """
 
 import time
@@ -14,18 +14,20 @@ from .shapes import TEXTS, Shape
 from .walk import Place
 
 MOST_BODY = 32 << 20
-"""Bytes of a body or a message that a node takes."""
+"""Largest body or message taken by a node, in bytes."""
 MOST_ANSWER = 1 << 20
-"""Characters of an answer that fills the context of a model of 262,144 tokens."""
+"""Characters of an answer long enough to fill the context of a model of 262,144 tokens."""
 TOKEN_CHARACTERS = 3
-"""Of a token here. It divides no tag's length, so that tags are torn at each of their letters."""
+"""Characters of a token here. It divides no tag's length, so tags are split at each of their
+letters."""
 
 Input: TypeAlias = Callable[[int], Any]
-"""From a size in characters to an input of about that size."""
+"""Maker of an input of about a given size in characters."""
 
 
 class Entry(Protocol):
-    """functions: those that are its to test, by their places. most: the largest size let in."""
+    """One way in for text. functions: places of the functions tested by it. most: the largest size
+    allowed."""
 
     name: str
     functions: tuple[Place, ...]
@@ -39,7 +41,7 @@ class Entry(Protocol):
 
 @dataclass(frozen=True)
 class Whole:
-    """An entry that reads its input at once."""
+    """An entry with its whole input read at once."""
 
     name: str
     functions: tuple[Place, ...]
@@ -59,7 +61,8 @@ class Whole:
 
 @dataclass(frozen=True)
 class Reader:
-    """What takes one answer. push: its next token's text. finish: behind the last one."""
+    """A reader of one answer. push: takes the next token's text. finish: called after the last
+    token."""
 
     push: Callable[[str], object]
     finish: Callable[[], object]
@@ -67,7 +70,7 @@ class Reader:
 
 @dataclass(frozen=True)
 class Answer:
-    """An entry that is fed one token a push, on an event loop."""
+    """An entry fed one token a push, on an event loop."""
 
     name: str
     functions: tuple[Place, ...]
@@ -93,7 +96,7 @@ class Answer:
         return of_size
 
     def longest_push(self, shape: str, size: int) -> float:
-        """Seconds of this thread's time."""
+        """Return the time of the longest push, in seconds of this thread's processor time."""
         reader = self.begin()
         longest = 0.0
         for piece in tokens_of(self.shapes[shape](size)):

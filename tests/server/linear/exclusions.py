@@ -1,6 +1,6 @@
 """Functions that take text and have no entry, each with the reason.
 
-A place that ends in a star stands for all that begin so. Values.
+A place with a star at its end stands for all places with this start. The module has values only.
 """
 
 from collections.abc import Mapping

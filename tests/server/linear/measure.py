@@ -1,8 +1,8 @@
-"""How the processor time and the memory of a piece of work grow with its input.
+"""Growth of a task's processor time and memory with its input.
 
-Time is the process's own (`time.process_time`), so that a busy machine makes no difference. Sizes
-are n, 4n and 16n, where n takes `base` seconds or the work never takes that long. Thread rule: the
-main thread's, since a signal ends what takes too long.
+Time is the process's own (`time.process_time`), so a busy machine makes no difference. Sizes are n,
+4n and 16n. The smallest, n, takes `base` seconds, unless the work never takes so long. Thread rule:
+the main thread only, since a signal ends work over its time.
 """
 
 import ctypes
@@ -23,40 +23,43 @@ from tasuki.utils.system import map_large_blocks
 
 Run: TypeAlias = Callable[[], object]
 Prepare: TypeAlias = Callable[[int], Run]
-"""From a size to the work over a fresh input of that size. Building the input is not measured."""
+"""Maker of the work over a fresh input of a given size. Building the input is not measured."""
 
 MOST_RATIO = 6.0
-"""Of costs at four times the size: 4 where the cost is linear, 16 where it is quadratic.
+"""Largest accepted ratio of costs at four times the size: 4 for a linear cost, 16 for a quadratic
+one.
 
-A sum of powers of the size has its steepest ratio last. A steeper first ratio is a step of the
-machine's, such as the end of a cache, so that it counts only in the growth over all sizes.
+In a sum of powers of the size, the last ratio is the steepest. A steeper first ratio is a step of
+the machine, such as the end of a cache. It counts only in the growth over all sizes.
 """
 BASE_SECONDS = 0.05
 _FIRST_SIZE = 256
 _REPEATS = 3
-# A neighbour on the same core may slow one size for seconds. Nothing that is quadratic passes once.
+# Another process on the same core may slow one size for seconds. No quadratic work passes even
+# once.
 _CONFIRMATIONS = 3
 _LOOK_SECONDS = 0.05
-# Less than this is noise: of the clock and the caches, and of what is made once.
+# Smaller costs are noise of the clock, of the caches, and of objects made once.
 _FLOOR_SHARE = 1 / 8
 _FLOOR_BYTES = 128 << 10
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 class TooSlow(Exception):
-    """The work took more processor time than any linear one would."""
+    """Error of work with more processor time than any linear work would take."""
 
 
 @dataclass(frozen=True)
 class Growth:
-    """costs: by size, in seconds or bytes. floor: the least cost that counts as one."""
+    """The costs of some work. costs: seconds or bytes by size. floor: the least cost in a ratio;
+    smaller costs count as the floor."""
 
     costs: dict[int, float]
     floor: float
 
     @property
     def ratios(self) -> list[float]:
-        """Of each cost to the one at a quarter of the size."""
+        """Return the ratio of each cost to the cost at a quarter of the size."""
         found = [max(cost, self.floor) for _, cost in sorted(self.costs.items())]
         return [later / earlier for earlier, later in pairwise(found)]
 
@@ -74,11 +77,11 @@ class Growth:
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """Raises TooSlow in the body behind so much processor time. What does not return to the
-    interpreter is interrupted only once it does.
+    """Raise TooSlow in the body after this many seconds of processor time. Code outside the
+    interpreter is interrupted only after its return.
 
-    A thread looks at the clock. With a timer of the kernel's (ITIMER_PROF) the clock of a process
-    would only go in ticks of milliseconds.
+    A thread watches the clock. With a kernel timer (ITIMER_PROF), a process's clock would advance
+    only in ticks of milliseconds.
     """
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -105,7 +108,7 @@ def limited(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def no_collections() -> Iterator[None]:
-    """The collector looks through all that a test run holds, whatever is measured."""
+    """Disable the collector: it walks through all objects of a test run, for any measured work."""
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -118,8 +121,8 @@ def no_collections() -> Iterator[None]:
 
 @contextmanager
 def one_heap() -> Iterator[None]:
-    """Blocks of all sizes come from the heap. A front maps large ones alone, whose pages are new
-    each time: four times the size would cost more than four times."""
+    """Take blocks of all sizes from the heap. A front maps large blocks separately, with new pages
+    each time. Four times the size would then cost more than four times."""
     set_option = ctypes.CDLL(None).mallopt
     set_option(_M_MMAP_THRESHOLD, 32 << 20)
     set_option(_M_TRIM_THRESHOLD, 1 << 30)
@@ -130,7 +133,7 @@ def one_heap() -> Iterator[None]:
 
 
 def processor_seconds(prepare: Prepare, size: int, limit: float) -> float:
-    """Raises TooSlow behind `limit` seconds."""
+    """Return the processor time of the work in seconds. Raise TooSlow after `limit` seconds."""
     run = prepare(size)
     with limited(limit):
         began = time.process_time()
@@ -139,9 +142,12 @@ def processor_seconds(prepare: Prepare, size: int, limit: float) -> float:
 
 
 def time_growth(prepare: Prepare, most: int, base: float, quick: int | None = None) -> Growth:
-    """most: the largest size that is let in. quick: the largest that is measured at first; None:
-    most. A growth that looks steeper than linear is measured again, with the best of three at each
-    size: at the same sizes, then up to the largest and with a base of BASE_SECONDS at least."""
+    """Measure the growth of processor time. most: the largest size allowed. quick: the largest size
+    measured at first; None means most.
+
+    A growth steeper than linear is measured again, with the best of three at each size. The first
+    repeat uses the same sizes. Later repeats go up to `most`, with a base of BASE_SECONDS at least.
+    """
     first = _sizes(prepare, most if quick is None else min(most, quick), base)
     for repeats in (1, _REPEATS):
         growth = _time_growth(prepare, first, base, repeats)
@@ -157,10 +163,10 @@ def time_growth(prepare: Prepare, most: int, base: float, quick: int | None = No
 
 def _time_growth(prepare: Prepare, sizes: list[int], base: float, repeats: int) -> Growth:
     costs: dict[int, float] = {}
-    # All sizes in each round: what else the machine does then slows them alike.
+    # Each round measures all sizes, so other load on the machine slows them alike.
     for _ in range(repeats):
         for size in sizes:
-            # Forty times the cost at a quarter of the size is no linear growth's.
+            # No linear growth costs forty times as much as a quarter of the size.
             limit = 40 * max((cost for at, cost in costs.items() if at < size), default=base)
             try:
                 cost = processor_seconds(prepare, size, limit)
@@ -173,7 +179,7 @@ def _time_growth(prepare: Prepare, sizes: list[int], base: float, repeats: int) 
 
 
 def memory_growth(prepare: Prepare, sizes: list[int]) -> Growth:
-    """The most that the work holds at once, beside its input."""
+    """Measure the most memory held at once by the work, without its input, in bytes."""
     costs: dict[int, float] = {}
     for size in sizes:
         run = prepare(size)
@@ -190,7 +196,7 @@ def memory_growth(prepare: Prepare, sizes: list[int]) -> Growth:
 
 
 def _sizes(prepare: Prepare, most: int, base: float) -> list[int]:
-    """n, 4n and 16n; n takes `base` seconds, or 16n is the largest size that is let in."""
+    """Return n, 4n and 16n. n takes `base` seconds, or 16n is the largest size allowed."""
     size = min(_FIRST_SIZE, max(1, most // 16))
     while size * 16 < most:
         try:

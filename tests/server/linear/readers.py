@@ -1,5 +1,5 @@
-"""Entries of what comes by other ways: gRPC, the gateway's protocol, links; and of readers that no
-body of bodies.py shows at its worst."""
+"""Entries for input by other ways: gRPC, the gateway's protocol and links. They also cover readers
+with a worst case outside the bodies of bodies.py."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -75,7 +75,8 @@ def _of_bytes(texts: Mapping[str, Callable[[int], str]]) -> dict[str, Input]:
 
 
 def _strings_behind_commas(size: int) -> bytes:
-    """A string of more commas than a body may have values, and many short strings behind it."""
+    """Return a string with more commas than a body may have values, followed by many short
+    strings."""
     commas = b'["' + b"," * (1 << 20) + b'"'
     return commas + b' "\\""' * max(0, (size - len(commas)) // 5)
 
@@ -91,7 +92,8 @@ def _refusable(read: Callable[[Any], object]) -> Callable[[Any], object]:
 
 
 def _calls_grammar() -> Entry:
-    """Without the template's rendering of the tools, which costs several times as much."""
+    """Return the entry of call grammars, without the template's rendering of the tools. The
+    rendering costs several times as much."""
 
     def grown(parameters: Callable[[int], Any]) -> Input:
         def make(size: int) -> CallGrammar:
@@ -191,7 +193,7 @@ def _calls_grammar() -> Entry:
 
 
 def _listed() -> Entry:
-    """Of a stored response."""
+    """Return the entry of listed input items of a stored response."""
     call = ToolCall("f", {"a": 1})
     turn = (
         ChatMessage("user", "so"),
@@ -423,7 +425,7 @@ def _links() -> list[Entry]:
         return m.TokenOut(m.RequestId("a"), number % 300, -0.5, 1.5, number)
 
     def frames(size: int) -> list[bytes]:
-        """One long frame, in the pieces that a socket gives."""
+        """Return one long frame, cut into a socket's pieces of 4096 bytes."""
         frame = bytes(frame_of([token(number) for number in range(size // 16)]))
         return [frame[at : at + 4096] for at in range(0, len(frame), 4096)]
 

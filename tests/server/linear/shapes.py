@@ -1,7 +1,7 @@
-"""Growing texts: each shape makes a text of any length that some reader may find hard.
+"""Growing texts: each shape makes a text of any length that may be hard for some reader.
 
-Pure functions. A text has the length asked for, or nearly, and its end may be torn, as an answer's
-is.
+All functions are pure. A text has about the length asked for. Its end may be cut off, as an
+answer's end may be.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from itertools import count
 from typing import TypeAlias
 
 Shape: TypeAlias = Callable[[int], str]
-"""From a length in characters to a text."""
+"""Maker of a text of a given length in characters."""
 
 OPEN_JSON = '<tool_call>\n{"name": "f", "arguments": {'
 OPEN_VALUE = "<tool_call>\n<function=f>\n<parameter=a>\n"
@@ -37,7 +37,7 @@ def _keys(before: str) -> Shape:
 
 
 def _parameters(length: int) -> str:
-    """Of one call: every parameter has another name."""
+    """Return one call in which every parameter has another name, cut at `length` characters."""
     pieces = ["<tool_call>\n<function=f>\n"]
     size = len(pieces[0])
     for number in count():
@@ -66,7 +66,7 @@ TEXTS: Mapping[str, Shape] = {
     "halves of characters": repeated("\ud83d"),
     "digits": repeated("1"),
     "private marks": repeated("\ue000\ue001"),
-    # JSON, and what is nearly JSON.
+    # JSON and almost JSON.
     "open brackets": repeated("[", '{"a":'),
     "open braces": repeated('{"a":'),
     "pairs of brackets": repeated("[],", '{"a":['),
@@ -101,7 +101,7 @@ TEXTS: Mapping[str, Shape] = {
     "thoughts": repeated("so it was\n", "<think>"),
     "calls in JSON": repeated('<tool_call>{"name": "f", "arguments": {}}</tool_call>'),
     "calls in tags": repeated("<tool_call><function=f></function></tool_call>"),
-    # One call of the answer, which grows.
+    # One growing call in the answer.
     "arguments": _keys(OPEN_JSON),
     "arguments before the name": repeated("[],", '<tool_call>{"arguments": ['),
     "a text before the name": repeated("a\\n", '<tool_call>{"arguments": "'),

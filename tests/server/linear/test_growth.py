@@ -1,11 +1,11 @@
-"""What reads a caller's or a model's text costs no more than its length, in time and in memory.
+"""Tests of growth: reading a caller's or a model's text costs no more than its length, in time and
+in memory.
 
 Each entry is measured with each of its shapes at n, 4n and 16n. `make test` takes an n of some
-milliseconds. What looks steeper than linear there is measured again, the best of three, and then
-with an n of 50 ms, before it fails. `make test-slow` takes 50 ms at once, and the largest input let
-in.
+milliseconds. A growth steeper than linear is measured again: the best of three, then with an n of
+50 ms, before it fails. `make test-slow` takes 50 ms at once, and the largest input allowed.
 
-Where even the largest input takes less than that, it bounds the cost, and the shape passes.
+If even the largest input takes less time, this bounds the cost, and the shape passes.
 """
 
 import pytest
@@ -27,13 +27,13 @@ from .readers import readers
 QUICK_SECONDS = 0.001
 QUICK_CHARACTERS = 1 << 17
 QUICK_ANSWER = 1 << 13
-"""Characters."""
+"""Size of an answer in `make test`, in characters."""
 MOST_SECONDS_A_TOKEN = 20e-6
-"""Of processor time, at the largest input let in."""
+"""Processor time per token, at the largest input allowed."""
 MOST_HOLD_SECONDS = 0.005
-"""For which one token may hold an event loop."""
+"""Longest time one token may hold an event loop, in seconds."""
 LARGEST_ANSWER = 1 << 18
-"""Tokens."""
+"""Size of a long answer in tokens."""
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def entries(tmp_path_factory: pytest.TempPathFactory) -> list[Entry]:
 
 
 def complaint(case: Case, base: float, quick: int | None) -> str:
-    """Return what is wrong with the case's costs; nothing where they are linear."""
+    """Return a complaint about the case's costs, or an empty text if they are linear."""
     try:
         growth = time_growth(case.prepare, case.entry.most, base, quick)
         if not growth.is_linear:
@@ -110,8 +110,8 @@ def test_the_largest_answers_cost_20_us_a_token_and_hold_no_loop(entries: list[E
 
 
 def _holds(entries: list[Entry], size: int) -> list[str]:
-    """Complaints of answers of `size` characters. What another thread does to a push is not a
-    reader's cost, so that the least of two runs counts."""
+    """Return complaints about answers of `size` characters. Another thread may delay a push, so the
+    lesser of two runs counts."""
     found = []
     with no_collections():
         for entry in (entry for entry in entries if isinstance(entry, Answer)):

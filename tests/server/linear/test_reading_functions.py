@@ -1,6 +1,7 @@
-"""Every function that takes a caller's or a model's text is under the test of growth, or excluded.
+"""Tests of coverage: every function that takes a caller's or a model's text is under the test of
+growth, or excluded.
 
-The functions are found in the sources. Those that an entry runs are found by running it.
+The functions are found in the sources. An entry's functions are found by running it.
 """
 
 import sys
@@ -108,11 +109,11 @@ def test_the_walk_sees_functions_methods_and_inner_functions() -> None:
 
 
 SMALL = 1500
-"""Characters: enough for every shape to get to its second part."""
+"""Size in characters, enough for every shape to reach its second part."""
 
 
 def reached_by(cases: Iterable[Case]) -> frozenset[Place]:
-    """Return the places of all functions of this repository that were called."""
+    """Return the places of all functions of this repository called by the cases."""
     found: set[tuple[str, str]] = set()
 
     def see(frame: FrameType, event: str, argument: object) -> None:

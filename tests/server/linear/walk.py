@@ -1,7 +1,8 @@
-"""The functions that take a caller's or a model's text, found in the sources, and who calls them.
+"""The functions that take a caller's or a model's text, found in the sources, and their callers.
 
-Pure but for reading the sources. Names are resolved inside the walked files alone. A call through
-an object whose class the source does not show counts as a call of every method of that name.
+The module has no effect but reading the sources. Names are resolved inside the walked files alone.
+A call through an object with no class shown in the source counts as a call of every method of that
+name.
 """
 
 import ast
@@ -25,22 +26,22 @@ WALKED = (
 _TEXT = frozenset(
     {
         *("str", "bytes", "bytearray", "Any", "object", "Mapping", "dict"),
-        # What holds a caller's or a model's text once it is taken apart.
+        # Types for a caller's or a model's text once it is parsed.
         *("RequestFields", "ChatMessage", "ToolCall", "OfferedTool", "AskedGrammar", "Grammar"),
         *("Piece", "AnswerItem", "Split"),
     }
 )
 _MESSAGES = "pb"
-"""The module of a protocol's parsed bodies, as every file of a service names it."""
+"""Name of the module of a protocol's parsed bodies in every file of a service."""
 
 Place: TypeAlias = str
-"""A function: its file below the root, a colon, its qualified name as Python makes it."""
+"""Place of a function: its file below the root, a colon, its qualified name in Python."""
 _Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
 class Found:
-    """One function of the walked files. reads: a parameter of it may hold text."""
+    """One function of the walked files. reads: true if a parameter may hold text."""
 
     place: Place
     line: int
@@ -48,7 +49,7 @@ class Found:
 
     @property
     def shown(self) -> str:
-        """For an editor: the file, the line, the name."""
+        """Return the file, the line and the name, in an editor's form."""
         file, _, name = self.place.partition(":")
         return f"{file}:{self.line} {name}"
 
@@ -60,10 +61,11 @@ def walked_files() -> list[Path]:
 
 
 class Walk:
-    """functions: by place. callers: by place, who may call it, tables of functions included."""
+    """The functions of the sources and their callers. functions: by place. callers: possible
+    callers by place, tables of functions included."""
 
     def __init__(self, sources: Mapping[str, str]) -> None:
-        """sources: by file name below the root."""
+        """Walk the sources. sources: texts by file name below the root."""
         self._modules = {file: _Module(file, text) for file, text in sources.items()}
         self.functions = {
             found.place: found for module in self._modules.values() for found in module.functions
@@ -84,7 +86,8 @@ class Walk:
         return Walk({str(path.relative_to(ROOT)): path.read_text() for path in walked_files()})
 
     def uncovered(self, covered: frozenset[Place]) -> list[Found]:
-        """The functions that read text and may be called by one that no covered function calls."""
+        """Return the text-reading functions neither covered nor called by covered functions
+        alone."""
         safe = self._only_from(covered)
         return [
             found
@@ -93,8 +96,8 @@ class Walk:
         ]
 
     def _only_from(self, covered: frozenset[Place]) -> set[Place]:
-        """The covered functions, and those that nothing but these calls. Found by taking away what
-        has another caller, so that functions that call each other stay together."""
+        """Return the covered functions, and the functions called by these alone. Functions with
+        another caller are removed step by step, so functions that call each other stay together."""
         safe = {place for place in self.functions if place in covered or self.callers[place]}
         safe |= {place for places in self.callers.values() for place in places}
         unsafe = {place for place in safe if place not in covered and not self.callers[place]}
@@ -174,7 +177,7 @@ class _Module:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             for target in targets:
                 if isinstance(target, ast.Name):
-                    # A table of functions stands between those that use it and those in it.
+                    # A table of functions lies between its users and its functions.
                     place = f"{self.file}:{target.id}"
                     self._names[target.id].append(place)
                     self.bodies.append((place, node.value, None))
@@ -196,14 +199,14 @@ class _Module:
         self.bodies.append((place, node, owner))
         for inner in _inner_functions(node):
             inside = self._function(inner, f"{prefix}{node.name}.<locals>.", owner)
-            # Its function makes it, and is the only one to call it.
+            # The outer function defines it and is its only caller.
             self.bodies.append((place, ast.Name(inside), None))
             self._names[inside].append(inside)
         return place
 
 
 def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """What stands in a body, without annotations and without functions inside it."""
+    """Yield the nodes of a body, without annotations and without inner functions."""
     if isinstance(node, _Function):
         waiting: list[ast.AST] = [*node.body, *node.decorator_list, *node.args.defaults]
     else:
@@ -230,7 +233,7 @@ def _inner_functions(node: _Function) -> Iterator[_Function]:
 
 
 def _is_declaration(node: _Function) -> bool:
-    """Whether it is a protocol's, without a body of its own."""
+    """Return true if the function is a protocol's declaration, without a body."""
     return all(
         isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant) for item in node.body
     )
@@ -251,7 +254,7 @@ def _holds_text(annotation: ast.AST) -> bool:
     if isinstance(annotation, ast.Attribute):
         return isinstance(annotation.value, ast.Name) and annotation.value.id == _MESSAGES
     if isinstance(annotation, ast.Subscript) and _is_callable(annotation.value):
-        # A function that is handed over reads nothing before it is called.
+        # A function passed as an argument reads nothing before its call.
         return False
     return any(_holds_text(part) for part in ast.iter_child_nodes(annotation))
 

@@ -15,18 +15,19 @@ from tasuki.transfer.errors import TransportError
 _PACKAGES = ("nixl_cu13", "nixl_cu12")
 
 ENVIRONMENT = {
-    # No shared memory and no cma by default: with posix a receiver segfaults inside UCX when its
-    # peer is killed while the two connect, with sysv connecting was seen to hang, with cma a sender
-    # aborts on close after its peer was killed in mid-transfer (NIXL 1.5.1). tcp is slower on one
-    # host, survives all of it, and sees a peer's death at once.
+    # No shared memory and no cma by default (NIXL 1.5.1). With posix a receiver segfaults inside
+    # UCX if its peer is killed while the two connect. With sysv connecting was seen to hang. With
+    # cma a sender aborts on close after its peer was killed in mid-transfer. tcp is slower on one
+    # host, but survives all of these, and sees a peer's death at once.
     "UCX_TLS": "cuda_copy,cuda_ipc,rc,tcp,self",
-    # UCX authenticates nobody: whoever sets another interface declares it as trusted.
+    # UCX authenticates no peer: a user setting another interface declares it as trusted.
     "UCX_NET_DEVICES": "lo",
-    # For whoever adds them: without these two, agents on one host cannot be made.
+    # For users adding posix or sysv: without these two, agents on one host cannot be made.
     "UCX_POSIX_ERROR_HANDLING": "y",
     "UCX_SYSV_ERROR_HANDLING": "y",
     "UCX_KEEPALIVE_INTERVAL": "1s",
-    # UCX's own (1 s, 7) let a NIC repeat a write for half a minute; the fence waits that long.
+    # With UCX's defaults (1 s, 7) a NIC repeats a write for half a minute, and the fence waits as
+    # long.
     "UCX_RC_TIMEOUT": "20ms",
     "UCX_RC_RETRY_COUNT": "7",
     "UCX_WARN_UNUSED_ENV_VARS": "n",
@@ -36,8 +37,8 @@ ENVIRONMENT = {
 
 
 def configure_environment() -> dict[str, str]:
-    """Set the variables that UCX reads once, when NIXL is imported; the user's values stay. Return
-    the effective values."""
+    """Set UCX's variables, read once at NIXL's import; the user's values stay. Return the effective
+    values."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     return {name: os.environ[name] for name in ENVIRONMENT}
@@ -51,7 +52,7 @@ def installed_package() -> str | None:
 def new_agent(name: str) -> Any:
     """Return a NIXL agent over UCX, made in the same way in every process here.
 
-    Knows UCX's environment variables. Imports no torch, because the process that tries metadata has
+    Knows UCX's environment variables. Imports no torch, because the probe process for metadata has
     none. Invariant: the user's variables stay. Raises TransportError if NIXL is not installed or
     its UCX cannot start.
     """
@@ -62,7 +63,7 @@ def new_agent(name: str) -> Any:
     api = importlib.import_module(f"{package}._api")
     try:
         # NIXL's own progress thread spins: it takes most of a core of an idle daemon. Without it
-        # UCX moves in poll() and notifications(), which sender and receiver call anyway.
+        # UCX moves in poll() and notifications(), called by sender and receiver anyway.
         config = api.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
         return api.nixl_agent(name, config)
     except Exception as error:
@@ -110,13 +111,13 @@ _TIME = re.compile(r"([0-9]+(?:\.[0-9]*)?)(ns|us|ms|s|m|)")
 
 
 def retry_bound(timeout: str, retry_count: str) -> float:
-    """Return the seconds after which a posted write has arrived, failed or been given up by an RDMA
-    NIC without answers.
+    """Return the longest time until a posted write of an RDMA NIC without answers has arrived,
+    failed or been given up, in seconds.
 
     Pure. Turns UCX's settings into the bound of InfiniBand's specification. A reliable connection
-    waits 4.096 us * 2^t for an answer, in fact up to four times that, and tries retry_count times
-    more. Not measured: no NIC has run this yet. timeout, retry_count: values of UCX_RC_TIMEOUT and
-    UCX_RC_RETRY_COUNT. Raises TransportError on values that UCX would reject.
+    waits 4.096 us * 2^t for an answer, in fact up to four times as long, and tries retry_count
+    times more. Not measured: no NIC has run this yet. timeout, retry_count: values of
+    UCX_RC_TIMEOUT and UCX_RC_RETRY_COUNT. Raises TransportError on values rejected by UCX.
     """
     time = _TIME.fullmatch(timeout)
     if time is None or not retry_count.isdecimal():
@@ -129,7 +130,7 @@ def retry_bound(timeout: str, retry_count: str) -> float:
 
 
 def _rounded_up(seconds: float) -> float:
-    """Return the next longer timeout that a NIC supports: the smallest is two ticks."""
+    """Return the next longer timeout supported by a NIC: the smallest is two ticks."""
     waits = 2 * _TICK
     while waits <= seconds:
         waits *= 2

@@ -1,4 +1,4 @@
-"""TCP sockets of this process for which UCX gives no handle, found by the kernel's table.
+"""TCP sockets of this process without handles from UCX, found by the kernel's table.
 
 Thread rule: any thread. The kernel's table is only read.
 """
@@ -64,16 +64,16 @@ _ESTABLISHED = 1
 
 
 class InboundSockets:
-    """TCP sockets opened in this process by a library that gives no handles: UCX.
+    """TCP sockets opened in this process by a library without handles: UCX.
 
     Owns no socket; finds them among this process's file descriptors, by their listeners' ports. A
-    peer may write over a connection that this node opened to it, because UCX uses one for both
-    directions. So connections to the peers' own listeners count as well. Thread rule: any thread.
+    peer may write over a connection opened by this node, because UCX uses one for both directions.
+    So connections to the peers' own listeners count as well. Thread rule: any thread.
 
     Invariant: only two kinds of sockets are touched. Their ports began to listen between
     listening_ports() and the construction, or they lead to ports named by a peer. None is ever
     read, because a reader would take bytes out of the middle of the library's stream. before: ports
-    that listened before the library started.
+    listening before the library started.
     """
 
     def __init__(self, before: frozenset[int]) -> None:
@@ -118,7 +118,7 @@ class InboundSockets:
 
 
 def listening_ports() -> frozenset[int]:
-    """Return the TCP ports on which this process listens."""
+    """Return the TCP ports with listeners in this process."""
     ports = set()
     for handle in _handles():
         with _tcp_socket(handle) as found:
@@ -171,7 +171,7 @@ def _tcp_socket(handle: int) -> Iterator[socket.socket | None]:
             return
         duplicate = os.dup(handle)
     except OSError:
-        # Closed since it was listed.
+        # It was closed after the listing.
         yield None
         return
     try:

@@ -61,8 +61,9 @@ class NixlAddress:
 
     @staticmethod
     def unpack(metadata: bytes) -> "NixlAddress":
-        """Return the address. Raises TransportError on data that no node of this version writes."""
-        # Bounded before it is parsed: nested deeply enough, JSON ends the interpreter's stack.
+        """Return the address. Raises TransportError on data impossible for a node of this
+        version."""
+        # Limited before it is parsed, because deeply nested JSON overflows the interpreter's stack.
         line, _, blob = metadata[: _LONGEST_LINE + _LARGEST_BLOB + 1].partition(b"\n")
         try:
             if len(line) > _LONGEST_LINE or len(blob) > _LARGEST_BLOB:
@@ -97,7 +98,7 @@ _MODULE = f"{__package__}.probe_process"
 @dataclass(frozen=True)
 class ProbeLimits:
     """Limits of the probe. deadline: seconds of one try. start: additional seconds for the process
-    to start. share: part of the time spent on tries. burst: seconds of tries that may come at once.
+    to start. share: part of the time spent on tries. burst: seconds of tries allowed at once.
     waiting: callers at a time. remembered: number of metadata kept as usable."""
 
     deadline: float = 3.0
@@ -109,12 +110,12 @@ class ProbeLimits:
 
 
 class MetadataProbe:
-    """Probe of a peer's NIXL metadata, in a process whose abort harms no other, before this process
-    uses them.
+    """Probe of a peer's NIXL metadata, in a separate process, before this process uses them. An
+    abort there harms no other process.
 
-    Owns that process (probe_process.py): started at the first need, started again if it died, and
-    ended by close(). Remembers usable metadata. Knows nothing of endpoints. Thread rule: any
-    thread; try_out() blocks for the duration of a try, at most `deadline` beside the start.
+    Owns the separate process (probe_process.py): started at the first need, started again if it
+    died, and ended by close(). Remembers usable metadata. Knows nothing of endpoints. Thread rule:
+    any thread; try_out() blocks for the duration of a try, at most `deadline` beside the start.
     Invariants: one try at a time. Tries for unknown peers take at most a share of the machine.
     Remembered metadata cost nothing.
     """
@@ -132,7 +133,7 @@ class MetadataProbe:
         self._closed = False
 
     def start(self) -> None:
-        """Begin to start the process, so that the first try need not wait for it; returns at once.
+        """Begin to start the process and return at once, so the first try need not wait for it.
         Raises MetadataUnusable."""
         with self._lock:
             self._running()
@@ -183,11 +184,11 @@ class MetadataProbe:
         try:
             answer = self._ask(process, request, address.blob)
         except (OSError, ValueError) as error:
-            # Whatever it was, the next peer gets a process that is whole.
+            # Whatever the cause, the next peer gets a new process.
             self._end()
             raise MetadataUnusable(f"the process that tries metadata failed: {error}") from error
         finally:
-            # Its start is not the peer's doing.
+            # The process's start is not charged to the peer.
             self._credit -= min(time.monotonic() - begun, self._limits.deadline)
         if "agent" not in answer:
             raise MetadataUnusable(f"transport metadata are unusable: {answer.get('why')}")
@@ -284,7 +285,7 @@ def _digest(address: NixlAddress, strips: Sequence[Strip]) -> bytes:
 
 
 def _environment() -> dict[str, str]:
-    """Return UCX's settings as here, but without a GPU, and with an abort that prints and keeps
+    """Return this process's environment, but without a GPU. At an abort UCX prints and keeps
     nothing."""
     return {
         **os.environ,

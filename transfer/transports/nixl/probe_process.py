@@ -1,4 +1,4 @@
-"""Process in which a peer's NIXL metadata are tried first: `python -m` this file.
+"""Process for the first try of a peer's NIXL metadata: `python -m` this file.
 
 UCX aborts the process on an address it cannot read. So each address is tried in a fork of its own,
 without an arena, a GPU or peers. Reads requests on stdin and answers on stdout, one after the
@@ -29,7 +29,7 @@ _LONGEST_ANSWER = 4096
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
     """Answer requests until they end. Each answer is a line of JSON: {"agent": the name in the
     blob}, or {"why": the failure of its fork}."""
-    # UCX and the plugins are loaded once, here, and every fork has them.
+    # UCX and the plugins are loaded once, here, for every fork.
     new_agent("probe-warm")
     while head := requests.read(REQUEST.size):
         length, size = REQUEST.unpack(head)
@@ -78,7 +78,7 @@ def _try(request: dict[str, Any], blob: bytes, answers: int) -> None:
     except Exception as error:
         answer = {"why": f"{type(error).__name__}: {error}"[:256]}
     os.write(answers, json.dumps(answer).encode()[:_LONGEST_ANSWER])
-    # Nothing of it is taken down in order: what it has may be broken.
+    # Exit without any cleanup, because the process's state may be broken.
     os._exit(0)
 
 
@@ -110,6 +110,6 @@ def _signal(number: int) -> str:
 
 
 if __name__ == "__main__":
-    # The daemon decides when this ends; a terminal's interrupt is for the daemon.
+    # The daemon decides the end of this process; a terminal's interrupt is for the daemon.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     serve(sys.stdin.buffer, sys.stdout.buffer)

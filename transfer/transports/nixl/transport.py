@@ -95,10 +95,10 @@ class NixlTransport(Transport):
         self._transfers: set[_NixlTransfer] = set()
         self._probe = MetadataProbe()
         before = listening_ports()
-        # Agents of one name on two hosts or of two lives of one node must not be mistaken for each
-        # other.
+        # A unique name: agents of the same name, on two hosts or of two lives of one node, must not
+        # be confused.
         self._agent: Any = new_agent(f"{name}-{uuid.uuid4().hex}")
-        # NIXL has no call that ends what peers do to this agent.
+        # NIXL has no call for ending peers' writes to this agent.
         self._inbound = InboundSockets(before)
 
     @property
@@ -109,7 +109,7 @@ class NixlTransport(Transport):
 
     @property
     def retry_seconds(self) -> float:
-        """Return RDMA's bound. TCP repeats for minutes, but sever() ends that."""
+        """Return RDMA's bound. TCP repeats for minutes, but sever() ends its repeats."""
         return max(1.0, retry_bound(os.environ["UCX_RC_TIMEOUT"], os.environ["UCX_RC_RETRY_COUNT"]))
 
     @property
@@ -166,7 +166,7 @@ class NixlTransport(Transport):
 
     def connect(self, metadata: bytes) -> Endpoint:
         address = NixlAddress.unpack(metadata)
-        # Outside the lock: windows of other peers move meanwhile.
+        # Outside the lock, because chunks of other peers move meanwhile.
         agent = self._probe.try_out(address, self._strips(address.size))
         with self._lock:
             endpoint = self._added(agent, address)
@@ -182,7 +182,7 @@ class NixlTransport(Transport):
             raise TransportError(f"NIXL: another peer is connected as {agent}")
         try:
             added = self._agent.add_remote_agent(address.blob)
-            # What was tried must be what was added.
+            # The added agent must be the one tried before.
             if added != agent.encode():
                 raise TransportError(f"NIXL added {added!r}, not {agent}")
             endpoint = _NixlEndpoint(
@@ -298,7 +298,8 @@ class NixlTransport(Transport):
             if transfer.handle is not None:
                 transfer.handle.release()
         except Exception:
-            # Still under way and not to be cancelled: kept, and tried again on close.
+            # The transfer is still under way and cannot be cancelled: keep it, and try again on
+            # close.
             return
         self._transfers.discard(transfer)
 

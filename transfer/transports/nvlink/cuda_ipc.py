@@ -1,4 +1,4 @@
-"""GPU memory across processes by CUDA IPC, and the gate that stops writers.
+"""GPU memory across processes by CUDA IPC, and the gate to stop writers.
 
 Thread rule: any thread. Word transfers block for microseconds and wait for no other stream.
 """
@@ -67,13 +67,13 @@ class CudaIpc:
         self._call("cuDeviceGet", ctypes.byref(self._device), ctypes.c_int(device))
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), self._device)
         with self._current():
-            # Not the default one, behind which the forward's kernels would be waited for.
+            # Not the default stream, because work there would wait for the forward's kernels.
             self._call("cuStreamCreate", ctypes.byref(self._stream), ctypes.c_uint(_NON_BLOCKING))
 
     def export(self, address: int) -> Export:
-        """Return the export with which another process maps the allocation of `address`.
+        """Return the export of the allocation with `address`, for mapping by another process.
 
-        Raises TransportError for memory that is not cudaMalloc's.
+        Raises TransportError for memory not from cudaMalloc.
         """
         base, size = ctypes.c_uint64(), ctypes.c_size_t()
         handle = _Handle()
@@ -96,7 +96,7 @@ class CudaIpc:
     def open(self, export: Export, size: int) -> int:
         """Map a peer's memory; return the address here of its `size` exported bytes.
 
-        Raises TransportError, also if its allocation does not hold them: a kernel that wrote behind
+        Raises TransportError, also if its allocation does not hold them: a kernel writing behind
         its end would destroy this process's context.
         """
         if len(export.handle) != HANDLE_BYTES:
@@ -122,7 +122,7 @@ class CudaIpc:
         return base.value + export.offset
 
     def close(self, export: Export, address: int) -> None:
-        """Unmap the memory mapped by open(). REQUIRES: no kernel that writes there is under way."""
+        """Unmap the memory mapped by open(). REQUIRES: no kernel writing there is under way."""
         with self._current():
             self._call("cuIpcCloseMemHandle", ctypes.c_uint64(address - export.offset))
 
@@ -164,7 +164,7 @@ class CudaIpc:
         return word.value
 
     def write_word(self, address: int, value: int) -> None:
-        """Write the int64 at `address`. Every kernel that reads it from now on sees `value`."""
+        """Write the int64 at `address`. Every later read by a kernel returns `value`."""
         word = ctypes.c_int64(value)
         with self._current():
             self._call(
@@ -194,7 +194,7 @@ class CudaIpc:
             raise TransportError(f"{function}: {name}")
 
 
-# An allocation of its own: the driver shares blocks of this size between smaller ones.
+# A separate allocation, because the driver shares blocks of this size between smaller ones.
 _ALLOCATION_BYTES = 2 << 20
 # As an argument of a kernel it must never fit 32 bits, or the kernel would be compiled anew.
 NOBODY = 1 << 40
@@ -202,13 +202,13 @@ NOBODY = 1 << 40
 
 
 class PeerGate:
-    """Gate of an arena mapped by other processes: a word in GPU memory that permits or stops their
-    writes.
+    """Gate of an arena mapped by other processes: a word in GPU memory, permitting or stopping
+    their writes.
 
     CUDA cannot take a mapping back from a live process, so writers ask. Their kernels read the word
     first, and write only if it still equals the value read at connect. Owns the word. Thread rule:
     any thread. Invariants: a closed permission is never valid again. A kernel reads the word's
-    value at that time, not at its launch.
+    value when it runs, not at its launch.
     """
 
     def __init__(self, ipc: CudaIpc) -> None:
@@ -221,9 +221,10 @@ class PeerGate:
         return self._ipc.export(self.address)
 
     def shut(self) -> None:
-        """Shut the gate: kernels that begin from now on with an older permission write nothing."""
+        """Shut the gate: kernels beginning from now on with an older permission write nothing."""
         self._ipc.write_word(self.address, NOBODY + 1 + secrets.randbits(60))
 
     def close(self) -> None:
-        """Free the gate's memory. REQUIRES: called once. Peers that map it keep it."""
+        """Free the gate's memory. REQUIRES: called once. It stays mapped in peers until they unmap
+        it."""
         self._ipc.free(self.address)

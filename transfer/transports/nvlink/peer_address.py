@@ -91,9 +91,11 @@ class PeerAddress:
 
     @staticmethod
     def unpack(metadata: bytes) -> "PeerAddress":
-        """Return the address. Raises TransportError on data that no node of this version writes."""
+        """Return the address. Raises TransportError on data impossible for a node of this
+        version."""
         try:
-            # Bounded before it is parsed: nested deeply enough, JSON ends the interpreter's stack.
+            # Limited before it is parsed, because deeply nested JSON overflows the interpreter's
+            # stack.
             if len(metadata) > _LONGEST:
                 raise ValueError(f"{len(metadata)} bytes are too many")
             read = json.loads(metadata)

@@ -1,4 +1,4 @@
-"""Kernel that stores scattered segments of an arena into a peer's arena, mapped into this process.
+"""Kernel for storing scattered segments of an arena into a peer's arena, mapped into this process.
 
 Segments are cut into blocks of CHUNK_BYTES; programs take turns of consecutive ones. Short turns
 keep the whole grid on few pages of memory at a time. Long ones let a program with few neighbours
@@ -6,8 +6,8 @@ look a segment up once for many blocks.
 
 Before it writes, a program reads the peer's gate. If the gate's value differs from its permission
 it writes nothing. After it wrote, it releases at system scope. The last program raises the flag, so
-a flag still down means that some program found the gate shut. Bytes are read and written once: the
-floor is the link. Thread rule: the same as for any launch.
+a flag still down means a shut gate for some program. Bytes are read and written once: the floor is
+the link. Thread rule: the same as for any launch.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,8 @@ _WARPS = 16
 
 @dataclass(frozen=True)
 class Target:
-    """A peer's arena and gate as addresses in this process, and the value that permits writes."""
+    """A peer's arena and gate as addresses in this process, and the permission: the gate's value
+    while writes are permitted."""
 
     arena: int
     gate: int
@@ -39,7 +40,8 @@ class Target:
 
 @dataclass(frozen=True)
 class Grid:
-    """Number of storing programs, and of consecutive chunks that one takes at a time."""
+    """programs: number of storing programs. turn: number of consecutive chunks taken by one at a
+    time."""
 
     programs: int
     turn: int
@@ -56,7 +58,7 @@ def launch_store(
     chunks of CHUNK_BYTES. flag: in host memory writable by the device. Addresses and the permission
     need more than 32 bits.
     """
-    # None of the arguments is specialised on, so that this is compiled once.
+    # No argument is specialised on, so the kernel is compiled once.
     return _store_kernel[(grid.programs,)](
         source,
         target.arena,
@@ -97,7 +99,7 @@ def _store_kernel(source, target, gate, permission, table, pieces, turn, flag, C
     while begin < chunks:
         chunk = begin
         end = tl.minimum(begin + turn, chunks)
-        # The last piece whose first chunk is not behind ours.
+        # The last segment with a first chunk at or before ours.
         piece = pieces * 0
         above = pieces
         while above - piece > 1:
@@ -107,7 +109,7 @@ def _store_kernel(source, target, gate, permission, table, pieces, turn, flag, C
             else:
                 above = middle
         while chunk < end:
-            # Halves of 16 bytes, so that the compiler sees wide words.
+            # In halves of 16 bytes, so the compiler sees wide words.
             local = tl.load(local_column + piece) * 2
             remote = tl.load(remote_column + piece) * 2
             words = tl.load(length_column + piece) * 2
@@ -121,7 +123,7 @@ def _store_kernel(source, target, gate, permission, table, pieces, turn, flag, C
                 chunk += 1
             piece += 1
         begin += programs.to(tl.int64) * turn
-    # All threads of the program have stored before one of them releases for all.
+    # All threads of the program must have stored before one of them releases for all.
     tl.debug_barrier()
     done = tl.atomic_add(table, 1, sem="acq_rel", scope="sys")
     if done == programs - 1:

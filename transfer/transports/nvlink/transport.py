@@ -1,4 +1,4 @@
-"""Transport by a kernel that stores into a peer GPU's memory, for processes and GPUs of one host.
+"""Transport by a kernel storing into a peer GPU's memory, for processes and GPUs of one host.
 
 Owns the export of this node's arena, its gate and mailbox, and the mapped arenas of peers. Owns
 also the compiled writer (cpp_cache/dataplane/peer_writer.h). The writer launches, watches and
@@ -59,8 +59,8 @@ from .cuda_ipc import NOBODY, WORD_BYTES, CudaIpc, Export, PeerGate
 from .peer_address import MailboxAddress, PeerAddress, PeerArena
 from .store_kernel import ALIGNMENT, CHUNK_BYTES, Grid, Target, launch_store
 
-# More than one program an SM, beside a forward too: a few of them for longer slow it as much
-# (docs/hand-over.md).
+# More than one program for each SM, even beside a forward: fewer programs for a longer time slow it
+# as much (docs/hand-over.md).
 _GRID = Grid(programs=264, turn=4)
 
 
@@ -130,7 +130,7 @@ class PeerCopyTransport(Transport):
         self._closed = False
 
     def _compile(self) -> object:
-        """Return the compiled store kernel, by one launch that finds the gate shut."""
+        """Return the compiled store kernel, by one launch with a shut gate."""
         table = np.zeros(piece_table_words(0), dtype=np.int64)
         flag = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         own = self._gate.address
@@ -178,7 +178,7 @@ class PeerCopyTransport(Transport):
         return True
 
     def register(self, address: int, size: int, units: TransferUnits | None = None) -> Region:
-        # Refused here rather than by the first peer.
+        # Rejected here, not by the first peer.
         export = self._ipc.export(address)
         own = RankMemory(address, export.handle, export.offset, _uuid(self._device.index))
         return self.register_ranks([own], size, size)
@@ -222,7 +222,7 @@ class PeerCopyTransport(Transport):
         with ExitStack() as undo:
             gate = self._ipc.open(address.gate, WORD_BYTES)
             undo.callback(self._ipc.close, address.gate, gate)
-            # Read now and not sent along: a gate may have been shut since its address was given.
+            # Read now, not sent with the address, because a gate may have been shut since then.
             permission = self._ipc.read_word(gate)
             opened = []
             for arena in address.arenas:
@@ -271,7 +271,7 @@ class PeerCopyTransport(Transport):
         return posted
 
     def post_all(self, endpoint: Endpoint, writes: Sequence[Write]) -> list[Transfer | Exception]:
-        """Post all writes; chunks that fit one table are stored by one launch."""
+        """Post all writes; chunks within one table are stored by one launch."""
         assert isinstance(endpoint, _PeerEndpoint)
         arenas, writer = self._registered()
         sides = arenas, endpoint.arenas
@@ -369,7 +369,8 @@ class PeerCopyTransport(Transport):
                 self._disconnect(endpoint)
             if self._writer is not None:
                 self._writer.stop()
-            # Its launches read the arena: what was asked is answered by then, and none comes after.
+            # Its launches read the arena: after this every question is answered, and no launch
+            # follows.
             self._digests = None
             for bell in self._bells:
                 bell.forget(self._mailbox.descriptor)
@@ -394,8 +395,7 @@ def _placed(pieces: Pieces, here: Spread, there: Spread) -> Pieces:
 
 
 def _error(posted: PeerTransfer, pieces: Pieces, here: Spread, there: Spread) -> Exception | None:
-    """Return the error of a transfer that could not begin, else None. pieces: the posted
-    segments."""
+    """Return the error of an unstarted transfer, else None. pieces: the posted segments."""
     match posted.outcome:
         case PeerOutcome.OUTSIDE:
             try:

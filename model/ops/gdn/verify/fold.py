@@ -164,7 +164,7 @@ def _fold_columns_kernel(
         mask=inside & (token < 0)[None, :],
         other=0.0,
     )
-    # In place, a column must not be overwritten while another thread has it still to read.
+    # A column is moved in place, so no thread may overwrite it before another has read it.
     tl.debug_barrier()
     columns = tl.where((token >= 0)[None, :], fresh.to(conv.dtype.element_ty), stored)
     tl.store(conv + write * conv_stride + within, columns, mask=inside)

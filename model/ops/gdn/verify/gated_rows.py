@@ -69,7 +69,7 @@ def _gated_rows_kernel(
     wait_for_inputs(DEPENDENT)
     if row >= tl.load(rows):
         return
-    # What follows in the model is computed for the others too, and may meet no NaN.
+    # Later layers compute the other rows too, and must meet no NaN there.
     is_here = token % tokens < tl.load(counts + row)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
     dim = tl.arange(0, VALUE_DIM)[None, :]

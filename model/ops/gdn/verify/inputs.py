@@ -23,7 +23,7 @@ from .kept_inputs import LayerInputs
 _HEADS = 2
 _WARPS = 2
 _FEW_ROWS = 8
-"""Largest number of rows for which a program has one token."""
+"""Largest number of rows for programs with one token each."""
 
 
 def verify_inputs(
@@ -107,7 +107,7 @@ def _gdn_verify_inputs_kernel(
     PLACES: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    # The next launch reads states until it waits, which this one does not touch.
+    # Before its wait the next launch reads only states, and this launch does not write any.
     if DEPENDENT:
         start_next()
     begin = tl.program_id(1) * PLACES
@@ -133,7 +133,7 @@ def _gdn_verify_inputs_kernel(
     channel = tl.where(is_key, head * KEY_DIM, KEYS + value_head * VALUE_DIM) + element
     exists = (is_key & (element < KEY_DIM)) | (is_value & (element < VALUE_DIM))
     taps = conv_taps(weight, channel, exists, WIDTH)
-    # Of tokens before the row's first: the slot's columns. A window reaches WIDTH - 1 back.
+    # The slot's columns hold the tokens before the row's first. A window reaches WIDTH - 1 back.
     columns = conv + read * conv_stride + channel * (WIDTH - 1) + begin
     stored = tl.tuple(())
     for column in tl.static_range(WIDTH - 1):
@@ -162,7 +162,7 @@ def _gdn_verify_inputs_kernel(
             b = tl.load(gate, mask=is_value, other=0.0).to(tl.float32)
             a = tl.load(gate + VALUE_HEADS, mask=is_value, other=0.0).to(tl.float32)
             total = convolved(window, taps, number, WIDTH)
-            # Rounded as the operator's output is, so that nothing is lost by keeping it so.
+            # The operator's output is rounded in the same way, so keeping it rounded loses nothing.
             activated = silu(total).to(mixed.dtype.element_ty)
             at = (row * kept_tokens + place).to(tl.int64)
             tl.store(raw + at * CHANNELS + channel, window[number + WIDTH - 1], mask=exists)

@@ -105,5 +105,6 @@ def scalars_a_token(config: ModelConfig) -> int:
 
 
 def kept_bytes(config: ModelConfig, layers: int, itemsize: int) -> int:
-    """Return the bytes of one token of a row, in all layers. itemsize: of an activation."""
+    """Return the bytes of one token of a row, in all layers. itemsize: bytes of an element of the
+    activations."""
     return layers * (2 * config.conv_channels * itemsize + 4 * scalars_a_token(config))

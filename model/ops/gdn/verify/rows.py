@@ -31,8 +31,8 @@ from .inputs import verify_inputs
 from .kept_inputs import LayerInputs
 from .step import inputs_of, places_of_state, step, warps_of
 
-# Of 16 and 64 rows of 9B on an H200 0.57 times what whole heads take in programs of 16 warps, which
-# wait for each other: in every token, for its norm.
+# At 16 and 64 rows of 9B on an H200 this takes 0.57 times as long as whole heads in programs of 16
+# warps. Those warps wait for each other at every token, for its norm.
 _ROWS = 64
 _KEYS = 128
 _WARPS = 4
@@ -65,12 +65,12 @@ def gdn_verify(
     """Return [B * T, value_heads * value_dim] in projected's dtype. In the first rows[0] rows,
     tokens from counts[r] on give zeros; later rows are unwritten.
 
-    projected [B * T, conv_channels | value_heads * value_dim (z) | value_heads (b) | value_heads
-    (a)]: row r has the T from r * T on; any stride. conv [slots, channels, width - 1] and ssm
-    [slots, value_heads, value_dim, key_dim] are views of the arena: dense but for the slot stride.
-    read_slots, counts [B] (1 to T), rows [1] and turn [1], 0 or 1: int32, on the device. kept: at
-    least B places and T tokens; this step keeps inputs in its turn and folds the other one's. Head
-    dimensions are powers of two.
+    projected: [B * T, conv_channels | value_heads * value_dim (z) | value_heads (b) | value_heads
+    (a)], any stride; row r has the T from r * T on. conv: [slots, channels, width - 1]. ssm:
+    [slots, value_heads, value_dim, key_dim]. Both are views of the arena, dense but for the slot
+    stride. read_slots: [B]. counts: [B], 1 to T. rows: [1]. turn: [1], 0 or 1. These four are int32
+    on the device. kept: at least B places and T tokens; this step keeps inputs in its turn and
+    folds the other one's. Head dimensions are powers of two.
     """
     verify_inputs(projected, weights, config, conv, read_slots, counts, rows, kept, turn)
     batch, heads = len(counts), config.value_heads
@@ -107,8 +107,8 @@ def gdn_verify(
 
 
 def _warps_of(rows: int, key_dim: int) -> int:
-    """Return the warps. Small heads, absent from published models, have as many as folds, so that
-    sums have the same order."""
+    """Return the warps. Small heads, absent from published models, have as many as folds, so sums
+    have the same order."""
     is_whole = rows * key_dim >= _ROWS * _KEYS
     return _WARPS if is_whole else warps_of(FOLD_WARPS, rows, key_dim)
 
@@ -144,7 +144,7 @@ def _gdn_verify_kernel(
     head = tl.program_id(0) // PARTS
     part = tl.program_id(0) % PARTS * ROWS
     row = tl.program_id(1)
-    # Asked for together, so that padding is noticed without a second wait.
+    # Load these together, so padding is noticed without a second wait.
     live = tl.load(rows)
     read = tl.load(read_slots + row).to(tl.int64)
     before = tl.load(fold_slots + row).to(tl.int64)
@@ -162,7 +162,7 @@ def _gdn_verify_kernel(
     wait_for_inputs(DEPENDENT)
     CHANNELS: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM
     NUMBERS: tl.constexpr = 2 * KEY_HEADS + 2 * VALUE_HEADS
-    # A token's inputs are asked for while the one before is computed: they come from far.
+    # A token's inputs are loaded while the token before is computed, because loads take long.
     at = (1 - own) * turn_size + (kept_at * kept_tokens).to(tl.int64) * CHANNELS
     numbers = (1 - own) * turn_numbers + (kept_at * kept_tokens).to(tl.int64) * NUMBERS
     first = own * turn_size + (row * kept_tokens).to(tl.int64) * CHANNELS
@@ -198,10 +198,10 @@ def _gdn_verify_kernel(
             mixed + at, scalars + numbers, head, part, ROWS, KEY_HEADS, VALUE_HEADS, KEY_DIM,
             VALUE_DIM, LINE,
         )  # fmt: skip
-        # Over the old state, as the step's own sum is: S' q = decay (S q) + delta (k . q).
+        # This is over the old state, as is the step's own sum: S' q = decay (S q) + delta (k . q).
         asked = tl.sum(tl.sum(state * q[None, :, :], axis=1), axis=1)
         state, delta = step(state, k, v, decay, beta)
-        # A decode step would have stored it, rounded, and the next one read that.
+        # A decode step would store the state rounded, and the next step would read that.
         state = state.to(ssm.dtype.element_ty).to(tl.float32)
         tl.store(to, decay * asked + delta * tl.sum(k * q))
         q, k, v, decay, beta = next_q, next_k, next_v, next_decay, next_beta

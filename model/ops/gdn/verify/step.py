@@ -1,8 +1,8 @@
 """One token of the recurrence, on a head's state in registers. Rows with drafts and folds share it,
 so both use the same arithmetic.
 
-Rows of a head's state [value_dim, key_dim] are held as [rows, lines, line], a line of 128 bytes, as
-in `gdn_decode`, with the same arithmetic.
+Rows of a head's state [value_dim, key_dim] are held as [rows, lines, line], with lines of 128
+bytes. Layout and arithmetic are those of `gdn_decode`.
 """
 
 import triton

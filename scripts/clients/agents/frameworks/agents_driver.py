@@ -18,7 +18,7 @@ set_tracing_disabled(True)
 client = AsyncOpenAI(base_url=c.API, api_key=c.KEY, max_retries=0, timeout=300)
 CHATS = OpenAIChatCompletionsModel(model=c.MODEL, openai_client=client)
 RESPONSES = OpenAIResponsesModel(model=c.MODEL, openai_client=client)
-# One for all: the client keeps its connections, which belong to a loop.
+# One loop for all: the client keeps its connections, and they belong to a loop.
 loop = asyncio.new_event_loop()
 Person = c.person()
 TOOLS = [function_tool(c.get_weather)]

@@ -10,7 +10,7 @@ from autogen_core.models import UserMessage
 from autogen_core.tools import FunctionTool
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 
-# One for all: the client keeps its connections, which belong to a loop.
+# One loop for all: the client keeps its connections, and they belong to a loop.
 loop = asyncio.new_event_loop()
 client = OpenAIChatCompletionClient(
     model=c.MODEL,
@@ -48,7 +48,7 @@ def arguments(found) -> dict:
 async def pieces() -> str:
     *found, whole = [piece async for piece in client.create_stream(user(c.SAY))]
     c.same(whole.content, c.SAID)
-    # Thoughts are streamed too, between tags of the client's own.
+    # Thoughts are streamed too, between the client's own tags.
     return "".join(found).split("</think>")[-1]
 
 

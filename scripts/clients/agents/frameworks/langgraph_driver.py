@@ -43,7 +43,7 @@ def thought() -> str:
 
 
 def agents() -> None:
-    """Check that each turn finds the previous one in the cache, except its last token."""
+    """Check each turn's cached tokens: all of the previous turn except its last token."""
     for before, after in pairwise(two_questions(messages())):
         c.same(after["input_token_details"]["cache_read"], before["total_tokens"] - 1)
 

@@ -31,7 +31,7 @@ def writes(*runs):
     return c.gives(Person(**c.PERSON), *runs)
 
 
-# A final tool is how it asks for output by default: `tool_choice: required`.
+# By default it requests output through a final tool: `tool_choice: required`.
 CALL = c.call_of("final_result")
 c.report(
     text=c.says(lambda: result(c.SAY)),

@@ -40,7 +40,7 @@ class _Nodes:
 
     def url(self, model: str) -> str:
         if model not in self._running:
-            # As SGLang does, it takes any name for its model's.
+            # Like SGLang, accept any name for the model.
             self._running[model] = suite_node(model, ["--served-model-name", f"{model},*"])
         return self._running[model].url
 

@@ -72,7 +72,7 @@ class _Named(type):
 
 
 def stand_in(name: str) -> Any:
-    """Return a class of that name. Its use raises InternalOfVllm."""
+    """Return a class named `name`. Its use raises InternalOfVllm."""
     return _Named(
         name.rpartition(".")[2], (Exception,), {"__qualname__": name, "__getattr__": _asked}
     )

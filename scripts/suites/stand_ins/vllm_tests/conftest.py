@@ -8,7 +8,7 @@ import pytest
 from vllm import uses
 
 _LONG_TESTS = {"test_openapi_stateless": 1500}
-"""Time limits in seconds of tests that ask every route."""
+"""Time limits in seconds of tests with requests to every route."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -16,7 +16,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         seconds = _LONG_TESTS.get(item.name.partition("[")[0])
         if seconds is not None:
             item.add_marker(pytest.mark.timeout(seconds))
-            # schemathesis 4.32 asks for the name that pytest had before 9.2.
+            # schemathesis 4.32 uses pytest's name from before 9.2.
             vars(item)["_nodeid"] = item.nodeid
 
 

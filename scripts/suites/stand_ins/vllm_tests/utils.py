@@ -1,6 +1,6 @@
 """A replacement for vLLM's `tests/utils.py`: RemoteOpenAIServer starts a real `tasuki serve`.
 
-A server with a reasoning parser gets the model that calls tools and thinks. With a tool parser
+A server with a reasoning parser gets the model with tool calls and thoughts. With a tool parser
 only, it gets the same model without thoughts; any other server gets the embedded one. Flags of the
 same name in tasuki are kept; the others are left out.
 """
