@@ -1,7 +1,7 @@
-"""Which tests may skip in CI, where, and why: `--only-listed-skips` fails on any other.
+"""The tests that may skip in CI, with place and reason: `--only-listed-skips` fails on any other.
 
-Pure values. An entry holds only where its machine does: on a machine with a GPU a test for GPUs may
-not skip. A test that lacks a tool is not listed: `.ci/install` installs the tool.
+Pure values. An entry holds only on its machine: on a machine with a GPU a test for GPUs may not
+skip. A test without its tool is not listed: `.ci/install` installs the tool.
 """
 
 import importlib.util
@@ -18,7 +18,7 @@ SHARED = Path(__file__).resolve().parent.parent.parent / "shared"
 
 @dataclass(frozen=True)
 class Machine:
-    """holds: whether this machine is of that kind."""
+    """A kind of machine. holds: returns whether this machine is of that kind."""
 
     name: str
     holds: Callable[[], bool]
@@ -26,7 +26,8 @@ class Machine:
 
 @dataclass(frozen=True)
 class AllowedSkip:
-    """tests, reason: patterns of fnmatch, of a test's id or a file's, and of what the skip says."""
+    """Skips that are allowed. tests, reason: fnmatch patterns of a test's or file's id, and of the
+    skip's text."""
 
     tests: str
     reason: str

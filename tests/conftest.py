@@ -1,4 +1,4 @@
-"""Options of the whole run, tests that are coroutines, and seeds that are new in each."""
+"""Options of the whole run, coroutine tests, and new seeds for each run."""
 
 import asyncio
 import inspect
@@ -15,7 +15,7 @@ from tests.listed_skips import OPTION, ListedSkips
 
 _SEED = "seed"
 
-# A busy machine takes seconds for an example that takes a millisecond on a quiet one.
+# On a busy machine an example may take seconds instead of a millisecond.
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
 
@@ -53,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine in an event loop of its own."""
+    """Run a coroutine test in its own event loop."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = pyfuncitem._fixtureinfo.argnames
@@ -75,9 +75,9 @@ def _interrupts() -> Iterator[None]:
 
 @pytest.fixture
 def fresh_seed(request: pytest.FixtureRequest) -> int:
-    """Another one in each run, which says at its end how to have this one again: SEED=..."""
+    """Return a new seed in each run. The end of the run says how to repeat it: SEED=..."""
     given = os.environ.get("SEED")
     seed = random.SystemRandom().randrange(2**32) if given is None else int(given)
-    # On the report, which comes from a worker's process too.
+    # In the report, because it also comes from worker processes.
     request.node.user_properties.append((_SEED, seed))
     return seed

@@ -1,8 +1,9 @@
-"""A pytest plugin: every skip of a run against a list of those that may be; the rest fails the run.
+"""A pytest plugin that compares every skip of a run with a list of allowed ones; any other fails
+the run.
 
-Owns what was skipped. Knows nothing of this machine: the list does. Invariant: a skip that no entry
-of the list explains here makes the exit status that of a failed test, however it came about, an
-expected failure and a file that skips as a whole included.
+Owns the recorded skips. Knows nothing of this machine: the list does. Invariant: a skip without a
+matching entry makes the exit status that of a failed test. This includes expected failures and
+files that skip as a whole.
 """
 
 from collections import Counter

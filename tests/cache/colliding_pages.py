@@ -1,10 +1,10 @@
-"""Pages that the tree's hash of a page (cpp_cache/nodes/child_list.cpp) cannot tell apart.
+"""Pages with the same value of the tree's hash of a page (cpp_cache/nodes/child_list.cpp).
 
-The hash is FNV-1a in four lanes of 64 bits. Two runs of one lane end in the same state where the
-differences d of the words, as numbers behind the exclusive or, have sum(d[k] * prime**(16 - k)) = 0
-modulo 2**64; a lattice reduction found differences so small that both runs are tokens of any
-vocabulary. Each lane has two runs, so there are sixteen pages of one hash.
-cpp_cache/tests/collisions.cpp holds two of them against the hash itself.
+The hash is FNV-1a in four lanes of 64 bits. Let d be the differences of two runs' words of one
+lane, as numbers after the exclusive or. Both runs end in the same state if sum(d[k] * prime**(16 -
+k)) = 0 modulo 2**64. A lattice reduction found differences so small that both runs are tokens of
+any vocabulary. Each lane has two runs, so there are sixteen pages of one hash.
+cpp_cache/tests/collisions.cpp checks two of them with the hash itself.
 """
 
 import itertools
@@ -23,7 +23,7 @@ _LANES = len(_STARTS)
 
 
 def page_hash(page: NDArray[np.int32]) -> int:
-    """Of PAGE_TOKENS tokens, as the tree has it."""
+    """Return the hash of PAGE_TOKENS tokens, as the tree computes it."""
     lanes = list(_STARTS)
     for place, token in enumerate(page.tolist()):
         lanes[place % _LANES] = (lanes[place % _LANES] ^ token) * _PRIME % _WORD
@@ -34,7 +34,7 @@ def page_hash(page: NDArray[np.int32]) -> int:
 
 
 def colliding_pages(seed: int = 0, vocabulary: int = 2000) -> list[NDArray[np.int32]]:
-    """Sixteen pages, int32 [PAGE_TOKENS], all different, all of one hash."""
+    """Return sixteen different pages, int32 [PAGE_TOKENS], with one hash."""
     rng = random.Random(seed)
     runs = [_colliding_runs(start, rng, vocabulary) for start in _STARTS]
     pages = []
@@ -49,21 +49,21 @@ def colliding_pages(seed: int = 0, vocabulary: int = 2000) -> list[NDArray[np.in
 
 
 def _colliding_runs(start: int, rng: random.Random, vocabulary: int) -> tuple[list[int], list[int]]:
-    """Two runs of one lane that end in the same state."""
+    """Return two runs of one lane with the same final state."""
     while (runs := _attempt(start, rng, vocabulary)) is None:
         pass
     return runs
 
 
 def _attempt(start: int, rng: random.Random, vocabulary: int) -> tuple[list[int], list[int]] | None:
-    """None where the words came to a place at which no token of the vocabulary goes on."""
+    """Return two runs, or None if no token of the vocabulary can continue them."""
     one, other = start, start
     runs: tuple[list[int], list[int]] = ([], [])
     for difference in _DIFFERENCES:
         for token in rng.sample(range(vocabulary), vocabulary):
             mixed = one ^ token
             mixed_too = (mixed + other - one + difference) % _WORD
-            # A carry out of the low bits would ask for a token that no vocabulary has.
+            # A carry out of the low bits would need a token outside every vocabulary.
             if (token_too := mixed_too ^ other) < vocabulary:
                 break
         else:

@@ -1,4 +1,4 @@
-"""The digest of rows by numpy: the naive twin of `tasuki.pycache._cpp_cache.RowDigester`."""
+"""The digest of rows by numpy: the naive reference of `tasuki.pycache._cpp_cache.RowDigester`."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,7 +7,7 @@ from tasuki.transfer.windows.digest import WindowRows, splitmix64_all, word_keys
 
 
 def numpy_digest(memory: NDArray[np.uint8], rows: WindowRows) -> int:
-    """memory: uint8, whole words; the rows are inside it."""
+    """Return the digest. memory: uint8, whole words; the rows are inside it."""
     words = memory.view(np.uint64)
     sums = np.zeros(len(rows.offsets), dtype=np.uint64)
     for row, (offset, length) in enumerate(zip(rows.offsets, rows.lengths, strict=True)):

@@ -1,4 +1,4 @@
-"""SipHash-2-4 with 128 bits in plain Python, by the paper: what prefix_hashes() is checked with."""
+"""SipHash-2-4 with 128 bits in plain Python, by the paper: the reference of prefix_hashes()."""
 
 _MASK = (1 << 64) - 1
 
@@ -8,7 +8,7 @@ def _rotated(value: int, bits: int) -> int:
 
 
 def siphash_2_4_128(key: bytes, message: bytes) -> bytes:
-    """key: 16 bytes. Returns 16 bytes."""
+    """Return the hash, 16 bytes. key: 16 bytes."""
     low, high = (int.from_bytes(key[i : i + 8], "little") for i in (0, 8))
     v0 = low ^ 0x736F6D6570736575
     v1 = high ^ 0x646F72616E646F6D ^ 0xEE

@@ -1,5 +1,5 @@
-"""The layout's two lists, block regions and slot columns, and the arena's views: each page's and
-state's bytes are those that the layout names."""
+"""The layout's two lists, block regions and slot columns, and the arena's views. The bytes of each
+page and state are at the places given by the layout."""
 
 import ctypes
 from itertools import pairwise
@@ -46,7 +46,7 @@ def test_every_layers_view_shows_the_bytes_that_its_layout_names_and_ends_in_the
     for layer, conv, ssm in zip(gdn, arena.conv, arena.ssm, strict=True):
         for slot in range(SLABS):
             offset, length = span(layout.state_span(layer, slot))
-            # Conv state stands first, padded to where the other may begin.
+            # Conv state comes first, padded to the begin of the recurrent state.
             middle = offset + layout.conv_bytes
             shown(arena, conv[slot], offset, layout.conv_bytes)
             shown(arena, ssm[slot], middle, offset + length - middle)
@@ -191,7 +191,7 @@ def test_bytes_are_what_the_shapes_come_to_by_hand() -> None:
     assert layout.conv_bytes == 320
     assert layout.state_layer_bytes == 320 + 2 * 16 * 16 * 4 == 2368
     assert layout.slot_bytes == 6 * 2368
-    # As many blocks as a slot needs: 14208 / 4096, and two blocks are a page.
+    # The blocks of a slot: 14208 / 4096. Two blocks are a page.
     assert (layout.blocks_per_slab, layout.pages_per_slab) == (4, 2)
     assert (layout.slab_bytes, layout.page_bytes) == (4 * 4096, 2 * 4096)
     assert layout.region_stride == 2 * 4096

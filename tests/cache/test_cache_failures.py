@@ -1,4 +1,4 @@
-"""Failure modes that other hybrid caches were bitten by, one case each, on the tree alone."""
+"""Failure modes known from other hybrid caches, one case each, on the tree alone."""
 
 import itertools
 
@@ -131,7 +131,7 @@ def test_namespaces_never_cross_even_in_causes() -> None:
 
 @pytest.mark.parametrize("policy", ["lru", "value", "auto"])
 def test_two_instances_fed_the_same_calls_choose_the_same_ids_and_victims(policy: str) -> None:
-    """Also where one of them is watched."""
+    """A watch on one of them makes no difference."""
     lives = []
     for watching in (False, False, True):
         tree, ids = tree_of(slabs=10, policy=policy, attention_cost=1e-3), []

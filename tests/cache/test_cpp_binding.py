@@ -1,4 +1,4 @@
-"""What the extension refuses changes nothing. Its names and types: test_cpp_stub.py."""
+"""A call rejected by the extension changes nothing. Its names and types: test_cpp_stub.py."""
 
 from collections.abc import Callable
 from typing import Any

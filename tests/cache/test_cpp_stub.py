@@ -1,7 +1,7 @@
-"""The stub of the extension says what the extension does: names, parameters, defaults and types.
+"""The stub agrees with the extension in names, parameters, defaults and types.
 
-The extension's own signatures are loose: a salt is `str`, tokens and kinds are `object`. In these
-places alone the stub is narrower.
+The extension's own signatures are loose: a salt is `str`, tokens and kinds are `object`. Only there
+the stub is narrower.
 """
 
 import ast
@@ -24,9 +24,10 @@ PLAIN = (
 )
 """How pybind11 writes types, and how the stub does."""
 OPEN = {"object": "", "function": "", "tuple": "tuple", "list": "list", "dict": "dict"}
-"""Types of the extension that say too little; by each the generic type that it is, if any."""
+"""Loose types of the extension; each with its generic type, if any."""
 NULL_POINTERS = {"PeerTransfer.digest"}
-"""Return a pointer, None where it is null: the extension's signature leaves that out."""
+"""Functions with a pointer result. They return None for a null pointer, but the extension's
+signature leaves None out."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def signature_of(function: ast.FunctionDef) -> Signature:
 
 
 def bound_signature(name: str, member: object) -> Signature:
-    """What the extension says of a function, or of a property's getter."""
+    """Return the extension's signature of a function, or of a property's getter."""
     is_property = isinstance(member, property)
     text = str((member.fget if is_property else member).__doc__).strip().splitlines()[0]
     if is_property:
@@ -87,7 +88,7 @@ def alternatives(kind: ast.expr) -> list[ast.expr]:
 
 
 def agree(stub: ast.expr, bound: ast.expr) -> bool:
-    """Whether the stub's type is the extension's, or narrower where that is open."""
+    """Return whether the stub's type is the extension's, or is narrower at a loose one."""
     if isinstance(stub, ast.Name) and stub.id in ALIASES:
         stub = ALIASES[stub.id]
     if isinstance(bound, ast.Name) and bound.id in OPEN:
@@ -127,7 +128,7 @@ def differences(name: str, stub: Signature, bound: Signature) -> Iterator[str]:
 
 
 def described(body: list[ast.stmt]) -> Iterator[tuple[str, Signature]]:
-    """Functions, properties and Final attributes of a module or class, as the stub has them."""
+    """Return functions, properties and Final attributes of a module or class, as in the stub."""
     for statement in body:
         if isinstance(statement, ast.FunctionDef):
             yield statement.name, signature_of(statement)

@@ -31,7 +31,7 @@ def tool(name: str) -> str:
     return found
 
 
-@pytest.mark.timeout(1800)  # a build, which a busy machine may hold up
+@pytest.mark.timeout(1800)  # a build is slow on a busy machine
 @pytest.mark.parametrize(
     "sanitize",
     [

@@ -1,5 +1,5 @@
-"""The compiled digest of rows equals its numpy twin by every set of instructions, and refuses what
-lies outside its memory."""
+"""The compiled digest of rows equals its numpy reference with every instruction set, and rejects
+rows outside its memory."""
 
 import re
 import threading
@@ -42,7 +42,7 @@ def columns(rows: list[tuple[int, int, int]]) -> WindowRows:
 
 @st.composite
 def runs_of_rows(draw: st.DrawFn) -> WindowRows:
-    """Rows of one length come in runs, as blocks of a layer do, and wherever they like."""
+    """Draw rows: runs of one length, as blocks of a layer are, at any offsets."""
     rows = []
     for _ in range(draw(st.integers(0, 5))):
         length = draw(st.integers(0, LONGEST))
@@ -144,7 +144,7 @@ LARGE = st.integers(0, 2**63 - 1)
 
 @st.composite
 def windows(draw: st.DrawFn) -> ArenaWindow:
-    """Of TINY, whatever layers, pages and state; also of none."""
+    """Draw a layer chunk of TINY with any layers, pages and state, also with none."""
     layers = len(TINY.layer_kinds)
     first, end = sorted(draw(st.tuples(*[st.integers(0, layers)] * 2)))
     pages = tuple(draw(st.lists(st.sampled_from(PAGES), max_size=6)))
@@ -158,7 +158,8 @@ def windows(draw: st.DrawFn) -> ArenaWindow:
 def test_windows_are_digested_as_their_rows_are(
     data: st.DataObject, asked: list[ArenaWindow]
 ) -> None:
-    """All in one compiled call, or their rows are made in one; the twin makes rows by numpy."""
+    """All are digested in one compiled call, or their rows are made in one. The reference makes
+    rows by numpy."""
     sizes = SimpleNamespace(
         layer_kinds=TINY.layer_kinds,
         block_bytes=data.draw(st.sampled_from([TINY.block_bytes, TINY.block_bytes // 2])),
@@ -172,7 +173,7 @@ def test_windows_are_digested_as_their_rows_are(
     ]
     expected = [digester.digest_rows(each) for each in rows]
     assert digester.digest_all(asked) == expected
-    # As they lie or not, each keeps its place.
+    # Windows and rows may be mixed; each keeps its place.
     mixed = [pair[at % 2] for at, pair in enumerate(zip(asked, rows, strict=True))]
     assert digester.digest_each(mixed) == expected
     count, table = window_geometry(TINY, sizes).rows([window.places for window in asked])
@@ -187,7 +188,7 @@ def test_pieces_of_a_window_are_those_of_the_twin(window: ArenaWindow, data: st.
     places = st.lists(st.sampled_from(PAGES), min_size=len(pages), max_size=len(pages))
     there = tuple(data.draw(places))
     if data.draw(st.booleans()):
-        # As most are: runs of neighbours here and there.
+        # Most real ids are runs of neighbours.
         pages = there = tuple(sorted(there))
     slots = None if window.slot is None else (window.slot, data.draw(st.integers(0, SLABS - 1)))
     here_slot, there_slot = slots or (None, None)

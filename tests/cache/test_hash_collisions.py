@@ -1,5 +1,5 @@
-"""Prompts whose pages hash alike are still different prompts: tokens are compared behind every
-hash, and where only names are known they choose a route and no state."""
+"""Prompts with pages of equal hashes are still different prompts: tokens are compared after every
+hash. If only names are known, they choose a route but no state."""
 
 from dataclasses import replace
 from itertools import combinations, islice, pairwise, permutations
@@ -21,13 +21,13 @@ from tests.harness.waiting import until
 
 
 def serve(tree: PrefixCache, tokens: Tokens) -> int:
-    """A request that leaves its state behind; how many of its tokens were cached."""
+    """Run a request that leaves its state; return the number of its cached tokens."""
     return keep(tree, tokens).match.usable_tokens
 
 
 @pytest.mark.parametrize("before", [0, 1, 2])
 def test_sixteen_pages_of_one_hash_are_sixteen_prompts(before: int) -> None:
-    """before: pages that all of them share."""
+    """before: pages shared by all of them."""
     start = np.arange(64 * before, dtype=np.int32)
     prompts = [np.concatenate([start, page]) for page in colliding_pages()]
     tree = tree_of(64)
@@ -110,6 +110,6 @@ def test_a_pair_answers_prompts_that_collide_as_if_each_were_alone() -> None:
 
 
 def same(one: Answer, other: Answer) -> bool:
-    """The same tokens, as likely."""
+    """Return whether the tokens and their likelihoods are equal."""
     parts = zip(one.margins, other.margins, strict=True)
     return one.token_ids == other.token_ids and all(abs(a - b) < 1e-3 for a, b in parts)

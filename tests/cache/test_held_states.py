@@ -1,5 +1,5 @@
-"""The list of the most valuable states: what stands and is nobody's beginning, each by exactly its
-tokens, whatever happened before; those that sessions wait at first."""
+"""The list of the most valuable states, each with exactly its tokens, after any history. A state
+from which one path leads on is left out. States at waiting sessions come first."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def prompt_behind(path: Path) -> Prompt:
 
 
 def stands(tree: PrefixCache, path: Path, prompt: Prompt) -> bool:
-    """prompt: prompt_behind(path)."""
+    """Return whether the state at the path is stored. prompt: prompt_behind(path)."""
     salt, tokens = path
     return tree.match(prompt, salt).usable_tokens == len(tokens)
 
@@ -104,7 +104,8 @@ def test_a_session_that_waits_comes_first_wherever_others_went_on() -> None:
 
 
 def test_kv_alone_is_no_state_to_resume_at() -> None:
-    """What leads on to KV whose state is gone is where the next request resumes."""
+    """If a later state is gone and only its KV is left, the next request resumes at the earlier
+    state."""
     tree = tree_of(64)
     log = text(128, 1)
     keep(tree, log, 128)
@@ -124,7 +125,7 @@ def test_what_somebody_begins_from_is_not_listed() -> None:
 
 
 def test_a_state_that_is_gone_has_no_path() -> None:
-    """Also where another one came to stand at the same place."""
+    """It still has none when another state takes the same place."""
     tree = tree_of(64)
     for length in (128, 100):
         log = text(length, 1)

@@ -1,4 +1,4 @@
-"""What the cache reports as plain values is what its C++ values say, also in another process."""
+"""The cache's reports as plain values equal its C++ values, also in another process."""
 
 import pickle
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ CONFIG = TreeConfig(slabs=24, blocks_per_slab=4, pages_per_slab=3, max_ghost_nod
 
 
 def lives(tree: PrefixCache, rounds: int) -> Iterator[None]:
-    """Prompts that share beginnings, of two namespaces, in a tree that is too small for them."""
+    """Run prompts with shared prefixes in two namespaces, in too small a tree."""
     generator = np.random.default_rng(11)
     kinds, held = list(CheckpointKind), []
     for step in range(rounds):
@@ -39,7 +39,7 @@ def lives(tree: PrefixCache, rounds: int) -> Iterator[None]:
 
 
 def plain(packed: type, source: object) -> object:
-    """A packed value that has, field by field, what the C++ one has."""
+    """Return a packed value with the fields of the C++ one."""
     values = {name: getattr(source, name) for name in packed.__annotations__}
     for name, value in values.items():
         if isinstance(value, CheckpointKind):

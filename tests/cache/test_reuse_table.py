@@ -1,5 +1,4 @@
-"""Cached tokens that successive requests see, page 64: the table that operators compare engines
-by."""
+"""Cached tokens of successive requests, page 64: the table by which operators compare engines."""
 
 import pytest
 

@@ -1,7 +1,8 @@
-"""Memory that changes its owner: a working slot is forked or zeroed, a received one is left alone.
+"""Memory with a new owner: a working slot is forked or zeroed, a received one is left alone.
 
-Failure 5 of hybrid caches: a stale slot read as a state. Memory is poisoned with NaN here whenever
-an id is handed out."""
+Failure 5 of hybrid caches: a stale slot read as a state. Here memory is filled with NaN whenever an
+id is allocated.
+"""
 
 import time
 

@@ -1,9 +1,8 @@
-"""Random lives of a tree with tiers below it, each step compared with a model in plain Python.
+"""Random lives of a tree with tiers below it; each step is compared with a model in plain Python.
 
-The model knows which tokens each id holds: a copy carries them from the ids that it reads to those
-that it writes as late as it may, when it is acknowledged, so that ids which were taken over by then
-bring what they hold then. Whatever a request starts from must be its own prompt. A twin is called
-the same, and must decide the same.
+The model knows the tokens of each id. It applies a copy as late as possible, at its
+acknowledgement, so a source id reused by then brings its new content. A request must start from its
+own prompt only. A second tree gets the same calls and must decide the same.
 """
 
 import os
@@ -29,7 +28,7 @@ from tests.cache.tree_oracle import Prefix, array, whole
 
 EXAMPLES = int(os.environ.get("TASUKI_TREE_EXAMPLES", "100"))
 Bytes = dict[tuple[int | None, int], Prefix]  # by place and id; None is the arena
-LOST: Prefix = (-7,)  # of ids that nobody wrote, or that a copy was torn from
+LOST: Prefix = (-7,)  # ids never written, or of a torn copy
 
 
 class TierMachine(RuleBasedStateMachine):
@@ -78,7 +77,7 @@ class TierMachine(RuleBasedStateMachine):
 
     @rule(prompt=prompts(), salt=st.sampled_from([b"", b"tenant"]), ends=st.booleans())
     def turn(self, prompt: Prefix, salt: bytes, ends: bool) -> None:
-        """A request that begins with what stands anywhere; it goes on when its load has ended."""
+        """Run a request with a prefix stored in any tier; it continues when its load has ended."""
         found = self.tree.match(array(prompt), salt)
         assert found.usable_tokens + sum(found.miss_reasons.as_dict().values()) == len(prompt)
         assert all(found.usable_tokens < each.boundary < len(prompt) for each in found.stored)
@@ -112,7 +111,7 @@ class TierMachine(RuleBasedStateMachine):
     def finish(
         self, allocations: list[Allocation], salt: bytes, prompt: Prefix, ends: bool = True
     ) -> None:
-        """Checks where it starts, computes the rest and leaves a state at its end."""
+        """Check the start of a request, compute the rest and leave a state at its end."""
         allocation = allocations[0]
         cached = allocation.cached_tokens
         assert cached == allocation.match.usable_tokens
@@ -168,7 +167,7 @@ class TierMachine(RuleBasedStateMachine):
         self.compute(prompt, salt)
 
     def compute(self, prompt: Prefix, salt: bytes) -> None:
-        """From what the arena has."""
+        """Run a request from the arena's content alone."""
         held = [
             twin.allocate(array(prompt), salt=salt, capacity_tokens=len(prompt), working_slots=1)
             for twin in self.twins
@@ -181,7 +180,8 @@ class TierMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.loading)
     @rule()
     def give_up(self) -> None:
-        """Its acknowledgements come when its ids are free again, and change nothing."""
+        """Give up a load. Its acknowledgements come when its ids are free again, and change
+        nothing."""
         allocations, _, _ = self.loading.pop(0)
         load = allocations[0].load
         assert load is not None
@@ -207,7 +207,7 @@ class TierMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.writing)
     @rule(data=st.data())
     def end_write(self, data: st.DataObject) -> None:
-        """Its bytes are read as late as can be."""
+        """End a write; its bytes are read as late as possible."""
         place = data.draw(st.integers(0, len(self.writing) - 1))
         self.carry(*self.writing.pop(place))
 
@@ -235,7 +235,7 @@ class TierMachine(RuleBasedStateMachine):
         ends=st.booleans(),
     )
     def adopt(self, prompt: Prefix, salt: bytes, tier: int, ends: bool) -> None:
-        """Somebody else wrote a state of a prompt to a tier."""
+        """Adopt a prompt's state written to a tier by another node."""
         prompt = prompt if ends else prompt[: whole(len(prompt))]
         tier = min(tier, len(self.tree.stats().tiers) - 1)
         if not prompt:
@@ -268,7 +268,7 @@ class TierMachine(RuleBasedStateMachine):
 
     @rule(prompt=prompts(), salt=st.sampled_from([b"", b"tenant"]))
     def follow(self, prompt: Prefix, salt: bytes) -> None:
-        """To a watcher a prefix stands for as long as any place has it."""
+        """Read the watch: a prefix exists while any place has it."""
         self.index.apply(self.tree.drain_events(self.watch))
         found = self.tree.match(array(prompt), salt)
         deepest = max([found.usable_tokens, *(each.boundary for each in found.stored)])

@@ -1,4 +1,4 @@
-"""Named lives of the tree: what it promises, one case each."""
+"""Promises of the tree, one named case each."""
 
 from itertools import pairwise
 
@@ -255,13 +255,13 @@ def test_a_lease_inside_a_run_is_still_met_after_a_split() -> None:
 def test_a_prompt_that_leaves_before_what_a_lease_remembers_meets_nothing_of_it(
     shared: int,
 ) -> None:
-    """An allocation knows by heart only the tokens behind the path that it stands on."""
+    """An allocation itself keeps only the tokens after its path in the tree."""
     tree, run = tree_of(), text(192)
     keep_kv(tree, run)
     standing = joined(run, text(100, seed=1))
     allocation = take_receive(tree, standing, capacity=320)
     assert allocation.cached_tokens == 192
-    # Where the allocation's own first tokens would stand if they were taken for the path's.
+    # The allocation's own first tokens would be here if they were taken for the path's.
     other = joined(run[:shared], standing[192 : 192 + 200 - shared])
     causes = tree.match(other).miss_reasons
     assert (causes.in_flight, causes.never_checkpointed) == (0, shared // 64 * 64)

@@ -1,4 +1,4 @@
-"""Events of the tree: what a watcher is told is what stands, and it names no tokens."""
+"""Events of the tree: a watcher's events equal the tree's content and contain no tokens."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ from tests.harness.trees import END, Tokens, joined, keep, keep_kv, take, text, 
 
 
 def watched(tree: PrefixCache, stream: str = "all") -> int:
-    """A watch that has been given its first snapshot."""
+    """Return a watch after its first snapshot."""
     watch = tree.watch(stream)
     assert tree.drain_events(watch).is_snapshot
     return watch
@@ -33,7 +33,7 @@ def told(tree: PrefixCache, watch: int) -> list[tuple[str, int]]:
 
 
 def spoken(tokens: Tokens, salt: bytes) -> list[bytes]:
-    """prefix_hashes() by the letter of prefix_hash.h."""
+    """Return prefix_hashes() computed by the text of prefix_hash.h."""
     key = siphash_2_4_128(b"tasuki prefix v1", salt)
     hashes = [siphash_2_4_128(key, b"")]
     for start in range(0, len(tokens), PAGE_TOKENS):
@@ -67,7 +67,7 @@ def test_names_are_the_same_in_every_process() -> None:
 def test_a_name_cannot_be_checked_against_a_guess_without_the_salt() -> None:
     mine, guessed = (prefix_hashes(text(200), salt) for salt in (b"secret", b""))
     assert not set(mine) & set(guessed)
-    # Not even with the name of what stands before: it is no key.
+    # The hash is not keyed by the name of the page before.
     page = text(200)[:PAGE_TOKENS].astype("<i4").tobytes()
     assert siphash_2_4_128(mine[0], page) != mine[1]
 

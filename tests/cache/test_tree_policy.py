@@ -35,7 +35,7 @@ def prompt(*pages: int, partial: int = 1) -> np.ndarray:
 
 
 def serve(tree: PrefixCache, tokens: np.ndarray, end: int) -> int:
-    """How much of it could be used."""
+    """Run a request and return its usable tokens."""
     return keep(tree, tokens, end).match.usable_tokens
 
 
@@ -95,7 +95,7 @@ def test_recency_takes_a_state_on_probation_before_an_older_one_until_it_is_used
 
 
 def test_value_keeps_what_is_used_often_where_recency_loses_it_and_auto_follows() -> None:
-    """A prefix comes back every eighth request; between, strangers pass that never return."""
+    """A prefix comes back every eighth request; the prompts between never return."""
     saved, followed = dict.fromkeys(POLICIES, 0), {}
     for policy in POLICIES:
         tree = tree_of(policy, slabs=8)
@@ -114,8 +114,9 @@ def test_value_keeps_what_is_used_often_where_recency_loses_it_and_auto_follows(
 def one_size_returns(
     tree: PrefixCache, back: int, pages: int, steps: int = 2000, *, clocked: bool = True
 ) -> int:
-    """Short prompts come twice, `back` requests apart; every fifth is a long one that never
-    returns, of the same class but worth more a page as long as nothing else is known."""
+    """Play short prompts twice, `back` requests apart, and return the saved tokens. Every fifth
+    prompt is a long one that never returns. It is in the same class but worth more per page until
+    more is known."""
     saved = 0
     for step in range(steps):
         if clocked:
@@ -148,12 +149,13 @@ def test_without_a_clock_each_request_takes_a_second() -> None:
         one_size_returns(tree_of("value", 32), 4, pages=24, steps=600, clocked=clocked)
         for clocked in (True, False)
     ]
-    # Were there no time, nothing would be known of what comes back: 256 tokens.
+    # Without time, reuse cannot be measured: 256 tokens.
     assert saved[0] == saved[1] > 10_000
 
 
 def ask_document(tree: PrefixCache, name: int, question: int) -> Allocation:
-    """Twelve pages of a document, two of a question; leaves every state that the tree advises."""
+    """Run a prompt with twelve pages of a document and two of a question. Leave every state advised
+    by the tree."""
     tokens = prompt(*range(name, name + 12), question, question + 1)
     allocation = take(tree, tokens)
     planned = plan_checkpoints(len(tokens), allocation.cached_tokens, allocation.match, ())
@@ -214,7 +216,7 @@ def test_the_kv_of_a_moved_page_moves_with_it(checkpoints: int) -> None:
         run_copies(arena, cache.take_copies())
         return taken
 
-    # A slab of its own each, one page of which is free again at release: four gaps, one slab free.
+    # Each has its own slab with one page free again at release: four gaps, one slab free.
     homes = {}
     for first in (1, 2, 3, 4):
         held = allocate(prompt(first, first + 10), 1)

@@ -1,6 +1,9 @@
-"""What a request costs where thousands hang on one node, against hundreds in the same run.
+"""The cost of a request with thousands of children at one node, compared with hundreds in the same
+run.
 
-CPU time of the calls, with room for a busy machine between what is asked and what a scan takes."""
+CPU time of the calls. The limit is between the expected time and a scan's, with a margin for a busy
+machine.
+"""
 
 import time
 from collections.abc import Callable
@@ -17,7 +20,7 @@ SYSTEM = text(15 * 64, seed=5)
 TEMPLATE = np.arange(2_000, 2_008, dtype=np.int32)
 FEW, MANY = 250, 4_000
 REPEATS = 40
-# A scan would cost MANY / FEW = 16 times as much, and what was quadratic 256 times.
+# A scan would cost MANY / FEW = 16 times as much, and quadratic work 256 times.
 MOST = 5
 
 Given = TypeVar("Given")
@@ -37,7 +40,7 @@ def tree_of(policy: str, slabs: int, ghosts: int = 65_536) -> PrefixCache:
 
 
 def question(number: int, tokens: int) -> Tokens:
-    """Behind the system prompt and the template's first tokens, which all share."""
+    """Return a question after the system prompt and the template's first tokens, shared by all."""
     own = np.random.default_rng(number).integers(0, 1_000, tokens, dtype=np.int32)
     return joined(SYSTEM, TEMPLATE, own)
 
@@ -50,7 +53,7 @@ def serve(tree: PrefixCache, tokens: Tokens, cursor: int | None = None) -> None:
 
 
 def least_us(call: Callable[[Given], object], given: list[Given]) -> float:
-    """The quarter that nothing disturbed, of calls that should cost alike."""
+    """Return the lower quartile in microseconds of calls with equal cost, free of disturbances."""
     taken = []
     for each in given:
         start = time.thread_time_ns()
@@ -124,20 +127,22 @@ def test_a_session_is_closed_at_one_cost_however_many_are_open() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_alignment_is_the_longest_start_that_a_page_in_the_tree_shares(seed: int) -> None:
-    """Of any number of children and tails, ghosts left aside, whatever came and went."""
+    """It holds for any number of children and partial pages, without ghost entries, after any
+    history."""
     draw = np.random.default_rng(seed)
     tree = tree_of("lru", 60, ghosts=40)
     serve(tree, SYSTEM)
     known: list[Tokens] = []
     for _ in range(300):
         length = int(draw.integers(1, 64) if draw.random() < 0.5 else 64)
-        # Few tokens at few places: long common starts, and tails that are each other's starts.
+        # Few different tokens at few places make long common prefixes, and partial pages that are
+        # prefixes of each other.
         run = np.zeros(length, np.int32)
         run[draw.integers(0, length, 3)] = draw.integers(0, 3, 3)
         asked = joined(SYSTEM, run)
         serve(tree, asked)
         known.append(asked)
-        # What stands now: a tree tells of each exact prompt whether its KV is there.
+        # The stored prompts: for each exact prompt a match shows if its KV is stored.
         standing = [each for each in known if tree.match(joined(each, 9)).kv_tokens == len(each)]
         probe = np.zeros(70, np.int32)
         probe[draw.integers(0, 70, 4)] = draw.integers(0, 4, 4)

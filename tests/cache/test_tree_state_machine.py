@@ -18,7 +18,7 @@ from tasuki.pycache._cpp_cache import (
 )
 from tests.cache.tree_oracle import Held, Oracle, Prefix, array, whole
 
-# The first two share half a page, so that prompts part inside a page.
+# The first two share half a page, so prompts can part inside a page.
 PAGES = ([1] * PAGE_TOKENS, [1] * 32 + [2] * 32, [3] * PAGE_TOKENS)
 SALTS = st.sampled_from([b"", b"", b"tenant"])
 EXAMPLES = int(os.environ.get("TASUKI_TREE_EXAMPLES", "120"))
@@ -70,7 +70,7 @@ class TreeMachine(RuleBasedStateMachine):
         return data.draw(st.sampled_from(self.able(wanted)))
 
     def refused(self) -> None:
-        """None means: others hold the room, and nothing was evicted for it."""
+        """Check a failed allocation: others hold the memory, and nothing was evicted for it."""
         assert self.oracle.allocations or self.oracle.quarantined
         assert self.oracle.learn(self.tree) == 0
 
@@ -89,7 +89,8 @@ class TreeMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), salt=SALTS, prompt=prompts(), tail=st.booleans())
     def turn(self, data: st.DataObject, salt: bytes, prompt: Prefix, tail: bool) -> None:
-        """A whole request: allocation, a state at the last whole page, one at the end, release."""
+        """Run a whole request: allocation, a state at the last whole page, one at the end,
+        release."""
         held = self.admit(data, salt, prompt, 0, 1)
         if held is None:
             return
@@ -134,7 +135,7 @@ class TreeMachine(RuleBasedStateMachine):
         assert allocation.cached_tokens in (0, usable)
         held = self.oracle.allocated(allocation, salt, prompt, allocation.cached_tokens)
         if allocation.cached_tokens < usable:
-            # Its own match would have stood in its way for ever.
+            # Its own match would otherwise have blocked it for ever.
             assert allocation.match.miss_reasons.checkpoint_evicted >= usable
         else:
             assert allocation.match.usable_tokens == usable
@@ -271,7 +272,7 @@ class TreeMachine(RuleBasedStateMachine):
         held = self.pick(data, "releasable")
         self.tree.release(held.allocation)
         self.oracle.allocations.remove(held)
-        # A message's end that it replaced is gone.
+        # The end of a replaced message is gone.
         self.oracle.learn(self.tree)
 
     @precondition(lambda self: self.able("writing"))
@@ -337,7 +338,8 @@ class TreeMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.watches)
     @rule(data=st.data(), salt=SALTS, prompt=prompts())
     def follow(self, data: st.DataObject, salt: bytes, prompt: Prefix) -> None:
-        """However long it did not look, a watcher then knows exactly what stands."""
+        """Read a watch's events. However long it was not read, it then equals the tree's
+        content."""
         watch = data.draw(st.sampled_from(sorted(self.watches)))
         stream, index = self.watches[watch]
         index.apply(self.tree.drain_events(watch))

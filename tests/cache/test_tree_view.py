@@ -1,4 +1,4 @@
-"""A view of the tree tells what stands, exactly, whatever happened before it was asked for."""
+"""A view of the tree shows its exact content, after any history."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,8 @@ Sums = tuple[int, int, int]
 
 
 def keep_from_there(tree: PrefixCache, tokens: Tokens, end: int, salt: bytes) -> None:
-    """A request that leaves a state at `end`, or where it began if that is later."""
+    """Run a request that leaves a state at `end`, or just after its cached tokens if that is
+    later."""
     allocation = take(tree, tokens, salt=salt)
     tree.insert(
         allocation, max(end, allocation.cached_tokens + 1), allocation.working_slots[0], END
@@ -31,7 +32,8 @@ def keep_from_there(tree: PrefixCache, tokens: Tokens, end: int, salt: bytes) ->
 
 
 def conversation(generator: np.random.Generator) -> Tokens:
-    """Few openings, so that paths meet and split; any length, so that tails come."""
+    """Return a prompt with few different first pages, so paths meet and split, and any length, so
+    there are partial pages."""
     pages = [np.full(64, token, dtype=np.int32) for token in generator.integers(0, 3, 6)]
     return np.concatenate(pages)[: int(generator.integers(2, 384))]
 
@@ -52,7 +54,7 @@ def own(node: ViewedNode) -> Sums:
 
 
 def check(nodes: list[ViewedNode]) -> None:
-    """Every node is the sum of its own, its children told, and what is hidden."""
+    """Check that every node's sum is its own values, its shown children and the hidden ones."""
     told: list[Sums] = [own(node) for node in nodes]
     for node, total in reversed(list(zip(nodes, told, strict=True))):
         place = nodes.index(node)
@@ -83,7 +85,7 @@ def test_the_sums_are_kept_through_splits_evictions_and_ghosts(seed: int) -> Non
             assert (top.standing.nodes, top.standing.states) == (stats.nodes, stats.checkpoints)
             tails = sum(node.tails for node in nodes)
             assert top.standing.tokens == (stats.pages.tree - tails) * 64
-    # Who asks for the first time is told the same.
+    # A first view of the other tree shows the same.
     assert [(node.name, sums(node.standing)) for node in nodes_of(tree)] == [
         (node.name, sums(node.standing)) for node in nodes_of(late)
     ]

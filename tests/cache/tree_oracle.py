@@ -1,8 +1,9 @@
-"""What PrefixCache must answer, in plain Python: prefixes as tuples, compared token by token.
+"""The expected answers of PrefixCache in plain Python: prefixes as tuples, compared token by token.
 
-Owns the truth about which prefixes were published, by which ids, and what every live allocation
-holds. It does not know eviction order, which is policy: it learns what was evicted by asking what
-still matches, and refuses what may never go: pinned items, KV above a state."""
+Owns the truth about published prefixes, their ids, and the ids held by every live allocation. It
+does not know the eviction order, a matter of policy. It learns evictions by asking for matches. It
+rejects evictions that must never happen: pinned items, KV above a state.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ def common(left: Prefix, right: Prefix) -> int:
 
 @dataclass
 class Held:
-    """A live allocation. `standing`: tokens of its path that the tree keeps for it."""
+    """A live allocation. `standing`: tokens of its path kept for it by the tree."""
 
     allocation: Allocation
     salt: bytes
@@ -88,7 +89,8 @@ class Oracle:
         return owned
 
     def depth(self, salt: bytes, prompt: Prefix, ghosts: bool) -> int:
-        """Whole pages of the prompt that stand, or (ghosts) stand or once stood."""
+        """Return the tokens in whole pages of the prompt that are stored, or (ghosts) stored now or
+        earlier."""
         end = 0
         while end + PAGE_TOKENS <= len(prompt):
             place = (salt, prompt[: end + PAGE_TOKENS])
@@ -106,8 +108,8 @@ class Oracle:
         return max([self.depth(salt, prompt, ghosts=False), *tails])
 
     def causes(self, salt: bytes, prompt: Prefix, grain: int = 1) -> dict[str, int]:
-        """Each token from usable on, named by the first cause that holds for it. grain: every end
-        of what agrees counts as far as a multiple of it, and states only at multiples."""
+        """Return the first valid cause of each token from usable on. grain: matches count down to a
+        multiple of it, and states only at multiples."""
 
         def floored(end: int) -> int:
             return end // grain * grain
@@ -123,7 +125,7 @@ class Oracle:
         ]
         evicted_state = max((end for end in gone_states if end <= last), default=0)
         evicted_kv = max([stood, *(end for end in gone_states if end % PAGE_TOKENS)])
-        # A page in part; of whole ones kv says it.
+        # A partial page; whole ones are in kv.
         partial = (
             0
             if grain > 1
@@ -190,10 +192,10 @@ class Oracle:
             assert told_in_pages == self.causes(salt, prompt, PAGE_TOKENS)
 
     def follow_moves(self, tree: PrefixCache) -> None:
-        """Pages of the tree get other ids; those of a live allocation never do.
+        """Follow pages of the tree to their new ids; pages of a live allocation never move.
 
-        A target may be the id of a page that the same call evicted, which learn() has not found out
-        yet: that place has no page any more.
+        A target may be the id of a page evicted in the same call and not yet found by learn(). Then
+        the target's place has no page.
         """
         for source, target in tree.drain_moves():
             held = {page for held in self.allocations for page in held.pages}
@@ -213,7 +215,8 @@ class Oracle:
                 pages[place] = target
 
     def learn(self, tree: PrefixCache) -> int:
-        """Ask what still stands; returns how many items are gone. Refuses what may never go."""
+        """Ask for all items still stored and return the number of evicted ones. Reject evictions
+        that must never happen."""
         self.follow_moves(tree)
         lost_states = []
         for place in self.states:
@@ -245,12 +248,12 @@ class Oracle:
         return len(lost_states) + len(lost_kv)
 
     def forget(self) -> None:
-        """flush(): nothing that was evicted is remembered."""
+        """Forget all evicted items, as flush() does."""
         self.evicted_kv.clear()
         self.evicted_states.clear()
 
     def allocated(self, allocation: Allocation, salt: bytes, prompt: Prefix, cached: int) -> Held:
-        """Record a new allocation whose first `cached` tokens come from the tree."""
+        """Record a new allocation with its first `cached` tokens from the tree."""
         shared = cached // PAGE_TOKENS
         pages = allocation.pages.tolist()
         assert allocation.cached_tokens == cached
@@ -301,14 +304,14 @@ class Oracle:
     def published_midway(
         self, held: Held, boundary: int, slot: int, copied: tuple[int, int] | None
     ) -> None:
-        """A state behind which the allocation goes on. copied: as insert_midway() returned it."""
+        """Record a state inside a continuing allocation. copied: the result of insert_midway()."""
         if boundary % PAGE_TOKENS == 0:
             self.published(held, boundary, slot)
             return
         self.published(held, whole(boundary), None)
         self._gave(held, slot)
         if copied is None:
-            # It stands already, or there was no page for it.
+            # It exists already, or there was no page for it.
             return
         source, own = copied
         assert source == held.pages[boundary // PAGE_TOKENS] and own not in held.pages

@@ -1,4 +1,4 @@
-"""A prefill and a decode engine for a test of what becomes of one hand-over; and what engines
+"""A prefill and a decode engine for tests of one hand-over's outcome, and the tokens that engines
 forward."""
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from tests.harness.engines import tiny_parts
 
 @pytest.fixture
 def pair() -> Iterator[EnginePair]:
-    """Both at rest where the test ends well."""
+    """Yield the pair and assert both engines at rest after a passed test."""
     with engine_pair(tiny_parts(), tiny_parts()) as both:
         yield both
         both.decode.assert_at_rest()
@@ -24,7 +24,7 @@ def pair() -> Iterator[EnginePair]:
 
 @pytest.fixture
 def forwarded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Tokens of each forward that an engine of the test's process has computed."""
+    """Return a list of the tokens in each forward computed by an engine of the test's process."""
     counts: list[int] = []
     plain = CpuRunner._compute
 

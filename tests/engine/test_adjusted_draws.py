@@ -1,5 +1,5 @@
-"""Answers from adjusted logits: what a naive loop draws, token by token, is what every cut of the
-work draws: in chunks, in a batch, behind a hand-over, after a retraction, after a resume."""
+"""Answers from adjusted logits. Every cut of the work samples the same tokens as a naive loop,
+token by token. Cuts: chunks, batches, a hand-over, a retraction, a resume."""
 
 from dataclasses import replace
 from functools import cache
@@ -73,7 +73,7 @@ ALL = {
     "frequency_penalty": 0.3,
     "repetition_penalty": 1.3,
     "logit_bias": ((5, 2.0), (9, -100.0)),
-    # Single ones are among what the grammar allows.
+    # Some single tokens are allowed by the grammar.
     "bad_words": ((5, 5), (10,), (3, 4, 5), *((digit,) for digit in range(48, 58))),
     "allowed_token_ids": tuple(range(80)),
     "min_tokens": 10,
@@ -95,7 +95,8 @@ def params(case: str, **changes: object) -> SamplingParams:
 
 @cache
 def naive_answer(case: str, seed: int = 0) -> tuple[Sampled, ...]:
-    """Every token from a forward of all tokens before it, with nothing kept in between."""
+    """Return an answer with every token from a forward of all tokens before it, and nothing kept
+    between."""
     asked, sampling = prompt(LENGTH, seed), params(case)
     parts = tiny_parts()
     blocks = parts.layout.blocks_per_slab
@@ -165,7 +166,7 @@ def test_a_retracted_answer_goes_on_as_if_nothing_had_been() -> None:
 def test_a_handed_over_prompt_answers_as_the_naive_loop(
     case: str, early: bool, pair: EnginePair
 ) -> None:
-    """The prefill node draws the first token, an early step the second, batches the others."""
+    """The prefill node samples the first token, an early step the second, batches the others."""
     asked = submit("r", prompt(LENGTH), NEW, sampling=params(case))
     if early:
         pair.link.bytes_per_second = 2e6
@@ -187,7 +188,7 @@ def test_a_lost_hand_over_goes_on_behind_its_first_token(pair: EnginePair) -> No
 
 
 def test_an_answer_that_resumes_a_cached_turn_is_that_of_a_cold_engine() -> None:
-    """What is cached of a prompt is not computed again, and still is counted."""
+    """The cached part of a prompt is not computed again but still counted."""
     warm = tiny_engine(prefill_chunk_tokens=64)
     first = warm.ask("first", prompt(LENGTH), NEW, sampling=params("all"))
     turn = prompt(LENGTH) + first + prompt(20, 9)

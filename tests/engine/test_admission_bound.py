@@ -1,5 +1,5 @@
-"""The longest request that is taken, to the token: one that just fits is answered, one longer is
-refused with the number that would fit, before it holds anything."""
+"""The longest accepted request, to the token. One that just fits is answered. One longer is
+rejected before it holds anything, with the number that would fit."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ CONTEXT = 256
 
 
 def short_parts() -> EngineParts:
-    """Of a model whose context is short."""
+    """Return parts of a model with a short context."""
     parts = tiny_parts()
     return replace(parts, model_config=replace(parts.model_config, max_position=CONTEXT))
 

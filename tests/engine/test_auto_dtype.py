@@ -1,4 +1,4 @@
-"""The dtype that is chosen where nobody chose one."""
+"""The dtype chosen by default."""
 
 from pathlib import Path
 
@@ -111,7 +111,7 @@ def test_a_warm_folder_of_another_dtype_is_refused_by_name(units: bool, tmp_path
     assert folder.name in str(refused.value)
     assert [each.name for each in tmp_path.iterdir()] == [folder.name]
     assert sorted((file.name, file.stat().st_mtime_ns) for file in folder.iterdir()) == before
-    # Whoever names a dtype has both side by side, and from then on auto has its own.
+    # A named dtype adds its own folder beside the other; from then on auto uses its own.
     _opened(_on_disk(tmp_path, dtype=auto.compute_dtype))
     _opened(auto)
 

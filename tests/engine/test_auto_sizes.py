@@ -1,4 +1,4 @@
-"""Sizes that a config leaves open: of a GPU's free memory, which is a figure here, and on a CPU."""
+"""Sizes left open by a config: from a GPU's free memory, a given figure here, and on a CPU."""
 
 from dataclasses import replace
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Tokens that a chat template renders otherwise than before have a cause of their own."""
+"""Tokens rendered differently by a chat template than before have their own cause."""
 
 import pytest
 

@@ -33,7 +33,7 @@ def rows(answers: int, prompt_tokens: int) -> ScheduledForward:
 
 
 def settled(limit: ChunkLimit, token_seconds: float, forwards: int = 200) -> list[int]:
-    """Tokens of each forward, on a device with these costs."""
+    """Return the tokens of each forward, on a device with these costs."""
     sizes = []
     for _ in range(forwards):
         tokens = limit.tokens(beside_answers=True)
@@ -74,7 +74,7 @@ def test_without_a_limit_every_chunk_is_whole() -> None:
 
 
 def test_an_engine_cuts_prompts_beside_answers_and_no_others() -> None:
-    """A limit that no forward keeps: a page at a time beside an answer."""
+    """No forward can meet the limit, so prompts beside an answer get one page at a time."""
     engine = tiny_engine(max_itl_ms=1e-6, prefill_chunk_tokens=512)
     engine.post(submit("answers", prompt(20), 60))
     engine.step()

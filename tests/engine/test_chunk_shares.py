@@ -1,4 +1,4 @@
-"""A chunk is shared so that no prompt waits for the length of another one, and none for ever."""
+"""Prompts share a chunk. No prompt waits for the length of another one, and none waits for ever."""
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +15,8 @@ def demand(length: int, caller: str = "", start: int = 0) -> Demand:
 
 
 def chunks_until(demands: list[Demand], index: int, budget: int = CHUNK, most: int = 10_000) -> int:
-    """Forwards until the prompt of this index is computed, nobody new coming."""
+    """Return the number of forwards until the prompt of this index is computed, without new
+    prompts."""
     stops = [one.start for one in demands]
     for turn in range(most):
         now = [
@@ -87,7 +88,7 @@ def test_the_whole_budget_is_used_and_chunks_end_on_pages(
         assert one.start <= stop <= one.length
         assert stop in (one.start, one.length) or stop % PAGE_TOKENS == 0
         if stop < one.length:
-            # What nobody got is less than anybody could use.
+            # The unused rest is smaller than any request could use.
             assert budget - taken < (stop // PAGE_TOKENS + 1) * PAGE_TOKENS - stop
     assert taken or not demands
 
@@ -98,14 +99,14 @@ PAGES = st.sampled_from((1, 2, 3, 5, 16, 80))
 @settings(deadline=None, max_examples=60)
 @given(st.lists(PAGES, min_size=2, max_size=5), st.sampled_from((128, 256, 512)))
 def test_callers_get_what_deficit_round_robin_gives(pages: list[int], budget: int) -> None:
-    """Of callers who want more all the time none is ever further behind another than two chunks,
-    whatever the lengths of their prompts. In whole pages: tokens that no page fits into go to
-    whoever has a prompt so short, and cost nobody anything."""
+    """A caller with constant demand is never more than two chunks behind another, whatever the
+    lengths of their prompts. Shares are whole pages. Tokens left over from whole pages go to any
+    prompt short enough and are charged to no caller."""
     lengths = [PAGE_TOKENS * count for count in pages]
     had = [0] * len(lengths)
     owed: dict[str, float] = {}
     fresh = [Demand(str(n), 0, length, length) for n, length in enumerate(lengths)]
-    # None is ever through with all that it has.
+    # No caller ever runs out of prompts.
     prompts = [2 + 2 * budget // length for length in lengths]
     running = [fresh[n] for n, count in enumerate(prompts) for _ in range(count)]
     for turn in range(40):
@@ -131,7 +132,7 @@ SPEED = 1000.0
 
 
 def first(demands: list[Demand], turn: int = 1) -> int:
-    """Whose prompt is forwarded, where a chunk has room for one."""
+    """Return the index of the prompt to forward if a chunk has space for one."""
     stops = share_chunk(demands, PAGE_TOKENS, turn, SPEED)
     return next(n for n, stop in enumerate(stops) if stop > demands[n].start)
 

@@ -1,5 +1,5 @@
-"""No byte is read before the copy that writes it has run: the cache decides copies, the runner runs
-them before whatever is launched or told to another node next. Memory is poisoned."""
+"""No byte is read before the copy that writes it. The cache decides on copies. The runner runs them
+before the next launch or message to another node. Memory is poisoned."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ def test_an_allocation_moves_no_byte() -> None:
 
 @pytest.mark.parametrize("released", range(1, 6))
 def test_copies_of_a_lease_that_is_released_meanwhile_harm_nobody(released: int) -> None:
-    """Its ids are soon another's, whose copies wait behind its own."""
+    """Its ids soon belong to another lease, whose copies wait behind its own."""
     cache = PoisonedCache(tiny_parts(arena_mib=0.5).arena)
     keep_value(cache, text(64, 7), 7.0)
     keep_value(cache, text(64, 8), 8.0)
@@ -56,7 +56,7 @@ def test_copies_of_a_lease_that_is_released_meanwhile_harm_nobody(released: int)
 
 
 class Watching(CpuRunner):
-    """Remembers what came in which order."""
+    """A runner that logs the order of its calls."""
 
     def __init__(self, node: Lone) -> None:
         super().__init__(node.parts.model, node.parts.arena, node.parts.steps, node.parts.grammars)
@@ -87,7 +87,7 @@ def test_an_event_is_behind_the_copies_that_waited() -> None:
 def test_nothing_waits_when_a_forward_reads_or_another_node_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A decode node over an arena that is too small: forks, moves, grants, retractions."""
+    """A decode node over too small an arena has forks, moves, grants and retractions."""
     node = tiny_engine(
         slabs=14, role=Role.DECODE, prefill_chunk_tokens=64, local_prefill_tokens=200
     )
@@ -131,7 +131,7 @@ def test_nothing_waits_when_a_forward_reads_or_another_node_is_told(
 
 
 def test_a_copy_that_is_left_out_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that the poison of these tests is known to work."""
+    """The control: the poison of these tests shows a missing copy."""
     monkeypatch.setattr(cpu_runner, "run_copies", lambda arena, copies: None)
     node = tiny_engine()
     node.ask("r", prompt(70), 4)

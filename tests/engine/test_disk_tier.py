@@ -1,5 +1,5 @@
-"""A disk below host memory: what that drops comes back, and a disk that fails, lies or hangs
-changes no token."""
+"""A disk below host memory. States evicted from host memory come back from the disk. A disk that
+fails, returns wrong bytes or hangs changes no token."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,7 +48,7 @@ class DiskEngine(TieredEngine):
         super().__init__(slabs=slabs, host_slabs=slabs, disk=self.disk.memory())
 
     def push_to_disk(self) -> None:
-        """Until PROMPT's states stand nowhere else."""
+        """Push until PROMPT's states are stored only on the disk."""
         for seed in range(100, 108):
             self.empty_arena(seed)
             if self.places() == {"disk"}:
@@ -56,7 +56,7 @@ class DiskEngine(TieredEngine):
         raise AssertionError(self.reports)
 
     def places(self) -> set[str]:
-        """Tiers with a state of NEXT."""
+        """Return the tiers with a state of NEXT."""
         stored = self.lone.engine._cache.match(submit("x", NEXT, 1).prompt).stored
         return {("host", "disk")[state.tier] for state in stored}
 
@@ -76,7 +76,7 @@ def engine_over(folder: Path, slabs: int) -> Iterator[DiskEngine]:
 
 @pytest.fixture(autouse=True)
 def near_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So few tokens would be computed rather than read."""
+    """Make reads cheap, because so few tokens would otherwise be computed."""
     monkeypatch.setattr("tasuki.engine.assembly.parts.DISK_LINK", CPU_LINK)
 
 
@@ -88,7 +88,7 @@ def tiered(tmp_path: Path) -> Iterator[DiskEngine]:
 
 @pytest.fixture
 def below(tiered: DiskEngine) -> DiskEngine:
-    """PROMPT was answered, and its state stands on the disk alone."""
+    """Return an engine that has answered PROMPT, with its state only on the disk."""
     tiered.lone.ask("first", PROMPT, 2)
     tiered.push_to_disk()
     return tiered
@@ -107,7 +107,7 @@ def test_what_host_memory_dropped_is_loaded(below: DiskEngine) -> None:
 def test_what_rotted_in_host_memory_before_it_was_written_is_never_served(
     tiered: DiskEngine,
 ) -> None:
-    # Else the disk has it at once.
+    # Without the fault the disk would have it at once.
     tiered.disk.fault = lambda what: Fault.RAISE if what == "written" else None
     tiered.lone.ask("first", PROMPT, 2)
     tiered.disk.fault = lambda what: None
@@ -145,7 +145,7 @@ def test_what_was_not_written_is_never_served(tiered: DiskEngine, fault: Fault) 
 
 
 def test_a_disk_that_hangs_holds_up_nobody(tmp_path: Path) -> None:
-    # With room for the prompt beside the ids that the load in flight keeps.
+    # The arena has space for the prompt beside the ids held by the load in flight.
     with engine_over(tmp_path, slabs=22) as below:
         below.lone.ask("first", PROMPT, 2)
         below.push_to_disk()
@@ -207,7 +207,7 @@ def test_ids_and_bytes_agree_while_a_disk_fails(tmp_path: Path) -> None:
 def test_without_digests_the_same_turns_start_from_wrong_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What compares the bytes finds what it is to find."""
+    """The control: the comparison of bytes finds wrong ones."""
     monkeypatch.setattr("tasuki.engine.tiers.copy_thread._mismatched", lambda job: JobEnd.DONE)
     turns = Turns(seed=3, host_slabs=60, disk=FaultyDisk(tmp_path, LAYOUT, 800))
     turns.faults._one_of = 1 << 30
@@ -324,7 +324,7 @@ def test_what_waits_behind_a_piece_that_does_not_end_is_given_up() -> None:
 
 
 def test_a_write_budget_fills_while_nobody_asks() -> None:
-    """One state takes more than there is, and time makes up for it."""
+    """One state takes more than the budget has; it refills with time."""
     now = [0]
     tiers = [TierConfig(slabs=40), TierConfig(slabs=60, pages_a_second=0.05, filling="ahead")]
     cache = HybridPrefixCache(Arena(LAYOUT, 12), tiers=tiers, clock=lambda: now[0])

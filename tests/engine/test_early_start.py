@@ -1,6 +1,6 @@
-"""A request decodes behind the layer barrier while its prompt lands: same tokens, sooner, and
-nothing left of a step that was for nothing. Whichever way a step goes, its ids are kept until its
-stream has been waited for: what the host gave up may still run on the device."""
+"""A request decodes behind the layer barrier while its prompt arrives: the same tokens, sooner, and
+nothing left of a wasted step. However a step ends, its ids are kept until its stream has been
+waited for. A step given up by the host may still run on the device."""
 
 import statistics
 import threading
@@ -67,8 +67,8 @@ def test_the_tokens_are_those_of_one_process(
 
 
 def test_the_turns_end_is_the_state_behind_the_steps_token(pair: EnginePair) -> None:
-    """An answer that ends with the step's token leaves the state the step wrote, and the next turn
-    resumes from it."""
+    """An answer that ends with the step's token leaves the state written by the step, and the next
+    turn resumes from it."""
     first = prompt(100)
     pair.join(pair.begin(submit(NAME, first, 2)))
     assert pair.decode.finished(NAME).usage.completion_tokens == 2
@@ -107,7 +107,8 @@ def test_an_answer_of_one_token_takes_no_step(pair: EnginePair) -> None:
         room = pair.begin(asked)
         assert pair.decode.finished(asked.request_id).reason is reason
         pair.done(room)
-        # Of what was given up the writer is fenced; of what was never granted that says nothing.
+        # The writer of a cancelled transfer is fenced. For one never granted the fence means
+        # nothing.
         pair.decode.post(m.WriterFenced(room.ticket.room))
     assert pair.early.counters == early()
 
@@ -241,8 +242,8 @@ class Watched(Qwen35Model):
 
 
 def test_nearly_all_of_the_step_is_over_when_the_last_window_lands() -> None:
-    """However late the last window is, the second token waits for one layer after it and not for a
-    step: a ratio of processor times of one run, which other processes do not change."""
+    """However late the last layer chunk is, the second token waits for one more layer and not for a
+    step. The test compares processor times of one run, independent of other processes."""
     shape = TINY | {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12}
 
     def parts() -> EngineParts:
@@ -292,7 +293,7 @@ def test_a_step_that_was_held_up_is_not_believed_for_ever(pair: EnginePair) -> N
 
 @dataclass
 class BusyStream:
-    """A device whose work goes on after the calls that launched it have returned."""
+    """A device that still works after its launching calls have returned."""
 
     did: list[str] = field(default_factory=list)
     waiting: threading.Event = field(default_factory=threading.Event)
@@ -319,7 +320,7 @@ class BusyStream:
 def pair_with(
     stream: BusyStream, *, broken: bool = False, hold: bool = False
 ) -> Iterator[EnginePair]:
-    """hold: the tenth window does not land."""
+    """Yield a pair. hold: the tenth layer chunk does not arrive."""
     parts = tiny_parts()
     if broken:
         parts = with_early_head(parts, broken_head)

@@ -1,4 +1,4 @@
-"""The engine loop on a tiny random model: equal tokens however the work is cut, and nothing left
+"""The engine loop on a tiny random model: equal tokens for every cut of the work, and nothing left
 behind."""
 
 from dataclasses import replace
@@ -57,7 +57,7 @@ def test_salts_share_nothing() -> None:
 
 
 def test_more_requests_than_the_arena_holds_all_finish_with_the_right_tokens() -> None:
-    """And who gave way is counted once."""
+    """Each retracted request is counted once."""
     engine = tiny_engine(arena_mib=0.3, prefill_chunk_tokens=64)
     prompts = {f"r{i}": prompt(150, seed=i) for i in range(8)}
     engine.ask_all(prompts, 200)
@@ -75,7 +75,8 @@ def test_more_requests_than_the_arena_holds_all_finish_with_the_right_tokens() -
 
 
 def test_what_was_computed_of_an_aborted_request_is_found_again() -> None:
-    """Of a prompt all but the chunks in flight, of an answer all but the tokens in flight."""
+    """It has all of a prompt but the chunks in flight, and all of an answer but the tokens in
+    flight."""
     engine = tiny_engine(arena_mib=16, prefill_chunk_tokens=512)
     long = prompt(3000)
     engine.post(submit("prompt", long, 4))

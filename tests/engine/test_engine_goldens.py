@@ -1,4 +1,4 @@
-"""The engine's goldens on the CPU, and one of a prompt that the GPU need not repeat."""
+"""The engine's goldens on the CPU, and one prompt not repeated on the GPU."""
 
 import numpy as np
 import pytest
@@ -30,9 +30,9 @@ def test_quantised_checkpoints_answer_as_their_dequantised_weights(model: str) -
 
 
 def test_resumed_inside_a_long_prompt_that_another_left() -> None:
-    """Long is what takes more KV than a state: of the goldens one prompt. The engine learns where
-    documents are left, keeps a state inside the next one while it is first computed, and a golden
-    that leaves it too resumes there with equal tokens."""
+    """A prompt is long if its KV takes more than a state: one golden. The engine learns at which
+    point prompts leave a document. It keeps a state there when it first computes the next one. A
+    golden that leaves it too resumes there with equal tokens."""
     model = "small-dense"
     case = cases_of(model)["turn2"]
     left = len(case.prompt) - 100

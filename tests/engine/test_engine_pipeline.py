@@ -13,7 +13,7 @@ from tests.harness.engines import Lone, alone, prompt, submit, tiny_engine
 
 
 def launches_of(engine: Lone, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Fills with the number of sequences in each forward, as they are launched."""
+    """Return a list of the number of sequences in each launched forward."""
     seen: list[int] = []
     launch = CpuRunner.launch
 

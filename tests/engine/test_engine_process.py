@@ -40,7 +40,7 @@ THEN: list[m.Inbox] = [
 
 
 def serve(connection: socket.socket, folder: Path) -> None:
-    """The other process: each delivery is one frame."""
+    """Run the other process: each delivery is one frame."""
     config, parts = engine_config(folder), tiny_parts()
     engine = build_fused_engine(config, parts, build_cache(config, parts))
     link, asked, over = FrontLink(connection), threading.Event(), threading.Event()
@@ -56,7 +56,7 @@ def serve(connection: socket.socket, folder: Path) -> None:
 
     link.start(receive, lambda reason: over.set())
     link.send([c.FrontProbe()])
-    # What is asked before the first step is admitted in it together.
+    # All requests sent before the first step are admitted in it together.
     asked.wait(HANG_SECONDS)
     thread.start()
     over.wait()
@@ -85,7 +85,7 @@ class Frames:
 
 
 def through_a_socket(folder: Path) -> list[Sequence[m.Outbox]]:
-    """Every delivery, until the drain that ends THEN is answered."""
+    """Return every delivery, until the drain that ends THEN is answered."""
     ours, theirs = socket.socketpair()
     process = forked(serve, theirs, folder)
     theirs.close()
@@ -102,7 +102,7 @@ def through_a_socket(folder: Path) -> list[Sequence[m.Outbox]]:
         frames.send(ASKED)
         assert frames.receive() == [c.FrontProbe()]
         until(m.Finished, len(PROMPTS))
-        # Read with the watch that was opened.
+        # The events are read with the opened watch.
         (watch,) = {e.watch for d in deliveries for e in d if isinstance(e, m.WatchOpened)}
         frames.send(with_watch(watch))
         until(m.Drained, 1)
@@ -136,7 +136,8 @@ def in_this_process(folder: Path) -> list[m.Outbox]:
 
 
 def essence(message: m.Outbox) -> object:
-    """Of a message what is the same in each run: times and the last bits of logits are not."""
+    """Return the parts of a message that are equal in each run. Times and the last bits of logits
+    are not."""
     match message:
         case m.TokenOut():
             return message.request_id, message.index, message.token
@@ -162,7 +163,7 @@ def test_an_engine_in_another_process_says_the_same(tmp_path: Path) -> None:
     events = [e.batch for e in there if isinstance(e, m.EventsReply)]
     assert isinstance(events[0], PackedEvents) and len(events[0]) > 0
     assert [event.kind for event in events[1]] == ["cleared"]
-    # Both requests were decoded in the same steps, and what a step made came at once.
+    # Both requests were decoded in the same steps, and each step's tokens came at once.
     tokens = [
         sum(isinstance(e, m.TokenOut) for e in m.tokens_apart(delivery)) for delivery in deliveries
     ]
@@ -173,7 +174,7 @@ PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 def bound_to_a_process(hint: Any, path: str, seen: set[Any]) -> Iterator[str]:
-    """Yield the path and type of each field whose values live in one process."""
+    """Yield the path and type of each field with values bound to one process."""
     hint = getattr(hint, "__supertype__", hint)
     if hint is Any:
         yield f"{path}: {hint}"

@@ -1,4 +1,4 @@
-"""The thread of the engine loop: what it does before the first message, and how it says it died."""
+"""The thread of the engine loop: its work before the first message, and its report when it dies."""
 
 import threading
 import time
@@ -10,7 +10,7 @@ from tests.harness.waiting import HANG_SECONDS, until
 
 
 class Idle:
-    """An engine that has nothing to do and knows which thread asked it."""
+    """An engine without work. It records the calling thread."""
 
     idle_seconds: float | None = None
     planning_wait = 0.0
@@ -96,7 +96,7 @@ def test_one_that_cannot_be_prepared_says_so_and_lets_its_starter_go() -> None:
 
 
 class Stuck(Idle):
-    """Its first work lasts until it is let go."""
+    """An engine whose first work lasts until it is released."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ def test_a_step_that_does_not_end_is_reported_once_and_keeps_nobody_from_stoppin
 
 def test_an_engine_with_nothing_to_do_is_not_judged() -> None:
     reasons = list[str]()
-    # Far longer than a busy machine keeps such a thread from its next look.
+    # Much longer than a busy machine delays such a thread's next check.
     thread = watched(Idle(), reasons, 0.3)
     thread.start()
     time.sleep(0.6)

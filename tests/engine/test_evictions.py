@@ -1,4 +1,5 @@
-"""Who made room for whom: the tree's log of evictions, and the engine's attribution of them."""
+"""The cause of each eviction: the tree's log of evictions, and the engine's attribution of them to
+requests."""
 
 from pathlib import Path
 
@@ -20,12 +21,12 @@ def tree(policy: str, slabs: int = 8) -> PrefixCache:
 
 
 def prompt(seed: int) -> Tokens:
-    """Eight pages and a token."""
+    """Return eight pages and a token."""
     return text(END + 1, seed)
 
 
 def serve(cache: PrefixCache, seed: int) -> int:
-    """A request that leaves its state at its last page; its allocation's id."""
+    """Run a request that leaves its state at its last page; return its allocation's id."""
     return keep(cache, prompt(seed), END, kind=CheckpointKind.PROMPT_END).id
 
 

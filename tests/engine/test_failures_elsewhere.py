@@ -1,5 +1,5 @@
-"""What went wrong in other engines' tiers (docs/faults.md#memory-below-the-arena), where no test
-of a part says it."""
+"""Failures known from other engines' tiers (docs/faults.md#memory-below-the-arena), unless the test
+of a part covers them."""
 
 import os
 import subprocess
@@ -34,7 +34,7 @@ def cache_over(slabs: int, *below: int) -> HybridPrefixCache:
 
 
 def keep(cache: HybridPrefixCache, tokens: list[int]) -> bool:
-    """The state behind these, if there is room."""
+    """Keep the state after these tokens, if there is memory; return whether it was kept."""
     asked = np.asarray(tokens, np.int32)
     allocation = cache.allocate(asked, capacity_tokens=len(asked), working_slots=2)
     if allocation is None:
@@ -51,7 +51,7 @@ def write_all(cache: HybridPrefixCache) -> None:
 
 
 class Waiting:
-    """A copier that notes what it was given."""
+    """A copier that records its jobs."""
 
     def __init__(self) -> None:
         self.written = TierDigests()
@@ -77,7 +77,7 @@ class Waiting:
 
 
 class Launches:
-    """What was launched ends when a test says so."""
+    """Launches that end when a test says so."""
 
     def __init__(self) -> None:
         self.has_ended = False
@@ -87,7 +87,8 @@ class Launches:
 
 
 def test_a_page_is_not_read_before_it_was_written_nor_written_while_it_is_read() -> None:
-    """Failure 3: stores of pages that a kernel still wrote, loads over pages still read."""
+    """Failure 3: pages were stored while a kernel still wrote them, and loaded over pages still
+    read."""
     cache, copier, launches = cache_over(8, 20), Waiting(), Launches()
     tiers = LowerTiers(cache, launches, [LowerTier("host", copier, PRICES)])
     assert keep(cache, prompt(200, seed=1))
@@ -147,7 +148,7 @@ def test_names_are_the_same_in_every_process() -> None:
 
 
 def test_what_comes_from_far_below_displaces_nothing_above() -> None:
-    """Failure 11: the second level evicted to make room for what the third had not."""
+    """Failure 11: the second level evicted entries to make space for loads from the third."""
     cache = cache_over(8, 10, 40)
     for seed in range(6):
         assert keep(cache, prompt(300, seed))
@@ -168,7 +169,8 @@ def test_what_comes_from_far_below_displaces_nothing_above() -> None:
 
 
 def test_a_load_without_room_is_none_and_counts_for_nothing() -> None:
-    """Failure 12: loads admitted without room in the device's pool, declined ones credited."""
+    """Failure 12: loads were admitted without memory in the device's pool, and declined ones were
+    counted."""
     tiered = TieredEngine(slabs=24)
     first = prompt(400, seed=1)
     tiered.lone.ask("first", first, 1)
@@ -191,11 +193,11 @@ def test_a_load_without_room_is_none_and_counts_for_nothing() -> None:
 
 
 def test_a_device_that_hangs_at_the_start_is_refused(tmp_path: Path) -> None:
-    """Failure 9: an engine that hangs where a driver is missing."""
+    """Failure 9: an engine hangs if a driver is missing."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(OSError, match="too long"):
         within(0.05, lambda: pipe.read_bytes(), OSError("too long"))
     assert within(HANG_SECONDS, lambda: 3, OSError("too long")) == 3
-    # Whoever waits in it may go.
+    # Release the thread that waits in it.
     os.close(os.open(pipe, os.O_WRONLY))

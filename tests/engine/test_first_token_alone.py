@@ -1,5 +1,5 @@
-"""An answer of one token moves no bytes, and what moves of an answer that ends with its first token
-is cut short; the next turn is exact all the same."""
+"""An answer of one token moves no bytes. The transfer of an answer that ends with its first token
+is cut short. The next turn is exact in both cases."""
 
 import threading
 from collections.abc import Callable
@@ -26,7 +26,7 @@ NAME = "first"
 
 
 def next_turn_is_exact(pair: EnginePair, first: list[int], usable: int) -> None:
-    """Another prompt behind the answer, handed over whole."""
+    """Hand over another prompt after the answer, and assert its tokens."""
     turn = first + pair.decode.tokens(NAME) + prompt(40, seed=9)
     room = pair.hand_over(submit("next", turn, 6))
     pair.ready(room, None)
@@ -62,8 +62,8 @@ def test_an_answer_of_one_token_moves_nothing(
 
 
 def cut_short(pair: EnginePair, first: list[int]) -> Room:
-    """Up to the first token, which ends the answer, while windows are on their way: each stands on
-    the wire until the fabric lets go."""
+    """Run a transfer up to the first token, also the end of the answer, with layer chunks in
+    flight. The fabric holds each on the wire."""
     (token,) = alone(first, 1)
     pair.link._faults = lambda index: Fault.HOLD
     sampling = SamplingParams(max_new_tokens=6, stop_token_ids=(token,))
@@ -74,7 +74,7 @@ def cut_short(pair: EnginePair, first: list[int]) -> Room:
 
 
 def let_land(pair: EnginePair, landed: Callable[[], bool]) -> None:
-    """What is on its way, until that holds."""
+    """Let the layer chunks in flight arrive, until `landed` holds."""
     pair.link._faults = no_faults
 
     def have_landed() -> bool:
@@ -109,7 +109,7 @@ def test_a_done_that_crosses_the_cut_changes_nothing(pair: EnginePair) -> None:
     let_land(pair, lambda: pair.ends.over(room.ticket.room))
     assert isinstance(pair.done(room), m.RemoteDone)
     pair.decode.run()
-    # The client of a room that is over fences it at once.
+    # The client of an ended transfer fences it at once.
     pair.decode.post(m.WriterFenced(room.ticket.room))
     assert len(pair.decode.all_said(m.Finished)) == 1
 

@@ -1,4 +1,5 @@
-"""Several answers to one prompt: it is computed once, and each answer is what it would be alone."""
+"""Several answers to one prompt. The prompt is computed once, and each answer is equal to one
+computed alone."""
 
 import gc
 from collections.abc import Iterator
@@ -53,7 +54,7 @@ def assert_each_as_alone(
 
 @pytest.fixture
 def forwarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Tokens of each forward."""
+    """Return a list of the tokens of each forward."""
     counts: list[int] = []
     launch = PlanStream.launch
 
@@ -127,7 +128,8 @@ def test_choices_share_pages_while_they_run() -> None:
     while len(engine.all_said(m.TokenOut)) < 2 * CHOICES:
         engine.step()
     pages = engine.stats().pages
-    # Sixteen of the prompt once; of each choice the rest of the last one and what it goes on to.
+    # The prompt has sixteen pages, held once. Each choice has its own copy of the last page and one
+    # more.
     assert pages["tree"] <= 17 and pages["working"] <= 2 * CHOICES
     engine.run()
     engine.assert_at_rest()
@@ -275,7 +277,7 @@ def test_a_pair_hands_one_prompt_over_and_forks_it(
         assert not pair.decode.all_said(m.TokenOut)
         pair.done(room)
         pair.decode.run()
-        # Of each the prompt's last token, and the answer's but for the last one.
+        # Each forwards the prompt's last token, and all of the answer but its last token.
         assert sum(forwarded) == 4 * 12
         assert len(pair.decode.all_said(m.HandoverWanted)) == 1
         assert_each_as_alone(pair.decode, "r", tokens, sampling, 4)

@@ -1,4 +1,4 @@
-"""A forward as plain data: its bytes, its numbers, and what a runner refuses."""
+"""A forward as plain data: its bytes, its numbers, and the plans rejected by a runner."""
 
 import struct
 import time
@@ -69,7 +69,7 @@ def joined(lane: int, **sampling: Any) -> JoinedSequence:
 
 
 def a_plan() -> ForwardPlan:
-    """With something of everything."""
+    """Return a plan that uses every field."""
     return ForwardPlan(
         7,
         copies=(CopyOp(CopyKind.PAGE, 5, 9), CopyOp(CopyKind.ZERO_SLOT, 3, 3)),
@@ -113,7 +113,7 @@ def test_sampling_that_no_row_could_hold_is_no_plan() -> None:
 
 
 def answering(running: RunningRequests, progress: ProgressTable, lane: int, length: int) -> None:
-    """A request whose last token no forward has yet."""
+    """Add a decoding request whose last token is in no forward yet."""
     sampling = SamplingParams(seed=lane, max_new_tokens=1000)
     request = Request(RequestId(f"r{lane}"), np.zeros(length, np.int32), sampling)
     pages = np.arange(-(-(length + 1) // 64), dtype=np.int32)
@@ -125,7 +125,7 @@ def answering(running: RunningRequests, progress: ProgressTable, lane: int, leng
 
 
 def next_forward(running: RunningRequests) -> ScheduledForward:
-    """One token more of each, with one page more where that needs one."""
+    """Add one token to each request, with one more page if it needs one."""
     for request in running:
         assert isinstance(request.state, Decoding)
         allocation: Any = request.state.allocation
@@ -170,7 +170,7 @@ def runner() -> CpuRunner:
 
 
 def prompt_plan(tokens: list[int]) -> ForwardPlan:
-    """The whole prompt in slots 0 and 1, on pages of slabs that nobody else has."""
+    """Return a plan of the whole prompt in slots 0 and 1, on pages of otherwise unused slabs."""
     blocks = tiny_parts().layout.blocks_per_slab
     pages = ints(*(blocks * (2 + page) for page in range(4)))
     return ForwardPlan(
@@ -184,7 +184,8 @@ def prompt_plan(tokens: list[int]) -> ForwardPlan:
 
 
 def next_plan(number: int, most: int) -> ForwardPlan:
-    """The drawn token's, of which nothing is known but that it stands below `most`."""
+    """Return the plan of the sampled token. Only an upper limit of its position, `most`, is
+    known."""
     read, write = number % 2, (number + 1) % 2
     flags = (ON_LANE | RowFlag.DECODES).value
     return ForwardPlan(number, rows=plan_rows([0, most, 1, read, write, 256, 1, flags]))

@@ -1,6 +1,5 @@
-"""Answers of engines whose pages hold FP8 rows: the same tokens however a prompt is cut, found in
-the cache, drafted behind, handed over, pulled back, shared out among ranks or kept below the arena.
-"""
+"""Answers of engines with FP8 rows in their pages. The tokens are the same when a prompt is cut,
+cached, drafted, handed over, pulled back, shared among ranks or kept below the arena."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -91,7 +90,7 @@ def test_a_hand_over_brings_the_bytes_that_were_stored(case_name: str) -> None:
 
 
 def held_blocks(lone: Lone, tokens: list[int]) -> torch.Tensor:
-    """[whole pages that the tree has of them, regions, bytes of a block]."""
+    """Return an array [whole pages in the tree, regions, bytes of a block]."""
     allocation = lone.engine._cache.allocate(
         np.asarray(tokens, np.int32), capacity_tokens=len(tokens), working_slots=1
     )
@@ -115,7 +114,7 @@ def tiered(**settings: object) -> Iterator[TieredEngine]:
 def test_what_comes_back_from_host_memory_and_disk_is_what_was_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # So few tokens would be computed rather than read.
+    # Reads are made cheap, because so few tokens would otherwise be computed.
     monkeypatch.setattr("tasuki.engine.assembly.parts.DISK_LINK", CPU_LINK)
     first = prompt(350, seed=1)
     lone = tiny_engine(parts=tiny_parts(kv_dtype=FP8_ROWS))

@@ -35,7 +35,8 @@ class Ended(Exception):
 
 @contextmanager
 def a_link(limit: int = LIMIT) -> Iterator[tuple[FrontLink, socket.socket, Callable[[], Any]]]:
-    """The link, the front's end of it, and what comes: messages, or Ended with the reason."""
+    """Yield the link, the front's end, and a function for the next item: messages, or Ended with
+    the reason."""
     ours, theirs = socket.socketpair()
     link = FrontLink(theirs, limit)
     come: SimpleQueue[Any] = SimpleQueue()
@@ -52,7 +53,7 @@ def token(index: int, name: str = "a") -> m.TokenOut:
 
 
 def read_all(end: socket.socket, count: int) -> list[Any]:
-    """The next `count` messages."""
+    """Return the next `count` messages."""
     reader, messages = FrameReader(), list[Any]()
     end.settimeout(HANG_SECONDS)
     while len(messages) < count:
@@ -87,7 +88,7 @@ STATUS = HandoverStatus(
 def test_a_frame_is_read_as_what_it_was_made_of(messages: list[Any]) -> None:
     frame = bytes(frame_of(messages))
     reader = FrameReader()
-    # In any pieces.
+    # The frames are cut anywhere.
     pieces = [frame[:3], frame[3:5], frame[5:], frame + frame[:9], frame[9:]]
     frames = [read for piece in pieces for read in reader.take(piece)]
     assert frames == [messages] * 3

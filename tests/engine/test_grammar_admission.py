@@ -1,5 +1,5 @@
-"""A request waits for its grammar, and nobody waits with it; one that cannot be compiled is refused
-with the reason."""
+"""A request waits for its grammar without delaying others. One with a grammar that cannot be
+compiled is rejected with the reason."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -74,7 +74,7 @@ def test_a_grammar_that_cannot_be_compiled_ends_its_request_alone() -> None:
 
 
 def test_grammars_whose_requests_left_are_not_held() -> None:
-    """However many are asked for and left, in a thing that lives as long as its node."""
+    """However many grammars are requested and left, none is held for the life of the node."""
     engine = engine_with(LETTERS)
     grammars = engine.parts.grammars
     for number in range(1, 6):
@@ -101,7 +101,7 @@ def test_what_an_engine_cannot_serve_is_refused(grammar: Grammar, complaint: str
 
 
 class _GivesUp(GrammarsAtOnce):
-    """Whose matchers fail behind the third token, as where a step passes a bound."""
+    """Grammars with matchers that fail after the third token, like a step beyond a bound."""
 
     def constraint(self, grammar: Grammar, output: Iterable[int]) -> Constraint:
         made = super().constraint(grammar, ())

@@ -60,7 +60,7 @@ class Copied:
         self.ends: dict[int, JobEnd] = {}
 
     def begin(self, number: int, direction: Direction, slab: int = 0) -> None:
-        """Of that slab's first page, and of the slot of the one behind it."""
+        """Begin a copy of the slab's first page and of the next slab's slot."""
         page, slot = slab * LAYOUT.blocks_per_slab, slab + 1
         self.thread.begin(CopyJob(number, direction, ((page, page),), (slot, slot)))
 
@@ -83,7 +83,7 @@ def test_loads_go_before_writes_that_wait() -> None:
     copied.pieces.await_inside("pages_down")
     copied.begin(4, Direction.UP)
     copied.pieces.let_go()
-    # The write that was inside gives way behind its piece, and the next one waits.
+    # The running write stops after its segment, and the next one waits.
     assert copied.await_ends(4) == [1, 4, 2, 3]
     assert set(copied.ends.values()) == {JobEnd.DONE}
     assert copied.thread.close(HANG_SECONDS)
@@ -138,7 +138,7 @@ def test_ids_and_bytes_agree_while_copies_fail() -> None:
 def test_without_digests_the_same_turns_start_from_wrong_bytes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What compares the bytes finds what it is to find."""
+    """The control: the comparison of bytes finds wrong ones."""
     monkeypatch.setattr("tasuki.engine.tiers.copy_thread._mismatched", lambda job: JobEnd.DONE)
     turns = Turns(seed=3)
     turns.play(300)

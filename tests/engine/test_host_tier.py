@@ -1,5 +1,5 @@
-"""Host memory below the arena: what is evicted comes back by a load, and a load that is late, wrong
-or broken changes no token."""
+"""Host memory below the arena. Evicted states come back by a load. A late, wrong or broken load
+changes no token."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ from tests.harness.waiting import HANG_SECONDS
 PROMPT = prompt(400, seed=1)
 ANSWER = alone(PROMPT, 2)
 NEXT = PROMPT + ANSWER + prompt(60, seed=2)
-"""The next turn of a conversation of which the first had PROMPT."""
+"""The next turn of a conversation with PROMPT as its first."""
 KEPT = 401
 """The last token of an answer is never forwarded."""
 
@@ -32,7 +32,7 @@ def tiered() -> Iterator[TieredEngine]:
 
 @pytest.fixture
 def below(tiered: TieredEngine) -> TieredEngine:
-    """PROMPT was answered, and stands in the host's memory alone."""
+    """Return an engine that has answered PROMPT, with its state only in host memory."""
     tiered.lone.ask("first", PROMPT, 2)
     tiered.empty_arena()
     return tiered
@@ -42,7 +42,7 @@ EXPECTED = alone(NEXT, 4)
 
 
 def begun(tiered: TieredEngine, name: str, *held: str) -> None:
-    """NEXT is asked for, and its load stands at a piece of these."""
+    """Ask for NEXT and wait until its load is held at such a segment."""
     tiered.copies.hold(*held)
     tiered.lone.post(submit(name, NEXT, 4))
     tiered.lone.step()
@@ -100,7 +100,7 @@ def test_what_was_written_wrongly_is_never_served(
     assert tiered.lone.ask("next", NEXT, 4) == EXPECTED
     hit = tiered.lone.hit("next")
     assert not hit.loaded
-    # A copy that raised was never of use: there was nothing to load.
+    # A copy that raised was never usable, so there was nothing to load.
     assert bool(hit.causes.get(LOAD_FAILED)) is (fault is not Fault.RAISE)
 
 
@@ -109,7 +109,7 @@ def test_memory_that_rots_is_never_served(below: TieredEngine) -> None:
     flip_everything(below.parts.host)
     assert below.lone.ask("next", NEXT, 4) == EXPECTED
     assert below.report.loads["mismatch"] == 1
-    # What failed is gone: nobody tries it again, and the next turn has what was written anew.
+    # The failed entry is gone and not tried again; the next turn uses the newly written one.
     below.empty_arena(seed=10_001)
     assert below.lone.ask("again", NEXT, 4) == EXPECTED
 
@@ -121,7 +121,7 @@ def test_a_late_load_is_computed_and_its_ids_wait_for_it(below: TieredEngine) ->
     assert below.lone.tokens("next") == EXPECTED
     assert below.lone.hit("next").causes[LOAD_FAILED] == KEPT
     stats = below.lone.stats()
-    # Its working slots, and one for the state that was to be kept of what is computed behind it.
+    # Its working slots, and one for the state to keep of the part computed behind the load.
     assert stats.pages["quarantined"] > 0 and stats.slots["quarantined"] == 3
     assert below.report.loads["late"] == 1
     below.copies.let_go()
@@ -179,7 +179,7 @@ def test_two_requests_join_one_load() -> None:
     tiered.lone.run()
     for name, tokens in asked.items():
         assert tiered.lone.tokens(name) == alone(tokens, 3), name
-    # KV once; the others loaded a state and the page that it ends in, at most.
+    # KV is loaded once; the others loaded a state and its last page, at most.
     (tier,) = tiered.lone.engine._cache.stats().tiers
     assert len(PROMPT) // 64 + 1 <= tier.loaded_pages <= len(PROMPT) // 64 + 3
     tiered.lone.assert_at_rest()
@@ -197,7 +197,7 @@ def test_no_request_waits_for_a_write(tiered: TieredEngine) -> None:
     assert tiered.report.writes["abandoned"] > 0
     tiered.copies.let_go()
     tiered.lone.run()
-    # What was being written when its source went is of use to nobody.
+    # A write whose source was freed meanwhile is not used.
     for name, tokens in asked.items():
         assert tiered.lone.ask(f"{name}-again", tokens, 2) == expected[name]
 
@@ -207,7 +207,7 @@ def test_a_node_ends_with_copies_under_way(below: TieredEngine, held: str) -> No
     below.copies.hold(held)
     below.lone.post(submit("next", NEXT if held == "pages_up" else prompt(300, seed=9), 2))
     below.step_until(lambda: held in below.copies.inside)
-    # It stands in a piece: close() gives that up too, and says so.
+    # The copy hangs in a segment: close() gives up on it and returns False.
     tier = below.lone.engine._tiers
     assert tier is not None and not tier.close(0.01)
     below.copies.let_go()
@@ -239,7 +239,7 @@ def test_a_flush_beside_a_load_forgets_all_but_what_it_reads(below: TieredEngine
 
 
 def test_what_is_cheaper_to_compute_is_not_loaded(tiered: TieredEngine) -> None:
-    """A load costs more than a few tokens: such a prompt is computed, and says so."""
+    """A load costs more than a few tokens, so such a prompt is computed and reports this."""
     short = prompt(45, seed=4)
     tiered.lone.ask("first", short, 1)
     tiered.empty_arena()

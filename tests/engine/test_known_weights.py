@@ -1,4 +1,4 @@
-"""Weights that were digested before are not read again, and others never pass for them."""
+"""Weights with a known digest are not read again, and others are never taken for them."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the files that are read, in a time in which they have settled."""
+    """Return the names of the files as they are read. Their times count as settled."""
     names: list[str] = []
 
     def digest(path: Path) -> bytes:
@@ -58,12 +58,12 @@ def test_a_file_that_changed_is_read_again(model: Path, folder: Path, read: list
     read.clear()
     file = model / "1.safetensors"
     times = file.stat()
-    # As long, in place, and its own time set back.
+    # The new content has the same length, is written in place, and its time is set back.
     file.write_bytes(b"x" * 5000)
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert digest_of_weights(str(model), str(folder)) == weights_digest(model) != before
     assert read == ["1.safetensors"]
-    # Another file of that name.
+    # Another file with the same name.
     other = model / "other"
     other.write_bytes(b"y" * 5000)
     os.replace(other, file)

@@ -1,5 +1,5 @@
-"""A load as pieces: every byte once, in the order of layers, and each layer open once it is
-there."""
+"""A load in segments: every byte once, in the order of layers, and each layer opens when
+complete."""
 
 from collections import Counter
 from dataclasses import replace
@@ -43,7 +43,7 @@ def test_every_byte_is_moved_once_to_where_its_layer_has_it(
         for source, target, length in piece.moves.T.tolist():
             for byte in range(0, length, 4):
                 moved[source + byte, target + byte] += 1
-        # What is open from here on is there.
+        # Layers opened from here on are complete.
         for layer in range(seen, piece.layers):
             assert all(moved[pair] == 1 for pair in _pairs(layout, layer, pages, slot)), layer
         seen = piece.layers

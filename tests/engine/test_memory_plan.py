@@ -1,4 +1,4 @@
-"""The memory plan counts what an engine would allocate, and `serve --dry-run` prints it."""
+"""The memory plan counts an engine's allocations, and `serve --dry-run` prints it."""
 
 import json
 import re
@@ -60,7 +60,7 @@ def test_drafts_and_guesses_have_room_of_their_own_where_answers_are_drawn() -> 
     assert graphs == sorted(set(graphs))
     assert plan(model, speculate="auto").graphs == graphs[2]
     assert plan(NINE, speculate="auto").graphs == plan(NINE, speculate="off").graphs
-    # Its logits, twice, of 64 rows, of which each keeps a hidden state too.
+    # Its logits, twice, for 64 rows, and a hidden state for each row.
     assert graphs[2] - graphs[1] > 64 * 2 * (2 * NINE.vocab + NINE.hidden)
     assert plan(model, role=Role.PREFILL, speculate="mtp") == plan(model, role=Role.PREFILL)
 
@@ -84,7 +84,8 @@ def test_published_weights_have_their_published_bytes(
 def test_a_step_that_drafts_nothing_reads_little_of_a_draft_layer(
     name: str, entries: float, guesses: float
 ) -> None:
-    """fc and two rows of heads; queries, feed-forward and what follows are for guesses."""
+    """Such a step reads fc and two rows of heads. Queries, feed-forward and the rest are only for
+    guesses."""
     off, on = (
         WeightSizes.of(replace(published_or_folder(name), draft_layers=layers), torch.bfloat16)
         for layers in (0, 1)
@@ -144,7 +145,7 @@ def test_what_is_computed_behind_a_load_has_a_workspace_of_its_own() -> None:
         assert below.fitting_arena < alone.fitting_arena
         more[tokens] = below.workspace - alone.workspace
     assert more[8192] == 4 * more[2048] > 0
-    # A decode node too loads what it answers by itself.
+    # A decode node loads too, for prompts it answers by itself.
     ours, without = (plan(host_cache_gib=gib, role=Role.DECODE) for gib in (64.0, None))
     assert ours.gathered == 2 * without.gathered and ours.workspace > without.workspace
 
@@ -221,7 +222,7 @@ assert isinstance(MOE.feed_forward, MoeShape)
 WHOLE_GROUPS = replace(
     MOE, feed_forward=replace(MOE.feed_forward, intermediate=32, shared_intermediate=48)
 )
-"""Of 16 columns, which NVFP4 needs."""
+"""A shape with groups of 16 columns, as NVFP4 needs."""
 
 
 @pytest.mark.parametrize("form", SERVED_ON_GPUS)
@@ -237,7 +238,8 @@ def test_quantised_weights_are_counted_as_they_are_allocated(shape: ModelConfig,
 
 
 def on_a_gpu(weights: ModelWeights) -> int:
-    """Bytes of all, laid out for kernels; what is tied as often as it is named."""
+    """Return the bytes of all weights laid out for kernels. A tied one counts as often as it is
+    named."""
     laid_out = [s for matrix in matrices(weights) for s in for_kernels(matrix.segments)]
     beside = sum(t.nbytes for t in tensors(weights)) - sum(m.nbytes for m in matrices(weights))
     return beside + sum(segment.nbytes for segment in laid_out)
@@ -331,13 +333,13 @@ def test_the_dry_run_names_what_to_mend(
 @pytest.mark.parametrize(
     ("model", "block"),
     [
-        # Linear attention: q, k and v before and behind the convolution, six times the values.
+        # Linear attention: q, k and v before and after the convolution, six times the values.
         (NINE, 2 * (2 * 16 * 128 + 32 * 128) + 6 * (32 * 128)),
         # Attention: five times the queries, keys and values.
         (replace(NINE, query_heads=64), 5 * (64 * 256) + 2 * (4 * 256)),
         # A dense feed-forward: gate, up and their product.
         (replace(NINE, feed_forward=DenseShape(20_000)), 3 * 20_000),
-        # Experts: for each of eight that too, with what goes in and out; and the shared one.
+        # Experts: for each of eight chosen the same, with its input and output, and the shared one.
         (MOST, 8 * (3 * 512 + 2 * 2048) + 3 * 512),
     ],
     ids=["linear", "attention", "dense", "experts"],
@@ -347,10 +349,10 @@ def test_the_plan_is_what_the_widest_block_comes_to_by_hand(model: ModelConfig, 
     counted = MemoryPlan.of(model, config, H200, Role.FUSED)
     # The residual stream, its norm and their sum beside the block, in bfloat16.
     of_a_token = 2 * (3 * model.hidden + block)
-    # The logits of the rows that are drawn, and of 32 of a prompt that is scored.
+    # The logits of sampled rows, and of 32 rows of a scored prompt.
     logits = 4 * (48 * 248_320) * 4 + 32 * 248_320 * 32
     assert counted.workspace == 4096 * of_a_token + logits
-    # The logits of graphs of 1, 2, 4, 8, 12, 16, 24, 32, 40 and 48 rows stay where they are.
+    # The logits of graphs with 1, 2, 4, 8, 12, 16, 24, 32, 40 and 48 rows stay in place.
     assert counted.graphs == 512 * MIB + 48 * of_a_token + 187 * 248_320 * 2
     assert counted.context == 1280 * MIB
     # 64 elements of a head turn; keys and values of 262,144 tokens, in bfloat16.

@@ -1,5 +1,5 @@
-"""The end of a prompt's last message as a checkpoint: the next turn goes on from that very token,
-answers as if nothing had been cached, and costs no forward and one slot a session more."""
+"""The end of a prompt's last message as a checkpoint. The next turn resumes at that exact token and
+answers as if nothing had been cached. It costs no forward and one more slot per session."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,13 +21,13 @@ from tests.harness.engines import Lone, alone, engine_config, prompt, tiny_engin
 from tests.harness.trees import take, text, tree_of
 
 OPENING = prompt(5, seed=1)
-"""Of an answer."""
+"""Opening of an answer."""
 
 
 @dataclass
 class Session:
-    """A client that leaves out of each answer what was thought: a turn's prompt begins with the
-    messages of the turn before, and not with their answer's opening and thought."""
+    """A client that drops the thoughts from each answer. A turn's prompt begins with the messages
+    of the turn before, without its answer's opening and thoughts."""
 
     engine: Lone
     name: str = "s"
@@ -44,7 +44,7 @@ class Session:
         self.messages += question
         end = len(self.messages) if self.marked else None
         drawn = self.engine.ask(self.asked, self.messages + OPENING, count, message_end=end)
-        # Another text than was drawn.
+        # The text differs from the sampled one.
         self.messages += [*OPENING[:3], *drawn[-2:]]
         return self.engine.hit(self.asked)
 
@@ -80,7 +80,7 @@ def test_each_turn_goes_on_from_the_last_message_s_end(chunk: int) -> None:
 def test_turns_that_go_on_from_there_answer_as_cold_ones(
     questions: list[int], chunk: int, policy: str, slabs: int
 ) -> None:
-    """Also where room is short."""
+    """Cases with a small arena are included."""
     engine = tiny_engine(slabs=slabs, prefill_chunk_tokens=chunk, cache_policy=policy)
     assume(sum(questions) + 60 < engine.engine.max_request_tokens)
     session = Session(engine)
@@ -133,7 +133,8 @@ def test_sessions_without_it_have_none() -> None:
 
 
 def test_one_that_another_request_stands_on_stays() -> None:
-    """Two go on from one end at once: the first to leave another one takes it from nobody."""
+    """Two requests resume from one end at once. The first to leave another end must not remove it
+    from the other request."""
     engine = tiny_engine()
     begun = prompt(100, seed=2)
     engine.ask("first", begun + OPENING, 2, message_end=100)
@@ -141,7 +142,7 @@ def test_one_that_another_request_stands_on_stays() -> None:
         longer = begun + prompt(40, seed=ord(name[0]))
         engine.ask(name, longer + OPENING, 30, message_end=140)
     assert engine.hit("left").usable_tokens == 100
-    # Its turn was over, and with it the end that it began from.
+    # Its turn was over, and so was the checkpoint it began from.
     assert engine.hit("right").usable_tokens == 64
     engine.assert_at_rest()
     engine = tiny_engine()
@@ -201,11 +202,11 @@ def test_where_it_is_planned() -> None:
     end = (192, "prompt_end")
     assert planned(None) == [end]
     assert planned(195) == [end, (195, "message_end")]
-    # A page's end inside an answer's opening serves nobody whom the message's end does not.
+    # The end of a page inside an answer's opening is of no more use than the message's end.
     assert planned(188) == [(188, "message_end")]
     assert planned(188, cached=188) == [end]
     assert planned(100) == [(100, "message_end"), end]
-    # On a page's end a repeat of the prompt goes on from there too.
+    # At a page's end a repeat of the prompt resumes there too.
     assert planned(192) == [end]
     assert planned(195, cached=195) == planned(200, cached=195) == []
 
@@ -220,7 +221,7 @@ def test_the_page_is_its_own_and_the_prompt_goes_on_in_the_other() -> None:
     assert copied is not None and copied[0] == allocation.pages[1]
     assert copied[1] not in allocation.pages.tolist()
     tree.check_integrity()
-    # The allocation goes on, and its own page becomes the tree's.
+    # The allocation continues, and its own page becomes the tree's.
     tree.insert(allocation, 128, allocation.working_slots[0], CheckpointKind.TURN_END)
     tree.check_integrity()
     tree.release(allocation)
@@ -236,7 +237,7 @@ def test_the_page_is_its_own_and_the_prompt_goes_on_in_the_other() -> None:
 def test_without_a_page_for_it_nothing_stands_and_nothing_is_evicted() -> None:
     tree = tree_of(slabs=3, pages_per_slab=1, blocks_per_slab=1)
     allocation = take(tree, text(100))
-    # A page each of two slabs, and the state's: none is left for another page.
+    # A page in each of two slabs, and the state's slab: no memory is left for another page.
     assert tree.take_checkpoint_slot(allocation) is None
     slot = allocation.working_slots[0]
     assert tree.insert_midway(allocation, 100, slot, CheckpointKind.MESSAGE_END) is None

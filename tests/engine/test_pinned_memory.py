@@ -1,4 +1,4 @@
-"""Host memory that is pinned piece by piece: no slab in two, bounded, said, let go at its end."""
+"""Host memory pinned in segments: no slab in two segments, bounded, logged, unpinned at its end."""
 
 import gc
 import logging

@@ -1,4 +1,4 @@
-"""Plans go through a pipe to a runner in another process, which draws the same tokens."""
+"""Plans go through a pipe to a runner in another process, and it samples the same tokens."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ SLABS = 18
 
 
 def follow(channel: Connection) -> None:
-    """Run every plan that comes, over memory of which nothing is a number yet."""
+    """Run every received plan, over memory full of NaN."""
     torch.set_num_threads(1)
     parts = tiny_parts(slabs=SLABS)
     parts.arena.bytes.fill_(0xFF)
@@ -88,7 +88,8 @@ def engine() -> Lone:
 
 
 def play(node: Lone) -> dict[str, list[int]]:
-    """Chunks, forks at a page and inside one, marks, stops, an abort, retractions, evictions."""
+    """Run chunks, forks at a page and inside one, marks, stops, an abort, retractions,
+    evictions."""
     first = prompt(150)
     drawn = SamplingParams(max_new_tokens=12, temperature=1.1, seed=7, top_k=30, ignore_eos=True)
     node.post(submit("a", first, 9))
@@ -136,7 +137,7 @@ def test_a_runner_in_another_process_draws_the_same_tokens(
     assert any(plan.left for plan in plans) and any(plan.checkpoints for plan in plans)
     lengths = [plan.rows.lengths for plan in plans]
     assert any((length == 64).any() for length in lengths), "no prompt came in chunks"
-    # While answers go on, the engine plans without a token of the forward in flight.
+    # While answers run, the engine plans without a token of the forward in flight.
     answering = [plan for plan in plans if len(plan.rows) and (plan.rows.flags != 0).all()]
     assert len(answering) > 20
     on_lane = [plan for plan in answering if (plan.rows.flags & RowFlag.TOKENS_ON_LANE).all()]

@@ -34,8 +34,8 @@ class Device:
         self._ends = 0.0
 
     def step(self, of: Any, seconds: float) -> tuple[float, float]:
-        """Wait, plan and launch `of`, land the one before. Return how long it waited, and how long
-        the device had nothing to do."""
+        """Wait, plan and launch `of`, and complete the one before. Return the wait and the idle
+        time of the device."""
         waited = self.times.wait
         self.clock.now += waited + self._planning
         idle = max(0.0, self.clock.now - self._ends) if self._flying else 0.0
@@ -102,7 +102,7 @@ def test_what_copies_cost_between_forwards_moves_no_plan(idle: float) -> None:
 
 
 class Busy:
-    """An engine whose forward lasts `seconds`, and which notes when each message came."""
+    """An engine with forwards of `seconds`. It records the time of each message."""
 
     idle_seconds: float | None = 0.0
 

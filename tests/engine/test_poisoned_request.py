@@ -1,5 +1,5 @@
-"""A request that breaks the forward, or whose logits are no numbers, ends alone, whoever shares its
-batch, with nothing of it in the cache; a first token that is none never reaches the model."""
+"""A request that breaks the forward, or has NaN logits, ends alone whatever shares its batch.
+Nothing of it stays in the cache. An invalid first token never reaches the model."""
 
 import math
 from collections.abc import Callable
@@ -36,7 +36,8 @@ BAD = [t % POISON for t in prompt(300, 9)]
 
 
 def run_among_others(engine: Lone, bad: m.Submit, tokens: int) -> None:
-    """The bad one ends with an error after so many tokens; the others are answered as if alone."""
+    """Assert that the bad request ends with an error after so many tokens, and the others are
+    answered as if alone."""
     first, *later = GOOD
     engine.post(submit(first, GOOD[first], 30))
     engine.post(bad)
@@ -50,8 +51,8 @@ def run_among_others(engine: Lone, bad: m.Submit, tokens: int) -> None:
 
 
 def break_where(engine: Lone, broken: Callable[[Batch], bool]) -> Callable[[], int]:
-    """From now on forwards of such batches raise, half-way: the cache may be half written. Returns
-    how many have."""
+    """Make forwards of such batches raise half-way, when the cache may be half written. Return a
+    counter of raised ones."""
     forward, raised = engine.parts.model.forward, []
 
     def breaking(batch: Batch, *rest: object) -> object:
@@ -70,7 +71,7 @@ def has_poison(batch: Batch) -> bool:
 
 
 def is_long(batch: Batch) -> bool:
-    """Where the poisoned one, the longest, has answered a few tokens."""
+    """Return whether the poisoned request, the longest, has answered a few tokens."""
     return bool((batch.positions > 305).any())
 
 
@@ -118,7 +119,8 @@ def test_a_plan_that_the_runner_refuses_ends_the_loop_and_no_single_request() ->
 
 
 class Sticky(CpuRunner):
-    """From its sixth forward on every call raises, as CUDA does on a context that is poisoned."""
+    """A runner that fails in every call from its sixth forward on, as CUDA does on a poisoned
+    context."""
 
     calls = 0
     at_launch = True
@@ -160,9 +162,9 @@ def test_no_forward_is_tried_on_a_device_that_is_lost(at_launch: bool) -> None:
     reason = died.get(timeout=120)
     assert DeviceLost.__name__ in reason and "restart this node" in reason
     thread.stop()
-    # The one in flight behind the one that failed is the last.
+    # The forward in flight behind the failed one is the last.
     assert runners[0].calls <= (6 if at_launch else 7)
-    # Whose requests end, and how, is the front's: no single one was judged.
+    # The front decides how requests end, because the engine judged no single one.
     assert not [message for message in said if isinstance(message, m.Finished | m.Rejected)]
 
 
@@ -207,7 +209,7 @@ def one_infinite(row: torch.Tensor) -> None:
 
 
 def spoil_from(engine: Lone, position: int, spoil: Spoil = nan_row) -> None:
-    """From now on logits of tokens at or behind the position are spoiled."""
+    """Spoil the logits of tokens at or after the position from now on."""
     forward = engine.parts.model.forward
 
     def spoiling(batch: Batch, *rest: Any) -> torch.Tensor:

@@ -1,5 +1,5 @@
-"""The rest of a prompt is computed while its beginning is loaded, and counts for nothing where that
-is late, wrong or broken."""
+"""The rest of a prompt is computed while its prefix is loaded. It is discarded if the load is late,
+wrong or broken."""
 
 import threading
 import time
@@ -32,7 +32,7 @@ def counted(tiered: TieredEngine) -> BehindCounts:
 
 @pytest.fixture
 def passed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Layers that a forward behind a load was let to."""
+    """Return a list of the layers opened to a forward behind a load."""
     found: list[int] = []
     plain = early_step._Gate.before_layer
 
@@ -45,7 +45,7 @@ def passed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def below_of(**settings: object) -> TieredEngine:
-    """PROMPT was answered, and stands in the host's memory alone."""
+    """Return an engine that has answered PROMPT, with its state only in host memory."""
     tiered = TieredEngine(**settings)  # type: ignore[arg-type]
     tiered.lone.ask("first", PROMPT, 2)
     tiered.empty_arena()
@@ -67,8 +67,8 @@ def end(engine: TieredEngine) -> None:
 
 
 def begun(tiered: TieredEngine, passed: list[int], name: str = "next") -> None:
-    """NEXT is asked for; all but the last piece of its load has landed, and what is computed behind
-    it stands there."""
+    """Ask for NEXT and wait. All but the last segment of its load has arrived, and the forward
+    behind the load waits for that segment."""
     tiered.copies.hold("last_up")
     tiered.lone.post(submit(name, NEXT, 4))
     tiered.lone.step()

@@ -1,4 +1,4 @@
-"""What a prefill engine reports to be left to compute, and how fast it learns that it is."""
+"""A prefill engine's report of its remaining work, and its speed in learning it."""
 
 import pytest
 

@@ -1,5 +1,5 @@
-"""Logprobs of a prompt's own tokens: as a plain forward gives them, however the prompt is cut,
-with nothing of the cache used and nothing left in it."""
+"""Logprobs of a prompt's own tokens equal a plain forward's for every cut of the prompt. They use
+nothing from the cache and leave nothing in it."""
 
 import math
 from dataclasses import replace
@@ -33,7 +33,7 @@ from tests.harness.goldens import (
 
 
 def scores(engine: Lone, name: str) -> PromptScores:
-    """All of a request's, whose pieces follow each other."""
+    """Return all scores of a request and assert that its parts are contiguous."""
     pieces = [piece for piece in engine.all_said(m.PromptScored) if piece.request_id == name]
     ends = [1, *(piece.first + len(piece) for piece in pieces)]
     assert [piece.first for piece in pieces] == ends[:-1]
@@ -74,7 +74,7 @@ def test_scores_equal_a_plain_forward_s_and_the_goldens_last_logits(model: str, 
         torch.testing.assert_close(torch.from_numpy(found.top_logprobs), best, **close)
         named = torch.from_numpy(found.top_tokens).long()
         torch.testing.assert_close(expected.gather(1, named), best, **close)
-        # The rank counts what is as likely: up to what the tolerance leaves open.
+        # The rank counts tokens equally likely within the tolerance.
         ranks = torch.from_numpy(found.ranks)
         margin = 2 * close["atol"]
         assert ((expected > own + margin).sum(dim=-1) < ranks).all()
@@ -250,6 +250,6 @@ def test_a_plan_that_scores_what_its_row_does_not_have_is_refused() -> None:
     [(None, True), (0, True), (MAX_TOP_LOGPROBS, True), (-1, False), (MAX_TOP_LOGPROBS + 1, False)],
 )
 def test_so_many_of_the_likeliest_may_be_asked_for(top: int | None, fits: bool) -> None:
-    # What is asked for is all that it looks at.
+    # It looks only at the requested number.
     intake = Intake(None, None, print)  # type: ignore[arg-type]
     assert (intake.scoring_refusal(prompt(3, 1), top) is None) is fits

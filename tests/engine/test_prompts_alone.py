@@ -1,4 +1,4 @@
-"""Requests of which nothing is drawn: their prompts are computed, kept, and that is all."""
+"""Requests without sampled tokens. Their prompts are computed and cached, nothing more."""
 
 import pytest
 
@@ -11,7 +11,7 @@ NOTHING = SamplingParams(max_new_tokens=0)
 
 
 def computed(engine: Lone, name: str) -> m.Finished:
-    """A request of which nothing was drawn has ended so."""
+    """Assert that a request ended without a sampled token, and return its end."""
     ended = engine.finished(name)
     assert ended.reason is m.FinishReason.LENGTH and ended.usage.completion_tokens == 0
     assert engine.tokens(name) == []

@@ -1,5 +1,5 @@
-"""A request that is not begun in time ends with a typed error, wherever it waits; one that was
-begun never does."""
+"""A request not begun in time ends with a typed error in every queue. One already begun never
+does."""
 
 import math
 from collections.abc import Sequence
@@ -143,7 +143,7 @@ def test_a_room_behind_those_that_hold_all_is_refused_for_its_queue(tmp_path: Pa
 
 
 def test_an_engine_with_nothing_to_do_wakes_for_whoever_is_due(tmp_path: Path) -> None:
-    """No message comes and no forward runs while the last rooms wait."""
+    """No message comes and no forward runs while the last requests wait."""
     parts = few_slots()
     config = engine_config(tmp_path, queue_timeout=0.3, max_batch=2 * ROOMS)
     cache = build_cache(config, parts)
@@ -155,7 +155,7 @@ def test_an_engine_with_nothing_to_do_wakes_for_whoever_is_due(tmp_path: Path) -
     try:
         for asked in rooms():
             thread.post(asked)
-        # Empty where the engine sleeps on.
+        # Empty while the engine still sleeps.
         while not (
             refused := [
                 e for e in said.get(timeout=HANG_SECONDS) if isinstance(e, m.PrefillRefused)

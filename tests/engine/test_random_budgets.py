@@ -23,7 +23,7 @@ LETTERS = 127
 
 
 def some_sampling(rng: Random) -> SamplingParams:
-    """A budget from none to more than the answer has, beside any other rule of draws."""
+    """Return a budget from zero to more than the answer has, with any other sampling settings."""
     tag = rng.randrange(LETTERS)
     closing = (*rng.choices(range(LETTERS), k=rng.randrange(3)), tag, *rng.choices([10], k=2))
     opening = rng.choice([None, None, rng.randrange(LETTERS)])
@@ -57,7 +57,7 @@ def some_sampling(rng: Random) -> SamplingParams:
 
 
 def assert_kept(answer: list[int], sampling: SamplingParams) -> None:
-    """The thought has at most as many tokens as it may, and is closed behind so many."""
+    """Assert that the thought has at most its allowed tokens and is closed after them."""
     budget = sampling.thinking
     assert budget is not None
     thought = answer

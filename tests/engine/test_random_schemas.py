@@ -1,6 +1,6 @@
-"""Random bounded schemas: every answer that ends by a stop is valid by its schema, every other one
-is the beginning of a valid one, and nearly all end. `make test` draws a few, `make test-slow`
-500, `TASUKI_SCHEMAS=5000 pytest -m slow tests/engine/test_random_schemas.py` 5,000."""
+"""Random bounded schemas. Every answer that ends by a stop is valid by its schema. Every other one
+is a prefix of a valid answer, and nearly all end. `make test` tries a few, `make test-slow` 500,
+`TASUKI_SCHEMAS=5000 pytest -m slow tests/engine/test_random_schemas.py` 5,000."""
 
 import json
 import os
@@ -21,7 +21,8 @@ Rng = np.random.Generator
 
 
 def random_schema(rng: Rng, depth: int = 2) -> dict[str, Any]:
-    """Whose values all end: a number's digits, which no keyword counts, are left out."""
+    """Return a random schema with values that all end. Unbounded numbers are left out, because no
+    keyword limits their digits."""
     kinds = ["string", "integer", "boolean", "null", "enum", "const", "pattern"]
     kinds += ["number", "format"]
     kinds += ["object", "array", "anyOf", "tuple", "map", "oneOf", "allOf", "$ref"] * bool(depth)
@@ -88,7 +89,7 @@ def random_schema(rng: Rng, depth: int = 2) -> dict[str, Any]:
 
 
 def assert_answers_follow(schemas: list[dict[str, Any]], seed: int) -> int:
-    """How many ended."""
+    """Assert that answers follow their schemas; return the number of ended ones."""
     engine, ended = tiny_engine(arena_mib=24.0), 0
     sources = [json.dumps(schema) for schema in schemas]
     for first in range(0, len(schemas), AT_ONCE):

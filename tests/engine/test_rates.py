@@ -1,4 +1,4 @@
-"""What measured rates decide, and how they are learnt."""
+"""Decisions by measured rates, and the learning of these rates."""
 
 import random
 
@@ -39,8 +39,8 @@ def test_a_pull_of_which_one_rate_is_known_is_decided_by_the_constants() -> None
 
 
 def test_the_threshold_follows_the_rates() -> None:
-    """Here 10 ms + 1 ms a token, there 50 ms + 0.1 ms: equal at 44 tokens, and at more over a slow
-    link."""
+    """This node takes 10 ms + 1 ms a token, the other 50 ms + 0.1 ms: equal at 44 tokens, and at
+    more over a slow link."""
     assert choose_prefill_place(FAST_LINK, 44, 1000, at_most=128).choice is Choice.HERE
     assert choose_prefill_place(FAST_LINK, 45, 1000, at_most=128).choice is Choice.THERE
     slow = Rates(FAST_LINK.here, FAST_LINK.there, Line(0.0, 1e-6), None)
@@ -71,7 +71,8 @@ def test_a_pull_pays_where_the_link_is_faster_than_the_forward() -> None:
 
 
 def test_what_a_busy_node_makes_prompts_wait_is_no_reason_to_pull() -> None:
-    """A prompt takes 4 ms a token from its turn to its first token, of which 0.03 are computing."""
+    """A prompt takes 4 ms a token from its turn to its first token, but only 0.03 of them to
+    compute."""
     busy = Rates(here=Line(0.0, 4e-3), pulled=Line(0.5, 1e-9), forwarded=Line(0.01, 3e-5))
     assert should_pull(busy, 150, 10**6, at_least=1).choice is Choice.THERE
     assert should_pull(busy, 50_000, 10**6, at_least=1).choice is Choice.PULLED

@@ -1,5 +1,5 @@
-"""A remote store below host memory: nodes find what others put there, and a store that fails, lies
-or hangs changes no token. The store is a real S3 server."""
+"""A remote store below host memory. Nodes find entries written by others. A store that fails,
+returns wrong bytes or hangs changes no token. The store is a real S3 server."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -53,13 +53,13 @@ PROMPT = prompt(600, seed=1)
 NEXT = PROMPT + alone(PROMPT, 2) + prompt(40, seed=2)
 EXPECTED = alone(NEXT, 4)
 KEPT = 601
-"""Tokens of NEXT behind which PROMPT's answer left a state."""
+"""Tokens of NEXT before the state left by PROMPT's answer."""
 SLABS = 400
 
 
 @pytest.fixture(autouse=True)
 def near_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So few tokens would be computed rather than fetched."""
+    """Make fetches cheap, because so few tokens would otherwise be computed."""
     monkeypatch.setattr("tasuki.engine.assembly.parts.REMOTE_LINK", CPU_LINK)
     monkeypatch.setattr("tasuki.engine.assembly.parts.DISK_LINK", CPU_LINK)
 
@@ -76,7 +76,7 @@ class TestGoldensOfAnotherNode(RemoteGoldens):
 
 class RemoteEngine(TieredEngine):
     def __init__(self, bucket: Bucket, folder: Path | None = None) -> None:
-        """folder: of a disk above the store."""
+        """Start a node over the bucket. folder: folder of a disk above the store."""
         self.bucket = bucket
 
         def remote(clock: ManualClock) -> RemoteMemory:
@@ -113,7 +113,7 @@ def node(bucket: Bucket, folder: Path | None = None) -> Iterator[RemoteEngine]:
 
 @pytest.fixture
 def folder(request: pytest.FixtureRequest) -> str:
-    """Of one test in the bucket."""
+    """Return a test's own folder in the bucket."""
     return f"{request.node.name.translate(str.maketrans('[]', '--'))}-{id(request)}"
 
 
@@ -124,7 +124,7 @@ def bucket(store: S3Server, folder: str) -> Bucket:
 
 @pytest.fixture
 def written(bucket: Bucket) -> Bucket:
-    """A node answered PROMPT, put what it kept there, and is gone."""
+    """Run a node that answers PROMPT, writes its states to the bucket and ends."""
     with node(bucket) as first:
         first.lone.ask("first", PROMPT, 2)
         first.lone.run()
@@ -237,7 +237,7 @@ def test_a_store_that_hangs_holds_up_nobody(written: Bucket, store: S3Server, fo
         TcpProxy(store.address) as proxy,
         node(store.bucket(folder, address=proxy.address)) as second,
     ):
-        # A lookup that is not answered.
+        # This lookup gets no answer.
         proxy.black_hole()
         second.lone.post(submit("next", NEXT, 4))
         second.lone.step()
@@ -267,7 +267,7 @@ def test_a_load_that_hangs_is_late(written: Bucket, store: S3Server, folder: str
         second.step_until(lambda: second.is_over("next"))
         assert second.lone.tokens("next") == EXPECTED
         loads = second.remote.loads
-        # Nothing but chance says whether it had landed before the hole.
+        # Chance decides if it had arrived before the partition.
         assert loads["late"] + loads["broken"] + loads["done"] == 1
         proxy.heal()
 
@@ -323,7 +323,7 @@ def test_a_lookup_before_a_flush_brings_nothing_after_it(written: Bucket) -> Non
         until(lambda: lookups._any_found.is_set(), "the store did not answer")
         if flushes:
             objects.flushed()
-            # Until the store has noted that.
+            # Until the store has recorded the empty result.
             assert lookups.begin(b"", tokens, 0) is NO_LOOKUP
         found.extend(lookups.advance())
         assert lookup.is_over
@@ -359,7 +359,7 @@ def test_a_store_that_says_nonsense_ends_no_thread(
 
 
 def put_large(bucket: Bucket) -> int:
-    """Bytes that are one too few for it."""
+    """Put an object and return a byte limit one below its size."""
     bucket.put(f"kv/{'0' * 32}-large", bytes(1000))
     return 999
 
@@ -506,7 +506,7 @@ def test_a_prompt_finds_its_longest_beginning_by_names_alone() -> None:
         assert keys.matching(names, length - 1) == names[-1]
     assert keys.matching(names[:3], 0) == names[2]
     assert keys.matching(names, 4999) is None
-    # The whole prompt is no beginning of it: its last token is always computed.
+    # The whole prompt cannot be used as its prefix: its last token is always computed.
     assert keys.matching([name_of(b"s", whole)], 0) is None
     other = whole.copy()
     other[250] += 1

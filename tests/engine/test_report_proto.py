@@ -110,7 +110,7 @@ def test_every_end_has_a_number(reason: m.FinishReason) -> None:
 
 
 def test_a_tickets_sampling_comes_back_exactly() -> None:
-    # A client's protocol rounds temperatures to 32 bits; a ticket's must not.
+    # A client's protocol rounds temperatures to 32 bits; a transfer request must not.
     sampling = SamplingParams(
         *(9, 0.7, 40, 0.9, 2**40, (3, 5), True),
         min_p=0.1,

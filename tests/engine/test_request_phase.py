@@ -1,4 +1,4 @@
-"""Every phase of a request is counted by every consumer, and under the name that it always had."""
+"""Every phase of a request is counted by every consumer, always under the same name."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ GAUGES = {
 
 
 def counted_as(phase: RequestPhase) -> dict[str, tuple[float, float]]:
-    """(running, waiting) of one request in `phase`, by who counts."""
+    """Return (running, waiting) of one request in `phase`, by consumer."""
     report = replace(REPORT, stats=replace(REPORT.stats, requests={phase: 1}))
     seen = {}
     for dialect, (running, waiting) in GAUGES.items():

@@ -1,5 +1,5 @@
-"""Rows kept as columns beside their twin, a plain list of requests: random joins, chunks, forwards,
-ends and retractions, after each of which both say the same; and the plans that follow from both."""
+"""Rows kept as columns, compared with their reference, a plain list of requests. After each random
+join, chunk, forward, end or retraction both are equal, and so are the plans made from them."""
 
 import random
 from dataclasses import dataclass, field
@@ -60,7 +60,7 @@ class Twin:
 
 @dataclass
 class Row:
-    """What a forward computes of one of them."""
+    """One request's row of a forward."""
 
     twin: Twin
     start: int
@@ -132,7 +132,7 @@ class Both:
             self.running.discard(twin.request)
 
     def forward(self) -> None:
-        """Schedule one, compare its plan, and land the one before."""
+        """Schedule a forward, compare its plan, and complete the one before."""
         for twin in self.twins:
             if twin.due and twin.scheduled + 1 > twin.allocation.capacity_tokens:
                 twin.allocation.pages = np.append(twin.allocation.pages, np.int32(self.seen))
@@ -208,7 +208,7 @@ class Both:
                 self.end(twin)
 
     def compare_plan(self, forward: ScheduledForward, rows: list[Row]) -> None:
-        """With what a list of rows gives, one by one."""
+        """Compare the plan with one made row by row from a list."""
         left, joined, pages, numbers, tokens = [], [], [], [], []
         for row in rows:
             twin, allocation, lane = row.twin, row.allocation, row.twin.lane
@@ -325,7 +325,7 @@ def test_tokens_that_may_end_an_answer_are_those_of_all_who_run() -> None:
 
 
 def test_a_length_that_no_column_holds_leaves_no_request_behind() -> None:
-    """Such a request came from a peer, was held half, and could not be discarded."""
+    """Such a request once came from a peer, was half stored, and could not be removed."""
     progress = ProgressTable(LANES)
     running = RunningRequests(progress)
     sampling = SamplingParams(max_new_tokens=2**31)

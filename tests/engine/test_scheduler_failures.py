@@ -1,5 +1,5 @@
 """Failure modes of schedulers over a hybrid cache, one case each, on a whole engine: blocked
-requests that cost, retraction that thrashes, pools that starve."""
+requests with a cost, thrashing retraction, starving pools."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ CALLS = (
 
 @contextmanager
 def counted(patch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
-    """Calls of the cache, by name."""
+    """Count calls of the cache by name."""
     calls: Counter[str] = Counter()
 
     def wrap(name: str) -> None:
@@ -57,7 +57,7 @@ def counted(patch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
 
 
 def retractions(patch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """Fills with (request, tokens it had) as they happen."""
+    """Return a list of (request, its tokens) for each retraction."""
     seen: list[tuple[str, int]] = []
     plain = Scheduler._retract
 
@@ -87,7 +87,7 @@ def test_a_blocked_request_asks_the_cache_nothing_until_room_may_have_come(
                 engine.step()
                 if version == engine.engine._cache.room_version:
                     told.append(Counter(calls))
-        return told[1:]  # the first of them is asked, and refused, once
+        return told[1:]  # the first one is asked and rejected once
 
     alone, with_waiters = calls_of_a_step(0), calls_of_a_step(waiters)
     assert len(with_waiters) > 40
@@ -99,7 +99,8 @@ def test_a_blocked_request_asks_the_cache_nothing_until_room_may_have_come(
 def test_pages_are_asked_for_when_a_token_has_no_room_and_not_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """64 tokens and room for as many more; then for 193, in four pages; then for all 263."""
+    """64 tokens have space for as many more; then it grows for 193, in four pages; then for all
+    263."""
     engine = tiny_engine()
     with counted(monkeypatch) as calls:
         assert len(engine.ask("r", prompt(64), 200)) == 200
@@ -129,7 +130,7 @@ def test_every_retraction_is_followed_by_progress(
     requests: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = retractions(monkeypatch)
-    # Who waits on a busy machine is not to be sent away.
+    # On a busy machine a waiting request must not be rejected.
     engine = tiny_engine(slabs=14, prefill_chunk_tokens=64, queue_timeout=3600.0)
     names = [f"r{number}" for number in range(requests)]
     for number, name in enumerate(names):
@@ -145,7 +146,7 @@ def test_every_retraction_is_followed_by_progress(
     assert all(len(engine.tokens(name)) == 260 for name in names)
     assert seen, "all fitted: the arena is too large for this test"
     assert len(set(progress)) == len(progress), "two rounds of retraction without a token between"
-    # Whoever gave way comes back only when somebody finished.
+    # A retracted request returns only after another one has finished.
     assert max(Counter(name for name, _ in seen).values()) < requests
     engine.assert_at_rest()
 
@@ -171,8 +172,8 @@ def test_a_turn_that_resumes_inside_a_page_progresses_with_the_smallest_chunks()
 
 
 def test_a_full_pool_of_either_kind_starves_neither() -> None:
-    """Short prompts fill the arena with states, long ones with pages: each then still keeps what it
-    just computed."""
+    """Short prompts fill the arena with states, long ones with pages. Each still keeps its latest
+    result."""
     engine = tiny_engine(slabs=12)
     room = engine.engine.max_request_tokens
     for turn in range(4):
@@ -188,7 +189,7 @@ def test_a_full_pool_of_either_kind_starves_neither() -> None:
 
 
 class Planned:
-    """A scheduler over a cache of its own, whose forwards land when the test says so."""
+    """A scheduler over its own cache; its forwards complete when the test says so."""
 
     def __init__(self, slots: int = 2, **changes: int) -> None:
         self.cache = HybridPrefixCache(tiny_parts().arena)
@@ -218,7 +219,8 @@ class Planned:
         return True
 
     def spans(self) -> list[tuple[str, int, int, int]]:
-        """Of the next forward: request, first token, end, tokens drawn."""
+        """Return (request, first token, end, tokens sampled) for each sequence of the next
+        forward."""
         work = self.scheduler.schedule(0)
         items = [*work.answers.sequences(), *work.prompts]
         return [(item.request.id, item.start, item.stop, item.num_sampled) for item in items]
@@ -315,7 +317,7 @@ def test_a_refusal_holds_until_what_it_depends_on_has_changed() -> None:
 
 
 def answering(planned: Planned, names: int, length: int = 70) -> list[Request]:
-    """So many requests whose prompts were computed elsewhere."""
+    """Add decoding requests with prompts computed elsewhere."""
     requests = [planned.request(length, seed, answer=50) for seed in range(names)]
     for request in requests:
         planned.begin(request)

@@ -1,4 +1,5 @@
-"""Settings that cannot work are refused by the name of what to mend, before anything is loaded."""
+"""Unusable settings are rejected by name before anything is loaded; the error says how to fix
+them."""
 
 from math import inf, nan
 from typing import Any
@@ -53,7 +54,7 @@ def test_settings_that_cannot_work_are_named(settings: dict[str, Any], named: st
 
 
 def test_settings_are_given_by_name() -> None:
-    """Else a new one takes the place of another in calls that stand."""
+    """By position, a new setting would take the place of another in existing calls."""
     with pytest.raises(TypeError, match="positional"):
         EngineConfig("", "float32")  # type: ignore[misc]
 

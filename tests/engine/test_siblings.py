@@ -1,5 +1,5 @@
-"""Requests over one long prefix compute it once; what was computed is kept though nobody read it to
-its end."""
+"""Requests with one long prefix compute it once. The computed part is kept even if no request reads
+it to its end."""
 
 from pathlib import Path
 from typing import cast
@@ -40,7 +40,7 @@ def test_eight_at_once_compute_what_they_share_once(own: int, forwarded: list[in
     engine = tiny_engine(arena_mib=16)
     asked = siblings(8, own)
     engine.ask_all(asked, 2)
-    # The prefix, their own, one of each answer, and what of the prefix lies behind its last page.
+    # The prefix, their own tokens, one of each answer, and the prefix's partial page.
     assert sum(forwarded) == 2000 + 8 * (own + 1) + 7 * (2000 % 64)
     assert_answered_as_alone(engine, asked, 2)
     engine.assert_at_rest()
@@ -102,7 +102,7 @@ def test_a_leader_is_over_once_the_state_is_computed_or_its_prompt_is_begun_anew
 def test_waiting_pays_for_two_pages_that_the_leader_will_have_computed_first(
     position: int, usable: int, worth_it: bool
 ) -> None:
-    """usable: of the one who waits; the leader has computed 64."""
+    """usable: tokens of the waiting request; the leader has computed 64."""
     leads = computing(PREFIX, 64, "leads")
     assert isinstance(leads.state, Prefilling)
     assert pays(Leader(leads, leads.state.allocation, position), usable) is worth_it
@@ -118,13 +118,13 @@ def test_of_one_prompt_so_many_states_are_kept_and_no_more(planned: int, leads: 
     assert len(state.checkpoints) == planned
     follower = Request(m.RequestId("f"), np.asarray(PREFIX[:1500], np.int32), SamplingParams())
     assert (leader_of(follower, [other]) is not None) is leads
-    # Where a state is to be kept already, it takes no slot more.
+    # If a state is already to be kept there, it takes no more slots.
     follower.prompt = follower.prompt[:100]
     assert leader_of(follower, [other]) is not None
 
 
 def computing(tokens: list[int], scheduled: int, name: str) -> Request:
-    """A request whose forwards have come so far."""
+    """Return a prefilling request with this many tokens scheduled."""
     made = Request(m.RequestId(name), np.asarray(tokens, dtype=np.int32), SamplingParams())
     progress = ProgressTable(1).begin((0,), scheduled)
     made.move(Prefilling(cast(Allocation, object()), progress))
@@ -137,7 +137,7 @@ def test_the_first_of_those_who_will_have_most_leads() -> None:
     first, second = (computing(PREFIX[:1500], 0, name) for name in ("first", "second"))
     found = leader_of(follower, [short, first, second])
     assert found is not None and (found.request, found.position) == (first, 1472)
-    # Behind what forwards have reached no state can be kept any more.
+    # No state can be kept before the position that forwards have reached.
     past = computing(PREFIX[:1500], 1472, "past")
     assert leader_of(follower, [past]) is None
     assert leader_of(follower, [computing(prompt(900, seed=9), 0, "other")]) is None
@@ -207,7 +207,8 @@ def test_a_cancelled_prompt_is_computed_from_where_it_was(
 
 
 def test_an_answer_that_its_client_stopped_is_what_the_next_turn_goes_on_from() -> None:
-    """As a stop string ends it: the front sees the text, the engine an abort."""
+    """A stop string ends an answer in this way: the front sees the text, and the engine gets an
+    abort."""
     engine = tiny_engine()
     begin = prompt(300)
     engine.post(submit("turn", begin, 500))

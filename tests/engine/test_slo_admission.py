@@ -1,6 +1,6 @@
-"""What a busy engine promises it keeps: who would be late is refused when it comes, nobody who was
-begun is sent away, and more targets are kept than without. In virtual time: seconds are those of a
-device that costs so much a row and a prompt token."""
+"""A busy engine keeps its promises. A request that would be late is rejected on arrival, and one
+already begun is never dropped. More targets are kept than without. Time is virtual: seconds of a
+device with fixed costs per row and prompt token."""
 
 import random
 from dataclasses import dataclass, field, replace
@@ -26,8 +26,8 @@ from tests.harness.engines import Lone
 from tests.harness.waiting import ManualClock
 
 
-# An engine on a device that computes nothing, in a time of its own: what a step takes is a
-# function of its rows and its prompt tokens, and the clock of its queue moves by that.
+# An engine on a simulated device in virtual time. A step's time is a function of its rows and its
+# prompt tokens, and the queue's clock advances by it.
 @dataclass(frozen=True)
 class SpentOnClock(StepCost):
     """No forward takes any real time."""
@@ -52,8 +52,8 @@ class VirtualRunner(FreeRunner):
 
 
 class VirtualEngine(Lone):
-    """first_tokens: when each came; refused: what was refused before another step; later: what was
-    rejected behind one."""
+    """An engine in virtual time. first_tokens: the time of each. refused: rejected before another
+    step. later: rejected after a step."""
 
     def __init__(self, cost: SpentOnClock, slabs: int = 600, **settings: object) -> None:
         self.clock = cost.clock
@@ -85,7 +85,7 @@ class VirtualEngine(Lone):
         return worked
 
     def wait(self, seconds: float) -> None:
-        """Step, and let time pass while there is nothing to do."""
+        """Step, and advance the clock while there is no work."""
         until = self.clock.now + seconds
         while self.clock.now < until:
             if not self.step():
@@ -112,7 +112,7 @@ def engine(**settings: object) -> VirtualEngine:
 
 
 def sessions(count: int, gap: float, seed: int = 3) -> list[Asked]:
-    """Half of them with a target, prompts from short to long, in no order."""
+    """Return requests, half of them with a target, prompts from short to long, in no order."""
     draw = random.Random(seed)
     return [
         Asked(
@@ -139,7 +139,7 @@ def submit_of(asked: Asked, targets: m.Targets) -> m.Submit:
 
 
 def play(node: VirtualEngine, trace: list[Asked], *, say_targets: bool) -> dict[str, float]:
-    """Ask each at its time; seconds to the first token of those that were taken."""
+    """Send each request at its time. Return the accepted ones' seconds to the first token."""
     begun = node.clock.now
     asked_at = {}
     for asked in trace:
@@ -152,7 +152,7 @@ def play(node: VirtualEngine, trace: list[Asked], *, say_targets: bool) -> dict[
 
 
 def warmed(**settings: object) -> VirtualEngine:
-    """That knows its speed."""
+    """Return an engine with known speed."""
     node = engine(**settings)
     play(node, [Asked(f"warm{n}", n * 0.05, 500, 8) for n in range(200)], say_targets=False)
     node.said.clear()
@@ -161,7 +161,7 @@ def warmed(**settings: object) -> VirtualEngine:
 
 
 def kept(trace: list[Asked], taken: dict[str, float]) -> float:
-    """Share of the targets that were kept; who was refused kept none."""
+    """Return the share of targets met; a rejected request met none."""
     wanted = [asked for asked in trace if asked.wanted is not None]
     return sum(taken.get(asked.name, np.inf) <= WANTED for asked in wanted) / len(wanted)
 
@@ -236,7 +236,7 @@ def test_with_a_limit_a_step_takes_no_longer_than_that() -> None:
 
 @pytest.mark.parametrize("limit", [0.02, None])
 def test_a_long_prompt_stops_no_answer_for_longer_than_the_limit(limit: float | None) -> None:
-    """Chunks of 1024 take twice as long as that."""
+    """Chunks of 1024 take twice the limit."""
     node = engine(max_batch=16, max_itl_ms=None if limit is None else 1000 * limit)
     answers = [f"s{number}" for number in range(8)]
     for name in answers:
@@ -290,8 +290,8 @@ ABSURD = (1e-300, 1e-9, 1e-3, 59.0, 1e6, 1e308)
 
 
 def waits(mine: list[m.Targets]) -> tuple[float, float]:
-    """Mean seconds to the first token of a caller that asks for such targets, and of its
-    neighbour, on a busy engine. Who was refused waited for ever."""
+    """Return the mean seconds to the first token on a busy engine: of a caller with such targets,
+    and of its neighbour. A rejected request counts as waiting for ever."""
     node = warmed(max_batch=8, queue_timeout=60.0)
     asked: dict[str, float] = {}
     for number, targets in enumerate(mine):

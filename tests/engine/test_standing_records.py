@@ -13,7 +13,7 @@ SLABS = 8
 PER_SLAB = LAYOUT.pages_per_slab
 STRIDE = LAYOUT.blocks_per_slab
 SLOT = 5
-"""The slab of the state that every test keeps."""
+"""The slab of the state kept by every test."""
 
 
 def ids(values: Sequence[int]) -> bytes:
@@ -21,7 +21,7 @@ def ids(values: Sequence[int]) -> bytes:
 
 
 def kept(pages: Sequence[int], slot: int) -> Kept:
-    """Return the record of a whole prompt on these pages with its state in that slot."""
+    """Return the record of a whole prompt on these pages, with its state in slot `slot`."""
     tokens = ids(range(len(pages) * PAGE_TOKENS))
     digests = bytes(len(pages) * DIGEST_BYTES)
     return Kept(b"", 0, None, tokens, "end", ids(pages), digests, slot, bytes(DIGEST_BYTES))

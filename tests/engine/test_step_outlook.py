@@ -1,4 +1,4 @@
-"""What a step is expected to take: by what steps took, and never less for more rows."""
+"""The expected time of a step: from earlier steps, and never less for more rows."""
 
 import random
 from itertools import pairwise
@@ -13,7 +13,7 @@ STEPS = st.lists(st.tuples(st.integers(1, 300), st.floats(1e-5, 10)), min_size=1
 
 
 def settled(seats: Seats, base: float, row: float, waiting: int = 10_000) -> list[int]:
-    """Rows of each step while so many want a seat and some leave."""
+    """Return the rows of each step while `waiting` requests want to run and some leave."""
     draw, rows, seen = random.Random(1), 0, []
     for _ in range(400):
         rows += min(waiting, max(0, seats.count - rows))

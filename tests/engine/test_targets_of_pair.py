@@ -1,5 +1,5 @@
-"""On a pair: what no prefill node can begin in time is refused at once, and a prompt's time goes
-with it to the prefill node."""
+"""On a pair, a prompt is rejected at once if no prefill node can begin it in time. Its deadline is
+sent with it to the prefill node."""
 
 import math
 from pathlib import Path
@@ -23,7 +23,7 @@ from tests.harness.engines import prompt, submit
 
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> DecodeNode:
-    """It knows its speed: thousands of tokens a second, however slow the machine is."""
+    """Return a node with a known speed of thousands of tokens a second, on any machine."""
     monkeypatch.setattr(admission, "_WINDOW_SECONDS", 1e-9)
     node = DecodeNode(tmp_path, max_batch=4)
     node.post(submit("before", prompt(40), 2))
@@ -91,7 +91,7 @@ def test_others_wait_falls_with_the_time_and_what_is_no_time_is_not_kept() -> No
 
 
 def sent(node: DecodeNode, name: str) -> pb.Reserve:
-    """What the prefill node gets of a prompt."""
+    """Return the prompt's message to the prefill node."""
     wanted = next(w for w in node.all_said(m.HandoverWanted) if w.request_id == name)
     return wire.reserve(wanted, "").reserve
 

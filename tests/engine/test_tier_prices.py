@@ -1,4 +1,4 @@
-"""What is loaded and what is computed again, by the assumed rates of each device."""
+"""Loading or recomputing, by the assumed rates of each device."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def price(model: ModelConfig, link: t.Link) -> t.TierPrices:
 
 @pytest.mark.parametrize("links", [ON_CPU, ON_GPU])
 def test_all_tiers_of_a_node_are_priced_in_one_unit(links: list[t.Link]) -> None:
-    """A load of two of them, or behind another's, is the sum of both."""
+    """Equal units allow sums: a load of two tiers, or one after another, costs both."""
     model = published_or_folder("9b")
     assert len({price(model, link).seconds for link in links}) == 1
     # The further down, the dearer.

@@ -1,5 +1,5 @@
-"""Threads of a store's reads and writes, which several copiers share, and the order in which tiers
-end."""
+"""Threads of a store's reads and writes, shared by several copiers, and the order of the tiers'
+ends."""
 
 import threading
 from collections.abc import Callable
@@ -63,7 +63,7 @@ def test_a_call_within_a_bound_raises_what_it_raised() -> None:
 
 
 class Ending:
-    """A copier, or what a tier lies on, that says when it is closed."""
+    """A copier, or a tier's storage, that records its close."""
 
     def __init__(self, name: str, said: list[str], is_stuck: bool = False) -> None:
         self._name, self._said, self._is_stuck = name, said, is_stuck

@@ -1,5 +1,5 @@
-"""Answers of a node whose arena is so small that turns are loaded: every golden, and conversations
-beside each other, as on a node without tiers."""
+"""Answers of a node with so small an arena that turns are loaded. Every golden, and simultaneous
+conversations, equal those of a node without tiers."""
 
 import numpy as np
 import pytest
@@ -17,8 +17,8 @@ class TestGoldensFromBelow(TieredGoldens):
 
 
 def conversations(seed: int) -> list[tuple[str, list[int], bytes, int]]:
-    """TURNS of twelve conversations in turns, some of which begin alike: name, prompt, salt, tokens
-    to be answered. Each goes on behind what it had."""
+    """Return TURNS turns of twelve conversations, some with a shared prefix: name, prompt, salt,
+    tokens to answer. Each turn extends its conversation."""
     random = np.random.default_rng(seed)
     shared = [random.integers(0, 128, 200).tolist() for _ in range(3)]
     logs = [list(shared[number % 3]) for number in range(12)]
@@ -34,7 +34,7 @@ def conversations(seed: int) -> list[tuple[str, list[int], bytes, int]]:
 
 
 def play(engine: Lone, asked: list[tuple[str, list[int], bytes, int]]) -> None:
-    """Four at a time, of which some are aborted on their way."""
+    """Run four requests at a time; some are aborted."""
     for first in range(0, len(asked), 4):
         for name, tokens, salt, count in asked[first : first + 4]:
             engine.post(submit(name, tokens, count, salt=salt))
@@ -45,7 +45,7 @@ def play(engine: Lone, asked: list[tuple[str, list[int], bytes, int]]) -> None:
 
 
 def compare(one: Lone, other: Lone, names: list[str]) -> None:
-    """Tokens and how likely each was: of what both answered whole."""
+    """Compare the tokens and their likelihoods of all answers complete in both engines."""
     said = [
         {
             name: [item for item in engine.all_said(m.TokenOut) if item.request_id == name]
@@ -66,7 +66,7 @@ ASKED = conversations(seed=7)
 
 @pytest.fixture(scope="module")
 def plain() -> Lone:
-    """What a node without tiers answers."""
+    """Return the answers of a node without tiers."""
     engine = tiny_engine(slabs=600)
     play(engine, ASKED)
     return engine
@@ -90,7 +90,7 @@ def test_mixed_turns_are_answered_as_without_a_tier(faulty: bool, plain: Lone) -
             hit = end.usage.hit
             assert hit is None or hit.usable_tokens + sum(hit.causes.values()) == hit.prompt_tokens
     report = tiered.report
-    # Faulty or not, most turns' beginnings had left the arena.
+    # With and without faults, most turns' prefixes had left the arena.
     assert report.loads["done"] > TURNS // 8
     if faulty:
         assert report.loads["mismatch"] > 0 and report.loads["broken"] > 0

@@ -1,4 +1,5 @@
-"""A prompt whose first token would come behind its target is refused at once, and no other is."""
+"""A prompt is rejected at once if its first token would come after its target, and no other prompt
+is."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -121,12 +122,13 @@ def test_who_is_refused_may_ask_again_once_what_is_too_much_is_over() -> None:
 
 
 NOW = 1e-9
-"""Seconds in which no first token comes."""
+"""Seconds too short for any first token."""
 
 
 @pytest.fixture
 def lone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Lone:
-    """An engine that expects as much as it has just done, while one request runs and one waits."""
+    """Return an engine with an estimate from its latest work, with one request running and one
+    waiting."""
     monkeypatch.setattr(admission, "_WINDOW_SECONDS", 1e-9)
     lone = Lone(engine_config(tmp_path, max_batch=1), Role.FUSED, tiny_parts())
     lone.ask("before", prompt(40), 2)

@@ -1,4 +1,4 @@
-"""What the end of an answer tells the cache: a tool call, the end of a turn, or nothing."""
+"""The hint to the cache at the end of an answer: a tool call, the end of a turn, or none."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_only_an_answer_that_ended_by_itself_tells(
 def test_the_engine_tells_the_cache_of_a_tool_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same answer, once with a vocabulary in which its first token opens a tool call."""
+    """The answer is the same, once with a vocabulary in which its first token opens a tool call."""
     told: list[str] = []
     insert = HybridPrefixCache.insert
 

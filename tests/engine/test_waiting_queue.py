@@ -1,4 +1,5 @@
-"""Who is begun next: of callers whoever holds least, of a caller the most urgent request."""
+"""The next request to begin: of callers the one that holds least, of its requests the most
+urgent."""
 
 import math
 from typing import cast
@@ -81,7 +82,7 @@ def test_who_leaves_is_nowhere() -> None:
 
 
 def started(engine: Lone) -> list[str]:
-    """Requests in the order of their first tokens."""
+    """Return requests in the order of their first tokens."""
     return [token.request_id for token in engine.all_said(m.TokenOut) if token.index == 0]
 
 
@@ -151,8 +152,8 @@ def test_the_lowest_priority_number_is_begun_first_and_gives_way_last() -> None:
 
 
 def test_a_priority_takes_nothing_from_another_caller() -> None:
-    """Memory is short as answers grow; who gives way is the same however urgent a caller calls its
-    requests."""
+    """Memory runs short as answers grow. The retracted request is the same whatever priority a
+    caller gives its requests."""
 
     def who_gives_way(priority: int) -> list[str]:
         engine = tiny_engine(slabs=12)
@@ -207,7 +208,7 @@ def test_a_large_prompt_without_room_stops_nobody_behind_it() -> None:
 
 
 def led(runs: Request, position: int) -> Leader:
-    """As far as others wait for a request that runs."""
+    """Return a running request as a leader that others wait for."""
     return Leader(runs, cast(Allocation, None), position)
 
 

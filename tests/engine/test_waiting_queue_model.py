@@ -1,4 +1,4 @@
-"""The queue's lines beside a list that is sorted anew each time."""
+"""The queue's lines compared with a list sorted anew each time."""
 
 import math
 
@@ -26,7 +26,8 @@ LIMIT = 60.0
 
 
 class Naive:
-    """number: of the arrival. first_due is none once the time has passed while it waited."""
+    """A queue as a plain list. number: arrival number. first_due: infinite once this time passed
+    during the wait."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -44,7 +45,7 @@ class Naive:
         )
 
     def pass_time(self) -> set[Request]:
-        """Who has waited too long."""
+        """Remove and return the requests past their deadline."""
         over = {w["request"] for w in self.waiting if w["due"] <= self.now}
         self.waiting = [w for w in self.waiting if w["request"] not in over]
         for waiting in self.waiting:

@@ -1,4 +1,4 @@
-"""A disk outlives its node: what it kept stands again, whole and for whoever it was kept, or not at
+"""A disk outlives its node. Its entries are found again, whole and under the same salt, or not at
 all."""
 
 import errno
@@ -46,7 +46,7 @@ NEXT = [each + alone(each, 2) + prompt(30, seed=9) for each in PROMPTS]
 
 @pytest.fixture(autouse=True)
 def near_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So few tokens would be computed rather than read."""
+    """Make reads cheap, because so few tokens would otherwise be computed."""
     monkeypatch.setattr(
         "tasuki.engine.assembly.parts.DISK_LINK", replace(CPU_LINK, fixed_seconds=0.0)
     )
@@ -63,7 +63,7 @@ class KeepingEngine(TieredEngine):
         super().close()
 
     def begins_with(self) -> list[int]:
-        """Of each of NEXT, tokens that need not be computed."""
+        """Return the tokens of each prompt in NEXT that need not be computed."""
         found = []
         for each in NEXT:
             match = self.lone.engine._cache.match(submit("x", each, 1).prompt)
@@ -73,7 +73,7 @@ class KeepingEngine(TieredEngine):
 
 @pytest.fixture
 def before(tmp_path: Path) -> list[int]:
-    """A node that answered PROMPTS, and ended. What NEXT began with there."""
+    """Run a node that answers PROMPTS and ends. Return the cached tokens of NEXT there."""
     engine = KeepingEngine(tmp_path)
     for number, each in enumerate(PROMPTS):
         engine.lone.ask(f"first-{number}", each, 2)
@@ -180,7 +180,8 @@ def test_bytes_that_changed_while_no_node_ran_are_never_served(
 
 
 def test_damage_that_sums_of_words_miss_is_found(tmp_path: Path, before: list[int]) -> None:
-    """The digest of windows is linear: top bytes of two words may change with its sum the same."""
+    """The digest of layer chunks is linear: top bytes of two words may change with its sum the
+    same."""
     keys = word_keys(2).tolist()
     change = next(
         (one, two)
@@ -224,8 +225,8 @@ def test_a_disk_that_takes_no_records_serves_on(
 
 
 def killed_at(told: Connection, folder: Path, what: str, count: int) -> None:
-    """In a process of its own: turns whose disk takes half of a write, and the process with it.
-    told: a pipe, for each record that was written whole."""
+    """Run turns in a separate process until the disk takes half of a write; the process then dies.
+    told: a pipe, with one message for each record written whole."""
     left = [count]
     # Several threads write at a time.
     counting = threading.Lock()
@@ -250,7 +251,7 @@ def killed_at(told: Connection, folder: Path, what: str, count: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         written = whole(file, content)
         (found,) = records_in(content)
-        # Not of a file that has no name yet.
+        # Only records of a named file count.
         if found is not None and os.readlink(f"/proc/self/fd/{file}").endswith("/index"):
             told.send(found[0])
         return written
@@ -260,13 +261,13 @@ def killed_at(told: Connection, folder: Path, what: str, count: int) -> None:
     turns.faults._one_of = 1 << 30
     disk.fault = lambda what: None
     kept_index._write_all = write_all  # type: ignore[assignment]
-    # Or else it is hardly ever written anew.
+    # With a larger limit it is hardly ever rewritten.
     kept_index._LEAST_BYTES = 4000  # type: ignore[misc]
     turns.play(10**6)
 
 
 def check_after_a_kill(folder: Path, what: str, count: int) -> int:
-    """How many states stood again, and were found right to the byte."""
+    """Return the number of restored states, each right to the byte."""
     child, ours = forked_peer(killed_at, folder, what, count)
     numbers = []
     try:
@@ -279,7 +280,7 @@ def check_after_a_kill(folder: Path, what: str, count: int) -> int:
     disk = FaultyDisk(folder, LAYOUT, 800)
     file = disk.folder.path / "index"
     content = [found for found in records_in(file.read_bytes()) if found is not None]
-    # Nothing that was whole is lost.
+    # No complete record is lost.
     assert max([0, *numbers]) <= max(number for number, _ in content)
     turns = Turns(seed=4, host_slabs=200, disk=disk)
     memory = turns.tier._tiers[1].disk
@@ -297,7 +298,7 @@ def check_after_a_kill(folder: Path, what: str, count: int) -> int:
             turns.finish()
     assert turns.outcome.wrong == 0
     ends = turns.tier.counters[1].loads
-    # What was being written when it was killed had been taken from who had it before.
+    # Slabs that were being written at the kill had been taken from their old entries before.
     assert ends["mismatch"] == ends["broken"] == 0
     assert turns.tier.close(HANG_SECONDS)
     return counters["restored"]
@@ -314,7 +315,7 @@ def test_a_kill_loses_what_was_being_written(tmp_path: Path, what: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)  # a process for each of 119 places
+@pytest.mark.timeout(1800)  # one process per place, 119 in all
 @pytest.mark.parametrize("what", ["bytes", "record"])
 def test_a_kill_at_any_write_loses_what_was_being_written(tmp_path: Path, what: str) -> None:
     for count in range(1, 120):
@@ -365,7 +366,7 @@ def test_a_record_that_rotted_is_none_and_the_others_stand() -> None:
 
 
 def paths(*records: tuple[int, Kept | Taken]) -> list[int | None]:
-    """Tokens of each state's path."""
+    """Return the tokens of each state's path."""
     standing = Standing(LAYOUT, 50)
     for number, record in records:
         standing.add(number, record)
@@ -376,7 +377,7 @@ def test_a_path_is_whole_or_none() -> None:
     first, second = (1, FIRST), (2, SECOND)
     assert paths(first, second) == [128, 192]
     assert paths(second) == [None]
-    # Its page was taken, and written for somebody else since.
+    # Its page was taken since and written for another state.
     assert paths(first, second, (3, Taken(np.array([SLAB], "<i4").tobytes(), b""))) == [None, None]
     other = (3, kept(0, None, [0, SLAB], salt=b"tenant"))
     assert paths(first, second, other) == [None, 128]
@@ -426,7 +427,7 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_nodes_on_a_cpu_and_on_a_gpu_leave_each_others_folder_alone(tmp_path: Path) -> None:
-    """One cannot compare what the other digested."""
+    """Neither can compare digests made by the other."""
     parts = tiny_parts(slabs=2)
     folders = [
         KeptFolder(

@@ -52,7 +52,7 @@ class Linked:
         until(lambda: len(self.received) >= count, "the engine got no request")
 
     def read(self, number: int) -> list[list[Any]]:
-        """The frames of what the worker was sent."""
+        """Return the frames sent to the worker."""
         return [*self._readers[number].take(self.workers[number].recv(1 << 16))]
 
 
@@ -124,7 +124,7 @@ def test_each_worker_gets_its_own_in_one_frame_and_the_front_every_end() -> None
         *tokens, told, made = both.front
         assert tokens_of(tokens) == {"of the front": (13, ((13, -0.5),))}
         assert (told, made) == (end("b"), TokensMade(3))
-        # Where all are one worker's, columns pass as they are.
+        # If all tokens belong to one worker, the columns pass unchanged.
         both.links.split([drawn("a", "c")])
         ((columns,),) = both.read(1)
         assert isinstance(columns, m.TokensOut) and len(columns) == 2
@@ -163,7 +163,7 @@ def test_a_worker_that_is_gone_has_its_requests_aborted_behind_their_ends() -> N
         assert both.gone == [(1, (m.RequestId("a"),))]
         assert both.received[-1] == m.Abort(m.RequestId("a"))
         assert both.front[0] == end("c")
-        # What still comes for it reaches the front alone; the other goes on.
+        # Later tokens of the lost worker reach only the front; the other worker continues.
         both.links.split([drawn("a", "b"), end("a")])
         assert end("a") in both.front
         (frame,) = both.read(2)
@@ -171,8 +171,8 @@ def test_a_worker_that_is_gone_has_its_requests_aborted_behind_their_ends() -> N
 
 
 def test_worker_that_is_lost_while_the_engine_ends_requests_has_the_others_aborted() -> None:
-    """The engine's thread steps while the lost worker's requests are counted: each collection of
-    garbage, which the count causes, lets it run."""
+    """The engine's thread steps while the lost worker's requests are counted. The count causes
+    garbage collections, and each lets that thread run."""
     names = [f"r{number}" for number in range(5_000)]
     ended = [end(name) for name in names[:100]]
     steps = threading.Semaphore(0)
@@ -216,7 +216,7 @@ def test_worker_that_is_lost_while_the_engine_ends_requests_has_the_others_abort
 
 
 class ScriptedLink:
-    """As FrontLink, without a socket or a thread: the test calls what its thread would."""
+    """A FrontLink without a socket or a thread; the test makes the thread's calls."""
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
@@ -239,7 +239,8 @@ BEFORE = (
     *(("take a", "take b"), ("take a", "end a"), ("take b", "end b"), ("take c", "end c")),
     *(("take b", "lose 1"), ("take c", "lose 2")),
 )
-"""A link's thread takes in order; the engine ends what it has; a worker is lost behind its last."""
+"""Orders of events: a link's thread takes in order, the engine ends requests it has, a worker is
+lost after its last message."""
 
 
 def orders() -> list[tuple[str, ...]]:

@@ -1,4 +1,5 @@
-"""Two minutes of what `python -m scripts.attack` tries for longer, and that a finding is one."""
+"""Two minutes of the attacks of `python -m scripts.attack`, and a check that it reports a
+finding."""
 
 import random
 from http.server import BaseHTTPRequestHandler, HTTPServer

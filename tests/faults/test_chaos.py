@@ -1,5 +1,5 @@
-"""Short chaos of each workload, that its seed decides what is played, and that its verdict can
-fail. `python -m scripts.chaos` plays longer."""
+"""Short chaos of each workload: its seed decides the played events, and its verdict can fail.
+`python -m scripts.chaos` plays longer."""
 
 from collections.abc import Callable
 from itertools import islice
@@ -58,12 +58,13 @@ def test_every_request_is_answered_whatever_becomes_of_the_link(fresh_seed: int)
 @pytest.mark.slow
 @needs_nixl
 def test_a_death_in_any_phase_costs_time_only(fresh_seed: int) -> None:
-    """SIGKILL at a place of each phase; `scripts.chaos sweep` has every place and window."""
+    """SIGKILL at a place of each phase; `scripts.chaos sweep` covers every place and layer
+    chunk."""
     tally = Tally()
     deaths = sweep(SweepSettings(sample=1, seed=fresh_seed, patience=HANG_SECONDS), tally)
     assert tally.good, tally.troubles
     assert len(deaths) == tally["deaths"] == PHASES + 1
-    # A receiver's death is no fallback: there is nobody left to answer.
+    # A receiver's death causes no fallback, because no node is left to answer.
     assert any(death.fell_back for death in deaths if death.point.sends)
     assert not any(death.fell_back for death in deaths if not death.point.sends)
 

@@ -31,11 +31,11 @@ from tests.harness.waiting import until
 pytestmark = needs_nixl
 
 LONG, MIDDLE, SHORT, ENDED_EARLY = range(4)
-"""The last is computed to its end by nobody, so that nobody knows its answer."""
+"""Indices of the questions. The last answer is never computed to its end, so it is unknown."""
 LOST, CONNECTED = pb.PREFILL_NODE_STATE_LOST, pb.PREFILL_NODE_STATE_CONNECTED
 REFUSED = pb.PREFILL_NODE_STATE_REFUSED
 ENDLESS = 5000
-"""Tokens of an answer that would outlast every deadline here, were it not ended."""
+"""Tokens of an answer that would outlast every deadline here if it were not ended."""
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +52,14 @@ def standing(told: tuple[Question, ...]) -> Iterator[Pair]:
 
 @pytest.fixture
 def pair(standing: Pair) -> Iterator[Pair]:
-    """Both nodes alive, connected and at rest, before and after."""
+    """Yield the pair: both nodes alive, connected and at rest, before and after."""
     standing.mend()
     yield standing
     standing.assert_at_rest()
 
 
 def kill_prefill(pair: Pair) -> None:
-    """And see that the decode node knows."""
+    """Kill the prefill node and wait until the decode node notices."""
     pair.prefill.kill()
     until(lambda: pair.prefill_state() == LOST, "the decode node has not noticed")
 
@@ -69,7 +69,7 @@ def test_prefill_dies_in_the_middle_of_the_transfer_and_is_found_again(pair: Pai
     kill_prefill(pair)
     assert pair.right(LONG, stream).usage.local_fallback
     pair.decode.assert_at_rest()
-    # Nobody is there: no hand-over is tried, so none is lost.
+    # Without a prefill node no hand-over is tried, so none is lost.
     alone = pair.right(SHORT, pair.ask(SHORT)).usage
     assert alone.prefilled_on == "local" and not alone.local_fallback
 
@@ -81,7 +81,7 @@ def test_a_frozen_prefill_node_is_fenced_by_its_lease_and_may_come_back(pair: Pa
     stream = in_transfer(pair, LONG)
     os.kill(pair.prefill.pid, signal.SIGSTOP)
     try:
-        # It lives, so only the end of its lease proves that it writes no more.
+        # It is alive, so only the end of its lease proves that it no longer writes.
         until(lambda: pair.decode.stats().pages["quarantined"] > 0, pair.decode.story)
         assert pair.right(LONG, stream).usage.local_fallback
         pair.decode.assert_at_rest()
@@ -112,7 +112,7 @@ def test_a_client_leaves_while_its_prompt_is_handed_over(pair: Pair) -> None:
     stream = in_transfer(pair, ENDED_EARLY, 2 * LAYERS, ENDLESS)
     stream.cancel()
     until(pair.prefill.at_rest, pair.prefill.story)
-    # It did not go on to the prompt's end, and what it had computed stays.
+    # It stopped before the prompt's end, and the computed part stays.
     assert 0 < pair.prefill.stats().pages["tree"] - before < pair.pages(ENDED_EARLY)
     until(pair.decode.at_rest, pair.decode.story)
 
@@ -123,7 +123,7 @@ def test_sigterm_lets_what_is_in_flight_end(pair: Pair) -> None:
     late = pair.ask(SHORT)
     usage = pair.right(LONG, stream).usage
     assert usage.prefilled_on == "prefill" and not usage.local_fallback
-    # Whether it came before the signal or was refused after it, it is answered.
+    # It is answered, accepted before the signal or rejected after it.
     pair.right(SHORT, late)
     assert pair.prefill.stop() == 0
     assert gone(pair.prefill.pid)

@@ -25,7 +25,7 @@ def serve(arguments: list[str]) -> int:
 
 @contextmanager
 def logging_to_a_full_disk(command: str, *more: str) -> Iterator[str]:
-    """Its HOST:PORT."""
+    """Yield its HOST:PORT."""
     daemon = ForkedDaemon(command, [*flags(arena_mib=16), *more], main=serve)
     try:
         yield daemon.wait_ready()

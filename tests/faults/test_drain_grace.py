@@ -1,5 +1,5 @@
-"""A daemon that is stopped takes requests for its grace, then ends whole; its reports of that to
-the service manager that started it."""
+"""A stopped daemon accepts requests during its grace period, then ends cleanly. It reports this to
+the service manager."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ WORKERS = ("--front-workers", "2", "--engine-process", "process")
 
 @contextmanager
 def started(*more: str, environment: dict[str, str] | None = None) -> Iterator[Node]:
-    """A node that may be left in any state."""
+    """Yield a node that may be left in any state."""
     launch = partial(ForkedDaemon, environment=environment)
     node = Node("serve", *flags(), *HTTP, *more, launch=launch)
     try:
@@ -107,7 +107,7 @@ class Manager:
         self._socket.bind(address.replace("@", "\0", 1) if address[0] == "@" else address)
 
     def message(self) -> dict[str, str]:
-        """The next."""
+        """Return the next message."""
         lines = self._socket.recv(4096).decode().splitlines()
         return dict(line.split("=", 1) for line in lines)
 

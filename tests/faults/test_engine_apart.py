@@ -1,4 +1,5 @@
-"""Engines in processes of their own: the same answers, and what becomes of whom when one dies."""
+"""Engines in separate processes: the same answers, and the effect of an engine's death on its node
+and peers."""
 
 import os
 import signal
@@ -46,7 +47,7 @@ LONG, SHORT = 0, 1
 
 @pytest.fixture(scope="module")
 def told() -> tuple[Question, ...]:
-    """By an engine on a thread."""
+    """Return the answers of an engine on a thread."""
     return questions((500, 150))
 
 
@@ -91,7 +92,7 @@ def test_an_engine_apart_answers_and_shows_what_one_beside_does(told: tuple[Ques
         assert page["tasuki_requests_finished_total{reason=length}"] == 4
         assert page["tasuki_engine_step_seconds_count"] > len(told[LONG].tokens)
         node.assert_at_rest()
-        # What is in flight ends before either process does.
+        # Requests in flight end before both processes do.
         stream = asked(node, told[SHORT].prompt, b"late")
         next(iter(stream))
         node.ask_to_stop()
@@ -156,12 +157,12 @@ def test_what_keeps_an_engine_apart_from_starting_is_one_line() -> None:
     assert line.startswith("tasuki: error: arena_mib"), words
 
 
-# So that a test finds a hand-over under way.
+# A test can then find a running hand-over.
 SLOWLY = {failpoints.VARIABLE: f"{failpoints.Place.SENDER_BEFORE_POST.value}=delay:0.1"}
 
 
 class Apart:
-    """A prefill and a decode node, whose engines have processes of their own."""
+    """A prefill and a decode node with engines in separate processes."""
 
     def __init__(self) -> None:
         require_nixl()

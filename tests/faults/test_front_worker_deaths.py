@@ -1,4 +1,5 @@
-"""Front workers in processes of their own: one node to its callers, and who dies with whom."""
+"""Front workers in separate processes: one node to its callers, and the effect of each process's
+death on the others."""
 
 import os
 import signal
@@ -30,7 +31,7 @@ MADE = "tasuki_requests_finished_total{reason=%s}"
 
 @contextmanager
 def workers_node(*more: str) -> Iterator[tuple[Node, GrpcCalls]]:
-    """With calls of which each is on a connection of its own."""
+    """Yield a node and calls, each on its own connection."""
     with ExitStack() as stack:
         node = Node("serve", *flags(), *CHUNKS, *HTTP, *WORKERS, *more)
         stack.callback(node.put_down)
@@ -40,7 +41,7 @@ def workers_node(*more: str) -> Iterator[tuple[Node, GrpcCalls]]:
 
 
 class ReadStream:
-    """An answer that goes on, read on a thread. end: None while it goes on."""
+    """A running answer, read on a thread. end: None while it runs."""
 
     def __init__(self, calls: GrpcCalls, request_id: str, **fields: Any) -> None:
         fields = {"sampling": ENDLESS} | fields
@@ -71,8 +72,8 @@ class ReadStream:
 
 
 def requests_of(node: Node, reason: str) -> float | None:
-    """None while no worker listens: the second may be killed before the first one's successor
-    stands."""
+    """Return the count; None while no worker listens. The second may be killed before the first
+    one's successor is ready."""
     try:
         return scraped(node.http_address).get(MADE % reason, 0.0)
     except ConnectionRefusedError:
@@ -89,7 +90,7 @@ def test_a_front_worker_that_dies_takes_its_own_streams_alone() -> None:
         calls.append(session, *random_prompt(70, 2))
         list(calls.turn(session, sampling=pb.Sampling(max_new_tokens=3, ignore_eos=True)))
         streams = [ReadStream(calls, str(number)) for number in range(6)]
-        # Which worker has which streams is the kernel's choice.
+        # The kernel chooses the worker of each stream.
         for worker in before:
             os.kill(worker, signal.SIGKILL)
             until(lambda worker=worker: ended(worker), "killed, and not ended")
@@ -106,7 +107,7 @@ def test_a_front_worker_that_dies_takes_its_own_streams_alone() -> None:
         for number, stream in enumerate(streams):
             if stream in cut:
                 assert calls.explain(str(number)).finished.reason == pb.FINISH_REASON_ABORT
-        # Abort by id, from whichever front: the engine's end reaches the worker that answers.
+        # Abort by id, at any front: the engine's end reaches the answering worker.
         for number, stream in enumerate(streams):
             if stream in alive:
                 calls.abort(str(number))
@@ -132,7 +133,7 @@ def test_a_front_worker_that_dies_takes_its_own_streams_alone() -> None:
 
 
 def tokens_of(answer: Iterable[pb.GenerateResponse]) -> dict[int, list[int]]:
-    """Of each choice."""
+    """Return the tokens of each choice."""
     tokens: dict[int, list[int]] = {}
     for message in answer:
         tokens.setdefault(message.choice, []).extend(message.chunk.token_ids)
@@ -181,7 +182,7 @@ def test_a_front_worker_that_stands_still_is_replaced_and_its_streams_end() -> N
         until(lambda: frozen not in workers_of(node.pid), "frozen, and still there")
         until(lambda: len(workers_of(node.pid)) == COUNT, "no worker took its place")
         assert other in workers_of(node.pid)
-        # Which worker has which streams is the kernel's choice.
+        # The kernel chooses the worker of each stream.
         cut = [stream for stream in streams if not stream.goes_on()]
         assert all(isinstance(stream.end, grpc.RpcError) for stream in cut)
         for stream in streams:

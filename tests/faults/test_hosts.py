@@ -1,5 +1,5 @@
-"""Nodes on hosts of their own (network namespaces): a hand-over over a link that breaks, and two by
-two nodes with etcd under load."""
+"""Nodes on separate hosts (network namespaces): a hand-over over a broken link, and two by two
+nodes with etcd under load."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def able() -> None:
     ["works", pytest.param("link_goes_down_and_up", marks=pytest.mark.slow)],
 )
 def test_a_prefix_is_handed_from_one_host_to_another(scenario: str) -> None:
-    """A link that goes down in mid-transfer costs time only."""
+    """A link that fails during a transfer costs time only."""
     with two_hosts("test") as (prefill, decode):
         run_in(decode, "tests.harness.two_hosts", prefill, decode, scenario)
 

@@ -1,6 +1,6 @@
-"""Many streams at once, readers that do not read, storms of aborts, nodes that come and go.
+"""Many streams at once, readers that do not read, bursts of aborts, nodes that come and go.
 
-The long one is `python -m scripts.chaos load`: 256 streams for five minutes.
+The long run is `python -m scripts.chaos load`: 256 streams for five minutes.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ def assert_answers(nodes: World) -> None:
 
 @pytest.mark.slow
 def test_sixty_four_streams_at_once_lose_no_turn(nodes: World) -> None:
-    # More turns than users: somebody's second turn finds its first.
+    # There are more turns than users, so some second turn finds its first.
     settings = LoadSettings(seconds=1.0, seed=1, streams=64, turns=2 * 64)
     tally = asyncio.run(load(nodes, settings))
     assert tally.good and tally["asked again"] == 0, str(tally)
@@ -49,12 +49,12 @@ def test_a_reader_that_does_not_read_stalls_nobody(nodes: World) -> None:
     body = {"prompt": [1, 2, 3], "max_tokens": 4000, "ignore_eos": True, "stream": True}
     with closing(connect(nodes.decode.http_address)) as deaf:
         deaf.connect()
-        # A window that a few chunks fill.
+        # A few chunks fill this receive buffer.
         deaf.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         deaf.request("POST", "/v1/completions", json.dumps(body), JSON)
         stream = asked(nodes.decode, random_prompt(32, 5), b"", ENDLESS)
         until(lambda: sum(nodes.decode.stats().requests.values()) == 2, nodes.decode.story)
-        # Who waited for that reader would wait for ever.
+        # A server that waited for that reader would wait for ever.
         for _ in range(3):
             assert_answers(nodes)
         stream.cancel()
@@ -62,7 +62,7 @@ def test_a_reader_that_does_not_read_stalls_nobody(nodes: World) -> None:
 
 
 def test_five_hundred_aborts_at_once_cost_less_than_what_they_end(nodes: World) -> None:
-    """In processor time of the two nodes, which other processes do not change."""
+    """The cost is the processor time of both nodes, independent of other processes."""
 
     def spent() -> float:
         return sum(processor_seconds(node.pid) for node in (nodes.prefill, nodes.decode))

@@ -1,8 +1,8 @@
-"""The control channel between real daemons cut, half-open, slow: a slower answer, the same tokens,
-and nothing that was granted is used again before its writer is fenced.
+"""The control channel between real daemons is cut, half-open or slow: the answer is slower and has
+the same tokens. Granted ids are not reused before their writer is fenced.
 
-The bytes of a hand-over do not lead through the proxy: a sender that is cut off can still write,
-which is what the lease is for.
+The bytes of a hand-over bypass the proxy. A sender cut off from control can still write; the lease
+is there for this.
 """
 
 import time
@@ -24,7 +24,8 @@ from tests.harness.waiting import until
 pytestmark = needs_nixl
 
 VERY_LONG, LONG, MIDDLE, SHORT = range(4)
-"""Of a very long prompt a part is computed when a lease has run out."""
+"""Indices of the questions. Only a part of the very long prompt is computed when a lease
+expires."""
 LOST, CONNECTED = pb.PREFILL_NODE_STATE_LOST, pb.PREFILL_NODE_STATE_CONNECTED
 LEASE = 2.0
 
@@ -56,7 +57,7 @@ def proxy(link: tuple[Pair, TcpProxy]) -> TcpProxy:
 
 @pytest.fixture
 def pair(link: tuple[Pair, TcpProxy]) -> Iterator[Pair]:
-    """Connected and at rest, before and after."""
+    """Yield the pair, connected and at rest, before and after."""
     standing, proxy = link
     proxy.heal()
     standing.mend()
@@ -66,7 +67,7 @@ def pair(link: tuple[Pair, TcpProxy]) -> Iterator[Pair]:
 
 
 def notifications(node: Node) -> int:
-    """Windows that were written to this node, whatever it made of them."""
+    """Return the number of layer chunks written to this node, used or not."""
     return sum(node.stats().windows.values())
 
 
@@ -88,20 +89,21 @@ def test_a_half_open_link_is_noticed_and_fenced_by_the_lease(pair: Pair, proxy: 
     proxy.black_hole()
     begun = time.monotonic()
     until(lambda: pair.prefill_state() == LOST, "the decode node has not noticed")
-    # The prefill node lives and writes where no drain can be asked for: only its lease counts.
+    # The prefill node is alive and writes, and it cannot be asked for a drain: only its lease
+    # counts.
     until(lambda: pair.decode.stats().pages["quarantined"] > 0, pair.decode.story)
     until(pair.prefill.at_rest, pair.prefill.story)
     written = notifications(pair.decode)
-    # It did not go on to the prompt's end.
+    # It stopped before the prompt's end.
     assert pair.prefill.stats().pages["tree"] - before < pair.pages(VERY_LONG)
     until(lambda: pair.decode.stats().pages["quarantined"] == 0, pair.decode.story)
-    # The last beat was answered shortly before the hole.
+    # The last heartbeat was answered shortly before the partition.
     assert time.monotonic() - begun > LEASE / 2
     assert pair.right(VERY_LONG, stream).usage.local_fallback
     pair.decode.assert_at_rest()
     assert notifications(pair.decode) == written
 
-    # What either side said into the hole arrives now, for a room that is over.
+    # Messages lost in the partition arrive now, for an ended transfer.
     proxy.heal()
     until(lambda: pair.prefill_state() == CONNECTED, "not connected again")
     time.sleep(0.5)

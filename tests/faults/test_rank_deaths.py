@@ -1,4 +1,4 @@
-"""Nodes of two ranks: what becomes of requests and processes when one dies or stands still."""
+"""Nodes of two ranks: the effect on requests and processes when one rank dies or freezes."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ ENDLESS = 2000
 
 @contextmanager
 def node_of_ranks(*more: str) -> Iterator[tuple[Node, int, int]]:
-    """(The node, its engine's process, the follower's); no process outlives the block."""
+    """Yield (the node, its engine's pid, the follower's pid); no process outlives the block."""
     node = Node("serve", *flags(), *RANKS, *more).wait_ready()
     engine = engine_of(node.pid)
     (follower,) = followers_of(engine)
@@ -32,8 +32,8 @@ def node_of_ranks(*more: str) -> Iterator[tuple[Node, int, int]]:
 
 
 def ends_in_order(node: Node, why: str, break_it: Callable[[], object]) -> float:
-    """Every request ends with a typed error, and the node with status 1. Seconds until the last
-    request had ended."""
+    """Assert that every request ends with a typed error, and the node with status 1. Return the
+    seconds until the last request ended."""
     streams = [asked(node, random_prompt(80, seed), b"", ENDLESS) for seed in range(3)]
     for stream in streams:
         next(iter(stream))
@@ -58,7 +58,7 @@ def ends_in_order(node: Node, why: str, break_it: Callable[[], object]) -> float
             *(1, signal.SIGSTOP, r"said nothing for 2 s \(--rank-timeout\); restart this node", ""),
             marks=pytest.mark.slow,
         ),
-        # Its followers see that it reads nothing; nobody else would.
+        # Its followers see that it reads nothing; no other process would.
         pytest.param(
             *(0, signal.SIGSTOP, "SIGKILL; restart", "has read nothing for 2 s (--rank-timeout)"),
             marks=pytest.mark.slow,

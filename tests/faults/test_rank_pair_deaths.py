@@ -1,5 +1,5 @@
-"""Pairs of nodes of which one has two ranks: a follower dies or stands still at each step of a
-hand-over. Every request ends, with the right tokens or a typed error, and nothing is left."""
+"""Pairs of nodes, one with two ranks. A follower dies or freezes at each step of a hand-over. Every
+request ends, with the right tokens or a typed error, and nothing is left."""
 
 import os
 import signal
@@ -34,19 +34,20 @@ BEFORE, AFTER = failpoints.Place.SENDER_BEFORE_POST, failpoints.Place.SENDER_AFT
 
 @pytest.fixture(scope="module")
 def told() -> Question:
-    """By one rank."""
+    """Return the answers of one rank."""
     (question,) = questions((500,))
     return question
 
 
 def resting(place: failpoints.Place, window: int) -> dict[str, str]:
-    """The environment of a prefill node that rests where each room has its window at that place."""
+    """Return the environment of a prefill node that pauses each transfer at this place and layer
+    chunk."""
     return {failpoints.VARIABLE: f"{place.value}@{window}=delay:1.5"}
 
 
 class RankedPair:
     def __init__(self, prefill: bool, environment: dict[str, str]) -> None:
-        """prefill: whether that node has two ranks, or else the decode node."""
+        """Start the pair. prefill: the prefill node has two ranks, else the decode node."""
         require_nixl()
         first, second = (RANKS, ()) if prefill else ((), RANKS)
         self.prefill = Node(

@@ -1,4 +1,4 @@
-"""The proxy does to a link what the partition tests say it does."""
+"""The proxy changes a link as the partition tests assume."""
 
 import socket
 import socketserver
@@ -14,7 +14,7 @@ from tests.harness.waiting import HANG_SECONDS
 
 
 class Echo(socketserver.BaseRequestHandler):
-    """Sends back what it gets."""
+    """A server that sends back its input."""
 
     def handle(self) -> None:
         with suppress(ConnectionResetError):
@@ -24,7 +24,7 @@ class Echo(socketserver.BaseRequestHandler):
 
 @pytest.fixture
 def echo() -> Iterator[str]:
-    """HOST:PORT."""
+    """Yield HOST:PORT."""
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Echo) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

@@ -1,4 +1,4 @@
-"""Whole models on a GPU; skipped where there is none."""
+"""Whole models on a GPU; skipped if there is none."""
 
 import pytest
 import torch

@@ -1,4 +1,5 @@
-"""One sequence of fixed tokens over a poisoned arena, and how far its logits are from others'."""
+"""One sequence of fixed tokens over a poisoned arena, and the distance of its logits from
+others."""
 
 import torch
 
@@ -13,7 +14,7 @@ KEPT_SLOT = 2
 
 
 class OneSequence:
-    """done: tokens that were forwarded."""
+    """One sequence on a model. done: number of forwarded tokens."""
 
     def __init__(self, parts: EngineParts) -> None:
         self.parts = parts
@@ -25,8 +26,8 @@ class OneSequence:
         self.slot = self.done = 0
 
     def forward(self, count: int, *, mark: int | None = None, answer: bool = False) -> torch.Tensor:
-        """Logits [vocab] float32 on the host after `count` more tokens, of an answer or a prompt.
-        mark: the position whose state is kept."""
+        """Return logits [vocab] float32 on the host after `count` more tokens, of an answer or a
+        prompt. mark: position of the state to keep."""
         marks = () if mark is None else ((mark, KEPT_SLOT),)
         tokens, slots = TOKENS[self.done : self.done + count], (self.slot, 1 - self.slot)
         item = SequenceSlice(tokens, self.done, self.pages, *slots, marks, stepped=answer)
@@ -37,13 +38,13 @@ class OneSequence:
         return logits[0].float().cpu()
 
     def resume(self, at: int) -> None:
-        """From the state that a forward marked."""
+        """Continue from the state kept by a forward."""
         copy_slot(self.parts.arena, KEPT_SLOT, 0)
         self.slot, self.done = 0, at
 
 
 def divergence(got: torch.Tensor, want: torch.Tensor) -> float:
-    """KL of `got` from `want`, in nats; printed too."""
+    """Return and print the KL of `got` from `want`, in nats."""
     p, q = want.double().log_softmax(-1), got.double().log_softmax(-1)
     found = float((p.exp() * (p - q)).sum())
     print(f"{found:.5f} nats")

@@ -1,4 +1,4 @@
-"""Random models of head sizes that GPU kernels take, small enough for many engines."""
+"""Random models with head sizes supported by GPU kernels, small enough for many engines."""
 
 from dataclasses import replace
 from functools import cache
@@ -48,7 +48,7 @@ CONFIGS = {"dense": ModelConfig.from_dict(dense_raw()), "moe": ModelConfig.from_
 
 @cache
 def parts_of(shape: str, config: EngineConfig, draft_layers: int = 0) -> EngineParts:
-    """The same weights on every device, in the config's dtype."""
+    """Return parts with the same weights on every device, in the config's dtype."""
     model = replace(CONFIGS[shape], draft_layers=draft_layers)
     dtype: torch.dtype = getattr(torch, config.compute_dtype)
     device = torch.device(config.device)

@@ -1,4 +1,4 @@
-"""Adjusted answers on a GPU are those of the CPU, beside rows that the graph draws."""
+"""Adjusted answers on a GPU equal the CPU's, beside rows sampled in the graph."""
 
 from dataclasses import asdict
 
@@ -121,7 +121,7 @@ def test_plain_rows_beside_adjusted_ones_are_drawn_as_without_them() -> None:
 
 
 def test_adjusted_rows_that_leave_and_come_back_are_told_every_token() -> None:
-    """More requests than rows of a forward take turns on their lanes."""
+    """There are more requests than rows of a forward, so they take turns at batch indices."""
     config = EngineConfig("dense", dtype="float32", device="cuda", arena_mib=512, max_batch=3)
     gpu = Lone(
         config,

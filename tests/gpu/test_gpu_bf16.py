@@ -1,9 +1,9 @@
-"""bf16 on the GPU against the CPU oracle in the same dtype: logits within a stated divergence,
-whichever way the tokens came in.
+"""bf16 on the GPU compared with the CPU reference in the same dtype. Logits stay within a stated
+divergence for every way of forwarding the tokens.
 
-KL is of the GPU's next-token distribution from the CPU's, in nats. For scale: on the CPU alone, the
-chunked prompt's logits diverge from the whole one's by 0.0001 nats (dense) and by 0.0074 (mixture
-of experts, where rounding can change who is chosen).
+KL is of the GPU's next-token distribution from the CPU's, in nats. For scale, on the CPU alone the
+chunked prompt's logits diverge from the whole one's by 0.0001 nats (dense). With a mixture of
+experts it is 0.0074, because rounding can change the chosen experts.
 """
 
 from collections.abc import Iterator

@@ -1,5 +1,5 @@
-"""Copies between a GPU's arena and pinned memory: what is moved, what its digests find, and that
-nothing else is touched."""
+"""Copies between a GPU's arena and pinned memory: the moved bytes and the result of their digests.
+No other byte is touched."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ POISON = 0xEE
 
 
 class Between:
-    """An arena of random bytes, pinned memory full of poison below it, and a thread that copies."""
+    """An arena of random bytes, poisoned pinned memory below it, and a copying thread."""
 
     def __init__(self) -> None:
         from tasuki.engine.tiers.gpu.gpu_copies import GpuCopies

@@ -1,6 +1,6 @@
-"""Real daemons on a GPU answer as a CPU does: alone, and as a pair that hands over by NIXL.
+"""Real daemons on a GPU answer as a CPU does: alone, and as a pair with hand-overs by NIXL.
 
-Both nodes of the pair share one GPU here; KV and state go from one arena in its memory to the
+Both nodes of the pair share one GPU here. KV and state go from one arena in its memory to the
 other, and digests are checked there.
 """
 

@@ -1,5 +1,5 @@
-"""What a GPU keeps for the draft layer is what the CPU keeps: in prompts cut in any way, in decode
-graphs with padding rows, in an early step; and with it no token is another one."""
+"""A GPU's entries for the draft layer equal the CPU's: in prompts with any cuts, in decode graphs
+with padding rows, in an early step. They change no token."""
 
 import threading
 from dataclasses import replace
@@ -91,7 +91,7 @@ def drafting_engine(shape: str, most: int) -> Lone:
 def test_rows_with_drafts_leave_what_one_forward_keeps(
     shape: str, most: int, fresh_seed: int
 ) -> None:
-    """Entries of what did not hold are written over; what is carried is of what held."""
+    """Entries of rejected drafts are overwritten; the carry belongs to accepted ones."""
     random = np.random.default_rng(fresh_seed)
     engine, plain = drafting_engine(shape, most), engine_of(shape, 1)
     asked = prompts(most)[3:8]
@@ -146,7 +146,7 @@ def test_the_guess_after_a_prompt_is_the_goldens(name: str, case_name: str, chun
 
 
 class Recorded(LayerBarrier):
-    """Lets every layer through."""
+    """A barrier that opens every layer and records it."""
 
     def __init__(self) -> None:
         self.layers: list[int] = []
@@ -156,7 +156,7 @@ class Recorded(LayerBarrier):
         return True
 
     def close(self) -> None:
-        """Nobody waits."""
+        """Do nothing: no thread waits."""
 
 
 def test_an_early_step_waits_for_the_draft_layers_window_and_keeps_its_entry() -> None:

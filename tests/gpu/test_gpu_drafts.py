@@ -1,5 +1,5 @@
-"""Answers with drafts on a GPU: the tokens, logprobs, hits and trees of answers without, and drafts
-accepted as they hold; memory that changes owner is NaN until it is written."""
+"""Answers with drafts on a GPU have the tokens, logprobs, hits and trees of answers without, and
+the right number of accepted drafts. Memory with a new owner is NaN until it is written."""
 
 from dataclasses import dataclass, replace
 from functools import cache
@@ -31,7 +31,7 @@ def engine_of(shape: str, speculate: str) -> Lone:
         speculate=speculate,
         draft_count="most",
     )
-    # By the config, so that what is compared has an arena of its own.
+    # Parts depend on the config, so each compared engine has its own arena.
     return Lone(config, parts=parts_of(shape, config))
 
 

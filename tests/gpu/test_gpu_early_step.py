@@ -1,4 +1,4 @@
-"""An early step on a GPU that is given up half-way: ended means that its kernels have ended too."""
+"""An early step on a GPU given up half-way: after its end its kernels have ended too."""
 
 import threading
 from typing import Any
@@ -19,7 +19,7 @@ LONG_CYCLES = 2_000_000_000
 
 
 class Opened(LayerBarrier):
-    """Lets so many layers through and then no more."""
+    """A barrier that opens a number of layers and then no more."""
 
     def __init__(self, layers: int) -> None:
         self._layers = layers
@@ -73,7 +73,7 @@ def test_a_step_that_is_given_up_has_ended_once_its_kernels_have(how: str) -> No
     )
     assert steps.begin(step)
     assert told.wait(60)
-    # This stream waits for nobody: it sees what has been written so far.
+    # This stream does not wait: it sees the writes so far.
     with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
         seen = float(model.written.item())
     assert step.ended and step.sampled is None

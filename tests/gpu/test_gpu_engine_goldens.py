@@ -1,5 +1,5 @@
 """The engine's goldens on the GPU: prompts run through the prefill kernels, answers through decode
-graphs; memory that changes owner is filled with NaN."""
+graphs. Memory with a new owner is filled with NaN."""
 
 from tests.harness.engine_goldens import EngineGoldens
 

@@ -1,6 +1,6 @@
-"""Quantised weights on a GPU. In float32 they are exact: tokens are those of the CPU. In bf16
-tokens of answers stay within the divergence that bf16 has anyhow, prompts within that of quantised
-rows, and tokens that are verified together have the logits of single steps.
+"""Quantised weights on a GPU. In float32 they are exact, with the tokens of the CPU. In bf16,
+answers stay within bf16's own divergence, and prompts within that of quantised rows. Tokens
+verified together have the logits of single steps.
 
 KL is of the GPU's next-token distribution from that of the CPU with the same weights, in nats.
 """
@@ -25,7 +25,7 @@ from tests.gpu.shapes import dense_raw, moe_raw
 from tests.harness.engines import Lone, engine_config, submit
 from tests.harness.goldens import OWN_MODELS, QUANTISED, cases_of, reference_dir
 
-# As wide as the library's products in blocks ask: 512 columns and more.
+# The library's products in blocks need 512 columns or more.
 WIDER = {"hidden_size": 512, "intermediate_size": 1024}
 EXPERTS = {"moe_intermediate_size": 128, "shared_expert_intermediate_size": 512}
 SHAPES = {
@@ -35,8 +35,8 @@ SHAPES = {
 # A random model's logits spread widely; a trained one's bounds are docs/quantisation.md's.
 STEP_BOUND, PROMPT_BOUND = 0.02, 0.5
 APART = 2 * STEP_BOUND
-"""The median between two paths, each rounded in its own order; near a router's ties one path may
-take another expert, which says nothing of rounding."""
+"""Bound of the median between two paths, each rounded in its own order. Near a router's ties one
+path may take another expert; this is no rounding error."""
 
 each_form = pytest.mark.parametrize("form", SERVED_ON_GPUS)
 each_shape = pytest.mark.parametrize("shape", SHAPES)
@@ -44,7 +44,7 @@ each_shape = pytest.mark.parametrize("shape", SHAPES)
 
 @cache
 def parts_of(shape: str, form: str, dtype: str, device: str) -> EngineParts:
-    """The same codes on every device."""
+    """Return parts with the same codes on every device."""
     model = SHAPES[shape]
     source = QuantisedSource(RandomSource(3), RECIPES[form])
     weights = assemble(model, source, getattr(torch, dtype), torch.device(device))
@@ -129,8 +129,8 @@ def test_folders_answer_as_on_the_cpu(model: str, form: str, tmp_path: Path) -> 
 
 @each_shape
 def test_graphs_draw_what_single_forwards_do(shape: str) -> None:
-    """Decode graphs of several sizes in bf16: the same first tokens, most of the time, as an
-    engine that has one request."""
+    """Decode graphs of several sizes in bf16 mostly give the first tokens of an engine with one
+    request."""
     parts = parts_of(shape, "fp8", "bfloat16", "cuda")
     config = EngineConfig(model=shape, dtype="bfloat16", device="cuda", arena_mib=128, max_batch=16)
     engine = Lone(config, parts=parts)

@@ -1,8 +1,8 @@
-"""FP8 keys and values on a GPU: in float32 every token of the CPU with the same pages, however a
-prompt is cut, found, drafted behind or handed over; the same bytes in pages; in bf16 a divergence
-that rounding the rows explains, of a trained model too.
+"""FP8 keys and values on a GPU. In float32 they give every token of the CPU with the same pages,
+when a prompt is cut, cached, drafted or handed over. Pages have the same bytes. In bf16 the
+divergence is no more than the rounding of the rows explains, also on a trained model.
 
-KL is of the GPU's next-token distribution from that of pages that hold numbers, in nats.
+KL is of the GPU's next-token distribution from that of pages of numbers, in nats.
 """
 
 from dataclasses import replace
@@ -67,8 +67,8 @@ def test_drafts_change_no_token(speculate: str) -> None:
 
 
 def stored_rows(arena: Arena, pages: list[int], tokens: int) -> tuple[Tensor, Tensor]:
-    """Codes and scales of a sequence's tokens in every region, on the host: [regions, tokens,
-    heads, sides, dim] and without dim."""
+    """Return codes and scales of a sequence's tokens in every region, on the host: [regions,
+    tokens, heads, sides, dim] and without dim."""
     found = [fp8_views(kv[pages].cpu()) for kv in arena.kv]
     codes = torch.stack([codes.permute(0, 3, 1, 2, 4).flatten(0, 1) for codes, _ in found])
     scales = torch.stack([scales.permute(0, 3, 1, 2).flatten(0, 1) for _, scales in found])
@@ -78,8 +78,8 @@ def stored_rows(arena: Arena, pages: list[int], tokens: int) -> tuple[Tensor, Te
 @pytest.mark.parametrize("model", OWN_MODELS)
 @pytest.mark.parametrize("chunk", [4096, 64, 7])
 def test_pages_hold_the_bytes_of_the_cpu(model: str, chunk: int) -> None:
-    """Both compute in float32, so that of a row a code may differ whose number lies between two
-    codes to the last bit: of thousands few, and by one step."""
+    """Both compute in float32. A number between two codes to the last bit may get the other code:
+    few in thousands, and by one step."""
     prompt = max((case.prompt for case in cases_of(model).values()), key=len)
     config = ModelConfig.load(reference_dir(model))
     rows = []
@@ -103,8 +103,8 @@ def test_pages_hold_the_bytes_of_the_cpu(model: str, chunk: int) -> None:
 
 @pytest.mark.parametrize("shape", sorted(CONFIGS))
 def test_bf16_answers_are_those_of_pages_of_numbers_as_far_as_rows_are(shape: str) -> None:
-    """Decode graphs, prompts in chunks and drafts of a random model, whose margins are small: most
-    tokens are the same, first ones nearly all."""
+    """Decode graphs, prompts in chunks and drafts run on a random model with small margins. Most
+    tokens are the same, and nearly all first ones."""
     answers = []
     for changes in ({}, {"kv_dtype": "fp8"}):
         config = replace(config_of("cuda", prefill_chunk_tokens=512, **changes), dtype="bfloat16")

@@ -1,5 +1,5 @@
-"""The model's draft layer as the drafter on a GPU: the answers and the trees without it, the same
-guesses as on a CPU, and as many accepted however a prompt came and a guess was asked for."""
+"""The model's draft layer as the drafter on a GPU: answers and trees as without it, and guesses as
+on a CPU. The number accepted is the same for every way of a prompt and of a request for a guess."""
 
 from dataclasses import replace
 from functools import cache
@@ -23,7 +23,7 @@ from tests.harness.scripted_drafts import (
 )
 
 ROWS = 12
-# The noise, which guesses share, decides most draws, so that a layer of random weights is right.
+# The noise, shared with guesses, decides most samples, so a layer of random weights is right.
 HOT = replace(KINDS["drawn"], temperature=100.0)
 CUT = replace(HOT, top_k=50, top_p=0.9)
 PENALISED = replace(HOT, presence_penalty=1.5, repetition_penalty=1.7)
@@ -79,7 +79,7 @@ Seen = list[tuple[tuple[int, ...], int]]
 def guesses(
     engine: Lone, tokens: list[int], sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch
 ) -> Seen:
-    """What was guessed of an answer, and behind how many tokens of it."""
+    """Return the guesses for an answer, each with the number of tokens before it."""
     seen: Seen = []
     guessed, left_on_lane = MtpDrafter.guessed, MtpDrafter.left_on_lane
 
@@ -146,7 +146,7 @@ def test_guesses_before_a_forward_are_those_behind_the_one_before(
     engine = cold("dense")
     answer = [token.token for token in answered(engine, tokens, HOT)]
     usual = engine.finished("r").usage
-    # What was guessed beside a forward is lost, as where another node computed it.
+    # Guesses made beside a forward are lost, as if another node had computed it.
     monkeypatch.setattr(MtpDrafter, "left_on_lane", lambda self, count, behind: None)
     engine = cold("dense")
     assert [token.token for token in answered(engine, tokens, HOT)] == answer
@@ -157,7 +157,7 @@ def test_guesses_before_a_forward_are_those_behind_the_one_before(
 
 
 def test_drafts_may_be_of_a_part_of_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which is read in the graphs: no other token is guessed, and what is drawn is the same."""
+    """The graphs read this part: no other token is guessed, and the sampled tokens are the same."""
     tokens, some = prompt(90), torch.arange(0, VOCAB, 2)
     answer = [token.token for token in answered(cold("dense", "off"), tokens, HOT)]
     config = replace(engine_config("mtp", 3, "cuda"), arena_mib=64)

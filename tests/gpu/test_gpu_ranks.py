@@ -1,6 +1,6 @@
-"""Models that two GPUs share: tokens of the goldens in float32, samplers, grammars and drafts as on
-a CPU, hand-overs between any two sizes, memory below the arenas, and the end of a node whose other
-rank is gone."""
+"""Models shared by two GPUs have the tokens of the goldens in float32. Samplers, grammars and
+drafts are as on a CPU. Also hand-overs between any two sizes, memory below the arenas, and the end
+of a node after its other rank died."""
 
 import os
 import signal
@@ -51,8 +51,8 @@ def test_quantised_weights(name: str) -> None:
 
 @pytest.mark.parametrize("speculate", ["prediction", "mtp"])
 def test_drafts(speculate: str) -> None:
-    """Each answer of the golden, whose own tokens are proposed, or what the draft layer guesses,
-    and draws with a temperature and from some of the likeliest tokens among them."""
+    """Drafts are each golden answer's own tokens or the draft layer's guesses. Some requests sample
+    with a temperature, or from the likeliest tokens."""
     cases = golden_cases("tp4-dense")
     drafts = {"speculate": speculate, "draft_tokens": 3, "prefill_chunk_tokens": 64}
     noisy = {"max_new_tokens": 12, "ignore_eos": True, "seed": 7, "temperature": 1.0}
@@ -88,7 +88,7 @@ def test_hand_overs_and_pulls(senders: int, receivers: int) -> None:
 
 
 def test_tiers(monkeypatch: pytest.MonkeyPatch) -> None:
-    # So few tokens a GPU would compute rather than load.
+    # Loads are made cheap, because a GPU would otherwise compute so few tokens.
     monkeypatch.setattr("tasuki.engine.assembly.parts.GPU_LINK", CPU_LINK)
     goldens_come_back(device="cuda", max_batch=4)
 

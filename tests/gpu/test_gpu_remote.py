@@ -1,5 +1,5 @@
-"""A golden on a GPU that finds in a remote store what another node put there. The store is a real
-S3 server."""
+"""A golden on a GPU finds another node's entries in a remote store. The store is a real S3
+server."""
 
 from collections.abc import Iterator
 

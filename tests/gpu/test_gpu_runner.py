@@ -1,4 +1,4 @@
-"""The parts of a GPU step that hold state between steps: rows, page tables, lanes, ticks."""
+"""The stateful parts of a GPU step: rows, page tables, batch indices, ticks."""
 
 import math
 

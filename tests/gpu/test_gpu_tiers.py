@@ -1,5 +1,5 @@
-"""Goldens on a GPU whose arena is so small that every beginning is loaded, from pinned memory or
-from a disk where the node before kept it; memory that changes owner is filled with NaN."""
+"""Goldens on a GPU with so small an arena that every prefix is loaded, from pinned memory or from
+an earlier node's disk. Memory with a new owner is filled with NaN."""
 
 from tests.harness.kept_goldens import DiskGoldens
 from tests.harness.tiered_goldens import TieredGoldens

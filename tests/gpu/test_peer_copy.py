@@ -41,7 +41,7 @@ POISON = 0xA5
 
 
 def arena(device: torch.device) -> torch.Tensor:
-    """Random bytes, the same in every process."""
+    """Return random bytes, the same in every process."""
     generator = torch.Generator(device).manual_seed(3)
     return torch.randint(0, 256, (SIZE,), dtype=torch.uint8, device=device, generator=generator)
 
@@ -56,7 +56,7 @@ def receiver(channel: Connection) -> None:
     from tasuki.transfer.transports.nvlink.transport import PeerCopyTransport
 
     device = torch.device("cuda", 1)
-    # Behind a neighbour of the same allocation, as arenas in torch's segments may be.
+    # After a neighbour in the same allocation, as arenas in torch's segments may be.
     memory = torch.full((2 * MIB + SIZE,), POISON, dtype=torch.uint8, device=device)[2 * MIB :]
     torch.cuda.synchronize(device)
     transport = PeerCopyTransport(device)
@@ -70,7 +70,7 @@ def receiver(channel: Connection) -> None:
 
 
 def flooding_sender(channel: Connection) -> None:
-    """Connects to what it is sent and writes without end."""
+    """Connect to the received address and write without end."""
     from tasuki.transfer.transports.nvlink.transport import PeerCopyTransport
 
     memory = arena(torch.device("cuda", 0))
@@ -156,7 +156,7 @@ def test_a_killed_receiver_leaves_the_senders_context_usable(wire: Wire) -> None
     with pytest.raises(TransportError, match="mailbox is gone"):
         for transfer in pending:
             until(lambda: wire.transport.poll(transfer) is TransferState.DONE, "it is pending")  # noqa: B023
-    # The importer's mapping keeps the memory alive: a late write hurts nobody.
+    # The importer's mapping keeps the memory alive, so a late write does no harm.
     wire.transport.release(wire.transport.post(wire.endpoint, scattered(512, 99), b"late"))
     torch.cuda.synchronize(0)
     assert usable(0)
@@ -167,7 +167,7 @@ def test_a_killed_senders_writes_end_with_it_and_the_receiver_lives(wire: Wire) 
     channel.send_bytes(wire.metadata)
     assert channel.poll(120) and channel.recv() == "flooding"
     before = wire.ask("sum")
-    # GPUs that other processes use as well may rest for milliseconds.
+    # GPUs shared with other processes may pause for milliseconds.
     deadline = time.monotonic() + 10
     while wire.ask("sum") == before:
         assert time.monotonic() < deadline, "the flood does not reach the arena"
@@ -200,7 +200,7 @@ def test_unreachable_peers_are_refused_with_the_reason(wire: Wire) -> None:
 
 
 def test_ends_and_arrivals_ring_and_windows_of_a_call_land_together(wire: Wire) -> None:
-    """What a sender and a receiver sleep by."""
+    """A sender and a receiver sleep until these events."""
     from tasuki.pycache._cpp_cache import Bell
 
     bell = Bell()

@@ -1,5 +1,5 @@
-"""A decode node that grants nothing holds no more of a prefill engine than its share, and holds up
-no rooms but its own; those that wait are told their places without a message for each move."""
+"""A decode node without destinations holds only its share of a prefill engine and delays only its
+own transfers. Waiting transfers learn their places without a message for each move."""
 
 import asyncio
 from itertools import pairwise
@@ -24,9 +24,9 @@ from tests.harness.engines import Lone, engine_config, tiny_parts
 from tests.harness.waiting import HANG_SECONDS
 
 AHEAD = 16
-"""Rooms of one decode node that may hold KV before they are begun."""
+"""Transfers of one decode node that may hold KV before they begin."""
 PULLED = 32
-"""Of which something may be pulled at a time."""
+"""Number of them that may pull at a time."""
 
 
 def test_a_decode_node_that_grants_nothing_keeps_its_share() -> None:
@@ -98,12 +98,12 @@ def test_only_so_many_rooms_pull_and_none_of_them_takes_another_one_s_turn(tmp_p
     def accepted() -> list[m.RoomId]:
         return [said.room for said in node.all_said(m.PrefillAccepted)]
 
-    # Who finds no place to pull is computed without, as far as the window goes.
+    # Requests without a place to pull are computed without a pull, up to AHEAD.
     assert pulling() == list(rooms)[:PULLED] and accepted() == list(rooms)[PULLED:][:AHEAD]
     node.post(m.PullCommitted(rooms[0], REPORT))
     node.post(m.PullLost(rooms[1]))
     node.run()
-    # A lost pull holds its place until its writer is fenced, and the others wait for the window.
+    # A lost pull keeps its place until its writer is fenced, and the others wait.
     assert len(pulling()) == PULLED + 1 and len(accepted()) == AHEAD
     node.post(m.PullFenced(rooms[1]))
     node.run()
@@ -135,7 +135,7 @@ def test_a_room_that_waits_is_judged_once_however_often_it_is_looked_at(tmp_path
     for step in range(2 * FRESH):
         node.post(m.PrefillEnd(m.RoomId(1000 + step)))
         node.run()
-    # What was measured is not stale, so the room that waits is not sent to measure it again.
+    # The measurement is fresh, so the waiting transfer does not measure again.
     assert costs_of(node).pulled.verdicts_since == AHEAD and not node.all_said(m.PullWanted)
     for number in rooms:
         node.post(m.PrefillEnd(m.RoomId(number)))
@@ -168,7 +168,7 @@ def test_a_queue_of_many_is_emitted_once_for_each_time_that_it_moves(tmp_path: P
 def waiting_room(
     progress_seconds: float, outgoing: list[pb.SenderMessage], room: int = 1
 ) -> OutgoingRoom:
-    """outgoing: gets what it says."""
+    """Return a transfer that has begun and waits. outgoing: receives its messages."""
     ticket = m.Ticket(m.RoomId(room), 1, 0, SamplingParams(), b"")
     made = OutgoingRoom(
         m.PrefillReserve(ticket, np.ones(3, dtype=np.int32)),
@@ -184,7 +184,7 @@ def waiting_room(
 
 
 def said(outgoing: list[pb.SenderMessage]) -> list[int]:
-    """Since the last time."""
+    """Return the messages since the last call."""
     assert all(message.WhichOneof("message") == "queued" for message in outgoing)
     found = [message.queued.position for message in outgoing]
     outgoing.clear()

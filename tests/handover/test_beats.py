@@ -1,4 +1,4 @@
-"""What nodes tell each other of themselves with beats and renewals."""
+"""The state of nodes as sent in heartbeats and renewals."""
 
 import asyncio
 import math

@@ -1,6 +1,6 @@
-"""Through one daemon and through two, by the SDK and by OpenAI's client, the same tokens and
-logprobs: with every field of the sampling, several answers to one prompt, lists of prompts, scores;
-and one hand-over for all choices."""
+"""One daemon and a pair give the same tokens and logprobs, through the SDK and OpenAI's client.
+Covered: every sampling field, several answers to one prompt, lists of prompts, and scores. All
+choices share one hand-over."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -42,7 +42,7 @@ EVERY: SamplingOptions = {
 EVERY_TEXT = "Call me Ishmael. Some years ago, never mind how long precisely, I went to sea. " * 4
 CHOICES = 4
 ROUNDING = 1e-4
-"""Of a log-probability: prompts that came together share forwards or do not."""
+"""Tolerance of a log-probability: prompts sent together may or may not share forwards."""
 Told = dict[str, Any]
 
 
@@ -52,7 +52,7 @@ def drawn_alone(node: Node, choice: int) -> tuple[int, ...]:
 
 
 def by_sdk(node: Node, prefilled_on: str) -> list[tuple[int, ...]]:
-    """The tokens of each choice."""
+    """Return the tokens of each choice."""
     answers = node.client.generate(Prompt(text=TEXT), n=CHOICES, **DRAWN).results()
     assert {answer.usage.prefilled_on for answer in answers} == {prefilled_on}
     assert {answer.usage.hit.usable_tokens for answer in answers if answer.usage.hit} == {0}
@@ -60,7 +60,7 @@ def by_sdk(node: Node, prefilled_on: str) -> list[tuple[int, ...]]:
 
 
 def by_openai(node: Node) -> Told:
-    """Whole and streamed choices, a list of prompts, and lm-eval's loglikelihood."""
+    """Return whole and streamed choices, a list of prompts, and lm-eval's loglikelihood."""
     client = openai_client(node.http_address)
     prompts = [TEXT, TEXT[:100] + "and", "It"]
     asked: Told = {"model": "embedded", "temperature": 1.2, "seed": 3, "max_tokens": 8, "n": 2}
@@ -136,7 +136,7 @@ def test_choices_lists_and_scores_are_alike_through_two_daemons(
 
 
 def answers(node: Node) -> list[Answer]:
-    """Cold, then from the cache, then an answer of the first token alone."""
+    """Return three answers: cold, then from the cache, then of the first token alone."""
     asked = [EVERY, EVERY, {**EVERY, "max_new_tokens": 1, "min_tokens": 1}]
     prompt = Prompt(text=EVERY_TEXT)
     return [node.client.generate(prompt, **options).result() for options in asked]  # type: ignore[typeddict-item]

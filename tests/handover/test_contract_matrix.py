@@ -1,5 +1,5 @@
-"""Every field of the contract, one at a time, differing, absent or unknown: refused at connect, by
-name, before any room is opened or any transport connected."""
+"""Each field of the contract differs, is absent or is unknown, one at a time. The node rejects it
+at connect, by name, before any transfer opens and any transport connects."""
 
 from dataclasses import fields, replace
 
@@ -23,7 +23,7 @@ OURS = Contract("weights", small_layout())
 
 
 def other(value: object) -> object:
-    """Another value of the same kind."""
+    """Return another value of the same kind."""
     if isinstance(value, (int, float)):
         return value + 1
     if isinstance(value, tuple):
@@ -32,7 +32,7 @@ def other(value: object) -> object:
 
 
 def mismatches() -> dict[str, Contract]:
-    """By the field that differs, a contract like OURS in all others."""
+    """Return contracts by the name of the only field in which they differ from OURS."""
     made = {
         field.name: replace(OURS, **{field.name: other(getattr(OURS, field.name))})
         for field in fields(Contract)
@@ -47,7 +47,7 @@ def mismatches() -> dict[str, Contract]:
 
 
 async def differing(both: Nodes, contract: dict[str, str], transport: str = "loopback") -> set[str]:
-    """Fields that the prefill node names; empty where it connects."""
+    """Return the fields named by the prefill node; empty if it connects."""
     node = node_to_wire(both.client.links[0]._node)
     node.name, node.transport = STRANGER, transport
     async with grpc.aio.insecure_channel(f"127.0.0.1:{both.port}") as channel:
@@ -67,9 +67,9 @@ WEIGHTS_SHOW = {
     *("model_type", "vocab", "hidden", "query_heads", "tied", "head_block"),
     *("experts", "intermediate", "shared_intermediate"),
 }
-"""By the shapes of tensors, or by which there are."""
+"""Fields visible in the weights, by the shapes or the set of tensors."""
 CHANGES_NO_STATE = {"max_position", "eos_ids", "head_rows", "held"}
-"""Or else is of one rank of several."""
+"""Fields that change no state, or that belong to one rank of several."""
 
 
 def contract_of(model: ModelConfig) -> dict[str, str]:
@@ -78,7 +78,7 @@ def contract_of(model: ModelConfig) -> dict[str, str]:
 
 
 def other_models() -> dict[str, ModelConfig]:
-    """By the field that differs, a config like MOE in all others."""
+    """Return configs by the name of the only field in which they differ from MOE."""
     experts = MOE.feed_forward
     assert isinstance(experts, MoeShape)
     made = {

@@ -1,4 +1,5 @@
-"""Rooms of a decode engine: one object each, legal moves only, and no way for two to be one."""
+"""Transfers of a decode engine: one object each, legal moves only, and two requests never share
+one."""
 
 from pathlib import Path
 
@@ -65,7 +66,7 @@ def test_a_room_is_kept_until_its_writer_is_fenced(decode: Lone, granted: bool) 
 
 
 def test_two_requests_of_one_told_room_do_not_share_it(decode: Lone) -> None:
-    """Both are queued before the room is asked for: the second gets one of its own."""
+    """Both are queued before the transfer is requested; the second gets its own number."""
     decode.post(submit("one", prompt(1), 2, gateway_room=HERE))
     decode.post(submit("two", prompt(2), 2, gateway_room=HERE))
     decode.step()

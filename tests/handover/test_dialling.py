@@ -1,5 +1,5 @@
-"""Plain text to prefill nodes stays on this host: what is named by the settings is refused at the
-start, what is learnt of later is refused by name and never dialled."""
+"""Plain text to prefill nodes stays on this host. A remote address in the settings is rejected at
+the start. One learnt later is rejected by name and never dialled."""
 
 import asyncio
 import logging

@@ -1,6 +1,6 @@
-"""What a node keeps for its draft layer after a turn is what one forward over the same tokens
-keeps: in one node and its chunks and steps, after a hand-over and an early step, in the next turn.
-"""
+"""A node's entries for its draft layer after a turn equal the entries of one forward over the same
+tokens. Cases: one node with chunks and steps, after a hand-over and an early step, and the next
+turn."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def test_two_turns_of_one_node(chunk: int) -> None:
         case = golden(MODEL, name)
         assert engine.ask(name, case.prompt, len(case.greedy)) == case.greedy
         log = case.prompt + case.greedy
-        # The last token was drawn and never forwarded.
+        # The last token was sampled and never forwarded.
         assert assert_kept_as_by_one_forward(engine, log) == len(log) - 1
     assert engine.hit("turn2").usable_tokens == 192
     engine.assert_at_rest()
@@ -34,14 +34,14 @@ def test_two_turns_of_one_node(chunk: int) -> None:
 
 @pytest.mark.parametrize("most", [1, 4])
 def test_answers_whose_drafts_are_verified_leave_the_same(most: int, fresh_seed: int) -> None:
-    """Entries of what did not hold are written over; what is carried is of what held."""
+    """Entries of rejected drafts are overwritten; the carry belongs to accepted ones."""
     random = np.random.default_rng(fresh_seed)
     engine = Lone(engine_config(reference_dir(MODEL), draft_tokens=most), parts=parts())
     for name in ("three", "chunk", "long"):
         case = golden(MODEL, name)
         new = len(case.greedy)
         prediction = np.array(case.greedy, dtype=np.int32)
-        # The whole of it, then broken: also where the last forward's drafts do not hold.
+        # The whole prediction, then a broken one, also with rejected drafts in the last forward.
         for broken in ([], [new - 1], random.integers(1, new, 3).tolist()):
             prediction[broken] ^= 1
             engine.flush()
@@ -53,11 +53,11 @@ def test_answers_whose_drafts_are_verified_leave_the_same(most: int, fresh_seed:
 
 
 def test_prompts_that_part_at_a_page_share_it_and_both_have_right_entries() -> None:
-    """What follows a page is no part of its last entry."""
+    """The last entry of a page does not depend on the token after the page."""
     engine = Lone(engine_config(reference_dir(MODEL)), parts=parts())
     first = golden(MODEL, "turn2").prompt
     random = np.random.default_rng(3)
-    # Behind whole pages, and one token before and behind that.
+    # After whole pages, and one token before and after that.
     for name, left in (("at", 128), ("before", 127), ("behind", 129)):
         engine.flush()
         engine.ask("first", first[: left + 1], 1)
@@ -75,7 +75,7 @@ def test_a_hand_over_brings_entries_and_what_is_carried(case_name: str) -> None:
     log = case.prompt + case.greedy
     with engine_pair(parts(), parts()) as pair:
         room = pair.begin(submit("r", case.prompt, len(case.greedy)))
-        # Its prompt's last page boundary that a repeat may use.
+        # The last page boundary of its prompt usable by a repeat.
         assert assert_kept_as_by_one_forward(pair.prefill, log) == (len(case.prompt) - 1) // 64 * 64
         pair.join(room)
         assert pair.decode.tokens("r") == case.greedy

@@ -1,5 +1,5 @@
-"""What a decode daemon that is stopped leaves to prefill nodes, its heirs: next turns resume there,
-their tokens are those of an undisturbed node, and whatever becomes of an heir, the node ends."""
+"""A stopped decode daemon migrates its states to prefill nodes, its drain targets. Next turns
+resume there with the tokens of an undisturbed node. The node ends even if a drain target fails."""
 
 import os
 import signal
@@ -27,11 +27,11 @@ SESSIONS = 4
 HELD = TURNS * (SHORT + NEW_TOKENS) - 1
 """Tokens of a conversation; its last one was never computed."""
 NOT_HANDED_OVER = ("--local-prefill-tokens", "64", "--http-bind", "127.0.0.1:0")
-"""No prefill node sees anything of conversations whose turns are so short."""
+"""Turns this short are never sent to a prefill node."""
 PATIENT = ("--drain-timeout", "600")
-"""However busy this machine is: an answer that is in flight for so long is cut by nobody."""
+"""A drain timeout so long that no answer in flight is cut, even on a busy machine."""
 ENDLESS = 3000
-"""Tokens of an answer that is in flight for as long as a test wants."""
+"""Tokens of an answer that stays in flight as long as a test needs."""
 
 
 def asked_here(session: Session, number: int, turn: int) -> tuple[int, ...]:
@@ -47,7 +47,7 @@ def prompts_of(number: int) -> list[tuple[int, ...]]:
 
 @pytest.fixture(scope="module")
 def undisturbed() -> list[list[tuple[int, ...]]]:
-    """What a fused node answers: of each session, turn by turn."""
+    """Return a fused node's answers by session and turn."""
     with fleet() as start:
         node, answers = start("serve", *flags()), []
         for number in range(SESSIONS):
@@ -60,8 +60,8 @@ def undisturbed() -> list[list[tuple[int, ...]]]:
 def conversed(
     undisturbed: Sequence[Sequence[tuple[int, ...]]], *decode: str
 ) -> Iterator[tuple[Four, Node]]:
-    """Four nodes, and the decode node on which all sessions had their turns but the last. decode:
-    more flags of decode nodes."""
+    """Yield four nodes, and the decode node that has run all turns of all sessions but the last.
+    decode: more flags of decode nodes."""
     with four(*NOT_HANDED_OVER, *PATIENT, *decode) as nodes:
         left = next(iter(nodes.decode.values()))
         for number in range(SESSIONS):
@@ -72,7 +72,7 @@ def conversed(
 
 
 def states_left(node: Node) -> dict[str, int]:
-    """By outcome."""
+    """Return the numbers of states by outcome."""
     prefix = "tasuki_states_left_total{outcome="
     return {
         name.removeprefix(prefix).removesuffix("}"): int(value)
@@ -90,8 +90,8 @@ def endless(node: Node) -> AnswerStream:
 def usable_elsewhere(
     nodes: Four, left: Node, undisturbed: Sequence[Sequence[tuple[int, ...]]]
 ) -> list[int]:
-    """Of each conversation, tokens that its last turn finds; it is asked of the other node, in
-    full, and answered as if nothing had happened."""
+    """Return the usable tokens of each conversation's last turn. The turn goes to the other node in
+    full, and its answer must be the undisturbed one."""
     found = []
     with Client(nodes.other(left.address)) as client:
         for number in range(SESSIONS):
@@ -137,7 +137,7 @@ def test_what_no_prefill_node_has_is_taken_beside_an_answer_and_found_again(
 def test_a_node_that_is_killed_leaves_nothing(
     undisturbed: list[list[tuple[int, ...]]],
 ) -> None:
-    """So that what others find elsewhere came from the drain."""
+    """The control: without a drain, other nodes find nothing."""
     with conversed(undisturbed) as (nodes, left):
         left.kill()
         assert usable_elsewhere(nodes, left, undisturbed) == [0] * SESSIONS
@@ -187,7 +187,8 @@ def test_all_heirs_gone_is_the_end(undisturbed: list[list[tuple[int, ...]]]) -> 
 
 @contextmanager
 def two(*decode: str) -> Iterator[tuple[Node, Node]]:
-    """A prefill node, and a decode node of which it sees nothing. decode: more flags of that."""
+    """Yield a prefill node, and a decode node that hands nothing over to it. decode: more flags of
+    the decode node."""
     with fleet() as start:
         heir = start("prefill", *flags(), *PULLING)
         known = (*CHOOSING, "--prefill", heir.handover_address)

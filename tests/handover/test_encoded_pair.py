@@ -1,5 +1,5 @@
-"""Answers over a wire that is not exact: from a decode engine behind the layer barrier, and from
-two daemons that say the same, or do not."""
+"""Answers over an inexact wire: from a decode engine behind the layer barrier, and from two daemons
+with equal or different settings."""
 
 from collections.abc import Sequence
 
@@ -24,7 +24,8 @@ from tests.harness.waiting import until
 
 NAME = "r"
 NEW_TOKENS = 24
-# bf16 keeps eight bits: what a state loses moves a logit by no more, far from what a margin is.
+# bf16 keeps eight bits. The loss in a state moves a logit by no more than this, much less than a
+# margin.
 TIE = 0.05
 TEXTS = [
     "It is a truth universally acknowledged, that a single man in possession of a good fortune ",
@@ -35,7 +36,7 @@ TEXTS = [
 
 @pytest.mark.parametrize("precision", [Precision.BF16, Precision.FP8])
 def test_an_early_step_reads_what_the_batch_would_read(precision: Precision) -> None:
-    """Poisoned ids, so that what is not decoded yet would show."""
+    """Ids are poisoned, so a read of data not decoded yet would show."""
     prompt = np.random.default_rng(150).integers(0, TINY["vocab_size"], 150).tolist()
     wire = WireSettings(WirePrecision(precision, precision))
     told = {}
@@ -60,13 +61,13 @@ def test_an_early_step_reads_what_the_batch_would_read(precision: Precision) -> 
 
 
 def served_layout() -> CacheLayout:
-    """Of the daemons' arenas."""
+    """Return the layout of the daemons' arenas."""
     config = EngineConfig(model=str(embedded_model()), dtype="float32")
     return asked_model(config).cache_layout("float32", "float32", "float32")
 
 
 def answers(node: Node, texts: Sequence[str]) -> list[Answer]:
-    # Longer than a page, so that KV of some pages travels too.
+    # Longer than a page, so KV of some pages is sent too.
     return [
         node.client.generate(
             Prompt(text=text * 5), max_new_tokens=NEW_TOKENS, ignore_eos=True
@@ -84,7 +85,7 @@ def assert_equal_up_to_near_ties(exact: Answer, got: Answer) -> None:
 
 @needs_nixl
 def test_a_session_of_fp8_travels_there_and_back_again() -> None:
-    """Every turn is handed over, and all before it pulled: each in as many bytes as fp8 takes."""
+    """Every turn is handed over after all earlier ones were pulled, each with the bytes of fp8."""
     fp8 = ("--wire-kv", "fp8", "--wire-state", "fp8")
     layout = served_layout()
     units = WireUnits.of(layout, WirePrecision(Precision.FP8, Precision.FP8))
@@ -125,7 +126,7 @@ def test_two_daemons_answer_alike_with_a_state_of_half_the_bytes() -> None:
         decode.assert_at_rest()
         decode.stop()
 
-        # The same prefill node does not take a node that says nothing of it.
+        # The same prefill node rejects a node without this setting.
         other = start("decode", *flags(), *to)
         until(lambda: bool(other.stats().prefill_nodes[0].differences), "not refused")
         (node,) = other.stats().prefill_nodes

@@ -1,5 +1,5 @@
-"""Rooms that have ended on a connection that lives on are gone at once, not at a full collection:
-those are rare on a node, and cycles of rooms would lie in its memory by the thousand."""
+"""Ended transfers on a live connection are freed at once, not at a full garbage collection. Full
+collections are rare on a node, so cycles of transfers would fill its memory."""
 
 import asyncio
 import gc
@@ -16,7 +16,7 @@ _OF_ROOMS = (SteppedSide, Receiving, Sending)
 
 
 async def lives(both: Nodes) -> None:
-    """A room that is done, one that has pulled before, and one that the decode node gives up."""
+    """Run a transfer that completes, one after a pull, and one cancelled by the decode node."""
     await both.hand_over(DONE)
     await both.pull(PULLING)
     both.client.deliver(m.PullPinned(source_of(PULLING, both.pair.target.layout)))
@@ -36,7 +36,7 @@ def test_nothing_holds_a_room_that_has_ended() -> None:
             await lives(both)
             await both.quiet()
             async with asyncio.timeout(HANG_SECONDS):
-                # By type(): isinstance() asks each object for its class, and some warn.
+                # With type(), because isinstance() asks each object for its class, and some warn.
                 while any(issubclass(type(one), _OF_ROOMS) for one in gc.get_objects()):
                     await asyncio.sleep(0.05)
 

@@ -1,4 +1,4 @@
-"""Membership by a real etcd: registration, leaving, silence, and nodes behind it."""
+"""Membership by a real etcd: registration, leaving, heartbeat timeout, and real nodes with it."""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""An etcd that shows a certificate and asks for a password, as deploy/kubernetes sets one up."""
+"""An etcd with a certificate and a password, set up as in deploy/kubernetes."""
 
 import asyncio
 import sys
@@ -27,7 +27,7 @@ PREFIX = "/tasuki/prefill/"
 
 @dataclass(frozen=True)
 class Guarded:
-    """ca, login: files. set_up: the command that makes the user."""
+    """An etcd with access control. ca, login: files. set_up: the command that makes the user."""
 
     etcd: EtcdProcess
     ca: str
@@ -59,7 +59,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
 
 
 def asked(client: Callable[[], Etcd], ask: Callable[[Etcd], Awaitable[object]]) -> object:
-    """What one question is answered."""
+    """Return the answer to one question."""
 
     async def one() -> object:
         etcd = client()
@@ -72,7 +72,8 @@ def asked(client: Callable[[], Etcd], ask: Callable[[Etcd], Awaitable[object]]) 
 
 
 async def closed(etcd: Etcd) -> None:
-    """A connection by TLS ends in later rounds of the loop, which a test ends at once."""
+    """Close the client and wait: a TLS connection ends some rounds of the loop later, and a test
+    ends its loop at once."""
     await etcd.close()
     await asyncio.sleep(0.25)
 
@@ -151,7 +152,7 @@ async def test_a_client_whose_token_has_ended_logs_in_again(
         async with asyncio.timeout(HANG_SECONDS):
             while "127.0.0.1:9" not in await anext(changes):
                 pass
-        # An etcd that starts again knows none of its tokens.
+        # A restarted etcd knows none of its tokens.
         await asyncio.to_thread(guarded.etcd.stop)
         await asyncio.to_thread(guarded.etcd.start)
         await etcd.range(PREFIX)

@@ -1,5 +1,5 @@
-"""Failpoints: off by default, refused when misspelt; and a defect at any place of a hand-over ends
-that room alone, typed and fenced, on both sides."""
+"""Failpoints are off by default, and a misspelt one is rejected. A failure at any place of a
+hand-over ends only that transfer, with an error type and a fence on both sides."""
 
 import asyncio
 import os
@@ -30,7 +30,7 @@ from tests.harness.waiting import HANG_SECONDS
 
 ROOM, NEXT = 5, 6
 NEVER_LOST = (Place.SENDER_AFTER_DONE, Place.RECEIVER_AFTER_COMMIT)
-"""Where all that the receiver needs has reached it."""
+"""Places at which the receiver already has all it needs."""
 
 
 def test_nothing_is_armed_unless_the_environment_says_so() -> None:
@@ -99,8 +99,8 @@ def test_every_place_is_in_the_code() -> None:
 
 
 async def hand_over(both: Nodes, room: int) -> bool:
-    """Play both engines, each part once, until the room is over, whatever happens to it. Whether
-    it was granted."""
+    """Play both engines, each part once, until the transfer ends in any way. Return whether it had
+    a destination."""
 
     def compute() -> None:
         both.compute(room)

@@ -1,5 +1,5 @@
-"""A fetch between both halves over real gRPC: in bytes, and by scripts when one is advised and each
-way in which it can end."""
+"""A fetch between both halves over real gRPC: byte by byte, and by scripts of when one is advised
+and each way it can end."""
 
 import numpy as np
 import pytest
@@ -54,7 +54,7 @@ async def granted(both: Nodes) -> m.Grant:
 
 
 def send(both: Nodes) -> tuple[tuple[int, ...], int]:
-    """All at once, as it was computed long ago; the sender's own page ids and slot."""
+    """Send all layers at once, as computed long ago. Return the sender's own page ids and slot."""
     source = both.pair.source
     pages, slot = random_ids(source.layout, source.slabs, PAGES, np.random.default_rng(8))
     both.pair.sender.plan_forward(ROOM, FinishedLayers.long_finished(0, pages, slot))
@@ -98,7 +98,7 @@ async def test_a_refused_fetch_is_lost_before_anything_was_granted(refusal: m.Fe
 
 
 async def test_a_fetch_that_cannot_be_opened_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a way that nobody foresaw: prompts wait for its answer."""
+    """An unforeseen error still answers the fetch, because prompts wait for its answer."""
 
     def broken(connection: PrefillConnection) -> None:
         raise RuntimeError("no stream")

@@ -1,6 +1,5 @@
-"""A beginning that one prefill node holds and another one is to have goes there by way of a decode
-node, exactly as it stands, instead of being computed anew; whatever becomes of that, the answer is
-that of an undisturbed node."""
+"""A prefix held by one prefill node is copied to another through a decode node, exactly, instead of
+being computed again. If the copy fails, the answer is still that of an undisturbed node."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +20,8 @@ from tests.harness.waiting import until
 pytestmark = needs_nixl
 
 SHARED, OWN = 1030, 40
-"""Tokens. By cost the second prompt goes where the first went: what was sent is known by 512."""
+"""Tokens. By cost the second prompt goes to the node of the first: a sent prefix is known in steps
+of 512."""
 NEW_TOKENS = 8
 HELD = SHARED // 64 * 64
 BY_COST = ("--route", "cost", "--local-prefill-tokens", "0")
@@ -48,11 +48,11 @@ def start_node(start: Callable[..., Node], command: str, *more: str, failing_at:
 
 
 class World:
-    """Two prefill nodes, one of which holds the beginning; and a decode node that has seen nothing
-    and knows so."""
+    """Two prefill nodes, one with the prefix, and a decode node that holds none of it and is aware
+    of this."""
 
     def __init__(self, start: Callable[..., Node], prefill: str = "", decode: str = "") -> None:
-        """prefill, decode: where these fail."""
+        """Start the nodes. prefill, decode: failpoints of these nodes."""
         nodes = {
             name: start_node(
                 start,
@@ -83,7 +83,7 @@ class World:
         return nodes[name]
 
     def fetched(self) -> dict[str, int]:
-        """By outcome."""
+        """Return the numbers of fetches by outcome."""
         prefix = "tasuki_states_fetched_total{outcome="
         return {
             name.removeprefix(prefix).removesuffix("}"): int(value)
@@ -99,7 +99,8 @@ class World:
 
 @contextmanager
 def world(**failing: str) -> Iterator[World]:
-    """Nodes that fail end without being asked for their last words, which tell of that."""
+    """Yield the nodes. Failing ones are killed at the end, without a check of their last lines,
+    because these report the failure."""
     with fleet() as start:
         nodes = World(start, **failing)
         yield nodes
@@ -118,7 +119,7 @@ def computed(node: Node) -> int:
 def test_a_node_that_takes_no_prompts_gives_what_it_holds(
     undisturbed: list[tuple[int, ...]],
 ) -> None:
-    """To two that come at once it is brought once, and nobody computes it again."""
+    """Two prompts at once cause only one copy, and no node computes the prefix again."""
     with world() as nodes:
         nodes.holder.drain()
         with ThreadPoolExecutor(2) as pool:
@@ -138,7 +139,7 @@ def test_a_node_that_takes_no_prompts_gives_what_it_holds(
 def test_what_breaks_here_is_brought_by_nobody_and_leaves_nothing(
     undisturbed: list[tuple[int, ...]], place: str
 ) -> None:
-    """Nor is any hand-over, so that the prompt is computed here."""
+    """The hand-over fails as well, so the prompt is computed on the decode node."""
     with world(decode=f"receiver.{place}=raise") as nodes:
         nodes.holder.drain()
         answer = answered(nodes.decode, 2)

@@ -1,5 +1,5 @@
-"""Fetches as the engines see them: what is pinned, granted, published, quarantined, who waits, and
-when all is free again."""
+"""Fetches as engines see them: pinned, granted, published and quarantined ids, the waiting
+requests, and the time when all ids are free again."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,14 +17,14 @@ from tests.harness.decode_engine import DecodeNode
 from tests.harness.engines import Lone, engine_config, prompt, submit, tiny_parts
 
 HELD = 192
-"""Tokens that the prefill node has and the decode node wants."""
+"""Tokens held by the prefill node and wanted by the decode node."""
 SENT = m.TransferReport(1000, 1, 3, 0.0, 0.1)
 SECONDS = 1.5
 
 
 @pytest.fixture
 def prefill(tmp_path: Path) -> Iterator[Lone]:
-    """At rest where the test ends."""
+    """Yield a prefill engine and assert it at rest after the test."""
     parts = tiny_parts()
     node = Lone(engine_config(tmp_path), Role.PREFILL, parts, sender_over(parts))
     yield node
@@ -33,7 +33,7 @@ def prefill(tmp_path: Path) -> Iterator[Lone]:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[DecodeNode]:
-    """At rest where the test ends."""
+    """Yield a decode engine and assert it at rest after the test."""
     node = DecodeNode(tmp_path, max_batch=4)
     yield node
     node.assert_at_rest()
@@ -44,7 +44,7 @@ def fetch(tokens: np.ndarray, room: int = 5, salt: bytes = b"", peer: str = "d")
 
 
 def hold(prefill: Lone, tokens: np.ndarray) -> None:
-    """Compute a prompt that is longer by a token, so that a state stands behind these then."""
+    """Compute a prompt one token longer, so that a state exists after these tokens."""
     give(prefill, reserve(np.append(tokens, tokens[:1]), 0, m.RoomId(900)))
     give(prefill, m.PrefillStart(m.Grant(m.RoomId(900), 1, 0, (), 0)))
     give(prefill, m.PrefillEnd(m.RoomId(900)))
@@ -131,7 +131,7 @@ def test_what_is_lost_after_its_grant_waits_for_the_fence_and_its_prompt_does_no
     node.step()
     assert node.all_said(m.HandoverWanted)[-1].ticket.offered == 0
     assert node.stats().pages["quarantined"] == HELD // 64
-    # Whatever comes late changes nothing.
+    # Late messages change nothing.
     for late in (m.RemoteDone(room, SENT), m.FetchLost(room, m.FetchOutcome.LOST)):
         node.post(late)
     node.post(m.GrantWanted(room))
@@ -146,7 +146,7 @@ def test_what_is_lost_after_its_grant_waits_for_the_fence_and_its_prompt_does_no
 def test_ids_that_were_lost_before_anybody_knew_them_are_free_at_once(
     node: DecodeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a device that still computed what it was to do before."""
+    """The device still ran its earlier work at the grant."""
     done: list[bool] = []
     monkeypatch.setattr(CpuRunner, "record_event", lambda self: lambda: bool(done))
     advise(node, want(node, "r", prompt_of(400)))
@@ -193,7 +193,7 @@ def test_under_another_salt_it_is_another_beginning(node: DecodeNode) -> None:
 
 
 def test_no_more_is_fetched_at_once_than_may(node: DecodeNode) -> None:
-    """Whoever comes beyond goes on without."""
+    """Requests beyond the limit continue without a fetch."""
     many = MOST + 3
     for number in range(many):
         advise(node, want(node, f"r{number}", prompt(100, seed=200 + number)), 64)

@@ -1,5 +1,5 @@
-"""Two daemons whose pages hold FP8 rows: what travels is what lies there, both ways, and a node
-that keeps other rows is refused by name."""
+"""Two daemons with FP8 rows in their pages. Bytes are sent unchanged, both ways. A node with other
+rows is rejected by name."""
 
 import pytest
 

@@ -1,5 +1,5 @@
-"""Rooms that a gateway made: how its call and a decode node's Reserve find each other, by scripts,
-and how a room ends that waits for the call."""
+"""Transfers made by a gateway. Scripts show how its call and a decode node's Reserve are matched,
+and how a transfer ends while it waits for the call."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -29,7 +29,7 @@ HIT = m.HitBreakdown(3, 0, 0, {"new": 3}, None)
 
 
 class Room:
-    """Of a decode node's Reserve, as far as GatewayRooms sees it."""
+    """A decode node's Reserve, as far as GatewayRooms uses it."""
 
     def __init__(self, number: int, prompt: np.ndarray, events: list[str]) -> None:
         self.id = m.RoomId(number)
@@ -41,7 +41,8 @@ class Room:
 
 
 class GatewayWorld(RealTime):
-    """Answers to calls stand as `call NAME: ...`, events of rooms as `room 77: ...`."""
+    """The world of the scripts. Answers to calls are shown as `call NAME: ...`, events of transfers
+    as `room 77: ...`."""
 
     def __init__(self) -> None:
         self._rooms = GatewayRooms(5.0)

@@ -1,5 +1,5 @@
-"""What a decode engine hands back of a session that leaves it: what it holds, once, whoever else
-waits; and nothing is held or waited for afterwards."""
+"""A decode engine hands back the state of a session that leaves it. It hands back all it holds,
+once, also while other requests wait. Afterwards nothing is held or awaited."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,14 +19,14 @@ _HIT = m.HitBreakdown(155, 154, 154, {"new": 1}, None)
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[DecodeNode]:
-    """At rest where the test ends."""
+    """Yield a decode engine and assert it at rest after the test."""
     node = DecodeNode(tmp_path, max_batch=2)
     yield node
     node.assert_at_rest()
 
 
 def answered(node: Lone, name: str = "turn", seed: int = 1) -> list[int]:
-    """The log of a turn that was answered here, of which all but the last token is held."""
+    """Return the log of a turn answered here; all but its last token is cached."""
     node.post(m.PeersChanged(False))
     log = [*prompt_of(150, seed), *node.ask(name, prompt_of(150, seed), 5)]
     node.post(m.PeersChanged(True))
@@ -140,7 +140,7 @@ def test_without_a_prefill_node_nothing_is_handed_back(node: DecodeNode, tmp_pat
 
 
 def test_the_next_turn_resumes_where_the_answer_ended(node: DecodeNode, tmp_path: Path) -> None:
-    """At the prefill engine that pulled it, whichever decode node asks."""
+    """The prefill engine that pulled the state resumes the turn for any decode node."""
     parts = tiny_parts()
     prefill = Lone(engine_config(tmp_path), Role.PREFILL, parts, sender_over(parts))
     log = answered(node)

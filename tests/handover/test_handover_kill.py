@@ -1,5 +1,5 @@
-"""A prefill process over NIXL: the whole way, and SIGKILL while windows land and after the end,
-with the fence by proof of death."""
+"""A prefill process over NIXL: a whole hand-over, and SIGKILL while layer chunks arrive and after
+the end, with the fence by proof of death."""
 
 import asyncio
 import os
@@ -128,14 +128,14 @@ async def test_a_room_over_nixl_between_two_processes() -> None:
 
 
 async def test_a_killed_prefill_process_is_noticed_and_fenced() -> None:
-    """While windows land. In the other phases the simulated pair loses it."""
+    """It is killed while layer chunks arrive. The simulated pair covers the other phases."""
     async with decode_node(LAYERS // 2) as node:
         await granted(node)
         await node.landed(LAYERS // 2)
         await node.inbound.wait(m.RemoteReady)
         node.kill()
         await node.inbound.wait(m.HandoverFailed)
-        # By proof of death: its lease outlasts the test.
+        # The fence is by proof of death, because the lease outlasts the test.
         await node.inbound.wait(m.WriterFenced)
         async with asyncio.timeout(HANG_SECONDS):
             while node.inbound.of(m.PeersChanged)[-1] != m.PeersChanged(False):

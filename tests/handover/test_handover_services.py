@@ -1,5 +1,5 @@
-"""Both halves of the hand-over over real gRPC: the happy path in bytes, and by scripts an end in
-every phase."""
+"""Both halves of the hand-over over real gRPC: the normal case byte by byte, and by scripts an end
+in every phase."""
 
 from dataclasses import replace
 
@@ -35,7 +35,7 @@ async def test_a_room_goes_from_reserve_to_done(precision: WirePrecision) -> Non
         assert replace(ready, tail_seconds=None, prefill_choice=None) == m.RemoteReady(
             m.RoomId(ROOM), 42, -0.5, 1.25, HIT, "prefill-0"
         )
-        # None where the token was told before the first window was flushed.
+        # None if the token came before the first layer chunk was flushed.
         assert ready.tail_seconds is None or ready.tail_seconds >= 0
         done = await both.decode.wait(m.RemoteDone)
         assert isinstance(done, m.RemoteDone)

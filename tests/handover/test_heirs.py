@@ -1,5 +1,5 @@
-"""What a decode engine that ends leaves to prefill nodes: the states of most value that they lack,
-few beside answers, within its bound of bytes; and nothing is held or waited for afterwards."""
+"""A decode engine that ends offers states to prefill nodes: the most valuable ones that they lack,
+few beside answers, within its limit of bytes. Afterwards nothing is held or awaited."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -22,7 +22,7 @@ _HIT = m.HitBreakdown(155, 154, 154, {"new": 1}, None)
 
 @scripts(__file__)
 def test_script(script: Script) -> None:
-    """Which prefill node a state is offered to, and what ends its room."""
+    """A state is offered to the right prefill node, and each end of its transfer is handled."""
     play(script, routing)
 
 
@@ -34,14 +34,14 @@ REPORT = m.PullReport(HELD, 1000, 0.1)
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[DecodeNode]:
-    """At rest where the test ends."""
+    """Yield a decode engine and assert it at rest after the test."""
     node = DecodeNode(tmp_path, max_batch=2)
     yield node
     node.assert_at_rest()
 
 
 def answered(node: DecodeNode, seed: int, **changes: object) -> list[int]:
-    """The log of a turn that was answered here, of which all but the last token is held."""
+    """Return the log of a turn answered here; all but its last token is cached."""
     node.post(m.PeersChanged(False))
     log = [*prompt_of(150, seed), *node.ask(f"turn{seed}", prompt_of(150, seed), 5, **changes)]
     node.post(m.PeersChanged(True))
@@ -65,7 +65,7 @@ def logs_of(wanted: Sequence[m.HandoverWanted]) -> list[list[int]]:
 
 
 def take(node: DecodeNode, wanted: m.HandoverWanted) -> None:
-    """All that an honest heir does which holds nothing of it."""
+    """Do all steps of a correct drain target that holds nothing of the state."""
     room = wanted.ticket.room
     node.post(m.PullAsked(room, wanted.ticket.offered, 0))
     node.step()
@@ -107,7 +107,7 @@ def test_a_turn_end_is_offered_and_taken(node: DecodeNode) -> None:
 
 
 def test_where_sessions_wait_comes_first(node: DecodeNode) -> None:
-    """Of states that the policy holds for equal, a session's and then the youngest."""
+    """Among states of equal value, those of sessions come first, then the youngest."""
     node.post(m.OpenCursor(1))
     (opened,) = node.all_said(m.CursorOpened)
     session = answered(node, 1, cursor=opened.cursor)
@@ -184,7 +184,7 @@ def test_what_is_evicted_meanwhile_is_not_computed_by_its_heir(node: DecodeNode)
 
 
 def test_no_more_bytes_are_pulled_than_may(tmp_path: Path) -> None:
-    """A quarter of an arena. Once that is met, what may be more is offered to nobody."""
+    """The limit is a quarter of the arena. States beyond it are not offered."""
     node = DecodeNode(tmp_path, slabs=24, max_batch=2)
     logs = [answered(node, seed) for seed in range(1, 4)]
     leave(node)
@@ -213,7 +213,7 @@ def test_no_more_bytes_are_pulled_than_may(tmp_path: Path) -> None:
 
 
 def test_no_more_is_asked_for_at_once_than_one_heir_would_pull(tmp_path: Path) -> None:
-    """A quarter of what a node can hold; a larger one goes alone."""
+    """The limit is a quarter of a node's capacity; a larger state is offered alone."""
     node = DecodeNode(tmp_path, slabs=40, max_batch=2)
     quarter = node.engine.max_request_tokens // 4
     logs = [answered(node, seed) for seed in range(1, 5)]
@@ -287,7 +287,7 @@ def test_a_pull_that_an_heir_lost_is_not_counted_as_taken(node: DecodeNode) -> N
 def test_the_end_of_the_time_cuts_what_is_under_way_and_keeps_what_is_read(
     node: DecodeNode,
 ) -> None:
-    """Whatever comes of those rooms afterwards is dropped."""
+    """Later messages of these transfers are dropped."""
     for seed in range(1, ALONE + 4):
         answered(node, seed)
     leave(node)
@@ -346,7 +346,7 @@ def test_a_node_without_prefill_nodes_leaves_nothing(node: DecodeNode, tmp_path:
 
 
 def test_an_heir_answers_the_next_turn_from_it(node: DecodeNode, tmp_path: Path) -> None:
-    """Of whichever of two conversations under two salts, to the token; under no other salt."""
+    """Two conversations under two salts are each found to the token, and under no other salt."""
     parts = tiny_parts()
     prefill = Lone(engine_config(tmp_path), Role.PREFILL, parts, sender_over(parts))
     logs = {salt: answered(node, seed, salt=salt) for seed, salt in ((1, b"a"), (2, b"b"))}

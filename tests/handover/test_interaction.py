@@ -1,4 +1,4 @@
-"""The player of scripts: one that does not hold fails, and shows where."""
+"""The player of scripts: a script that does not hold fails and shows the place."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -11,7 +11,7 @@ from tests.harness.interaction import RealTime, play, read
 
 
 class Echo(RealTime):
-    """A command's words come where it names: `decode A B`."""
+    """A world that returns a command's words on the track named by the command: `decode A B`."""
 
     def __init__(self) -> None:
         self._came: dict[str, list[str]] = {}

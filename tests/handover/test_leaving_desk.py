@@ -1,5 +1,5 @@
-"""Who asks a prefill node that ends for what it leaves: each state is one connection's until that
-answers for it, and the end is waited for by nobody who is not there."""
+"""Calls to a prefill node that ends, for the states it leaves. Each state belongs to one connection
+until its outcome is known. The end does not wait for absent nodes."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +18,7 @@ TOKENS = np.arange(64, dtype=np.int32)
 
 
 class World:
-    """The desk of an engine that gives what it is bid to."""
+    """The desk over an engine that gives the states set by a test."""
 
     def __init__(self, *connected: str) -> None:
         self.connected = set(connected)
@@ -91,7 +91,7 @@ async def test_what_was_given_to_who_goes_is_lost() -> None:
 
 @pytest.mark.parametrize("connected", [(), ("a", "b")])
 async def test_where_nobody_takes_anything_it_is_over(connected: tuple[str, ...]) -> None:
-    """None is connected, or each knows no prefill node that stays."""
+    """No node is connected, or none knows another prefill node that stays."""
     world = World(*connected)
     world.desk.begin()
     for peer in connected:
@@ -115,7 +115,7 @@ async def test_what_one_has_in_hand_is_waited_for_though_the_others_decline() ->
 
 
 async def test_an_engine_that_does_not_answer_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it says later is given to nobody, and it learns so."""
+    """A later answer is given to no node, and the engine is told so."""
     monkeypatch.setattr(leaving_desk, "_ANSWER_SECONDS", 0.0)
 
     world = World("a")

@@ -1,6 +1,6 @@
-"""What a prefill engine that ends gives to decode nodes that ask: its most valuable states, each
-once, those of a conversation to the node that goes on with it, within its bound of bytes; and it
-answers once nothing is left, or the time is over."""
+"""A prefill engine that ends gives states to decode nodes on request: the most valuable first, each
+once, within its limit of bytes. A conversation's states go to the node that continues it. It
+reports the end when no state is left or the time is over."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,13 +17,13 @@ from tests.harness.engines import Lone, engine_config, tiny_parts
 
 QUERY = 9
 HELD = 128
-"""Tokens of a prompt of 150 behind which its state is kept."""
+"""Tokens before the kept state of a prompt of 150."""
 D, E = "decode-d", "decode-e"
 
 
 @pytest.fixture
 def prefill(tmp_path: Path) -> Iterator[Lone]:
-    """At rest where the test ends."""
+    """Yield a prefill engine and assert it at rest after the test."""
     yield (node := made(tmp_path))
     node.assert_at_rest()
 
@@ -36,7 +36,7 @@ def made(tmp_path: Path, slabs: int | None = None) -> Lone:
 def computed(
     prefill: Lone, seed: int, peer: str, new_tokens: int = 4, beginning: tuple[int, ...] = ()
 ) -> list[int]:
-    """A prompt of so many tokens was handed over; its beginning, behind which a state stands."""
+    """Hand a prompt of 150 tokens over. Return its prefix up to the kept state."""
     tokens = np.array([*beginning, *prompt_of(150 - len(beginning), seed)], dtype=np.int32)
     room = m.RoomId(1000 + seed)
     ticket = m.Ticket(room, 1, 0, SamplingParams(max_new_tokens=new_tokens), b"salt")
@@ -91,7 +91,8 @@ def test_what_was_asked_for_is_given_once_and_counted(prefill: Lone) -> None:
 
 
 def test_a_conversation_goes_to_who_has_it_while_that_one_asks(prefill: Lone) -> None:
-    """Else to anyone: who has more of it is gone, or cannot say so."""
+    """Without a request from its own node, a conversation goes to any node: its own is gone or
+    cannot ask."""
     beginning = computed(prefill, 1, D)
     leave(prefill)
     assert asked(prefill, E, D).state is None
@@ -109,7 +110,7 @@ def test_who_is_gone_keeps_nothing_from_others(prefill: Lone) -> None:
 
 
 def test_a_beginning_that_several_share_is_for_anyone(prefill: Lone) -> None:
-    """What follows it is not."""
+    """States after the shared prefix are kept for their own node."""
     shared = prompt_of(64, 5).tolist()
     for seed in (1, 2, 3):
         computed(prefill, seed, D, beginning=tuple(shared))
@@ -120,7 +121,7 @@ def test_a_beginning_that_several_share_is_for_anyone(prefill: Lone) -> None:
 
 
 def test_so_is_one_at_which_two_prompts_end(prefill: Lone) -> None:
-    """Both by so little behind it that their states are the same one."""
+    """Both prompts are so little longer that their states are the same one."""
     shared = tuple(prompt_of(HELD, 5).tolist())
     for seed in (1, 2):
         assert computed(prefill, seed, D, beginning=shared) == list(shared)
@@ -170,7 +171,8 @@ def test_what_a_prompt_in_flight_leaves_is_given_too(prefill: Lone) -> None:
 
 
 def test_no_more_bytes_are_left_than_may(tmp_path: Path) -> None:
-    """A quarter of the arena; what was given counts whole until it is known what was pulled."""
+    """The limit is a quarter of the arena. A given state counts in full until the pulled part is
+    known."""
     prefill = made(tmp_path, slabs=24)
     layout = prefill.parts.arena.layout
     each = 2 * layout.full_layers * layout.block_bytes + layout.slot_bytes

@@ -1,5 +1,5 @@
-"""The hand-over's own event loop and its own server: what clients do to a front, beats and rooms do
-not feel."""
+"""The hand-over has its own event loop and server: clients of a front cannot delay heartbeats and
+transfers."""
 
 import os
 import signal
@@ -37,7 +37,7 @@ def told() -> tuple[Question, ...]:
 def pair(
     launch: Callable[..., Daemon] = ForkedDaemon, *prefill_flags: str
 ) -> Iterator[tuple[Node, Node]]:
-    """A prefill node, of one prompt at a time in small chunks, and a decode node."""
+    """Yield a prefill node, with one prompt at a time in small chunks, and a decode node."""
     small = ("--prefill-chunk-tokens", "64")
     with fleet(launch) as start:
         slow = ("--max-batch", "1", *COUNTED_WINDOWS, *prefill_flags)
@@ -71,9 +71,9 @@ def test_a_front_that_stands_for_seconds_loses_no_link_and_no_hand_over(
     role: str,
     stand: Callable[[int], None],
 ) -> None:
-    """Three times as long as a silence that loses a link. A machine that has other work may starve
-    a whole process for that long, which is a loss: one round without any proves the point, since a
-    loop that beats and rooms shared with callers would lose in every one."""
+    """The front is blocked three times as long as the heartbeat timeout. A busy machine may starve
+    a whole process as long and so lose the link. One round without a loss is enough: with a loop
+    shared with callers, every round would lose it."""
     prefill, decode = standing
     pid = {"decode": decode, "prefill": prefill}[role].pid
     assert any(
@@ -85,7 +85,8 @@ def test_a_front_that_stands_for_seconds_loses_no_link_and_no_hand_over(
 def nothing_was_lost(
     decode: Node, told: tuple[Question, ...], name: str, stand: Callable[[], None]
 ) -> bool:
-    """One round: three prompts are handed over while a front stands."""
+    """Run one round: hand three prompts over while a front is blocked. Return whether nothing was
+    lost."""
     links, before = links_lost(decode), decode.landed()
     numbers = (LONG, SHORT, SHORT)
     streams = [
@@ -104,7 +105,7 @@ def nothing_was_lost(
 
 
 def test_a_node_tells_its_peer_that_its_callers_wait(standing: tuple[Node, Node]) -> None:
-    """The process lives, and whoever looks can see that it does nothing for its callers."""
+    """The process is alive, and its peer can see that it does not serve its callers."""
     prefill, decode = standing
     until(lambda: decode.stats().prefill_nodes[0].HasField("engine_seconds"), decode.story)
     sleep_now(prefill.pid)
@@ -113,7 +114,8 @@ def test_a_node_tells_its_peer_that_its_callers_wait(standing: tuple[Node, Node]
 
 
 def test_a_frozen_decode_node_goes_on_where_it_was(told: tuple[Question, ...]) -> None:
-    """For longer than a lease: what was under way is prefilled here, and the link comes back."""
+    """It is frozen longer than a lease. Running hand-overs are prefilled locally, and the link is
+    connected again."""
     with pair() as (_, decode):
         before = decode.landed()
         streams = [asked(decode, told[n].prompt, str(n).encode()) for n in (LONG, SHORT)]

@@ -86,7 +86,7 @@ def start() -> Iterator[Callable[..., Node]]:
 def test_a_link_that_leaves_idle_is_ended_in_the_same_tick(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Until its task has ended, whoever chooses would choose it, and nothing begins there."""
+    """Until its task ends the link could still be chosen, but no transfer begins there."""
 
     monkeypatch.setattr(prefill_links, "LINGER_SECONDS", 0.0)
 
@@ -128,7 +128,7 @@ def test_nodes_come_and_go_and_no_request_notices(
     meet(decode)
     assert ask(300).result().usage.prefilled_on == "p1"
     staying = ask(1500)
-    # Far more windows than those at which it rests in its hand-over.
+    # This has many more layer chunks than the one at which a hand-over pauses.
     until(lambda: first.requests("Prefilling") + first.requests("HandingOver") == 1, first.story)
     peers.write_text(second.address)
     until(lambda: members() == {second.address: pb.PREFILL_NODE_STATE_CONNECTED}, members)

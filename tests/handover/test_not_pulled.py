@@ -1,4 +1,4 @@
-"""What the decode node held of a prompt and nobody pulled is told as that, and never as new."""
+"""Tokens held by the decode node but not pulled are reported with their own cause, never as new."""
 
 from collections import Counter
 
@@ -19,7 +19,7 @@ PROMPT = 700
 
 
 def hit(usable: int, **causes: int) -> m.HitBreakdown:
-    """Of a prompt of PROMPT tokens; what no cause takes is new."""
+    """Return the hit of a prompt of PROMPT tokens; the tokens without a cause are new."""
     new = PROMPT - usable - sum(causes.values())
     return m.HitBreakdown(PROMPT, usable, usable, {**causes, "new": new}, None)
 
@@ -83,7 +83,7 @@ def test_each_token_has_the_cause_that_both_caches_explain(
 
 @needs_nixl
 def test_a_pair_that_pulls_nothing_tells_of_it_everywhere() -> None:
-    """Two daemons: the next turn's prompt is computed where the last turn's answer is not."""
+    """Two daemons: the next turn's prompt is computed on a node without the last turn's answer."""
     rng = np.random.default_rng(16)
     shared = flags()
     with fleet() as start:
@@ -100,7 +100,7 @@ def test_a_pair_that_pulls_nothing_tells_of_it_everywhere() -> None:
             ).result()
             asked = len(log)
             log += [*answer.token_ids, *rng.integers(0, 1024, 50).tolist()]
-        # The first answer's last token was drawn and never forwarded.
+        # The first answer's last token was sampled and never forwarded.
         turn_end = asked - 50 - 1
         hit = answer.usage.hit
         assert hit is not None and answer.usage.prefilled_on == "prefill"

@@ -1,5 +1,5 @@
-"""A prefill and a decode daemon as separate processes: the same tokens as one process, drafted or
-not, and nothing left behind."""
+"""A prefill and a decode daemon as separate processes: the same tokens as one process, with and
+without drafts, and nothing left behind."""
 
 import json
 import random
@@ -24,12 +24,12 @@ from tests.harness.goldens import MODELS, OWN_MODELS, QUANTISED, reference_dir
 from tests.harness.random_checkpoint import write_random_model
 
 DAEMONS_OF = (OWN_MODELS[-1], *QUANTISED[-1:])
-"""Models that real daemons serve; of the others two engines of this process hand over."""
+"""Models served by real daemons. For the others, two engines of this process hand over."""
 
 
 @contextmanager
 def pair(model: Path, arena_mib: int, *decode_flags: str) -> Iterator[tuple[Node, Node]]:
-    """A prefill and a decode node; at the end neither holds anything."""
+    """Yield a prefill and a decode node; at the end both hold nothing."""
     shared = flags(model, arena_mib=arena_mib)
     with fleet() as start:
         prefill = start("prefill", *shared, "--prefill-chunk-tokens", "128")
@@ -48,7 +48,7 @@ def cases_of(model: str) -> list[dict[str, Any]]:
 
 
 def usable(case: dict[str, Any]) -> int:
-    """Tokens of the prompt that its repetition finds."""
+    """Return the usable tokens of the repeated prompt."""
     return (len(case["prompt"]) - 1) // 64 * 64
 
 
@@ -108,7 +108,8 @@ class Turn:
 def ask(
     client: Client, turn: Turn, prediction: Sequence[int] = ()
 ) -> tuple[tuple[int, ...], tuple[float, ...], int]:
-    """Tokens and margins that the client saw, and how many tokens were drafts that held."""
+    """Return the tokens and margins received by the client, and the number of accepted draft
+    tokens."""
     stream = client.generate(
         Prompt(token_ids=turn.prompt),
         max_new_tokens=turn.new_tokens,
@@ -128,7 +129,8 @@ def ask(
 
 
 def conversation(number: int, client: Client) -> list[tuple[Turn, tuple[int, ...], list[float]]]:
-    """Four turns that share a beginning with other conversations, each appending to the last."""
+    """Return four turns with a prefix shared with other conversations; each turn extends the
+    last."""
     rng = random.Random(number)
     shared = random.Random(number % 5)
     log = [shared.randrange(1024) for _ in range(shared.randrange(100, 400))]
@@ -168,7 +170,7 @@ def test_200_mixed_requests_give_equal_tokens_fused_and_disaggregated(random_mod
         ) -> list[tuple[tuple[int, ...], int]]:
             found = []
             for number, (turn, want, _) in enumerate(turns):
-                # Of every other turn the answer is said before, wrong in one place.
+                # Every other turn has its answer as a prediction, wrong in one place.
                 said = [*want[:2], *(token ^ 1 for token in want[2:3]), *want[3:]] * (number % 2)
                 tokens, _, held = ask(decode.client, turn, said)
                 found.append((tokens, held))

@@ -1,5 +1,5 @@
-"""What a decode engine does with the states of a prefill node that ends: it fetches each and offers
-it to one that stays; what it need not, or cannot, it answers for at once, and nothing is held."""
+"""A decode engine handles the states of a prefill node that ends: it fetches each and offers it to
+one that stays. If it need not or cannot, it answers at once. Nothing stays held."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,7 +72,7 @@ def test_what_is_here_is_not_fetched(node: DecodeNode) -> None:
 
 
 def test_what_goes_on_here_stays_here(node: DecodeNode) -> None:
-    """Its KV is here behind all of these tokens, and its next turn comes here."""
+    """This node has the KV after all of these tokens, and the next turn comes here."""
     node.post(m.PeersChanged(False))
     log = node.ask("turn", prompt_of(150, 3), 5, salt=b"salt")
     assert log
@@ -155,14 +155,14 @@ def test_few_are_offered_at_a_time_and_none_is_forgotten(node: DecodeNode) -> No
 
 @pytest.mark.parametrize("tokens", [[0, 5000], [-1, 3], list(range(100)) * 50])
 def test_a_state_that_no_node_takes_is_declined(node: DecodeNode, tokens: list[int]) -> None:
-    """Of tokens that the model lacks, or of more than fit."""
+    """Its tokens are not in the vocabulary, or are too many."""
     pass_on(node, 1, np.array(tokens, dtype=np.int32))
     assert passed(node) == [m.StatePassedOn(1, m.HeirOutcome.DECLINED)]
     assert not node.all_said(m.FetchWanted)
 
 
 def test_a_node_that_ends_meanwhile_answers_for_it(node: DecodeNode) -> None:
-    """Its own states go first to heirs; nothing of others holds its end."""
+    """Its own states go to drain targets first; states of other nodes do not delay its end."""
     pass_on(node, 1)
     bring(node, node.all_said(m.FetchWanted)[0])
     (wanted,) = offered(node)

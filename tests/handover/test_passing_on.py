@@ -1,4 +1,4 @@
-"""Scripts of a decode node that asks prefill nodes which end for what they leave."""
+"""Scripts of a decode node that asks ending prefill nodes for the states they leave."""
 
 from tests.harness.interaction import Script, play, scripts
 from tests.harness.routing_script import routing
@@ -6,5 +6,5 @@ from tests.harness.routing_script import routing
 
 @scripts(__file__)
 def test_script(script: Script) -> None:
-    """What is asked of whom, what is fetched, and what is answered for without that."""
+    """States are requested from the right nodes, fetched, or answered without a fetch."""
     play(script, routing)

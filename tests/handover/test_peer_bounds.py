@@ -1,5 +1,5 @@
-"""Whatever a peer tells is read, or refused by one type that names it: nothing else is raised, and
-nothing without a bound, no number that is none and no control character is kept."""
+"""Every message of a peer is read, or rejected with one error type that names the peer. No other
+error is raised. No unbounded value, no NaN and no control character is kept."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -49,7 +49,7 @@ _RANGES = {
     FieldDescriptor.TYPE_INT64: (-(2**63), 2**63 - 1),
     FieldDescriptor.TYPE_ENUM: (0, 9),
 }
-# Words that are right now and then, so that what stands behind them is reached.
+# Some words are right, so checks after them are reached.
 _WORDS = st.sampled_from(
     [*sorted(CAUSES), "here", "there", "pull", "tail", "pages", "prompt_end", "a\nb", "\x1b[2J", ""]
 ) | st.text(max_size=300)
@@ -73,7 +73,7 @@ def value(field: FieldDescriptor) -> st.SearchStrategy[object]:
 
 @cache
 def message(descriptor: Descriptor) -> st.SearchStrategy[dict[str, object]]:
-    """As keyword arguments, nested: any subset of the fields with any values."""
+    """Return nested keyword arguments of a message: any subset of its fields with any values."""
     optional = {}
     for field in descriptor.fields:
         if field.message_type is descriptor:
@@ -160,7 +160,7 @@ APART: dict[str, dict[str, object]] = {
     "GRANT": {"room": ROOM},
     "PULL": {"room": ROOM},
 }
-"""Fields that a table leaves to who reads by it."""
+"""Fields missing in a table, with the values given by the caller of its reader."""
 TABLES = {
     name: table
     for module in (proto, wire, transfer_messages)
@@ -180,7 +180,7 @@ def test_what_a_table_writes_is_read_as_it_was(name: str, data: st.DataObject) -
     except (TransferError, ValueError, KeyError):
         return
     again = table.to_wire(table.from_wire(sent, **apart))
-    # As bytes, since NaN is not equal to itself.
+    # Compared as bytes, since NaN is not equal to itself.
     assert again.SerializeToString(deterministic=True) == sent.SerializeToString(deterministic=True)
 
 
@@ -280,7 +280,7 @@ def done(**fields: object) -> pb.Done:
 
 
 def asked(prompt: int = 4, **fields: object) -> pb.Reserve:
-    """prompt: tokens."""
+    """Return a message with this prompt, as tokens."""
     return pb.Reserve(ticket=pb.Ticket(**{"room": 1} | fields), prompt=bytes(4 * prompt))
 
 
@@ -346,7 +346,7 @@ def test_an_estimate_that_is_none_is_left_out(told: float) -> None:
 
 
 def test_a_lease_that_never_ends_is_refused() -> None:
-    """What is lost would stay quarantined for as long: a comparison with NaN never holds."""
+    """Lost ids would stay quarantined for ever, because a comparison with NaN is always false."""
     for told in (math.nan, math.inf, -1.0, 1e6):
         with pytest.raises(PeerInvalid, match="lease_seconds"):
             lease_from_wire(told)
@@ -438,7 +438,7 @@ def test_a_message_ends_inside_the_prompt_or_nobody_says_where() -> None:
 
 
 def test_a_receiver_of_before_knows_the_kinds_that_it_is_told() -> None:
-    """It refuses a report with another one, and with it the hand-over."""
+    """An older receiver rejects a report with an unknown kind, and with it the hand-over."""
     known = {"prompt_end", "turn_end", "branch", "mark", "interior"}
     eviction = m.Eviction(1, "tail", "message_end", 5, 1.0, None, None)
     lost = m.EvictedCheckpoint(5, 1.0, eviction)

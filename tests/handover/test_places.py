@@ -1,5 +1,5 @@
-"""A decode engine asks for no more than it has places for, decodes whatever it granted, and lets
-prompts wait for room in the order in which they came, wherever they are computed."""
+"""A decode engine asks for no more transfers than it has places and decodes all granted ones.
+Prompts wait for memory in order of arrival, whether computed here or on a prefill node."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from tests.harness.decode_engine import DecodeNode
 from tests.harness.waiting import ManualClock
 
 LONG, SHORT = 100, 40
-"""Tokens of prompts that go to a prefill node and of those that stay."""
+"""Tokens of prompts sent to a prefill node and of local ones."""
 
 
 Make = Callable[..., DecodeNode]
@@ -25,7 +25,8 @@ def make(tmp_path: Path) -> Make:
 
 
 def short_of_memory(make: Make) -> DecodeNode:
-    """Where "runs" decodes and "room" was asked for, which fits only once "runs" has ended."""
+    """Return a node that decodes "runs" and has a transfer "room"; its memory fits only after
+    "runs" has ended."""
     node = make(slabs=8)
     node.want_each(["runs"], SHORT, 300)
     node.want_each(["room"], node.engine.max_request_tokens - 8, 4)
@@ -79,7 +80,7 @@ def test_a_prompt_of_here_gets_the_next_seat_before_rooms_that_came_after_it(mak
 
 
 def test_a_prompt_of_here_is_computed_beside_a_crowd(make: Make) -> None:
-    """Rooms that land while its forwards run leave a row for it."""
+    """Transfers that arrive while its forwards run leave it a row."""
     node = make(max_batch=2, prefill_chunk_tokens=64)
     node.want_each(["r0", "r1", "r2"], LONG, 1000)
     for name in node.asked:

@@ -1,6 +1,6 @@
-"""What a prefill daemon that ends leaves to another one, by way of decode nodes: beginnings that
-several share are found there, answers are those of an undisturbed node, and whatever becomes of
-anybody on the way, the node ends."""
+"""A prefill daemon that ends migrates states to another one through decode nodes. Prefixes shared
+by several prompts are found there, with the answers of an undisturbed node. The node ends even if a
+node on the way fails."""
 
 import os
 import signal
@@ -26,14 +26,14 @@ __all__ = ["undisturbed"]
 
 
 def states_taken(left: World) -> int:
-    """That its heir took of the holder, as that says at its end."""
+    """Return the number of states taken by the drain target, as the holder logs at its end."""
     lines = [line for line in left.holder.last_words if "prefill nodes took" in line]
     return sum(int(line.split("prefill nodes took ")[1].split()[0]) for line in lines)
 
 
 def found_at_the_other(nodes: World, number: int, answer: tuple[int, ...]) -> int:
-    """Tokens that a prompt of the beginning finds there, asked of a decode node that has seen
-    none of it."""
+    """Return the usable tokens of a prompt with the prefix at the other node. The asked decode node
+    holds none of it."""
     result = answered(nodes.decode, number)
     assert result.token_ids == answer
     assert result.usage.hit is not None
@@ -87,7 +87,7 @@ def test_an_heir_that_goes_holds_nobody_up(
 def test_a_decode_node_that_fails_on_the_way_holds_nobody_up(
     undisturbed: list[tuple[int, ...]], place: str, how: str
 ) -> None:
-    """The other one goes on with what is left; a kill leaves nothing pinned."""
+    """The other node continues with the remaining states; a kill leaves nothing pinned."""
     with world(decode=f"receiver.{place}={how}") as nodes:
         assert nodes.holder.stop() == 0
         assert not any("Traceback" in line for line in nodes.holder.last_words)

@@ -1,5 +1,5 @@
-"""Which prefill node a decode node chooses, and what becomes of that when nodes answer, go or send
-what makes no sense; the scripts are beside this file."""
+"""A decode node's choice of a prefill node, also when nodes answer, leave or send nonsense. The
+scripts are beside this file."""
 
 from tests.harness.interaction import Script, play, scripts
 from tests.harness.routing_script import routing

@@ -1,4 +1,4 @@
-"""A pull between two real daemons over NIXL: the death of either costs time only."""
+"""A pull between two real daemons over NIXL: the death of one costs time only."""
 
 import random
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ LAYERS = 8
 HEAD, MORE = 300, 100
 ROOM = ("--arena-mib", "96", "--prefill-chunk-tokens", "256", "--layers-per-window", "1")
 NEVER_IN_PREFILL, NEVER_IN_DECODE = "receiver.before_reserve", "sender.on_grant"
-"""Places of the other role: a life that is not to end."""
+"""Places never reached in this role, for a node that must not fail."""
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def turn(node: Node, log: list[int], salt: str, new_tokens: int = NEW_TOKENS) ->
 
 
 def first_turn(decode: Node, fused: Node, name: str) -> tuple[list[int], tuple[int, ...]]:
-    """The log that the second turn sends, and the tokens that it must be answered with."""
+    """Return the log sent by the second turn, and the tokens expected as its answer."""
     log = tokens_of(HEAD, seed=len(name))
     log += turn(decode, log, name).token_ids
     log += tokens_of(MORE, seed=2)
@@ -68,7 +68,7 @@ def meet(decode: Node) -> None:
 def test_a_prefill_node_that_dies_while_it_pulls(
     prefill: Victim, decode: Victim, fused: Node
 ) -> None:
-    """At the first window."""
+    """It dies at the first layer chunk."""
     point = "receiver.on_landed@0"
     prefill.reborn(point)
     meet(decode)
@@ -84,7 +84,7 @@ def test_a_prefill_node_that_dies_while_it_pulls(
 def test_a_decode_node_that_dies_while_it_is_pulled_from(
     prefill: Victim, decode: Victim, fused: Node
 ) -> None:
-    """After the last window."""
+    """It dies after the last layer chunk."""
     point = f"sender.after_flush@{LAYERS - 1}"
     prefill.reborn(NEVER_IN_PREFILL)
     decode.reborn(point)

@@ -1,5 +1,5 @@
-"""The return path as the engines see it: what is pinned, granted, published, quarantined, and when
-it is free again."""
+"""The return path as engines see it: pinned, granted, published and quarantined ids, and the time
+when they are free again."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -60,7 +60,7 @@ def said(node: Lone, kind: type) -> list:
 
 
 def copy(source: Lone, pages: tuple[int, ...], slot: int, target: Lone, grant: m.PullGrant) -> None:
-    """What the wire does."""
+    """Copy the data as the wire would."""
     theirs, ours = source.parts.arena, target.parts.arena
     for layer, kv in enumerate(ours.kv):
         kv[list(grant.pages)] = theirs.kv[layer][list(pages)]
@@ -77,8 +77,8 @@ def give(node: Lone, *messages: m.Inbox) -> None:
 
 
 def next_turn(node: Lone, more: int = 100) -> m.HandoverWanted:
-    """A prompt is answered, so that its turn end is in the tree; the next turn goes to a prefill
-    node, with this ticket."""
+    """Answer a prompt, so that its turn end is in the tree. Return the next turn's message to a
+    prefill node, with its transfer request."""
     prompt = prompt_of(150)
     give(node, submit("turn", prompt, 5))
     log = [*prompt, *node.tokens("turn"), *prompt_of(more, 7)]
@@ -88,7 +88,7 @@ def next_turn(node: Lone, more: int = 100) -> m.HandoverWanted:
 
 
 def pulled(decode: Lone, prefill: Lone, wanted: m.HandoverWanted) -> m.PullGrant:
-    """What the ticket offers is asked for, pinned, copied and committed."""
+    """Ask for the offered state, pin, copy and commit it. Return its destination."""
     give(prefill, m.PrefillReserve(wanted.ticket, wanted.prompt))
     (pull,) = said(prefill, m.PullWanted)
     grant = pull.grant
@@ -158,8 +158,8 @@ def test_a_room_that_ends_leaves_its_pull_to_end_by_itself(prefill: Lone, lost: 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["live", "quarantined"])
 def test_a_number_whose_pull_is_not_over_is_not_pulled_for_again(prefill: Lone, lost: bool) -> None:
-    """Else a peer that names its rooms alike would leave what the first was granted held for ever,
-    or have one pull's pages published by the other's word."""
+    """Otherwise a peer with a reused number would leave the first destination held for ever. It
+    could also publish one pull's pages by the message of the other."""
     first, second = prompt_of(300, 1), prompt_of(300, 2)
     give(prefill, reserve(first, 200))
     prefill.post(m.PrefillEnd(ROOM))
@@ -184,7 +184,7 @@ def test_a_number_whose_pull_is_not_over_is_not_pulled_for_again(prefill: Lone, 
 def test_what_a_session_hands_back_is_shown_before_its_token(
     prefill: Lone, new_tokens: int, unasked: int
 ) -> None:
-    """So that the decode node which it goes to finds it; else when decode nodes next ask."""
+    """The target decode node then finds it; otherwise it is sent when decode nodes next ask."""
     give(prefill, m.ReadUsable())
     shown = len(said(prefill, m.UsableRead))
     ticket = replace(
@@ -241,7 +241,7 @@ def costs_of(node: Lone) -> CostLearner:
 
 
 def teach(node: Lone, here: float, there: float) -> None:
-    """Seconds a token on this node, and over there."""
+    """Set the seconds per token on this node and on the other."""
     meter = costs_of(node)
     for tokens in range(100, 100 * (LEAST + 1), 100):
         meter.here.add(tokens, here * tokens)

@@ -1,5 +1,5 @@
-"""From which moment a prefill node believes that it may write: the ask's, never the answer's; and
-what it knows of those that renew."""
+"""A prefill node counts its write lease from the request, never from the answer. Also its knowledge
+of renewing decode nodes."""
 
 import asyncio
 import logging
@@ -42,8 +42,8 @@ LINK = Link(NOTHING, NOTHING, Somewhere(), NOTHING)
 
 @dataclass
 class Sender:
-    """As much of one as connections use; remembers what was asked of it. closing: seconds for which
-    an endpoint stays open after it is let go of. open: clear while no connection comes about."""
+    """A sender as far as connections use it; it records the calls. closing: seconds an endpoint
+    stays open after its release. open: clear while no connection can be made."""
 
     closing: float = 0.0
     renewed: list[float] = field(default_factory=list)
@@ -75,14 +75,14 @@ class Sender:
 
 
 def node_of(name: str, epoch: bytes = b"a process") -> NodeIdentity:
-    """On another host."""
+    """Return a node on another host."""
     return NodeIdentity(
         name, epoch, ProcessIdentity("another", 1, 1, 1), "loopback", (ArenaAddress(b"", 1),)
     )
 
 
 class Connections(ReceiverConnections):
-    """With a list of what was lost."""
+    """Connections with a list of the lost ones."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Renewals:
 
 
 async def test_a_renewal_counts_from_when_its_beat_was_sent_however_late_it_comes() -> None:
-    """From when it came, a lease would outlive what its owner believes of it, and so a write."""
+    """If it counted from its arrival, a lease and so a write would outlive its owner's estimate."""
     sender = Sender()
     ours = Connections(sender, beat_seconds=30.0, silence_seconds=30.0)
     name = await ours.add(node_of("decode"), LEASE)
@@ -143,7 +143,7 @@ async def test_a_renewal_counts_from_when_its_beat_was_sent_however_late_it_come
     # The answer comes late, and is read later still.
     await asyncio.sleep(0.05)
     renewals.send(beat.sequence)
-    # One that nobody asked for renews nothing, nor does one that was counted.
+    # An unrequested answer renews nothing, nor does one already counted.
     renewals.send(beat.sequence + 1)
     renewals.send(beat.sequence)
     async with asyncio.timeout(HANG_SECONDS):
@@ -163,7 +163,7 @@ async def test_pulls_that_have_drained_are_told_with_whatever_renewal_they_come(
     beats = ours.beats(name, aiter(renewals))
     first, *more = [pb.DrainedPull(room=room) for room in (3, 5, 7)]
     renewals.send((await anext(beats)).sequence, drained=[first])
-    # An answer to no beat.
+    # An answer without a heartbeat.
     renewals.send(1000, drained=more)
     async with asyncio.timeout(HANG_SECONDS):
         while len(ours.drained) < 3:
@@ -190,7 +190,7 @@ async def test_who_connects_and_never_beats_does_not_stay_and_who_beats_does() -
     assert ours.lost == [silent] and beating in ours
     await beats.aclose()
     assert ours.lost == [silent, beating]
-    # Whatever still looks after the two finds them gone.
+    # Late checks of these two find them gone.
     await asyncio.sleep(0.1)
     assert not broken
 
@@ -297,7 +297,7 @@ async def test_who_connects_anew_has_given_up_what_led_to_it_and_it_is_closed_fi
     assert sender.names == {other, again}
     assert time.monotonic() - begun < 10.0, "waited though it was closed"
     assert connections.lost == sender.left == [first] and connections.nodes == ["two", "one"]
-    # What is closed is forgotten, so that processes that come and go cost nothing.
+    # Closed connections are forgotten, so many short-lived processes cost nothing.
     sender.names.discard(other)
     await connections.add(node_of("three", b"a third"), LEASE)
     assert set(connections._names) == {b"a process", b"a third"}
@@ -363,7 +363,8 @@ def test_beats_end_with_their_receiver_and_leave_no_task(
 
 
 async def test_a_receiver_that_answers_no_beats_is_lost_after_its_silence() -> None:
-    """Once it beats there is no grace: it has tried this node's metadata."""
+    """After its first heartbeat there is no grace period, because it has tried this node's
+    metadata."""
     connections = Connections(Sender(), 0.02, silence_seconds=0.2)
     name = await connections.add(node_of("one"), LEASE)
     beats = 0

@@ -1,5 +1,5 @@
-"""The return path between both halves over real gRPC: a pull in bytes, and by scripts
-in each way it can end."""
+"""The return path between both halves over real gRPC: a pull byte by byte, and by scripts each way
+it can end."""
 
 import asyncio
 from dataclasses import replace
@@ -27,7 +27,7 @@ def test_script(script: Script) -> None:
 
 
 async def pulled(both: Nodes) -> m.PullReport:
-    """Up to what was pulled, in the prefill engine."""
+    """Run a transfer until the prefill engine has the pulled state. Return the report."""
     await both.connected()
     await both.pull(ROOM)
     both.client.deliver(m.PullPinned(source_of(ROOM, both.pair.target.layout)))
@@ -37,7 +37,7 @@ async def pulled(both: Nodes) -> m.PullReport:
 
 
 def assert_in_order(report: m.PullReport) -> None:
-    """Both tracks tell the whole pull, each in the order in which it went."""
+    """Assert that both tracks contain the whole pull, each in order."""
     assert report.timeline is not None
     giver, puller = report.timeline.sender, report.timeline.receiver
     assert [mark.phase for mark in giver.phases] == [Phase.GRANTED, Phase.ACCEPTED, Phase.DONE]
@@ -57,7 +57,7 @@ def assert_in_order(report: m.PullReport) -> None:
 
 
 async def test_the_client_is_told_of_the_pull_when_all_is_done() -> None:
-    """Not with the first token, which a client waits for."""
+    """The report is not sent with the first token, because a client waits for it."""
     async with nodes() as both:
         report = await pulled(both)
         await both.hand_over(ROOM, report)
@@ -95,7 +95,7 @@ async def test_a_pull_brings_pages_and_state_and_the_room_goes_on(
 
 
 async def test_a_grant_that_cannot_be_written_is_refused_before_anything_is_posted() -> None:
-    """By the giver itself: an honest prefill node has refused it before."""
+    """The decode node itself rejects it; a correct prefill node has rejected it before."""
     async with nodes() as both:
         await both.connected()
         await both.reserve(ROOM)

@@ -1,5 +1,5 @@
-"""Forged transport metadata at real daemons of both roles: typed statuses, the daemon lives, and
-the next honest peer is served. UCX aborts the process that reads some of them."""
+"""Forged transport metadata sent to real daemons of both roles. They answer with typed statuses,
+survive, and serve the next honest peer. UCX aborts a process that reads some of it."""
 
 import json
 import random
@@ -28,11 +28,11 @@ pytestmark = needs_nixl
 MUTATIONS = 142
 SEED = 20261122
 ABORTING = (0x28, 0x2F)
-"""Of the byte with the version of UCX's address, those that abort who reads it."""
+"""Values of the byte with UCX's address version that abort the reader."""
 
 
 def version_of_address(blob: bytes) -> int:
-    """Where UCX's worker address begins: with its version in one nibble."""
+    """Return the begin of UCX's worker address; its first byte has the version in one nibble."""
     return blob.index(b"UCX|") + 13
 
 
@@ -43,8 +43,8 @@ def flipped(address: NixlAddress, value: int) -> NixlAddress:
 
 
 class Forger:
-    """Metadata of agents that nobody has met, each with a name of its own: a name that is loaded
-    shields whoever is sent it again."""
+    """Metadata of unknown agents, each with its own name. A name already loaded would protect a
+    receiver that gets it again."""
 
     def __init__(self) -> None:
         self._memory = np.zeros(SLABS << 20, dtype=np.uint8)
@@ -78,7 +78,7 @@ class Connecting:
         self.contract = contract_of(self._stub)
 
     def differences(self, contract: dict[str, str]) -> list[pb.Difference]:
-        """What a contract is refused for."""
+        """Return the differences for which a contract is rejected."""
         request = pb.ConnectRequest(node=pb.Node(transport="nixl"), contract=contract)
         return list(self._stub.Connect(request, timeout=HANG_SECONDS).refused.differences)
 
@@ -86,7 +86,8 @@ class Connecting:
         return self.answer(node)[0]
 
     def answer(self, node: pb.Node) -> tuple[grpc.StatusCode, str]:
-        """What became of it; asked again where too much was tried lately."""
+        """Return the status and text of its connect. Ask again if there were too many tries
+        lately."""
         request = pb.ConnectRequest(node=node, contract=self.contract, lease_seconds=1.0)
         while True:
             try:
@@ -157,7 +158,7 @@ def test_a_contract_without_end_is_neither_compared_nor_told_back(connecting: Co
 
 
 def mutated(address: NixlAddress, rng: random.Random) -> bytes:
-    """Metadata with one thing wrong, or a few."""
+    """Return metadata with one or a few errors."""
     packed = address.pack()
     line, _, blob = packed.partition(b"\n")
     kind = rng.randrange(6)
@@ -193,7 +194,7 @@ def test_mutated_metadata_kill_nobody_and_are_refused_by_a_type(
 
 
 class RogueSender(handover_pb2_grpc.HandoverServicer):
-    """A prefill node that answers Connect with metadata of its own choice, in turn."""
+    """A prefill node that answers Connect with chosen metadata, in turn."""
 
     def __init__(self, metadata: list[bytes]) -> None:
         self._metadata = metadata
@@ -224,7 +225,7 @@ def rogue_sender(metadata: list[bytes]) -> Iterator[tuple[RogueSender, str]]:
 
 
 def test_a_rogue_prefill_nodes_addresses_leave_a_decode_node_alive(forger: Forger) -> None:
-    """Beside an honest one, which the decode node goes on with."""
+    """The decode node continues with an honest prefill node."""
     rng = random.Random(SEED)
     forged = [flipped(forger.address(), value).pack() for value in ABORTING]
     forged += [mutated(forger.address(), rng) for _ in range(3)]

@@ -1,7 +1,8 @@
 """A receiver that breaks the rules of a hand-over or of a fetch, at a real prefill daemon.
 
-Each breach is a typed status or ends its room with a reason. Nobody is given what is not exactly
-there. The daemon goes on, and holds nothing."""
+Each breach gets a typed status or ends its transfer with a reason. No receiver gets a state unless
+it exists exactly. The daemon continues and holds nothing.
+"""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -27,9 +28,9 @@ FAILED = grpc.StatusCode.FAILED_PRECONDITION
 GARBAGE = b"\xff\xff\xff"
 SALT = b"tenant a"
 PROMPT = random_prompt(130, 0)
-"""As Rogue reserves it: of three pages."""
+"""The prompt reserved by Rogue: three pages."""
 HELD = 128
-"""Tokens of it behind which a state stands: of two pages."""
+"""Its tokens before a kept state: two pages."""
 GENERATION = 7
 MANY, AT_ONCE = 300, 150
 HANDOVER, FETCH = "hand-over", "fetch"
@@ -60,7 +61,7 @@ def prefill() -> Iterator[Node]:
 
 @pytest.fixture(autouse=True)
 def at_rest(prefill: Node) -> Iterator[None]:
-    """Whatever a receiver does leaves nothing."""
+    """Assert after each test that the daemon holds nothing."""
     yield
     prefill.assert_at_rest()
 
@@ -78,14 +79,15 @@ def rogue(prefill: Node) -> Iterator[Rogue]:
 
 @pytest.fixture
 def holder(rogue: Rogue) -> Rogue:
-    """The prefill node holds the state behind BEGINNING."""
+    """Make the prefill node hold the state after BEGINNING."""
     told = talk(rogue, rogue.reserve(salt=SALT), grant_of(HANDOVER))
     assert kinds(told)[-2:] == ["done", "closed"]
     return rogue
 
 
 def talk(rogue: Rogue, opening: pb.ReceiverMessage, grant: pb.Grant) -> list[pb.SenderMessage]:
-    """All that is said in the room but its place, up to Closed; granted where that is wanted."""
+    """Return all messages of the transfer up to Closed, except its place in the queue. Send the
+    grant if it is accepted."""
     told: list[pb.SenderMessage] = []
 
     def messages() -> Iterator[pb.ReceiverMessage]:
@@ -98,7 +100,7 @@ def talk(rogue: Rogue, opening: pb.ReceiverMessage, grant: pb.Grant) -> list[pb.
     for message in rogue.rooms(messages()):
         if not message.HasField("queued"):
             told.append(message)
-    # Nothing is said after the end.
+    # No message follows the end.
     assert told[-1].HasField("closed") and {each.room for each in told} == {opening.room}
     return told
 
@@ -128,7 +130,7 @@ def test_a_room_of_an_unknown_connection_or_without_reserve_is_refused(rogue: Ro
     grant = pb.ReceiverMessage(grant=pb.Grant())
     abort = pb.ReceiverMessage(abort=pb.Abort(generation=1))
     empty = pb.ReceiverMessage()
-    # They may have crossed the end of a room, and say nothing of any.
+    # They may have crossed the end of a transfer, so they get no answer.
     unknown = rogue.batch(grant, abort, empty)
     assert not list(rogue.stub.Transfer(iter([unknown]), timeout=HANG_SECONDS))
     with pytest.raises(grpc.RpcError) as caught:
@@ -195,7 +197,7 @@ def test_a_receiver_that_hangs_up_in_its_room_holds_nothing(rogue: Rogue, prefil
 
 
 def test_many_rooms_of_one_batch_go_their_own_ways(rogue: Rogue) -> None:
-    """One is refused, one makes no sense and one is done: a batch is only an envelope."""
+    """One is rejected, one is invalid and one completes: a batch has no meaning of its own."""
     sound, odd, refused = rogue.reserve(), rogue.reserve(), rogue.reserve(generation=2**63)
     told: list[pb.SenderMessage] = []
     rooms = [message.room for message in (sound, odd, refused)]

@@ -1,6 +1,6 @@
-"""A sender that breaks the rules of a hand-over or of a fetch, at a real receiver: status that is
-lost, repeated, out of order, of another generation or untrue commits nothing; each room ends once,
-and what was granted is fenced."""
+"""A sender that breaks the rules of a hand-over or of a fetch, at a real receiver. A lost,
+repeated, reordered or untrue status, or one of another generation, commits nothing. Each transfer
+ends once, and its destination is fenced."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -32,7 +32,7 @@ ROOM = 5
 Says = pb.SenderMessage
 HUGE = 2**32 - 1
 SHORT = 1.0
-"""Seconds for which a fetch is worth it: it is granted by then also on a busy machine."""
+"""Seconds limit of a fetch; even on a busy machine it has its destination by then."""
 
 
 def ready(generation: int = GENERATION) -> Says:
@@ -52,7 +52,7 @@ def window(**fields: int) -> pb.Window:
 
 
 def said(to: pb.ReceiverBatch, *messages: Says) -> pb.SenderBatch:
-    """In the room of what was heard."""
+    """Return the messages in a batch of the received message's transfer."""
     batch = pb.SenderBatch(messages=messages)
     for message in batch.messages:
         message.room = to.messages[0].room
@@ -60,7 +60,7 @@ def said(to: pb.ReceiverBatch, *messages: Says) -> pb.SenderBatch:
 
 
 class RogueSender(handover_pb2_grpc.HandoverServicer):
-    """Accepts every room, then says what it was told to."""
+    """A sender that accepts every transfer, then follows its script."""
 
     def __init__(self, node: NodeIdentity, script: tuple[Says, ...], hangs_up: bool) -> None:
         self._node = node
@@ -87,7 +87,7 @@ class RogueSender(handover_pb2_grpc.HandoverServicer):
     ) -> AsyncIterator[pb.SenderBatch]:
         yield said(await anext(request_iterator), Says(accepted=pb.Accepted()))
         granted = await anext(request_iterator)
-        # All in one batch: each message means what it would alone.
+        # All messages are in one batch, with the same meaning as alone.
         yield said(granted, *self._script)
         if not self._hangs_up:
             async for batch in request_iterator:
@@ -116,7 +116,7 @@ async def receiver(
 
 @dataclass(frozen=True)
 class Breach:
-    """script: said behind the grant. hangs_up: the stream ends after it."""
+    """A breach. script: messages after the grant. hangs_up: the stream ends after them."""
 
     kind: str
     script: tuple[Says, ...] = ()
@@ -125,7 +125,7 @@ class Breach:
 
 HANDOVER, FETCH = "hand-over", "fetch"
 WORDS = {HANDOVER: (ready, held), FETCH: (held, ready)}
-"""What announces the bytes, and what does in the other kind of room."""
+"""The message that announces the bytes, and its counterpart in the other kind of transfer."""
 
 
 def breaches(kind: str) -> dict[str, Breach]:
@@ -176,7 +176,7 @@ async def test_who_never_gives_what_is_fetched_is_late(script: tuple[Says, ...])
 
 
 async def ended_by(breach: Breach, seconds: float) -> m.HandoverFailed | m.FetchLost:
-    """seconds: for which a fetch is worth it."""
+    """Return the loss after a breach. seconds: limit of a fetch."""
     async with receiver(breach.script, breach.hangs_up) as (client, inbound, pair):
         await inbound.wait(m.PeersChanged)
         asked: m.HandoverWanted | m.FetchWanted = wanted(ROOM)
@@ -197,7 +197,7 @@ async def ended_by(breach: Breach, seconds: float) -> m.HandoverFailed | m.Fetch
         assert kinds.count(m.RemoteReady) <= (breach.kind == HANDOVER)
         assert not {m.RemoteDone, m.PullAsked} & {*kinds}
         assert not {m.FetchLost, m.HandoverFailed} - {kind} & {*kinds}
-        # After a lease's end the link is made anew; the next prompt may go there.
+        # After the lease's end the link is made again; the next prompt may go there.
         await over(lambda: client.links[0].connection is not None)
         assert isinstance(lost, m.HandoverFailed | m.FetchLost)
         return lost

@@ -1,4 +1,4 @@
-"""Two nodes swap their roles under load, and no request fails that may be asked again."""
+"""Two nodes swap their roles under load, and no retryable request fails."""
 
 import json
 import re
@@ -81,7 +81,7 @@ ELSEWHERE = (grpc.StatusCode.UNIMPLEMENTED,)
 
 
 class Callers:
-    """Ask questions over and over at whichever node answers, until told to stop."""
+    """Callers that ask questions over and over at any answering node, until told to stop."""
 
     def __init__(self, addresses: tuple[str, ...], asked: tuple[Question, ...]) -> None:
         self._addresses = addresses
@@ -159,7 +159,7 @@ def test_two_nodes_swap_roles_under_load(tmp_path: Path) -> None:
 @pytest.mark.timeout(240)
 @pytest.mark.slow
 def test_a_node_that_comes_back_to_a_role_has_what_it_had_there(tmp_path: Path) -> None:
-    """Without anybody who tells: the peers are those that it was started with."""
+    """Without any message about peers, its peers are the ones from its start."""
     require_nixl()
     other = tmp_path / "prefill.toml"
     other.write_text('name = "swapped"\nprefill_chunk_tokens = 64\n', encoding="utf-8")
@@ -179,7 +179,7 @@ def test_a_node_that_comes_back_to_a_role_has_what_it_had_there(tmp_path: Path) 
             assert decode.landed() > landed
             change(decode, "prefill", max_batch="7")
             assert decode.stats().role == pb.NODE_ROLE_PREFILL
-            # What once made the node anybody's, and gave its prompts away.
+            # These changes once opened the node to all callers, or sent its prompts elsewhere.
             for attack in ({"api_keys": "", "api_key": ""}, {"prefill": "127.0.0.1:9"}):
                 with pytest.raises(ClientError, match="is not changed by a call") as refused:
                     change(decode, "decode", **attack)

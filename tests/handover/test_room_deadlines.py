@@ -1,5 +1,5 @@
-"""A room that stands still ends, in each state and on each side: by scripts; and every state in
-which somebody is awaited has a deadline."""
+"""A stalled transfer ends in each state and on each side, by scripts. Every state that waits for a
+peer has a deadline."""
 
 from typing import Any
 
@@ -73,8 +73,8 @@ def test_a_watch_that_was_frozen_blames_nobody_for_its_own_gap() -> None:
 
 
 def lost_at(others: int) -> tuple[int, Loss]:
-    """When a granted room is lost on which nothing lands, and why; others: windows of other rooms
-    that land in each second."""
+    """Return the second and the reason of the loss of a granted transfer without arriving data.
+    others: layer chunks of other transfers that arrive in each second."""
     fence = FenceTerms(5.0, 1.0, 0.0, acknowledge=3.0, patience=10.0)
     room = Receiving(HANDOVER, 7, 1, ReceivingTerms(ReceiverDeadlines(), fence), 0.0)
     for event in (on.Begin(), say.Accepted(), say.Grant(1, Destination(0, (3,), 9))):

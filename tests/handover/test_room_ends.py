@@ -1,4 +1,4 @@
-"""Every room ends, by scripts; and so do the tasks that a room starts."""
+"""Every transfer ends, by scripts. The tasks of a transfer end as well."""
 
 import asyncio
 

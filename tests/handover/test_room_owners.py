@@ -1,5 +1,5 @@
-"""A room belongs to the connection that it was reserved on: by scripts; and the prefill node's
-memory of rooms that are over."""
+"""A transfer belongs to the connection it was reserved on, by scripts. Also the prefill node's
+memory of ended transfers."""
 
 from tasuki.transfer.reports import Drain
 from tasuki.transfer.rooms.ended_rooms import EndedRooms

@@ -1,5 +1,5 @@
-"""Two prefill and two decode nodes: a turn goes where its conversation is held, whichever decode
-node it comes to; a node that is killed costs no turn."""
+"""Two prefill and two decode nodes. A turn goes to the node with its conversation, from either
+decode node. A killed node costs no turn."""
 
 from collections.abc import Callable, Iterator
 
@@ -31,11 +31,11 @@ class Fleet:
             meet(node)
 
     def known(self, decode: Node) -> dict[str, int]:
-        """Usable prefixes that a decode node knows of, by prefill node."""
+        """Return the number of usable prefixes known to a decode node, by prefill node."""
         return {node.name: node.usable_prefixes for node in decode.stats().prefill_nodes}
 
     def indexed(self) -> None:
-        """Wait until decode nodes know of what prefill nodes hold."""
+        """Wait until decode nodes know the prefixes of prefill nodes."""
         held = {
             name: node.stats().tree["checkpoints"]
             for name, node in self.prefill.items()
@@ -67,7 +67,7 @@ class Conversation:
         self._text += [*answer.token_ids, *random_prompt(TURN, 1000 + self._number)]
 
     def turn(self, decode: Node) -> tuple[str, int, int]:
-        """Where it was computed, tokens that were usable there, and tokens of the prompt."""
+        """Return the prefill node's name, the tokens usable there, and the tokens of the prompt."""
         prompt = len(self._text)
         answer = self.ask(decode).result()
         usage = answer.usage

@@ -1,4 +1,4 @@
-"""A hand-over that is lost is asked of another prefill node before the prompt is prefilled here."""
+"""A lost hand-over is retried at another prefill node before the prompt is prefilled locally."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -48,7 +48,8 @@ class Trio:
         return asked(self.decode, self._question.prompt, str(self._salts).encode())
 
     def busy(self) -> str:
-        """The name of the node that prefills, once one does; a quick one rests in its hand-over."""
+        """Return the name of the prefilling node, once there is one; a quick node pauses in its
+        hand-over."""
         found: list[str] = []
 
         def one() -> bool:

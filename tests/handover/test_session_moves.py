@@ -1,5 +1,5 @@
-"""A session over two decode and two prefill nodes: it stays where it is until that node refuses it
-or dies; what it leaves is pulled from there, not computed again, and no token differs."""
+"""A session over two decode and two prefill nodes. It stays on its node until the node rejects it
+or dies. Its state is then pulled from there, not computed again, and no token differs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ NEW_TOKENS = 48
 PATIENT = SessionTargets(hand_back=HANG_SECONDS)
 """However busy this machine is."""
 CHOOSING = ("--route", "auto")
-"""Among prefill nodes, by what is known of them."""
+"""The choice among prefill nodes, by their known state."""
 PULLING = ("--pull-tokens", "16", "--local-prefill-tokens", "16")
 
 
@@ -40,7 +40,7 @@ def take_turn(session: Session, turn: int) -> Answer:
 
 @pytest.fixture(scope="module")
 def undisturbed() -> list[tuple[int, ...]]:
-    """What a fused node answers, turn by turn."""
+    """Return a fused node's answers, turn by turn."""
     with fleet() as start, start("serve", *flags()).client.open_session() as session:
         return [take_turn(session, turn).token_ids for turn in range(TURNS)]
 
@@ -57,7 +57,7 @@ class Four:
 
 @contextmanager
 def four(*decode: str) -> Iterator[Four]:
-    """decode: more flags of both decode nodes."""
+    """Yield four nodes. decode: more flags of both decode nodes."""
     with fleet() as start:
         prefill = [start("prefill", *flags(), *PULLING) for _ in range(2)]
         known = ("--prefill", ",".join(node.handover_address for node in prefill))
@@ -74,7 +74,8 @@ def session_of(nodes: Four, targets: SessionTargets = PATIENT) -> Iterator[Sessi
 
 
 def assert_resumed(answer: Answer, length: int) -> None:
-    """The prompt's first tokens, of which the last was never computed, were found."""
+    """Assert that all of the prompt's first `length` tokens but the last, never computed, were
+    found."""
     hit = answer.usage.hit
     assert hit is not None and answer.usage.prefilled_on != "local"
     assert hit.usable_tokens == length - 1, hit
@@ -107,7 +108,8 @@ def test_what_a_draining_node_holds_is_pulled_and_not_computed_again(
 
 @pytest.mark.slow
 def test_conversations_that_no_prefill_node_has_seen_are_pulled_too() -> None:
-    """Of short turns, which their decode node computed itself: nobody else knows of them before."""
+    """Their turns are short, so their decode node computed them itself and no other node knows
+    them."""
     turns = [random_prompt(40, 70 + turn) for turn in range(5)]
     with four("--local-prefill-tokens", "64") as nodes, Fleet([*nodes.decode]) as clients:
         sessions = [clients.open_session(bytes([number]), PATIENT) for number in range(8)]
@@ -139,7 +141,7 @@ def test_a_node_that_dies_loses_no_turn(undisturbed: list[tuple[int, ...]]) -> N
         answers += [take_turn(session, turn) for turn in range(3, TURNS)]
         (move,) = session.moves
         assert (move.left, move.entered, move.pulled_tokens) == (left, nodes.other(left), None)
-        # Its prompt's end is still at the prefill node; the answer behind it is not.
+        # Its prompt's end is still at the prefill node; the answer after it is not.
         hit = answers[3].usage.hit
         assert hit is not None and hit.usable_tokens < length_after(3) - 1
         assert_resumed(answers[4], length_after(4))
@@ -149,7 +151,8 @@ def test_a_node_that_dies_loses_no_turn(undisturbed: list[tuple[int, ...]]) -> N
 def test_a_node_that_dies_in_an_answer_has_it_asked_again_elsewhere(
     undisturbed: list[tuple[int, ...]],
 ) -> None:
-    """A caller who has seen pieces asks once more; nothing of the conversation is lost."""
+    """A caller with some tokens already received asks once more; nothing of the conversation is
+    lost."""
     with four() as nodes, session_of(nodes) as session:
         session.append(added(0))
         pieces = iter(session.generate(max_new_tokens=2000, ignore_eos=True))
@@ -189,7 +192,7 @@ def test_a_session_whose_tokens_come_late_leaves_a_full_node(
                 answer.cancel()
         (move,) = session.moves
         assert (move.left, move.why) == (full, "slow")
-        # A node that says its load too late on a busy machine is asked again the next turn.
+        # On a busy machine a node with a late load report is asked again at the next turn.
         assert move.pulled_tokens in [length_after(turn) - 1 for turn in range(1, TURNS)]
         for turn in range(1, TURNS):
             assert_resumed(answers[turn], length_after(turn))
@@ -198,7 +201,7 @@ def test_a_session_whose_tokens_come_late_leaves_a_full_node(
 
 @pytest.mark.slow
 def test_sessions_that_are_opened_at_once_are_spread(undisturbed: list[tuple[int, ...]]) -> None:
-    """Among idle nodes, which all say the same; and they stay, so that none is pulled from."""
+    """All nodes are idle and report the same. Sessions stay on their nodes, so none is pulled."""
     with four() as nodes, Fleet([*nodes.decode]) as clients:
         sessions = [clients.open_session(bytes([number])) for number in range(8)]
         places = [session.node for session in sessions]

@@ -1,4 +1,4 @@
-"""Rooms of one connection share a stream and its messages, and nothing else."""
+"""Transfers of one connection share a stream and its messages, and nothing else."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,10 +18,10 @@ class Counted:
     def __init__(self) -> None:
         self.calls = 0
         self.batches: list[list[str]] = []
-        """What was said together, by kind."""
+        """The kinds of the messages in each batch."""
 
     def sizes(self, kind: str) -> list[int]:
-        """How many of a kind were in each batch that had one."""
+        """Return the number of messages of a kind in each batch with at least one."""
         return [batch.count(kind) for batch in self.batches if kind in batch]
 
 
@@ -45,7 +45,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
 
 
 async def reserved(both: Nodes) -> None:
-    """All rooms are in the prefill engine's queue."""
+    """Wait until all transfers are in the prefill engine's queue."""
     await both.connected()
     for room in ROOMS:
         both.client.deliver(wanted(room))
@@ -58,7 +58,7 @@ async def test_rooms_share_a_call_and_its_messages(counted: Counted) -> None:
     unrepeated = replace(SERVICE_LIMITS, progress_seconds=HANG_SECONDS)
     async with nodes(service_limits=unrepeated) as both:
         await reserved(both)
-        # Asked for in one turn of the loop, as what an engine's step says is.
+        # They are requested in one turn of the loop, as the messages of an engine's step are.
         both.service.deliver(m.PrefillQueue(ROOMS))
         for room in ROOMS:
             both.service.deliver(m.PrefillAccepted(room))
@@ -107,7 +107,7 @@ async def test_a_stream_that_breaks_loses_its_rooms_once_and_the_next_one_has_an
         await both.quiet()
         assert len(both.decode.of(m.HandoverFailed)) == len(ROOMS)
         assert len(both.decode.of(m.WriterFenced)) == 1, "only what was granted is fenced"
-        # The connection stands.
+        # The connection is still open.
         again = m.RoomId(9)
         await both.hand_over(again)
         await both.decode.wait(m.RemoteDone, again)

@@ -1,5 +1,5 @@
-"""Prompts of one new beginning that come at once to a decode node go to one prefill node, and there
-wait for the first: what they share is computed once in the whole fleet."""
+"""Simultaneous prompts with one new prefix at a decode node go to one prefill node and wait there
+for the first. The prefix is computed once in the whole fleet."""
 
 from collections.abc import Iterator
 
@@ -26,8 +26,8 @@ def computed(node: Node) -> int:
 
 
 def test_what_siblings_share_is_computed_once(prefill: list[Node]) -> None:
-    """A decode node is asked for them in one call, so that they come to its engine together however
-    busy this machine is."""
+    """One call asks a decode node for all prompts, so they reach its engine together even on a busy
+    machine."""
     known = ("--prefill", ",".join(node.handover_address for node in prefill))
     shared = random_prompt(SHARED, 300)
     prompts = [[*shared, *random_prompt(OWN, 301 + number)] for number in range(SIBLINGS)]

@@ -1,4 +1,4 @@
-"""A peer is lost by its own silence, not by a gap of this node's."""
+"""A peer is lost by its own heartbeat timeout, not by a pause of this node."""
 
 import asyncio
 import time
@@ -13,7 +13,7 @@ LIMIT, PERIOD = 1.0, 0.1
 
 
 def ticked(silence: Silence, now: float, seconds: float, period: float = PERIOD) -> float | None:
-    """Ticks in time for so long; when the peer was lost, None where it was not."""
+    """Tick in time for `seconds`. Return the time of the peer's loss, None if there was none."""
     end = now + seconds
     while now < end:
         now += period
@@ -42,7 +42,7 @@ def test_a_silence_is_looked_at_ten_times_where_nobody_says_how_often() -> None:
 def test_a_gap_of_our_own_is_not_the_peers() -> None:
     silence = Silence(LIMIT, 0.0, PERIOD)
     assert ticked(silence, 0.0, 0.75) is None
-    # Five seconds in which this node did nothing: what the peer said then is read only now.
+    # This node was blocked for five seconds, so it reads the peer's messages only now.
     assert not silence.tick(5.8)
     assert ticked(silence, 5.8, 0.15) is None
     silence.received(6.0)
@@ -79,7 +79,7 @@ async def test_what_never_comes_is_cancelled_and_said() -> None:
 
 
 async def test_what_came_while_this_loop_stood_is_taken() -> None:
-    """As a beat that waits in a socket: it is there, but the loop needs some rounds to see it."""
+    """The answer is like a heartbeat waiting in a socket: the loop needs some rounds to see it."""
 
     async def some_rounds_later(came: asyncio.Event) -> str:
         await came.wait()

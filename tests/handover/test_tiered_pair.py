@@ -1,5 +1,5 @@
-"""A prefill node with host memory below its arena: what it hands over begins with what was loaded,
-and nothing of it leaves before it has landed."""
+"""A prefill node with host memory below its arena. Its hand-over begins with the loaded prefix, and
+no byte is sent before its load has completed."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from tests.harness.waiting import ManualClock
 PROMPT = prompt(400, seed=1)
 NEXT = PROMPT + prompt(100, seed=2)
 BEGINNING = 384
-"""A prefill keeps the state at the last page boundary that a repeat may use."""
+"""Tokens up to the last page boundary usable by a repeat; a prefill keeps the state there."""
 
 
 @dataclass
@@ -29,13 +29,14 @@ class Tiered:
     copies: FaultyCopies
 
     def answered(self, name: str, tokens: list[int]) -> m.HitBreakdown:
-        """By a hand-over, as one engine would; what the prefill node found of it."""
+        """Answer by a hand-over and assert the tokens of a single engine. Return the hit at the
+        prefill node."""
         self.pair.join(self.pair.begin(submit(name, tokens, 4)))
         assert self.pair.decode.tokens(name) == alone(tokens, 4)
         return self.pair.decode.hit(name)
 
     def forget(self) -> None:
-        """PROMPT stands below the prefill node's arena alone."""
+        """Leave PROMPT only below the prefill node's arena."""
         self.answered("first", PROMPT)
         self.pair.prefill.run()
         self.answered("push", prompt(900, seed=3))
@@ -66,7 +67,7 @@ def test_a_hand_over_begins_with_what_was_loaded(tiered: Tiered) -> None:
 def test_a_forward_that_breaks_behind_a_load_spoils_the_only_slot(
     tiered: Tiered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may have written over the state that was loaded: nothing starts from there."""
+    """The forward may have overwritten the loaded state, so no request starts from it."""
 
     def broken(*args: object) -> None:
         raise RuntimeError("broken on purpose")
@@ -99,7 +100,7 @@ def prefill(tmp_path: object) -> Iterator[tuple[Lone, FaultyCopies]]:
 
 
 def computed(lone: Lone, room: int, tokens: int, seed: int) -> None:
-    """A room of that prompt, from its begin to its end."""
+    """Run a transfer of this prompt from begin to end."""
     number = m.RoomId(room)
     lone.post(reserve(prompt_of(tokens, seed), 0, number))
     lone.run()
@@ -145,7 +146,7 @@ def test_a_room_that_ends_while_it_loads_leaves_nothing(
 
 
 def below(lone: Lone) -> None:
-    """The first 384 tokens of prompt_of(400, 1) stand below the arena alone."""
+    """Leave the first 384 tokens of prompt_of(400, 1) only below the arena."""
     computed(lone, 1, 400, seed=1)
     computed(lone, 2, 1000, seed=2)
     lone.said.clear()
@@ -180,7 +181,7 @@ def test_a_state_is_loaded_before_another_node_reads_it(
     copies.await_inside("slot_up")
     lone.steps(5)
     assert not lone.all_said(m.PrefillAccepted) and not lone.all_said(m.FetchRefused)
-    # Nothing has landed: nothing may leave.
+    # Nothing has been loaded yet, so nothing may be sent.
     lone.post(m.PrefillStart(m.Grant(m.RoomId(5), 3, 0, tuple(range(6)), 0)))
     lone.steps(2)
     assert not lone.all_said(m.StateHeld)
@@ -241,8 +242,8 @@ def decode(tmp_path: object) -> Iterator[tuple[Lone, FaultyCopies]]:
 
 
 def turn_below(lone: Lone, more: int) -> list[int]:
-    """The next turn of a conversation whose turn end stands below the arena alone; more: tokens of
-    it beyond."""
+    """Return the next turn of a conversation whose turn end is only below the arena. more: tokens
+    beyond it."""
     first = prompt(350, seed=1)
     lone.ask("turn", first, 5)
     lone.ask("push", prompt(1100, seed=4), 1)

@@ -1,4 +1,4 @@
-"""Ten turns over HTTP on a pair of real daemons, after a first prompt that is handed over: each
+"""Ten turns over HTTP on a pair of real daemons, after a first prompt that is handed over. Each
 resumes at the exact end of the turn before, by the stored response's id or by its messages."""
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ def pair() -> Iterator[tuple[Node, Node]]:
 
 
 def responses(client: "openai.OpenAI") -> Iterator[tuple[int, int]]:
-    """Tokens of the turn before, and those that the next turn found of them."""
+    """Yield the tokens of the turn before, and the cached ones among them in the next turn."""
     name, before = None, 0
     for turn in range(TURNS):
         asked: dict[str, Any] = {"input": f"And {turn}? " + FIRST * (turn == 0)}
@@ -38,7 +38,7 @@ def responses(client: "openai.OpenAI") -> Iterator[tuple[int, int]]:
 
 
 def chats(client: "openai.OpenAI") -> Iterator[tuple[int, int]]:
-    """Likewise, of a client that sends back each message as it got it."""
+    """Yield the same for a client that sends back each message unchanged."""
     messages: list[Any] = [{"role": "system", "content": FIRST}]
     before = 0
     for turn in range(TURNS):

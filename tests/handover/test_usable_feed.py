@@ -1,5 +1,5 @@
-"""What a prefill node sends of its usable prefixes, and what a decode node makes of it: whatever is
-sent late or too much, both have the same in the end, and a node has no more than its share."""
+"""A prefill node's feed of usable prefixes, and the index made from it by a decode node. After late
+or repeated batches both are equal in the end. A node stays within its share."""
 
 import asyncio
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ SALT = b"salt"
 
 
 class Followed:
-    """A tree, the feed of its node, and the index of one that reads it."""
+    """A tree, the feed of its node, and the index of a reading node."""
 
     def __init__(self) -> None:
         self.tree: PrefixCache = tree_of(slabs=64)
@@ -43,7 +43,7 @@ class Followed:
         return batches
 
     def agree(self) -> bool:
-        """Whether the index holds what a new watch of the tree shows."""
+        """Return whether the index equals a new watch of the tree."""
         return len(self.index) == self.tree.stats().checkpoints
 
 
@@ -76,7 +76,7 @@ def test_the_index_is_the_tree_through_changes_gaps_and_flushes(followed: Follow
 def test_what_others_are_about_to_look_for_is_sent_at_once(
     followed: Followed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An answer that nobody asked for is not kept until the next look."""
+    """An unrequested answer is not delayed until the next read."""
     monkeypatch.setattr(usable_feed, "READ_SECONDS", 1000.0)
     asked = []
     feed = UsableFeed(lambda: asked.append(1))

@@ -1,12 +1,12 @@
-"""An agent's long conversation, and a chat template of the shape that such models have."""
+"""A long conversation of an agent, and a chat template shaped like those of agent models."""
 
 import random
 from typing import Any
 
 from tasuki.server.text.chat_message import ChatMessage, ToolCall
 
-# The logic of Qwen3.5's own: a macro reads contents, calls are written as functions and parameters,
-# answers of tools share a user's turn, and what was thought before the last question is left out.
+# The logic of Qwen3.5's own template: a macro reads contents. Calls are written as functions and
+# parameters. Tool answers share a user's turn. Thoughts before the last question are left out.
 AGENT_TEMPLATE = r"""{%- macro text_of(content) %}
     {%- if content is string %}
         {{- content }}
@@ -96,12 +96,12 @@ AGENT_TEMPLATE = r"""{%- macro text_of(content) %}
 {%- endif %}
 """
 
-# As many calls answer a question.
+# Number of calls that answer a question.
 _CALLS = 12
 
 
 def agent_tools(count: int = 8) -> list[dict[str, Any]]:
-    """Definitions as OpenAI's clients send them."""
+    """Return tool definitions as OpenAI's clients send them."""
     text = {"type": "string", "description": "Where to look, relative to the repository's root."}
     return [
         {
@@ -121,9 +121,9 @@ def agent_tools(count: int = 8) -> list[dict[str, Any]]:
 
 
 def agent_messages(count: int, source: str, scale: float = 1.0, seed: int = 0) -> list[ChatMessage]:
-    """The first `count` messages of one conversation: a system's, then questions that a dozen calls
-    of tools answer, each with thoughts. source: the text that they quote from. scale: of the
-    messages' lengths; 1.0: a few hundred characters each."""
+    """Return the first `count` messages of one conversation: a system message, then questions. Each
+    question is answered by a dozen tool calls, each with thoughts. source: text that the messages
+    quote. scale: factor of the message lengths; at 1.0 they have a few hundred characters each."""
     drawn = random.Random(seed)
 
     def quoted(characters: float) -> str:

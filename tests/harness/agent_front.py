@@ -1,4 +1,4 @@
-"""A front over a scripted engine whose template is an agent's: it opens thoughts, writes calls."""
+"""A front over a scripted engine with an agent's template: it opens thoughts and writes calls."""
 
 import re
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from tests.harness.grpc_fixtures import THINKING_TAGS
 from tests.harness.http_fixtures import HttpFront, running_http
 
 END = 2
-"""<|im_end|>, which ends an answer."""
+"""Token of <|im_end|>, the end of an answer."""
 
 THOUGHT = "it was so\n</think>\n\n"
 CALL = (
@@ -40,7 +40,7 @@ class AgentFront:
     held: HeldBytes = field(default_factory=HeldBytes)
 
     def say(self, *answers: str) -> None:
-        """What the engine answers, one after the other, and the last one for ever."""
+        """Set the engine's next answers, in order. The last one is repeated for ever."""
         left = list(answers)
 
         def answer(submit: m.Submit) -> list[int]:
@@ -50,14 +50,14 @@ class AgentFront:
         self.http.engine.answer = answer
 
     def _drawn(self, text: str) -> list[int]:
-        """As a model draws it: each of the two tags is a token of its own."""
+        """Return the tokens a model would sample: each of the two tags is one token."""
         tokenizer = self.codec.require_tokenizer()
         pieces = re.split("(" + "|".join(map(re.escape, THINKING_TAGS)) + ")", text)
         added = {tag: [tokenizer.added_tokens[tag]] for tag in THINKING_TAGS}
         return [id_ for piece in pieces for id_ in added.get(piece) or tokenizer.encode(piece)]
 
     def end_by_length(self) -> None:
-        """Each answer ends by its length from now on."""
+        """End each answer by its length from now on."""
         engine = self.http.engine
         finish = engine._finish
         engine._finish = lambda submit, _, tokens: finish(submit, m.FinishReason.LENGTH, tokens)
@@ -71,14 +71,14 @@ class AgentFront:
         return self.http.engine.of(m.Submit)
 
     def text(self, tokens: object) -> str:
-        """Special tokens by their names."""
+        """Return the tokens' text with special tokens by name."""
         ids = [int(token) for token in tokens]  # type: ignore[attr-defined]
         found: str = self.http.post("/detokenize", {"tokens": ids}).json["prompt"]
         return found
 
     @property
     def prompt(self) -> str:
-        """Of the last request."""
+        """Return the text of the last request's prompt."""
         return self.text(self.submits()[-1].prompt)
 
 
@@ -96,7 +96,8 @@ def running_agent_front(
     max_tokens: int = 1 << 15,
     source: str = AGENT_TEMPLATE,
 ) -> Iterator[AgentFront]:
-    """codec: whose template is replaced by that source. max_tokens: of a prompt and its answer."""
+    """Yield a running AgentFront. codec: its template is replaced by `source`. max_tokens: limit of
+    a prompt with its answer."""
     served = agent_codec(codec, source)
     config = config or ServerConfig()
     model = ServedModel(

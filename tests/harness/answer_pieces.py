@@ -29,7 +29,7 @@ BY_STOP = Ending(FinishReason.STOP, 0, _USAGE, "a stop string")
 
 @dataclass(frozen=True)
 class Call:
-    """arguments: their text. is_cut: as of CallEnd."""
+    """A tool call. arguments: its arguments as text. is_cut: as in CallEnd."""
 
     name: str
     arguments: str

@@ -1,20 +1,20 @@
-"""Keys of callers: the file that a node reads, and how a call bears one."""
+"""API keys of callers: the key file of a node, and the key in a call."""
 
 from pathlib import Path
 
 
 def keys_file(folder: Path, text: str) -> str:
-    """The path of a file of keys. text: a line of NAME KEY [SCOPES] each."""
+    """Write a key file and return its path. text: one line of NAME KEY [SCOPES] per key."""
     path = folder / "keys"
     path.write_text(text, encoding="utf-8")
     return str(path)
 
 
 def metadata(key: str, *more: tuple[str, str]) -> tuple[tuple[str, str], ...]:
-    """Of a gRPC call."""
+    """Return the metadata of a gRPC call with this key."""
     return (("authorization", f"Bearer {key}"), *more)
 
 
 def headers(key: str) -> dict[str, str]:
-    """Of an HTTP request."""
+    """Return the headers of an HTTP request with this key."""
     return {"Authorization": f"Bearer {key}"}

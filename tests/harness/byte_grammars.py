@@ -1,4 +1,4 @@
-"""Grammars over a vocabulary of single bytes, and the texts that they let through."""
+"""Grammars over a vocabulary of single bytes, and the texts they accept."""
 
 from functools import cache
 from typing import Protocol
@@ -9,7 +9,7 @@ from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.vocabulary import Vocabulary
 
 END = 256
-"""The token that ends an answer."""
+"""Token that ends an answer."""
 
 
 class _Written(Protocol):
@@ -28,7 +28,7 @@ def byte_compiler() -> GrammarCompiler:
 
 
 def follows(grammar: _Written | None, text: str) -> bool:
-    """Return whether the text is a whole answer, behind its thinking. Raises GrammarError."""
+    """Return whether the text is a whole answer, after its thinking. Raises GrammarError."""
     assert grammar is not None
     constraint = byte_compiler().constraint(Grammar(grammar.kind, grammar.source), ())
     tokens = [*text.encode()]
@@ -41,6 +41,6 @@ def follows(grammar: _Written | None, text: str) -> bool:
 
 
 def tagged_call(name: str, /, **texts: str) -> str:
-    """Return a call between tags. texts: of its parameters."""
+    """Return a call between tags. texts: texts of its parameters by name."""
     inner = "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in texts.items())
     return f"<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>"

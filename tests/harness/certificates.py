@@ -13,7 +13,7 @@ class Issued:
 
 
 class Authority:
-    """Writes what it issues into `folder`."""
+    """A certificate authority. It writes its certificates into `folder`."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._authority = trustme.CA()
@@ -23,7 +23,7 @@ class Authority:
         self._authority.cert_pem.write_to_path(self.path)
 
     def issue(self, *names: str) -> Issued:
-        """For 127.0.0.1 unless named otherwise."""
+        """Issue a certificate for the names, by default for 127.0.0.1 and localhost."""
         leaf = self._authority.issue_cert(*(names or ("127.0.0.1", "localhost")))
         stem = self._folder / f"{self._name}-{len(list(self._folder.iterdir()))}"
         issued = Issued(f"{stem}.pem", f"{stem}.key")

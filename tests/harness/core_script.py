@@ -2,8 +2,8 @@
 
 The script drives both engines. The simulation's checks hold at each step. A command with a
 message's name is that message of an engine: `HandoverCancelled 5`. Other commands are methods of
-CoreWorld. Messages to an engine are shown as `decode 5: GrantWanted -> RemoteReady`, and those of a
-pull as `prefill 5 pull: ...`.
+CoreWorld. Messages to an engine are shown as `decode 5: GrantWanted -> RemoteReady`. Messages of a
+pull are shown as `prefill 5 pull: ...`.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ _REST, _LAST = 400.0, 5.0
 
 
 class Even(random.Random):
-    """Draw the middle of each range."""
+    """A random source that always returns the middle of a range."""
 
     def random(self) -> float:
         return 0.5
@@ -87,7 +87,7 @@ class Followed(Checks):
 
 
 class ScriptedDecode(DecodeDesk):
-    """Grant and pin on command."""
+    """A decode node that grants and pins only on command."""
 
     def _grant(self, request: Request) -> None:
         return
@@ -117,7 +117,7 @@ class ScriptedPrefill(PrefillDesk):
         return
 
     def admit(self, room: int) -> None:
-        """Take the room's turn: pull the offered state once, else lease the room."""
+        """Admit a transfer: pull the offered state once, else lease the transfer."""
         super()._admit(self._computed[room])
 
     def compute(self, room: int) -> None:
@@ -193,25 +193,25 @@ class CoreWorld(SimulatedPair):
             assert self.world.now < end, "it does not come"
             self.world.run(self.world.now + 0.005)
 
-    # Before rooms begin
+    # Before transfers begin
 
     def faults(self, number: str, *faults: str) -> None:
-        """`faults 5 flip@1`: set the faults of a room that has not begun, each with the number of
-        its window or message."""
+        """`faults 5 flip@1`: set the faults of a transfer before it begins. Each has the number of
+        its layer chunk or message."""
         parts = (fault.partition("@") for fault in faults)
         self._faults[int(number)] = [
             (Fault[name.replace("-", "_").upper()], int(place or 0)) for name, _, place in parts
         ]
 
     def deadlines(self, of: str, **seconds: str) -> None:
-        """Change deadlines. of: `decode`, `prefill`, or a pull's side, `decode-pull`."""
+        """Change deadlines. of: `decode`, `prefill`, or the side of a pull, `decode-pull`."""
         node, _, pull = of.partition("-")
         desk = {"decode": self._decode, "prefill": self._prefill}[node]
         name = "pull_deadlines" if pull else "deadlines"
         changed = {state: float(value) for state, value in seconds.items()}
         setattr(desk, name, replace(getattr(desk, name), **changed))
 
-    # How far a room is to go
+    # The stage to reach in a transfer
 
     def reserve(self, *numbers: str) -> None:
         for number in map(int, numbers):
@@ -228,7 +228,7 @@ class CoreWorld(SimulatedPair):
         self._until(lambda: room in self._prefill.rooms or room not in self._decode.rooms)
 
     def pull(self, number: str) -> None:
-        """Begin a room that offers a state; wait for the pull at the decode node."""
+        """Begin a transfer with a state offered; wait for the pull at the decode node."""
         room = int(number)
         self._ask(room, offers=True)
         self._prefill.admit(room)
@@ -263,7 +263,7 @@ class CoreWorld(SimulatedPair):
         """Wait until the decode node's side is in one of these states."""
         self._until(lambda: self._decode.rooms[room].side.state.name in names)
 
-    # What engines say
+    # Messages of engines
 
     def _deliver(self, name: str, room: int, *words: str) -> None:
         decode, prefill = self._decode, self._prefill
@@ -273,7 +273,7 @@ class CoreWorld(SimulatedPair):
             case "HandoverDeclined":
                 decode.rooms[room].put(on.Declined())
             case "HandoverGranted":
-                # Ids that the prefill node refuses.
+                # Ids rejected by the prefill node.
                 generation = decode.requests[room].generation
                 wrong = Destination(0, (10**6,), 0)
                 decode.rooms[room].put(say.Grant(generation, wrong))
@@ -294,7 +294,7 @@ class CoreWorld(SimulatedPair):
                 raise LookupError(name)
 
     def queue_moves(self, number: str) -> None:
-        """Move the room to and fro in its queue for as long as it lives."""
+        """Move the transfer to and fro in its queue while it is alive."""
         side = self._prefill.rooms[int(number)]
 
         def moves(position: int) -> None:
@@ -338,7 +338,7 @@ class CoreWorld(SimulatedPair):
         self.world.run(self.world.now + float(seconds))
 
     def hangs(self, what: str) -> None:
-        """Let an action hang at both nodes. what: `verify` or `abort`."""
+        """Make an action hang at both nodes. what: `verify` or `abort`."""
         for peer in (self.decode, self.prefill):
             if what == "verify":
                 peer.landing.verify = lambda *_: None  # type: ignore[method-assign]
@@ -349,7 +349,7 @@ class CoreWorld(SimulatedPair):
                 self._drains = False
 
     def drain(self, number: str) -> Look:
-        """Show the drain in the prefill node's memory of ended rooms."""
+        """Show the drain in the prefill node's record of ended transfers."""
         request = self.checks.by_room[int(number)]
         names = list(self.checks.connections)
 

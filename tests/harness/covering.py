@@ -1,5 +1,5 @@
-"""Parametrisation whose full product takes minutes: `make test` runs combinations that cover every
-value or every pair of values, and the nightly run has the others."""
+"""Parametrisation of tests whose full product takes minutes. `make test` runs combinations that
+cover every value or every pair of values. The nightly run adds the others."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -9,26 +9,26 @@ from typing import Any
 import pytest
 
 Axes = Mapping[str, Mapping[str, object]]
-"""By the name of an argument: its values by the names that they have in a test's id."""
+"""Values of each argument by their names in a test's id, by the argument's name."""
 Names = tuple[str, ...]
 
 
 def every_value(**axes: Mapping[str, object]) -> pytest.MarkDecorator:
-    """Parametrise by the product of axes that do not depend on each other. Each value is in one
-    combination at least that is not slow."""
+    """Parametrise by the product of independent axes. Each value is in at least one combination
+    without the slow mark."""
     return _covering(1, axes)
 
 
 def every_pair(**axes: Mapping[str, object]) -> pytest.MarkDecorator:
-    """Parametrise by the product of axes of which any two may depend on each other. Each pair of
-    values is in one combination at least that is not slow."""
+    """Parametrise by the product of axes with dependent pairs. Each pair of values is in at least
+    one combination without the slow mark."""
     return _covering(2, axes)
 
 
 def slow_behind(quick: int, cases: Mapping[str, object]) -> list[Any]:
-    """Return cases of a parametrised test, all but the first so many slow.
+    """Return cases of a parametrised test. All but the first `quick` have the slow mark.
 
-    cases: by name, the value of the one argument or a tuple with that of each.
+    cases: by name, the value of the one argument or a tuple with one value per argument.
     """
     return [
         pytest.param(
@@ -54,8 +54,9 @@ def _covering(strength: int, axes: Axes) -> pytest.MarkDecorator:
 
 
 def covering_names(strength: int, axes: Axes) -> Iterator[Names]:
-    """Yield the names of few combinations that have each `strength` values of different axes. The
-    next one has the most of what is left, and of equals the values that were yielded least."""
+    """Yield the names of few combinations that together contain each `strength` values of different
+    axes. The next combination has the most values not yet covered. Among equals, it has the values
+    yielded least."""
     every = [*product(*axes.values())]
     left = {part for names in every for part in _parts(names, strength)}
     yielded: Counter[tuple[int, str]] = Counter()
@@ -72,5 +73,5 @@ def covering_names(strength: int, axes: Axes) -> Iterator[Names]:
 
 
 def _parts(names: Names, strength: int) -> set[tuple[tuple[int, str], ...]]:
-    """Return the combinations of so many of the names, each with the place of its axis."""
+    """Return the combinations of `strength` names, each name with the index of its axis."""
     return {*combinations(enumerate(names), strength)}

@@ -1,7 +1,7 @@
-"""Real daemons as child processes that a test may kill and start again, and what it asks of them.
+"""Real daemons as child processes. A test may kill them, restart them and send them requests.
 
-A Node is one daemon with a client of it; it keeps its address over its lives. Everything that
-waits has a deadline and ends as soon as what it waits for holds.
+A Node is one daemon with a client. It keeps its address when it restarts. Every wait has a deadline
+and ends as soon as its condition holds.
 """
 
 import os
@@ -35,15 +35,17 @@ OWNERS = ("free", "working", "tree", "granted", "quarantined")
 HELD = ("working", "granted", "quarantined", "pinned")
 NEW_TOKENS = 40
 COUNTED_WINDOWS = ("--layers-per-window", "1")
-"""Of a prefill node whose test counts windows: else how many there are is the link's."""
+"""Flags of a prefill node in tests that count layer chunks. Without them their number depends on
+the link."""
 
 
 WINDOW_IN_TRANSFER = 48
 
 
 def resting_at(window: int) -> dict[str, str]:
-    """The environment of a prefill node each of whose rooms rests for a second before it posts that
-    window: a quick machine would be done with the transfer before a test looked."""
+    """Return the environment of a prefill node that pauses each transfer for a second before it
+    posts layer chunk `window`. On a quick machine a transfer would otherwise end before a test sees
+    it."""
     place = failpoints.Place.SENDER_BEFORE_POST.value
     return {failpoints.VARIABLE: f"{place}@{window}=delay:1.0"}
 
@@ -55,13 +57,13 @@ def flags(
         *("--device", device),
         *("--model", str(embedded_model() if model is None else model)),
         *("--dtype", dtype, "--arena-mib", str(arena_mib)),
-        # What goes where must not depend on how fast this machine is.
+        # Routes must not depend on the speed of this machine.
         *("--route", "fixed"),
     ]
 
 
 def kept_address() -> str:
-    """A loopback address for a node that is to die and come again."""
+    """Return a loopback address for a node that is to be killed and started again."""
     return f"127.0.0.1:{free_port()}"
 
 
@@ -75,8 +77,8 @@ class Node:
         bind: str = "127.0.0.1:0",
         launch: Callable[[str, Sequence[str], str], Daemon] = ForkedDaemon,
     ) -> None:
-        """launch: Daemon, where the interpreter's start, its end or a namespace is part of the
-        test."""
+        """Start the daemon. launch: Daemon if the interpreter's start, its end or a namespace is
+        part of the test."""
         self._command = command
         self._flags = flags
         self._launch = launch
@@ -94,7 +96,7 @@ class Node:
 
     @property
     def last_words(self) -> tuple[str, ...]:
-        """The end of what it has written to stderr."""
+        """The last lines of its stderr."""
         return self._daemon.last_words
 
     @property
@@ -103,7 +105,7 @@ class Node:
 
     @property
     def exit_status(self) -> int | None:
-        """None while its process lives, whether or not anybody asked it to end."""
+        """The exit status; None while its process runs, even if it was asked to end."""
         return self._daemon.exit_status
 
     @property
@@ -114,12 +116,12 @@ class Node:
 
     @property
     def handover_address(self) -> str:
-        """What decode nodes are told. REQUIRES: wait_ready."""
+        """The address to give to decode nodes. REQUIRES: wait_ready."""
         return self._daemon.handover_address or self.address
 
     def wait_ready(self) -> "Node":
         self.address = self._daemon.wait_ready()
-        # A client of its own for each life: gRPC's reconnect backoff is not what is tested here.
+        # Each life has its own client, so that gRPC's reconnect backoff does not affect the test.
         self.client = Client(self.address, api_key=self.api_key)
         self._admin = grpc.insecure_channel(
             self.address, options=[("grpc.use_local_subchannel_pool", 1)]
@@ -128,20 +130,20 @@ class Node:
         return self
 
     def start_again(self) -> None:
-        """At the same address. REQUIRES: it was killed or stopped."""
+        """Start it again at the same address. REQUIRES: it was killed or stopped."""
         self._daemon = self._launch(self._command, self._flags, self.address)
         self._running = True
         self.wait_ready()
 
     def kill(self) -> float:
-        """SIGKILL; returns when, on the monotonic clock."""
+        """Send SIGKILL; return the monotonic time of the kill."""
         os.kill(self.pid, signal.SIGKILL)
         killed = time.monotonic()
         assert self._ended() == -signal.SIGKILL
         return killed
 
     def put_down(self) -> None:
-        """SIGKILL where it still lives, and no word about how it ended. Idempotent."""
+        """Send SIGKILL if it still runs, and do not check its exit status. Idempotent."""
         if self._running:
             if self._daemon.exit_status is None:
                 os.kill(self.pid, signal.SIGKILL)
@@ -155,7 +157,7 @@ class Node:
         self._daemon.ask_to_stop()
 
     def stop(self) -> int:
-        """SIGTERM where it was not asked yet; the exit status."""
+        """Send SIGTERM if none was sent yet; return the exit status."""
         return self._ended() if self._running else 0
 
     def _ended(self) -> int:
@@ -173,17 +175,18 @@ class Node:
         return reply
 
     def drain(self) -> None:
-        """Returns when nothing is in flight; from then on it refuses what is new."""
+        """Drain the node: return when no request is in flight. The node then rejects new
+        requests."""
         stub = pb_grpc.CacheAdminStub(self._bearing)
         stub.Drain(pb.DrainRequest(), timeout=HANG_SECONDS)
 
     def undrain(self) -> None:
-        """It takes requests again."""
+        """End the drain: the node accepts requests again."""
         stub = pb_grpc.CacheAdminStub(self._bearing)
         stub.Undrain(pb.UndrainRequest(), timeout=HANG_SECONDS)
 
     def story(self) -> dict[str, object]:
-        """The part of stats() that a failure should show."""
+        """Return the part of stats() that a failure should show."""
         stats = self.stats()
         return {
             "requests": dict(stats.requests),
@@ -194,15 +197,16 @@ class Node:
         }
 
     def requests(self, state: str) -> int:
-        """How many requests are in that state of the engine."""
+        """Return the number of requests in this state of the engine."""
         return self.stats().requests[state]
 
     def landed(self) -> int:
-        """Windows that have landed here in this life."""
+        """Return the number of layer chunks that arrived at this node since it started."""
         return self.stats().windows["landed"]
 
     def at_rest(self) -> bool:
-        """Nothing is held. Fails at once where an id is not accounted for."""
+        """Return whether no page, slot, lease or request is held. Fail at once if an id is not
+        accounted for."""
         stats = self.stats()
         assert stats.integrity == "ok"
         pools = (stats.pages, stats.slots)
@@ -217,7 +221,8 @@ class Node:
 
 @contextmanager
 def fleet(launch: Callable[..., Daemon] = ForkedDaemon) -> Iterator[Callable[..., Node]]:
-    """Starts nodes; at the end all that still run stop by themselves, the last one first."""
+    """Yield a function that starts nodes. At the end all nodes that still run stop by themselves,
+    the last one first."""
     with ExitStack() as stack:
 
         def start(command: str, *more: str, launch: Callable[..., Daemon] = launch) -> Node:
@@ -237,28 +242,28 @@ class _HasStats(Protocol):
 
 
 def meet(decode: _HasStats) -> None:
-    """Wait until it is connected to every prefill node that it knows of: until then it prefills
-    itself. decode: the node, or a client of it."""
+    """Wait until the decode node is connected to every prefill node it knows. Before that it
+    prefills prompts itself. decode: the node, or a client of it."""
     until(lambda: has_met(decode), decode.stats)
 
 
 def has_met(decode: _HasStats) -> bool:
-    """Whether it is connected to every prefill node that it knows of, and knows one."""
+    """Return whether the decode node knows a prefill node and is connected to all it knows."""
     known = decode.stats().prefill_nodes
     return bool(known) and all(node.state == pb.PREFILL_NODE_STATE_CONNECTED for node in known)
 
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt and the tokens that an undisturbed fused process answers it with."""
+    """A prompt and its answer's tokens from an undisturbed fused process."""
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
 
 
 def question_of(node: Node, length: int, new_tokens: int = NEW_TOKENS) -> Question:
-    """A random prompt whose answer there is far from any near tie, so that equality means
-    something."""
+    """Return a random prompt with its answer from the node. No token of the answer is near a tie,
+    so tests may compare answers for equality."""
     for seed in range(20):
         prompt = random_prompt(length, seed)
         answer = asked(node, prompt, b"", new_tokens).result()
@@ -287,9 +292,9 @@ def asked(
 
 
 class Pair:
-    """A prefill and a decode node. The prefill node computes one prompt at a time, in small
-    chunks, so that there is time to disturb it; each question has a salt of its own, so that none
-    is answered from the cache of the one before."""
+    """A prefill and a decode node. The prefill node computes one prompt at a time, in small chunks,
+    so that a test has time to disturb it. Each question has its own salt, so none is answered from
+    the cache of the previous one."""
 
     def __init__(
         self,
@@ -298,8 +303,8 @@ class Pair:
         device: str = "cpu",
         more: tuple[str, ...] = (),
     ) -> None:
-        """between: from the prefill node's address to the one that the decode node is told.
-        more: flags of both nodes."""
+        """Start both nodes. between: maps the prefill node's address to the address given to the
+        decode node. more: flags of both nodes."""
         self._questions = questions
         self._salts = 0
         self.prefill = Node(
@@ -310,7 +315,7 @@ class Pair:
             launch=partial(ForkedDaemon, environment=resting_at(WINDOW_IN_TRANSFER)),
         ).wait_ready()
         self._target = between(self.prefill.address)
-        # Small chunks here too: what Stats answers waits for the forward that runs.
+        # Small chunks here too: the answer to Stats waits for the running forward.
         self.decode = Node(
             "decode",
             *flags(device=device),
@@ -324,17 +329,17 @@ class Pair:
         return asked(self.decode, prompt, salt, new_tokens)
 
     def pages(self, number: int) -> int:
-        """Whole pages of a question's prompt."""
+        """Return the number of whole pages of a question's prompt."""
         return len(self._questions[number].prompt) // 64
 
     def right(self, number: int, stream: AnswerStream) -> Answer:
-        """The whole answer, which must be the undisturbed one."""
+        """Return the whole answer. It must equal the undisturbed one."""
         answer = stream.result()
         assert answer.token_ids == self._questions[number].tokens
         return answer
 
     def prefill_state(self) -> int:
-        """What the decode node knows of the prefill node."""
+        """Return the state of the prefill node as the decode node knows it."""
         (node,) = self.decode.stats().prefill_nodes
         assert node.address == self._target
         return node.state

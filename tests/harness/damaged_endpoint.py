@@ -1,4 +1,4 @@
-"""An endpoint whose replies a test damages on their way to the conformance kit's checks."""
+"""An endpoint for the conformance kit's checks. A test damages its replies on their way."""
 
 import json
 import re
@@ -13,7 +13,7 @@ Damage = Callable[["Exchange"], Reply]
 
 @dataclass(frozen=True)
 class Exchange:
-    """One request and the reply to it. asked: the request's body where it is an object."""
+    """One request and its reply. asked: the request's body if it is an object, else empty."""
 
     method: str
     path: str
@@ -30,7 +30,8 @@ class Exchange:
 
 @dataclass(frozen=True)
 class DamagedEndpoint(Endpoint):
-    """known: whole replies by request, which are asked for once; None: each time."""
+    """An endpoint with a change of each reply. known: replies by request; each is asked for once.
+    None: every request is sent."""
 
     damage: Damage = lambda exchange: exchange.reply
     known: dict[tuple[str, str, bytes | None], Reply] | None = None
@@ -49,11 +50,11 @@ class DamagedEndpoint(Endpoint):
 
 
 Change = Callable[[Any], Any]
-"""Of a body, or of one event's data: returns it, changed in place or anew."""
+"""A function of a body or of one event's data. It returns the data, changed in place or new."""
 
 
 def bodies(change: Change) -> Damage:
-    """Changes whole replies."""
+    """Change whole replies."""
 
     def damage(exchange: Exchange) -> Reply:
         if exchange.is_stream:
@@ -64,7 +65,7 @@ def bodies(change: Change) -> Damage:
 
 
 def events(change: Change) -> Damage:
-    """Changes each event of streams; None leaves it out."""
+    """Change each event of streams; None leaves it out."""
 
     def damage(exchange: Exchange) -> Reply:
         if not exchange.is_stream:
@@ -85,12 +86,12 @@ def _changed_block(block: str, change: Change) -> str | None:
 
 
 def both(change: Change) -> Damage:
-    """Changes whole replies, and each event of streams."""
+    """Change whole replies, and each event of streams."""
     return lambda exchange: events(change)(replace(exchange, reply=bodies(change)(exchange)))
 
 
 def text(pattern: str, by: str) -> Damage:
-    """Replaces an expression in whatever is replied, where it stands first."""
+    """Replace the first match of an expression in every reply."""
     return lambda exchange: exchange.with_body(
         re.sub(pattern, by, exchange.reply.body.decode(), count=1, flags=re.DOTALL)
     )
@@ -105,7 +106,8 @@ def content_type(name: str) -> Damage:
 
 
 def set_keys(**values: Any) -> Change:
-    """Wherever these keys stand, at any depth; a function makes the new value of the old one."""
+    """Set these keys at any depth of every body. A function makes the new value from the old
+    one."""
 
     def change(value: Any) -> Any:
         if isinstance(value, list):
@@ -125,13 +127,13 @@ def _new(values: Mapping[str, Any], key: str, old: Any) -> Any:
 
 
 def without(key: str) -> Change:
-    """Leaves the key out at the top."""
+    """Leave the key out at the top level."""
     return lambda value: {name: inner for name, inner in value.items() if name != key}
 
 
 def said(key: str, words: str) -> Damage:
-    """Each text under the key becomes these words: of a stream its first piece, and the others
-    nothing."""
+    """Replace each text under the key by these words. In a stream the first piece has the words,
+    and the others are empty."""
 
     def damage(exchange: Exchange) -> Reply:
         begun: list[str] = []

@@ -1,4 +1,4 @@
-"""A decode engine without its prefill node, whose part the test plays."""
+"""A decode engine without a prefill node; the test plays the prefill node."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,13 +32,13 @@ class DecodeNode(Lone):
         return [names[said.grant.room] for said in self.all_said(m.HandoverGranted)]
 
     def want_each(self, names: Sequence[str], tokens: int, new_tokens: int) -> None:
-        """One prompt a name, asked for in a step."""
+        """Submit one prompt per name, then run one step."""
         for name in names:
             self.want(name, tokens, new_tokens)
         self.step()
 
     def leave(self, name: str) -> None:
-        """Its client does."""
+        """Abort a request as its client does."""
         self.post(m.Abort(m.RequestId(name)))
 
     def room(self, name: str) -> m.RoomId:
@@ -49,7 +49,7 @@ class DecodeNode(Lone):
         self.step()
 
     def land(self, name: str) -> None:
-        """All of it, of zeros."""
+        """Complete a transfer with zeros in all its pages and states."""
         arena, room = self.parts.arena, self.room(name)
         (grant,) = [s.grant for s in self.all_said(m.HandoverGranted) if s.grant.room == room]
         for kv in arena.kv:
@@ -61,7 +61,7 @@ class DecodeNode(Lone):
         self.post(m.RemoteDone(room, m.TransferReport(0, 0, 0, 0.0, 0.0)))
 
     def hand_over(self) -> None:
-        """Whatever was asked for and not handed over yet."""
+        """Complete the hand-over of each request asked for and not handed over yet."""
         for name in self.asked[self._answered :]:
             self._answered += 1
             self.accept(name)

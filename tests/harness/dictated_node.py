@@ -1,6 +1,5 @@
-"""A fused node in this process whose model writes what a test dictates: a tiny one, with the
-embedded model's tokenizer, a published chat template and the tags that such checkpoints have as
-tokens."""
+"""A fused node in this process with a model that writes the tokens a test dictates. It has a tiny
+model, the embedded model's tokenizer, a published chat template and the usual tags as tokens."""
 
 import asyncio
 import json
@@ -61,7 +60,7 @@ def template_source(name: str) -> str:
 
 
 def write_text_files(folder: Path, template: str) -> None:
-    """The embedded model's tokenizer, with TAGS in place of the words that it learnt last."""
+    """Write the embedded model's tokenizer, with TAGS in place of its last learnt words."""
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
     path = embedded_model() / "tokenizer.json"
     specification = json.loads(path.read_text(encoding="utf-8"))
@@ -76,7 +75,8 @@ def write_text_files(folder: Path, template: str) -> None:
 
 
 def tiny_parts_of(codec: TextCodec, arena_mib: int) -> EngineParts:
-    """Random weights for that vocabulary: a layer of each kind. Nobody reads what it says."""
+    """Return a model of random weights for this vocabulary, with one layer of each kind. No test
+    reads its own text."""
     end = codec.require_tokenizer().added_tokens["<|im_end|>"]
     config = ModelConfig.from_dict(
         {
@@ -97,7 +97,8 @@ def tiny_parts_of(codec: TextCodec, arena_mib: int) -> EngineParts:
 
 @dataclass
 class Dictation:
-    """Tokens by the position at which they will stand; elsewhere the model's own."""
+    """A sampler with given tokens by their position in the sequence. At other positions it uses the
+    model's own."""
 
     tokens: dict[int, int] = field(default_factory=dict)
 
@@ -119,28 +120,28 @@ class DictatedNode:
 
     @property
     def end_token(self) -> int:
-        """With which the model ends its turn."""
+        """The token at the end of the model's turn."""
         return self.tokenizer.added_tokens["<|im_end|>"]
 
     def post(self, path: str, body: object, headers: dict[str, str] | None = None) -> Reply:
         return ask(self.address, "POST", path, body, headers)
 
     def prompt(self, body: dict[str, Any]) -> list[int]:
-        """The tokens of a chat's prompt."""
+        """Return the tokens of a chat's prompt."""
         tokens: list[int] = self.post("/tokenize", body).json["tokens"]
         return tokens
 
     def dictate(self, body: dict[str, Any], text: str) -> None:
-        """The answer to this chat, with which the model then ends its turn."""
+        """Set the answer to this chat. The model ends its turn after it."""
         self.dictate_behind(len(self.prompt(body)), text)
 
     def dictate_behind(self, prompt_tokens: int, text: str) -> None:
-        """The answer to a prompt of so many tokens."""
+        """Set the answer to a prompt of `prompt_tokens` tokens."""
         tokens = [*self.tokens_of(text), self.end_token]
         self.dictation.tokens = dict(enumerate(tokens, prompt_tokens))
 
     def tokens_of(self, text: str) -> list[int]:
-        """As a model writes it, each tag a token."""
+        """Return the tokens of a text as a model writes it, each tag one token."""
         for tag in TAGS:
             before, found, behind = text.partition(tag)
             if found:
@@ -151,7 +152,7 @@ class DictatedNode:
 
 @contextmanager
 def dictated_node(folder: Path, template: str) -> Iterator[DictatedNode]:
-    """folder: empty, for the text files."""
+    """Yield the node. folder: an empty folder for the text files."""
     write_text_files(folder, template)
     config = engine_config(folder)
     codec = TextCodec.load(folder, _VOCABULARY, _CONTEXT)

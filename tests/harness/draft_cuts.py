@@ -1,7 +1,6 @@
-"""Answers with drafts beside answers without: the same tokens, logprobs, hits and trees. One body
-for every device: a test file gives the fixture `engines`, of its own device and shapes, and a
-subclass of DraftCuts.
-"""
+"""Answers with drafts have the tokens, logprobs, hits and trees of answers without. One body for
+every device: a test file gives the fixture `engines`, with its device and shapes, and a subclass of
+DraftCuts."""
 
 from dataclasses import replace
 from itertools import cycle
@@ -26,21 +25,21 @@ from tests.harness.scripted_drafts import (
 
 
 class DraftedEngines(Protocol):
-    """Of one model. rows: so many answers share its forwards."""
+    """Engines of one model. rows: number of answers in a forward."""
 
     rows: int
 
     def plain(self) -> Lone:
-        """At rest, with nothing in its cache; drafts nothing."""
+        """Return an engine at rest, with an empty cache and without drafts."""
         ...
 
     def drafting(self) -> Lone:
-        """As plain; drafts what a test says."""
+        """Return an engine like plain() that drafts the tokens given by a test."""
         ...
 
 
 def drawn(engine: Lone, length: int) -> list[int]:
-    """The answer to a prompt of that length."""
+    """Return the answer to a prompt of this length."""
     return [token.token for token in answered(engine, prompt(length), DRAWN)]
 
 
@@ -86,7 +85,7 @@ class DraftCuts:
         verified, rest = divmod(NEW - 1, held + 1)
         assert usage.completion_tokens == NEW
         if held == 4:
-            # 29 tokens are five steps of five, and one that has room for three drafts.
+            # 29 tokens are five steps of five, and one with space for three drafts.
             assert (usage.accepted_tokens, usage.drafted_tokens) == (23, 23)
         else:
             assert usage.accepted_tokens >= verified * held + max(0, rest - 1)

@@ -1,6 +1,6 @@
-"""Equal tokens however an engine's work is cut, batched or cached. One body for every device: a
-test file gives the fixture `engines`, of its own device and shapes, and a subclass of EngineCuts.
-"""
+"""Tokens are equal for every way to cut, batch or cache an engine's work. One body for every
+device: a test file gives the fixture `engines`, with its device and shapes, and a subclass of
+EngineCuts."""
 
 from typing import Protocol
 
@@ -13,21 +13,21 @@ from tests.harness.engines import Lone, submit
 
 
 class Engines(Protocol):
-    """Of one model. vocabulary: below it are all tokens."""
+    """Engines of one model. vocabulary: upper bound of the tokens, exclusive."""
 
     vocabulary: int
 
     def cold(self, chunk: int = 512, max_batch: int = 64) -> Lone:
-        """At rest, with nothing in its cache; on the device under test."""
+        """Return an engine at rest with an empty cache, on the device under test."""
         ...
 
     def oracle(self) -> Lone:
-        """As cold, on the CPU, where each request runs alone."""
+        """Return an engine like cold(), on the CPU, with one request in a forward."""
         ...
 
 
 def sampling(new: int, seed: int) -> SamplingParams:
-    """Every third request is greedy, every third drawn, every third drawn from a cut."""
+    """Return sampling by seed: a third greedy, a third sampled, a third sampled from a cut."""
     kinds: list[dict[str, float | int]] = [
         {},
         {"temperature": 0.8, "seed": seed},
@@ -69,7 +69,7 @@ class EngineCuts:
     @pytest.mark.parametrize("batch", [2, 3, 5, 17, 64])
     def test_a_batch_answers_as_each_request_alone(self, engines: Engines, batch: int) -> None:
         engine = engines.cold(chunk=256)
-        # Answers of unequal length, so that the padded batch shrinks on the way.
+        # Answers have unequal lengths, so the padded batch shrinks meanwhile.
         requests = {seed: (1 + 37 * seed % 190, seed, 3 + seed % 5) for seed in range(batch)}
         for seed, request in requests.items():
             engine.post(asked(engines, f"r{seed}", *request))
@@ -106,7 +106,7 @@ class EngineCuts:
             hits.append([(hit.usable_tokens, hit.checkpoint_source) for hit in found])
             engine.assert_at_rest()
         assert answers[0] == answers[1] and hits[0] == hits[1]
-        # The last sampled token was never forwarded: the state stands one before it.
+        # The last sampled token was never forwarded: the state is one token before it.
         assert max(usable for usable, _ in hits[0]) == 304
 
     def test_stops_and_aborts_leave_exact_states(self, engines: Engines) -> None:

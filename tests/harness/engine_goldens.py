@@ -23,13 +23,13 @@ def _parts(config: EngineConfig) -> EngineParts:
 
 @cache
 def _engine(model: str, device: str, **changes: object) -> Lone:
-    """One a setting: on a GPU graphs are captured once."""
+    """Return one engine per setting, because graphs on a GPU are captured only once."""
     config = engine_config(reference_dir(model), device=device, **changes)
     return Lone(config, parts=_parts(config))
 
 
 def cold_engine(model: str, device: str, **changes: object) -> Lone:
-    """At rest, with nothing in its cache."""
+    """Return an engine at rest with an empty cache."""
     engine = _engine(model, device, **changes)
     engine.flush()
     return engine
@@ -57,7 +57,7 @@ class EngineGoldens:
             engine = cold_engine(model, self.device)
             engine.ask("first", case.prompt[: at + 1], 1)
             assert engine.ask("resumed", case.prompt, len(case.greedy)) == case.greedy
-            # "first" ended at its prompt's end, one token past the page: that is a repeat resumes.
+            # "first" ended at its prompt's end, one token past the page; a repeat resumes there.
             assert engine.hit("resumed").usable_tokens == at + 1
 
     @pytest.mark.parametrize("model", TWO_TURNS)

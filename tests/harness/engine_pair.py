@@ -1,5 +1,5 @@
-"""A prefill and a decode engine of one process, driven by hand: real engines, sender and receiver
-over a loopback wire whose speed a test chooses."""
+"""A prefill and a decode engine in one process, driven by hand. The engines, the sender and the
+receiver are real. The test chooses the speed of the loopback wire."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -32,17 +32,17 @@ from tests.harness.waiting import HANG_SECONDS
 
 PEER = "peer"
 LONG = 10.0
-"""Seconds that any step is shorter than."""
+"""Seconds; every step is shorter."""
 Head = Callable[[], torch.Tensor]
 
 
 def is_early_step() -> bool:
-    """Whether the thread that asks computes an early step."""
+    """Return whether the calling thread computes an early step."""
     return threading.current_thread().name.startswith("tasuki-early-step")
 
 
 def with_early_head(parts: EngineParts, early: Callable[[Head], torch.Tensor]) -> EngineParts:
-    """The parts with a model whose logits in an early step are `early` of the plain head."""
+    """Return the parts with another head in early steps: `early` of the plain head."""
 
     class EarlyHead(Qwen35Model):
         def head(self, *args: Any) -> torch.Tensor:
@@ -57,7 +57,7 @@ def broken_head(plain: Head) -> torch.Tensor:
 
 
 class StoppedHead:
-    """Stands until it is let go."""
+    """A head that blocks until it is released."""
 
     def __init__(self) -> None:
         self.inside, self.go = threading.Event(), threading.Event()
@@ -70,7 +70,7 @@ class StoppedHead:
 
 @dataclass
 class Room:
-    """One hand-over under way."""
+    """A running hand-over."""
 
     request: str
     ticket: m.Ticket
@@ -90,12 +90,13 @@ class EnginePair:
     ends: Ends = field(default_factory=Ends)
 
     def hand_over(self, submit: m.Submit) -> Room:
-        """Up to the first token at the prefill engine; windows may be in flight."""
+        """Run a hand-over up to the first token at the prefill engine. Layer chunks may be in
+        flight."""
         self.decode.post(submit)
         self.decode.step()
         wanted = self._last(self.decode, m.HandoverWanted)
         self.prefill.post(m.PrefillReserve(wanted.ticket, wanted.prompt))
-        # Until it is accepted: what it begins with may have to be loaded first.
+        # Run until it is accepted, because its prefix may have to be loaded first.
         self.prefill.run()
         room = self._last(self.prefill, m.PrefillAccepted).room
         self.decode.post(m.GrantWanted(room))
@@ -114,13 +115,13 @@ class EnginePair:
         return engine.all_said(kind)[-1]
 
     def begin(self, submit: m.Submit) -> Room:
-        """Up to an early step that has begun, if the answer is to have one."""
+        """Run the hand-over up to the begin of the early step, if the answer is to have one."""
         room = self.hand_over(submit)
         self.ready(room, LONG)
         return room
 
     def join(self, room: Room) -> None:
-        """The room is done and its step has ended; until nothing runs."""
+        """Complete the transfer and its early step, then run until idle."""
         self.done(room)
         self.step_ended()
         self.decode.run()
@@ -146,7 +147,7 @@ class EnginePair:
         return end
 
     def done(self, room: Room) -> m.RemoteDone | m.HandoverFailed:
-        """What Done leads to, as the decode node does it; the room is over after it."""
+        """Handle Done as the decode node does. The transfer is over afterwards."""
         end, number = self.flushed(room), room.ticket.room
         try:
             self.receiver.verify(number, room.ticket.generation, end.report.digests, HANG_SECONDS)
@@ -163,8 +164,8 @@ class EnginePair:
         return message
 
     def lose(self, room: Room, reason: str = "lost on purpose") -> None:
-        """The hand-over fails though all of it was sent: the answer goes on here, and the room is
-        over on both sides."""
+        """Fail the hand-over though all of it was sent. The decode engine continues the answer by
+        itself, and both sides end the transfer."""
         number = room.ticket.room
         self.flushed(room)
         self.decode.post(m.HandoverFailed(number, reason))
@@ -175,7 +176,7 @@ class EnginePair:
         self.decode.run()
 
     def step_ended(self, timeout: float = HANG_SECONDS) -> None:
-        """Wait for the step and tell the engine, as its node does."""
+        """Wait for the step and report it to the engine, as its node does."""
         self.decode.post(self.said_by_steps.get(timeout=timeout))
 
 
@@ -188,7 +189,8 @@ def engine_pair(
     wire: WireSettings | None = None,
     settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> Iterator[EnginePair]:
-    """settings: of the decode engine. REQUIRES: the two have equal weights and layouts."""
+    """Yield a pair of engines over a loopback wire. settings: settings of the decode engine.
+    REQUIRES: both models have equal weights and layouts."""
     fabric = LoopbackFabric()
     link = LoopbackTransport(fabric, "prefill", faults)
     target = LoopbackTransport(fabric, "decode")

@@ -1,4 +1,4 @@
-"""Engines for tests: tiny models, poisoned memory, a loop that runs without threads."""
+"""Engines for tests: tiny models, poisoned memory, and a loop without threads."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -40,8 +40,9 @@ Kind = TypeVar("Kind")
 
 
 class PoisonedCache(HybridPrefixCache):
-    """NaN wherever an id changes owner: what is read before it is written shows at once. Bytes that
-    a waiting copy still reads stay. host: below the arena, of a cache with a tier."""
+    """A cache that fills the memory of an id with NaN when the id changes its owner. A read before
+    the first write then shows at once. Bytes that a waiting copy still reads are kept. host: the
+    memory below the arena, for a cache with a tier."""
 
     host: Arena | None = None
 
@@ -96,7 +97,7 @@ class PoisonedCache(HybridPrefixCache):
 
 def _poison(arena: Arena, pages: Sequence[int], slots: Collection[int]) -> None:
     for kv in arena.kv:
-        # A scale byte of 255 is NaN, whatever the codes are.
+        # A scale byte of 255 is NaN for all codes.
         kv[pages] = 0xFF if kv.dtype is torch.uint8 else float("nan")
     for slot in slots:
         start = slot * arena.layout.slab_bytes
@@ -105,14 +106,14 @@ def _poison(arena: Arena, pages: Sequence[int], slots: Collection[int]) -> None:
 
 
 def engine_config(model: Path, **changes: object) -> EngineConfig:
-    """Drafts as many as there are: a test knows no other number."""
+    """Return a config with the most drafts, because tests expect this number."""
     settings: dict[str, object] = {"dtype": "float32", "arena_mib": 32, "max_batch": 16}
     settings["draft_count"] = "most"
     return EngineConfig(model=str(model), **(settings | changes))  # type: ignore[arg-type]
 
 
 class Lone:
-    """One engine driven by hand: post messages, run until idle, read what it said."""
+    """One engine driven by hand: post messages, run until idle, read its messages."""
 
     def __init__(
         self,
@@ -122,7 +123,8 @@ class Lone:
         sender: Sender | None = None,
         early: EarlyStart | None = None,
     ) -> None:
-        """early: of a decode engine; by default no room's windows are awaited by a step."""
+        """Build the engine. early: early start of a decode engine; by default no step waits for
+        layer chunks."""
         self.parts = parts or build_parts(config)
         self.engine = self._built(config, role, sender, early)
         self.said: list[m.Outbox] = []
@@ -174,13 +176,13 @@ class Lone:
     def ask(
         self, request_id: str, prompt: Sequence[int], max_new_tokens: int, **changes: object
     ) -> list[int]:
-        """Submit a request and run until nothing can; its tokens."""
+        """Submit a request and run until idle; return its tokens."""
         self.post(submit(request_id, prompt, max_new_tokens, **changes))
         self.run()
         return self.tokens(request_id)
 
     def ask_all(self, prompts: Mapping[str, Sequence[int]], max_new_tokens: int) -> None:
-        """All of them at once, until nothing can run."""
+        """Submit all requests at once and run until idle."""
         for name, prompt in prompts.items():
             self.post(submit(name, prompt, max_new_tokens))
         self.run()
@@ -196,13 +198,13 @@ class Lone:
         return found
 
     def hit(self, request_id: str) -> m.HitBreakdown:
-        """What a request that has finished found in the cache."""
+        """Return the cached part of a finished request's prompt."""
         found = self.finished(request_id).usage.hit
         assert found is not None
         return found
 
     def phases(self, request_id: str) -> list[str]:
-        """The states that a request which has finished went through."""
+        """Return the states of a finished request, in order."""
         return [mark.state for mark in self.finished(request_id).life]
 
     def rejected(self, request_id: str) -> m.RequestError:
@@ -212,7 +214,7 @@ class Lone:
         return found
 
     def flush(self) -> None:
-        """Forget every prefix and all that was said. REQUIRES: nothing runs."""
+        """Forget every prefix and all messages. REQUIRES: no request runs."""
         self.post(m.FlushCache(0))
         self.said.clear()
 
@@ -221,15 +223,15 @@ class Lone:
         return self.all_said(m.StatsReply)[-1]
 
     def tree(self) -> list[TreeNode]:
-        """All that the cache holds, but for how long nobody has used it, and for names: they count
-        what it held before."""
+        """Return the whole tree of the cache, without names and times of last use, because these
+        depend on earlier contents."""
         self.post(m.TreeQuery(0, 10_000))
         view = self.all_said(m.TreeReply)[-1].view
         assert view is not None
         return [replace(node, name=None, unused=0) for node in view]
 
     def assert_at_rest(self) -> None:
-        """Nothing is held by a dead request, and every id is accounted for."""
+        """Assert that no ended request holds anything and every id is accounted for."""
         stats = self.stats()
         assert stats.integrity == "ok"
         assert stats.requests == {}
@@ -277,7 +279,8 @@ TINY = {
 
 
 class GrammarsAtOnce(GrammarCompiler):
-    """Compiles where it is asked: a loop of tests ends where a step has nothing to do."""
+    """Grammars compiled in the calling thread, because a test's loop ends when a step has no
+    work."""
 
     def ready(self, grammar: Grammar, caller: str = "") -> bool:
         self.constraint(grammar, ())
@@ -292,8 +295,9 @@ def tiny_parts(
     disk: DiskMemory | None = None,
     kv_dtype: str = "float32",
 ) -> EngineParts:
-    """A random two-kind model of four layers over a small arena, of so many slabs if given.
-    host_slabs: below it; disk: below that. kv_dtype: as of a layout."""
+    """Return parts of a random model with four layers of two kinds over a small arena. slabs: of
+    the arena, if given. host_slabs: slabs of the memory below it; disk: memory below that.
+    kv_dtype: as in a layout."""
     model_config = ModelConfig.from_dict(TINY)
     layout = model_config.cache_layout(kv_dtype, "float32", "float32")
     slabs = slabs or int(arena_mib * 2**20) // layout.slab_bytes
@@ -312,7 +316,7 @@ def tiny_parts(
 
 
 def host_below(layout: CacheLayout, slabs: int) -> Arena:
-    """Host memory below an arena, full of NaN."""
+    """Return host memory for below an arena, full of NaN."""
     host = Arena(layout, slabs, key=ArenaKey(Place.HOST))
     host.bytes.fill_(0xFF)
     return host
@@ -321,12 +325,12 @@ def host_below(layout: CacheLayout, slabs: int) -> Arena:
 LETTERS = Vocabulary(
     tuple(b"" if token == 127 else bytes([token]) for token in range(TINY["vocab_size"])), (127,)
 )
-"""A token of the tiny model is an ASCII character; the last one ends an answer, where a request
-makes it a stop token: the model itself has none."""
+"""Vocabulary of the tiny model: each token is an ASCII character. The last one ends an answer if a
+request makes it a stop token, because the model has none."""
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
-    """Random tokens of the tiny model's vocabulary."""
+    """Return random tokens of the tiny model's vocabulary."""
     return np.random.default_rng(seed).integers(0, TINY["vocab_size"], length).tolist()
 
 
@@ -343,8 +347,8 @@ def tiny_engine(
 
 
 def alone(tokens: Sequence[int], max_new_tokens: int, **changes: object) -> list[int]:
-    """The oracle: the request by itself in a fresh engine, whole prompt in one chunk. What it
-    answered once it is not asked again."""
+    """Return the oracle's answer: the request alone in a fresh engine, its whole prompt in one
+    chunk. An answer is computed only once."""
     return [*_alone(tuple(tokens), max_new_tokens, tuple(sorted(changes.items())))]
 
 

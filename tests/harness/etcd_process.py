@@ -20,7 +20,7 @@ class EtcdProcess:
     def __init__(
         self, folder: Path, host: str = "127.0.0.1", authority: Authority | None = None
     ) -> None:
-        """authority: signs its certificate; None: it speaks plain text."""
+        """Set the process up. authority: signs its certificate; None: plain text."""
         program = shutil.which("etcd")
         if program is None:
             pytest.skip("etcd is not installed: install Debian's etcd-server")

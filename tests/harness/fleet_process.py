@@ -12,18 +12,18 @@ from tests.harness.waiting import HANG_SECONDS, until
 
 
 def watching(*more: str) -> AbstractContextManager[str]:
-    """The fleet's page. more: flags."""
+    """Run the fleet's page. more: flags."""
     return page_of("dashboard", "--port", "0", "--every-seconds", "0.2", *more)
 
 
 def replaying(recording: Path) -> AbstractContextManager[str]:
-    """The page over a recording."""
+    """Run the page over a recording."""
     return page_of("replay", str(recording), "--bind", "127.0.0.1:0")
 
 
 @contextmanager
 def page_of(*command: str) -> Iterator[str]:
-    """Its HOST:PORT, while `tasuki` runs this command."""
+    """Yield the page's HOST:PORT while `tasuki` runs this command."""
     serving = subprocess.Popen(
         (sys.executable, "-m", "tasuki.cli.main", *command), stdout=subprocess.PIPE, text=True
     )
@@ -37,7 +37,7 @@ def page_of(*command: str) -> Iterator[str]:
 
 
 def nodes_of(address: str, wanted: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:
-    """The rows of the dashboard at HOST:PORT by name, once they are as wanted."""
+    """Return the rows of the dashboard at HOST:PORT by name, once `wanted` accepts them."""
     rows: list[dict[str, Any]] = []
 
     def there() -> bool:

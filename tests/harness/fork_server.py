@@ -1,9 +1,9 @@
-"""Processes forked from one that has imported torch and the daemons' modules: a child costs a fork,
-not the start of an interpreter, which is seconds of processor time.
+"""Processes forked from one that has imported torch and the daemons' modules. A child costs a fork
+instead of seconds of processor time for the start of an interpreter.
 
-The fork server starts with the first of them and has started no thread. A child has the environment
-and the folder of whoever starts it, and the namespaces of the fork server, which are those of the
-process at its first child.
+The fork server starts at the first child and has no other thread. A child has the environment and
+the folder of its starter. It has the namespaces of the fork server: those of the process at its
+first child.
 """
 
 import multiprocessing as mp
@@ -20,11 +20,12 @@ _PRELOADED = [
     *("tasuki.cli.main", "llguidance", "jinja2.ext", "pytest"),
     *("tests.harness.forked_daemon", "tests.harness.frozen_heap"),
 ]
-"""frozen_heap is the last. Not NIXL, which reads its environment when it is loaded."""
+"""Modules to preload; frozen_heap is the last. NIXL is left out, because it reads its environment
+when it is loaded."""
 
 
 def fork_context() -> ForkServerContext:
-    """Return the context whose processes the fork server starts."""
+    """Return the context for processes of the fork server."""
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
     return context
@@ -33,10 +34,10 @@ def fork_context() -> ForkServerContext:
 def forked(
     target: Callable[..., object], *arguments: object, environment: Mapping[str, str] | None = None
 ) -> BaseProcess:
-    """A process that calls `target`, started. environment: what differs from this process's.
+    """Return a started process that calls `target`. environment: differences from this process's.
     REQUIRES: target and arguments can be pickled."""
     life = (os.getcwd(), {**os.environ, **(environment or {})}, target, arguments)
-    # daemon: one that a test leaves behind is ended with the test's process, not waited for.
+    # daemon: a process left behind by a test ends with the test's process, without a wait.
     process = fork_context().Process(target=_live, args=life, daemon=True)
     process.start()
     return process
@@ -45,7 +46,8 @@ def forked(
 def forked_peer(
     target: Callable[..., object], *arguments: object
 ) -> tuple[BaseProcess, Connection]:
-    """A process that calls `target` with its end of a pipe and the arguments; and the other end."""
+    """Start a process that calls `target` with its end of a pipe and the arguments. Return the
+    process and the other end."""
     ours, theirs = mp.Pipe()
     process = forked(target, theirs, *arguments)
     theirs.close()
@@ -58,7 +60,7 @@ def _live(
     target: Callable[..., object],
     arguments: tuple[object, ...],
 ) -> None:
-    """The child's whole life."""
+    """Run the child from start to end."""
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)

@@ -1,7 +1,7 @@
-"""A daemon forked from a process that has imported everything already: a life costs a sixth of the
-processor time of one that starts with the interpreter.
+"""A daemon forked from a process that has already imported everything. It costs a sixth of the
+processor time of a daemon that starts with the interpreter.
 
-Owns the children it started: each is a daemon of its own with its own transport and gRPC, in the
+Owns the children it started. Each is a daemon with its own transport and gRPC. It is in the
 namespaces of the fork server (fork_server.py) unless its `main` enters others.
 """
 
@@ -25,7 +25,7 @@ _DIE_WITH_PARENT = 1
 
 
 class ForkedDaemon(Daemon):
-    """Like Daemon, which see."""
+    """A Daemon that starts by a fork; see Daemon."""
 
     def __init__(
         self,
@@ -35,8 +35,8 @@ class ForkedDaemon(Daemon):
         environment: Mapping[str, str] | None = None,
         main: Callable[[list[str]], int] = cli.main,
     ) -> None:
-        """environment: what differs from this process's. main: a module's function, or a
-        partial of one, which takes COMMAND and its flags."""
+        """Start the daemon. environment: differences from this process's. main: a module's
+        function, or a partial of one, with the arguments COMMAND and its flags."""
         self._environment = environment
         self._main = main
         super().__init__(command, flags, bind)
@@ -46,7 +46,7 @@ class ForkedDaemon(Daemon):
 
 
 class ForkedProgram:
-    """As much of a Popen as those use that start daemons."""
+    """The part of Popen's interface that a Daemon uses."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ def _pipe() -> tuple[IO[str], Connection]:
 def _live(
     main: Callable[[list[str]], int], arguments: list[str], out: Connection, err: Connection
 ) -> None:
-    """The child's whole life."""
+    """Run the child from start to end."""
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGTERM)
     os.setsid()
     os.dup2(out.fileno(), 1)

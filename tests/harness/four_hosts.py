@@ -1,8 +1,8 @@
-"""Two prefill and two decode nodes on four hosts that etcd joins, as a program on the first.
+"""Two prefill and two decode nodes on four hosts joined by etcd, as a program on the first.
 
-`python -m tests.harness.four_hosts FOLDER HOST_NAMESPACE ...`; test_hosts.py starts it. A
-process of its own, because gRPC's threads stay in the namespace where they began; on a host with
-the nodes' link, because what it starts sees its /sys, where UCX looks.
+`python -m tests.harness.four_hosts FOLDER HOST_NAMESPACE ...`; test_hosts.py starts it. It is a
+separate process, because gRPC's threads stay in the namespace where they began. It runs on a host
+with the nodes' link, because its children see that host's /sys, and UCX reads it.
 """
 
 import asyncio
@@ -51,12 +51,12 @@ class FourHosts:
 
     @property
     def front_doors(self) -> str:
-        """gRPC takes the first that lives."""
+        """The gRPC target with both decode nodes; gRPC takes the first that answers."""
         return "ipv4:" + ",".join(self.nodes[name].address for name in ("d1", "d2"))
 
 
 async def play(hosts: FourHosts) -> Tally:
-    """One prefill node is killed and one decode node drained while everybody talks."""
+    """Kill one prefill node and drain one decode node while all callers talk."""
     tally = Tally()
     over = asyncio.Event()
     users = Users(hosts.front_doors, STREAMS, 1, tally, KEY)
@@ -73,7 +73,7 @@ async def play(hosts: FourHosts) -> Tally:
 
 
 async def _turns(tally: Tally, more: int) -> None:
-    """Until so many more turns have ended."""
+    """Wait until `more` turns have ended."""
     wanted = tally["turns"] + more
     async with asyncio.timeout(90):
         while tally["turns"] < wanted:

@@ -1,6 +1,6 @@
-"""Answers of engines whose pages hold FP8 rows: the tokens of a CPU that computes each prompt in
-one forward. One body for every device: a test file names its own in a subclass of Fp8Answers.
-"""
+"""Answers of engines with FP8 rows in their pages. They must equal the tokens of a CPU that
+computes each prompt in one forward. One body for every device: a test file names its device in a
+subclass of Fp8Answers."""
 
 from dataclasses import replace
 from functools import cache
@@ -26,7 +26,7 @@ def parts(model: str, device: str = "cpu") -> EngineParts:
 
 @cache
 def _engine(model: str, device: str, **changes: object) -> Lone:
-    """One a setting: on a GPU graphs are captured once."""
+    """Return one engine per setting, because graphs on a GPU are captured only once."""
     of = parts(model, device)
     own = Arena(of.layout, of.arena.slabs, device)
     settings = config(model, device=device, **{"max_batch": 8, **changes})
@@ -34,7 +34,7 @@ def _engine(model: str, device: str, **changes: object) -> Lone:
 
 
 def engine(model: str, device: str = "cpu", **changes: object) -> Lone:
-    """At rest, over an arena of its own, with nothing in its cache."""
+    """Return an engine at rest over its own arena, with an empty cache."""
     found = _engine(model, device, **changes)
     found.flush()
     return found
@@ -42,13 +42,13 @@ def engine(model: str, device: str = "cpu", **changes: object) -> Lone:
 
 @cache
 def whole(model: str) -> dict[str, list[int]]:
-    """What a CPU answers each golden prompt, computed in one forward."""
+    """Return a CPU's answer to each golden prompt, computed in one forward."""
     lone = engine(model, prefill_chunk_tokens=4096)
     return {n: lone.ask(n, case.prompt, len(case.greedy)) for n, case in cases_of(model).items()}
 
 
 def assert_answered_as_whole(lone: Lone, model: str) -> None:
-    """All goldens of the model, which were asked by their names."""
+    """Assert the answers to all goldens of the model; each request has its golden's name."""
     assert {name: lone.tokens(name) for name in whole(model)} == whole(model)
     lone.assert_at_rest()
 

@@ -1,7 +1,9 @@
-"""Imported by the fork server behind all else that it loads: what stands by then is no garbage.
+"""A module that the fork server imports last. All objects that exist by then are exempt from
+garbage collection.
 
-A child's collections then neither walk it nor write to it. A write would copy its page, and a full
-collection writes to every object: with the copies, half of what a daemon's start cost.
+A child's collections then neither walk these objects nor write to them. A write would copy the
+object's page, and a full collection writes to every object. The copies were half of the cost of a
+daemon's start.
 """
 
 import gc

@@ -1,7 +1,7 @@
 """Checkpoints with golden outputs, and how to run a model against them.
 
-Those of this folder are made by `python -m tools.goldens` and always there; larger ones may lie
-beside the repository, and then every test that is of all MODELS, or of QUANTISED, has them too.
+The ones in this folder are made by `python -m tools.goldens` and always exist. Larger ones may lie
+beside the repository. Every test of all MODELS, or of QUANTISED, then has them too.
 """
 
 import json
@@ -31,16 +31,17 @@ MODELS = OWN_MODELS + tuple(
 QUANTISED = tuple(
     name for name in ("tp4-dense-fp8", "moe-fp8", "moe-nvfp4-ct") if (BESIDE / name).is_dir()
 )
-"""Goldens of dequantised weights in float32, which the CPU path repeats."""
+"""Goldens of dequantised weights in float32, repeated by the CPU path."""
 
 
 def reference_dir(model: str) -> Path:
-    """The folder of one of MODELS or QUANTISED."""
+    """Return the folder of one of MODELS or QUANTISED."""
     return (OWN if model in OWN_MODELS else BESIDE) / model
 
 
 def model_cases(array: str = "") -> list[tuple[str, str]]:
-    """(model, case) of every golden with an array of a name that begins so, for parametrize."""
+    """Return (model, case) of every golden with an array whose name begins with `array`, for
+    parametrize."""
     cases = []
     for model in MODELS + QUANTISED:
         folder = reference_dir(model)
@@ -66,7 +67,7 @@ class Golden:
         return torch.from_numpy(self.arrays[name])
 
     def states(self) -> list[tuple[str, int, int]]:
-        """(array name, tokens, layer) of each GDN state after prompt tokens."""
+        """Return (array name, tokens, layer) of each GDN state after prompt tokens."""
         found = []
         for name in self.arrays:
             parts = name.split(".")
@@ -89,7 +90,7 @@ def golden(model: str, case: str) -> Golden:
 
 
 def cases_of(model: str) -> dict[str, Golden]:
-    """Its goldens by case."""
+    """Return the model's goldens by case."""
     return {case: golden(model, case) for owner, case in model_cases() if owner == model}
 
 
@@ -103,7 +104,7 @@ def load_model(model: str, dtype: torch.dtype = torch.float32) -> Qwen35Model:
 def final_hidden(
     model: Qwen35Model, batch: Batch, arena: Arena, hooks: LayerHooks | None = None
 ) -> torch.Tensor:
-    """The residual stream after the final norm, [T, hidden], of every token."""
+    """Return the residual stream after the final norm, [T, hidden], of every token."""
     operators = model.backend.bind(batch)
     token_ids = batch.token_ids.to(model.weights.embedding.device)
     branch, residual = model.layers(token_ids, operators, arena, hooks or NullHooks())
@@ -111,14 +112,14 @@ def final_hidden(
 
 
 def logits_of(model: Qwen35Model, hidden: torch.Tensor) -> torch.Tensor:
-    """[n, vocab] float32 of final-normed hidden states [n, hidden]."""
+    """Return [n, vocab] float32 of final-normed hidden states [n, hidden]."""
     return product(hidden, model.weights.head).float()
 
 
 class Workspace:
-    """An arena full of NaN and a bump allocator over it: what the cache would do, without a cache.
+    """An arena full of NaN with a bump allocator, in place of a cache.
 
-    A fresh slot is zeroed, as the cache does for a request without a checkpoint. Nothing is freed.
+    A fresh slot is zeroed, as the cache does for a request without a checkpoint. No id is freed.
     """
 
     def __init__(
@@ -128,7 +129,7 @@ class Workspace:
         cache_dtype: str | None = None,
         kv_dtype: str | None = None,
     ) -> None:
-        """kv_dtype: of pages alone; None: as the rest."""
+        """Build the arena. kv_dtype: dtype of the pages alone; None: the same as the rest."""
         # Models this small only lose by threads, the more so when several tests share the cores.
         torch.set_num_threads(1)
         self.model = model
@@ -151,8 +152,8 @@ class Workspace:
         return slot
 
     def pages(self, tokens: int) -> list[int]:
-        """Page ids for that many tokens; the last of each slab first, so that none is
-        contiguous."""
+        """Return page ids for this many tokens. The last page of each slab comes first, so no two
+        are contiguous."""
         layout = self.arena.layout
         pages: list[int] = []
         while len(pages) * PAGE_TOKENS < tokens:
@@ -161,12 +162,12 @@ class Workspace:
         return pages[: -(-tokens // PAGE_TOKENS)]
 
     def forward(self, *slices: SequenceSlice, hooks: LayerHooks | None = None) -> torch.Tensor:
-        """Logits [sequences, vocab] float32."""
+        """Return logits [sequences, vocab] float32."""
         return self.model.forward(Batch.pack(slices), self.arena, hooks or NullHooks())
 
 
 class Request:
-    """One sequence over a workspace: pages for all it may hold and two working slots."""
+    """One sequence over a workspace, with pages for all its tokens and two working slots."""
 
     def __init__(self, workspace: Workspace, capacity: int) -> None:
         self.workspace = workspace
@@ -177,7 +178,8 @@ class Request:
     def slice(
         self, token_ids: list[int], checkpoints: tuple[tuple[int, int], ...] = ()
     ) -> SequenceSlice:
-        """The next tokens: reads one slot, writes the other, and swaps them."""
+        """Return a slice of the next tokens. It reads one slot and writes the other; then they are
+        swapped."""
         item = SequenceSlice(
             token_ids, self.tokens, self.pages, self.slots[0], self.slots[1], checkpoints
         )
@@ -188,12 +190,12 @@ class Request:
     def forward(
         self, token_ids: list[int], checkpoints: tuple[tuple[int, int], ...] = ()
     ) -> torch.Tensor:
-        """Logits [vocab] after the last of the tokens."""
+        """Return logits [vocab] after the last of the tokens."""
         return self.workspace.forward(self.slice(token_ids, checkpoints))[0]
 
     def greedy(self, logits: torch.Tensor, steps: int) -> list[int]:
-        """The token that logits choose, then the next ones, `steps` in all; the last is forwarded
-        too."""
+        """Return `steps` tokens: the greedy choice of the logits, then the next ones. The last one
+        is forwarded too."""
         tokens = []
         for _ in range(steps):
             tokens.append(int(logits.argmax()))

@@ -1,4 +1,4 @@
-"""What one caller asks of a front by gRPC: requests and sessions."""
+"""Requests and sessions of one caller of a front by gRPC."""
 
 from typing import Any
 
@@ -16,8 +16,8 @@ def ids(*tokens: int) -> pb.TokenIds:
 
 
 class GrpcCalls:
-    """Every call bears the same metadata. A prompt is `tokens`, or what `fields` of the message
-    say. What is refused raises grpc.RpcError, an answer's where it is read."""
+    """Calls with the same metadata. A prompt is `tokens`, or is given by the message's `fields`. A
+    rejected call raises grpc.RpcError; a rejected answer raises it when it is read."""
 
     def __init__(self, channel: grpc.Channel, metadata: Metadata = ()) -> None:
         self.inference = pb_grpc.InferenceStub(channel)
@@ -26,7 +26,7 @@ class GrpcCalls:
         self.options: dict[str, Any] = {"metadata": metadata, "timeout": HANG_SECONDS}
 
     def generate(self, *tokens: int, **fields: Any) -> Any:
-        """The call of an answer, which is its stream."""
+        """Return the call of an answer, also its stream."""
         request = pb.GenerateRequest(**_prompt(tokens), **fields)
         return self.inference.Generate(request, **self.options)
 
@@ -34,7 +34,7 @@ class GrpcCalls:
         return self.inference.Abort(pb.AbortRequest(request_id=request_id), **self.options)
 
     def open(self, cache_salt: bytes = b"") -> str:
-        """A session's id."""
+        """Open a session and return its id."""
         request = pb.SessionOpenRequest(cache_salt=cache_salt)
         return self.sessions.Open(request, **self.options).session_id
 
@@ -43,12 +43,12 @@ class GrpcCalls:
         return self.sessions.Append(request, **self.options)
 
     def say(self, session: str, *messages: tuple[str, str]) -> pb.SessionAppendResponse:
-        """Appends messages: role and content each."""
+        """Append messages to a session, each with role and content."""
         items = [pb.Message(role=role, content=content) for role, content in messages]
         return self.append(session, messages=pb.Messages(items=items))
 
     def turn(self, session: str, **fields: Any) -> Any:
-        """The call of a session's answer."""
+        """Return the call of a session's answer."""
         request = pb.SessionGenerateRequest(session_id=session, **fields)
         return self.sessions.Generate(request, **self.options)
 

@@ -1,4 +1,5 @@
-"""A front over a scripted engine, and a tiny checkpoint's text files: for front and client only."""
+"""A front over a scripted engine, and a tiny checkpoint's text files, for tests of front and client
+only."""
 
 import asyncio
 import json
@@ -31,7 +32,7 @@ from tests.harness.waiting import HANG_SECONDS
 Result = TypeVar("Result")
 
 TOKENS_ONLY = TextCodec(320, 4096, None, None)
-"""Of a checkpoint without a tokenizer."""
+"""Codec of a checkpoint without a tokenizer."""
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 THINKING_TAGS = ("<think>", "</think>")
 TEMPLATE = (
@@ -43,8 +44,8 @@ TEMPLATE = (
 
 
 def write_tokenizer(folder: Path) -> None:
-    """A byte-level BPE of at most 320 entries with a ChatML template, in Hugging Face layout. As in
-    those checkpoints the tags of thinking are tokens, and not special."""
+    """Write a byte-level BPE of at most 320 entries with a ChatML template, in Hugging Face layout.
+    The thinking tags are tokens but not special, as in real checkpoints."""
     library = Library(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
@@ -74,7 +75,8 @@ def usage(prompt_tokens: int, completion_tokens: int) -> m.Usage:
 
 
 def scored(request_id: m.RequestId, prompt: m.Tokens, top: int) -> m.PromptScored:
-    """Token number i of the prompt has logprob -i and rank i; likelier are the ids behind it."""
+    """Return scores: token i of the prompt has logprob -i and rank i, and the ids after it are
+    likelier."""
     behind = np.arange(1, len(prompt))
     others = prompt[1:, None] + np.arange(1, top + 1, dtype=np.int32)
     return m.PromptScored(
@@ -119,7 +121,7 @@ class ScriptedEngine:
         return [message for message in self.received if isinstance(message, kind)]
 
     def wait_for(self, kind: type, count: int = 1) -> list:
-        """The messages of a kind, once there are `count`."""
+        """Return the messages of a kind, once there are `count`."""
         with self.arrived:
             assert self.arrived.wait_for(
                 lambda: len(self.of(kind)) >= count, timeout=HANG_SECONDS
@@ -203,7 +205,8 @@ class Served(Protocol):
 
 @dataclass
 class Front:
-    """http: where front workers answer it, as they do gRPC; else None."""
+    """A front under test. http: its HTTP server if front workers answer HTTP as well as gRPC, else
+    None."""
 
     engine: ScriptedEngine
     client: EngineClient
@@ -218,21 +221,21 @@ class Front:
 
     @property
     def calls(self) -> GrpcCalls:
-        """Of a caller who bears nothing."""
+        """Calls of a caller without a key."""
         return GrpcCalls(self.channel)
 
     def bearing(self, key: str, *more: tuple[str, str]) -> GrpcCalls:
-        """Calls with a key, and more metadata."""
+        """Return calls with a key, and more metadata."""
         return GrpcCalls(self.channel, metadata(key, *more))
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """On the front's loop."""
+        """Run the work on the front's loop."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(HANG_SECONDS)
 
 
 @contextmanager
 def loop_on_a_thread() -> Iterator[asyncio.AbstractEventLoop]:
-    """An event loop that runs as long as the block does."""
+    """Yield an event loop that runs on its own thread until the block ends."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -246,7 +249,7 @@ def loop_on_a_thread() -> Iterator[asyncio.AbstractEventLoop]:
 
 @dataclass(frozen=True)
 class ScriptedObserver(RequestObserver):
-    """Hands what it sees to a test's functions."""
+    """An observer that passes its calls to a test's functions."""
 
     beginning: Callable[[m.RequestId, RequestContext], object] = lambda request, context: None
     observing: Callable[[Observed], object] = lambda message: None
@@ -272,9 +275,9 @@ def running_front(
     workers: int = 1,
     observer: RequestObserver | None = None,
 ) -> Iterator[Front]:
-    """A real gRPC server on loopback, on an event loop of its own thread. services: in place of the
-    front's own. workers: front workers that answer in its place, where there are more than one;
-    each call of `channel` is then on a connection of its own. observer: EngineClient's."""
+    """Yield a real gRPC server on loopback, with an event loop on its own thread. services: replace
+    the front's own. workers: if more than one, so many front workers answer instead, and each call
+    of `channel` has its own connection. observer: the EngineClient's."""
     config = config or ServerConfig()
     engine = engine or ScriptedEngine()
     if workers > 1:

@@ -57,7 +57,8 @@ SERVICE_LIMITS = HandoverServiceSettings(
 
 
 def grant_of(room: int, layout: CacheLayout) -> m.Grant:
-    """Ids that rooms next to each other do not share: three slabs of the arena each."""
+    """Return the destination of a transfer: ids in three slabs of the arena, not shared with
+    neighbouring transfers."""
     slot = room * SLABS_OF_ROOM % SLABS
     ids = [
         slab * layout.blocks_per_slab + k
@@ -68,7 +69,7 @@ def grant_of(room: int, layout: CacheLayout) -> m.Grant:
 
 
 def pull_of(room: int, layout: CacheLayout) -> m.PullGrant:
-    """Where the prefill node wants what it pulls."""
+    """Return the prefill node's destination of a pull."""
     granted = grant_of(room + 1, layout)
     return m.PullGrant(
         m.RoomId(room), PULL_GENERATION, 250, granted.first_page, granted.pages, granted.slot
@@ -76,7 +77,7 @@ def pull_of(room: int, layout: CacheLayout) -> m.PullGrant:
 
 
 def source_of(room: int, layout: CacheLayout) -> m.PullSource:
-    """Where the decode node holds what is pulled."""
+    """Return the decode node's source of a pull."""
     pages, slot = random_ids(layout, SLABS, PAGES, np.random.default_rng(3))
     return m.PullSource(m.RoomId(room), pages, slot)
 
@@ -89,7 +90,7 @@ def wanted(room: int) -> m.HandoverWanted:
 
 @dataclass
 class Inbound:
-    """What an engine was told, to be awaited by kind."""
+    """The messages to an engine, awaited by kind."""
 
     messages: list[m.Inbox] = field(default_factory=list)
     _came_at: list[float] = field(default_factory=list)
@@ -100,7 +101,7 @@ class Inbound:
         self._came_at.append(time.monotonic())
 
     def came_at(self, kind: type) -> float:
-        """When the first of that kind came, on the monotonic clock; infinite where none did."""
+        """Return the monotonic time of the first message of this kind; infinity if none came."""
         times = zip(self.messages, self._came_at, strict=True)
         return next((at for message, at in times if isinstance(message, kind)), math.inf)
 
@@ -142,8 +143,8 @@ class Nodes:
         await self.decode.wait(m.PeersChanged)
 
     async def reserve(self, room: int) -> None:
-        """Up to the prompt in the prefill engine's queue. This and the next: as far as it is not
-        done yet."""
+        """Run a transfer until its prompt is in the prefill engine's queue. This and the next
+        methods skip the steps already done."""
         if not self.prefill.of(m.PrefillReserve, room):
             self.client.deliver(wanted(room))
             await self.prefill.wait(m.PrefillReserve, room)
@@ -156,7 +157,7 @@ class Nodes:
             await self.decode.wait(m.GrantWanted, room)
 
     async def grant(self, room: int) -> None:
-        """All before the forwards."""
+        """Run a transfer up to its first forward."""
         await self.accept(room)
         if not self.prefill.of(m.PrefillStart, room):
             self.client.deliver(m.HandoverGranted(grant_of(room, self.pair.target.layout)))
@@ -165,14 +166,14 @@ class Nodes:
     async def hand_over(
         self, room: int, pulled: m.PullReport | None = None
     ) -> tuple[tuple[int, ...], int]:
-        """All that the engines do for a room; the sender's own page ids and slot."""
+        """Do both engines' part of a transfer. Return the sender's own page ids and slot."""
         await self.grant(room)
         local = self.compute(room)
         self.say_token(room, pulled)
         return local
 
     async def pull(self, room: int) -> None:
-        """Up to the ask in the decode engine."""
+        """Run a pull until its request reaches the decode engine."""
         await self.reserve(room)
         self.service.deliver(m.PullWanted(pull_of(room, self.pair.source.layout)))
         await self.decode.wait(m.PullAsked, room)
@@ -188,8 +189,8 @@ class Nodes:
         self.service.deliver(m.PrefillToken(m.RoomId(room), 42, -0.5, 1.25, HIT, pulled))
 
     async def quiet(self) -> None:
-        """Nothing is left of any room or pull, on either node, nor in the staging of a wire that
-        has one."""
+        """Wait until no transfer or pull is left on either node, and none in the staging of an
+        inexact wire."""
         client, service, pair = self.client, self.service, self.pair
         rooms = (client._rooms, client._fetches, service._rooms, pair.sender._rooms)
         pulls = (client._pulls, service._pulls, pair.back_sender._rooms)
@@ -252,7 +253,7 @@ async def nodes(
 async def serving(
     servicer: handover_pb2_grpc.HandoverServicer,
 ) -> AsyncIterator[tuple[grpc.aio.Server, int]]:
-    """A server and its port."""
+    """Yield a server and its port."""
     server = grpc.aio.server()
     handover_pb2_grpc.add_HandoverServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -271,7 +272,7 @@ async def receiving(
     contract: Contract,
     limits: HandoverSettings = LIMITS,
 ) -> AsyncIterator[HandoverClient]:
-    """The decode node's half, over the pair's target."""
+    """Yield the decode node's half, over the pair's target."""
     client = HandoverClient(
         post,
         pair.receiver,

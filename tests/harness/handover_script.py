@@ -1,10 +1,10 @@
-"""Scripts of hand-overs: both halves over real gRPC and a loopback wire; engines send what a script
-names.
+"""Scripts of hand-overs: both halves over real gRPC and a loopback wire; a script names the
+engines' messages.
 
-A command that is a message's name is that message of an engine: `HandoverCancelled 5`. The others
-are the methods of HandoverWorld, of ManualPeer, and how far a room is to go, `grant 5`. What comes
-to an engine stands as `decode 5: GrantWanted -> RemoteReady(42)`, of a pull as
-`prefill 5 pull: ...`, the answers to the manual peer as `peer: ...`.
+A command with a message's name is that message of an engine: `HandoverCancelled 5`. Other commands
+are methods of HandoverWorld or ManualPeer, or the stage to reach in a transfer, `grant 5`. Messages
+to an engine are shown as `decode 5: GrantWanted -> RemoteReady(42)`. Those of a pull are shown as
+`prefill 5 pull: ...`, and answers to the manual peer as `peer: ...`.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ from tests.harness.manual_peer import ManualPeer
 
 _PULLS = (m.PullAsked, m.PullEnd, m.PullCommitted, m.PullLost, m.PullFenced)
 _STAGES = ("reserve", "accept", "grant", "compute", "hand-over", "pull")
-"""Nodes' methods, each with the rooms that it is for."""
+"""Methods of Nodes, each called with transfer numbers."""
 _PLACES = {
     "client.trace": "client._traceparent",
     "client.events": "client._rooms.*._side.step",
@@ -53,7 +53,7 @@ _PLACES = {
     "service.events": "service._rooms.*._side.step",
     "service.pull.events": "service._pulls.*._side.step",
 }
-"""Methods that a script may break; others it names by their path."""
+"""Short names of methods that a script may break. It names others by their path."""
 _TO_THE_SERVICE = ("Prefill", "PullWanted")
 
 
@@ -73,14 +73,14 @@ def _shown(message: m.Inbox) -> str:
 
 
 def _faults(text: str) -> Faults:
-    """`hold@2,4`: what happens to which posts."""
+    """Return the faults of `hold@2,4`: the fault, and the posts that it affects."""
     name, _, places = text.partition("@")
     struck = [int(place) for place in places.split(",") if place]
     return lambda posted: Fault[name.replace("-", "_").upper()] if posted in struck else Fault.NONE
 
 
 def _changed(settings: Any, path: list[str], value: float) -> Any:
-    """With a field changed, or a field of a field."""
+    """Return the settings with a field, or a field of a field, changed."""
     name, *rest = path
     return replace(
         settings, **{name: _changed(getattr(settings, name), rest, value) if rest else value}
@@ -88,7 +88,7 @@ def _changed(settings: Any, path: list[str], value: float) -> Any:
 
 
 def _found(root: Any, path: str) -> Any:
-    """By attributes; `*` is the only one that lives there."""
+    """Follow a path of attributes; `*` is the only element of a collection."""
     for name in path.split("."):
         (root,) = root if name == "*" else (getattr(root, name),)
     return root
@@ -104,7 +104,8 @@ async def _until(holds: Callable[[], object]) -> None:
 
 
 class HandoverWorld(RealTime):
-    """Two nodes that have met; `nodes` with settings makes them, any other command such without."""
+    """Two connected nodes. `nodes` makes them with settings; any other command makes them
+    without."""
 
     def __init__(self, stack: contextlib.AsyncExitStack) -> None:
         self.both: Nodes
@@ -152,7 +153,7 @@ class HandoverWorld(RealTime):
         self.peer.answers.clear()
 
     async def end(self) -> None:
-        """Nothing is left of any room, where none was made to stay."""
+        """Wait until no transfer is left, unless the script made one stay."""
         if self._started and self._drains:
             await self.both.quiet()
 
@@ -170,8 +171,8 @@ class HandoverWorld(RealTime):
         contract: str = "same",
         **settings: str,
     ) -> None:
-        """fault, back_fault: of posts there and of pulls'. settings: of `decode`, `prefill`,
-        `sender`, with dots."""
+        """Start both nodes. fault, back_fault: faults of posts there and of a pull's posts.
+        settings: settings of `decode`, `prefill` and `sender`, with dots."""
         parts: dict[str, Any] = {
             "decode": LIMITS,
             "prefill": SERVICE_LIMITS,
@@ -221,10 +222,10 @@ class HandoverWorld(RealTime):
         return look
 
     def show(self, path: str) -> Look:
-        """What stands there now."""
+        """Show the current value at this path."""
         return lambda: [f"{path}: {_found(self.both, path)}"]
 
-    # Rooms
+    # Transfers
 
     def _deliver(self, name: str, number: str, *words: str, **ids: str) -> None:
         half: Any = self.both.service if name.startswith(_TO_THE_SERVICE) else self.both.client
@@ -233,7 +234,7 @@ class HandoverWorld(RealTime):
     def _message(
         self, name: str, room: m.RoomId, words: tuple[str, ...], ids: dict[str, str]
     ) -> Any:
-        """ids: in place of those that are granted."""
+        """Return a message to a node. ids: replace the granted ids."""
         other: dict[str, Any] = {key: int(value) for key, value in ids.items() if key != "pages"}
         if "pages" in ids:
             other["pages"] = tuple(map(int, ids["pages"].split(",")))
@@ -250,7 +251,7 @@ class HandoverWorld(RealTime):
             case "PullRefused":
                 return m.PullRefused(room, *words)
             case "PrefillQueue":
-                # Others that no node knows are before it.
+                # Transfers unknown to all nodes are before it.
                 return m.PrefillQueue((*([m.RoomId(0)] * int(words[0])), room))
             case "PrefillRefused":
                 kind, text = words
@@ -265,13 +266,13 @@ class HandoverWorld(RealTime):
     # Time, and the wire
 
     def at_least(self, seconds: str, since: str, kind: str) -> None:
-        """So long after a command's begin the first of such messages came: a lease's end cannot
-        have come before."""
+        """Assert a minimum of seconds between a command's begin and the first message of this kind.
+        A lease cannot end earlier."""
         came = min(node.came_at(getattr(m, kind)) for node in self._inbound.values())
         assert came - self._begun[since] > float(seconds), f"{kind} came too soon after {since}"
 
     async def held(self) -> None:
-        """A post hangs on the wire."""
+        """Wait until a post is held on the wire."""
         await _until(lambda: self.both.pair.fabric.held)
 
     def let_go(self) -> None:
@@ -280,7 +281,7 @@ class HandoverWorld(RealTime):
     # Defects
 
     def _method(self, place: str) -> tuple[Any, str, Any]:
-        """Whose it is, its name, and itself."""
+        """Return the method's owner, its name and the method."""
         path, _, name = _PLACES.get(place, place).rpartition(".")
         owner = _found(self.both, path)
         return owner, name, getattr(owner, name)
@@ -296,7 +297,7 @@ class HandoverWorld(RealTime):
         setattr(owner, name, broken)
 
     def hangs(self, place: str) -> None:
-        """Until the script ends."""
+        """Make a method hang until the script ends."""
         owner, name, whole = self._method(place)
         hanging: dict[str, Callable[..., object]] = {
             "abort": lambda _: Future(),
@@ -307,8 +308,8 @@ class HandoverWorld(RealTime):
         self._drains = self._drains and name != "abort"
 
     async def speak_over(self, channel: str) -> None:
-        """Streams of new rooms open on a channel that is closed, or to a server for which the
-        kernel accepts and nobody answers: a call's metadata never leaves."""
+        """Open streams of new transfers on a closed channel, or to a deaf server: the kernel
+        accepts but no process answers. A call's metadata is then never sent."""
         address = f"127.0.0.1:{self.both.port}"
         if channel == "deaf":
             server = self._stack.enter_context(socket.create_server(("127.0.0.1", 0)))

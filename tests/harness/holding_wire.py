@@ -1,7 +1,7 @@
-"""A loopback wire that posts by itself at ticks, as a GPU's does: the twin of what is compiled
-(cpp_cache/dataplane/peer_writer.h), so that a sender's part of it is tested without a GPU.
+"""A loopback wire that posts by itself at ticks, as a GPU's wire does. It is the reference of the
+compiled code (cpp_cache/dataplane/peer_writer.h), so the sender's part is tested without a GPU.
 
-Owns a thread, which waits for ticks. Thread rule: as any transport.
+Owns a thread that waits for ticks. Thread rule: as any transport.
 """
 
 import threading
@@ -66,12 +66,14 @@ class _Held(HeldTransfer):
 
 
 class HoldingWire(LoopbackTransport):
-    """posts: of what was held, by room: how many ticks there were when each was."""
+    """A wire that holds writes until their tick. posts: the transfer, the tick and the counter at
+    each post of a held write."""
 
     def __init__(self, fabric: LoopbackFabric, name: str, faults: Faults = no_faults) -> None:
         super().__init__(fabric, name, faults)
         self.posts: list[tuple[int, int, int]] = []
-        """Room, the window's tick, and the counter's value, of each that was held and posted."""
+        """The transfer, the layer chunk's tick and the counter's value for each held write that was
+        posted."""
         self._changed = threading.Lock()
         self._held: list[_Held] = []
         self._flying: list[_Held] = []
@@ -135,7 +137,7 @@ class HoldingWire(LoopbackTransport):
             bell.ring()
 
     def _post_if_ready(self, each: _Held) -> bool:
-        """Whether it is held no more."""
+        """Return whether the write is no longer held."""
         value = each.holding.steps.value
         if each.cancelled:
             each.dropped = True
@@ -175,7 +177,7 @@ class HoldingWire(LoopbackTransport):
 
 
 def digests_beside_transfers(digester: Digester) -> Digester:
-    """The same, as one of a GPU, which the wire asks by itself."""
+    """Return the digester as one of a GPU, asked by the wire itself."""
 
     class OfGpu(type(digester)):  # type: ignore[misc]
         @property

@@ -1,6 +1,6 @@
-"""HTTP calls whose refusals are replies like any other.
+"""HTTP calls that return rejections as ordinary replies.
 
-Of Anthropic's Messages: events of a stream, and the message that they make.
+Also for Anthropic's Messages: the events of a stream, and the message made from them.
 """
 
 import http.client
@@ -25,7 +25,7 @@ class Reply:
 
     @property
     def error(self) -> dict[str, Any]:
-        """Of a refusal in OpenAI's shape."""
+        """The error of a rejection in OpenAI's shape."""
         found: dict[str, Any] = self.json["error"]
         return found
 
@@ -36,14 +36,14 @@ class Reply:
 
     @property
     def events(self) -> list[Any]:
-        """Those of a stream, which must end with [DONE]."""
+        """The events of a stream. It must end with [DONE]."""
         lines = self.body.decode().split("\n\n")
         assert lines[-2:] == ["data: [DONE]", ""], lines[-3:]
         return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
 
 
 def connect(address: str) -> http.client.HTTPConnection:
-    """address: HOST:PORT."""
+    """Return a connection. address: HOST:PORT."""
     return http.client.HTTPConnection(address, timeout=HANG_SECONDS)
 
 
@@ -54,7 +54,8 @@ def ask(
     body: object = None,
     headers: dict[str, str] | None = None,
 ) -> Reply:
-    """address: HOST:PORT. body: bytes as they are, None for none, anything else as JSON."""
+    """Send a request and return its reply. address: HOST:PORT. body: bytes unchanged, None for
+    none, other values as JSON."""
     connection = connect(address)
     try:
         content = body if isinstance(body, bytes | None) else json.dumps(body)
@@ -66,7 +67,7 @@ def ask(
 
 
 def fetched(address: str, path: str) -> bytes:
-    """What a GET is answered, which must be 200."""
+    """Return the body of the answer to a GET. Its status must be 200."""
     reply = ask(address, "GET", path)
     assert reply.status == 200, reply
     return reply.body
@@ -76,7 +77,7 @@ ANTHROPIC = {"anthropic-version": "2023-06-01"}
 
 
 def named_events(reply: Reply) -> list[dict[str, Any]]:
-    """Of a stream whose events are named by their type; comments are left out."""
+    """Return the events of a stream, each named by its type. Comments are left out."""
     assert reply.status == 200, reply
     found = []
     *events, end = reply.body.decode().split("\n\n")
@@ -92,7 +93,7 @@ def named_events(reply: Reply) -> list[dict[str, Any]]:
 
 
 def message_of(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """What a client that follows the events has at their end. Each event must be in its place."""
+    """Return the message that a client has after the events. Each event must be in its place."""
     first, *rest = [event for event in events if event["type"] != "ping"]
     message: dict[str, Any] = first["message"]
     assert first["type"] == "message_start" and message["content"] == []

@@ -1,7 +1,7 @@
-"""A fleet that is imagined, but for what its nodes export: the real text of real metrics.
+"""A simulated fleet whose nodes export the real text of real metrics.
 
-Traffic is drawn from a seed and rises and falls as a day's does; virtual time passes as fast as it
-can be counted.
+Traffic is random by a seed and follows the curve of a day. Virtual time passes as fast as it can be
+computed.
 """
 
 import asyncio
@@ -40,8 +40,8 @@ _TREE = (
 
 @dataclass
 class ImaginedNode:
-    """load: requests a second at the day's height. slowness: of its first token and its others.
-    links: to prefill nodes, by name."""
+    """A simulated node. load: requests a second at the day's peak. slowness: factor of its
+    latencies, for the first token and the others. links: states of prefill nodes by name."""
 
     name: str
     role: str
@@ -58,7 +58,7 @@ class ImaginedNode:
     running: int = 0
 
     def live(self, seconds: float, height: float, chance: random.Random) -> None:
-        """height: of the day's traffic, from 0 to 1."""
+        """Simulate some seconds. height: the day's traffic, from 0 to 1."""
         expected = self.load * seconds * height
         for _ in range(int(expected + chance.random())):
             if self.role == "prefill":
@@ -108,7 +108,7 @@ class ImaginedNode:
         self.exposition.observe(m.RoomEnded(m.RoomId(0), hit.prompt_tokens, hit, True, life))
 
     def text(self, chance: random.Random) -> str:
-        """What it answers at /metrics."""
+        """Return the node's text at /metrics."""
         pages, slots = (_pool(chance, whole, self.load) for whole in (3000, 430))
         stats = m.StatsReply(
             query_id=0,
@@ -142,7 +142,7 @@ class ImaginedNode:
         return text + (self._choices() if self.links else "")
 
     def _choices(self) -> str:
-        """Of prefill nodes."""
+        """Return metrics of the choices of prefill nodes."""
         return (
             f'tasuki_prefill_choices_total{{reason="cost"}} {self.ended}\n'
             f"tasuki_prefill_choice_regret_seconds_total {0.02 * self.ended}\n"
@@ -152,7 +152,7 @@ class ImaginedNode:
 
 
 def tiers_of(*sizes: tuple[str, int]) -> tuple[m.TierReport, ...]:
-    """By name and GiB, a little of each free."""
+    """Return tier reports by name and GiB, each with a little free memory."""
     return tuple(
         m.TierReport(
             name,
@@ -170,7 +170,7 @@ def tiers_of(*sizes: tuple[str, int]) -> tuple[m.TierReport, ...]:
 
 
 def _moved(tier: m.TierReport, usable: int) -> m.TierReport:
-    """After one prompt more, of which it may have had a part."""
+    """Return the tier after one more prompt that may have loaded a part."""
     chance = random.Random(f"{tier.name} {usable}")
     loaded = int(usable * 20480 * max(0.0, chance.gauss(-0.2, 0.5)))
     written = int(chance.lognormvariate(16.5, 0.5))
@@ -212,7 +212,8 @@ def _pool(chance: random.Random, whole: int, load: float) -> dict[str, int]:
 
 
 def imagined_nodes(prefill: int, decode: int, now: float) -> list[ImaginedNode]:
-    """now: seconds since 1970. The last decode node is slow, and cannot reach one prefill node."""
+    """Return nodes. now: seconds since 1970. The last decode node is slow and cannot reach one
+    prefill node."""
     names = [f"prefill-{number}" for number in range(1, prefill + 1)]
     up = PrefillNodeState.CONNECTED
     senders = [
@@ -248,7 +249,8 @@ def address_of(number: int) -> str:
 def lived(
     nodes: list[ImaginedNode], now: float, seconds: float = 1800.0, every: float = 5.0
 ) -> Fleet:
-    """The nodes' last `seconds` until `now`, asked every so often. The one after them is dead."""
+    """Return the nodes' last `seconds` until `now`, polled every `every` seconds. One more node is
+    dead."""
     chance = random.Random(7)
     fleet = Fleet()
     fleet.set_members(address_of(number) for number in range(len(nodes) + 1))
@@ -268,7 +270,7 @@ def lived(
 
 @contextmanager
 def serving(fleet: Fleet, access: Access = LOOPBACK_ONLY) -> Iterator[str]:
-    """The fleet's page; its HOST:PORT."""
+    """Serve the fleet's page; yield its HOST:PORT."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()

@@ -1,5 +1,5 @@
-"""Scripts of interactions, after etcd raft's data-driven tests: commands at the margin, and below
-them, indented, what came of them.
+"""Scripts of interactions, after etcd raft's data-driven tests: commands at the margin, and their
+indented results below.
 
     = a fence that breaks is held again
     grant 5
@@ -8,11 +8,11 @@ them, indented, what came of them.
       decode 5: GrantWanted -> WriterFenced
       prefill 5: PrefillReserve -> PrefillStart -> PrefillEnd
 
-A title begins a script, `#` a comment. Commands run one after the other; indented lines are awaited
-until they hold, and are all that came since the last ones. `...` in them stands for anything. A
-script with `a|b` in a command is played with each. `nothing-for SECONDS` fails where something has
-come by then since the last lines, and the script's end where something came that is in no line.
-REWRITE=1 writes what came into the file in place of what differs: read the change.
+A title begins a script, `#` a comment. Commands run one after the other. Indented lines are all
+results since the last ones; the player waits until they hold. `...` in them matches any text. A
+script with `a|b` in a command is played with each. `nothing-for SECONDS` fails if a result comes in
+this time after the last lines. The end of a script fails if a result is in no line. REWRITE=1
+writes the actual results into the file in place of lines that differ; read the change.
 """
 
 import asyncio
@@ -41,29 +41,29 @@ Look = Callable[[], Iterable[str]]
 
 
 class World(Protocol):
-    """What a script's commands act on. look: seconds between two looks at what came. still: seconds
-    without anything new until REWRITE writes what came."""
+    """The object of a script's commands. look: seconds between two looks at the results. still:
+    seconds without a new result until REWRITE writes them."""
 
     look: float
     still: float
 
     def now(self) -> float:
-        """Seconds of the world's clock."""
+        """Return seconds of the world's clock."""
 
     async def sleep(self, seconds: float) -> None:
-        """Let time of the world's clock pass."""
+        """Advance the world's clock."""
 
     async def do(self, command: str, words: list[str], named: dict[str, str]) -> Look | None:
-        """One command. What it returns belongs to the lines that follow the command."""
+        """Run one command. The returned function adds its lines to the ones after the command."""
 
     def came(self) -> Mapping[str, list[str]]:
-        """What came since taken() was called, in order, by where it came."""
+        """Return the results since the last taken(), in order, by track."""
 
     def taken(self) -> None:
-        """A script's lines had all that came() returned last."""
+        """Mark the results last returned by came() as matched by a script's lines."""
 
     async def end(self) -> None:
-        """After a script's last line: wait until nothing is left of what it began."""
+        """Wait after a script's last line until all that it began is over."""
 
 
 class RealTime:
@@ -80,7 +80,7 @@ class RealTime:
 
 @dataclass
 class Block:
-    """Commands and what is expected after them. first, last: places of the expected lines."""
+    """Commands and their expected lines. first, last: line numbers of the expected lines."""
 
     commands: list[str] = field(default_factory=list)
     expected: list[str] = field(default_factory=list)
@@ -96,7 +96,7 @@ class Script:
 
     @property
     def name(self) -> str:
-        """As a test's function would be called."""
+        """The name that a test function would have."""
         return "test_" + re.sub(r"[^a-z0-9]+", "_", self.title.lower())
 
     def __str__(self) -> str:
@@ -104,7 +104,7 @@ class Script:
 
 
 def read(file: Path) -> list[Script]:
-    """A file's scripts, one for each choice of alternatives."""
+    """Return a file's scripts, one for each choice of alternatives."""
     titles: list[str] = []
     stories: list[list[Block]] = []
     for place, line in enumerate(file.read_text(encoding="utf-8").splitlines()):
@@ -127,7 +127,7 @@ def read(file: Path) -> list[Script]:
 
 
 def _variants(script: Script) -> Iterable[Script]:
-    """With each alternative of each word that has some."""
+    """Yield the script with each combination of its words' alternatives."""
     commands = "\n".join(line for block in script.blocks for line in block.commands)
     words = dict.fromkeys(re.findall(r"[^\s=]+(?:\|[^\s=]+)+", commands))
     for chosen in product(*(word.split("|") for word in words)):
@@ -146,14 +146,14 @@ def _chosen(line: str, choices: Mapping[str, str]) -> str:
 
 
 def scripts(beside: str) -> pytest.MarkDecorator:
-    """A test's parameter `script`, from scripts/NAME.txt beside tests/.../test_NAME.py."""
+    """Parametrise a test's `script` from scripts/NAME.txt beside tests/.../test_NAME.py."""
     test = Path(beside)
     name = test.stem.removeprefix("test_")
     return pytest.mark.parametrize("script", read(test.parent / "scripts" / f"{name}.txt"), ids=str)
 
 
 def play(script: Script, world: Callable[[], AbstractAsyncContextManager[World]]) -> None:
-    """Fails with the first line that differs, and both texts."""
+    """Play a script. Fail with the first line that differs, and both texts."""
 
     async def scenario() -> None:
         async with world() as standing:
@@ -198,7 +198,7 @@ class _Player:
         assert not came, f"{self._script}: came while nothing was to: {came}"
 
     async def _await(self, block: Block, looks: list[Look]) -> list[str] | None:
-        """Until the block's lines hold; what is to be written in their place where they do not."""
+        """Wait until the block's lines hold. Return None, or the lines to write in their place."""
         world = self._world
         changed, before = world.now(), [""]
         while True:
@@ -238,7 +238,8 @@ def _alike(pattern: str, text: str) -> bool:
 
 
 def _contradiction(tracks: Mapping[str, list[str]], expected: list[str]) -> tuple[str, str] | None:
-    """The first line that nothing which still comes may make hold, with what came."""
+    """Return the first line that no later result can fulfil, with its results; None if there is
+    none."""
     for track, items in sorted(tracks.items()):
         line = next((line for line in expected if line.startswith(f"{track}: ")), "")
         patterns = line.removeprefix(f"{track}: ").split(_THEN)
@@ -248,12 +249,13 @@ def _contradiction(tracks: Mapping[str, list[str]], expected: list[str]) -> tupl
 
 
 def _rewrite(script: Script, came: Mapping[int, list[str]]) -> None:
-    """came: by its block's number. Places are read anew: another script may have moved them."""
+    """Write the results into the file. came: results by their block's number. The file is read
+    again, because another script may have moved its lines."""
     if not came:
         return
     (blocks, *_) = (other.blocks for other in read(script.file) if other.title == script.title)
     text = script.file.read_text(encoding="utf-8").splitlines()
-    # From the end, so that places stay.
+    # From the end, so that line numbers stay valid.
     for number, lines in sorted(came.items(), reverse=True):
         block = blocks[number]
         pairs = zip_longest(block.expected[: len(lines)], lines, fillvalue="")

@@ -1,6 +1,5 @@
-"""Goldens of a node that finds what one before it left on a disk, or another one put into a remote
-store. One body for every device: a test file names its own in a subclass.
-"""
+"""Goldens of a node that finds the cache of an earlier node on a disk, or of another node in a
+remote store. One body for every device: a test file names its device in a subclass."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,8 +39,8 @@ def long_cases() -> dict[str, Golden]:
 
 @contextmanager
 def node(device: str, folder: Path | None = None, bucket: Bucket | None = None) -> Iterator[Lone]:
-    """Its arena holds the longest golden and little more, and the memory below it as much again.
-    folder: of its disk. bucket: of its remote store."""
+    """Return an engine whose arena holds the longest golden and little more. The memory below it is
+    twice as large. folder: folder of its disk. bucket: its remote store."""
     layout = golden_parts(_MODEL, device).layout
     longest = max(len(case.prompt) + len(case.greedy) for case in long_cases().values())
     slabs = slabs_for(layout, longest)
@@ -68,8 +67,8 @@ def node(device: str, folder: Path | None = None, bucket: Bucket | None = None) 
 
 
 def answer_all(engine: Lone) -> dict[str, m.HitBreakdown]:
-    """Each golden as it is to be, behind what takes the arena from the one before; what was found
-    of it."""
+    """Assert each golden's answer, each after a prompt that evicts the one before. Return the
+    cached part of each."""
     for number, (name, case) in enumerate(long_cases().items()):
         assert engine.ask(name, case.prompt, len(case.greedy)) == case.greedy, name
         push = prompt(engine.engine._cache.capacity_tokens(3) - PAGE_TOKENS, seed=number)
@@ -78,7 +77,7 @@ def answer_all(engine: Lone) -> dict[str, m.HitBreakdown]:
 
 
 def flip_all(folder: Path) -> None:
-    """A bit of each word of what the disk has."""
+    """Flip a bit of each word on the disk."""
     (file,) = folder.glob("*/slabs")
     content = np.fromfile(file, np.uint64)
     (content ^ np.uint64(1 << 63)).tofile(file)

@@ -50,7 +50,7 @@ def small_layout(kinds: tuple[LayerKind, ...] = (GDN, GDN, GDN, FULL) * 2) -> Ca
 
 @dataclass
 class Node:
-    """An arena as plain bytes, with its transport. What is beyond `slabs` is kept back."""
+    """An arena as plain bytes, with its transport. Memory beyond `slabs` is not used."""
 
     layout: CacheLayout
     slabs: int
@@ -87,7 +87,7 @@ class Node:
         return ArenaAddress(self.transport.metadata(), self.slabs)
 
     def page_bytes(self, page: int) -> bytes:
-        """One page in every layer that keeps pages."""
+        """Return the bytes of one page in all layers with pages."""
         layers = [i for i, kind in enumerate(self.layout.layer_kinds) if kind.keeps_pages]
         spans = [self.layout.page_span(layer, page) for layer in layers]
         return b"".join(self.memory[s.offset : s.offset + s.length].tobytes() for s in spans)
@@ -99,7 +99,7 @@ class Node:
 
 
 def through(form: RowFormat | None, numbers: bytes) -> bytes:
-    """What a receiver has of one unit's float32 rows."""
+    """Return one unit's float32 rows as a receiver decodes them."""
     if form is None:
         return numbers
     values = torch.frombuffer(bytearray(numbers), dtype=torch.float32)
@@ -108,7 +108,7 @@ def through(form: RowFormat | None, numbers: bytes) -> bytes:
 
 
 def expected_page(units: WireUnits, node: Node, page: int) -> bytes:
-    """What a receiver has of a page that the node sent."""
+    """Return a page sent by the node as a receiver decodes it."""
     whole, block = node.page_bytes(page), units.layout.block_bytes
     blocks = [whole[i : i + block] for i in range(0, len(whole), block)]
     return b"".join(through(units.kv, block) for block in blocks)
@@ -125,7 +125,7 @@ def expected_slot(units: WireUnits, node: Node, slot: int) -> bytes:
 
 
 def cells_in_use(*nodes: Node) -> int:
-    """Of the staging of nodes whose wire is not exact."""
+    """Return the used staging cells of nodes with an inexact wire."""
     sources = [node.window_source for node in nodes]
     assert all(isinstance(source, EncodingSource) for source in sources)
     return sum(source.cells.in_use for source in sources if isinstance(source, EncodingSource))
@@ -156,7 +156,7 @@ class Ends:
 
 @dataclass(frozen=True)
 class Opened:
-    """A room that both ends have opened. pages, slot: what its sender sends from."""
+    """A transfer opened at both ends. pages, slot: the sender's source."""
 
     number: int
     granted: Destination
@@ -178,7 +178,7 @@ class Pair:
     back_receiver: Receiver
 
     def layer_opens(self, room: int, layer: int, timeout: float) -> bool:
-        """Whether the room's barrier lets through to the layer within `timeout` seconds."""
+        """Return whether the transfer's barrier opens at the layer within `timeout` seconds."""
         barrier = self.receiver.barrier(room)
         if barrier is None:
             return False
@@ -190,21 +190,21 @@ class Pair:
             closing.cancel()
 
     def run(self, room: int, plans: list[Callable[[int], FinishedLayers]]) -> None:
-        """Plan and tick each forward through all its layers."""
+        """Plan each forward and tick through all its layers."""
         for plan in plans:
             self.sender.plan_forward(room, plan(self.steps.value))
             self.tick()
 
     def tick(self, layers: int | None = None) -> None:
-        """So many layers are computed; by default all of a forward's."""
+        """Mark `layers` layers as computed, by default all of a forward's."""
         for _ in range(layers or len(self.source.layout.layer_kinds)):
             self.steps.tick()
 
     def open(
         self, pages: int = 5, room: int = ROOM, peer: str = "peer", held: int = 0, seed: int = 1
     ) -> Opened:
-        """A room of that many pages, of which the receiver holds the first `held`; which ids both
-        ends use follows from the seed."""
+        """Open a transfer of this many pages; the receiver already holds the first `held`. The ids
+        of both ends follow from the seed."""
         generator = np.random.default_rng(seed)
         layout, slabs = self.source.layout, self.source.slabs
         granted = destination(layout, slabs, pages - held, generator, held)
@@ -217,7 +217,7 @@ class Pair:
         self.run(opened.number, plans(opened.pages, opened.slot, chunk))
 
     def hand_over(self, pages: int = 5, chunk: int = 2) -> Opened:
-        """Open a room and compute all of it; windows may be in flight."""
+        """Open a transfer and compute all of it; layer chunks may be in flight."""
         opened = self.open(pages)
         self.compute(opened, chunk)
         return opened
@@ -228,13 +228,13 @@ class Pair:
         return end
 
     def verified(self, room: int = ROOM, timeout: float = HANG_SECONDS) -> RoomSent:
-        """Raises what verification does."""
+        """Send the transfer and verify it. Raises the errors of verification."""
         end = self.sent(room)
         self.receiver.verify(room, GENERATION, end.report.digests, timeout=timeout)
         return end
 
     def assert_landed(self, opened: Opened) -> None:
-        """Pages and state are those of the source, through the wire's precision."""
+        """Assert that pages and state equal the source's, through the wire's precision."""
         units = WireUnits.of(self.source.layout, self.source.precision)
         sent = opened.pages[opened.granted.first_page :]
         for ours, theirs in zip(opened.granted.pages, sent, strict=True):
@@ -246,7 +246,8 @@ class Pair:
 def plans(
     pages: tuple[int, ...], slot: int, chunk: int, first_page: int = 0
 ) -> list[Callable[[int], FinishedLayers]]:
-    """Forwards of `chunk` pages each over the sender's own page ids, the state with the last."""
+    """Return forwards of `chunk` pages each over the sender's own page ids, the last with the
+    state."""
     made: list[Callable[[int], FinishedLayers]] = []
     starts = list(range(0, len(pages), chunk)) or [0]
     for start in starts:
@@ -271,9 +272,9 @@ def loopback_pair(
     precision: WirePrecision | None = None,
     kept_back: int = 0,
 ) -> Iterator[Pair]:
-    """The source full of random bytes, the target of poison; "peer" is connected and renewed once.
-    With a precision the source is full of numbers of about 1, and both keep back slabs beyond
-    `slabs`."""
+    """Yield the pair: the source full of random bytes, the target poisoned. "peer" is connected and
+    renewed once. With a precision the source has numbers of about 1, and both keep slabs beyond
+    `slabs` back."""
     precision = precision or WirePrecision()
     settings = settings or SenderSettings(lease_seconds=HANG_SECONDS)
     layout = layout or small_layout()
@@ -314,7 +315,7 @@ def loopback_pair(
 def random_ids(
     layout: CacheLayout, slabs: int, pages: int, generator: np.random.Generator
 ) -> tuple[tuple[int, ...], int]:
-    """(page ids, slot): slot in one slab, pages scattered over the others."""
+    """Return (page ids, slot): the slot in one slab, the pages scattered over the others."""
     order = generator.permutation(slabs).tolist()
     ids = [
         slab * layout.blocks_per_slab + k

@@ -1,4 +1,4 @@
-"""A decode node that a test drives by hand, to break the hand-over's protocol."""
+"""A decode node driven by hand, to break the hand-over's protocol."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -24,13 +24,13 @@ class ManualPeer:
 
     def __init__(self, both: Nodes, stack: AsyncExitStack) -> None:
         self.answers: list[str] = []
-        """All but Queued, how a call ended, and why a room was closed."""
+        """All answers but Queued, the ends of calls, and the reasons of closed transfers."""
         self._both = both
         self._stack = stack
         self._own = ""
         self._call: Any = None
         self._room = 0
-        """Of which what is written is."""
+        """Number of the transfer that was written last."""
 
     async def _stub(self) -> Any:
         address = f"127.0.0.1:{self._both.port}"
@@ -38,7 +38,8 @@ class ManualPeer:
         return handover_pb2_grpc.HandoverStub(channel)
 
     def connection_of(self, of: str) -> str:
-        """of: `decode`, `stranger`, or a name; EPOCH in it is the prefill node's."""
+        """Return a connection id. of: `decode`, `stranger`, or a name; EPOCH in it is replaced by
+        the prefill node's."""
         connection = self._both.client.links[0].connection
         assert connection is not None
         own = connection.id
@@ -46,7 +47,7 @@ class ManualPeer:
         return known.get(of, of.replace("EPOCH", own.split("-")[0]))
 
     async def connect(self) -> None:
-        """The stranger, as another decode node."""
+        """Connect the stranger, another decode node."""
         target = self._both.pair.target
         transport = LoopbackTransport(self._both.pair.fabric, "stranger")
         transport.register(target.memory.ctypes.data, target.memory.size)
@@ -71,7 +72,7 @@ class ManualPeer:
             self.answers.append(f"{error.code().name}({error.details()})")
 
     async def transfer(self, number: str, change: str = "", of: str = "decode") -> None:
-        """Reserve. change: fields of the message that are others."""
+        """Send Reserve. change: fields of the message to replace, as text."""
         reserve = wire.reserve(wanted(int(number)), "")
         text_format.Merge(change, reserve)
         self._room = reserve.room or reserve.reserve.ticket.room
@@ -79,12 +80,12 @@ class ManualPeer:
         await self._write(reserve, self.connection_of(of))
 
     async def transfer_with(self, message: str) -> None:
-        """message: in place of Reserve."""
+        """Send `message` instead of Reserve."""
         await self._open("Transfer")
         await self.write(message)
 
     async def batch(self, number: str, count: str) -> None:
-        """So many grants at once, on the stream that is open."""
+        """Send this many grants in one batch, on the open stream."""
         grants = [pb.ReceiverMessage(grant=pb.Grant(), room=int(number))] * int(count)
         await self._call.write(pb.ReceiverBatch(messages=grants))
 

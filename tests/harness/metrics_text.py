@@ -6,7 +6,7 @@ from tests.harness.http_calls import fetched
 
 
 def samples(text: bytes) -> dict[str, float]:
-    """`name{label=value,...}` to number."""
+    """Return numbers by `name{label=value,...}`."""
     found = {}
     for family in text_string_to_metric_families(text.decode()):
         for sample in family.samples:
@@ -16,5 +16,5 @@ def samples(text: bytes) -> dict[str, float]:
 
 
 def scraped(address: str) -> dict[str, float]:
-    """Of the node whose HTTP server is at HOST:PORT."""
+    """Return the samples of the node with its HTTP server at HOST:PORT."""
     return samples(fetched(address, "/metrics"))

@@ -1,6 +1,6 @@
-"""Network namespaces joined by a link, or by a switch: hosts, as far as a network can tell.
+"""Network namespaces joined by a link, or by a switch. For a network they are hosts.
 
-Owns the namespaces, which end with it; touches no interface of the host it runs on. Needs root.
+Owns the namespaces and removes them at its end; changes no interface of its host. Needs root.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ def ip(*words: str) -> None:
 
 
 def why_not() -> str | None:
-    """Why this machine cannot make namespaces; None where it can."""
+    """Return why this machine cannot make namespaces; None if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if shutil.which("ip") is None or shutil.which("tc") is None:
@@ -36,7 +36,7 @@ def why_not() -> str | None:
 
 @contextmanager
 def two_hosts(name: str) -> Iterator[tuple[str, str]]:
-    """The prefill node's and the decode node's namespace, linked at 200 Mbit/s."""
+    """Yield the namespaces of the prefill and the decode node, linked at 200 Mbit/s."""
     stem = f"tasuki-{os.getpid()}-{name}"
     spaces = (f"{stem}-prefill", f"{stem}-decode")
     with _made(spaces):
@@ -48,8 +48,8 @@ def two_hosts(name: str) -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def switched_hosts(name: str, count: int) -> Iterator[tuple[str, ...]]:
-    """`count` namespaces on a switch, which is one more, at 200 Mbit/s each; their addresses are
-    host_address(0), ..."""
+    """Make `count` namespaces on a switch, another namespace, at 200 Mbit/s each. Their addresses
+    are host_address(0), host_address(1) and so on."""
     stem = f"tasuki-{os.getpid()}-{name}"
     switch, spaces = f"{stem}-switch", tuple(f"{stem}-{number}" for number in range(count))
     with _made((switch, *spaces)):
@@ -77,7 +77,7 @@ def _made(spaces: Sequence[str]) -> Iterator[None]:
 
 
 def _link(space: str, device: str, other: str) -> None:
-    """DEVICE of `space` to `device` of the other."""
+    """Link DEVICE of `space` to `device` of the other namespace."""
     link = ["link", "add", DEVICE, "netns", space, "type", "veth", "peer"]
     ip(*link, "name", device, "netns", other)
 
@@ -101,7 +101,7 @@ def _limit(space: str) -> None:
 
 @contextmanager
 def inside(space: str) -> Iterator[None]:
-    """This thread, and the processes it starts, live in that namespace."""
+    """Move this thread, and the processes it starts, into the namespace while the block runs."""
     libc = ctypes.CDLL(None, use_errno=True)
 
     def enter(handle: int) -> None:

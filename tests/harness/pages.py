@@ -1,6 +1,6 @@
-"""A headless browser for tests of the page; skips with a reason where there is none.
+"""A headless browser for tests of the page. Tests skip with a reason if there is none.
 
-With axe-core's judgement of a page as it is drawn: what people who see little or nothing meet.
+axe-core checks the drawn page for people with little or no sight.
 """
 
 import json
@@ -23,7 +23,7 @@ WIDTH, HEIGHT = 1280, 760
 
 
 class Opened:
-    """A page of the node at `address`, and what went wrong on it or was asked of others."""
+    """A page of the node at `address`, with its errors and its requests to other hosts."""
 
     def __init__(self, page: Page, address: str) -> None:
         self.page = page
@@ -35,8 +35,8 @@ class Opened:
         page.on("request", lambda request: self._asked(request.url))
 
     def assert_fits(self, width: int) -> None:
-        """The page is no wider. A table that is drawn as the window changes takes its place a frame
-        later."""
+        """Assert that the page is at most this wide. A table redrawn at a new window size takes its
+        place a frame later."""
         self.page.wait_for_function(
             "width => document.documentElement.scrollWidth <= width", arg=width
         )
@@ -45,7 +45,7 @@ class Opened:
         self.page.click(f"#tab-{view}")
 
     def number(self, selector: str) -> int:
-        """data-value of the one element."""
+        """Return data-value of the only matching element."""
         value = self.page.get_attribute(selector, "data-value")
         assert value is not None
         return int(value)
@@ -64,7 +64,7 @@ class Opened:
 
 @contextmanager
 def launched() -> Iterator[Browser]:
-    """For as many pages as its caller likes: its start takes longer than most pages."""
+    """Yield a browser for any number of pages; its start takes longer than most pages."""
     chromium = shutil.which("chromium")
     if chromium is None:
         pytest.skip("chromium is not installed: install Debian's chromium")
@@ -80,7 +80,7 @@ def launched() -> Iterator[Browser]:
 def opened(
     browser: Browser, address: str, path: str = "/", scheme: str = "light"
 ) -> Iterator[Opened]:
-    """The page at HOST:PORT, which sees nothing that an earlier one kept. scheme: light or dark."""
+    """Yield the page at HOST:PORT, without storage of an earlier page. scheme: light or dark."""
     page = browser.new_page(
         viewport={"width": WIDTH, "height": HEIGHT},
         color_scheme="dark" if scheme == "dark" else "light",
@@ -107,7 +107,7 @@ def _source() -> str:
 
 
 def grave_findings(seen: Opened) -> list[str]:
-    """Those of impact serious or critical, each with some elements that it is about."""
+    """Return findings of impact serious or critical, each with some of its elements."""
     seen.page.evaluate(_source())
     found: list[list[Any]] = seen.page.evaluate(_RUN)
     return [json.dumps(one) for one in found if one[0] in GRAVE]

@@ -1,5 +1,5 @@
-"""Moments of a hand-over between the nodes of a pair, at which a test disturbs it. number: which of
-the pair's questions is asked."""
+"""Moments of a hand-over between a pair's nodes, to be disturbed by a test. number: index of the
+pair's question."""
 
 from tasuki.client.answer import AnswerStream
 from tasuki.engine.messages import Usage
@@ -10,7 +10,7 @@ LAYERS = 8
 
 
 def read(stream: AnswerStream, tokens: int) -> None:
-    """Until so many tokens have reached the client."""
+    """Read until `tokens` tokens have reached the client."""
     pieces = iter(stream)
     while tokens > 0:
         tokens -= len(next(pieces).token_ids)
@@ -25,8 +25,8 @@ def in_first_chunk(pair: Pair, number: int) -> AnswerStream:
 def in_transfer(
     pair: Pair, number: int, windows: int = 5 * LAYERS, new_tokens: int = NEW_TOKENS
 ) -> AnswerStream:
-    """In the middle of its hand-over: more windows than that have landed. It rests at
-    WINDOW_IN_TRANSFER until then."""
+    """Ask a question and return in the middle of its hand-over, when more than `windows` layer
+    chunks have arrived. The transfer pauses at WINDOW_IN_TRANSFER."""
     assert windows < WINDOW_IN_TRANSFER
     before = pair.decode.landed()
     stream = pair.ask(number, new_tokens)
@@ -36,7 +36,7 @@ def in_transfer(
 
 
 def handed_over(pair: Pair, number: int) -> Usage:
-    """A prompt goes the whole way."""
+    """Run a prompt through the whole hand-over."""
     usage = pair.right(number, pair.ask(number)).usage
     assert usage.prefilled_on == "prefill" and not usage.local_fallback
     assert usage.transfer is not None and usage.transfer.bytes > 0

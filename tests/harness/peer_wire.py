@@ -1,4 +1,4 @@
-"""This process sends and a child receives, over a transport that the test file chooses."""
+"""A sender in this process and a receiver in a child, over a transport chosen by the test file."""
 
 import os
 import signal
@@ -16,8 +16,9 @@ Answers = dict[str, Callable[..., object]]
 
 
 def serve(channel: Connection, transport: Transport, answers: Answers) -> None:
-    """The child: tells its metadata, then answers ("notes", N) with the first N notifications, and
-    what `answers` names with what it returns, until ("close",)."""
+    """Run the child: send its metadata, then answer commands until ("close",). ("notes", N) is
+    answered with the first N notifications. A command in `answers` is answered with its function's
+    result."""
     channel.send_bytes(transport.metadata())
     notes: list[bytes] = []
     while True:
@@ -50,7 +51,7 @@ class PeerWire:
         self.endpoint = transport.connect(self.metadata)
 
     def write(self, pieces: object, note: bytes) -> None:
-        """Until it has landed. pieces: rows of (local, remote, length)."""
+        """Write and wait until it has arrived. pieces: rows of (local, remote, length)."""
         rows = np.array(pieces, dtype=np.int64).reshape(-1, 3)
         transfer = self.transport.post(self.endpoint, rows, note)
         deadline = time.monotonic() + HANG_SECONDS
@@ -62,7 +63,7 @@ class PeerWire:
             self.transport.release(transfer)
 
     def ask(self, *command: object) -> object:
-        """What the child answers; what it writes here may land meanwhile."""
+        """Return the child's answer. Writes of this process may arrive meanwhile."""
         self.channel.send(command)
         deadline = time.monotonic() + HANG_SECONDS
         while not self.channel.poll(0.001):

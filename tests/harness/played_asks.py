@@ -1,4 +1,4 @@
-"""A worker's seat at a registry whose grants, and whose engine's ends, the test gives."""
+"""A worker at a registry; the test opens its gates and ends its engine requests."""
 
 import asyncio
 from collections import Counter
@@ -26,13 +26,13 @@ from tests.harness.waiting import ManualClock
 ANN = Caller("ann")
 OF_ANN = RequestContext(ANN)
 RESTED = 6
-"""Turns of the loop after which nothing is left to do."""
+"""Turns of the loop after which no work is left."""
 BEGUN, ENDED, SECOND_ENDED = 1, 2, 3
-"""Numbers of the asks: that begins, that ends it, that ends its second answer."""
+"""Numbers of the messages that begin a request, end it, and end its second answer."""
 
 
 class Gate:
-    """A result that tasks wait for until the test gives it. Its waiters go on a turn later."""
+    """A result that tasks await until the test gives it. Its waiters continue a turn later."""
 
     def __init__(self) -> None:
         self._is_open = False
@@ -48,7 +48,8 @@ class Gate:
             raise self._error
 
     def open(self, error: Exception | None = None) -> None:
-        """error: raised by passed(); None: it returns. Nothing happens the second time."""
+        """Open the gate. error: raised by passed(); None: it returns. A second call has no
+        effect."""
         if not self._is_open:
             self._is_open, self._error = True, error
             for waiter in self._waiting:
@@ -57,7 +58,7 @@ class Gate:
 
 
 class GatedClient(EngineClient):
-    """An EngineClient whose grants wait for a gate."""
+    """An EngineClient that waits for a gate before it admits or generates."""
 
     gate: Gate
     let_in = 0
@@ -133,8 +134,8 @@ class Played:
                 self._check_done(message.call)
 
     def _check_done(self, call: int) -> None:
-        """An End is done once the engine's end of its answer was seen, and the last one once the
-        caller's caps are free."""
+        """Check that an End is answered only after the engine's end of its answer, and the last one
+        only after the caller's caps are free."""
         if self.left_call or BEGUN in self.refused or not self.replies[BEGUN]:
             return
         if self.ends_answers and call - ENDED not in self.seen_ends:
@@ -162,7 +163,7 @@ class Played:
 
     @staticmethod
     async def of_session() -> "Played":
-        """With a session of five tokens whose cursor is yet to be opened again."""
+        """Return one with a session of five tokens whose cursor must be opened again."""
         self = Played()
         self.session = await self.store.open(ANN, b"")
         self.session.log.append(np.arange(5, dtype=np.int32))
@@ -216,7 +217,7 @@ class Played:
         self.engine_ends(1)
 
     def engine_ends(self, place: int) -> None:
-        """Nothing happens where the engine does not have the request."""
+        """End a request in the engine. No effect if the engine does not have it."""
         name = m.RequestId(f"r.{place}")
         if self.client.awaits_end(name):
             self.client.take([m.Finished(name, m.FinishReason.STOP, self.usage)])
@@ -228,7 +229,8 @@ class Played:
         self.registry.left(1)
 
     async def settle(self) -> None:
-        """Let all that the node waits for happen: the gate, and every end of the engine's."""
+        """Let all pending events of the node happen: the gate, and the end of every engine
+        request."""
         await turns(RESTED)
         self.gate.open()
         await turns(RESTED)

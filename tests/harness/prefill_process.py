@@ -24,7 +24,7 @@ from tests.harness.loopback_pair import random_ids, small_layout
 
 SEED = 9
 LEASE_SECONDS = 600.0
-"""Longer than any test: what fences this node is proof of its death."""
+"""Seconds, longer than any test. A fence of this node can then only come from its death."""
 
 
 def source_memory() -> np.ndarray:
@@ -37,8 +37,8 @@ def source_ids() -> tuple[tuple[int, ...], int]:
 
 
 def main(channel: Connection, layers: int) -> None:
-    """Sends its port, then the name of every inbox message; runs until told to stop, or killed.
-    layers: how many its engine computes of a room, before the first token."""
+    """Send its port, then the name of every inbox message; run until told to stop, or killed.
+    layers: number of a transfer's layers computed by its engine before the first token."""
     asyncio.run(serve(channel, layers))
 
 

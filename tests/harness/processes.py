@@ -7,7 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 
 _GONE = FileNotFoundError, ProcessLookupError
-"""Of a process's file: before it is opened, and between that and its reading."""
+"""Errors of a vanished process's file: when it is opened, or between its opening and its
+reading."""
 
 
 def gone(pid: int) -> bool:
@@ -19,8 +20,8 @@ def gone(pid: int) -> bool:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """For a process that binds it later, or again: below those that the kernel hands out by itself,
-    so that no connection takes it meanwhile."""
+    """Return a port for a process that binds it later, or again. It is below the kernel's own
+    range, so no connection takes it meanwhile."""
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     for port in random.SystemRandom().sample(range(lowest // 2, lowest), 50):
         with socket.socket() as probe:
@@ -34,7 +35,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def ended(pid: int) -> bool:
-    """Gone, or dead and not waited for yet by whoever inherited it."""
+    """Return whether the process is gone, or is dead and not yet reaped by its parent."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except _GONE:
@@ -43,18 +44,18 @@ def ended(pid: int) -> bool:
 
 
 def engine_of(daemon: int) -> int:
-    """The process of a daemon's engine, where it has one of its own."""
+    """Return the pid of a daemon's engine process. REQUIRES: its engine is a separate process."""
     (found,) = [child for child in _children(daemon) if b"engine_main" in command_of(child)]
     return found
 
 
 def workers_of(daemon: int) -> list[int]:
-    """The processes of a daemon's front workers."""
+    """Return the pids of a daemon's front workers."""
     return [child for child in _children(daemon) if b"worker_main" in command_of(child)]
 
 
 def followers_of(engine: int) -> list[int]:
-    """The processes of the other ranks of an engine's process."""
+    """Return the pids of the other ranks of an engine's process."""
     return [child for child in _children(engine) if b"rank_main" in command_of(child)]
 
 
@@ -68,7 +69,7 @@ def _children(pid: int) -> list[int]:
 
 
 def command_of(pid: int) -> bytes:
-    """Its arguments, each with a zero byte behind it; nothing once it is gone."""
+    """Return its arguments, each with a zero byte after it; empty once it is gone."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except _GONE:

@@ -1,8 +1,8 @@
 """Other programs, run to their end.
 
-`tasuki` runs in this process: how it ends, and the one line that an error is. Programs of the
-harness and daemons run on a host of their own, a network namespace. pytest runs over test files of
-their own, with what this project adds to it.
+`tasuki` runs in this process; tests read its exit status and its one line of error. Programs of the
+harness and daemons run on a host of their own, a network namespace. pytest runs over other test
+files, with this project's plugins.
 """
 
 import os
@@ -25,7 +25,7 @@ _SECONDS = 250
 
 
 def program(name: str, mend: str) -> str:
-    """Its path. Skips where it is not installed; mend: what to do about it."""
+    """Return its path. Skip if it is not installed; mend: how to install it."""
     path = shutil.which(name)
     if path is None:
         pytest.skip(f"{name} is not installed: {mend}")
@@ -33,13 +33,13 @@ def program(name: str, mend: str) -> str:
 
 
 def finished(command: Sequence[object], **options: Any) -> "subprocess.CompletedProcess[str]":
-    """Once it has ended, however it did. options: subprocess.run's."""
+    """Return the command's result after its end, successful or not. options: subprocess.run's."""
     words = [str(word) for word in command]
     return subprocess.run(words, capture_output=True, text=True, **{"timeout": _SECONDS, **options})
 
 
 def output_of(command: Sequence[object], **options: Any) -> str:
-    """What it writes to stdout; its exit status must be 0."""
+    """Return its stdout. Its exit status must be 0."""
     done = finished(command, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -49,34 +49,34 @@ ROOT = Path(__file__).parents[2]
 
 
 def require_namespaces() -> None:
-    """Skips where this machine has none."""
+    """Skip if this machine has no namespaces."""
     if (reason := why_not()) is not None:
         pytest.skip(reason)
 
 
 def run_in(space: str, module: str, *words: str) -> None:
-    """`python -m MODULE WORDS` in that namespace, to its end, which must be a good one."""
+    """Run `python -m MODULE WORDS` in the namespace to its end. Its exit status must be 0."""
     inside = ("ip", "netns", "exec", space)
     output_of([*inside, sys.executable, "-m", module, *words], cwd=ROOT)
 
 
 def daemon_of(space: str) -> Callable[..., ForkedDaemon]:
-    """What launches a Node's daemon in that namespace."""
+    """Return a launcher of a Node's daemon in the namespace."""
     return partial(ForkedDaemon, main=partial(_serve_in, space))
 
 
 def _serve_in(space: str, arguments: list[str]) -> int:
-    # The child has one thread as yet, so that all of it lives there.
+    # The child still has one thread, so all of it is moved into the namespace.
     with inside(space):
         return cli.main(arguments)
 
 
 _RECORD = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ INFO |I\d{4} [\d:.]+ +\d+ \w+\.cc:\d+\] ")
-"""A record of the log, or one of gRPC's core, which writes to stderr when a server goes away."""
+"""A record of the log, or of gRPC's core: it writes to stderr when a server goes away."""
 
 
 def exit_status(argv: Sequence[str]) -> int:
-    """Of `tasuki ARGV`, whether it returns or exits."""
+    """Return the exit status of `tasuki ARGV`, by return or by exit."""
     try:
         return cli.main(list(argv))
     except SystemExit as stopped:
@@ -84,8 +84,8 @@ def exit_status(argv: Sequence[str]) -> int:
 
 
 def error_line(captured: pytest.CaptureFixture[str]) -> str:
-    """All that was written since it was read last, but for records of the log: one line on
-    stderr."""
+    """Return the only line on stderr since the last read, without records of the log. Stdout must
+    be empty."""
     out, err = captured.readouterr()
     lines = [line for line in err.splitlines() if not _RECORD.match(line)]
     assert out == "" and err.endswith("\n") and len(lines) == 1, err
@@ -95,7 +95,7 @@ def error_line(captured: pytest.CaptureFixture[str]) -> str:
 def pytest_run(
     folder: Path, plugin: str, *more: str, **environment: str
 ) -> "subprocess.CompletedProcess[str]":
-    """Of what lies in `folder`. plugin: a module there or of this repository. more: arguments."""
+    """Run pytest over `folder`. plugin: a module there or in this repository. more: arguments."""
     ini = folder / "pytest.ini"
     ini.write_text("[pytest]\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", plugin, folder, *more]

@@ -1,4 +1,4 @@
-"""A real Prometheus on loopback, for tests; skips with a reason where there is none."""
+"""A real Prometheus on loopback, for tests. Tests skip with a reason if there is none."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ class Prometheus:
         self.address = address
 
     def query(self, expr: str) -> list[dict[str, Any]]:
-        """The samples that the expression has now."""
+        """Return the expression's current samples."""
         given = urlencode({"query": expr})
         answer = ask(self.address, "GET", f"/api/v1/query?{given}").json
         assert answer["status"] == "success", answer
@@ -30,14 +30,14 @@ class Prometheus:
         try:
             self.query("up")
         except (OSError, ValueError):
-            # It says in plain text that it is not ready.
+            # It reports in plain text that it is not ready.
             return False
         return True
 
 
 @contextmanager
 def scraping(targets: Sequence[str], folder: Path) -> Iterator[Prometheus]:
-    """targets: HOST:PORT of nodes' HTTP servers, scraped twice a second."""
+    """Yield a Prometheus. targets: HOST:PORT of nodes' HTTP servers, scraped twice a second."""
     prometheus = program("prometheus", "install Debian's prometheus")
     config = folder / "prometheus.json"
     jobs = [{"job_name": "tasuki", "static_configs": [{"targets": list(targets)}]}]

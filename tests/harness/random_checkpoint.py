@@ -1,5 +1,5 @@
-"""A small Qwen3.5 checkpoint of random weights, for tests that need a folder and care little what
-it says. It answers nonsense, but the same nonsense through every path."""
+"""A small Qwen3.5 checkpoint of random weights, for tests that need a folder and do not read its
+text. Its answers are nonsense, but equal through every path."""
 
 import json
 from pathlib import Path
@@ -47,15 +47,15 @@ CONFIG = {
 
 
 def write_random_model(folder: Path, raw: dict[str, Any] = CONFIG) -> None:
-    """A Qwen3.5 checkpoint of random parameters, 1.8M unless raw asks for others, with a tokenizer
-    of 1024 tokens or fewer, in Hugging Face layout."""
+    """Write a Qwen3.5 checkpoint of random parameters in Hugging Face layout, with a tokenizer of
+    1024 tokens or fewer. It has 1.8M parameters unless `raw` asks for others."""
     write_random_weights(folder, raw)
     (folder / "chat_template.jinja").write_text(_TEMPLATE, encoding="utf-8")
     _write_tokenizer(folder / "tokenizer.json")
 
 
 def write_random_weights(folder: Path, raw: dict[str, Any]) -> ModelConfig:
-    """config.json and float32 weights of any shape, without a tokenizer."""
+    """Write config.json and float32 weights of any shape, without a tokenizer."""
 
     class Recorder(RandomSource):
         def __init__(self) -> None:

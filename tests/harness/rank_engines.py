@@ -1,4 +1,4 @@
-"""Engines whose model is shared out among ranks, each follower a process forked from one that has
+"""Engines with their model split among ranks. Each follower is a process forked from one that has
 imported torch."""
 
 import os
@@ -17,19 +17,19 @@ from tests.harness.fork_server import forked_peer
 
 
 def forked_ranks(jobs: Sequence[Job]) -> list[RankProcess]:
-    """As start_ranks()."""
+    """Start ranks as start_ranks() does, by forks."""
     return [rank_process(_live, job) for job in jobs]
 
 
 def rank_process(target: object, *arguments: object) -> RankProcess:
-    """target: called with a connection and the arguments."""
+    """Start a process. target: called with a connection and the arguments."""
     process, ours = forked_peer(target, *arguments)  # type: ignore[arg-type]
     assert process.pid is not None
     return RankProcess(process.pid, as_socket(ours))
 
 
 def as_socket(connection: Connection) -> socket.socket:
-    """Of a pipe's end, which is closed."""
+    """Return a socket of a pipe's end, and close the end."""
     handle = os.dup(connection.fileno())
     connection.close()
     return socket.socket(fileno=handle)
@@ -42,7 +42,7 @@ def _live(connection: Connection, job: Job) -> None:
 
 @contextmanager
 def rank_engine(model: Path, **changes: object) -> Iterator[Lone]:
-    """One driven by hand; its followers end with the block."""
+    """Yield an engine driven by hand; its followers end with the block."""
     config = engine_config(model, **changes)
     parts = build_leader_parts(config, start=forked_ranks)
     assert parts.ranks is not None

@@ -1,4 +1,4 @@
-"""What an engine of several ranks is asked, on any device."""
+"""Requests to an engine of several ranks, on any device."""
 
 import json
 
@@ -27,13 +27,13 @@ def as_goldens_have_it(name: str, ranks: int, expert_parallel: bool, **changes: 
 
 
 def golden_cases(name: str) -> dict[str, tuple[list[int], list[int]]]:
-    """By name: a prompt and its greedy tokens."""
+    """Return a prompt and its greedy tokens by name."""
     document = json.loads((reference_dir(name) / "golden.json").read_text())
     return {case["name"]: (case["prompt"], case["greedy"]) for case in document["cases"]}
 
 
 def constrained(engine: Lone) -> list[int]:
-    """Tokens of an answer that has a grammar."""
+    """Return the tokens of an answer with a grammar."""
     grammar = Grammar(GrammarKind.REGEX, "[a-e]{3}x[0-9]{8}")
     sampling = SamplingParams(max_new_tokens=30, temperature=1.0, seed=3, grammar=grammar)
     engine.post(submit("constrained", [5, 6, 7], 0, sampling=sampling))
@@ -45,8 +45,8 @@ def constrained(engine: Lone) -> list[int]:
 
 
 def play(engine: Lone, vocabulary: int) -> dict[str, list[int]]:
-    """Chunks, shared prefixes, an abort, next turns that fork inside a page, samplers of every
-    kind, a prediction."""
+    """Run chunks, shared prefixes, an abort, next turns that fork inside a page, samplers of every
+    kind and a prediction."""
     random = np.random.default_rng(3)
 
     def prompt(length: int) -> list[int]:

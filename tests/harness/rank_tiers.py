@@ -1,4 +1,4 @@
-"""Goldens of ranks whose arenas are so small that every beginning comes back from below."""
+"""Goldens of ranks with arenas so small that every prefix is loaded from a tier below."""
 
 import json
 from contextlib import AbstractContextManager
@@ -19,7 +19,7 @@ _LONG = 100
 def tiered(
     folder: Path | None = None, ranks: int = 2, **more: object
 ) -> AbstractContextManager[Lone]:
-    """folder: of the disk's tier; none without."""
+    """Return an engine with tiers. folder: folder of the disk tier; None: no disk tier."""
     below = {} if folder is None else {"disk_cache": str(folder), "disk_cache_gib": 0.12}
     settings = {"tensor_parallel": ranks, "arena_mib": _MIB, "host_cache_gib": 0.06}
     return rank_engine(reference_dir(_MODEL), **settings | below | more)
@@ -27,7 +27,7 @@ def tiered(
 
 @cache
 def long_cases() -> dict[str, tuple[list[int], list[int]]]:
-    """By name: a prompt and its greedy tokens."""
+    """Return a prompt and its greedy tokens by name."""
     document = json.loads((reference_dir(_MODEL) / "golden.json").read_text())
     return {
         case["name"]: (case["prompt"], case["greedy"])
@@ -37,7 +37,8 @@ def long_cases() -> dict[str, tuple[list[int], list[int]]]:
 
 
 def asked(engine: Lone, turn: str) -> dict[str, m.HitBreakdown]:
-    """Every case, each behind a prompt that takes the arena from it; all as one rank answers."""
+    """Assert every case's answer, each before a prompt that evicts it. Each answer equals one
+    rank's. Return the cached part of each."""
     vocab = ModelConfig.load(reference_dir(_MODEL)).vocab
     for name, (tokens, greedy) in long_cases().items():
         assert engine.ask(f"{name}-{turn}", tokens, len(greedy)) == greedy, (name, turn)
@@ -59,7 +60,7 @@ def goldens_come_back(**more: object) -> None:
 
 
 def goldens_come_back_from_disks(folder: Path, **more: object) -> None:
-    """Of the ranks of a node before."""
+    """Assert that the goldens are restored from the disks of an earlier node's ranks."""
     for turn in ("first", "again"):
         with tiered(folder, **more) as engine:  # type: ignore[arg-type]
             hits = asked(engine, turn)

@@ -1,4 +1,4 @@
-"""How a call is refused: by gRPC, and as the project's client raises it."""
+"""Rejections of calls: by gRPC, and as the project's client raises them."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +16,8 @@ INVALID = grpc.StatusCode.INVALID_ARGUMENT
 
 @dataclass(frozen=True)
 class Refusal:
-    """kind: empty where the server named none. trailing: the whole trailing metadata."""
+    """A rejection by gRPC. kind: empty if the server named none. trailing: the whole trailing
+    metadata."""
 
     status: grpc.StatusCode
     kind: str
@@ -25,12 +26,12 @@ class Refusal:
 
     @property
     def typed(self) -> tuple[grpc.StatusCode, str]:
-        """Status and kind."""
+        """The status and the kind."""
         return self.status, self.kind
 
 
 def refusal(method: Callable[..., Any], *arguments: Any, **options: Any) -> Refusal:
-    """Of a call that gRPC must refuse; a stream is read to its end."""
+    """Return the rejection of a call that gRPC must reject. A stream is read to its end."""
     with pytest.raises(grpc.RpcError) as refused:
         answer = method(*arguments, **options)
         if isinstance(answer, Iterator):
@@ -42,8 +43,8 @@ def refusal(method: Callable[..., Any], *arguments: Any, **options: Any) -> Refu
 
 @contextmanager
 def refused_as(kind: str, match: str | None = None) -> Iterator[None]:
-    """The block must end with a ClientError of this kind, in whose text `match` is found where it
-    is given."""
+    """Assert that the block ends with a ClientError of this kind. Its text must contain `match`, if
+    given."""
     with pytest.raises(ClientError, match=match) as refused:
         yield
     assert refused.value.kind == kind

@@ -1,8 +1,8 @@
-"""What a daemon registers: each gRPC method and HTTP route, from gRPC's and aiohttp's own tables,
-so that nothing can be served and not be listed.
+"""The gRPC methods and HTTP routes that a daemon registers. They come from gRPC's and aiohttp's own
+tables, so every served one is listed.
 
-serve_and_list(FILE, ARGUMENTS) is `tasuki ARGUMENTS` in a process of its own, as a ForkedDaemon's
-main; FILE gets a line of JSON a method, ["grpc", NAME], or route, ["http", METHOD, PATTERN].
+serve_and_list(FILE, ARGUMENTS) is `tasuki ARGUMENTS` in a separate process, as a ForkedDaemon's
+main. FILE gets one line of JSON per method, ["grpc", NAME], or route, ["http", METHOD, PATTERN].
 """
 
 import json
@@ -16,14 +16,14 @@ from tasuki.cli import main as cli
 
 
 def read(file: Path) -> tuple[set[str], set[tuple[str, str]]]:
-    """gRPC methods, and HTTP methods with patterns."""
+    """Return the gRPC methods, and the HTTP methods with patterns."""
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     grpc_methods = {line[1] for line in lines if line[0] == "grpc"}
     return grpc_methods, {(line[1], line[2]) for line in lines if line[0] == "http"}
 
 
 def serve_and_list(file: Path, arguments: list[str]) -> int:
-    """Changes gRPC and aiohttp for the rest of the process."""
+    """Serve and list all routes. Changes gRPC and aiohttp for the rest of the process."""
 
     def write(*words: str) -> None:
         with file.open("a") as out:

@@ -1,6 +1,6 @@
-"""A client of the Responses API over a WebSocket, whose messages and closes are values.
+"""A client of the Responses API over a WebSocket, with messages and closes as values.
 
-Over plain HTTP: events of a stream, and the response that they make.
+Over plain HTTP: the events of a stream, and the response made from them.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ LAST = ("response.completed", "response.incomplete", "response.failed", "error")
 
 
 class Refused(Exception):
-    """The upgrade was refused."""
+    """The server rejected the upgrade."""
 
     def __init__(self, status: int) -> None:
         super().__init__(str(status))
@@ -39,7 +39,7 @@ class ResponseClient:
     socket: aiohttp.ClientWebSocketResponse
 
     def send(self, text: str | bytes) -> None:
-        """bytes: as a binary message."""
+        """Send a message. bytes: sent as a binary message."""
         sending = self.socket.send_bytes if isinstance(text, bytes) else self.socket.send_str
         self._run(sending(text))  # type: ignore[arg-type]
 
@@ -47,21 +47,21 @@ class ResponseClient:
         self.send(json.dumps({"type": "response.create", "input": "it was", **fields}))
 
     def event(self) -> Event:
-        """The next one."""
+        """Return the next event."""
         message = self._run(self.socket.receive())
         assert message.type is aiohttp.WSMsgType.TEXT, message
         found: Event = json.loads(message.data)
         return found
 
     def events(self) -> list[Event]:
-        """Those of a response, to its last."""
+        """Return the events of a response, up to its last."""
         found = [self.event()]
         while found[-1]["type"] not in LAST:
             found.append(self.event())
         return found
 
     def response(self, **fields: Any) -> Event:
-        """The response to what is asked."""
+        """Send a request and return its response."""
         self.create(**fields)
         events = self.events()
         assert events[-1]["type"] != "error", events[-1]
@@ -70,7 +70,7 @@ class ResponseClient:
         return found
 
     def refusal(self, **fields: Any) -> tuple[int, str]:
-        """The status and the code of the error that is the only answer."""
+        """Return the status and the code of the error. It is the only answer."""
         self.create(**fields)
         return self.error()
 
@@ -80,14 +80,14 @@ class ResponseClient:
         return event["status"], event["error"]["code"]
 
     def closed(self) -> int:
-        """The code by which the server closes, once all before it was read."""
+        """Return the server's close code, once all earlier messages were read."""
         message = self._run(self.socket.receive())
         assert message.type is aiohttp.WSMsgType.CLOSE, message
         code: int = message.data
         return code
 
     def cut(self) -> None:
-        """The connection is lost."""
+        """Cut the connection."""
         connection = self.socket._response.connection
         assert connection is not None and connection.transport is not None
         self.loop.call_soon_threadsafe(connection.transport.abort)
@@ -100,14 +100,14 @@ class ResponseClient:
 def response_socket(
     address: str, headers: dict[str, str] | None = None
 ) -> Iterator[ResponseClient]:
-    """address: HOST:PORT. Raises Refused."""
+    """Yield an open socket. address: HOST:PORT. Raises Refused."""
     with loop_on_a_thread() as loop:
 
         async def start() -> tuple[aiohttp.ClientSession, aiohttp.ClientWebSocketResponse]:
             session = aiohttp.ClientSession()
             try:
                 url = f"http://{address}/v1/responses"
-                # What the server sends is bounded by the tests.
+                # The tests limit the server's messages.
                 return session, await session.ws_connect(url, headers=headers, max_msg_size=0)
             except aiohttp.WSServerHandshakeError as error:
                 await session.close()
@@ -128,7 +128,8 @@ MASK = b"\1\2\3\4"
 
 
 def frame(kind: int, content: bytes = b"") -> bytes:
-    """A whole one as a client's is, but that its content is masked already. kind: its code."""
+    """Return a whole frame as a client sends it. Its content is already masked. kind: its
+    opcode."""
     size = len(content)
     if size < 126:
         head = bytes([0x80 | kind, 0x80 | size])
@@ -140,12 +141,12 @@ def frame(kind: int, content: bytes = b"") -> bytes:
 
 
 def begun_frame(size: int) -> bytes:
-    """Return the head of a text of that size, masked by zeros."""
+    """Return the head of a text frame with this size, masked by zeros."""
     return b"\x81\xff" + size.to_bytes(8, "big") + b"\0\0\0\0"
 
 
 def upgraded(raw: sockets.socket, key: str | None = None) -> sockets.socket:
-    """Return the connection behind its upgrade."""
+    """Return the connection after its upgrade."""
     bearing = b"" if key is None else b"Authorization: Bearer %b\r\n" % key.encode()
     raw.sendall(
         b"GET /v1/responses HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\n"
@@ -170,7 +171,7 @@ _DELTAS = {
 
 
 def response_of(reply: Reply) -> dict[str, Any]:
-    """What a client that follows the events has at their end. Each event must be in its place."""
+    """Return the response that a client has after the events. Each event must be in its place."""
     events = named_events(reply)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     created, *rest, last = events

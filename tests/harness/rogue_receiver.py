@@ -1,4 +1,4 @@
-"""A decode node that speaks to a real prefill daemon by hand, over NIXL."""
+"""A decode node driven by hand that speaks to a real prefill daemon over NIXL."""
 
 import secrets
 from collections.abc import Iterable, Iterator
@@ -22,7 +22,7 @@ ENDS = ("done", "failed", "refused", "aborted", "closed")
 
 
 def contract_of(stub: Any) -> dict[str, str]:
-    """A prefill node's own: its refusal names every field and its value."""
+    """Return a prefill node's contract: its rejection names every field and its value."""
     refused = stub.Connect(pb.ConnectRequest(), timeout=HANG_SECONDS).refused
     contract = {item.field: item.ours for item in refused.differences}
     del contract["transport"]
@@ -30,7 +30,8 @@ def contract_of(stub: Any) -> dict[str, str]:
 
 
 def node_of(metadata: bytes, slabs: int = 0) -> pb.Node:
-    """A process each: a connection ends those that its process had before."""
+    """Return a node with its own epoch, as a separate process: a new connection ends the earlier
+    ones of its process."""
     return pb.Node(
         name="rogue",
         epoch=secrets.token_bytes(EPOCH_BYTES),
@@ -61,7 +62,7 @@ class Rogue:
         self._beating.start()
 
     def _beat(self) -> None:
-        """Answer beats, as a receiver must that wants to stay connected."""
+        """Answer heartbeats, as a receiver must to stay connected."""
         answers = self._answers
         answers.put(pb.Renewal(connection_id=self._connection))
         try:
@@ -97,7 +98,7 @@ class Rogue:
     def fetch(
         self, tokens: bytes, salt: bytes, room: int | None = None, generation: int = 7
     ) -> pb.ReceiverMessage:
-        """room: None for a new one."""
+        """Return a fetch message. room: None for a new transfer."""
         if room is None:
             self._rooms += 1
             room = self._rooms
@@ -110,7 +111,8 @@ class Rogue:
     def rooms(
         self, messages: Iterable[pb.ReceiverMessage], seconds: float = HANG_SECONDS
     ) -> Iterator[pb.SenderMessage]:
-        """What the sender says, up to Closed, to a room's messages on a stream of their own."""
+        """Send a transfer's messages on a separate stream. Return the sender's messages, up to
+        Closed."""
         closed = Event()
 
         def batches() -> Iterator[pb.ReceiverBatch]:
@@ -118,7 +120,7 @@ class Rogue:
             for message in messages:
                 room = message.room or room
                 sent = pb.ReceiverMessage(room=room)
-                # A copy: whoever gave the message may send it to other rooms too.
+                # A copy, because the caller may send the message in other transfers too.
                 sent.MergeFrom(message)
                 yield self.batch(sent)
             closed.wait(seconds)
@@ -130,11 +132,11 @@ class Rogue:
                 yield message
 
     def land(self) -> None:
-        """Bytes land only while their receiver looks."""
+        """Let written bytes arrive; they do so only while their receiver polls."""
         self._transport.notifications()
 
     def is_over(self, told: list[pb.SenderMessage]) -> bool:
-        """Whether the room is over, by what was said last."""
+        """Return whether the last message ended the transfer."""
         self.land()
         return told[-1].WhichOneof("message") in ENDS
 

@@ -1,7 +1,6 @@
-"""Scripts of a decode node that chooses among prefill nodes: `nodes NAME...` makes these, which a
-script drives by hand over real gRPC. What a room does to a node stands as `a: Reserve 5`, what
-comes to the decode engine as `decode 5: ...`.
-"""
+"""Scripts of a decode node that chooses among prefill nodes. `nodes NAME...` makes the prefill
+nodes; a script drives them by hand over real gRPC. A message of a transfer to a node is shown as
+`a: Reserve 5`, one to the decode engine as `decode 5: ...`."""
 
 import asyncio
 import contextlib
@@ -36,14 +35,14 @@ _NAME_BYTES = 16
 
 
 class ManualPrefillNode(handover_pb2_grpc.HandoverServicer):
-    """Beats, and else does as it is bid."""
+    """A prefill node that sends heartbeats; a script decides everything else."""
 
     def __init__(self, name: str, node: NodeIdentity) -> None:
         self.came: list[str] = []
         self.beats = True
         self.load: pb.Load | None = None
         self.streams = 0
-        """Of what is usable, that were opened."""
+        """Number of opened streams of usable prefixes."""
         self._name = name
         self._node = node
         self._connections = 0
@@ -52,13 +51,13 @@ class ManualPrefillNode(handover_pb2_grpc.HandoverServicer):
         self._said: asyncio.Queue[pb.SenderMessage] = asyncio.Queue()
         self.leaves = False
         self.left: list[pb.TakeOverResponse] = []
-        """Given to who asks, one by one."""
+        """Answers to the next callers, one each."""
 
     def say(self, message: pb.SenderMessage) -> None:
         self._said.put_nowait(message)
 
     def list(self, batch: pb.UsableBatch) -> None:
-        """A sequence that is not given is the next one."""
+        """Send a batch. Without a sequence it gets the next one."""
         self._sequence += 1
         batch.sequence = batch.sequence or self._sequence
         self._usable.put_nowait(batch)
@@ -209,18 +208,18 @@ class RoutingWorld(RealTime):
         return next(status for status in self.client.statuses() if status.address == target)
 
     def prompt(self, number: str) -> None:
-        """The engine asks for a room."""
+        """Ask for a transfer, as the engine does."""
         self.client.deliver(wanted(int(number)))
 
     def prompt_or_advice(self, number: str, offered: str = "0") -> None:
-        """The engine asks for a room, or for advice where to fetch the prompt's beginning; it has
-        so much of it itself."""
+        """Ask for a transfer, or for advice about a node to fetch the prompt's prefix from.
+        offered: tokens that the engine has itself."""
         asked = wanted(int(number))
         ticket = replace(asked.ticket, offered=int(offered))
         self.client.deliver(replace(asked, ticket=ticket, may_fetch=True))
 
     def fetch(self, name: str, number: str, seconds: str = "30") -> None:
-        """The engine wants what a node holds, for so long at most."""
+        """Ask to fetch the prefix that a node holds, within `seconds`."""
         ticket = m.FetchTicket(m.RoomId(int(number)), GENERATION, b"salt")
         prompt, holder = wanted(1).prompt[:128], self._targets.get(name, "127.0.0.1:1")
         self.client.deliver(m.FetchWanted(ticket, prompt, holder, float(seconds)))
@@ -230,7 +229,7 @@ class RoutingWorld(RealTime):
         self.client.deliver(m.HandoverGranted(grant))
 
     async def finds_nothing(self, name: str, *numbers: str) -> None:
-        """Prompts go there, one after the other, of which nothing is found there."""
+        """Send prompts to the node one after the other. It finds no cached prefix of them."""
         for number in numbers:
             self.prompt(number)
             await self._reserved(name, number)
@@ -248,7 +247,7 @@ class RoutingWorld(RealTime):
         self.client.deliver(m.HandoverDeclined(m.RoomId(int(number))))
 
     def says(self, name: str, number: str, what: str) -> None:
-        """In the room of a fetch."""
+        """Send a node's message in a fetch."""
         generation = GENERATION + (what == "held-of-another")
         message = {
             "accepted": pb.SenderMessage(accepted=pb.Accepted()),
@@ -266,21 +265,21 @@ class RoutingWorld(RealTime):
         self.prefill[name].say(message)
 
     def asks_again(self, before: str, number: str) -> None:
-        """The engine asks for another room of the request that had one."""
+        """Ask for another transfer of the request that had transfer `before`."""
         request = wanted(int(before)).request_id
         self.client.deliver(replace(wanted(int(number)), request_id=request))
 
     def inherit(self, number: str, offered: str) -> None:
-        """The engine wants a room for a state behind so many tokens, which it leaves."""
+        """Ask for a transfer of a state left by a draining node. offered: tokens before it."""
         self.client.deliver(_left(int(number), int(offered)))
 
     def inherit_again(self, before: str, number: str, offered: str) -> None:
-        """The same, of a state that had a room before."""
+        """Ask for another transfer of a left state that had transfer `before`."""
         request = wanted(int(before)).request_id
         self.client.deliver(replace(_left(int(number), int(offered)), request_id=request))
 
     def cancelled(self, number: str) -> None:
-        """The engine wants nothing of the room any more."""
+        """Cancel the transfer, as the engine does."""
         self.client.deliver(m.HandoverCancelled(m.RoomId(int(number))))
 
     def refuses(self, name: str, number: str) -> None:
@@ -288,7 +287,7 @@ class RoutingWorld(RealTime):
         self.prefill[name].say(pb.SenderMessage(refused=refused, room=int(number)))
 
     async def holds(self, name: str, tokens: str) -> None:
-        """It lists that it holds so much of the prompt of all rooms."""
+        """List this many tokens of the prompt of all transfers as usable at the node."""
         end = int(tokens)
         names = prefix_hashes(wanted(1).prompt[:end], b"salt")
         stored = pb.Prefixes(names=names[-1], parents=names[-2], tokens=[end])
@@ -302,7 +301,7 @@ class RoutingWorld(RealTime):
         self.lists(name, pb.UsableBatch(snapshot=True, sequence=int(sequence)))
 
     def lists_bad(self, name: str, what: str) -> None:
-        """One more, which no node of this version sends."""
+        """Send one more list. No node of this version sends such a list."""
         one = pb.Prefixes(names=b"n" * 16, parents=b"p" * 16, tokens=[PAGE_TOKENS])
         many = 5000
         bad = {
@@ -326,17 +325,18 @@ class RoutingWorld(RealTime):
         self.lists(name, bad)
 
     async def knows(self, name: str, prefixes: str) -> None:
-        """Wait until the decode node has so many of its prefixes."""
+        """Wait until the decode node knows this many of its prefixes."""
         while self._status(name).usable_prefixes != int(prefixes):
             await asyncio.sleep(0.002)
 
     async def streams(self, name: str, count: str) -> None:
-        """Wait until what is usable there was asked for so often."""
+        """Wait until the node's usable prefixes were requested so many times."""
         while self.prefill[name].streams < int(count):
             await asyncio.sleep(0.002)
 
     async def load(self, name: str, wait: str, pull: str = "") -> None:
-        """A report, which has come: seconds of prefill that it has to do, and of any pull."""
+        """Report a load and wait until it arrives. wait: seconds of prefill left to do; pull:
+        seconds of any pull."""
         load = pb.Load(wait_seconds=float(wait), fixed_seconds=0.01, token_seconds=0.01)
         if pull:
             load.pull_fixed_seconds, load.pull_token_seconds = float(pull), 0.0
@@ -345,7 +345,7 @@ class RoutingWorld(RealTime):
             await asyncio.sleep(0.002)
 
     async def bad_load(self, name: str, wait: str) -> None:
-        """A report, which has come and counts for nothing."""
+        """Report a load that arrives but is ignored."""
         before = self._status(name).wait_seconds
         self.prefill[name].load = pb.Load(wait_seconds=float(wait))
         while self.prefill[name].load is not None:
@@ -354,21 +354,21 @@ class RoutingWorld(RealTime):
         assert self._status(name).wait_seconds == before
 
     def queued(self, name: str, number: str, wait: str = "") -> None:
-        """It answers that the prompt waits: for so many seconds of others."""
+        """Answer that the prompt is queued. wait: seconds of the prompts before it."""
         queued = pb.Queued(position=1)
         if wait:
             queued.wait_seconds = float(wait)
         self.prefill[name].say(pb.SenderMessage(queued=queued, room=int(number)))
 
     async def leaves(self, name: str) -> None:
-        """Its beats say so, which has come."""
+        """Report in heartbeats that the node drains, and wait until this arrives."""
         self.prefill[name].leaves = True
         links = {link.target: link for link in self.client.links}
         while not links[self._targets[name]].leaves:
             await asyncio.sleep(0.002)
 
     def gives(self, name: str, number: str, tokens: str, known: str = "") -> None:
-        """A state of the prompt of all rooms, to who asks next."""
+        """Give the next caller a state of the prompt of all transfers."""
         state = pb.LeftState(
             number=int(number),
             tokens=wanted(1).prompt[: int(tokens)].astype("<i4").tobytes(),
@@ -386,11 +386,11 @@ class RoutingWorld(RealTime):
         self.prefill[name].left.append(pb.TakeOverResponse(state=bad))
 
     def over(self, name: str) -> None:
-        """To both who ask: there is nothing any more."""
+        """Tell both callers that no state is left."""
         self.prefill[name].left += [pb.TakeOverResponse(over=True)] * 2
 
     def passed(self, query: str, outcome: str) -> None:
-        """The engine says what became of a state."""
+        """Report the outcome of a state from the engine."""
         self.client.deliver(m.StatePassedOn(int(query), m.HeirOutcome[outcome], 1000, "heir"))
 
     async def dies(self, name: str) -> None:
@@ -399,7 +399,7 @@ class RoutingWorld(RealTime):
             await asyncio.sleep(0.002)
 
     def why(self, number: str) -> Look:
-        """What decided where the room's prompt went."""
+        """Show the reason for the choice of the prompt's node."""
 
         def look() -> list[str]:
             asked = self.client._asked.get(wanted(int(number)).request_id)
@@ -409,7 +409,7 @@ class RoutingWorld(RealTime):
         return look
 
     def expected(self, number: str) -> Look:
-        """Tokens of the room's prompt that its node is believed to hold."""
+        """Show the tokens of the prompt that its node is expected to hold."""
 
         def look() -> list[str]:
             asked = self.client._asked.get(wanted(int(number)).request_id)

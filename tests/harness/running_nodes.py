@@ -1,4 +1,4 @@
-"""Daemons for as long as a block runs, each of which must end with status 0."""
+"""Daemons that run until a block ends. Each must end with status 0."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,7 +19,7 @@ needs_nixl = pytest.mark.skipif(installed_package() is None, reason=NO_NIXL)
 
 
 def require_nixl() -> None:
-    """Skips a fixture's tests where two nodes cannot hand over."""
+    """Skip a fixture's tests if two nodes cannot hand over."""
     if installed_package() is None:
         pytest.skip(NO_NIXL)
 
@@ -35,7 +35,7 @@ def running(node: Node) -> Iterator[Node]:
 
 @contextmanager
 def fused_node(*more: str, arena_mib: int = 96) -> Iterator[Node]:
-    """`tasuki serve` with the embedded model. more: flags."""
+    """Yield `tasuki serve` with the embedded model. more: flags."""
     with running(Node("serve", *flags(arena_mib=arena_mib), *more)) as node:
         yield node
 
@@ -48,8 +48,8 @@ def node_pair(
     arena_mib: int = 96,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[Node, Node]]:
-    """A prefill and a decode node that have met. shared, prefill, decode: flags of both, of one.
-    environment: what differs for the prefill node from this process's."""
+    """Yield a connected prefill and decode node. shared, prefill, decode: flags of both, or of one.
+    environment: the prefill node's differences from this process's."""
     require_nixl()
     common = (*flags(arena_mib=arena_mib), *shared)
     with ExitStack() as stack:
@@ -62,7 +62,7 @@ def node_pair(
 
 
 def refused_start(command: str, *more: str, bind: str = "127.0.0.1:0") -> tuple[str, ...]:
-    """The end of what a daemon writes that must not start. more: flags."""
+    """Return the last lines of a daemon that must not start. more: flags."""
     daemon = ForkedDaemon(command, more, bind)
     try:
         with pytest.raises(LaunchError, match="ended with status 1"):

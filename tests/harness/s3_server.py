@@ -19,14 +19,14 @@ BUCKET = "tasuki-tests"
 
 
 class S3Server:
-    """credentials: of its one user."""
+    """A local S3 server. credentials: credentials of its one user."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.credentials = Credentials(secrets.token_hex(8), secrets.token_hex(16))
         ports: set[int] = set()
         while len(ports) < 8:
-            # One by one: two alike are no wonder among so many.
+            # One by one: duplicates are likely among so many.
             ports.add(free_port())
         self._port, *self._others = ports
         self.address = f"127.0.0.1:{self._port}"
@@ -83,7 +83,7 @@ class S3Server:
     def bucket(
         self, folder: str, patience: Patience | None = None, address: str | None = None
     ) -> Bucket:
-        """address: of a proxy before it."""
+        """Open the bucket. address: address of a proxy in front of the server."""
         url = f"http://{address or self.address}"
         found = open_bucket(f"s3://{BUCKET}", url, folder, self.credentials, {})
         return found if patience is None else Bucket(found._store, patience)

@@ -1,7 +1,7 @@
-"""Drafts that hold, and are as many, as a test says, for an engine that is driven by hand.
+"""Drafts for an engine driven by hand. A test sets their number and their acceptance.
 
-Answers with drafts beside answers without: what is asked, and what must be equal. And what an
-engine has kept for its draft layer, beside what one forward of the CPU path keeps.
+Also requests of answers with drafts beside answers without, and the equalities to check. Also the
+entries an engine kept for its draft layer, compared with one forward of the CPU path.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -24,7 +24,8 @@ from tests.harness.goldens import Request, Workspace
 
 
 class ScriptedDrafter:
-    """Proposes the answer that is known, wrong behind as many tokens as `held` says each time."""
+    """A drafter that proposes the known answer. Each draft is wrong after the number of tokens
+    given by `held`."""
 
     source = DraftSource.TREE
 
@@ -47,7 +48,7 @@ class ScriptedDrafter:
 def draft(
     engine: Lone, answers: Mapping[str, Sequence[int]], most: int, held: Iterator[int]
 ) -> None:
-    """From now on requests whose answers are known, by id, are drafted from them, others not."""
+    """Draft the known answers, by request id, from now on. Other requests get no drafts."""
 
     def drafting(message: m.Submit) -> Drafting | None:
         answer = answers.get(message.request_id)
@@ -65,10 +66,10 @@ class Landed:
 
 
 class ScriptedLimit(FixedLimit):
-    """Other numbers each step; keeps what was measured."""
+    """A limit with other numbers each step; it keeps its measurements."""
 
     def __init__(self, numbers: Iterator[int], cuts: Iterator[int]) -> None:
-        """cuts: of what was proposed."""
+        """Set the numbers of each step. cuts: limits of the proposed drafts."""
         super().__init__(0)
         self._numbers = numbers
         self._cuts = cuts
@@ -101,15 +102,15 @@ def limited(engine: Lone, limit: DraftLimit) -> None:
 
 
 def entries(kv: torch.Tensor, pages: list[int], tokens: int) -> torch.Tensor:
-    """[2, kv_heads, positions 1 to tokens - 1, head_dim] on the host."""
+    """Return [2, kv_heads, positions 1 to tokens - 1, head_dim] on the host."""
     return kv[pages].cpu().permute(2, 1, 0, 3, 4).flatten(2, 3)[:, :, 1:tokens]
 
 
 def assert_kept_as_by_one_forward(
     engine: Lone, tokens: list[int], oracle: Qwen35Model | None = None
 ) -> int:
-    """How many of the tokens' states the engine has; all that goes with that one is right. oracle:
-    the engine's model on the CPU, by default itself."""
+    """Return the number of tokens in the engine's cached state, and assert all that belongs to this
+    state. oracle: the engine's model on the CPU, by default its own."""
     cache, arena = engine.engine._cache, engine.parts.arena
     allocation = cache.allocate(
         np.asarray(tokens, dtype=np.int32), capacity_tokens=len(tokens), working_slots=1
@@ -156,7 +157,7 @@ def answered(engine: Lone, tokens: Sequence[int], sampling: SamplingParams) -> l
 
 
 def assert_same(engine: Lone, plain: Lone, tokens: Sequence[int]) -> None:
-    """Both were asked the same, in the same order."""
+    """Assert equal results. Both got the same requests, in the same order."""
     mine, theirs = engine.all_said(m.TokenOut), plain.all_said(m.TokenOut)
     assert [(t.token, t.index) for t in mine] == [(t.token, t.index) for t in theirs]
     for field in ("logprob", "margin"):

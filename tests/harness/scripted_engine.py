@@ -1,4 +1,4 @@
-"""Engines' processes that do one thing: mains for EngineProcess.launch()."""
+"""Engine processes with one behaviour each: mains for EngineProcess.launch()."""
 
 import socket
 import time
@@ -14,7 +14,7 @@ LATE = 600.0
 
 
 def die(connection: socket.socket) -> int:
-    """Before it stands."""
+    """Exit before it reports readiness."""
     return 3
 
 
@@ -24,15 +24,15 @@ def refuse(connection: socket.socket) -> int:
 
 
 def babble(connection: socket.socket) -> int:
-    """It stands, then sends what is no frame, and goes on."""
+    """Report readiness, then send bytes that are no frame, and keep running."""
     connection.sendall(frame_of([STANDS]) + b"\x01\x00\x00\x00\xff")
     time.sleep(LATE)
     return 0
 
 
 def linger(mark: Path, connection: socket.socket) -> int:
-    """It stands; when its front hangs up or asks it to end, it hangs up too, and writes `mark`
-    only when a front that hurries would have killed it."""
+    """Report readiness. Hang up when the front hangs up or asks for the end. Write `mark` later: a
+    front in a hurry would kill the process before."""
     connection.sendall(frame_of([STANDS]))
     connection.recv(1 << 16)
     connection.close()
@@ -42,7 +42,7 @@ def linger(mark: Path, connection: socket.socket) -> int:
 
 
 def repeat(connection: socket.socket) -> int:
-    """It stands; each Submit is rejected with what it was told of its trace."""
+    """Report readiness. Reject each Submit with the trace header received before it."""
     connection.sendall(frame_of([STANDS]))
     reader, header = FrameReader(), ""
     while True:

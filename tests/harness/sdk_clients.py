@@ -1,6 +1,7 @@
-"""Clients of openai and anthropic, which ask once; skips a module where they are not installed.
+"""Clients of openai and anthropic without retries; a module is skipped if they are not installed.
 
-Both are imported at their first use: that takes seconds, and each process of a run collects all.
+Both are imported at their first use. An import takes seconds, and each process of a run collects
+all modules.
 """
 
 import importlib.util
@@ -12,7 +13,7 @@ from tests.harness.waiting import HANG_SECONDS
 
 
 class _Package:
-    """A package that is imported where something of it is used."""
+    """A package imported at its first use."""
 
     def __init__(self, name: str) -> None:
         if importlib.util.find_spec(name) is None:
@@ -20,7 +21,7 @@ class _Package:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
-        # What collects tests asks every object of a module for names of its own.
+        # The test collector asks every object of a module for its own attributes.
         if attribute.startswith("_"):
             raise AttributeError(attribute)
         return getattr(importlib.import_module(self._name), attribute)
@@ -31,14 +32,14 @@ anthropic: Any = _Package("anthropic")
 
 
 def openai_client(address: str | None, api_key: str = "none") -> "openai.OpenAI":
-    """address: HOST:PORT of an HTTP server."""
+    """Return a client. address: HOST:PORT of an HTTP server."""
     return openai.OpenAI(
         base_url=f"http://{address}/v1", api_key=api_key, max_retries=0, timeout=HANG_SECONDS
     )
 
 
 def anthropic_client(address: str | None, api_key: str = "none") -> "anthropic.Anthropic":
-    """address: HOST:PORT of an HTTP server."""
+    """Return a client. address: HOST:PORT of an HTTP server."""
     return anthropic.Anthropic(
         base_url=f"http://{address}", api_key=api_key, max_retries=0, timeout=60
     )

@@ -1,6 +1,6 @@
-"""The smg gateway, unmodified, as a child process in front of nodes of ours.
+"""The smg gateway, unmodified, as a child process in front of tasuki's nodes.
 
-And the pages of a node that a request may count on, as its own events name them.
+Also the pages of a node that a request may rely on, as the node's events name them.
 """
 
 import subprocess
@@ -28,7 +28,7 @@ READY_SECONDS = HANG_SECONDS
 
 
 def protocol_is_there() -> bool:
-    """Whether the gateway's messages can be imported."""
+    """Return whether the gateway's messages can be imported."""
     return find_spec("smg_grpc_proto") is not None and _protobuf_is_new()
 
 
@@ -37,7 +37,7 @@ def _protobuf_is_new() -> bool:
 
 
 def require_protocol() -> None:
-    """Skips a module where the gateway's messages cannot be imported."""
+    """Skip a module if the gateway's messages cannot be imported."""
     if find_spec("smg_grpc_proto") is None:
         pytest.skip("smg-grpc-proto is not installed", allow_module_level=True)
     if not _protobuf_is_new():
@@ -49,14 +49,14 @@ def smg_is_there() -> bool:
 
 
 def require_smg() -> None:
-    """Skips a module where the gateway is not installed."""
+    """Skip a module if the gateway is not installed."""
     require_protocol()
     if not smg_is_there():
         pytest.skip("smg is not installed", allow_module_level=True)
 
 
 def in_front_of_pair(prefill: Node, decode: Node) -> tuple[str, ...]:
-    """Flags of a gateway that sends prompts to one node and streams from the other."""
+    """Return flags of a gateway that sends prompts to one node and streams from the other."""
     return (
         "--pd-disaggregation",
         *("--prefill", f"grpc://{prefill.address}", prefill.handover_address.rpartition(":")[2]),
@@ -66,7 +66,7 @@ def in_front_of_pair(prefill: Node, decode: Node) -> tuple[str, ...]:
 
 class Smg:
     def __init__(self, address: str, metrics_address: str, log: Path) -> None:
-        """Both HOST:PORT."""
+        """Set the gateway up. address, metrics_address: HOST:PORT."""
         self.address = address
         self.metrics_address = metrics_address
         self.log = log
@@ -75,7 +75,8 @@ class Smg:
         return ask(self.address, "POST", "/v1/chat/completions", fields, headers)
 
     def generate(self, model: str, prompt: Sequence[int], tokens: int) -> dict[str, Any]:
-        """A greedy answer of so many tokens to token ids: its ids, and what was cached."""
+        """Request a greedy answer of so many tokens to token ids. Return the reply with its ids and
+        cached tokens."""
         sampling = {"max_new_tokens": tokens, "ignore_eos": True, "temperature": 0}
         body = {"model": model, "input_ids": list(prompt), "sampling_params": sampling}
         reply = ask(self.address, "POST", "/generate", body)
@@ -85,11 +86,11 @@ class Smg:
         return found
 
     def metric(self, name: str) -> float:
-        """The sum over all labels."""
+        """Return the sum over all labels."""
         return sum(self.metrics(name).values())
 
     def metrics(self, name: str) -> dict[str, float]:
-        """By labels, as they stand there in braces."""
+        """Return the values by labels, written in braces as in the metrics text."""
         lines = fetched(self.metrics_address, "/metrics").decode().splitlines()
         found = [line.rsplit(" ", 1) for line in lines if line.startswith((name + "{", name + " "))]
         return {label.removeprefix(name): float(value) for label, value in found}
@@ -97,7 +98,7 @@ class Smg:
 
 @contextmanager
 def smg(folder: Path, workers: int, *flags: str) -> Iterator[Smg]:
-    """A gateway that has registered `workers`; ends with the block."""
+    """Yield a gateway with `workers` registered; it ends with the block."""
     port, metrics = free_port(), free_port()
     log = folder / "smg.log"
     with log.open("w") as out:
@@ -118,7 +119,7 @@ def smg(folder: Path, workers: int, *flags: str) -> Iterator[Smg]:
         _wait_for(gateway, workers, process)
         yield gateway
     finally:
-        # It takes five seconds to end when it is asked, and nothing of ours depends on how it does.
+        # It takes five seconds to end on request, and no test depends on its end.
         process.kill()
         process.wait()
 
@@ -139,7 +140,7 @@ def _wait_for(gateway: Smg, workers: int, process: "subprocess.Popen[bytes]") ->
 
 
 def usable_pages(node: Node) -> set[bytes]:
-    """Names of those that lead to a state."""
+    """Return the names of pages on the way to a state."""
     pages: dict[bytes, bytes] = {}
     usable: set[bytes] = set()
     for event in next(iter(node.client.watch_cache("all"))):
@@ -154,5 +155,5 @@ def usable_pages(node: Node) -> set[bytes]:
 
 
 def names_of_pages(text: Sequence[int]) -> list[bytes]:
-    """Of its whole pages, the first one first, where no tenant asks."""
+    """Return the names of its whole pages, the first one first, without a tenant."""
     return prefix_hashes(np.array(text, dtype=np.int32), b"")[1:]

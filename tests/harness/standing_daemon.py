@@ -1,6 +1,5 @@
-"""A daemon whose front can be made to stand: its callers' event loop runs on the main thread, and
-so does a signal's handler, which nothing of the daemon needs to know of.
-"""
+"""A daemon with a front that a test can block. Its event loop for callers and a signal's handler
+run on the main thread. The daemon's code needs no change."""
 
 import os
 import signal
@@ -15,7 +14,7 @@ SECONDS = 3.0
 
 
 class StandingDaemon(ForkedDaemon):
-    """Like Daemon, which see."""
+    """A Daemon with a front that can be blocked; see Daemon."""
 
     _tail_lines = 400
 
@@ -24,12 +23,12 @@ class StandingDaemon(ForkedDaemon):
 
 
 def sleep_now(pid: int) -> None:
-    """Its front stands for SECONDS; its other threads run."""
+    """Block its front for SECONDS; its other threads run."""
     os.kill(pid, signal.SIGUSR1)
 
 
 def be_busy_now(pid: int) -> None:
-    """Its front computes for SECONDS, and its other threads have to share the interpreter."""
+    """Make its front compute for SECONDS, so its other threads must share the interpreter."""
     os.kill(pid, signal.SIGUSR2)
 
 

@@ -1,10 +1,10 @@
-"""A TCP proxy on loopback whose link a test may break: what a partition between two hosts looks
-like to the control channels that lead through it.
+"""A TCP proxy on loopback with a link that a test may break. For the control channels through it
+this is a partition between two hosts.
 
 Owns its listener, its connections and one thread with their event loop. Knows no protocol. Thread
-rule: the methods may be called from any thread and have taken effect when they return.
-Invariant: no byte is lost, doubled or overtaken within a connection that stands, as TCP promises;
-a link that holds bytes back delivers them after heal().
+rule: the methods may be called from any thread and have taken effect when they return. Invariant:
+in an open connection no byte is lost, doubled or overtaken, as TCP promises. A link that holds
+bytes back delivers them after heal().
 """
 
 import asyncio
@@ -28,9 +28,9 @@ _PATIENCE_SECONDS = 60.0
 
 @dataclass
 class _Link:
-    """How the link is now. latency: seconds one way. rate: bytes a second one way; None: no limit.
-    open: clear while nothing is forwarded, no end of stream either. refuses: whether connections
-    are reset instead of accepted."""
+    """The current state of the link. latency: seconds one way. rate: bytes a second one way; None:
+    no limit. open: clear while no byte and no end of stream is forwarded. refuses: connections are
+    reset instead of accepted."""
 
     latency: float = 0.0
     rate: float | None = None
@@ -42,7 +42,7 @@ class TcpProxy:
     """`with TcpProxy("127.0.0.1:50051") as proxy`: then connect to proxy.address."""
 
     def __init__(self, target: str) -> None:
-        """target: HOST:PORT; it need not listen yet."""
+        """Set the proxy up. target: HOST:PORT; it need not listen yet."""
         self._target = target
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -66,19 +66,20 @@ class TcpProxy:
         self._do(reset)
 
     def black_hole(self) -> None:
-        """Half-open: connections stand and are accepted, nothing passes, no end is seen."""
+        """Make the link half-open: connections stay open and are accepted, but no byte and no end
+        passes."""
         self._do(self._link.open.clear)
 
     def delay(self, seconds: float) -> None:
-        """Each way."""
+        """Set the latency of each direction."""
         self._do(lambda: setattr(self._link, "latency", seconds))
 
     def throttle(self, bytes_per_second: float) -> None:
-        """Each connection, each way."""
+        """Limit the rate of each connection in each direction."""
         self._do(lambda: setattr(self._link, "rate", bytes_per_second))
 
     def heal(self) -> None:
-        """Pass everything at once. What was held back is delivered, as TCP would by repeating."""
+        """Pass all bytes at once. Held bytes are delivered, as TCP would do by retransmission."""
 
         def restore() -> None:
             self._link.latency, self._link.rate, self._link.refuses = 0.0, None, False
@@ -87,7 +88,7 @@ class TcpProxy:
         self._do(restore)
 
     def close(self) -> None:
-        """Reset what is open and end the thread."""
+        """Reset open connections and end the thread."""
         self._await(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -155,7 +156,7 @@ class TcpProxy:
             _reset(far_writer)
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One way of one connection, its end included."""
+        """Forward one direction of one connection, including its end."""
         under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_PIECES_UNDER_WAY)
 
         async def take() -> None:
@@ -185,7 +186,7 @@ class TcpProxy:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """RST, not FIN: the peer sees a broken connection at once."""
+    """Close with RST, not FIN: the peer sees a broken connection at once."""
     if (end := writer.get_extra_info("socket")) is not None and end.fileno() >= 0:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()

@@ -1,6 +1,5 @@
-"""Every golden of an engine whose arena is so small that its beginning is loaded from below. One
-body for every device: a test file names its own in a subclass of TieredGoldens.
-"""
+"""Every golden of an engine with an arena so small that its prefix is loaded from a tier below. One
+body for every device: a test file names its device in a subclass of TieredGoldens."""
 
 from functools import cache
 from typing import ClassVar
@@ -18,7 +17,8 @@ from .goldens import OWN_MODELS, cases_of, reference_dir
 
 
 def slabs_for(layout: CacheLayout, tokens: int) -> int:
-    """Room for one prompt of so many tokens, its working slots and a few states, and no more."""
+    """Return the slabs for one prompt of this length, its working slots and a few states, and no
+    more."""
     return -(-tokens // (layout.pages_per_slab * PAGE_TOKENS)) + 5
 
 
@@ -28,7 +28,8 @@ def golden_parts(model: str, device: str) -> EngineParts:
 
 
 class CheapLoads(EngineParts):
-    """So cheap that prompts as short as a golden's are loaded on every device."""
+    """Parts with load prices so low that even a golden's short prompts are loaded on every
+    device."""
 
     @property
     def tier_prices(self) -> list[TierPrices]:
@@ -36,7 +37,7 @@ class CheapLoads(EngineParts):
 
 
 def tiered_engine(model: str, device: str) -> Lone:
-    """Over an arena that holds the longest golden and little more."""
+    """Return an engine with an arena that holds the longest golden and little more."""
     parts = golden_parts(model, device)
     longest = max(len(case.prompt) + len(case.greedy) for case in cases_of(model).values())
     arena = Arena(parts.layout, slabs_for(parts.layout, longest), parts.arena.bytes.device)
@@ -62,7 +63,7 @@ class TieredGoldens:
             for name, case in cases.items():
                 answer = engine.ask(f"{name}-{turn}", case.prompt, len(case.greedy))
                 assert answer == case.greedy, (name, turn)
-                # The next one's are not to find it in the arena.
+                # The next golden must not find its prefix in the arena.
                 push = prompt(engine.engine._cache.capacity_tokens(3) - PAGE_TOKENS, seed=turn)
                 engine.ask(f"push-{name}-{turn}", [token % 100 for token in push], 1)
         assert all(engine.hit(f"{name}-1").loaded for name in cases)

@@ -1,5 +1,4 @@
-"""Engines with host memory below their arena, and copies between the two that fail when a test says
-so."""
+"""Engines with host memory below their arena. A test can make the copies between the two fail."""
 
 import threading
 from collections.abc import Callable
@@ -28,16 +27,16 @@ from tests.harness.waiting import HANG_SECONDS, ManualClock, until
 
 class Fault(Enum):
     FLIP = auto()
-    """A bit of what landed is wrong."""
+    """One bit of the arrived data is wrong."""
     SKIP = auto()
-    """Nothing is copied, and nobody is told."""
+    """The data is not copied, and no error is reported."""
     RAISE = auto()
 
 
 class FaultyCopies(HostCopies):
-    """As HostCopies. fault: asked before each piece, of its name (slot_up and so on); what it
-    does to that piece, if anything. Who holds or breaks "last_up" does so to the last piece of each
-    load, whatever else that is called."""
+    """HostCopies with faults. fault: called before each segment with its name (slot_up and so on);
+    returns the segment's fault, if any. A hold or fault at "last_up" affects the last segment of
+    each load, also under its other name."""
 
     def __init__(
         self, arena: Arena, below: Arena, fault: Callable[[str], Fault | None] = lambda name: None
@@ -49,7 +48,7 @@ class FaultyCopies(HostCopies):
         self.inside: set[str] = set()
 
     def hold(self, *names: str) -> None:
-        """Such pieces stand at their begin until let_go()."""
+        """Hold such segments at their begin until let_go()."""
         with self._changed:
             self._held.update(names)
 
@@ -59,7 +58,7 @@ class FaultyCopies(HostCopies):
             self._changed.notify_all()
 
     def await_inside(self, name: str) -> None:
-        """Until such a piece stands."""
+        """Wait until such a segment is held."""
         with self._changed:
             assert self._changed.wait_for(lambda: name in self.inside, HANG_SECONDS)
 
@@ -105,7 +104,7 @@ class FaultyCopies(HostCopies):
 
 
 def flip_page(arena: Arena, page: int) -> None:
-    """A bit of its last region."""
+    """Flip a bit of the page's last region."""
     layout = arena.layout
     block = page + (len(layout.regions) - 1) * layout.pages_per_slab
     arena.bytes[(block + 1) * layout.block_bytes - 1] ^= 1
@@ -126,7 +125,8 @@ def tiered_parts(
     kv_dtype: str = "float32",
     remote: RemoteMemory | None = None,
 ) -> tuple[EngineParts, "Copies"]:
-    """Of a tiny engine over few slabs, with many below them; the copies are made with it."""
+    """Return parts of a tiny engine with few slabs and many below them. The copies are made with
+    the engine."""
     copies = Copies()
 
     def copiers(parts: EngineParts) -> list[CopyThread]:
@@ -155,7 +155,7 @@ class Copies:
 
 
 class TieredEngine:
-    """A tiny engine over few slabs, with many below them, and the copies between the two."""
+    """A tiny engine with few slabs and many below them, and the copies between the two."""
 
     def __init__(
         self,
@@ -176,7 +176,7 @@ class TieredEngine:
 
     @property
     def report(self) -> m.TierReport:
-        """Of host memory."""
+        """The report of host memory."""
         return self.reports[0]
 
     @property
@@ -184,12 +184,13 @@ class TieredEngine:
         return self.lone.stats().tiers
 
     def empty_arena(self, seed: int = 10_000) -> None:
-        """Let another prompt take all of the arena, so that what was there stands below alone."""
+        """Fill the arena with another prompt, so that earlier prefixes are only in the tiers
+        below."""
         tokens = (self.parts.arena.slabs - 3) * PAGE_TOKENS
         self.lone.ask(f"push-{seed}", prompt(tokens, seed), 1)
 
     def step_until(self, holds: Callable[[], bool]) -> None:
-        """While copies may be held: run() would wait for them."""
+        """Step until `holds`, also while copies are held; run() would wait for them."""
 
         def stepped() -> bool:
             self.lone.step()
@@ -207,8 +208,9 @@ class TieredEngine:
 
 
 class FaultyDisk(DiskFile):
-    """As DiskFile. fault: asked before each piece, of its name (read or written). FLIP: a bit of
-    what is read is wrong; SKIP: a write is lost, and a read brings what the memory had before."""
+    """DiskFile with faults. fault: called before each segment with its name (read or written).
+    FLIP: one bit of a read is wrong. SKIP: a write is lost, or a read leaves the memory
+    unchanged."""
 
     def __init__(self, folder: Path, layout: CacheLayout, slabs: int) -> None:
         self.folder = KeptFolder(folder, {"model": "of a test"})
@@ -219,11 +221,11 @@ class FaultyDisk(DiskFile):
         self.hangs = threading.Event()
 
     def memory(self, pages_a_second: float | None = None) -> DiskMemory:
-        """With what it kept."""
+        """Return a DiskMemory with the kept entries."""
         return DiskMemory(self, KeptIndex(self.folder, self.layout, self.slabs), pages_a_second)
 
     def hang(self) -> None:
-        """From the next piece on, until let_go()."""
+        """Hang from the next segment on, until let_go()."""
         self._open.clear()
 
     def let_go(self) -> None:

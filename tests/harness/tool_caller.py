@@ -1,4 +1,4 @@
-"""The model that tools/tool_caller trained, as a checkpoint folder with a chat template."""
+"""The model trained by tools/tool_caller, as a checkpoint folder with a chat template."""
 
 import shutil
 from pathlib import Path
@@ -9,7 +9,7 @@ _MODEL = Path(__file__).parents[1] / "tool_caller"
 
 
 def tool_caller(folder: Path, template: str) -> Path:
-    """Writes it to `folder`, which must not be there yet. template: a published one's name."""
+    """Write it to `folder`; the folder must not exist yet. template: name of a published one."""
     assert _MODEL.exists(), "train it: tools/tool_caller/README.md"
     shutil.copytree(_MODEL, folder)
     (folder / "chat_template.jinja").write_text(template_source(template), encoding="utf-8")

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def growing() -> Iterator[Callable[[], int]]:
-    """Yield a function that returns how many bytes more are held than at the beginning."""
+    """Yield a function that returns the growth of held memory since the beginning, in bytes."""
     gc.collect()
     tracemalloc.start()
     begun = tracemalloc.get_traced_memory()[0]

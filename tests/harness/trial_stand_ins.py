@@ -1,7 +1,8 @@
-"""Stand-ins for the compiler of grammars, which do to a trial's child what a harmful source would.
+"""Replacements for the compiler of grammars, with the effects of harmful sources on a trial's
+child.
 
 No source that harms a library is kept here. Each function is a Try of
-tasuki.model.grammar.trials.trial; `obeys` chooses by the source's text.
+tasuki.model.grammar.trials.trial. `obeys` chooses by the source's text.
 """
 
 import ctypes
@@ -16,8 +17,9 @@ OBEYS = "tests.harness.trial_stand_ins:obeys"
 
 
 def obeys(trees: Trees, source: Source) -> Verdict:
-    """Do what the first word of the text says: `sleep`, `spin`, `allocate`, `crash`, `abort`,
-    `exit`, `garbage`, `flood`, `pass` or `refuse`. Else compile the text."""
+    """Do the action named by the first word of the text: `sleep`, `spin`, `allocate`, `crash`,
+    `abort`, `exit`, `garbage`, `flood`, `pass` or `refuse`. Without such a word, compile the
+    text."""
     match source.text.split(" ")[0]:
         case "sleep":
             time.sleep(3600)
@@ -29,7 +31,7 @@ def obeys(trees: Trees, source: Source) -> Verdict:
             while True:
                 held.append(bytearray(16 << 20))
         case "crash":
-            # As a stack that is too deep ends a process.
+            # A stack overflow ends a process in this way.
             ctypes.string_at(0)
         case "abort":
             os.abort()
@@ -48,7 +50,7 @@ def obeys(trees: Trees, source: Source) -> Verdict:
 
 
 def _answer(data: bytes, *, ends: bool = True) -> None:
-    """Write to the only pipe that the child has."""
+    """Write to the child's only pipe."""
     (pipe,) = (
         int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2 and _is_pipe(name)
     )

@@ -1,7 +1,7 @@
 """A prefill and a decode node on two hosts, as a program that runs on the decode node's host.
 
 `python -m tests.harness.two_hosts PREFILL_NAMESPACE DECODE_NAMESPACE SCENARIO`; test_hosts.py
-starts it. A process of its own, because gRPC's threads stay in the namespace where they began.
+starts it. It is a separate process, because gRPC's threads stay in the namespace where they began.
 """
 
 import os
@@ -32,7 +32,7 @@ OFF_LOOPBACK = ("--insecure", "--api-key", "a-key-of-this-test")
 
 class TwoHosts(Pair):
     def __init__(self, prefill_space: str, decode_space: str, lengths: tuple[int, ...]) -> None:
-        """lengths: of the questions' prompts."""
+        """Start both nodes. lengths: lengths of the questions' prompts."""
         self.decode_space = decode_space
         self._questions = questions(lengths)
         self._salts = 0
@@ -70,7 +70,7 @@ def link_goes_down_and_up(pair: TwoHosts) -> None:
     until(lambda: pair.prefill_state() == CONNECTED, "not found again")
     time.sleep(2.0)
     now = dict(pair.decode.stats().windows)
-    # What was granted is free by now: nothing of the old room may land any more.
+    # The granted ids are free by now, so nothing of the old transfer may arrive.
     assert now == written, (written, now)
     pair.assert_at_rest()
     handed_over(pair, SHORT)

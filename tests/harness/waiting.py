@@ -1,8 +1,8 @@
-"""How long a test waits for what must come: until nothing but a hang can explain that it has not.
+"""Limits for waits in tests, so long that only a hang can exceed them.
 
-No test judges by these bounds: a busy machine may take seconds for what takes milliseconds on a
-quiet one. Where speed itself is claimed, a test counts steps, or compares processor times of one
-run. A manual clock is one that a test turns.
+No test measures speed by these limits: a busy machine may be a thousand times slower than a quiet
+one. A test that claims speed counts steps, or compares processor times of one run. A manual clock
+is advanced by the test.
 """
 
 import os
@@ -15,10 +15,11 @@ HANG_SECONDS = 120.0
 
 
 def until(holds: Callable[[], bool], what: object, seconds: float = HANG_SECONDS) -> float:
-    """Seconds until it held. Fails with `what`, or what it returns, after `seconds`.
+    """Wait until `holds` and return the seconds. Fail with `what`, or with its result, after
+    `seconds`.
 
-    It looks again after 5 ms and a twentieth of the wait so far, and at least every 50 ms: a look
-    at a daemon takes processor time there and here.
+    It polls again after 5 ms plus a twentieth of the wait so far, and at least every 50 ms. A poll
+    of a daemon takes processor time there and here.
     """
     begun = time.monotonic()
     while not holds():
@@ -44,7 +45,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def processor_seconds(pid: int) -> float:
-    """In user and system mode, of all threads of a process that lives."""
+    """Return the seconds in user and system mode of all threads of a running process."""
     stat = Path(f"/proc/{pid}/stat").read_text()
     # The name in brackets may hold spaces.
     fields = stat.rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""Front workers over a scripted engine, in this process: each on a loop of its own, over the same
+"""Front workers over a scripted engine, in this process. Each has its own loop and uses the same
 sockets as between processes."""
 
 import asyncio
@@ -38,13 +38,13 @@ from tests.harness.waiting import HANG_SECONDS
 
 @dataclass
 class Shared:
-    """What several servers serve."""
+    """The common address of several servers."""
 
     address: str
 
 
 class FreshConnections:
-    """As a grpc.Channel for stubs: each call opens a connection of its own."""
+    """A grpc.Channel for stubs that opens a new connection for each call."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -69,7 +69,7 @@ class FreshConnections:
 
 @dataclass
 class _FreshCall:
-    """As what a grpc.Channel makes for a method."""
+    """A method's callable, as a grpc.Channel makes it."""
 
     dial: Callable[[], grpc.Channel]
     kind: str
@@ -94,7 +94,8 @@ def running_workers(
     count: int,
     observer: RequestObserver | None,
 ) -> Iterator[Front]:
-    """As running_front; HTTP too, where the config binds it."""
+    """Yield a front as running_front does, with workers. HTTP is served too if the config binds
+    it."""
     with ExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory(prefix="tasuki-"))
         model = stack.enter_context(TemporaryDirectory(prefix="tiny-"))
@@ -126,7 +127,7 @@ def running_workers(
 
 @dataclass
 class _Node:
-    """What is one for all workers."""
+    """The objects shared by all workers."""
 
     client: EngineClient
     registry: Registry
@@ -201,7 +202,7 @@ def _running_worker(node: _Node, job: WorkerJob) -> Iterator[None]:
 
     async def join() -> WorkerLink:
         class Process:
-            """As a worker's process, to its link."""
+            """A worker's process, as its link sees it."""
 
             def take(self, message: Any) -> None:
                 if isinstance(message, w.WorkerStands):

@@ -19,7 +19,7 @@ WRITE_FILE: Mapping[str, Any] = {
     },
     "required": ["path", "content"],
 }
-"""The schema of a tool whose calls tests write by hand."""
+"""The schema of a tool for calls written by hand."""
 _WORDS = (
     "",
     "a",
@@ -68,7 +68,8 @@ _KINDS: tuple[tuple[Mapping[str, Any], Value], ...] = (
 
 @dataclass(frozen=True)
 class WrittenCall:
-    """tool: its definition. arguments: those of the call. text: as a model writes it."""
+    """A hand-written call. tool: its definition. arguments: the call's arguments. text: the call as
+    a model writes it."""
 
     tool: Mapping[str, Any]
     arguments: Mapping[str, Any]

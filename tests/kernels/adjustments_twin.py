@@ -1,4 +1,4 @@
-"""The naive twin of model/ops/sampling/logit_adjustments.py: a row, a token at a time, by the
+"""The naive reference of model/ops/sampling/logit_adjustments.py: a row, a token at a time, by the
 definitions."""
 
 import math
@@ -25,9 +25,9 @@ def naive_adjusted(
     output: Sequence[int],
     lacking: Mapping[int, int] = NO_TOKENS,
 ) -> Row:
-    """ends: tokens that would end the answer. The whole prompt and output, in order. A grammar's
-    tokens are LETTERS. lacking: bytes that the last character of a token still needs, for tokens
-    that end inside one."""
+    """Return the adjusted logits of a row. ends: tokens that end the answer. prompt, output: all
+    tokens, in order. A grammar's tokens are LETTERS. lacking: bytes that the last character of a
+    token still needs, for tokens that end inside one."""
     row = logits.copy()
     left = None if params.thinking is None else naive_left(params.thinking, output)
     forced = None
@@ -75,8 +75,8 @@ def naive_adjusted(
 
 
 def naive_left(budget: ThinkingBudget, output: Sequence[int]) -> int | None:
-    """Return how many tokens the thought may still have; from 0 on downwards, less how many of the
-    closing tokens stand behind it; None where the answer does not think."""
+    """Return the number of tokens that the thought may still have. From 0 on it counts down by the
+    closing tokens already written. None if the answer does not think."""
     thought = list(output)
     if budget.opening is not None:
         if not thought or thought[0] != budget.opening:

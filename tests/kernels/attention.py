@@ -57,8 +57,8 @@ class Shape:
 
 @dataclass
 class AttentionCase:
-    """The second of two layers; what no sequence wrote of its pages holds NaN. dtype: of
-    activations, and of pages that hold numbers."""
+    """A case of attention, at the second of two layers. Unwritten parts of its pages hold NaN.
+    dtype: dtype of activations, and of pages of numbers."""
 
     config: ModelConfig
     dtype: torch.dtype
@@ -73,7 +73,7 @@ class AttentionCase:
         return self.kv.device
 
     def projected(self) -> Tensor:
-        """[tokens, ...], with a row stride wider than the row."""
+        """Return [tokens, ...], with a row stride wider than the row."""
         wide = torch.randn(sum(self.lengths), self.width + 16, device=self.device)
         return wide.to(self.dtype)[:, : self.width]
 
@@ -83,7 +83,7 @@ class AttentionCase:
         return 2 * (config.query_heads + config.kv_heads) * config.head_dim
 
     def page_table(self) -> Tensor:
-        """[B, pages] int32; unused entries name a page that holds NaN."""
+        """[B, pages] int32; unused entries name a page full of NaN."""
         wide = max(map(len, self.pages))
         free = next(page for page in range(len(self.kv)) if not any(page in p for p in self.pages))
         rows = [[*pages, *[free] * (wide - len(pages))] for pages in self.pages]
@@ -99,7 +99,7 @@ class AttentionCase:
         )
 
     def queries(self, projected: Tensor, places: TokenPlaces, positions: int = 512) -> Tensor:
-        """Normed, turned and gated; keys and values go to their pages."""
+        """Return queries normed, rotated and gated; keys and values go to their pages."""
         cache = rotary_cache(self.config, positions, self.device)
         return qk_norm_rope_gate(projected, self.weights, self.config, cache, places, self.kv)
 
@@ -107,7 +107,7 @@ class AttentionCase:
         return torch.tensor(values, dtype=torch.int32, device=self.device)
 
     def oracle(self, projected: Tensor, sequences: int) -> tuple[Tensor, Tensor]:
-        """Of the first `sequences`, on the CPU: gated output, and what becomes of kv."""
+        """Return the gated output of the first `sequences` on the CPU, and kv after it."""
         slices = [
             SequenceSlice([1] * length, before, pages, 0, 0)
             for length, before, pages in zip(self.lengths, self.contexts, self.pages, strict=True)
@@ -130,7 +130,8 @@ def attention_case(
     *,
     fp8: bool = False,
 ) -> AttentionCase:
-    """contexts: tokens of each sequence that are in its pages already. fp8: pages hold FP8 rows."""
+    """Return a case. contexts: tokens of each sequence already in its pages. fp8: pages hold FP8
+    rows."""
     torch.manual_seed(2)
     config = heads.config()
     kv_dtype = FP8_ROWS if fp8 else DTYPE_NAMES[dtype]
@@ -175,8 +176,9 @@ def attention_case(
 
 
 def close_pages(actual: Tensor, expected: Tensor, tolerance: float) -> None:
-    """Of FP8 rows values are equal to the bit; keys, whose norms may differ in their last bit, to
-    one step of a code: `test_fp8_rows_are_the_codes_of_what_pages_of_numbers_hold` has theirs."""
+    """Assert that pages are close. In FP8 rows, values are equal to the bit. Keys may differ by one
+    step of a code, because their norms may differ in the last bit.
+    `test_fp8_rows_are_the_codes_of_what_pages_of_numbers_hold` checks their codes."""
     actual = actual.cpu()
     if not holds_fp8(expected):
         close(actual, expected, tolerance)
@@ -189,5 +191,6 @@ def close_pages(actual: Tensor, expected: Tensor, tolerance: float) -> None:
 
 
 def roomy(tolerance: float, *, fp8: bool) -> float:
-    """Of outputs: a key whose code is another by a step moves bf16's as much as bf16 does."""
+    """Return the tolerance of outputs. A key one code off changes bf16 outputs as much as bf16
+    rounding does."""
     return 2 * tolerance if fp8 and tolerance > 1e-3 else tolerance

@@ -1,7 +1,7 @@
-"""Kernel tests run on the GPU where there is one, else through Triton's interpreter on the CPU.
+"""Kernel tests run on a GPU if there is one, else through Triton's interpreter on the CPU.
 
-The interpreter is chosen before triton is first imported, since `@triton.jit` decides by it; so no
-file outside model/kernels, pycache/kernels and these tests may import triton.
+The interpreter is chosen before triton is first imported, since `@triton.jit` decides by it. No
+file outside model/kernels, pycache/kernels and these tests may therefore import triton.
 """
 
 import importlib.util
@@ -19,8 +19,8 @@ TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
 
 
 def loop_bounds_from_tensors() -> None:
-    """Lets `range(a loaded scalar)` work under triton 3.6's interpreter with numpy 2.4, which
-    refuses int() of an array that has dimensions."""
+    """Allow `range(a loaded scalar)` under triton 3.6's interpreter with numpy 2.4. This numpy
+    rejects int() of an array with dimensions."""
     from triton.runtime import interpreter
 
     patch = interpreter._patch_lang_tensor
@@ -33,7 +33,8 @@ def loop_bounds_from_tensors() -> None:
 
 
 def dots_of_bfloat16() -> None:
-    """Triton 3.6's interpreter holds bfloat16 as its bits and multiplies those as integers."""
+    """Fix products of bfloat16: Triton 3.6's interpreter holds them as bits and multiplies these as
+    integers."""
     import numpy
     from triton.runtime import interpreter
 
@@ -54,8 +55,8 @@ def dots_of_bfloat16() -> None:
 
 
 def roundings_to_e4m3() -> None:
-    """Triton 3.6's interpreter halves what is rounded up to a power of two, and cuts what lies
-    below e4m3's normal numbers."""
+    """Fix the rounding to e4m3. Triton 3.6's interpreter halves numbers rounded up to a power of
+    two, and cuts numbers below e4m3's normal ones."""
     from triton import language
     from triton.runtime import interpreter
 
@@ -72,9 +73,10 @@ def roundings_to_e4m3() -> None:
 
 
 def patches_once_a_launch() -> None:
-    """Triton 3.6's interpreter puts its functions in place of the language's at every call of a
-    helper, milliseconds each time: a third of these tests' time. The launch's are enough, where
-    they are those of the language and of its core, which the language's own helpers see."""
+    """Patch the language once per launch. Triton 3.6's interpreter patches it at every call of a
+    helper. This takes milliseconds each time, a third of these tests' time. The launch's patches
+    are enough if they are those of the language and of its core, used by the language's own
+    helpers."""
     from triton import language
     from triton.runtime import interpreter
 
@@ -99,8 +101,8 @@ def patches_once_a_launch() -> None:
 
 
 def names_of_shapes_when_asked() -> None:
-    """Triton 3.6 writes the name of every shape as it makes a tensor, a tenth of these tests' time,
-    and nobody asks for it here."""
+    """Make names of shapes only on request. Triton 3.6 writes one for every new tensor, a tenth of
+    these tests' time, and no test reads them."""
     from triton.language import core
 
     def make(self: Any, types: Any, fields: Any = None) -> None:
@@ -140,13 +142,14 @@ def pytest_pycollect_makemodule(
 
 @pytest.fixture(scope="session")
 def device() -> torch.device:
-    """Where kernel tests put their tensors: "cuda" natively, "cpu" under the interpreter."""
+    """Return the device of kernel tests' tensors: "cuda" natively, "cpu" under the interpreter."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @pytest.fixture
 def poisoned_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a kernel leaves unwritten of a new tensor is NaN, and not the last test's answer."""
+    """Fill new tensors with NaN, so that parts not written by a kernel do not hold the last test's
+    answer."""
 
     def poison(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         def made(*args: Any, **keywords: Any) -> torch.Tensor:

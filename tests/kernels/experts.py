@@ -1,4 +1,4 @@
-"""A mixture of experts whose matrices are each stored in a way of their own, and its naive twin."""
+"""A mixture of experts with each matrix stored in its own format, and its naive reference."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ FEW_TOKENS = 3
 
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More tokens than FEW_TOKENS are many, and a published matrix has several blocks of
+    """Make more than FEW_TOKENS tokens many, and give a published matrix several blocks of
     columns."""
     for kind in ("", "FP8_", "NVFP4_"):
         monkeypatch.setattr(f"tasuki.model.ops.moe.experts.MOST_{kind}GEMV_TOKENS", FEW_TOKENS)
@@ -28,7 +28,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def layer(routed: Kind, shared: Kind, config: ModelConfig, dtype: torch.dtype) -> MoeWeights:
-    """As published, on the CPU."""
+    """Return a layer as published, on the CPU."""
     hidden, shape = config.hidden, config.feed_forward
     assert isinstance(shape, MoeShape)
 
@@ -49,7 +49,7 @@ def layer(routed: Kind, shared: Kind, config: ModelConfig, dtype: torch.dtype) -
 
 
 def on_device(weights: MoeWeights, device: torch.device) -> MoeWeights:
-    """As kernels read it."""
+    """Return the weights in the kernels' layout."""
     shared = weights.shared
     return MoeWeights(
         router=weights.router.to(device),
@@ -61,18 +61,18 @@ def on_device(weights: MoeWeights, device: torch.device) -> MoeWeights:
 
 
 def exact(matrix: Matrix) -> Matrix:
-    """Float32 numbers of what it says."""
+    """Return the matrix's numbers as float32."""
     return Matrix.of(matrix.plain.float() if matrix.is_plain else numbers(matrix))
 
 
 def naive_shared(x: Tensor, weights: MoeWeights) -> Tensor:
-    """The shared expert's part, on the CPU in float32."""
+    """Return the shared expert's part, on the CPU in float32."""
     shared, gate = weights.shared, weights.shared_gate.float()
     return gated_shared(x.float(), exact(shared.gate_up), exact(shared.down), gate)
 
 
 def naive(x: Tensor, weights: MoeWeights, config: ModelConfig) -> Tensor:
-    """On the CPU in float32."""
+    """Return the layer's result on the CPU in float32."""
     assert isinstance(config.feed_forward, MoeShape)
     x = x.float()
     shares, experts = route(x, weights.router.float(), config.feed_forward.chosen)

@@ -41,7 +41,7 @@ class Heads:
 
 @dataclass
 class GdnCase:
-    """One layer; slots that no sequence reads hold NaN. All on one device."""
+    """A case of one layer on one device. Slots not read by a sequence hold NaN."""
 
     config: ModelConfig
     weights: GdnWeights
@@ -49,7 +49,7 @@ class GdnCase:
     ssm: Tensor
 
     def projected(self, tokens: int) -> Tensor:
-        """[tokens, ...] in the activations' dtype, with a row stride wider than the row."""
+        """Return [tokens, ...] in the activations' dtype, with a row stride wider than the row."""
         width = self.weights.in_proj.shape[0]
         wide = torch.randn(tokens, width + 16, device=self.conv.device)
         return wide.to(self.weights.conv.dtype)[:, :width]
@@ -109,24 +109,24 @@ STEP_SHAPES = {
     "bf16": Shape(Heads(1, 1, 128, 128), torch.bfloat16, torch.float32, 1e-2),
     "bf16-state": Shape(Heads(1, 2, 32, 64, width=3), torch.bfloat16, torch.bfloat16, 1e-2),
 }
-"""Of steps and of rows with drafts."""
+"""Shapes of steps and of rows with drafts."""
 each_step_shape = pytest.mark.parametrize("shape", STEP_SHAPES.values(), ids=STEP_SHAPES)
 some_step_shapes = pytest.mark.parametrize(
     "shape", slow_behind(2, {name: STEP_SHAPES[name] for name in reversed(STEP_SHAPES)})
 )
-"""Of what does not depend on how numbers are rounded; the nightly run has the others."""
+"""Shapes for results independent of rounding; the nightly run has the others."""
 
 
 @dataclass(frozen=True)
 class OracleAnswer:
-    """What the CPU path makes of a case; its states are copies."""
+    """The CPU path's result of a case; its states are copies."""
 
     output: Tensor
     conv: Tensor
     ssm: Tensor
 
     def check(self, output: Tensor, case: GdnCase, tolerance: float) -> None:
-        """NaN must equal NaN: a slot that was nobody's stays untouched."""
+        """Compare the results. NaN must equal NaN, because an unused slot stays untouched."""
         close(output, self.output, tolerance)
         close(case.conv, self.conv, tolerance)
         close(case.ssm, self.ssm, tolerance)

@@ -1,5 +1,5 @@
-"""Streams of a GPU that is not there: a copy is made when somebody waits for it, and no sooner, so
-that whoever does not wait finds what was there before."""
+"""Simulated streams of a GPU. A copy is made only when a caller waits for it, so a caller that does
+not wait finds the old content."""
 
 import threading
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from tasuki.engine.tiers.gpu import gpu_copies as gpu_loads
 
 
 class LateCopies:
-    """All that were asked for, on whatever stream; the oldest is made first."""
+    """All requested copies, from all streams; the oldest is made first."""
 
     def __init__(self) -> None:
         self._asked: list[Callable[[], None]] = []
@@ -24,7 +24,7 @@ class LateCopies:
         self._making = threading.Lock()
 
     def ask(self, source: torch.Tensor, target: torch.Tensor, moves: Moves) -> None:
-        """As run_moves()."""
+        """Request a copy as run_moves() does."""
         self._asked.append(lambda: run_moves(source, target, moves))
 
     @property
@@ -32,7 +32,7 @@ class LateCopies:
         return len(self._asked)
 
     def make(self, count: int) -> None:
-        """The first so many."""
+        """Make the first `count` copies."""
         with self._making:
             while self._made < count:
                 self._asked[self._made]()
@@ -48,7 +48,7 @@ class NoPinning:
 
 
 def put_in_place(monkeypatch: pytest.MonkeyPatch) -> LateCopies:
-    """Of CUDA's streams, events and pinned memory."""
+    """Replace CUDA's streams, events and pinned memory."""
     copies = LateCopies()
 
     class Event:

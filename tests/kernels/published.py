@@ -1,5 +1,5 @@
-"""Quantised matrices for kernel tests, as publishers store them: FP8 of every grid of scales, and
-NVFP4 of both publishers; from tiny to large, every code, with blocks and groups of zeros."""
+"""Quantised matrices for kernel tests, as publishers store them: FP8 with every grid of scales, and
+NVFP4 of both publishers. Sizes from tiny to large, every code, with blocks and groups of zeros."""
 
 from typing import Any
 
@@ -14,7 +14,8 @@ from .tensors import noise
 
 
 def fp8_part(kind: Kind, rows: int, columns: int, seed: int, *stack: int) -> Fp8:
-    """As it is published. Scales differ by up to 2^6, and the first of several is 0."""
+    """Return an FP8 part as published. Scales differ by up to 2^6, and the first of several is
+    0."""
     grids = {
         Kind.FP8_BLOCK: (BLOCK, BLOCK),
         Kind.FP8_CHANNEL: (1, columns),
@@ -32,8 +33,8 @@ def fp8_part(kind: Kind, rows: int, columns: int, seed: int, *stack: int) -> Fp8
 def nvfp4_part(
     rows: int, columns: int, seed: int, *stack: int, divided: bool, ranges: int = 1
 ) -> NvFp4:
-    """As it is published. divided: by a global scale, as compressed-tensors does. ranges: of rows
-    with a tensor scale each, one or two."""
+    """Return an NVFP4 part as published. divided: by a global scale, as compressed-tensors does.
+    ranges: number of row ranges with their own tensor scale, one or two."""
     generator = torch.Generator().manual_seed(seed)
     packed = torch.randint(0, 256, (*stack, rows, columns // 2), generator=generator)
     groups = torch.exp2(noise(seed + 1, *stack, rows, columns // GROUP).clamp(-8, 8))
@@ -52,7 +53,7 @@ def nvfp4_part(
 def published(
     kind: Kind, parts: tuple[int, ...], columns: int, *stack: int, divided: bool = False
 ) -> Matrix:
-    """Parts of so many rows, one below the other. divided: of NVFP4, as in nvfp4_part()."""
+    """Return parts of so many rows, one below the other. divided: of NVFP4, as in nvfp4_part()."""
     seeded = [(rows, columns, 10 * number, *stack) for number, rows in enumerate(parts)]
     if kind is Kind.NVFP4:
         return Matrix(tuple(nvfp4_part(*each, divided=divided) for each in seeded))
@@ -60,18 +61,18 @@ def published(
 
 
 def laid_out(matrix: Matrix, device: torch.device) -> Matrix:
-    """As kernels read it."""
+    """Return the matrix in the kernels' layout."""
     return Matrix(for_kernels(matrix.to(device).segments))
 
 
 def on_device(matrix: Matrix, device: torch.device) -> Any:
-    """One segment, as kernels read it."""
+    """Return one segment in the kernels' layout."""
     (weight,) = laid_out(matrix, device).segments
     return weight
 
 
 def numbers(matrix: Matrix) -> Tensor:
-    """[..., out, in] float32, what every kernel is held against."""
+    """Return [..., out, in] float32, the reference of every kernel."""
     if len(matrix.shape) == 2:
         return matrix.dequantised(torch.float32)
     return torch.stack(
@@ -80,6 +81,6 @@ def numbers(matrix: Matrix) -> Tensor:
 
 
 def relative(got: Tensor, want: Tensor) -> float:
-    """Of the whole result."""
+    """Return the relative error of the whole result."""
     got, want = got.cpu().float(), want.float()
     return float((got - want).norm() / want.norm())

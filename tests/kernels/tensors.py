@@ -1,4 +1,5 @@
-"""What kernel tests share: random tensors, numbers on a device, comparison by values' size."""
+"""Helpers of kernel tests: random tensors, numbers on a device, comparison relative to the values'
+size."""
 
 from typing import Any
 
@@ -15,7 +16,7 @@ def noise(seed: int, *shape: int) -> Tensor:
 
 
 def count(rows: int, device: torch.device) -> Tensor:
-    """How many rows of a batch exist, as kernels read it."""
+    """Return the number of existing rows of a batch, as kernels read it."""
     return torch.tensor([rows], dtype=torch.int32, device=device)
 
 
@@ -24,7 +25,7 @@ def int32(values: object, device: torch.device) -> Tensor:
 
 
 def close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
-    """Relative to the largest value; NaN equals NaN."""
+    """Assert closeness relative to the largest value; NaN equals NaN."""
     actual, expected = actual.cpu().float(), expected.float()
     scale = expected.nan_to_num().abs().max().item()
     torch.testing.assert_close(
@@ -33,7 +34,7 @@ def close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
 
 
 def small_config(layers: list[str], **fields: Any) -> ModelConfig:
-    """The fields that an operator reads, over a model that has little else."""
+    """Return a config with the fields read by an operator, and little else."""
     shape = {
         "model_type": "qwen3_5_text",
         "vocab_size": 8,

@@ -1,5 +1,5 @@
-"""Attention equals the CPU path's: runs over cached pages, split or whole or with early keys that
-are attended elsewhere, and a decode step, however its pages are shared out."""
+"""Attention equals the CPU path's. Cases: runs over cached pages, split or whole or with early keys
+attended elsewhere. Also a decode step for every split of its pages."""
 
 from dataclasses import replace
 
@@ -92,7 +92,7 @@ def test_rows_that_are_turned_for_one_sequence_at_a_time_or_not_at_all_equal_the
 
 
 def _turned(group: TileGroup) -> int:
-    """Pages."""
+    """Return the number of pages."""
     return 0 if group.places is None else len(group.places)
 
 
@@ -110,13 +110,13 @@ def test_turned_pages_hold_what_the_cpu_reads(device: torch.device) -> None:
 
 
 def test_no_more_is_turned_than_is_counted() -> None:
-    """Of a forward over sequences of many lengths."""
+    """The case is a forward over sequences of many lengths."""
     config, cpu = Heads(16, 4, 256).config(), torch.device("cpu")
     contexts = [300, 30_000, 30_000, 8000, 2**18 - 128, 5000, 70_000, 2**18]
     tiles = PrefillTiles.of([128] * 8, contexts, config, torch.bfloat16, cpu)
     assert sum(len(group.tiles) for group in tiles.groups) == 8
     turned = [_turned(group) for group in tiles.groups]
-    # Longest first; what is longer than any model knows is read as it is stored.
+    # Longest first. Contexts longer than any model's are read in their stored layout.
     assert turned == [0, 2**12, 1096, 471 + 471, 127 + 81 + 7]
     of_page = 2 * 4 * 64 * 256 * 2
     assert max(turned) * of_page == turned_bytes(config, 2**18, torch.bfloat16)
@@ -138,7 +138,7 @@ def test_tiles_cover_every_row_once_and_start_with_the_longest_context(
 
 
 @every_pair(
-    # The earlier part is rounded once more, and the interpreter cuts where hardware rounds.
+    # The earlier part is rounded once more, and the interpreter truncates where hardware rounds.
     of={"fp32": (torch.float32, 16, 2e-6), "bf16": (torch.bfloat16, 128, 3e-2)},
     fp8=KV,
     most_keys={"at-once": MOST_KEYS, "in-pieces": 64},
@@ -248,7 +248,7 @@ def _step(
     workspace: DecodeWorkspace,
     positions: int = 256,
 ) -> Tensor:
-    """Of the first `live` sequences, a token each."""
+    """Run a step of the first `live` sequences, a token each."""
     places = case.places(live)
     return paged_attention_decode(
         case.queries(projected, places, positions),
@@ -291,7 +291,8 @@ def test_step_equals_the_cpu_path(
 
 @each_kv
 def test_a_long_row_beside_many_short_ones_is_joined_whole(fp8: bool, device: torch.device) -> None:
-    """Of many rows few parts are joined at once; this one has 13 of a page each, or two of 7."""
+    """With many rows, few parts are joined at once. This row has 13 parts of one page each, or two
+    of 7."""
     contexts = [5 * row for row in range(16)] + [800]
     case = attention_case(Heads(2, 1, 64), [1] * 17, contexts, torch.bfloat16, device, fp8=fp8)
     projected = case.projected()
@@ -306,7 +307,7 @@ def test_a_long_row_beside_many_short_ones_is_joined_whole(fp8: bool, device: to
 def test_a_row_that_is_no_number_shows_in_its_sequence_alone(
     side: int, device: torch.device
 ) -> None:
-    """Of FP8 rows its codes are numbers; the scale says that it is none."""
+    """The codes of an FP8 row are numbers; its scale marks it as NaN."""
     case = attention_case(Heads(4, 2, 64), [1, 1], [70, 70], torch.bfloat16, device, fp8=True)
     _, scales = fp8_views(case.kv)
     scales[case.pages[0][0], 1, side, 9] = 255
@@ -319,7 +320,8 @@ def test_a_row_that_is_no_number_shows_in_its_sequence_alone(
 
 @pytest.mark.parametrize("power", [-70, -20, 20], ids=str)
 def test_values_of_any_size_keep_their_digits(power: int, device: torch.device) -> None:
-    """Products of weights and powers of two pass through float16, which holds none of these."""
+    """Products of weights and powers of two pass through float16, but values of these sizes do not
+    fit it."""
     case = attention_case(Heads(2, 1, 64), [1, 1], [130, 70], torch.bfloat16, device, fp8=True)
     projected = case.projected()
     # Values of a sequence have sizes of their own, some are far below the others.

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("poisoned_empty")
 
 
 def padded_places(case: AttentionCase, live: int, tokens: int) -> TokenPlaces:
-    """As many tokens a row; padding among the first `live` rows has no position."""
+    """Return places with `tokens` per row; padding among the first `live` rows has no position."""
     pairs = list(zip(case.lengths, case.contexts, strict=True))
     positions = [
         before + i if i < length else -1 for length, before in pairs for i in range(tokens)
@@ -33,7 +33,7 @@ def padded_places(case: AttentionCase, live: int, tokens: int) -> TokenPlaces:
 
 
 def padded(projected: Tensor, lengths: tuple[int, ...], tokens: int) -> Tensor:
-    """Rows of that many tokens each; what is added holds numbers that mean nothing."""
+    """Return rows of `tokens` tokens each; the padding holds meaningless numbers."""
     wide = torch.randn(len(lengths) * tokens, projected.shape[1] + 16, device=projected.device)
     wide = wide.to(projected.dtype)[:, :-16]
     start = 0

@@ -23,7 +23,8 @@ for spec in find_specs():
 
 
 def printed(*arguments: str) -> str:
-    """By a process of its own: here `@triton.jit` may have made interpreted functions."""
+    """Return the output of a separate process: in this one `@triton.jit` may have made interpreted
+    functions."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     python = [sys.executable, *arguments]
     done = subprocess.run(python, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -32,7 +33,7 @@ def printed(*arguments: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)  # many compilations, which a busy machine may hold up
+@pytest.mark.timeout(1800)  # many compilations, slow on a busy machine
 def test_kernels_compile_within_the_recorded_resources() -> None:
     assert "within the recorded numbers" in printed("-m", "scripts.compile_kernels", "--check")
 

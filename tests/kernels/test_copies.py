@@ -24,14 +24,14 @@ LAYOUT = replace(
 
 @pytest.fixture
 def arena(device: torch.device) -> Arena:
-    """Of random bytes."""
+    """Return an arena of random bytes."""
     arena = Arena(LAYOUT, 8, device)
     arena.bytes.random_(0, 256)
     return arena
 
 
 def as_bytes(state: torch.Tensor) -> torch.Tensor:
-    """Random ones are no numbers here and there, which equal nothing."""
+    """Return the state as bytes, because random numbers may be NaN and equal nothing."""
     return state.contiguous().view(torch.uint8)
 
 
@@ -55,7 +55,7 @@ def test_a_copied_slot_is_the_views_of_its_layers(arena: Arena, device: torch.de
         state[3] = state[0].clone()
         state[1] = state[5].clone()
         state[6] = 0
-    # Between the layers' states lies padding, which no view of theirs shows.
+    # Between the layers' states is padding, outside all of their views.
     for ours, theirs in zip(
         (*arena.conv, *arena.ssm), (*expected.conv, *expected.ssm), strict=True
     ):

@@ -1,5 +1,5 @@
-"""What is kept for the draft layer equals the CPU path's: of runs and of decode steps, behind other
-tokens of this forward and behind what a slot carries; and a golden prompt's guess is its own."""
+"""Entries for the draft layer equal the CPU path's, of runs and of decode steps. They follow other
+tokens of this forward, or a slot's carry. A golden prompt's guess equals its own."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -61,7 +61,7 @@ def small_config() -> ModelConfig:
 
 
 def on_device(weights: DraftWeights, device: torch.device) -> DraftWeights:
-    """What entries are made of; the rest stays where it is."""
+    """Return the weights with the parts used for entries on the device; the rest stays."""
     mixer = weights.attention
     moved = replace(
         mixer,
@@ -90,7 +90,7 @@ def as_stream(x: Tensor, weight: Matrix) -> Tensor:
 
 @dataclass
 class EntriesCase:
-    """Sequences over a poisoned arena of each device, whose slots carry random states."""
+    """Sequences over a poisoned arena of each device; the slots' carries are random."""
 
     config: ModelConfig
     embedding: Tensor
@@ -129,7 +129,7 @@ class EntriesCase:
         return TokenPlaces(*(table.int().to(self.device) for table in tables))
 
     def oracle(self, hidden: Tensor) -> None:
-        """Into `expected`."""
+        """Compute the entries into `expected`."""
         entries = TorchBackend(self.config).bind(self.batch).entries()
         kv, carry = self.expected.kv[-1], self.expected.carry[0]
         entries.write(self.batch.token_ids, hidden, self.embedding, self.weights, kv, carry)
@@ -141,7 +141,7 @@ class EntriesCase:
         entries.write(tokens.to(self.device), hidden, embedding, weights, kv, carry)
 
     def compare(self, tolerance: float) -> None:
-        """The layer's entries and what slots carry; nothing else may be written."""
+        """Compare the layer's entries and the slots' carries. Nothing else may be written."""
         close(self.arena.kv[-1], self.expected.kv[-1], tolerance)
         close(self.arena.carry[0], self.expected.carry[0], tolerance)
         for ours, theirs in zip(
@@ -157,7 +157,8 @@ def blocks_a_slab() -> int:
 
 
 def runs() -> list[SequenceSlice]:
-    """From the start, behind a page's end, over two of them with states inside, one token."""
+    """Return runs: from the start, after a page's end, over two page ends with states inside, and
+    one token."""
     blocks = blocks_a_slab()
     pages = [8 * blocks + place for place in range(4)]
     return [
@@ -188,7 +189,7 @@ def test_runs_equal_the_cpu_path(
 def test_a_step_equals_the_cpu_path(
     dtype: torch.dtype, tolerance: float, product: object, device: torch.device
 ) -> None:
-    """The last row is padding: it names a slot and a page that others use."""
+    """The last row is padding: it names a slot and a page used by others."""
     blocks = blocks_a_slab()
     steps = [
         SequenceSlice([5], 64, [8 * blocks, 8 * blocks + 1], 0, 1),
@@ -222,8 +223,8 @@ def test_a_step_equals_the_cpu_path(
 def test_rows_with_drafts_equal_the_cpu_path(
     dtype: torch.dtype, tolerance: float, device: torch.device
 ) -> None:
-    """Three sequences of four tokens, of which 4, 1 and 2 mean something, and one of padding; then
-    what is carried behind 2, 1 and 2 of them."""
+    """Three sequences have four tokens each, of these 4, 1 and 2 valid, and one more is padding.
+    Then the carries after 2, 1 and 2 of them are compared."""
     width, blocks = 4, blocks_a_slab()
     rows = [
         SequenceSlice([5, 6, 7, 8], 62, [8 * blocks, 8 * blocks + 1], 0, None),
@@ -265,8 +266,8 @@ def test_rows_with_drafts_equal_the_cpu_path(
 
 
 def test_a_token_alone_gets_the_same_entry_as_among_others(device: torch.device) -> None:
-    """A run, and its tokens one a step with what the step before carried: the same bytes but for
-    how products are cut."""
+    """A run, and its tokens one per step with the last step's carry, give the same bytes, except
+    for the split of products."""
     blocks = blocks_a_slab()
     tokens = torch.randint(0, 40, (6,), generator=torch.Generator().manual_seed(1)).tolist()
     whole = SequenceSlice(tokens, 61, [8 * blocks, 8 * blocks + 1], 0, 1)
@@ -289,7 +290,8 @@ def test_a_token_alone_gets_the_same_entry_as_among_others(device: torch.device)
         slots.reverse()
     pages = list(whole.pages)
     close(stepped.arena.kv[-1][pages], case.arena.kv[-1][pages].cpu(), 5e-6)
-    # The run began in slot 0 and ended in 1; an even number of steps ended where they began.
+    # The run began in slot 0 and ended in 1; an even number of steps ended in the slot they began
+    # in.
     close(stepped.arena.carry[0][0], case.arena.carry[0][1].cpu(), 0.0)
 
 
@@ -297,7 +299,7 @@ def test_a_token_alone_gets_the_same_entry_as_among_others(device: torch.device)
 def test_the_guess_after_a_prompt_is_the_goldens(
     name: str, case_name: str, device: torch.device
 ) -> None:
-    """Of entries and a carry that the kernels wrote, from the CPU path's hidden states."""
+    """Entries and the carry come from the kernels, computed from the CPU path's hidden states."""
     found = golden(name, case_name)
     prompt = found.prompt
     folder = reference_dir(name)

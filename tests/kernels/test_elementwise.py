@@ -94,7 +94,7 @@ def test_queries_keys_and_values(
 def test_fp8_rows_are_the_codes_of_what_pages_of_numbers_hold(
     heads: Heads, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """To the bit, of numbers of all sizes, and of those that are none; nothing else is written."""
+    """They are equal to the bit, for numbers of all sizes and for NaN; nothing else is written."""
     runs = [3, 1, 4], [62, 0, 7]
     numbers = attention_case(heads, *runs, dtype, device)
     rounded = attention_case(heads, *runs, dtype, device, fp8=True)

@@ -1,4 +1,5 @@
-"""Rows as codes and scales against their twin: groups that fill no block, zeros, padding."""
+"""Rows as codes and scales compared with their reference: groups that fill no block, zeros,
+padding."""
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ def numbers(rows: Fp8Rows, group: int) -> Tensor:
 
 
 def uneven(rows: int, columns: int) -> Tensor:
-    """Magnitudes from 2^-8 to 2^8, and zeros."""
+    """Return rows with magnitudes from 2^-8 to 2^8, and zeros."""
     x = noise(1, rows, columns) * torch.exp2(
         noise(2, rows, columns // 8).repeat_interleave(8, 1) * 3
     )
@@ -37,7 +38,7 @@ def check(got: Fp8Rows, x: Tensor, group: int) -> None:
     rows = len(x)
     assert got.count == rows and len(got.values) == -(-rows // 4) * 4
     found, want = numbers(got, group), quantised_rows(x, group)
-    # To the bit, on every machine.
+    # Equal to the bit, on every machine.
     torch.testing.assert_close(found[:rows], want, rtol=0, atol=0)
     assert not bool(found[rows:].any())
 
@@ -46,7 +47,7 @@ def check(got: Fp8Rows, x: Tensor, group: int) -> None:
 def test_groups_of_128_columns(rows: int, columns: int, device: torch.device) -> None:
     wide = functional.pad(uneven(rows, columns), (0, 24), value=torch.nan)
     got = quantised(wide.to(device)[:, :columns])
-    # As the library wants them: the scales of one group side by side.
+    # The library needs the scales of one group side by side.
     assert got.scales.stride() == (1, len(got.values))
     check(got, wide[:, :columns], 128)
 

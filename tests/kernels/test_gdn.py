@@ -1,5 +1,5 @@
-"""Gated delta rule: packed prompts, cut anywhere, and the rows of a decode step give the CPU path's
-outputs and states."""
+"""Gated delta rule: packed prompts with any cuts, and the rows of a decode step, give the CPU
+path's outputs and states."""
 
 import pytest
 import torch
@@ -48,7 +48,7 @@ def test_forward_equals_the_cpu_path(shape: Shape, device: torch.device) -> None
     case = shape.case(slots=12, device=device)
     case.fill([0, 1, 2, 3])
     slices = [
-        # In place, with checkpoints nearer the start than the convolution is wide.
+        # In place, with checkpoints closer to the start than the convolution's width.
         SequenceSlice([1] * 2, 10, [0], 0, 0, [(11, 4), (12, 5)]),
         # One token; a slot to another; cut at odd places, and at the end twice.
         SequenceSlice([1], 3, [0], 1, 1),
@@ -125,7 +125,7 @@ def test_step_equals_the_cpu_path(
 
 
 def test_rates_near_zero_keep_their_precision(device: torch.device) -> None:
-    """A small softplus is the argument itself, not what is left of it beside 1."""
+    """A small softplus is computed directly, without losing digits beside 1."""
     case = gdn_case(Heads(1, 2, 64, 64), 1, torch.float32, torch.float32, device)
     case.fill([0])
     case.weights.decay_rate.fill_(-16.0)

@@ -1,6 +1,5 @@
-"""Rows with drafts through a GDN layer: the CPU path's outputs with no slot written; and folds,
-alone or by the rows that come next, which leave what as many single steps would have left, bit by
-bit."""
+"""Rows with drafts through a GDN layer: the CPU path's outputs without a written slot. Folds, alone
+or by the next rows, leave the states of as many single steps, bit by bit."""
 
 import pytest
 import torch
@@ -176,8 +175,8 @@ def test_a_fold_is_as_many_decode_steps(
     shape: Shape,
     device: torch.device,
 ) -> None:
-    """States bit by bit where no compiler fuses products and sums, those of two kernels apart;
-    outputs but for the order in which a norm's squares are added."""
+    """States are equal bit by bit if no compiler fuses products and sums, except between two
+    kernels. Outputs are equal except for the order of a norm's squares."""
     held = max(COUNTS)
     case = shape.case(slots=2, device=device)
     stepped = shape.case(slots=2, device=device)
@@ -210,8 +209,8 @@ def test_rows_fold_their_last_tokens_as_a_fold_before_them_does(
     shape: Shape,
     device: torch.device,
 ) -> None:
-    """Bit by bit, two steps one behind the other: rows that sit elsewhere than before, one that
-    folds nothing, and padding, whose slots must not be touched."""
+    """The states are equal bit by bit over two successive steps. Some rows move, one folds nothing,
+    and some are padding; their slots must not be touched."""
     case = shape.case(slots=9, device=device)
     apart = shape.case(slots=9, device=device)
     case.fill([0, 4, 3])
@@ -222,7 +221,7 @@ def test_rows_fold_their_last_tokens_as_a_fold_before_them_does(
     kept, own = kept_of(case, places=4, tokens=4), kept_of(case, places=4, tokens=4)
     verify(case, projected, first, [3, 2], kept)
     verify(apart, projected, first, [3, 2], own)
-    # In the order of the rows that come next: the second row of before, a new one, the first.
+    # In the order of the next rows: the second earlier row, a new one, the first earlier row.
     places, held, before, behind = [1, 0, 0], [1, 0, 3], [4, 3, 0], [5, 3, 2]
     tables = [[column[row] for row in (0, 2)] for column in (places, held, before, behind)]
     folds = RowFolds(

@@ -1,5 +1,5 @@
-"""Copies of a GPU's arena, in pieces of several sizes: what is moved, digested and opened. Without
-a GPU its streams are late."""
+"""Copies of a GPU's arena in segments of several sizes: the moved, digested and opened parts.
+Without a GPU its streams are simulated as late."""
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def random_bytes(size: int, seed: int) -> NDArray[np.uint8]:
 
 
 def on_host(arena: Arena) -> Arena:
-    """A copy of it."""
+    """Return a copy of it on the host."""
     return Arena(LAYOUT, SLABS, memory=arena.bytes.cpu().clone())
 
 
@@ -74,7 +74,7 @@ def test_what_goes_down_comes_up_elsewhere_with_the_same_digests(
     assert seen == sorted(seen) and seen[-1] == len(LAYOUT.layer_kinds)
     assert up.digests() == (expected[:2], state)
     up.settle()
-    # And nothing else.
+    # Nothing else may change.
     for source, _ in pages[:2]:
         page_bytes(before, source + 4 * STRIDE)[:] = page_bytes(before, source)
     if has_slot:
@@ -83,7 +83,7 @@ def test_what_goes_down_comes_up_elsewhere_with_the_same_digests(
 
 
 def layers_of(copy: gpu_copy.GpuCopy) -> list[int]:
-    """That were open behind each piece."""
+    """Return the number of open layers after each segment."""
     seen = [copy.layers]
     while copy.advance():
         seen.append(copy.layers)

@@ -1,6 +1,6 @@
-"""What a GPU's arena had comes back from a disk, by way of pinned memory and with the digests that
-the GPU took, from a node before too; and what a disk returns is not believed. Without a GPU its
-streams are late."""
+"""A GPU arena's content is loaded from a disk through pinned memory, with the digests taken by the
+GPU, also from an earlier node. The disk's data is verified. Without a GPU its streams are simulated
+as late."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -39,7 +39,7 @@ POISON = 0xEE
 
 
 class Node:
-    """Random bytes in a GPU's arena, poison in the memory below it, and a disk below that."""
+    """A GPU's arena of random bytes, poisoned memory below it, and a disk below that."""
 
     def __init__(self, folder: Path, device: torch.device) -> None:
         config = EngineConfig(
@@ -62,7 +62,7 @@ class Node:
         return found[0][1]
 
     def write_down(self) -> None:
-        """To the memory below, then to the disk; what was below is gone."""
+        """Write to the memory below, then to the disk, and poison the memory below."""
         pages = tuple(zip(PAGES, BELOW, strict=True))
         job = CopyJob(1, Direction.DOWN, pages, (SLOT, SLOT_BELOW))
         assert self.end(0, job) is JobEnd.DONE
@@ -72,7 +72,7 @@ class Node:
         self.below.bytes.fill_(POISON)
 
     def load(self, *, state: bool = True) -> JobEnd:
-        """From the disk, to pages and a slot of the arena that are full of poison."""
+        """Load from the disk to poisoned pages and a poisoned slot of the arena."""
         on_host = self.on_host()
         for page in BACK:
             page_bytes(on_host, page)[:] = POISON
@@ -83,7 +83,7 @@ class Node:
         return self.end(1, job)
 
     def on_host(self) -> Arena:
-        """A copy of the arena."""
+        """Return a copy of the arena on the host."""
         return Arena(LAYOUT, SLABS, memory=self.arena.bytes.cpu().clone())
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
 
 @pytest.fixture
 def started(tmp_path: Path, device: torch.device) -> Iterator[Callable[[], Node]]:
-    """A node over the disk; the one before has ended."""
+    """Return a node over the disk of an ended node."""
     nodes: list[Node] = []
 
     def start() -> Node:
@@ -114,7 +114,7 @@ def started(tmp_path: Path, device: torch.device) -> Iterator[Callable[[], Node]
 
 
 def expected(before: Arena) -> Arena:
-    """What the arena has once all came back."""
+    """Return the arena's content after everything was loaded."""
     for source, target in zip(PAGES, BACK, strict=True):
         page_bytes(before, target)[:] = page_bytes(before, source)
     slot_bytes(before, SLOT_BACK)[:] = slot_bytes(before, SLOT)

@@ -1,5 +1,5 @@
-"""The draft layer's guesses equal the CPU path's, one behind the other and as far as each row wants
-them; and they start behind what was drawn last, as far as drafts held."""
+"""The draft layer's guesses equal the CPU path's, one after the other and as many as each row
+wants. They start after the last sampled token, as far as drafts were accepted."""
 
 from dataclasses import replace
 
@@ -30,8 +30,8 @@ from .tensors import close, count
 pytestmark = pytest.mark.usefixtures("poisoned_empty")
 
 LIMIT = 128
-# (position of the token drawn last, guesses wanted, temperature): from position 1 on, over a page's
-# end, two of another number, and one that would go past the model's last position.
+# (position of the last sampled token, guesses wanted, temperature): from position 1, over a page's
+# end, two with other numbers, and one past the model's last position.
 ROWS = ((1, 3, 0.0), (63, 3, 1.0), (70, 1, 1.0), (20, 2, 0.0), (LIMIT - 2, 3, 1.0))
 STEPS, VOCAB = 3, 40
 
@@ -48,8 +48,8 @@ def model_on(device: torch.device, dtype: torch.dtype) -> Qwen35Model:
 
 
 def filled_arena(config: ModelConfig, pages: list[list[int]]) -> Arena:
-    """Poisoned, but for the draft layer's entries up to each row's position; the first is far
-    larger than the others, so that it shows where it is seen."""
+    """Return a poisoned arena with the draft layer's entries up to each row's position. The first
+    entry is much larger than the others, so a read of it shows."""
     arena = Arena(config.cache_layout("float32", "float32", "float32"), 16)
     arena.bytes.view(torch.float32).fill_(torch.nan)
     for own, (position, *_) in zip(pages, ROWS, strict=True):
@@ -59,7 +59,7 @@ def filled_arena(config: ModelConfig, pages: list[list[int]]) -> Arena:
     return arena
 
 
-# Products as streams of weights read those as they lie on a GPU.
+# Products by streams of weights, read in a GPU's layout.
 OPERATORS = [TritonDecode, TritonRowDecode] if torch.cuda.is_available() else [TritonDecode]
 
 
@@ -84,7 +84,7 @@ def test_guesses_equal_the_cpu_path(operators: type[TritonDecode], device: torch
         [
             DraftStart(int(tokens[row]), position, hidden[row], pages[row], 0, params[row], wanted)
             for row, (position, wanted, _) in enumerate(
-                # What would go past the end is not guessed on a GPU.
+                # A GPU makes no guesses past the end.
                 [(at, min(wanted, LIMIT - at), heat) for at, wanted, heat in ROWS]
             )
         ],
@@ -158,7 +158,8 @@ def ints(values: object, device: torch.device) -> Tensor:
 def nobody_verified(
     lanes: Tensor, tokens: Tensor, hidden: Tensor, device: torch.device
 ) -> ChainStarts:
-    """Each row begins with its lane's token and what a slot carries."""
+    """Return the inputs without verified drafts: each row begins with its batch index's token and a
+    slot's carry."""
     last = torch.full((8,), -9, dtype=torch.int32, device=device)
     last[lanes.long()] = tokens.to(device)
     carry = torch.full((9, hidden.shape[1]), torch.nan, device=device)
@@ -171,14 +172,14 @@ def nobody_verified(
 
 
 def test_guesses_begin_behind_the_drafts_that_held(device: torch.device) -> None:
-    """All hold, none does, one in the middle does not, the last two are no drafts, there is none at
-    all; and rows that verified nothing. The last one is padding."""
+    """Cases: all drafts accepted, none, one rejected in the middle, the last two not drafts, no
+    draft at all, and rows that verified nothing. The last row is padding."""
     ids = ints([[5, 6, 7, 8], [5, 6, 7, 8], [1, 2, 3, 4], [1, 2, 0, 0], [9, 0, 0, 0]], device)
     drawn = ints([[6, 7, 8, 1], [5, 7, 8, 2], [2, 9, 4, 5], [2, 0, 0, 0], [0, 0, 0, 0]], device)
     counts = ints([4, 4, 4, 2, 1], device)
     held = accepted(drawn, ids, counts)
     assert held.tolist() == [3, 0, 1, 1, 0]
-    # Room for a token more a row than this step's rows have.
+    # Space for one more token a row than this step's rows have.
     hidden = torch.randn(5, 5, 48, device=device)
     places = [4, -1, 2, 0, 3, 1, -1, 2]
     rows = len(places) - 1
@@ -242,7 +243,7 @@ def test_rows_take_the_drafts_of_their_lanes(device: torch.device) -> None:
 
 
 def test_what_is_carried_behind_tokens_that_hold_goes_to_their_slots(device: torch.device) -> None:
-    """Of rows in any order; one that folds nothing writes nothing."""
+    """Rows are in any order; one that folds nothing writes nothing."""
     hidden = torch.randn(3, 4, 48, device=device)
     carry = torch.full((6, 48), torch.nan, device=device)
     places, counts, slots = [2, 1, 0], [4, 0, 1], [5, 3, 1]

@@ -1,5 +1,5 @@
-"""Products of few rows, and of up to 16, against torch's and their twins, with shapes that fill no
-block."""
+"""Products of few rows, and of up to 16, compared with torch's and their references, with shapes
+that fill no block."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ EPS = 1e-6
 
 def near(got: Tensor, want: Tensor) -> None:
     assert got.dtype is want.dtype
-    # The interpreter cuts to bf16 where a GPU rounds, before the product too.
+    # The interpreter truncates to bf16 where a GPU rounds, also before the product.
     tolerance = 1e-5 if got.dtype is torch.float32 else 0.1
     torch.testing.assert_close(got, want, atol=tolerance, rtol=tolerance)
 
@@ -76,7 +76,7 @@ def test_swiglu_of_a_norm(
     gate, up = functional.linear(normed, gate_up.float()).chunk(2, dim=-1)
     want = (functional.silu(gate) * up).to(dtype)
     if dtype is torch.bfloat16:
-        # Of the size of the products, not of what two that nearly cancel leave.
+        # The tolerance is relative to the products, because two of them may nearly cancel.
         torch.testing.assert_close(got.cpu(), want, atol=2.0, rtol=5e-2)
     else:
         torch.testing.assert_close(got.cpu(), want, atol=1e-3, rtol=1e-4)

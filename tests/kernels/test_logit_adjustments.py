@@ -1,4 +1,5 @@
-"""Adjusted logits against their naive twin, bit by bit, and the draws from them."""
+"""Adjusted logits compared with their naive reference, bit by bit, and the tokens sampled from
+them."""
 
 import math
 import tracemalloc
@@ -29,7 +30,7 @@ ROWS = 10_000
 BATCH = 100
 EOS = (3, 7)
 LACKING = {20: 1, 21: 2, 22: 3, 23: 1}
-"""Bytes that the last character of a token still needs."""
+"""Bytes still needed by the last character of a token."""
 
 
 def ids(rng: np.random.Generator, most: int) -> tuple[int, ...]:
@@ -37,7 +38,7 @@ def ids(rng: np.random.Generator, most: int) -> tuple[int, ...]:
 
 
 def some_params(rng: np.random.Generator) -> SamplingParams:
-    """Any subset of the fields, each of any value."""
+    """Return any subset of the fields, each with any value."""
     fields = {
         "temperature": lambda: float(rng.choice([0.3, 1.0, 2.5])),
         "top_k": lambda: int(rng.integers(1, VOCAB)),
@@ -69,7 +70,8 @@ def some_budget(rng: np.random.Generator) -> ThinkingBudget:
 def adjuster(
     params: SamplingParams, prompt: list[int], output: list[int], known: int
 ) -> LogitAdjuster:
-    """That came to know the first `known` tokens of the output at once, the others one by one."""
+    """Return an adjuster given the first `known` tokens of the output at once, and the others one
+    by one."""
     before = TokensBefore.of(params, np.array(prompt, dtype=np.int32), output[:known])
     made = LogitAdjuster(
         params, stop_ids(params, EOS), VOCAB, before, unfinished=UnfinishedTokens(VOCAB, LACKING)
@@ -88,7 +90,7 @@ def test_10000_random_rows_are_their_naive_twins() -> None:
     changed = 0
     for _ in range(ROWS // BATCH):
         logits = rng.normal(0, 4, (BATCH, VOCAB)).astype(np.float32)
-        # Ties, and values that sit on each other's bounds.
+        # Ties, and values exactly at each other's bounds.
         logits[::3] = np.round(logits[::3])
         params = [some_params(rng) for _ in range(BATCH)]
         prompts = [list(ids(rng, 15)) for _ in params]
@@ -149,7 +151,7 @@ def test_logits_of_half_precision_are_adjusted_as_floats() -> None:
 
 
 def one(params: SamplingParams, prompt: list[int], output: list[int]) -> torch.Tensor:
-    """Of logits 2.0 for even ids and -2.0 for odd ones."""
+    """Return the adjusted logits: 2.0 for even ids and -2.0 for odd ones before."""
     logits = torch.tensor([[2.0, -2.0] * (VOCAB // 2)])
     return adjust(logits, [adjuster(params, prompt, output, 0)])[0]
 

@@ -1,5 +1,5 @@
-"""Parts of the mixture of experts against the CPU path, outputs poisoned first: the choice of
-experts, the order of pairs, their spread and the shared expert's gate."""
+"""Parts of the mixture of experts compared with the CPU path, with poisoned outputs. Parts: the
+choice of experts, the order of pairs, their spread, and the shared expert's gate."""
 
 import pytest
 import torch
@@ -24,7 +24,8 @@ SHAPES = [(1, 16, 4), (7, 5, 5), (33, 16, 1), (40, 256, 8), (9, 512, 10)]
 
 
 def naive_choice(logits: torch.Tensor, chosen: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sorted stably, which breaks ties as the kernel does; `route` leaves them open."""
+    """Return the choice by a stable sort. It breaks ties as the kernel does; `route` leaves them
+    open."""
     order = logits.float().sort(dim=-1, descending=True, stable=True)
     weights = order.values[:, :chosen].softmax(dim=-1)
     return weights, order.indices[:, :chosen]

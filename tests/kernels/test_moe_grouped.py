@@ -1,5 +1,5 @@
-"""Grouped products with quantised experts against a loop over them: experts of no rows, of more
-than a tile, rows past the last end."""
+"""Grouped products with quantised experts compared with a loop over them: experts without rows,
+with more than a tile, rows past the last end."""
 
 import pytest
 import torch

@@ -1,5 +1,5 @@
-"""A mixture of experts against the CPU path on what its weights say, in both phases: numbers, FP8
-and NVFP4, each matrix stored for itself, few tokens and many."""
+"""A mixture of experts compared with the CPU path on the same numbers, in both phases. Cases:
+numbers, FP8 and NVFP4, each matrix stored separately, few tokens and many."""
 
 import math
 from dataclasses import replace
@@ -26,7 +26,7 @@ from .tensors import count, noise
 
 __all__ = ["small_batches"]
 pytestmark = pytest.mark.usefixtures("poisoned_empty", "small_batches")
-# numpy, which interprets kernels on a CPU, reports arithmetic on what padding holds.
+# numpy interprets kernels on a CPU and reports arithmetic on padding.
 ignore_padding = pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered")
 MANY = FEW_TOKENS + 6
 BLOCK, CHANNEL, TENSOR = Kind.FP8_BLOCK, Kind.FP8_CHANNEL, Kind.FP8_TENSOR
@@ -50,7 +50,7 @@ def shaped(hidden: int, experts: int, chosen: int, inner: int, shared: int) -> M
 
 CONFIG = shaped(136, 6, 2, 24, 40)
 WHOLE_GROUPS = shaped(144, 6, 2, 32, 48)
-"""Of 16 columns, which NVFP4 needs."""
+"""A shape with groups of 16 columns, as NVFP4 needs."""
 
 
 def config_of(*kinds: Kind) -> ModelConfig:
@@ -58,9 +58,9 @@ def config_of(*kinds: Kind) -> ModelConfig:
 
 
 def quantised_naive(x: Tensor, weights: MoeWeights, config: ModelConfig) -> Tensor:
-    """naive() of a prompt: what goes into a routed FP8 expert is quantised, and nothing else is;
-    the library takes no shared expert of this width. Between products as bf16, as kernels store it,
-    since another last bit may be another code."""
+    """Return naive() of a prompt with the inputs of routed FP8 experts quantised, and nothing else.
+    The library takes no shared expert of this width. Values between products are bf16, as kernels
+    store them, since another last bit may give another code."""
     assert isinstance(config.feed_forward, MoeShape)
     shares, experts = route(x, weights.router, config.feed_forward.chosen)
     gate_up, down = exact(weights.gate_up).plain, exact(weights.down).plain
@@ -112,10 +112,10 @@ def test_a_prompt_in_float32_is_not_quantised(device: torch.device) -> None:
     assert torch.equal(*of_phase)
 
 
-# Each token is held to a twin that quantises what its phase does. How far quantising moves a token
-# away from exact numbers depends on what cancels in it: up to 15% of these, so that this bounds
-# nothing. What is left: products stored as bf16, which the interpreter cuts where a GPU rounds, and
-# in prompts the codes that such a last bit changes.
+# Each token is compared with a reference with its phase's quantisation. Quantising moves some
+# tokens by up to 15% from exact numbers, because parts cancel, so exact numbers would bound
+# nothing. Remaining differences are products stored as bf16, truncated by the interpreter and
+# rounded by a GPU, and in prompts the codes changed by such a last bit.
 @every_pair(
     mix={name: mix for name, mix in MIXES.items() if NVFP4 not in mix or mix[0] is mix[1]},
     phase=PHASES,
@@ -165,7 +165,7 @@ def test_rows_past_the_count_change_nothing(kind: Kind, tokens: int, device: tor
 
 
 def part_of(weights: MoeWeights, held: range) -> MoeWeights:
-    """What a rank that has those experts has of a layer; of the shared one, all."""
+    """Return the weights of a rank with these experts, and the whole shared expert."""
     taken = slice(held.start, held.stop)
     gate_up, down = (
         Matrix(tuple(segment.each(lambda t: t[taken]) for segment in matrix.segments))
@@ -187,7 +187,7 @@ def part_of(weights: MoeWeights, held: range) -> MoeWeights:
 def test_ranks_with_experts_of_their_own_add_up_to_all(
     of: tuple[Kind, torch.dtype, Phase, float], tokens: int, device: torch.device
 ) -> None:
-    """But for the shared expert, which each of these has whole."""
+    """The shared expert is subtracted, because each of these ranks has it whole."""
     kind, dtype, phase, bound = of
     as_published = layer(kind, kind, CONFIG, dtype)
     weights = on_device(as_published, device)

@@ -21,7 +21,8 @@ PERMISSION = 7
 
 
 def random_pieces(lengths: list[int], seed: int) -> Pieces:
-    """Pieces of these lengths, apart from each other, in other places on either side."""
+    """Return segments of these lengths, apart from each other, at different places on both
+    sides."""
     generator = np.random.default_rng(seed)
     columns = []
     for _ in range(2):
@@ -41,7 +42,7 @@ def random_pieces(lengths: list[int], seed: int) -> Pieces:
 def stored(
     pieces: Pieces, grid: Grid, device: torch.device, gate: int = PERMISSION
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """(source, target after the launch, flag)."""
+    """Launch and return (source, target, flag)."""
     source = np.random.default_rng(1).integers(0, 256, SIZE, dtype=np.uint8)
     read = torch.from_numpy(source).to(device)
     write = torch.full((SIZE,), 0xA5, dtype=torch.uint8, device=device)

@@ -1,5 +1,5 @@
-"""Products with FP8 and NVFP4 weights against their twins on what the codes say: every grid of
-scales, both publishers, parts that fall between blocks, sizes that fill no tile."""
+"""Products with FP8 and NVFP4 weights compared with their references on the codes' numbers. Cases:
+every grid of scales, both publishers, parts that fall between blocks, sizes that fill no tile."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +28,7 @@ from .tensors import noise
 pytestmark = pytest.mark.usefixtures("poisoned_empty")
 EPS = 1e-6
 STREAM = Stream(16, 128, 4)
-# The interpreter cuts to bf16 where a GPU rounds.
+# The interpreter truncates to bf16 where a GPU rounds.
 TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 1e-2}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 each_dtype = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
@@ -37,7 +37,7 @@ BLOCK, CHANNEL, TENSOR, NVFP4 = Kind.FP8_BLOCK, Kind.FP8_CHANNEL, Kind.FP8_TENSO
 
 @dataclass(frozen=True)
 class Stored:
-    """Parts one below the other, as a publisher stores them. divided: as published() says."""
+    """Parts one below the other, as a publisher stores them. divided: as in published()."""
 
     kind: Kind
     parts: tuple[int, ...]
@@ -45,12 +45,12 @@ class Stored:
     divided: bool = False
 
     def matrix(self, times: int = 1) -> Matrix:
-        """times: as often below each other."""
+        """Return the matrix. times: number of repetitions of the parts, one below the other."""
         parts = self.parts * times
         return published(self.kind, parts, self.columns, divided=self.divided)
 
     def product(self, x: Tensor, weight: Any, tile: Tile | None = None) -> Tensor:
-        """Of a segment of such a matrix."""
+        """Return the product with a segment of such a matrix."""
         product = nvfp4_product if self.kind is NVFP4 else fp8_product
         return product(x, weight, tile=tile)
 
@@ -132,7 +132,7 @@ def test_shares_of_the_columns_of_nvfp4_are_joined(tile: Tile, device: torch.dev
 
 
 def test_many_rows_of_few_tiles_share_what_is_turned() -> None:
-    """Of 9B: by tiles of 128 rows where those fill an H200, which 128 rows of in_proj do not."""
+    """Shapes of 9B use tiles of 128 rows if these fill an H200; 128 rows of in_proj do not."""
     bf16 = torch.bfloat16
     down, gate_up, in_proj = (4096, 12288), (24576, 4096), (12288, 4096)
     assert tile_for(64, *down, bf16) == Tile(64, 64, 4, 4, 4)

@@ -1,5 +1,5 @@
-"""What kernels of several ranks exchange, one rank's with mailboxes that the others have filled or
-will read: sums in rank order, parts side by side, and a wait that ends."""
+"""The exchange of several ranks' kernels, with one rank's mailboxes filled or read by the others.
+Cases: sums in rank order, parts side by side, and a wait that ends."""
 
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ POISON = 0x5A
 
 
 def part_of(rank: int, call: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Of sizes so unequal that a sum depends on its order."""
+    """Return numbers of so unequal sizes that a sum depends on its order."""
     generator = torch.Generator().manual_seed(100 * call + rank)
     spread = torch.randn(shape, generator=generator) * 10 ** torch.randn(shape, generator=generator)
     return spread.to(dtype)
@@ -57,17 +57,18 @@ class Boxes:
         )
 
     def flags(self, rank: int) -> Tensor:
-        """[writer, place] int32, in that rank's mailbox."""
+        """Return [writer, place] int32, in the mailbox of `rank`."""
         flat = self.memory[rank, : RANKS * PLACES * FLAGS_BYTES].view(torch.int32)
         return flat.view(RANKS, PLACES)
 
     def chunks(self, rank: int) -> Tensor:
-        """[half, writer, place, bytes], in that rank's mailbox."""
+        """Return [half, writer, place, bytes], in the mailbox of `rank`."""
         flat = self.memory[rank, data_offset(RANKS) :]
         return flat.view(HALVES, RANKS, PLACES, CHUNK_BYTES)
 
     def arrive(self, writer: int, round: int, part: Tensor, place: int = 0) -> None:
-        """As that rank's kernel stores it for this one. part: at most PLACES chunks."""
+        """Store a part as the kernel of `writer` does for this rank. part: at most PLACES
+        chunks."""
         data = part.reshape(-1).view(torch.uint8)
         for number, chunk in enumerate(data.split(CHUNK_BYTES), place):
             self.chunks(RANK)[round % HALVES, writer, number, : len(chunk)] = chunk.to(
@@ -109,7 +110,7 @@ def test_sums_and_gathers(shape: tuple[int, int], dtype: torch.dtype, device: to
 
 
 def test_what_the_leader_drew(device: torch.device) -> None:
-    """Numbers of 32 bits, whatever a float of these bits would be."""
+    """They are numbers of 32 bits and need not be valid floats."""
     boxes = Boxes.empty(device)
     ranks = PeerCollectives(boxes.mailboxes, timeout=1)
     numbers = torch.randint(-(1 << 31), 1 << 31, (RANKS, 3, 8), dtype=torch.int64).int()
@@ -125,7 +126,7 @@ def test_rank_order_matters_to_these_parts() -> None:
 
 
 def test_programs_of_few_and_of_many_keep_their_own_rounds(device: torch.device) -> None:
-    """A launch of one program lets the second one's round stand."""
+    """A launch of one program leaves the second one's round unchanged."""
     boxes = Boxes.empty(device)
     ranks = PeerCollectives(boxes.mailboxes, timeout=1)
     half = CHUNK_BYTES // 4
@@ -148,7 +149,7 @@ def test_what_is_longer_than_a_mailbox_goes_round_by_round(device: torch.device)
     chunk = CHUNK_BYTES // 4
     width = (PLACES + 2) * chunk + 5
     parts = [part_of(rank, 1, (1, width), torch.float32) for rank in range(RANKS)]
-    # Both halves at once: of a peer that is one round ahead.
+    # Both halves at once, from a peer one round ahead.
     for writer in (0, 2):
         for round, part in enumerate(parts[writer].split(PLACES * chunk, dim=1), 1):
             boxes.arrive(writer, round, part.contiguous())

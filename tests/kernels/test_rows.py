@@ -1,5 +1,5 @@
-"""The rows of a batch as a GPU gets them, filled on the host: every request that exists fits one,
-and one that clients draw wide leaves those beside it alone."""
+"""The rows of a GPU's batch, filled on the host. Every possible request fits one, and a client with
+wide sampling settings does not affect the others."""
 
 import sys
 from typing import Any
@@ -35,7 +35,7 @@ CODEC = TextCodec(VOCAB, 4096, None, None)
 
 
 class Unpinned:
-    """torch for device_batch, with memory that a host without a GPU can give."""
+    """torch for device_batch, with memory available on a host without a GPU."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
@@ -51,7 +51,7 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> DeviceBatch:
 
 
 class Filling(CpuRunner):
-    """Computes on the host, after it has filled the rows that a GPU would get."""
+    """A runner that computes on the host, after it has filled the rows for a GPU."""
 
     rows: DeviceBatch
     forwards = 0
@@ -88,7 +88,7 @@ NAMES = [f"r{number}" for number in range(8)]
 
 
 def answering(rows: DeviceBatch) -> tuple[Lone, Filling]:
-    """An engine in the middle of eight answers."""
+    """Return an engine in the middle of eight answers."""
     engine, runner = filling(rows)
     for number, name in enumerate(NAMES):
         engine.post(submit(name, prompt(number), 40))
@@ -145,7 +145,7 @@ def test_a_row_holds_the_bounds_of_every_field(rows: DeviceBatch) -> None:
 def test_a_forward_that_cannot_be_launched_costs_those_beside_it_no_prompt(
     rows: DeviceBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever it is that a runner refuses: the others keep the state that they had landed."""
+    """After any rejection by a runner, the other requests keep their states."""
     (quiet, _), (engine, _) = answering(rows), answering(rows)
     forwarded: list[int] = []
     fill = rows.fill
@@ -165,6 +165,6 @@ def test_a_forward_that_cannot_be_launched_costs_those_beside_it_no_prompt(
     assert "no row" in engine.rejected("bad").message
     for name in NAMES:
         assert engine.tokens(name) == quiet.tokens(name)
-    # One token each a forward: nobody's prompt was read again.
+    # One token each in a forward: no prompt was computed again.
     assert set(forwarded) == {1}
     engine.assert_at_rest()

@@ -35,7 +35,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 @pytest.fixture
 def runs(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Tokens of a run, which the interpreter takes a long time over unless there are few."""
+    """Return the tokens of a run; the interpreter is slow unless they are few."""
     if device.type == "cuda":
         return sampling_cut.RUN
     for module in (sampling_sample, sampling_cut):
@@ -157,7 +157,7 @@ def test_draws_from_adjusted_logits_agree_with_the_twin(
 
 
 class Allowing(Constraint):
-    """These tokens, whatever came before."""
+    """A constraint that always allows these tokens."""
 
     def __init__(self, tokens: Sequence[int], vocab: int) -> None:
         self._mask = np.zeros(-(-vocab // 32), dtype=np.int32)
@@ -171,7 +171,8 @@ class Allowing(Constraint):
 def test_draws_under_a_mask_agree_with_the_twin(
     dtype: torch.dtype, more: dict[str, Any], runs: int, device: torch.device
 ) -> None:
-    """Masks that leave a run of the vocabulary nothing, one that leaves one token, and no mask."""
+    """Cases: masks that leave nothing of a run of the vocabulary, one that leaves one token, and no
+    mask."""
     vocab = 2 * runs + 41
     left = [range(0, vocab, 7), [runs + 3], [2, 5, 2 * runs + 40], [vocab - 1, 0], None, None]
     params = [
@@ -200,7 +201,7 @@ def test_draws_under_a_mask_agree_with_the_twin(
 def test_ranks_with_a_part_of_the_vocabulary_each_draw_as_one_with_all(
     runs: int, device: torch.device
 ) -> None:
-    """Parts that are no whole number of runs; equal scores on both sides of a border."""
+    """Parts are no whole number of runs; equal scores are on both sides of a border."""
     vocab, rows = 1000, 5
     logits = random_logits(11, rows, vocab).round(decimals=1)
     logits[0, [499, 500, 999]] = 50.0
@@ -233,7 +234,7 @@ def test_ranks_with_a_part_of_the_vocabulary_each_draw_as_one_with_all(
 def test_draws_from_a_part_of_the_vocabulary_are_those_with_nothing_else_likely(
     dtype: torch.dtype, cuts: bool, runs: int, device: torch.device
 ) -> None:
-    """Each token with the noise that it has among all."""
+    """Each token has its noise from the whole vocabulary."""
     params = [
         SamplingParams(temperature=heat, seed=row, **({"top_k": 9, "top_p": 0.8} if cuts else {}))
         for row, heat in enumerate((0.0, 0.7, 1.0, 3.0))
@@ -352,7 +353,7 @@ def broken(vocab: int, at: list[int] | slice, value: float) -> torch.Tensor:
     return logits
 
 
-@pytest.mark.filterwarnings("ignore:.*:RuntimeWarning")  # numpy's, of the interpreter
+@pytest.mark.filterwarnings("ignore:.*:RuntimeWarning")  # from numpy in the interpreter
 @pytest.mark.parametrize(
     ("tail", "sampling"),
     [

@@ -1,4 +1,4 @@
-"""Thinking budgets: the length of any thought, and whole characters where it is closed."""
+"""Thinking budgets: the length of any thought, and whole characters at its end."""
 
 from random import Random
 
@@ -15,7 +15,8 @@ END, OPENING, NEWLINE = 256, 257, 10
 
 
 def vocabulary(rng: Random) -> list[bytes]:
-    """Every byte, the two tags, and pieces of text that begin and end anywhere in a character."""
+    """Return every byte, the two tags, and pieces of text that begin and end anywhere in a
+    character."""
     text = "".join(rng.choices(LETTERS, k=400)).encode()
     cuts = [(start, start + rng.randrange(1, 7)) for start in rng.choices(range(900), k=60)]
     pieces = {text[start:stop] for start, stop in cuts} - {b""}
@@ -40,7 +41,8 @@ def test_what_a_tokens_last_character_lacks_is_what_completes_it() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_no_thought_of_whole_characters_is_closed_inside_one(seed: int) -> None:
-    """The model finishes what it begins, byte by byte if it must, and chooses at random else."""
+    """The model completes each character it begins, byte by byte if needed, and otherwise chooses
+    at random."""
     rng = Random(seed)
     tokens = vocabulary(rng)
     unfinished = UnfinishedTokens.of(tokens)

@@ -1,4 +1,4 @@
-"""Rows with drafts as rows of a token, and what of their draws counts."""
+"""Rows with drafts as rows of one token, and the sampled tokens that count."""
 
 import numpy as np
 import torch
@@ -51,7 +51,7 @@ def test_a_draw_counts_where_the_draft_before_it_was_drawn() -> None:
     own = [Sampled(3, -1.0, 2.0, ((3, -1.0),)), Sampled(4, -2.0, 1.0)]
     verified = VerifiedRows(
         rows=np.array([2, 0, 1, 3]),
-        # All hold; the second does not; the first does not; drawn elsewhere.
+        # All accepted; the second not; the first not; sampled elsewhere.
         lengths=np.array([4, 3, 2, 3], dtype=np.int32),
         ids=torch.tensor([9, 5, 6, 7, 9, 5, 8, 9, 9, 2, 1, 0, 9, 3, 9, 0, 4, 4]),
         width=4,

@@ -1,4 +1,4 @@
-"""What a GPU makes of a window: its digest and its fp8 rows equal the twins', bit for bit."""
+"""A GPU's digest and fp8 rows of a layer chunk equal the references' bit for bit."""
 
 from dataclasses import replace
 
@@ -42,7 +42,8 @@ def digests_there(
     device: torch.device,
     layout: CacheLayout = LAYOUT,
 ) -> list[int]:
-    """As a node with a GPU has them; where there is none, by its kernels in the interpreter."""
+    """Return digests as a node with a GPU computes them, or by its kernels in the interpreter if
+    there is none."""
     there = torch.from_numpy(memory).to(device)
     if there.is_cuda:
         return GpuWindowDigester(there, layout).digest_all(windows)
@@ -81,7 +82,7 @@ def test_a_window_has_the_same_digest_on_both(
 
 
 def test_windows_that_are_asked_for_together_keep_their_own_digests(device: torch.device) -> None:
-    """Of one launch: also of a window without rows, and of one that is asked for twice."""
+    """One launch also has a layer chunk without rows, and one requested twice."""
     memory = np.random.default_rng(8).integers(0, 256, SLABS * LAYOUT.slab_bytes, dtype=np.uint8)
     twin = WindowDigester(memory, LAYOUT)
     first = ArenaWindow(2**62 + 5, 9, WindowHeader(0, 0, 4, 3, 2, True), (1, 0), 5)
@@ -94,7 +95,8 @@ def test_windows_that_are_asked_for_together_keep_their_own_digests(device: torc
 
 
 def numbers(rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
-    """Every size of float32's exponent but the last subnormal ones, ties, signs and zeros."""
+    """Return numbers with every float32 exponent but the last subnormal ones, ties, signs and
+    zeros."""
     generator = torch.Generator().manual_seed(rows * width)
     values = torch.randn(2, rows, width, generator=generator)
     values *= torch.exp2(torch.randint(-110, 100, (2, rows, 1), generator=generator).float())
@@ -145,7 +147,7 @@ def test_units_of_an_arena_are_encoded_and_decoded_in_place_as_by_the_twin(
     units = WireUnits.of(LAYOUT, WirePrecision(kv, precision))
     size = 4 * LAYOUT.slab_bytes
     plain = np.random.default_rng(5).standard_normal(size // 4, dtype=np.float32).view(np.uint8)
-    # As numbers of either dtype.
+    # The bytes are valid numbers of both dtypes.
     memory = torch.from_numpy(plain.copy())
     memory.view(torch.bfloat16)[:] = memory.view(torch.float32).repeat_interleave(2).bfloat16()
     twin_memory, on_device = memory.clone(), memory.clone().to(device)

@@ -1,5 +1,5 @@
-"""What a GPU makes of pages and slots: equal to the twin, wherever they lie and in whatever order
-their blocks come; and different for every damage."""
+"""A GPU's digests of pages and slots equal the reference, at any place and with any order of
+blocks. Every damage changes them."""
 
 from dataclasses import replace
 
@@ -39,8 +39,8 @@ def arena() -> Arena:
 
 
 def digests(arena: Arena, device: torch.device, order: int = 1) -> list[int]:
-    """Of PAGES, then of SLOT; each launch has a region, the first or the last one first, or a part
-    of the slot."""
+    """Return the digests of PAGES, then of SLOT. Each launch has one region, the first or the last
+    one first, or a part of the slot."""
     words = arena.bytes.to(device).view(torch.int64)
     half = LAYOUT.slot_bytes // 16 * 8
     tables = [rows_of_pages(LAYOUT, region.index, PAGES, 0) for region in LAYOUT.regions]

@@ -1,4 +1,4 @@
-"""What the kernel of engine/tiers/gpu/word_digest.py computes, word by word: its naive twin."""
+"""The naive reference of the kernel of engine/tiers/gpu/word_digest.py, word by word."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ def _remix(value: int) -> int:
 
 
 def digest(content: NDArray[np.uint8]) -> int:
-    """Of a page, region after region, or of a slot: whole words."""
+    """Return the digest of a page, region after region, or of a slot, in whole words."""
     first = second = 0
     for place, word in enumerate(content.view(np.uint64).tolist()):
         mixed = _mix(word ^ (place * _ODD & MASK))

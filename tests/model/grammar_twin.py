@@ -1,4 +1,5 @@
-"""The naive twin of model/grammar/constraint.py: every token is tried, behind all tokens before."""
+"""The naive reference of model/grammar/constraint.py: every token is tried after all tokens before
+it."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -10,7 +11,7 @@ from tasuki.model.grammar.vocabulary import Vocabulary
 
 
 def naive_tokens(grammar: Grammar, vocabulary: Vocabulary, output: Sequence[int]) -> list[int]:
-    """Those that the answer may go on with."""
+    """Return the tokens that may continue the answer."""
     every = list(range(len(vocabulary.tokens)))
     said = list(output)
     begins_answer = grammar.closing is not None and grammar.opening is not None and not said

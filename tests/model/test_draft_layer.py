@@ -1,5 +1,5 @@
-"""The draft layer's guess equals the published head's, and its entries and what is carried over are
-the same however a prompt came in: whole, in chunks, token by token, or resumed at a checkpoint."""
+"""The draft layer's guess equals the published head's. Its entries and its carry do not depend on
+the way of a prompt: whole, in chunks, token by token, or resumed at a checkpoint."""
 
 import json
 from dataclasses import replace
@@ -42,7 +42,7 @@ def drafting_model(name: str) -> Qwen35Model:
 
 
 def draft(request: Request, hidden: torch.Tensor, token: int) -> torch.Tensor:
-    """Logits behind a token that is not forwarded yet."""
+    """Return logits after a token not forwarded yet."""
     one = SequenceSlice([token], request.tokens, request.pages, *request.slots)
     logits, _ = request.workspace.model.draft_logits(
         hidden[None], Batch.pack([one]), request.workspace.arena
@@ -55,7 +55,7 @@ def close(got: torch.Tensor, expected: torch.Tensor, most: float) -> None:
 
 
 def entries(request: Request, tokens: int) -> torch.Tensor:
-    """[2, kv_heads, positions 1 to tokens - 1, head_dim]."""
+    """Return [2, kv_heads, positions 1 to tokens - 1, head_dim]."""
     kv = request.workspace.arena.kv[-1][request.pages]
     return kv.permute(2, 1, 0, 3, 4).flatten(2, 3)[:, :, 1:tokens].clone()
 
@@ -65,8 +65,8 @@ def carried(request: Request) -> torch.Tensor:
 
 
 def naive_guess(hidden: torch.Tensor, following: list[int]) -> torch.Tensor:
-    """Logits behind the last of the tokens: the published head as it is described, each row at the
-    position of its hidden state. hidden [T, width]: final states; following [T]: token behind
+    """Return logits after the last of the tokens: the published head as described, each row at the
+    position of its hidden state. hidden [T, width]: final states; following [T]: the token after
     each."""
     folder = reference_dir("small-dense")
     config = ModelConfig.load(folder)

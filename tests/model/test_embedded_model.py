@@ -1,5 +1,5 @@
-"""The model that the package carries: whole, as recorded, and as good in our forward as it was when
-trained."""
+"""The model in the package is complete and as recorded. In tasuki's forward it is as good as after
+its training."""
 
 import hashlib
 import itertools
@@ -23,7 +23,7 @@ from tests.harness.goldens import Request, Workspace, final_hidden, logits_of
 FOLDER = embedded_model()
 RECORD: dict[str, Any] = json.loads((FOLDER / "training.json").read_text(encoding="utf-8"))
 QUESTION = "She was resolved to refuse him."
-# Of a model that takes all 2048 tokens for equally likely.
+# Loss of a model with equal probabilities for all 2048 tokens.
 UNTRAINED_LOSS = math.log(2048)
 
 

@@ -1,5 +1,5 @@
-"""Keys and values as FP8 rows: in the wire's format, read as they were stored by whoever reads
-them, in half of bf16's pages, and near enough to what was not rounded."""
+"""Keys and values as FP8 rows in the wire's format. Every reader reads them as stored. They need
+half of bf16's pages and are close to the unrounded values."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,7 +28,7 @@ from tests.harness.goldens import Request, Workspace, final_hidden, golden, load
 from tests.harness.loopback_pair import DRAFT, FULL, GDN, small_layout
 
 MOST_KL = 0.01
-"""Nats a token, of a trained model: the bound that the published quantisations are held to."""
+"""Nats a token on a trained model; the same bound as for the published quantisations."""
 MODEL = "small-dense"
 TEXT = (
     "It is a truth universally acknowledged, that a single man in possession of a good fortune, "
@@ -75,7 +75,7 @@ def test_a_head_of_a_page_is_what_the_wire_makes_of_it() -> None:
     assert torch.equal(kv[1], wire.encode(rows))
     keys, values = read_pages(kv, torch.tensor([1]), torch.float32, RowRoom())
     assert torch.equal(torch.cat((keys, values), 1), wire.decode(kv[1], torch.float32))
-    # In bf16 both factors are exact, and so is what they make.
+    # In bf16 both factors are exact, and so is their product.
     halves = read_pages(kv, torch.tensor([1]), torch.bfloat16, RowRoom())
     assert torch.equal(halves[0].float(), keys) and torch.equal(halves[1].float(), values)
 
@@ -115,8 +115,8 @@ def run(model: Qwen35Model, kv_dtype: str | None, prompt: list[int], chunk: int)
 def test_all_that_attends_reads_what_was_stored(
     chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bit for bit what pages of float32 give, of rows that were rounded before they were written:
-    a query that saw its own chunk's rows as they were before would show."""
+    """The result equals pages of float32 bit for bit if their rows are rounded before they are
+    written. A query that read its own chunk's unrounded rows would show."""
     prompt = golden(MODEL, "long").prompt[: 40 if chunk == 1 else None]
     model = load_model(MODEL)
     stored = run(model, FP8_ROWS, prompt, chunk)

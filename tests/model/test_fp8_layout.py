@@ -1,5 +1,4 @@
-"""FP8 segments as kernels read them hold the numbers that were published, whatever lies beside
-what."""
+"""FP8 segments in the kernels' layout hold the published numbers, for any neighbouring segments."""
 
 import pytest
 import torch

@@ -1,8 +1,8 @@
-"""Schemas of every documented constructor of four generators: nearly all are followed, in a
-response_format and between tags, a refusal names the keyword, and values of the types are let
-through.
+"""Schemas of every documented constructor of four generators. Nearly all are enforced, in a
+response_format and between tags. A rejection names the keyword, and values of the types are
+accepted.
 
-generator_schemas.json has one schema a constructor, as written by zod 4.6.7, typebox 1.4.3,
+generator_schemas.json has one schema per constructor, as written by zod 4.6.7, typebox 1.4.3,
 pydantic 2.14.4 and msgspec 0.23.0.
 """
 
@@ -27,11 +27,11 @@ KEYWORDS = (
     *("not", "uniqueItems", "unevaluatedProperties", "pattern", "$ref"),
     *("minimum and maximum of a number",),
 )
-"""Of refusals, as docs/structured-output.md names them."""
+"""Keywords of rejections, as named in docs/structured-output.md."""
 
 
 def refusal(schema: dict[str, Any], grammars: GrammarCompiler, *, in_tags: bool) -> str | None:
-    """Return what is said of the schema; None: it is followed."""
+    """Return the rejection of the schema; None if it is enforced."""
     grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
     try:
         if in_tags:

@@ -1,5 +1,4 @@
-"""The golden models that the project holds: small, of every kind that tests need, and far from
-ties."""
+"""The project's golden models are small, of every kind that tests need, and far from ties."""
 
 import json
 

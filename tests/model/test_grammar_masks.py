@@ -1,4 +1,4 @@
-"""Masks of grammars: what naive twins allow, token by token, whatever was appended how."""
+"""Masks of grammars equal those of naive references, token by token, for every way of appending."""
 
 import json
 import sys
@@ -29,7 +29,7 @@ from tests.harness.waiting import HANG_SECONDS, until
 from tests.model.grammar_twin import naive_tokens
 
 
-# Grammars tried as a node tries them, for tests that have no node.
+# Grammars tried as on a node, for tests without a node.
 def check(trials: GrammarTrials, grammar: Grammar) -> None:
     """Wait for the verdict. Raises as GrammarTrials.check()."""
     verdict = trials.verdict("", grammar.kind, grammar.source)
@@ -101,7 +101,7 @@ def test_every_mask_is_that_of_trying_every_token(name: str, kind: str) -> None:
 
 
 def test_a_finite_language_s_masks_are_the_beginnings_of_its_texts() -> None:
-    """A twin that knows nothing of llguidance."""
+    """The reference does not use llguidance."""
     texts = ["a", "ab", "abx", "true", "trueab", "né", "null, null"]
     grammar = Grammar(GrammarKind.REGEX, "|".join(texts))
     grammars = compiler()

@@ -1,4 +1,4 @@
-"""Trials of grammars by real processes, with stand-ins that do what a harmful source would."""
+"""Trials of grammars by real processes, with replacements that act like harmful sources."""
 
 import asyncio
 import os
@@ -34,7 +34,7 @@ REGEX = GrammarKind.REGEX
 @pytest.fixture(scope="module")
 def host() -> Iterator[TrialHost]:
     with pytest.MonkeyPatch.context() as patch:
-        # Of two cores one trial runs at a time, on any machine.
+        # With two cores one trial runs at a time, on any machine.
         patch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
         made = TrialHost(ALL_BYTES, OBEYS)
     yield made
@@ -43,7 +43,7 @@ def host() -> Iterator[TrialHost]:
 
 @pytest.fixture
 def trials(host: TrialHost) -> GrammarTrials:
-    """A client with nothing remembered."""
+    """Return a client without remembered verdicts."""
     return GrammarTrials(host.open)
 
 
@@ -52,7 +52,7 @@ def verdict(trials: GrammarTrials, text: str, caller: str = "ann") -> Verdict:
 
 
 def children() -> list[int]:
-    """Return the process numbers of this process's grandchildren: the trials that run."""
+    """Return the process ids of this process's grandchildren: the running trials."""
     found = []
     for server in _children_of(os.getpid()):
         found += _children_of(server)
@@ -100,7 +100,7 @@ def test_a_grammar_that_does_not_compile_is_refused_with_the_reason(
 
 
 def test_a_grammar_that_fails_over_the_vocabulary_alone_is_refused() -> None:
-    """Over bytes it compiles: the verdict is by the tokens of the node's model."""
+    """Over bytes it compiles, but the verdict is by the tokens of the node's model."""
     rng, letters = random.Random(0), b"abcdefghijklmnopqrstuvwxyz "
     words = {bytes(rng.choices(letters, k=rng.randint(2, 9))) for _ in range(60_000)}
     tokens = (*ALL_BYTES.tokens[:256], *sorted(words), b"")
@@ -112,7 +112,8 @@ def test_a_grammar_that_fails_over_the_vocabulary_alone_is_refused() -> None:
 
 
 def final_verdict(trials: GrammarTrials, source: str) -> Verdict:
-    """As callers ask again: on a busy machine a trial, of the lowest priority, gets no turn."""
+    """Return the final verdict, asking again as callers do. On a busy machine a trial, of the
+    lowest priority, may get no turn."""
     for _ in range(5):
         told = verdict(trials, source)
         if told.is_final:

@@ -1,5 +1,5 @@
-"""A string is held to its length as far as a lexer counts, and a length beyond that is refused by
-its keyword and place; a lexer that one answer has spent ends no other answer."""
+"""A string's length is enforced as far as a lexer counts. A greater limit is rejected by its
+keyword and place. A lexer used up by one answer ends no other answer."""
 
 import json
 from typing import Any
@@ -19,7 +19,7 @@ from tests.harness.trial_stand_ins import OBEYS
 
 END = 256
 BYTES = Vocabulary((*(bytes([byte]) for byte in range(256)), b""), (END,))
-# What one answer makes of such a lexer's states is about nine for each letter.
+# One answer creates about nine states of such a lexer per letter.
 LONG = {"type": "string", "maxLength": 4000}
 
 
@@ -34,7 +34,7 @@ def of_call(parameters: dict[str, Any], *, in_tags: bool) -> Grammar:
 
 
 def written(constraint: Constraint, text: str) -> int:
-    """How many letters of it the masks let through, each looked at before it is written."""
+    """Return the number of its letters allowed by the masks, each checked before it is written."""
     for place, byte in enumerate(text.encode()):
         mask = constraint.mask()
         if mask is None or not allows(mask, byte):
@@ -80,7 +80,7 @@ def test_a_slow_grammar_with_a_spent_lexer_is_compiled_again_for_the_next_reques
     assert not grammars.ready(grammar)
     grammars.wait()
     assert grammars.ready(grammar)
-    # It ends as the beginning of a text, where another answer is on its way.
+    # It ends as a prefix of a text, while another answer runs.
     spent = grammars.constraint(grammar, ())
     assert written(spent, '"' + "a" * 4000) < 4000 and spent.failed
     # Begins the compilation; a quick one has ended by then.

@@ -30,7 +30,7 @@ CONFIG = replace(
 
 
 class Split(RandomSource):
-    """Keeps what it gave, experts one by one, as a checkpoint would name it."""
+    """A source that keeps its tensors, experts one by one, under a checkpoint's names."""
 
     def __init__(self) -> None:
         super().__init__(3)
@@ -49,7 +49,7 @@ class Split(RandomSource):
 
 
 def write(folder: Path) -> None:
-    """A file a layer, one for the embedding, one for norm, head and draft layer."""
+    """Write a file per layer, one for the embedding, one for norm, head and draft layer."""
     source = Split()
     assemble(CONFIG, source, torch.float32)
     (folder / "config.json").write_text("{}")
@@ -86,5 +86,5 @@ def test_tens_of_thousands_of_tensors_load_in_hardly_more_than_reading_each_take
     ours = time.process_time() - began
     assert count > 63_800 and weights.formats == "fp8_block+plain"
     assert opened == files and len(files) == 42
-    # Of processor time, so that others on the machine decide nothing.
+    # Processor time, so that other processes do not change the result.
     assert ours < 1.3 * alone

@@ -12,7 +12,7 @@ TOKENS = torch.randint(0, DENSE.vocab, (400,), generator=torch.Generator().manua
 
 
 def states(request: Request) -> list[torch.Tensor]:
-    """Views of the arena: every layer's of either kind."""
+    """Return views of the arena for every layer of both kinds."""
     return [*request.workspace.arena.conv, *request.workspace.arena.ssm]
 
 

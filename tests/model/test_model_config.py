@@ -1,4 +1,4 @@
-"""Configs: both layouts, defaults, and refusals that name the field."""
+"""Configs: both layouts, defaults, and rejections with the field's name."""
 
 import json
 import re

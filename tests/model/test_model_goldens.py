@@ -22,7 +22,7 @@ from tests.harness.goldens import (
 )
 
 CASES = model_cases()
-# Every forward of a quantised model dequantises all that it uses: of these, one case each.
+# Every forward of a quantised model dequantises all weights it uses, so these have one case each.
 QUICK = [case for case in CASES if case[0] in MODELS or case[1] == "turn2"]
 SLOW = [case for case in CASES if case not in QUICK]
 LONG = {f"{model}-{case}": (model, case) for model, case in CASES if case in ("long", "turn2")}
@@ -61,7 +61,7 @@ def new_request(model: Qwen35Model, case: Golden) -> Request:
 
 
 def started(model_name: str, case_name: str) -> tuple[Golden, Qwen35Model, Request]:
-    """A case and a request for it, of which nothing is computed yet."""
+    """Return a case, its model and a request for it with nothing computed."""
     case, model = golden(model_name, case_name), load_model(model_name)
     return case, model, new_request(model, case)
 

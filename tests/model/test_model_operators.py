@@ -70,7 +70,7 @@ def test_stepped_tokens_leave_what_single_steps_leave_bit_by_bit(dtype: torch.dt
     plan = plan_gdn([tokens], torch.tensor([0]), saves, {0})
     assert torch.equal(gated_delta_rule(*inputs, stepped, plan), torch.cat(outputs))
     assert torch.equal(stepped[: tokens + 1], singles[: tokens + 1])
-    # Where nothing is to be stored nothing is, and a fold of some of them is as many steps.
+    # Without a slot nothing is stored, and a fold of some of them equals as many steps.
     for count in range(1, tokens + 1):
         some, held = tuple(x[:count] for x in inputs), pool()
         gated_delta_rule(*inputs, held, plan_gdn([tokens], torch.tensor([0]), [], {0}))
@@ -147,7 +147,7 @@ def test_paged_attention_equals_dense(before: int, length: int) -> None:
 def test_tokens_that_are_verified_attend_as_one_after_the_other(
     before: int, kv_heads: int, first_key: bool
 ) -> None:
-    """Bit by bit, in bf16 too, else drafts would change tokens."""
+    """They are equal bit by bit, in bf16 too; otherwise drafts would change tokens."""
     heads, dim, length = 8, 128, 5
     context = before + length
     table = torch.tensor([[3, 0, 4, 1, 2]])

@@ -1,4 +1,4 @@
-"""Tokens drawn: determinism in (seed, position), support, and the distribution itself."""
+"""Sampled tokens: determinism in (seed, position), support, and the distribution itself."""
 
 import hashlib
 import math
@@ -98,18 +98,18 @@ FOUR_EQUAL, FORTY_EQUAL = torch.zeros(1, 4), torch.zeros(1, 40)
     [
         (LOGITS, {"temperature": 10.0, "top_k": 3}, {0, 1, 2}),
         (LOGITS, {"temperature": 10.0, "top_k": 99}, {*range(6)}),
-        # The smallest set of that mass.
+        # The smallest set with this mass.
         (LOGITS, {"top_p": TWO - 0.01}, {0, 1}),
         (LOGITS, {"top_p": TWO + 0.01}, {0, 1, 2}),
         (LOGITS, {"top_p": 1e-6}, {0}),
-        # A token at which the mass is reached exactly is the last.
+        # A token that reaches the mass exactly is the last.
         (FOUR_EQUAL, {"top_p": 0.25}, {0}),
         (FOUR_EQUAL, {"top_p": 0.5}, {0, 1}),
         (FOUR_EQUAL, {"top_p": 0.75}, {0, 1, 2}),
         (FOUR_EQUAL, {"top_p": 0.75001}, {0, 1, 2, 3}),
         # Ties are cut in order of ids.
         (FORTY_EQUAL, {"top_k": 2}, {0, 1}),
-        # The likeliest alone is left whatever top_p.
+        # Only the likeliest is left, for every top_p.
         (FLAT, {"temperature": 5.0, "top_k": 1}, {1}),
         (FLAT, {"temperature": 5.0, "top_k": 1, "top_p": 0.999}, {1}),
     ],
@@ -190,7 +190,7 @@ def test_frequencies_follow_the_softmax(temperature: float) -> None:
     expected = (LOGITS[0] / temperature).softmax(0) * draws
     kept = [i for i in range(6) if expected[i] >= 5]
     chi_square = sum((counts[i] - float(expected[i])) ** 2 / float(expected[i]) for i in kept)
-    # The 99.9% point for five degrees of freedom; the draws are fixed by the seed.
+    # The 99.9% point for five degrees of freedom; the samples are fixed by the seed.
     assert chi_square < 20.5
 
 
@@ -206,7 +206,7 @@ def test_stop_ids() -> None:
 
 
 def test_without_a_cut_of_mass_no_token_is_too_unlikely_to_be_left() -> None:
-    """The first one's mass is 1 in binary: what comes behind it still is a choice."""
+    """The first token's mass is 1 in binary, but the token after it is still a choice."""
     params = SamplingParams(temperature=1.0, top_k=2, seed=1)
     (drawn,) = sample(torch.tensor([[0.0, -60.0, -90.0]]), [params], [0])
     assert drawn.token == 0 and drawn.margin < math.inf
@@ -226,6 +226,6 @@ def test_both_words_of_a_key_are_signed() -> None:
 
 
 def test_the_rarest_noise_is_its_naive_twins_too() -> None:
-    """A word of 601 of 2^32: there the half that is added to it shows."""
+    """The hash word is 601 of 2^32, so small that the added half shows."""
     noise = float(gumbel(noise_key(1), 79, 15807)[15806])
     assert noise > 15 and noise == pytest.approx(naive_gumbel(1, 79, 15806), abs=1e-4)

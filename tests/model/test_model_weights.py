@@ -1,4 +1,4 @@
-"""Checkpoint folders: name layouts, shards, experts, digests, and damage that is named."""
+"""Checkpoint folders: name layouts, shards, experts, digests, and damage reported by name."""
 
 import json
 from collections.abc import Callable
@@ -31,7 +31,7 @@ FILE = "model.safetensors"
 
 
 class Recorder(PlainSource):
-    """A source that keeps what it gave, as a checkpoint would name it."""
+    """A source that keeps its tensors under a checkpoint's names."""
 
     def __init__(self, prefix: str, fused: bool) -> None:
         self._source = RandomSource(3)
@@ -71,7 +71,7 @@ def assert_loads_as_random_weights(folder: Path, config: ModelConfig) -> None:
 
 
 def save_in_shards(tensors: dict[str, Tensor], folder: Path) -> dict[str, str]:
-    """In three files; by name, the file that holds it."""
+    """Save in three files; return the file of each tensor by name."""
     where: dict[str, str] = {}
     for shard in range(3):
         mine = sorted(tensors)[shard::3]
@@ -91,7 +91,8 @@ def test_both_name_layouts(config: ModelConfig, prefix: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("outer", ["", "language_model."])
 def test_a_language_model_beside_a_tower(outer: str, tmp_path: Path) -> None:
-    """Exports that name the whole before the text model: their head stands beside it."""
+    """Some exports name the whole model before the text model; their head is beside the text
+    model."""
     prefix = "language_model.model."
     tensors = published(DENSE, prefix)
     tensors[f"{outer}lm_head.weight"] = tensors.pop("lm_head.weight")
@@ -261,7 +262,7 @@ def test_every_file_is_opened_once_and_closed_at_the_end(
     assert opened == weight_files(tmp_path)
     with pytest.raises(WeightsError, match="wants"):
         load(tmp_path, replace(DENSE, vocab=DENSE.vocab + 1))
-    # Nothing keeps the pages of what was converted.
+    # No mapping keeps the pages of converted tensors.
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
     (tmp_path / "model-9.safetensors").write_bytes(b"")
     with pytest.raises(WeightsError, match=r"model-9\.safetensors: is truncated"):

@@ -1,4 +1,4 @@
-"""NVFP4 segments as kernels read them hold, bit for bit, the numbers that were published."""
+"""NVFP4 segments in the kernels' layout hold the published numbers, bit for bit."""
 
 import pytest
 import torch

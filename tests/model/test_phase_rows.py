@@ -8,7 +8,7 @@ from tasuki.model.forward import Batch, Phase, SequenceSlice
 
 
 def rows_of(*sequences: tuple[int, bool]) -> PhaseRows:
-    """(tokens, whether they are an answer's) of each sequence."""
+    """Return the rows of sequences, each (tokens, whether they belong to an answer)."""
     slices = [SequenceSlice([1] * n, 0, [0], 0, 1, stepped=answer) for n, answer in sequences]
     count = torch.tensor([sum(n for n, _ in sequences)], dtype=torch.int32)
     return PhaseRows.of(Batch.pack(slices), count)

@@ -1,5 +1,5 @@
-"""Quantised checkpoints that would be read as something else are refused, each by the names of what
-does not fit."""
+"""Quantised checkpoints that would be misread are rejected by the names of the parts that do not
+fit."""
 
 import json
 from collections.abc import Callable
@@ -32,12 +32,12 @@ Change = Callable[[Tensors], object]
 
 class Make(Protocol):
     def __call__(self, form: str, change: Change = ...) -> Path:
-        """A folder of a quantised small-moe, changed."""
+        """Return a folder of a quantised small-moe, changed."""
 
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Each is quantised once."""
+    """Return the original folders; each is quantised once."""
     root = tmp_path_factory.mktemp("originals")
 
     @cache
@@ -74,7 +74,7 @@ def drop(name: str) -> Change:
 
 
 def poison(name: str, code: int) -> Change:
-    """One code of a tensor of 8 bits."""
+    """Set one code of a tensor of 8 bits."""
 
     def change(tensors: Tensors) -> None:
         tensors[name].view(torch.uint8).view(-1)[5] = code
@@ -90,7 +90,7 @@ def poison(name: str, code: int) -> Change:
         ("nvfp4", drop(f"{UP}.weight_scale"), (f"{UP}.weight has dtype U8", "weight_scale is")),
         ("nvfp4", drop(f"{UP}.weight_scale_2"), (f"{UP}.weight has", "weight_scale_2")),
         ("nvfp4-ct", drop(f"{UP}.weight_global_scale"), (f"{UP}.weight_packed", "_global_scale")),
-        # A scale that nobody reads: beside a whole weight, beside another scale, and AWQ's.
+        # Unused scales: beside a whole weight, beside another scale, and AWQ's.
         (
             "fp8",
             put(f"{MLP}gate.weight_scale_inv", torch.ones(1, 1)),
@@ -116,7 +116,7 @@ def poison(name: str, code: int) -> Change:
             put("model.language_model.layers.9.mlp.up_proj.weight", torch.ones(2, 2).char()),
             ("layers.9.mlp.up_proj.weight (I8) is read by nobody",),
         ),
-        # What a scale cannot be.
+        # Invalid scales.
         (
             "fp8",
             put(f"{UP}.weight_scale_inv", torch.ones(3, 1)),
@@ -147,7 +147,7 @@ def poison(name: str, code: int) -> Change:
             ("weight_scale_inv of dtype U8; BF16, F16, F32 is read there",),
         ),
         ("nvfp4", put(f"{UP}.weight_scale", torch.ones(48, 4)), ("of dtype F32; F8_E4M3",)),
-        # Codes that are no numbers, and codes that are none of ours.
+        # Codes that are NaN, and codes of other formats.
         ("fp8", poison(f"{UP}.weight", 0x7F), (f"{UP}.weight is damaged", "holds NaN")),
         ("fp8", poison(f"{UP}.weight", 0xFF), (f"{UP}.weight is damaged", "holds NaN")),
         ("nvfp4", poison(f"{UP}.weight_scale", 0x7F), (f"{UP}.weight_scale holds NaN",)),

@@ -1,5 +1,5 @@
-"""Every published format, by `tasuki quantise`: loaded weights equal those that the definitions
-give, bit by bit, however experts, scales and parts are laid out."""
+"""Every published format, by `tasuki quantise`. Loaded weights equal the formats' definitions bit
+by bit, for every layout of experts, scales and parts."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -28,8 +28,8 @@ from tasuki.model.weights.safetensors_files import SafetensorsFile, StoredTensor
 from tasuki.model.weights.safetensors_folder import Checkpoint, load_weights, weights_digest
 from tests.harness.goldens import Request, Workspace, final_hidden, logits_of, reference_dir
 
-# Quantised checkpoints dequantised by the formats' definitions, a code at a time, with nothing of
-# what is tested: numpy in float32, and decoders written from the bits.
+# Quantised checkpoints dequantised by the formats' definitions, a code at a time, without the
+# tested code: numpy in float32, and decoders written from the bits.
 Floats = NDArray[np.float32]
 _E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 
@@ -74,8 +74,8 @@ def _nvfp4(packed: Tensor, groups: Floats) -> Floats:
 
 
 def dequantised(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same checkpoint with whole weights in float32 under their plain names. REQUIRES: experts
-    are split."""
+    """Return the same checkpoint with whole weights in float32 under their plain names. REQUIRES:
+    experts are split."""
     whole: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         module, _, leaf = name.rpartition(".")
@@ -102,7 +102,7 @@ def dequantised(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def write_dequantised(source: Path, target: Path) -> None:
-    """source: a folder of one file."""
+    """Write the dequantised checkpoint. source: a folder with one file."""
     target.mkdir()
     save_file(dequantised(load_file(source / "model.safetensors")), target / "model.safetensors")
     config = json.loads((source / "config.json").read_text())
@@ -133,7 +133,7 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> ModelWeights:
 
 
 def in_full(matrix: Matrix) -> Tensor:
-    """Whole, of a stack too."""
+    """Return the whole matrix, also of a stack."""
     if len(matrix.shape) == 2:
         return matrix.dequantised(torch.float32)
     return torch.stack([matrix[i].dequantised(torch.float32) for i in range(matrix.shape[0])])
@@ -171,7 +171,8 @@ def test_every_format_is_what_its_definition_says(model: str, form: str, tmp_pat
 
 @pytest.mark.parametrize("form", ["fp8", "fp8-channel", "nvfp4-ct", "mixed"])
 def test_quantising_keeps_most_of_every_weight(form: str, tmp_path: Path) -> None:
-    """Against the plain checkpoint, so that a codec and its reader cannot be wrong alike."""
+    """The comparison is with the plain checkpoint, so equal errors in a codec and its reader
+    show."""
     got = load(quantise("small-moe", form, tmp_path))
     plain = load(reference_dir("small-moe"))
     for mine, whole in zip(matrices(got), matrices(plain), strict=True):
@@ -185,7 +186,8 @@ def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor
 
 
 def fused(tensors: dict[str, Tensor], spell: Callable[[str, str], str]) -> dict[str, Tensor]:
-    """Experts as one tensor of each kind. spell: a name of (projection, what follows `weight`)."""
+    """Return experts as one tensor of each kind. spell: makes a name from (projection, rest after
+    `weight`)."""
     split = {name: tensor for name, tensor in tensors.items() if ".mlp.experts." in name}
     made = {name: tensor for name, tensor in tensors.items() if name not in split}
     for layer in range(4):
@@ -233,7 +235,7 @@ def test_fused_experts_equal_split_ones(form: str, spelling: str, tmp_path: Path
 
 
 def test_fused_fp8_blocks_go_over_gate_and_up(tmp_path: Path) -> None:
-    """Their grid is of the fused rows: 64 of gate and up lie in one block."""
+    """Their grid covers the fused rows: 64 of gate and up are in one block."""
     folder = quantise("small-moe", "fp8", tmp_path)
     plain = load_file(reference_dir("small-moe") / FILE)
     name = EXPERTS.format(0) + "gate_up_proj"
@@ -277,7 +279,7 @@ def test_block_scales_of_every_dtype_are_read_as_they_are(
 
 
 def test_experts_listed_by_projection(tmp_path: Path) -> None:
-    """As ModelOpt splits what was fused: experts.gate_proj.0.weight."""
+    """ModelOpt splits fused experts in this way: experts.gate_proj.0.weight."""
     folder = quantise("small-moe", "nvfp4", tmp_path)
     split = load(folder)
 
@@ -297,7 +299,8 @@ def test_experts_listed_by_projection(tmp_path: Path) -> None:
 
 
 def test_what_decays_the_state_stays_whole_or_is_dequantised_at_load(tmp_path: Path) -> None:
-    """b and a of a community checkpoint that quantised everything, its router too."""
+    """The tensors are b and a of a community checkpoint with everything quantised, its router
+    too."""
     folder = quantise("small-moe", "fp8", tmp_path)
     stem = "model.language_model.layers.0."
 
@@ -378,7 +381,7 @@ def test_an_odd_scale_range_is_exact() -> None:
 
 @pytest.mark.parametrize("form", RECIPES)
 def test_numbers_next_to_zero_have_codes_and_scales(form: str) -> None:
-    """Whose scales would be 0, or hold no reciprocal."""
+    """Their scales would otherwise be 0, or have no reciprocal."""
     weight = torch.zeros(130, 160)
     weight[:, ::3] = 2.0**-130
     for _, codec in RECIPES[form].modules:
@@ -407,7 +410,8 @@ def test_two_scales_of_an_expert_are_for_halves_of_its_rows(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("form", "most"), [("fp8", 0.005), ("mixed", 0.1)])
 def test_a_trained_model_says_nearly_the_same(form: str, most: float, tmp_path: Path) -> None:
-    """Mean divergence of its next token over a text that it was not trained on."""
+    """The measure is the mean divergence of its next token over a text outside its training
+    data."""
     trained = embedded_model()
     quantise_folder(trained, tmp_path / form, RECIPES[form])
     text = (Path(__file__).parents[2] / "LICENSE").read_text()[:3000]
@@ -490,7 +494,7 @@ def test_files_are_opened_once_and_read_from_the_first_to_the_last(
     assert opened == files
     of = {name: file.name for file in folder.glob("*.safetensors") for name in load_file(file)}
     assert [file for file, _ in groupby(of[name] for name in read)] == files
-    # Of experts that are read as one the first is looked at before.
+    # The first of experts read as one tensor is inspected before.
     assert set(read) == set(tensors) and len(read) <= len(tensors) + 4 * 3 * 2
 
 

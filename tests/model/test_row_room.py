@@ -1,4 +1,5 @@
-"""Memory that reads of pages reuse: the same numbers as fresh memory, and not more than is used."""
+"""Memory reused by reads of pages gives the same numbers as fresh memory and is no larger than
+needed."""
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ def test_reads_of_any_length_give_what_the_pages_hold(
     torch.manual_seed(0)
     kv = torch.randn(PAGES, HEADS, 2, PAGE_TOKENS, DIM).to(stored)
     room = RowRoom()
-    # Longer, shorter and of another order than the one before, so that what it left would show.
+    # Each is longer, shorter or in another order than the last, so leftover data would show.
     for pages in ([0], [8, 1, 5], [2], [7, 6, 5, 4, 3, 2, 1, 0], [3, 3]):
         chosen = kv[torch.tensor(pages)].to(dtype)
         for side, rows in enumerate(read_pages(kv, torch.tensor(pages), dtype, room)):

@@ -1,4 +1,5 @@
-"""Schemas as callers write them: what constrains nothing is taken, and patterns are ECMA-262's."""
+"""Schemas as callers write them: keywords without a constraint are accepted, and patterns are
+ECMA-262's."""
 
 import json
 from typing import Any
@@ -33,7 +34,7 @@ def follows(grammars: GrammarCompiler, schema: dict[str, Any], value: Any) -> bo
 
 
 def found(grammars: GrammarCompiler, pattern: str, letters: str) -> str:
-    """Those of the letters that the pattern takes."""
+    """Return the letters that the pattern accepts."""
     schema = {"type": "string", "pattern": pattern}
     return "".join(letter for letter in letters if follows(grammars, schema, letter))
 

@@ -1,6 +1,6 @@
-"""Every feature of JSON Schema that llguidance's documentation claims, which are those that
-JSONSchemaBench counts: what follows a schema is let through, nothing else is, and what is drawn at
-random is valid. What is not claimed is refused by its name (test_grammar_masks.py)."""
+"""Every feature of JSON Schema claimed by llguidance's documentation, the same list as
+JSONSchemaBench's. Valid values are accepted and no others, and random samples are valid. Other
+features are rejected by name (test_grammar_masks.py)."""
 
 import json
 from typing import Any
@@ -17,7 +17,7 @@ from tasuki.model.grammar.vocabulary import Vocabulary
 END = 256
 BYTES = Vocabulary((*(bytes([byte]) for byte in range(256)), b""), (END,))
 A, B = {"const": "a"}, {"const": "b"}
-# A schema, values that are valid by it, values that are not.
+# A schema, valid values, invalid values.
 FEATURES: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
     "true": ({}, [None, 1.5, "x", [], {}], []),
     "type": ({"type": "integer"}, [0, -3], [0.5, "0", None]),
@@ -225,7 +225,7 @@ def test_other_counts_of_keys_are_held(grammars: GrammarCompiler) -> None:
 
 
 def drawn(grammars: GrammarCompiler, schema: dict[str, Any], seed: int, most: int = 400) -> str:
-    """A random answer, which ends soon where it may; empty where it did not."""
+    """Return a random answer that ends as soon as it may; empty if it did not end."""
     rng = np.random.default_rng(seed)
     constraint, said = following(grammars, schema), b""
     while len(said) < most:

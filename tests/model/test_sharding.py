@@ -1,4 +1,4 @@
-"""Which slices of a model each rank has: every element once, heads with what belongs to them."""
+"""The slices of a model on each rank: every element once, and heads with all their parts."""
 
 from collections import Counter
 from dataclasses import replace
@@ -35,7 +35,7 @@ WIDTH, EXPERT = ExpertCut.BY_WIDTH, ExpertCut.BY_EXPERT
 
 
 class Shapes(PlainSource):
-    """Every tensor that is asked for, without memory; remembers their shapes."""
+    """A source of every tensor without memory; it records their shapes."""
 
     def __init__(self, fused: bool = True) -> None:
         self.shapes: dict[str, tuple[int, ...]] = {}
@@ -52,13 +52,13 @@ class Shapes(PlainSource):
 
 
 def published(name: str) -> ModelConfig:
-    """A shape of as many layers as it has kinds, and a draft layer."""
+    """Return a config with one layer of each kind, and a draft layer."""
     config = published_or_folder(name)
     return replace(config, layer_kinds=config.layer_kinds[2:4], draft_layers=1)
 
 
 def owners(cuts: list[Cut]) -> tuple[int, set[int]]:
-    """(Elements of the dimension that some rank has, how many ranks have each)."""
+    """Return (number of elements on any rank, numbers of ranks with the same element)."""
     edges: Counter[int] = Counter()
     for cut in cuts:
         for span in cut.spans:
@@ -93,7 +93,7 @@ def test_ranks_have_each_element_of_each_weight_once(
     assemble(config, whole, torch.float32, "meta")
     for ranks in SIZES:
         shards = [Shard(rank, ranks, experts) for rank in range(ranks)]
-        # Asks for the rank's own shapes: where a cut has another shape, it is refused.
+        # It asks for the rank's own shapes; a cut with another shape is rejected.
         asked = Shapes(fused)
         own = ShardedSource(asked, config, shards[-1])
         assemble(shards[-1].part(config), own, torch.float32, "meta")
@@ -243,7 +243,7 @@ def test_a_rank_reads_what_the_whole_has_there(name: str, ranks: int, experts: E
     float32 = torch.float32
 
     class Dequantised(ShardedSource):
-        """Cuts what was read whole, in place of reading slices."""
+        """A source that reads whole tensors and cuts them, instead of reading slices."""
 
         def matrix(
             self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE

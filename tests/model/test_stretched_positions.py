@@ -1,7 +1,7 @@
 """Contexts longer than the training: under YaRN angles and logits equal transformers'.
 
-Goldens are of `python -m tools.goldens`: each variant changes what small-dense's config has to do
-with positions, under the old key and the new one.
+Goldens are made by `python -m tools.goldens`. Each variant changes the position settings of
+small-dense's config, under the old key and the new one.
 """
 
 import json
@@ -87,7 +87,7 @@ def test_a_table_holds_the_angles_of_every_position_in_the_bytes_that_are_counte
 
 
 def yarn(**changes: object) -> dict[str, Any]:
-    """A config whose angles are stretched four times; None takes a field away."""
+    """Return a config with angles stretched four times; None removes a field."""
     rope = {
         "rope_type": "yarn",
         "rope_theta": 1e7,
@@ -132,7 +132,7 @@ def test_the_longest_context_is_the_one_that_is_stated_or_follows_from_the_facto
         ),
         (yarn(full_attention={}), "rope_parameters.full_attention is for one kind of layer"),
         ({"rope_scaling": [4]}, "rope_scaling is not an object"),
-        # It stands for all of rope_parameters, and transformers would guess another base.
+        # It replaces all of rope_parameters, and transformers would guess another base.
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling.rope_theta is missing"),
         *(
             ({key: {name: kind, "factor": 4.0}}, f"{key}.{name} is '{kind}'")

@@ -90,7 +90,7 @@ def test_the_caller_that_used_least_is_next() -> None:
 
 
 def test_killed_trials_count_against_the_share() -> None:
-    """Ann asks and leaves at once, over and over; bob's turn comes before her next."""
+    """Ann asks and leaves at once, over and over. Bob's turn comes before her next one."""
     asks = Asks()
     first, begun = asks.ask("ann", "a0")
     assert asks.queue.leave(first, 0.0) == [Kill(started(begun)["a0"])]

@@ -1,5 +1,5 @@
-"""Ranks of one model, as threads: each reads its slices of the weights and keeps its heads' pages
-and states; the reduce hook adds up what they computed, twice a layer."""
+"""Ranks of one model, as threads. Each reads its slices of the weights and keeps its heads' pages
+and states. The reduce hook sums their results, twice a layer."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -28,12 +28,12 @@ from tests.harness.goldens import (
 )
 from tests.harness.waiting import HANG_SECONDS
 
-# Ranks as threads of one process: what they exchange, and a model for each.
+# Ranks as threads of one process: their exchange, and a model for each.
 Result = TypeVar("Result")
 
 
 class ThreadExchange:
-    """The collectives of ranks that are threads. calls: by rank, sums."""
+    """The collectives of ranks as threads. calls: number of sums by rank."""
 
     def __init__(self, ranks: int) -> None:
         self._given: list[Tensor | None] = [None] * ranks
@@ -61,7 +61,7 @@ class ThreadExchange:
         return found
 
     def broken(self) -> None:
-        """A rank has failed: the others need not wait."""
+        """Report a failed rank: the others need not wait."""
         self._barrier.abort()
 
 
@@ -72,7 +72,7 @@ def rank_models(
     draft_layers: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[ThreadExchange, list[Qwen35Model]]:
-    """Of a golden, each with its own slices of the files."""
+    """Return models of a golden, each with its own slices of the files."""
     folder = reference_dir(name)
     config = replace(ModelConfig.load(folder), draft_layers=draft_layers)
     exchange = ThreadExchange(ranks)
@@ -89,7 +89,7 @@ def rank_models(
 def run_ranks(
     exchange: ThreadExchange, models: Sequence[Qwen35Model], run: Callable[[Qwen35Model], Result]
 ) -> list[Result]:
-    """What `run` returns of each rank's model, all at once."""
+    """Return the results of `run` for all ranks' models, run at the same time."""
 
     def guarded(model: Qwen35Model) -> Result:
         try:
@@ -109,7 +109,8 @@ WIDTH, EXPERT = ExpertCut.BY_WIDTH, ExpertCut.BY_EXPERT
 
 
 def answers(model: Qwen35Model) -> tuple[Request, list[Tensor]]:
-    """Logits after the prompt and after each greedy token, with a checkpoint inside the prompt."""
+    """Return logits after the prompt and after each greedy token, with a checkpoint inside the
+    prompt."""
     workspace = Workspace(model)
     request = Request(workspace, len(PROMPT) + STEPS)
     logits = [request.forward(PROMPT, ((MARK, workspace.dirty_slot()),))]
@@ -155,8 +156,8 @@ def test_ranks_that_add_up_in_the_hook_answer_as_one(
 
 
 def errors(model: Qwen35Model, case: Golden, exact: list[Tensor]) -> tuple[float, int]:
-    """How far its logits are from those, behind the prompt and each token of the golden answer, and
-    how many of them are largest where the golden's are."""
+    """Return (distance, agreed) after the prompt and each token of the golden answer. distance: the
+    largest difference of its logits from `exact`. agreed: the number of equal greedy choices."""
     request = Request(Workspace(model), len(case.prompt) + len(case.greedy))
     far, agreed = 0.0, 0
     runs = [case.prompt, *([token] for token in case.greedy[:-1])]
@@ -168,8 +169,8 @@ def errors(model: Qwen35Model, case: Golden, exact: list[Tensor]) -> tuple[float
 
 
 def test_two_ranks_are_as_near_in_bf16_as_one_is() -> None:
-    """The bound: at most twice as far from float32's logits as one rank's, which rounds at the
-    same places but for the sums of two parts, and the golden's share of equal choices."""
+    """The bound is twice the distance of one rank's logits from float32's, and the golden's share
+    of equal choices. One rank rounds at the same places, except for the sums of two parts."""
     name, case = "tiny-dense", golden("tiny-dense", "long")
     one = load_model(name)
     request = Request(Workspace(one), len(case.prompt) + len(case.greedy))
@@ -185,5 +186,5 @@ def test_two_ranks_are_as_near_in_bf16_as_one_is() -> None:
 
 
 def ids(request: Request, view: str) -> int:
-    """Of the state that was written last but one, or of the first page."""
+    """Return the ids of the last state but one, or of the first page."""
     return request.pages[0] if view == "kv" else request.slots[0]

@@ -1,4 +1,4 @@
-"""What ranks exchange over gloo: sums in rank order, the same bits everywhere."""
+"""Exchange of ranks over gloo: sums in rank order, the same bits on all."""
 
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -15,7 +15,7 @@ RANKS = 3
 
 
 def given(rank: int, dtype: torch.dtype) -> Tensor:
-    """Numbers of sizes so unequal that a sum depends on its order."""
+    """Return numbers of so unequal sizes that a sum depends on its order."""
     generator = torch.Generator().manual_seed(rank)
     spread = torch.randn(5, 33, generator=generator) * 10 ** torch.randn(5, 33, generator=generator)
     return spread.to(dtype)
@@ -27,7 +27,7 @@ def exchange(connection: Connection, meeting: Path, rank: int) -> None:
     found = []
     for dtype in (torch.float32, torch.bfloat16):
         mine = given(rank, dtype)
-        # One that is not contiguous, too.
+        # Also a tensor that is not contiguous.
         found += [ranks.sum(mine), ranks.gather(mine), ranks.sum(mine.t()).t()]
         assert torch.equal(mine, given(rank, dtype))
     connection.send([tensor.float().numpy() for tensor in found])

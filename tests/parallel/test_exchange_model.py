@@ -1,8 +1,8 @@
 """The protocol of one program of each rank (engine/parallel/peer_collectives.py) in every
-interleaving: nobody reads what is not there yet or no longer, nobody waits for ever. What the
-kernels rely on is left out in turn, and found.
+interleaving. No rank reads data too early or too late, and none waits for ever. Each guarantee used
+by the kernels is left out in turn, and the check finds it.
 
-A store is there for its reader at once, or as late as its writer's next release: both are tried.
+A store is visible to its reader at once, or as late as its writer's next release. Both are tried.
 """
 
 from collections.abc import Callable
@@ -15,9 +15,9 @@ ROUNDS = 4
 HALVES = 2
 
 Op = tuple[str, int, int]
-"""What is done, with which peer, in which round."""
+"""An action, its peer and its round."""
 Rules = Callable[[int, int, int], list[Op]]
-"""The steps of a rank of so many in a round."""
+"""The steps of a rank in a round, by rank, number of ranks and round."""
 
 
 def kernel(rank: int, ranks: int, round: int) -> list[Op]:
@@ -30,8 +30,8 @@ def kernel(rank: int, ranks: int, round: int) -> list[Op]:
 
 @dataclass(frozen=True)
 class State:
-    """at: of every rank, the number of its next step. flags: by (owner, writer). boxes: by (owner,
-    writer, half): the round of what is there."""
+    """A state of all ranks. at: index of each rank's next step. flags: by (owner, writer). boxes:
+    round of the stored data, by (owner, writer, half)."""
 
     at: tuple[int, ...]
     flags: tuple[tuple[tuple[int, int], int], ...]
@@ -41,7 +41,7 @@ class State:
 
 
 def explore(ranks: int, rules: Rules, *, halves: int = HALVES, exact: bool = False) -> str:
-    """The first fault; nothing where there is none. exact: a flag is waited for that is equal."""
+    """Return the first fault; empty if there is none. exact: a wait needs an equal flag."""
     lives = [
         [op for round in range(1, ROUNDS + 1) for op in rules(rank, ranks, round)]
         for rank in range(ranks)
@@ -75,7 +75,7 @@ def explore(ranks: int, rules: Rules, *, halves: int = HALVES, exact: bool = Fal
                     late = state.late | {(peer, rank, half, round)}
                     following.append(State(at, state.flags, state.boxes, late))
                 case "raise":
-                    # A release: what this rank has stored before is there.
+                    # A release makes this rank's earlier stores visible.
                     own = sorted(store for store in state.late if store[1] == rank)
                     arrived = {store[:3]: store[3] for store in own}
                     found = boxes | arrived
@@ -123,7 +123,7 @@ def no_wait(rank: int, ranks: int, round: int) -> list[Op]:
 
 
 def read_a_round_later(rank: int, ranks: int, round: int) -> list[Op]:
-    """As a kernel that starts before the one before it has read."""
+    """Return the steps of a kernel that starts before the previous one has read."""
     ops = [op for op in kernel(rank, ranks, round) if op[0] != "read"]
     raised = max(place for place, op in enumerate(ops) if op[0] == "raise") + 1
     late = [("read", op[1], round - 1) for op in ops if op[0] == "wait" and round > 1]

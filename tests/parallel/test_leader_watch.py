@@ -1,4 +1,4 @@
-"""A rank sees that its leader stands still by what lies unread in the socket between them."""
+"""A rank detects a frozen leader by the unread bytes in the socket between them."""
 
 import os
 import socket
@@ -14,7 +14,7 @@ TIMEOUT = 10.0
 
 
 class Pair:
-    """leader: the end that reads, or does not."""
+    """A leader and a follower. leader: the end that reads, or does not."""
 
     def __init__(self) -> None:
         self.leader, self.follower = socket.socketpair()
@@ -22,7 +22,8 @@ class Pair:
         self.watch = LeaderWatch(self.follower, TIMEOUT, self.clock)
 
     def lost_after(self, periods: int) -> tuple[int, float] | None:
-        """In which period of so many, and the seconds of silence."""
+        """Return the period of the loss, up to `periods`, and the seconds without progress; None
+        without a loss."""
         for period in range(periods):
             self.clock.now += self.watch.period
             silent = self.watch.lost()

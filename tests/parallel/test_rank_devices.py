@@ -1,4 +1,4 @@
-"""Which GPU a rank takes, and what is refused of ranks on GPUs before anything is started."""
+"""The GPU of each rank, and the settings of ranks on GPUs rejected before anything starts."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,7 +53,7 @@ def test_more_ranks_than_gpus_are_refused(model: Path, monkeypatch: pytest.Monke
 
 
 class ImaginedIpc:
-    """Maps what a rank exported at an address that names it."""
+    """A simulated IPC that maps a rank's export at an address derived from it."""
 
     opened: list[tuple[Export, int]]
 

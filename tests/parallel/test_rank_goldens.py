@@ -1,5 +1,5 @@
-"""Every greedy token of every golden whose heads divide, and what else requests ask for, through an
-engine of several ranks: tokens equal to those of one."""
+"""Every greedy token of every golden whose heads divide, and other kinds of requests, through an
+engine of several ranks: tokens equal to one rank's."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ GOLDENS = [
     *(name for name in ("tp4-dense", *QUANTISED) if (BESIDE / name).is_dir()),
 ]
 BLOCKS_CUT = {"moe-fp8"}
-"""Heads of 64 in blocks of 128: refused (tests/model/test_sharding.py)."""
+"""Models with heads of 64 in blocks of 128: rejected (tests/model/test_sharding.py)."""
 SETTINGS = [
     (name, ranks, cut is ExpertCut.BY_EXPERT)
     for name in GOLDENS

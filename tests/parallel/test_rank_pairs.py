@@ -1,5 +1,5 @@
-"""Pairs of nodes of unequal numbers of ranks: tokens of the goldens, next turns that go back and
-forth, and nothing left behind."""
+"""Pairs of nodes with unequal numbers of ranks: tokens of the goldens, next turns back and forth,
+and nothing left behind."""
 
 import json
 

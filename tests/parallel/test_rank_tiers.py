@@ -1,5 +1,5 @@
-"""Tiers below arenas of several ranks: a copy is of use once every rank has it, and what one rank
-has wrong, or not at all, none of them computes with."""
+"""Tiers below arenas of several ranks. A copy is used only when every rank has it. If it is wrong
+or missing on one rank, no rank computes with it."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ from tests.parallel.test_ranks import Cast
 
 @pytest.fixture(autouse=True)
 def near_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So few tokens would be computed rather than read."""
+    """Make reads cheap, because so few tokens would otherwise be computed."""
     monkeypatch.setattr("tasuki.engine.assembly.parts.DISK_LINK", CPU_LINK)
 
 
@@ -109,7 +109,7 @@ def disks(folder: Path) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of two ranks that answered every case."""
+    """Return the folder of two ranks that answered every case."""
     folder = tmp_path_factory.mktemp("kept")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tasuki.engine.assembly.parts.DISK_LINK", CPU_LINK)
@@ -122,7 +122,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def kept(original: Path, tmp_path: Path) -> Path:
-    """A copy of that folder, which takes no more of the disk than was written."""
+    """Return a sparse copy of that folder; it takes no more disk than was written."""
     subprocess.run(["cp", "-a", "--sparse=always", f"{original}/.", tmp_path], check=True)
     return tmp_path
 

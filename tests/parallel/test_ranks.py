@@ -1,4 +1,4 @@
-"""What a leader notices of its followers, and that it leaves none behind."""
+"""A leader notices the failures of its followers and leaves none behind."""
 
 import math
 import os
@@ -30,14 +30,14 @@ from tests.harness.waiting import HANG_SECONDS, ManualClock, until
 
 
 def obey(connection: Connection) -> None:
-    """A process that says what it is told to on its standing order: nothing."""
+    """Run without output until interrupted."""
     with suppress(KeyboardInterrupt):
         signal.pause()
 
 
 @dataclass
 class ScriptedCollectives:
-    """What Ranks asks of Collectives."""
+    """The part of Collectives used by Ranks."""
 
     begun: int = 0
     abandoned: threading.Event = field(default_factory=threading.Event)
@@ -48,7 +48,7 @@ class ScriptedCollectives:
 
 @dataclass
 class Puppet:
-    """A follower whose words the test writes. process: sleeps until it is killed."""
+    """A follower whose messages the test sends. process: sleeps until it is killed."""
 
     process: RankProcess
     theirs: socket.socket
@@ -87,7 +87,7 @@ class Cast:
         self.known.set()
 
     def loss(self) -> str:
-        """The reason, once every follower has ended."""
+        """Return the reason, once every follower has ended."""
         assert self.known.wait(HANG_SECONDS)
         until(lambda: all(map(ended, self.pids)), "a follower goes on")
         with pytest.raises(RankLost) as caught:
@@ -145,7 +145,7 @@ def test_silence_ends_all_and_beats_do_not(cast: Callable[..., Cast]) -> None:
     for puppet in found.puppets:
         puppet.say(r.Beat(), r.Loaded(8), r.Joined())
     found.ranks.joined()
-    # One goes on beating while time passes; the other one does not.
+    # One continues its heartbeats while time passes; the other does not.
     while not found.lost and seen < 100_000:
         found.puppets[0].say(r.Beat())
         passes(0.05)
@@ -214,7 +214,7 @@ def test_a_death_while_others_load_ends_the_wait(cast: Callable[..., Cast]) -> N
 
 
 def test_a_follower_that_does_not_read_holds_nobody_up(cast: Callable[..., Cast]) -> None:
-    """The engine's thread writes into a full socket; the silence ends that."""
+    """The engine's thread writes into a full socket; the heartbeat timeout ends this."""
     found = cast(count=1)
 
     def write() -> None:
@@ -230,7 +230,7 @@ def test_a_follower_that_does_not_read_holds_nobody_up(cast: Callable[..., Cast]
 
 
 class Broken:
-    """A runner whose forwards fail."""
+    """A runner with failing forwards."""
 
     ticks = 0
 
@@ -262,7 +262,7 @@ def test_checksums_tell_tokens_drafts_and_guesses_apart() -> None:
 
 
 class Launched:
-    """A runner whose device has run all that was launched."""
+    """A runner whose device has run all launched work."""
 
     ticks = 0
 
@@ -276,8 +276,8 @@ class Launched:
 def test_an_event_has_passed_once_every_rank_has_run_what_was_launched_before(
     cast: Callable[..., Cast],
 ) -> None:
-    """What a forward does behind its last collective a rank may still be at while the leader has
-    ended it: a draft layer's entries, and all of a plan that only copies."""
+    """A rank may still run the part after a forward's last collective when the leader has ended it.
+    This part is a draft layer's entries, or all of a plan that only copies."""
     found = cast(2)
     runner = LeaderRunner(Launched(), found.ranks)  # type: ignore[arg-type]
     assert runner.record_event()()
@@ -303,7 +303,7 @@ def test_ranks_are_as_far_as_the_slowest_and_a_forward_ends_with_its_last() -> N
     reports[0](4, True)
     reports[1](9, False)
     assert agreed.steps.value == 4 and agreed.steps.end_of(4) < math.inf
-    # What comes late, or twice, takes nothing back.
+    # Late or repeated reports undo nothing.
     reports[1](3, False)
     reports[0](9, True)
     reports[2](9, True)
@@ -368,7 +368,7 @@ def test_a_follower_ends_with_its_leader_and_when_it_is_asked_to() -> None:
 
 
 class Flight:
-    """A forward that ends when it is let."""
+    """A forward that ends when the test lets it."""
 
     idle_seconds = busy_seconds = 0.0
     has_ended = True
@@ -383,7 +383,7 @@ class Flight:
 
 
 class Launching:
-    """A rank whose forwards all are under way at once."""
+    """A rank with all its forwards in flight at once."""
 
     slabs = 5
     ticks = 0

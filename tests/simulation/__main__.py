@@ -1,5 +1,5 @@
 """`python -m tests.simulation [--transfers N] [--seed S] [--defects]`: play histories of a pair and
-count, or look for the seed that finds each defect."""
+count, or find a seed for each defect."""
 
 import argparse
 import logging

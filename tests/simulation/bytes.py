@@ -1,6 +1,7 @@
-"""Memory of simulated nodes: the owner and content of each id, and the writes under way.
+"""Memory of simulated nodes: the owner and content of each id, and the writes in flight.
 
-A write outside its grant is a violation, and so is a read of an unheld id. Each is found at once.
+A write outside its destination is a violation, and so is a read of an id not held. Each is found at
+once.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +20,8 @@ LEASE, RETRY, SETTLE = 4.0, 1.0, 0.05
 STALL, DRAIN = 5.0, 2.0
 _SWEEP = 0.5
 _HANGS, DRAIN_DEADLINE = 0.03, 10.0
-"""How likely the bytes' machinery answers an abort far too late; a room's deadline for that."""
+"""Probability of a far too late answer to an abort of the bytes, and a transfer's deadline for it
+in seconds."""
 Owner = tuple[str, int]
 FREE: Owner = ("free", 0)
 
@@ -38,7 +40,7 @@ class Arena:
         return len(self._free)
 
     def take(self, count: int, owner: Owner) -> tuple[int, ...] | None:
-        """Allocate; None where there is not as much."""
+        """Allocate `count` ids; return None if fewer are free."""
         if len(self._free) < count:
             return None
         ids = tuple(self._free.pop(0) for _ in range(count))
@@ -69,7 +71,7 @@ class Arena:
 
 @dataclass
 class Write:
-    """One window under way. owner: of the ids at the receiver."""
+    """A layer chunk in flight. owner: owner of the ids at the receiver."""
 
     room: int
     generation: int
@@ -83,7 +85,7 @@ class Write:
 
 
 class Landing:
-    """The receiving half of a node's bytes: what its peer writes comes here."""
+    """The receiving half of a node's bytes. Its peer's writes arrive here."""
 
     def __init__(self, node: Node, arena: Arena) -> None:
         self.node = node
@@ -110,7 +112,7 @@ class Landing:
     def verify(
         self, room: int, generation: int, sent: Sequence[WindowDigest]
     ) -> on.Verified | None:
-        """None where windows are still awaited."""
+        """Compare the digests of a transfer. Return None while layer chunks are missing."""
         expected = self._rooms.get(room)
         if expected is None or expected.generation != generation:
             return on.Verified("it is not expected")
@@ -126,7 +128,7 @@ class Landing:
         return on.Verified()
 
     def fly(self, write: Write, seconds: float, is_announced: bool) -> None:
-        """The write lands then, unless its connection is severed before."""
+        """Send the write. It arrives after `seconds`, unless its connection is severed before."""
         self._writes += 1
         number, life = self._writes, self.node.life
         self.flying[number] = write
@@ -154,7 +156,7 @@ class Landing:
         expected.filled[write.header.sequence] = write.ids
 
     def sever(self, only_dead: bool) -> None:
-        """What is under way never lands; of dead writers only, or of all."""
+        """Drop writes in flight, so they never arrive: those of dead writers only, or all."""
         for number, write in list(self.flying.items()):
             is_dead = write.writer.is_dead or write.writer.life != write.life
             if is_dead or not only_dead:
@@ -192,13 +194,13 @@ class _Outgoing:
     write_lost: bool = False
     aborted: Callable[[Drain], None] | None = None
     drains: float = DRAIN
-    """Seconds until its drain is given up."""
+    """Seconds until its drain times out."""
     digests: list[WindowDigest] = field(default_factory=list)
     progress: int = 0
 
 
 class Leaving:
-    """The sending half of a node's bytes: rooms' windows, under the peer's lease."""
+    """The sending half of a node's bytes: transfers' layer chunks, under the peer's lease."""
 
     def __init__(
         self,
@@ -207,7 +209,8 @@ class Leaving:
         to: Callable[[str], Landing | None],
         fault_of: Callable[[int], Fault | None],
     ) -> None:
-        """to: the landing of a connection's other end. fault_of: of a room's next window."""
+        """Set the sender up. to: the receiving half at the connection's other end. fault_of:
+        returns the fault of a transfer's next layer chunk."""
         self.node = node
         self.leases = WriteLeases(LEASE, node.clock)
         self.rooms: dict[int, _Outgoing] = {}
@@ -240,7 +243,8 @@ class Leaving:
         self._sweep_later()
 
     def plan(self, room: int, source: tuple[int, ...]) -> None:
-        """All windows of the room, one an id; one without bytes where there is none."""
+        """Plan all layer chunks of the transfer, one per id; one without bytes if there is no
+        id."""
         out = self.rooms.get(room)
         if out is None or out.planned or out.stopped_at < inf:
             return
@@ -339,7 +343,7 @@ class Leaving:
             self.node.after(_SWEEP, self._sweep)
 
     def _sweep(self) -> None:
-        """See to leases, to what stands still and to drains that last too long."""
+        """Check leases, stalled transfers and drains that last too long."""
         self._sweeps = False
         now = self.node.clock()
         for out in list(self.rooms.values()):
@@ -374,7 +378,7 @@ class Leaving:
             out.on_end(on.SendBroke(out.reason, drain, out.endpoint_failed))
 
     def let_go(self, room: int) -> None:
-        """The engine waits no longer for a drain that does not end."""
+        """Free the source: the engine no longer waits for a drain without end."""
         out = self.rooms.get(room)
         if out is not None:
             self._arena.read(out.source, -1)

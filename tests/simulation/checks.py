@@ -1,9 +1,14 @@
-"""What must hold at every step of a simulated pair, and at its end.
+"""Conditions at every step of a simulated pair, and at its end.
 
-The promises of docs/faults.md: (1) nothing is committed but whole; (2) each request ends once,
-right or by a reason; (3) ids are accounted for, and at the end nothing is held; (4) no write lands
-outside a grant (bytes.py). And no wait without a bound: a side that lives has a look ahead, leaves
-each state in time, and is over in time.
+The promises of docs/faults.md:
+
+1. Only whole data is committed.
+2. Each request ends once, right or with a reason.
+3. Ids are accounted for, and at the end nothing is held.
+4. No write arrives outside a destination (bytes.py).
+
+Also every wait is bounded: a live side has a next check, leaves each state in time, and ends in
+time.
 """
 
 from collections import Counter
@@ -27,12 +32,12 @@ if TYPE_CHECKING:
     from .peers import Connection
 
 _QUARANTINE_BOUND = 40.0
-"""Patience, the question for a drain, the lease and the severing, with a node that froze."""
+"""Seconds for the timeout, the drain request, the lease and the severing, with a frozen node."""
 _STATE_BOUND = 200.0
 _LIFE_BOUND = 400.0
 _LATE = 1.0
 _NOTICED = 30.0
-"""A drain, its deadline, and a node that froze."""
+"""Seconds for a drain, its deadline, and a frozen node."""
 
 
 class Checks:
@@ -45,18 +50,18 @@ class Checks:
         self.kinds: Counter[str] = Counter()
         self.struck: Counter[Fault] = Counter()
         self.touched: set[int] = set()
-        """Rooms that some fault befell."""
+        """Transfers with a fault."""
         self.requests: list[Request] = []
         self.by_room: dict[int, Request] = {}
         """The last request of each number."""
         self.last_words: dict[int, list[Message]] = {}
-        """Final messages of rooms by their number, for the next room of that number."""
+        """Final messages of transfers by number, for the next transfer with that number."""
         self.doubles = False
-        """Whether numbers are used again at once, and many messages come again later."""
+        """True if numbers are reused at once and many messages come again later."""
         self._living: set[SimulatedSide] = set()
         self._tokens: set[int] = set()
         self._ended: set[tuple[str, int, int]] = set()
-        """Transfers of which an engine was told the end, and in which life of its node."""
+        """Transfers whose end was sent to an engine, with the life of its node."""
 
     def require(self, holds: bool, what: str) -> None:
         if not holds:
@@ -69,7 +74,7 @@ class Checks:
         self.touched.add(room)
 
     def strike_all(self, fault: Fault) -> None:
-        """A node or a link is struck, and with it all rooms that live."""
+        """Record a fault of a node or a link for all live transfers."""
         for room in {side.room for side in self._living}:
             self.strike(fault, room)
 
@@ -85,7 +90,7 @@ class Checks:
                 continue
             del request.faults[place]
             if fault is not Fault.CUT:
-                # That befalls all rooms of the stream.
+                # A cut affects all transfers of the stream.
                 self.strike(fault, room)
             return fault
         return None
@@ -103,7 +108,7 @@ class Checks:
 
     @property
     def lives(self) -> bool:
-        """Whether any side lives."""
+        """Return whether any side is alive."""
         return bool(self._living)
 
     def began(self, side: SimulatedSide) -> None:
@@ -129,7 +134,7 @@ class Checks:
             )
 
     def stepped(self, side: SimulatedSide, event: Event) -> None:
-        """A side took an event."""
+        """Check a side after an event."""
         self.world.steps += 1
         machine = side.side
         if isinstance(machine, Receiving) and not side.drain_believed:
@@ -146,10 +151,10 @@ class Checks:
         self.require(now - since < bound, f"{side.name} stays {state.name}")
 
     def performs(self, side: SimulatedSide, action: Action) -> None:
-        """A side performs an action. Subclasses record it."""
+        """Check an action of a side. Subclasses record it."""
 
     def _look_at_drain(self, side: SimulatedSide, machine: Receiving) -> None:
-        """A drain that a receiver believes has happened."""
+        """Check a drain accepted by a receiver: the writer must have stopped."""
         if machine.fence.reason(ALIVE, side.now()) is not FenceReason.DRAIN_ACKNOWLEDGED:
             return
         side.drain_believed = True
@@ -162,12 +167,12 @@ class Checks:
         )
 
     def said(self, side: SimulatedSide, message: Message) -> None:
-        """A sender says one final message, and nothing behind it."""
+        """Check that a sender sends one final message, and nothing after it."""
         self.require(side.finals == 0, f"{side.name} says {message} after its end")
         side.finals += isinstance(message, Done | Ended | Refused)
 
     def look(self) -> None:
-        """Every side that lives looks again, and is over in time."""
+        """Check that every live side has a next check and ends in time."""
         for side in self._living:
             node = side.peer.node
             if not side.lives or node.is_frozen or side._stepping:
@@ -178,7 +183,7 @@ class Checks:
             self._look_at_stream(side)
 
     def _look_at_stream(self, side: SimulatedSide) -> None:
-        """What nobody listens to any more ends soon."""
+        """Check that a side whose stream has ended ends soon."""
         if not side.stream.over[side.peer]:
             side.stream_over_at = self.world.now
         elif isinstance(side.side, Receiving):
@@ -190,12 +195,13 @@ class Checks:
             self.require(since < _NOTICED, f"{side.name} goes on for nobody")
 
     def gives_up(self, side: SimulatedSide, asked: bool) -> None:
-        """All rooms of a connection are lost for one drain: it was asked for. asked: whether."""
+        """Check a connection given up with all its transfers for one drain: the drain was requested
+        before. asked: True if it was."""
         can_ask = side.side.kind.drain_by is DrainBy.CALL
         self.require(asked or not can_ask, f"{side.name} never asked for the drain that it awaits")
 
     def severing(self, side: SimulatedSide, reason: FenceReason) -> None:
-        """What the fence says must be so."""
+        """Check that the fence's reason is true."""
         connection, owner = side.connection, side.peer
         writer = connection.other(owner)
         if not connection.is_same_life(writer):
@@ -217,7 +223,7 @@ class Checks:
         self.by_room[request.room] = request
 
     def ready(self, room: int, generation: int, token: int) -> None:
-        """Each grant's token is another."""
+        """Check the first token: each grant's token is another."""
         self.require(token == generation, f"room {room} has the token of {token}")
         self.require(generation not in self._tokens, f"room {room} has its token twice")
         self._tokens.add(generation)

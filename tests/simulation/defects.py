@@ -1,7 +1,8 @@
-"""Hand-made defects of the pure core: each is a small patch, and the simulator finds each.
+"""Hand-made defects of the pure core. Each is a small patch, and the simulator finds each.
 
-FOUND_BY names a seed whose history breaks a promise with the defect in, and none without it. Where
-a change of the world moves histories, `python -m tests.simulation --defects` prints seeds anew.
+FOUND_BY names a seed for each defect. Its history breaks a promise with the defect, and none
+without it. If a change of the world changes histories, `python -m tests.simulation --defects`
+prints new seeds.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ from tasuki.transfer.rooms.states import ReceiverEvent, ReceiverState, SenderSta
 from tasuki.transfer.sending.link import WriteLeases
 
 Made = Callable[[Any], Callable[..., Any]]
-"""Of the whole method, the defective one."""
+"""Makes the defective method from the original one."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ def lease_ignored(whole: Any) -> Any:
     return lambda self, name: self.peer(name)
 
 
-# What is committed
+# Commits
 
 
 @defect(Receiving, "_finished", "the final status commits before anything was compared")
@@ -438,4 +439,4 @@ FOUND_BY = MappingProxyType(
         "no_quarantine": 1,
     }
 )
-"""By defect: a seed whose history finds it."""
+"""The seed of a history that finds the defect, by defect."""

@@ -1,5 +1,5 @@
-"""What each simulated node does with rooms, and its cheap engine: it grants, pins, computes and
-answers at random times, and keeps account of its ids."""
+"""Each simulated node's handling of transfers, and its cheap engine: it grants, pins, computes and
+answers at random times, and accounts for its ids."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ from .sides import ReceivingSide, SendingSide, SimulatedSide
 from .world import Fault, Violation
 
 IDS = 3
-"""Of a transfer: two pages and a slot."""
+"""Ids of a transfer: two pages and a slot."""
 
 
 class Outcome(Enum):
@@ -41,7 +41,7 @@ class Outcome(Enum):
 
 @dataclass
 class Request:
-    """What a decode node asks for. offers: whether it holds what the sender may pull."""
+    """A request of a decode node. offers: it holds a prefix that the sender may pull."""
 
     kind: Kind
     room: int
@@ -50,7 +50,7 @@ class Request:
     held: tuple[int, ...] | None = None
     outcome: Outcome | None = None
     faults: list[tuple[Fault, int]] = field(default_factory=list)
-    """Those still to come, each with the message or window that it befalls."""
+    """Faults still to come, each with the number of its message or layer chunk."""
 
 
 def destination_of(ids: tuple[int, ...]) -> Destination:
@@ -78,7 +78,7 @@ class DecodeDesk:
         self.granted: dict[int, tuple[int, ...]] = {}
         self.quarantined: dict[int, tuple[int, ...]] = {}
         self.memory = True
-        """Whether grants find room."""
+        """False if there is no memory for a destination."""
 
     def ask(self, request: Request) -> None:
         peer = self.peer
@@ -155,7 +155,7 @@ class DecodeDesk:
                 return
         self.granted[room] = ids or ()
         if side is None or side.is_over:
-            # The room was lost meanwhile, and its sender never saw the grant.
+            # The transfer was lost meanwhile, and its sender never saw the grant.
             peer.arena.give_back(self.granted.pop(room), ("granted", room))
             return
         side.put(say.Grant(request.generation, destination_of(ids or ())))
@@ -240,7 +240,7 @@ class DecodeDesk:
     def _pin(self, request: Request) -> None:
         side = self.pulls.get(request.room)
         if side is None or self.peer.world.random.random() < 0.02:
-            # Our engine says nothing.
+            # The node's own engine sends nothing.
             return
         if request.held is None or self.peer.world.random.random() < 0.05:
             side.put(on.Refusal("evicted"))
@@ -250,7 +250,7 @@ class DecodeDesk:
 
 @dataclass
 class _Computed:
-    """A room's ids at the prefill node. pull_tried: nothing more is pulled for it."""
+    """A transfer's ids at the prefill node. pull_tried: nothing more is pulled for it."""
 
     request: Request
     stream: Stream
@@ -277,7 +277,7 @@ class PrefillDesk:
         self._pull_generations = 0
 
     def hear(self, stream: Stream, room: int, message: say.Message | None, opening: object) -> None:
-        """As the prefill node's stream of rooms takes a message."""
+        """Take a message as the prefill node's stream of transfers does."""
         if stream.over[self.peer] or stream.connection.lost[self.peer]:
             return
         side = self._streams.setdefault(stream, {}).get(room)
@@ -342,7 +342,7 @@ class PrefillDesk:
             side.put(on.Moved(self.peer.world.random.randrange(3)))
 
     def _admit(self, computed: _Computed) -> None:
-        """The engine takes the room's turn: pulls first, then allocates, or does neither."""
+        """Admit the transfer in the engine: pull first, then allocate, or do neither."""
         peer, request, side = self.peer, computed.request, self._side(computed)
         if side is None or computed.source is not None:
             return
@@ -403,7 +403,7 @@ class PrefillDesk:
     def abort(
         self, name: str, room: int, generation: int, answer: Callable[[Drain | None], None]
     ) -> None:
-        """The unary abort."""
+        """Handle the unary abort."""
         if not self.ended.knows(name):
             answer(None)
             return
@@ -467,7 +467,7 @@ class PrefillDesk:
         self.rooms[room].pull = side
 
     def pull_drained(self, room: int, generation: int, drain: Drain) -> None:
-        """A renewal says so."""
+        """Handle a pull's drain reported by a renewal."""
         pull = self.pulls.get((room, generation))
         if pull is not None:
             pull.put(on.DrainAnswered(drain))

@@ -25,23 +25,23 @@ from .world import (
 TRANSFERS = 60
 """Requests of one history."""
 _GOES_ON, _PAUSE, _STRUCK = 0.85, (2.0, 9.0), 0.46
-"""Requests come in bursts: how likely each is followed at once, seconds between bursts, and how
-likely a burst has a node or the link struck."""
+"""Requests come in bursts. The values: the probability of another request at once, seconds between
+bursts, and the probability of a fault of a node or the link in a burst."""
 _IDS = 30
 _REST = 350.0
-"""In which the last rooms end, whatever befell them."""
+"""Seconds in which the last transfers end after any fault."""
 _WEIGHTS = {
     **dict.fromkeys(OF_MESSAGES, 0.9),
     **dict.fromkeys(OF_WINDOWS, 1.35),
     **dict.fromkeys(OF_REQUESTS, 0.55),
-    # It befalls all rooms of the stream.
+    # It affects all transfers of the stream.
     Fault.CUT: 0.21,
 }
 
 
 @dataclass
 class Tally:
-    """What was played. transfers: rooms and pulls; touched: rooms with a fault."""
+    """Counts of played events. transfers: hand-overs and pulls; touched: transfers with a fault."""
 
     transfers: int = 0
     rooms: int = 0
@@ -62,7 +62,7 @@ class Tally:
 
 
 class SimulatedPair:
-    """Two nodes with their desks: they connect, die and begin anew."""
+    """Two nodes with their desks. They connect, die and start again."""
 
     def __init__(
         self,
@@ -73,7 +73,8 @@ class SimulatedPair:
         is_skewed: bool = False,
         is_near: bool = False,
     ) -> None:
-        """is_skewed: the nodes' clocks disagree. is_near: both nodes are on one host."""
+        """Set the pair up. is_skewed: the nodes' clocks differ. is_near: both nodes are on one
+        host."""
         self.world = world
         self.checks = checks
         self._is_skewed = is_skewed
@@ -99,7 +100,7 @@ class SimulatedPair:
         return connection is not None and not connection.lost[self.prefill]
 
     def _connect(self) -> None:
-        """The decode node dials until it has a connection, for ever."""
+        """Dial from the decode node until it has a connection, for ever."""
         world, decode, prefill = self.world, self.decode, self.prefill
         world.after(world.between(0.3, 0.8), self._connect)
         standing = decode.connection
@@ -109,7 +110,7 @@ class SimulatedPair:
         if silent or any(p.node.is_dead or p.node.is_frozen for p in (decode, prefill)):
             return
         for old in self.checks.connections.values():
-            # A node that connects anew has given up what it had.
+            # A node that connects again has given up its old connection.
             old.lose(prefill)
         self._connections += 1
         name = f"connection-{self._connections}"
@@ -156,7 +157,7 @@ class History(SimulatedPair):
         self._numbers: list[int] = []
 
     def play(self) -> Tally:
-        """Raises Violation."""
+        """Play the history. Raises Violation."""
         world, checks = self.world, self.checks
         world.at(0.0, self._connect)
         world.at(0.1, self._ask)
@@ -213,7 +214,7 @@ class History(SimulatedPair):
             world.after(pause + world.between(0.0, 0.6), self._strike)
 
     def _number(self) -> int:
-        """A room's number; at times one that was used before, as a gateway may give it."""
+        """Return a transfer's number, at times a used one, as a gateway may give it."""
         free = [n for n in self._numbers if self._is_over(n)]
         if free and self.world.random.random() < (0.95 if self.checks.doubles else 0.05):
             return self.world.random.choice(free[:3])
@@ -244,7 +245,7 @@ class History(SimulatedPair):
     # Nodes and links
 
     def _strike(self) -> None:
-        """Strike a node or the link, unless one is down."""
+        """Make a node or the link fail, unless one is down."""
         world = self.world
         fault = world.random.choice(OF_NODES)
         peer = world.random.choice((self.decode, self.prefill))
@@ -261,7 +262,7 @@ class History(SimulatedPair):
 
 
 def play(seed: int, transfers: int = TRANSFERS) -> Tally:
-    """Raises Violation naming the seed."""
+    """Play a history. Raises Violation naming the seed."""
     try:
         return History(seed, transfers).play()
     except Violation as violation:

@@ -1,7 +1,7 @@
-"""Two simulated nodes: their connection and its heartbeat, their desks of rooms, and how each loses
-the other.
+"""Two simulated nodes: their connection and its heartbeat, their desks of transfers, and how each
+loses the other.
 
-The machines are the real ones: sides, heartbeat, leases, ended rooms. The engines are cheap
+The machines are the real ones: sides, heartbeat, leases, ended transfers. The engines are cheap
 (engines.py).
 """
 
@@ -32,7 +32,7 @@ _ELSEWHERE = ProcessIdentity("another host", 0, 0, 0)
 
 
 class Peer:
-    """A node of the pair, in its present life. desk: what takes rooms' messages there."""
+    """A node of the pair, in its present life. desk: takes the transfers' messages there."""
 
     def __init__(self, world: World, node: Node, checks: "Checks", ids: int) -> None:
         self.world = world
@@ -45,7 +45,7 @@ class Peer:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a life: nothing is here."""
+        """Begin a life with empty memory."""
         self.arena = Arena(self.ids)
         self.landing = Landing(self.node, self.arena)
         self.leaving = Leaving(self.node, self.arena, self._landing_of, self.checks.window_fault)
@@ -77,16 +77,16 @@ class Peer:
 
 
 class Connection:
-    """One life of the link between both, and the stream of rooms on it."""
+    """One life of the link between both, and the stream of transfers on it."""
 
     def __init__(self, name: str, decode: Peer, prefill: Peer, link: Link, is_near: bool) -> None:
-        """is_near: both are on one host, so that a death is seen at once."""
+        """Connect two nodes. is_near: both are on one host, so a death is seen at once."""
         self.name = name
         self.decode, self.prefill = decode, prefill
         self.lives = {decode: decode.node.life, prefill: prefill.node.life}
         self.lost: dict[Peer, bool] = {decode: False, prefill: False}
         self.severed = False
-        """Whether what is written over it arrives nowhere any more."""
+        """True if writes over it no longer arrive."""
         self.link = link
         self.is_near = is_near
         self.drained: list[tuple[int, int, Drain]] = []
@@ -110,7 +110,7 @@ class Connection:
         return not peer.node.is_dead and peer.node.life == self.lives[peer]
 
     def writer_at(self, owner: Peer) -> "Writer":
-        """The other end as a writer into this one's memory."""
+        """Return the other end as a writer into this one's memory."""
         return self._writers[owner]
 
     # The heartbeat
@@ -166,7 +166,7 @@ class Connection:
         self.decode.node.after(BEAT, self._tick_decode)
 
     def lose(self, peer: Peer) -> None:
-        """That end gives the connection up; the other one sees the streams end, unless the link is
+        """Give the connection up at one end. The other end sees the streams end, unless the link is
         silent. Idempotent."""
         if self.lost[peer] or not self.is_same_life(peer):
             return
@@ -180,14 +180,14 @@ class Connection:
         self._beats[other].send(lambda: self.lose(other))
 
     def seen_dead(self, peer: Peer) -> None:
-        """The other end's process has died: its sockets are closed."""
+        """Handle the death of the other end's process: its sockets are closed."""
         other = self.other(peer)
         self._beats[peer].send(lambda: self.lose(peer) if not self.is_same_life(other) else None)
 
     # Calls beside the stream
 
     def call_for_drain(self, side: SimulatedSide) -> None:
-        """The unary abort, over the connection that lives now; its answer comes after the drain."""
+        """Send the unary abort over the current connection; its answer comes after the drain."""
         peer, now = side.peer, side.peer.connection
         if now is None or now.lost[peer]:
             peer.node.after(0.01, lambda: side.put(on.DrainAnswered(None)))
@@ -204,7 +204,7 @@ class Connection:
 
 
 class _Answer:
-    """Of a call: the first one counts, its deadline among them."""
+    """The answer to a call. Only the first one counts; the call's deadline gives one too."""
 
     def __init__(self, side: SimulatedSide) -> None:
         self._side: SimulatedSide | None = side
@@ -216,7 +216,7 @@ class _Answer:
 
 
 class Writer:
-    """As `control.writer_life.WriterLife`, with a process that the world watches."""
+    """A `control.writer_life.WriterLife` whose process is watched by the world."""
 
     def __init__(self, connection: Connection, owner: Peer) -> None:
         self.life = WriterLife(_ELSEWHERE, LEASE, RETRY, SETTLE, owner.node.clock)
@@ -243,7 +243,7 @@ class _Line:
 
 
 class Stream:
-    """The rooms of a connection: both directions, each in order."""
+    """The stream of a connection's transfers: both directions, each in order."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -260,7 +260,8 @@ class Stream:
         return not any(self.over.values())
 
     def join(self, room: int, hear: Callable[[say.Message | on.StreamBroke], None]) -> None:
-        """The decode node's end of a room. At times its number brings words of an earlier room."""
+        """Open the decode node's end of a transfer. At times its number brings messages of an
+        earlier transfer."""
         self._lines[room] = _Line(room, hear)
         decode = self.connection.decode
         random = decode.world.random
@@ -270,12 +271,12 @@ class Stream:
                 decode.node.take(decode.world.now + random.uniform(0.05, 0.5), deliver)
 
     def leave(self, room: int) -> None:
-        """The decode node listens no more."""
+        """Close the decode node's end of a transfer."""
         if self._lines.pop(room, None) is not None:
             self.say_up(room, None)
 
     def say_up(self, room: int, message: say.Message | None, opening: object = None) -> None:
-        """To the prefill node. message: None hangs up. opening: what an Ask opens a room for."""
+        """Send to the prefill node. message: None hangs up. opening: the request for an Ask."""
         connection = self.connection
         if self.over[connection.decode]:
             return
@@ -287,7 +288,7 @@ class Stream:
         self._to[connection.prefill].send(lambda: desk.hear(self, room, message, opening), fault)
 
     def say_down(self, room: int, message: say.Message | None, reason: str = "") -> None:
-        """To the decode node. message: None closes the room."""
+        """Send to the decode node. message: None closes the transfer."""
         connection = self.connection
         if self.over[connection.prefill]:
             return
@@ -296,7 +297,7 @@ class Stream:
             self.cut()
             return
         if fault is Fault.DUPLICATION and isinstance(message, say.PullAsked):
-            # A Pull names no ticket: who repeats its own ask is written to as it asked.
+            # A Pull has no transfer request, so a repeated request is answered in the same way.
             fault = None
         if isinstance(message, say.Done | say.Ended):
             connection.decode.checks.last_words[room] = [message]
@@ -316,14 +317,14 @@ class Stream:
             line.hear(message)
 
     def cut(self) -> None:
-        """Both ends see the end of the stream."""
+        """End the stream at both ends."""
         for room in self._lines:
             self.connection.decode.checks.strike(Fault.CUT, room)
         for peer in self.over:
             self._to[peer].send(_Broke(self, peer))
 
     def broke_at(self, peer: Peer, reason: str) -> None:
-        """Idempotent."""
+        """End the stream at one end. Idempotent."""
         if self.over[peer]:
             return
         self.over[peer] = True

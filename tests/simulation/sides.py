@@ -1,7 +1,7 @@
-"""The second driver of the pure machines: sides of transfers over a virtual clock, and what both
-nodes perform alike.
+"""The second driver of the pure machines: sides of transfers over a virtual clock, and the actions
+common to both nodes.
 
-A side's every step is shown to the checks of the world.
+Every step of a side is shown to the checks of the world.
 """
 
 from collections.abc import Callable
@@ -39,14 +39,14 @@ class SimulatedSide(SteppedSide):
         tell: Tell,
         closed: Callable[["SimulatedSide"], None],
     ) -> None:
-        """peer: the node that it is on. tell: performs what is the engine's or the stream's.
-        closed: called once it is over."""
+        """Set the side up. peer: the side's node. tell: performs actions of the engine or the
+        stream. closed: called when the side is over."""
         super().__init__(side, f"{side.kind.name} {side.room} on {peer.node.name}")
         self.peer = peer
         self.connection = connection
         self.stream = stream
         self.stream_over_at = peer.world.now
-        """When its stream was seen to stand last."""
+        """World time when its stream was last seen open."""
         self.tell = tell
         self.pull: SimulatedSide | None = None
         self.looks_at: float | None = None
@@ -54,9 +54,9 @@ class SimulatedSide(SteppedSide):
         self.state_since = (side.state, peer.node.clock())
         self.born = peer.world.now
         self.finals = 0
-        """Final messages that it has said."""
+        """Number of final messages sent."""
         self.drain_believed = False
-        """Whether its writer's drain was believed, and looked at."""
+        """True once its writer's drain was accepted and checked."""
         self._closed = closed
         self._life = peer.node.life
         peer.checks.began(self)
@@ -72,7 +72,7 @@ class SimulatedSide(SteppedSide):
 
     @property
     def lives(self) -> bool:
-        """Whether its process does."""
+        """Return whether its process is alive."""
         node = self.peer.node
         return not node.is_dead and node.life == self._life
 
@@ -99,7 +99,7 @@ class SimulatedSide(SteppedSide):
 
     @property
     def pulled(self) -> int | None:
-        """How far the room's pull is; None without one."""
+        """Return the progress of the transfer's pull; None without one."""
         pull = self.pull
         return None if pull is None or pull.is_over else pull.progress
 
@@ -164,7 +164,7 @@ class ReceivingSide(SimulatedSide):
         return None
 
     def _verify(self, action: do.Verify) -> Event | None:
-        """Compare at once. Of a busy node the answer comes later than the comparison."""
+        """Compare digests at once. A busy node answers later than it compares."""
         peer = self.peer
         verified = peer.landing.verify(self.room, self._side.generation, action.sent)
         if verified is None:

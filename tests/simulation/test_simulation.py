@@ -1,4 +1,4 @@
-"""The simulated pair keeps every promise of docs/faults.md, and finds defects that break one."""
+"""The simulated pair keeps every promise of docs/faults.md, and it finds the defects."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ HISTORIES = 40
 
 @pytest.fixture(autouse=True)
 def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Thousands of losses are no news."""
+    """Silence the log: thousands of losses are expected."""
     with caplog.at_level("CRITICAL"):
         yield
 

@@ -1,9 +1,10 @@
 """The world of a simulated pair: virtual time, nodes and a control channel.
 
-Nodes freeze, die, and disagree about the time. The channel loses, delays, reorders and doubles
+Nodes freeze, die, and have different clocks. The channel loses, delays, reorders and doubles
 messages.
 
-Nothing here reads a clock or starts a thread: one seed plays one history, always the same.
+Nothing in this module reads a clock or starts a thread: one seed plays one history, always the
+same.
 """
 
 import random
@@ -47,13 +48,13 @@ class Violation(BaseException):
 
 
 class World:
-    """Virtual seconds, and what happens in them. seed: of the whole history."""
+    """Virtual seconds and the events in them. seed: of the whole history."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.now = 0.0
         self.steps = 0
-        """Events that transfers' sides have taken."""
+        """Number of events handled by transfers' sides."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
 
@@ -64,7 +65,7 @@ class World:
         self.at(self.now + seconds, happens)
 
     def run(self, until: float) -> None:
-        """Play what happens up to that moment."""
+        """Play all events up to `until`."""
         events, since = self._events, 0
         while events and events[0][0] <= until:
             when, _, happens = heappop(events)
@@ -92,8 +93,8 @@ class Clock:
 
 
 class Node:
-    """A process: what is to happen in it waits while it is frozen, and never happens once it has
-    died. A node that begins anew has another life."""
+    """A process. Its events wait while it is frozen, and never happen after its death. A restarted
+    node has a new life."""
 
     def __init__(self, world: World, name: str, clock: Clock) -> None:
         self.world = world
@@ -111,11 +112,11 @@ class Node:
         self._frozen_until = self.world.now + seconds
 
     def after(self, seconds: float, happens: Callable[[], None]) -> None:
-        """seconds: of this node's clock."""
+        """Call `happens` after some seconds of this node's clock."""
         self.take(self.world.now + max(0.0, seconds) / self.clock.rate, happens)
 
     def take(self, when: float, happens: Callable[[], None]) -> None:
-        """Have it happen in this node at that moment of the world, or once it thaws."""
+        """Call `happens` in this node at this world time, or once it thaws."""
         self.world.at(when, _Happening(self, self.life, happens))
 
 
@@ -140,8 +141,8 @@ Deliver = Callable[[], None]
 
 @dataclass
 class Channel:
-    """One direction between two nodes: what is sent comes in order, unless a fault has it
-    otherwise. silent_until: until then what is sent waits; it is shared by all of a link."""
+    """One direction between two nodes. Messages arrive in order, unless a fault reorders them.
+    silent_until: messages wait until then; it is shared by all channels of a link."""
 
     world: World
     to: Node
@@ -157,7 +158,7 @@ class Channel:
             latency += world.between(0.1, 2.0)
         when = max(self._last, world.now + latency, self.link.silent_until)
         if fault is Fault.REORDER:
-            # What is sent next overtakes it.
+            # The next message overtakes it.
             self.to.take(when + world.between(0.01, 1.0), deliver)
             return
         self._last = when

@@ -1,6 +1,6 @@
-"""As many drafts of an answer whose prompt was handed over are made, and hold, as of one that one
-node computes: whatever they are taken from, and also where the second token came from an early
-step; then of one node whose prompt goes a token further."""
+"""An answer with a handed-over prompt has as many drafts, and as many accepted, as one computed on
+one node. This holds for every source of drafts, also if the second token came from an early step.
+The same holds for one node with a prompt one token longer."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -26,8 +26,8 @@ def parts() -> EngineParts:
 
 
 def sampling(new: int) -> SamplingParams:
-    """Hot: the noise, which drafts share, decides most draws, so that a layer of random weights is
-    right."""
+    """Return hot sampling. The noise, shared with drafts, decides most tokens, so a layer of random
+    weights is right."""
     return SamplingParams(max_new_tokens=new, temperature=100.0, seed=3, ignore_eos=True)
 
 
@@ -38,7 +38,8 @@ def answer() -> list[int]:
 
 
 def asked(name: str, drafter: str, given: int = 0) -> m.Submit:
-    """For its answer behind so many tokens of it, with what it is drafted from."""
+    """Return the request for the rest of its answer after `given` tokens, with the source of its
+    drafts."""
     prediction = np.empty(0, dtype=np.int32)
     if drafter == "prediction":
         prediction = np.array(answer(), dtype=np.int32)
@@ -49,7 +50,7 @@ def asked(name: str, drafter: str, given: int = 0) -> m.Submit:
 
 
 def begin(engine: Lone, drafter: str) -> None:
-    """Let the tree's drafter find the answer, but for a token, behind the prompt's end."""
+    """Let the tree's drafter find the answer, except one token, after the prompt's end."""
     if "tree" in drafter:
         text = answer().copy()
         text[12] += 1
@@ -58,7 +59,7 @@ def begin(engine: Lone, drafter: str) -> None:
 
 @cache
 def of_one_node(drafter: str, given: int) -> tuple[int, int]:
-    """(drafted, accepted) of a cold run."""
+    """Return (drafted, accepted) of a cold run."""
     config = engine_config(reference_dir(MODEL), speculate=drafter, draft_tokens=3)
     engine = Lone(config, parts=parts())
     begin(engine, drafter)

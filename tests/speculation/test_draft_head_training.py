@@ -1,5 +1,5 @@
-"""The draft layer as it is trained is the one that is served: its logits, chained too, and how the
-trained file becomes a checkpoint's."""
+"""The trained draft layer is the served one: its logits, also chained, and the conversion of the
+trained file to a checkpoint's."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,7 @@ def served() -> Qwen35Model:
 
 
 def published() -> dict[str, torch.Tensor]:
-    """Its draft layer's tensors as a module has them."""
+    """Return its draft layer's tensors under a module's names."""
     found = load_file(FOLDER / "model.safetensors").items()
     return {name.removeprefix("mtp."): t.float() for name, t in found if name.startswith("mtp.")}
 
@@ -55,10 +55,10 @@ def test_what_is_trained_computes_what_is_served() -> None:
     for begun in (1, 2, 63, 64, 76):
         request = Request(Workspace(model), len(TOKENS) + 4)
         pages, slot, arena = request.pages, request.slots[0], request.workspace.arena
-        arena.kv[-1].zero_()  # Entry 0 is written too, if only to be passed over.
+        arena.kv[-1].zero_()  # Entry 0 is written too, but skipped.
         behind = given.hidden[0, :begun]
         for step, first in enumerate((1, begun + 1, begun + 2)):
-            # The first step is of the text up to where the chain begins, later ones of a token.
+            # The first step covers the text up to the chain's begin, later ones a token each.
             place = begun + step
             items = [SequenceSlice(TOKENS[first : place + 1], first, pages, slot, None)]
             logits, behind = model.draft_logits(behind, Batch.pack(items), arena)

@@ -1,4 +1,4 @@
-"""Which tokens a draft may be; the answers are the same whatever they are."""
+"""The tokens that a draft may be; they do not change the answers."""
 
 import json
 import shutil

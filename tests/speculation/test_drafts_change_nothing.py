@@ -1,5 +1,5 @@
-"""Answers with drafts and without them: the same tokens, logprobs, hits and trees. The draws are
-the model's own in either case; memory that changes owner is NaN until it is written."""
+"""Answers with drafts and without them have the same tokens, logprobs, hits and trees. All tokens
+are sampled from the model in both cases. Memory with a new owner is NaN until it is written."""
 
 from dataclasses import replace
 from itertools import cycle, pairwise
@@ -66,7 +66,7 @@ def test_what_steps_took_is_measured_with_what_they_gave() -> None:
     prompts = {f"r{number}": prompt(40, seed=number) for number in range(3)}
     plain.ask_all(prompts, NEW)
     answers = {name: plain.tokens(name) for name in prompts}
-    # Six steps plan ahead, of six each one answer has drafts, and none does.
+    # Six steps plan ahead. In the next six some have drafts for one answer, some for none.
     limit = ScriptedLimit(cycle([0] * 6 + [3] * 6), cycle([3, 3, 3, 0, 0, 3]))
     limited(engine, limit)
     draft(engine, {"r0": answers["r0"]}, 4, cycle([4]))
@@ -98,13 +98,13 @@ def test_an_answer_never_has_more_tokens_than_it_may(most: int) -> None:
 
 @pytest.mark.parametrize("left", [1, 2, 3, 6])
 def test_drafts_end_where_the_models_context_does(left: int) -> None:
-    """vllm#38711: rows behind the last position read and write nothing."""
+    """vllm#38711: rows after the last position read and write nothing."""
     tokens, known = (
         prompt(150),
         [token.token for token in answered(tiny_engine(), prompt(150), DRAWN)],
     )
     parts = tiny_parts()
-    # The last token drawn is never forwarded.
+    # The last sampled token is never forwarded.
     config = replace(parts.model_config, max_position=149 + left)
     plain, engine = (
         tiny_engine(parts=replace(tiny_parts(), model_config=config)) for _ in range(2)
@@ -140,7 +140,8 @@ def test_an_end_token_among_drafts_ends_nothing_that_is_not_drawn(place: int) ->
 
 
 def test_a_long_answer_is_folded_as_it_is_computed() -> None:
-    """sglang#28695: states that drift let long answers degenerate, and drafts hold ever more."""
+    """sglang#28695: drifting states make long answers degenerate, and more and more drafts are
+    accepted."""
     tokens, long = prompt(70), replace(DRAWN, max_new_tokens=700)
     plain, engine = tiny_engine(speculate="off"), tiny_engine()
     answer = [token.token for token in answered(plain, tokens, long)]
@@ -163,7 +164,7 @@ def test_an_abort_between_drafts_leaves_a_state_that_others_may_use(steps: int) 
     said = engine.tokens("r")
     assert said == answer[: len(said)]
     engine.assert_at_rest()
-    # What was kept is what a computation from the start would have left.
+    # The kept state equals that of a computation from the start.
     second = tokens + said + prompt(20, seed=4)
     assert engine.ask("t2", second, 5) == tiny_engine().ask("t2", second, 5)
 
@@ -188,7 +189,7 @@ def test_a_draft_behind_which_logits_are_no_numbers_ends_only_its_request() -> N
     class Broken(Qwen35Model):
         def head(self, *args: object) -> torch.Tensor:
             logits = super().head(*args)  # type: ignore[arg-type]
-            # Only rows that verify are of several.
+            # Only verifying rows have several tokens.
             return logits if len(logits) < 4 else logits * torch.nan
 
     parts = tiny_parts()

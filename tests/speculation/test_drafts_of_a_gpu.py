@@ -1,4 +1,4 @@
-"""What a GPU is asked for where answers are drafted: room that is counted, and refusals by name."""
+"""Drafted answers on a GPU: the counted memory, and rejections by name."""
 
 from dataclasses import dataclass, replace
 
@@ -20,7 +20,7 @@ from tests.harness.engines import submit, tiny_parts
 
 @dataclass(frozen=True)
 class OnGpu:
-    """As much of an arena as says where it is."""
+    """The part of an arena that shows its device."""
 
     layout: object
     bytes: torch.Tensor

@@ -1,5 +1,5 @@
-"""A prompt that was handed over, its answer drafted where it is decoded: the same tokens, whether
-the second came from an early step or not; what is left serves the next turn."""
+"""A handed-over prompt with its answer drafted on the decode node: the same tokens, with and
+without a second token from an early step. The cached state serves the next turn."""
 
 from collections.abc import Iterator
 

@@ -1,7 +1,8 @@
-"""An agent writes a file anew, with changes: its prompt, and what others left, hold most of it.
+"""An agent rewrites a file with changes. Its prompt and earlier cached text contain most of it.
 
-The draws are dictated, so that the answer is the edited file; forwards, tree and memory are
-real."""
+The sampled tokens are dictated, so the answer is the edited file. Forwards, tree and memory are
+real.
+"""
 
 from collections.abc import Sequence
 from random import Random
@@ -22,7 +23,7 @@ ASK = prompt(40, seed=22)
 
 
 def edited(file: Sequence[int], changes: int) -> list[int]:
-    """So many places have another token, one more or one less."""
+    """Return the file with `changes` places changed: another token, one more or one less."""
     generator, made = Random(changes), list(file)
     for place in sorted(generator.sample(range(20, len(file) - 20), changes), reverse=True):
         made[place : place + generator.randrange(3)] = [generator.randrange(128)]
@@ -30,7 +31,7 @@ def edited(file: Sequence[int], changes: int) -> list[int]:
 
 
 def dictate(monkeypatch: pytest.MonkeyPatch, answer: Sequence[int], behind: int) -> None:
-    """The token of each place behind a prompt of so many tokens."""
+    """Dictate the answer's tokens after a prompt of `behind` tokens."""
 
     def dictated(logits: object, params: Sequence[object], positions: Sequence[int], *_: object):  # type: ignore[no-untyped-def]
         return [Sampled(answer[position - behind], -1.0, 1.0) for position in positions]
@@ -39,7 +40,7 @@ def dictate(monkeypatch: pytest.MonkeyPatch, answer: Sequence[int], behind: int)
 
 
 def forwards(engine: Lone, tokens: Sequence[int], answer: Sequence[int], **terms: object) -> int:
-    """Until it has answered."""
+    """Return the number of forwards until it has answered."""
     sampling = SamplingParams(max_new_tokens=len(answer), ignore_eos=True)
     launched = engine.engine._plans._planner
     engine.post(submit("r", tokens, len(answer), sampling=sampling, **terms))

@@ -1,6 +1,7 @@
-"""The embedded model's trained draft layer, on text that it was not trained on.
+"""The embedded model's trained draft layer, on text outside its training data.
 
-More drafts hold than chance allows, whatever the temperature; the answers are those without drafts.
+More drafts are accepted than chance allows, at every temperature. The answers are those without
+drafts.
 """
 
 import json
@@ -31,7 +32,7 @@ def prompts() -> list[list[int]]:
 
 
 def answers(speculate: str, sampling: SamplingParams) -> tuple[list[list[int]], float]:
-    """And the share of drafts that held."""
+    """Return the answers and the share of accepted drafts."""
     config = engine_config(MODEL, speculate=speculate, draft_tokens=3)
     engine = Lone(config, parts=parts())
     engine.flush()

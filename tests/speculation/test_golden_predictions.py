@@ -1,5 +1,5 @@
-"""Every golden with itself as its prediction, whole and broken in places that are drawn anew each
-run: the golden's tokens, and drafts accepted as they hold."""
+"""Every golden with itself as its prediction, whole and broken at random places, new in each run.
+The answer has the golden's tokens and the right number of accepted drafts."""
 
 import numpy as np
 
@@ -21,7 +21,7 @@ def test_a_golden_drafted_from_itself_is_the_golden(model: str, most: int, fresh
         assert whole == case.greedy
         usage = engine.finished(name).usage
         assert usage.accepted_tokens == usage.drafted_tokens > 0
-        # A step draws one token behind its drafts, so this place is drafted, and not drawn.
+        # A step samples one token after its drafts, so this place is drafted, not sampled.
         first = 1 + (most + 1) * generator.integers(0, (new - 2) // (most + 1))
         prediction[np.unique([first, *generator.integers(first, new, 2)])] ^= 1
         again = f"{name} broken"

@@ -1,6 +1,6 @@
-"""Answers under a grammar: text that has to come is drafted whatever node or request says nothing
-else of it, what a prediction or the tree proposes is computed only as far as it is allowed, and the
-answer is that without drafts."""
+"""Answers under a grammar. Forced text is drafted unless node or request forbids it. Drafts of a
+prediction or the tree are computed only as far as the grammar allows. The answer is the same as
+without drafts."""
 
 import time
 from dataclasses import replace
@@ -59,7 +59,7 @@ def test_forced_text_is_of_the_longest_tokens_that_every_way_has(
     tokens = (*LETTERS.tokens, *(word.encode() for word in longer))
     vocabulary = Vocabulary(tokens, LETTERS.eos_ids)
     grammar = Grammar(GrammarKind.REGEX, pattern)
-    # Behind the shorter of two tokens there may be a choice that no token shows.
+    # After the shorter of two tokens there may be a choice not visible in the tokens.
     matcher = compiled(token_tree(vocabulary), grammar).deep_copy()
     held = Constraint(matcher, grammar, LETTERS.eos_ids, tokens)
     found = [tokens[token].decode() for token in held.forced(5)]
@@ -67,7 +67,7 @@ def test_forced_text_is_of_the_longest_tokens_that_every_way_has(
 
 
 def test_text_without_end_is_looked_at_as_far_as_it_is_drafted() -> None:
-    """All of it takes 0.8 s, of whoever asks as little as this."""
+    """All of the text would take 0.8 s, for so small a request."""
     endless = constraint(Grammar(GrammarKind.REGEX, "a{200000}"))
     began = time.process_time()
     for _ in range(20):
@@ -85,7 +85,7 @@ def test_keys_are_drafted_and_change_nothing(speculate: str, most: int) -> None:
     usage = engine.finished("r").usage
     forced = {use.source: use for use in usage.drafts}["grammar"]
     assert sum(forced.drafted) == sum(forced.accepted)
-    # Of 30 letters two are drawn freely; the first is drawn before anything is drafted.
+    # Two of 30 letters are sampled freely; the first is sampled before any draft.
     assert usage.accepted_tokens >= (NEW - 3) * most // (most + 1) - 2
     assert usage.accepted_prediction_tokens is None
     assert_same(engine, plain, TOKENS)

@@ -1,4 +1,5 @@
-"""Drafts by measured times: as fast as the best number of them, and never slower than none."""
+"""The number of drafts by measured times: as fast as the best number, and never slower than
+none."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,24 +11,24 @@ import pytest
 from tasuki.engine.speculation.draft_limit import DraftLimit, FixedLimit, MeasuredLimit, StepShape
 from tasuki.engine.speculation.drafting import Chances, Drafting, DraftSource
 
-# A node of answers with drafts whose steps take what a table says: no model, no clock.
+# A node of answers with drafts. Its steps take the time given by a table: no model, no clock.
 Costs = Callable[[StepShape, int], float]
-"""Seconds of a step of that shape, the so-many-th."""
+"""Seconds of a step, by its shape and its number."""
 Holds = Callable[[int], float]
-"""How likely a draft of the answer's token of that number holds."""
+"""Probability of an accepted draft, by the token's number in the answer."""
 _WAIT = 0.03
-"""Of a step without drafts: what the host takes where it does not plan ahead."""
+"""Seconds of the host in a step without drafts, if it does not plan ahead."""
 _NOISE = 0.02
 
 
 class KnowingDrafter:
-    """Proposes the answer, 0, 1, 2, ..., wrong from where a draft does not hold. silent: behind how
-    many tokens it finds nothing."""
+    """A drafter that proposes the answer, 0, 1, 2, ..., wrong from the first rejected draft on.
+    silent: returns whether it finds nothing after this many tokens."""
 
     source = DraftSource.TREE
 
     def __init__(self, holds: Holds, silent: Callable[[int], bool], draws: Iterator[float]) -> None:
-        """draws: in [0, 1), evenly spread."""
+        """Set the drafter up. draws: in [0, 1), evenly spread."""
         self._holds = holds
         self._silent = silent
         self._draws = draws
@@ -50,7 +51,7 @@ class KnowingDrafter:
 
 @dataclass
 class DraftingNode:
-    """answers: that run, all the time."""
+    """A simulated node. answers: number of answers that run all the time."""
 
     answers: int
     costs: Costs
@@ -64,7 +65,7 @@ class DraftingNode:
 
     def __post_init__(self) -> None:
         self._chance = np.random.default_rng(self.seed)
-        # Of the golden ratio's multiples as many fall anywhere, so that few steps show the mean.
+        # Multiples of the golden ratio are evenly spread, so few steps show the mean.
         draws = ((self.seed + number * 0.6180339887) % 1 for number in count())
         together = Chances()
         self._drafting = [
@@ -78,7 +79,7 @@ class DraftingNode:
         return sum(map(len, self.outputs))
 
     def run(self, limit: DraftLimit, steps: int) -> float:
-        """Tokens a second."""
+        """Return tokens a second."""
         drafted_before = False
         for step in range(steps):
             most = limit.next(self.answers, self._drafting)
@@ -91,14 +92,14 @@ class DraftingNode:
             if not planned:
                 seconds += _WAIT * self.costs(StepShape(self.answers, 0, 1), step)
             self.seconds += seconds
-            # Something else of the host, which drafts or not would have to wait for.
+            # Other work of the host, independent of drafts.
             other = 3 if self._chance.random() < 0.003 else 1
             limit.landed(shape, self._land(lengths), other * seconds, planned=planned)
             drafted_before = bool(with_drafts)
         return self.tokens / self.seconds
 
     def _proposed(self, limit: DraftLimit, most: int, step: int) -> list[int]:
-        """Drafts of each answer that are verified."""
+        """Return the number of verified drafts of each answer."""
         self._drafts: list[tuple[int, ...]] = [()] * self.answers
         if not most:
             for place in range(step, step + limit.watched):
@@ -115,7 +116,7 @@ class DraftingNode:
         return [len(drafts) for drafts in self._drafts]
 
     def _land(self, lengths: Sequence[int]) -> int:
-        """Tokens that the step gave."""
+        """Return the number of tokens from the step."""
         before = self.tokens
         for one, output, drafts in zip(self._drafting, self.outputs, self._drafts, strict=True):
             held = 0
@@ -131,7 +132,8 @@ WIDTHS = [2, 4]
 
 
 def dense(shape: StepShape, step: int) -> float:
-    """Of a large dense model on a GPU, ms: weights once a graph, products past 150 rows."""
+    """Return the ms of a large dense model's step on a GPU: weights once a graph, products past 150
+    rows."""
     rows = shape.drafted * shape.tokens
     plain = 3.7 + 0.085 * shape.plain if shape.plain else 0.0
     drafted = 3.9 + 0.1 * shape.drafted + 0.02 * max(0, rows - 150) if shape.drafted else 0.0
@@ -139,17 +141,17 @@ def dense(shape: StepShape, step: int) -> float:
 
 
 def one_by_one(shape: StepShape, step: int) -> float:
-    """A token costs what it costs, as on a small CPU."""
+    """Return a cost proportional to the tokens, as on a small CPU."""
     return 1.0 * shape.plain + 0.99 * shape.drafted * shape.tokens
 
 
 def growing(shape: StepShape, step: int) -> float:
-    """Contexts grow, and with each new answer they are short again."""
+    """Return a cost with growing contexts; with each new answer they are short again."""
     return dense(shape, step) + 0.1 * shape.answers * (step % 500) / 500
 
 
 def off(answers: int, costs: Costs, steps: int) -> float:
-    """Tokens a second without drafts."""
+    """Return tokens a second without drafts."""
     return DraftingNode(answers, costs, lambda token: 0.0, 1).run(FixedLimit(0), steps)
 
 
@@ -193,7 +195,7 @@ def test_it_follows_drafts_that_hold_for_a_while(answers: int) -> None:
     node = DraftingNode(answers, dense, holds, 3)
     found = node.run(MeasuredLimit(WIDTHS), 1500)
     assert found >= 0.97 * best_fixed(answers, dense, holds, 1500)
-    # Where nothing holds nothing is computed but now and then.
+    # If no drafts are accepted, they are computed only sometimes.
     assert 0.15 < np.mean([bool(most) for most in node.chosen]) < 0.8
 
 
@@ -226,7 +228,7 @@ def test_whatever_costs_and_drafts_are_it_is_never_slower(case: int, fresh_seed:
     def holds(token: int) -> float:
         return float(likely[token // turn % 2])
 
-    # So many that what it may lose at first, four steps, is little of them.
+    # So many steps that an initial loss of four steps is a small part.
     steps = 3000
     node = DraftingNode(answers, costs, holds, fresh_seed)
     assert node.run(MeasuredLimit([2, 4, 8]), steps) >= 0.99 * off(answers, costs, steps)
@@ -265,7 +267,7 @@ def test_a_request_that_drafts_badly_does_not_pay_for_others_before_it() -> None
 
 @pytest.mark.parametrize(("seconds", "looks"), [(1e-3, 15), (4e-3, 60), (1.0, 4 * 296)])
 def test_looks_take_a_small_part_of_the_time_of_steps(seconds: float, looks: int) -> None:
-    """As many steps of a small model as of a large one."""
+    """The number of steps is the same for a small and a large model."""
     limit, found = MeasuredLimit(WIDTHS), 0
     for _ in range(300):
         found += limit.watched

@@ -1,5 +1,5 @@
-"""The model's own draft layer as the drafter: the answers and the tree without it, drafts that are
-what the layer expects, and as many accepted behind a cached prompt as behind a computed one."""
+"""The model's own draft layer as the drafter. Answers and tree are as without it, and drafts equal
+the layer's expectation. As many are accepted after a cached prompt as after a computed one."""
 
 from functools import cache
 
@@ -20,7 +20,8 @@ CASE = golden(MODEL, "long")
 NEW = 32
 GREEDY = SamplingParams(max_new_tokens=NEW, ignore_eos=True)
 HOT = SamplingParams(max_new_tokens=NEW, temperature=100.0, seed=3, ignore_eos=True)
-"""The noise, which drafts share, decides most draws, so that a layer of random weights is right."""
+"""Sampling decided mostly by the noise shared with drafts, so that a layer of random weights is
+right."""
 
 
 def parts(**changes: object) -> EngineParts:
@@ -40,7 +41,7 @@ def drafting(most: int = 3, **changes: object) -> Lone:
 
 @cache
 def plain(sampling: SamplingParams) -> tuple[list[int], object]:
-    """Its answer, and what it leaves in the tree."""
+    """Return its answer and its tree without drafts."""
     engine = Lone(engine_config(reference_dir(MODEL), speculate="off"), parts=parts())
     return engine.ask("r", CASE.prompt, NEW, sampling=sampling), engine.tree()
 
@@ -84,7 +85,7 @@ def test_drafts_are_what_the_layer_expects(monkeypatch: pytest.MonkeyPatch) -> N
         tokens = CASE.prompt + answer[:behind]
         one = Request(Workspace(model), len(tokens) + 4)
         one.forward(tokens)
-        # Its entries stand; the hidden state before the last token is that of one token less.
+        # Its entries exist; the hidden state before the last token comes from one token less.
         shorter = Request(Workspace(model), len(tokens) + 4)
         shorter.forward(tokens[:-1])
         hidden = shorter.workspace.arena.carry[0][shorter.slots[0]].float()[None]

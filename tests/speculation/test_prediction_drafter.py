@@ -1,4 +1,4 @@
-"""What is proposed of a prediction, and how much of an answer that differs from it is found."""
+"""Proposals from a prediction, and the part found of an answer that differs from it."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ ANSWER = prompt(60, seed=1)
 
 
 def verified(prediction: list[int], answer: list[int], most: int) -> tuple[int, int, int]:
-    """(Forwards, drafts, accepted) of an answer whose first token is there."""
+    """Return (forwards, drafts, accepted) of an answer whose first token is known."""
     drafter = PredictionDrafter(np.array(prediction, dtype=np.int32))
     output, forwards, drafted, accepted = answer[:1], 0, 0, 0
     while len(output) < len(answer):
@@ -46,14 +46,14 @@ def test_what_is_new_or_gone_is_passed_over(length: int) -> None:
         ANSWER[:30] + prompt(length, seed=2) + ANSWER[30:],
     ):
         forwards, drafted, accepted = verified(prediction, ANSWER, 3)
-        # A lost place is found behind four tokens, and nothing is proposed meanwhile.
+        # A lost place is found after four tokens, and nothing is proposed meanwhile.
         assert forwards <= 15 + length + 6
         assert drafted - accepted <= 9
 
 
 @pytest.mark.parametrize("length", [20, 400, 5000])
 def test_an_answer_that_begins_with_reasoning_is_found_behind_it(length: int) -> None:
-    """However long it thinks: the place that was lost stays where it was."""
+    """The length of the reasoning does not matter, because the lost place stays the same."""
     thought = [token + 200 for token in prompt(length, seed=5)]
     forwards, drafted, accepted = verified(ANSWER, thought + ANSWER, 3)
     assert accepted >= 40
@@ -80,7 +80,7 @@ def test_a_short_prediction_ends(prediction: list[int]) -> None:
 
 
 def test_a_place_is_looked_for_nearby_only() -> None:
-    """However long a prediction is, a step of an answer that is elsewhere stays short."""
+    """A step of an answer far from its place stays short for a prediction of any length."""
     far = prompt(5000, seed=4)
     assert verified(ANSWER[:10] + far[:1000] + ANSWER[10:], ANSWER, 3)[2] > 25
     assert verified(ANSWER[:10] + far + ANSWER[10:], ANSWER, 3)[2] < 15
@@ -88,7 +88,7 @@ def test_a_place_is_looked_for_nearby_only() -> None:
 
 @pytest.mark.parametrize("seen", [1, 3, 8, 30])
 def test_who_is_asked_seldom_finds_the_place_that_every_token_shows(seen: int) -> None:
-    """As one that is only watched beside steps without drafts."""
+    """A drafter only watched beside steps without drafts is called in this way."""
     answer = [*ANSWER[:10], 300, 301, 302, *ANSWER[10:]]
     often, seldom = (PredictionDrafter(np.array(ANSWER, dtype=np.int32)) for _ in range(2))
     for length in range(len(answer) - 3):

@@ -1,4 +1,4 @@
-"""The index against a search through everything that was put in; ring, salts, ends of texts."""
+"""The index compared with a search through all inserted texts; ring, salts, ends of texts."""
 
 from collections.abc import Sequence
 
@@ -24,7 +24,7 @@ class NaiveIndex:
         self._texts[-1][1].extend(tokens)
 
     def may_follow(self, last: Sequence[int], salt: bytes, most: int) -> list[list[int]]:
-        """Whatever followed these tokens anywhere, the latest last."""
+        """Return all continuations of these tokens, the latest last."""
         found = []
         for owner, text in self._texts:
             for place in range(ANCHOR_TOKENS, len(text)):
@@ -60,7 +60,7 @@ def test_what_is_found_stood_there_last(
             naive.append(piece)
     found = index.follow(last, salt, 5)
     expected = naive.may_follow(last, salt, 5)
-    # The table has one place a hash: the newest, whose salt may be another.
+    # The table has one place per hash, for the newest text; its salt may differ.
     assert found == [] or found == expected[-1]
     if all(owner == salt for owner, _ in texts):
         assert found == (expected[-1] if expected else [])

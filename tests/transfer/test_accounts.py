@@ -1,4 +1,4 @@
-"""What is remembered of ended rooms, by connection: no number is used twice, and no forced drain is
+"""The record of ended transfers, by connection. No number is used twice, and no forced drain is
 forgotten."""
 
 import pytest
@@ -11,7 +11,7 @@ DRAINED, FORCED = Drain.DRAINED, Drain.FORCED
 
 @pytest.fixture
 def ended() -> EndedRooms:
-    """Of two connections, the first of which lives."""
+    """Return the ended transfers of two connections; only the first is alive."""
     made = EndedRooms(lambda name: name == "first", rooms=2, connections=2)
     made.began("first")
     made.began("second")

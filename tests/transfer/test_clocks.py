@@ -1,5 +1,5 @@
-"""Time is monotonic and of one host: a clock that jumps, or two hosts that disagree, change
-nothing."""
+"""Time is monotonic and local to a host. A clock that jumps, or two hosts with different clocks,
+change nothing."""
 
 import ast
 from pathlib import Path
@@ -17,7 +17,7 @@ NO_CLOCK = {"monotonic", "timedelta"}
 
 
 def wall_clock_uses(source: str) -> list[str]:
-    """Names through which the source could read the time of day."""
+    """Return the names through which the source could read the time of day."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):

@@ -1,5 +1,5 @@
-"""A side of a transfer on an event loop: its events in order, its looks in time, at a price that
-hundreds of rooms can pay."""
+"""A side of a transfer on an event loop handles its events in order and its checks in time. Its
+cost is low enough for hundreds of transfers."""
 
 import asyncio
 import time
@@ -28,7 +28,7 @@ from tests.harness.waiting import HANG_SECONDS
 
 
 class Room(DrivenRoom):
-    """Remembers what it was asked for. refuses: the action that it refuses."""
+    """A transfer that records its actions. refuses: the action that it rejects."""
 
     def __init__(self, look: float, refuses: type | None = None) -> None:
         terms = SendingTerms(SenderDeadlines(), look)
@@ -58,7 +58,7 @@ class Room(DrivenRoom):
 
 
 class Landed:
-    """A receiver whose bytes are compared at once, later, or are wrong."""
+    """A receiver with bytes that are verified at once or later, or are wrong."""
 
     def __init__(self, at_once: bool | TransferError, later: TransferError | None = None) -> None:
         self.at_once = at_once
@@ -143,7 +143,7 @@ async def test_what_landed_is_compared_at_once_or_beside_the_rooms_events(
 
 
 class Outgoing:
-    """A sender whose bytes end on a thread of its own, as the test says."""
+    """A sender that ends on its own thread, when the test says so."""
 
     def __init__(self) -> None:
         self.drain: Future[Drain] = Future()
@@ -292,7 +292,7 @@ async def test_it_is_looked_at_within_look_seconds_however_many_events_come() ->
 
 
 async def test_an_event_costs_no_task_and_no_timer() -> None:
-    """What a room costs the loop is counted."""
+    """The loop's work for a transfer is counted."""
     loop = asyncio.get_running_loop()
     timers: list[float] = []
     call_at = loop.call_at

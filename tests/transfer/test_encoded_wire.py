@@ -1,5 +1,5 @@
-"""What only a wire that is not exact has: staging that is waited for and never leaked, a receiver
-that decodes in place and so is a writer too, and windows of another precision."""
+"""Properties of an inexact wire only: staging with waits and no leaks, and layer chunks of another
+precision. Its receiver decodes in place and so is a writer too."""
 
 import threading
 import time
@@ -44,7 +44,7 @@ fp8_pair = partial(loopback_pair, precision=ALL_FP8, kept_back=1)
 
 
 class CountedCells(StagingBuffer):
-    """refused: how often somebody had to wait."""
+    """A staging buffer that counts waits. refused: number of checks without space."""
 
     refused = 0
 
@@ -62,7 +62,7 @@ def encoding_source(pair: Pair) -> EncodingSource:
 
 @dataclass
 class SlowSink:
-    """The target's decoder, which stands until it is let go."""
+    """The target's decoder, blocked until it is released."""
 
     plain: WindowSink
     decoding: threading.Event = field(default_factory=threading.Event)
@@ -137,7 +137,7 @@ def test_after_forget_nothing_of_the_room_is_written_any_more() -> None:
 
 
 def test_a_window_that_lands_twice_loses_the_room() -> None:
-    """The second landing may lie over what was decoded already."""
+    """The second arrival may overwrite bytes already decoded."""
     with fp8_pair(faults=lambda i: Fault.DUPLICATE if i == 3 else Fault.NONE) as pair:
         pair.hand_over(4, chunk=4)
         until(lambda: pair.receiver.counters.duplicate > 0, "waited in vain")
@@ -184,7 +184,7 @@ def test_rooms_wait_for_staging_and_all_of_them_come_through() -> None:
     layout = small_layout()
     unit = WireUnits.of(layout, ALL_FP8).largest_encoded
     with fp8_pair(layout, 24, settings=NEVER) as pair:
-        # Fewer cells than one room may have in flight.
+        # Fewer cells than one transfer may have in flight.
         cells = CountedCells(24 * layout.slab_bytes, 3 * unit, unit)
         encoding_source(pair).cells = cells
         pair.source.transport.bytes_per_second = 2e6
@@ -198,7 +198,8 @@ def test_rooms_wait_for_staging_and_all_of_them_come_through() -> None:
 
 
 def test_a_link_that_stands_still_leaves_staging_to_the_others() -> None:
-    """Every window of a first peer's rooms is held on the wire; a second peer's room passes it."""
+    """Every layer chunk of a first peer's transfers is held on the wire; a second peer's transfer
+    passes it."""
 
     def held(index: int) -> Fault:
         return Fault.HOLD if stuck.is_set() else Fault.NONE
@@ -259,7 +260,7 @@ def test_windows_fit_their_cells_and_leave_when_their_own_layers_are_finished(
         header = window.header
         assert window.tick == 100 + header.end_layer
         assert window.local_pages == plan.local_pages[header.first_page - 7 :][: header.pages]
-        # What a draft layer carries leaves with the last of its pages.
+        # A draft layer's carry is sent with the last of its pages.
         later = kinds[header.first_layer] is DRAFT and header.first_page + header.pages < 7 + pages
         own_slot = None if later else slot
         assert (window.local_slot, header.carries_state) == (own_slot, own_slot is not None)

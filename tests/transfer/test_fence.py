@@ -1,4 +1,4 @@
-"""The three fences: each opens on its own evidence and on nothing else."""
+"""The three fences: each opens by its own evidence and no other."""
 
 import os
 import subprocess
@@ -71,7 +71,7 @@ def test_death_is_seen_even_of_a_zombie(writer: Writer) -> None:
     watched = WatchedProcess.watch(identity)
     assert watched is not None and watched.died() is None
     process.kill()
-    # Nobody has waited for the child: it is a zombie.
+    # The child was not waited for, so it is a zombie.
     until(lambda: watched.died() is not None, "the death shows")
     died = watched.died()
     watched.close()
@@ -120,7 +120,8 @@ def test_a_watch_holds_one_descriptor_and_what_is_not_watched_none(
     _, identity = writer
 
     def descriptors() -> int:
-        """Of processes: others of this process come and go by themselves."""
+        """Return the number of process descriptors; others of this process come and go by
+        themselves."""
         found = 0
         for handle in Path("/proc/self/fd").iterdir():
             with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Pieces as numbered units: each number leads back to its piece's bytes, on both sides."""
+"""Segments as numbered units: each number leads back to its segment's bytes, on both sides."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ LOCAL, REMOTE = 8, 11
 
 
 def spans(strips: list[Strip]) -> np.ndarray:
-    """(offset, length) of every unit."""
+    """Return (offset, length) of every unit."""
     return np.array(
         [
             (strip.offset + number * strip.stride, strip.length)
@@ -38,7 +38,7 @@ def test_every_byte_of_a_window_is_in_the_units_and_no_other(
     generator = np.random.default_rng(seed)
     local_pages, local_slot = random_ids(LAYOUT, LOCAL, pages, generator)
     remote_pages, remote_slot = random_ids(LAYOUT, REMOTE, pages, generator)
-    # In order too, so that runs are merged.
+    # Sometimes sorted, so that runs are merged.
     if seed % 2:
         local_pages, remote_pages = tuple(sorted(local_pages)), tuple(sorted(remote_pages))
     header = WindowHeader(0, first, end, 0, pages, state)

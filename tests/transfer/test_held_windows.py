@@ -1,5 +1,5 @@
-"""Windows that a transport posts by itself, once their ticks have come: what a sender makes of
-them. What a transport does is in cpp_cache/dataplane_tests, and on GPUs in tests/gpu."""
+"""Layer chunks posted by the transport itself at their ticks, as the sender handles them. The
+transport's part is tested in cpp_cache/dataplane_tests, and on GPUs in tests/gpu."""
 
 import time
 from collections.abc import Iterator

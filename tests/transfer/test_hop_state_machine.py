@@ -1,10 +1,9 @@
-"""The real senders and receivers, driven along the protocol's tables in both directions at random,
+"""The real senders and receivers, driven at random along the protocol's tables in both directions,
 exact and in fp8.
 
-Whatever happens to rooms and their windows: the tables allow it, what is committed is what the
-wire's precision makes of what was sent, and once a room is fenced nothing is written to its ids any
-more: a receiver that decodes in place is a writer too. A cell of the sender's staging has one
-holder.
+The tables allow every event of transfers and their layer chunks. Committed data is the sent data at
+the wire's precision. After a transfer's fence nothing is written to its ids; a receiver that
+decodes in place writes too. Each cell of the sender's staging has one holder.
 """
 
 from collections.abc import Callable
@@ -61,7 +60,7 @@ SETTINGS = SenderSettings(
 
 @dataclass
 class Direction:
-    """One way over the pair. The tables differ; sender and receiver are the same code."""
+    """One direction of the pair. The tables differ; sender and receiver are the same code."""
 
     name: str
     sender: Sender
@@ -90,7 +89,7 @@ class Direction:
 
 @dataclass
 class Room:
-    """peer: the connection that it was opened on, which a cut may have ended."""
+    """A transfer. peer: the connection it was opened on; a cut may have ended it."""
 
     number: int
     way: Direction
@@ -105,7 +104,8 @@ class Room:
     lacks_a_window: bool = False
 
     def is_settled(self, held: list[Any]) -> bool:
-        """Whether its sender can do nothing by itself: whatever is in flight is held."""
+        """Return whether its sender can do nothing by itself, because all writes in flight are
+        held."""
         sending = self.way.sender._rooms.get(self.number)
         if sending is None:
             return bool(self.ends) or (self.drained is not None and self.drained.done())
@@ -114,7 +114,7 @@ class Room:
             return False
         if sending.stopped:
             return bool(posted)
-        # Between the queue and the wire a window is in neither.
+        # Between the queue and the wire a layer chunk is in neither.
         is_all_posted = len(posted) + len(sending._digests) == sending.next_sequence
         return is_all_posted and not sending.complete
 
@@ -144,7 +144,7 @@ class Room:
 
 
 def ids_in(slabs: list[int]) -> tuple[tuple[int, ...], int]:
-    """(page ids, slot) in a room's slabs, the slot in the first."""
+    """Return (page ids, slot) in a transfer's slabs, the slot in the first."""
     ids = [
         slab * LAYOUT.blocks_per_slab + k
         for slab in slabs[1:]
@@ -166,7 +166,8 @@ def awaits_token(room: Room) -> bool:
 
 
 def has_ended(room: Room) -> bool:
-    """The first token is told before the final status."""
+    """Return whether the transfer's end may be taken. The first token comes before the final
+    status."""
     if not room.sends or not room.ends:
         return False
     told = room.way.back or room.sender.state.name == "READY"
@@ -208,7 +209,7 @@ class Hops(RuleBasedStateMachine):
         self.ways = ways
         self.rooms: list[Room] = []
         self.issued = 0
-        # Each node's arena is halved: what it sends from, and what it receives into.
+        # Each node's arena has two halves, one to send from and one to receive into.
         for way in ways.values():
             way.free = list(range(SLABS // 2, SLABS))
             rng = np.random.default_rng(7)
@@ -252,13 +253,13 @@ class Hops(RuleBasedStateMachine):
         posts=st.integers(0, 3),
     )
     def arm(self, name: str, fault: Fault, posts: int) -> None:
-        """One of the next posts of that direction goes wrong."""
+        """Make one of the direction's next posts fail."""
         self.ways[name].next_fault, self.ways[name].posts_before_it = fault, posts
 
     @precondition(some(computes))
     @rule(pick=st.integers(0, 99))
     def finish_layers(self, pick: int) -> None:
-        """A forward in one direction; the other sends what was finished long ago."""
+        """Run a forward in one direction; in the other, send layers finished long ago."""
         room = self.chosen(pick, computes)
         room.planned = True
         lost_before = room.way.windows_lost
@@ -274,7 +275,7 @@ class Hops(RuleBasedStateMachine):
         room.lacks_a_window = room.way.windows_lost > lost_before
 
     def settle(self) -> None:
-        """Until nothing moves by itself: what comes next depends on the rules alone."""
+        """Wait until nothing moves by itself, so that the next events depend on the rules alone."""
         fabric = self.pair.fabric
         until(lambda: all(room.is_settled(fabric.held) for room in self.rooms), "not settled")
 
@@ -289,7 +290,7 @@ class Hops(RuleBasedStateMachine):
     @precondition(some(has_ended))
     @rule(pick=st.integers(0, 99))
     def take_the_end(self, pick: int) -> None:
-        """What the sender said at a room's end reaches both machines."""
+        """Pass the sender's result at a transfer's end to both machines."""
         room = self.chosen(pick, has_ended)
         (end,) = room.ends
         if isinstance(end, RoomBroke):
@@ -330,7 +331,7 @@ class Hops(RuleBasedStateMachine):
     @precondition(some(lives))
     @rule(pick=st.integers(0, 99), how=st.sampled_from(["lose", "stop", "cut"]))
     def disturb(self, pick: int, how: str) -> None:
-        """One rule, so that rooms come to a good end often enough."""
+        """Disturb a transfer. This is one rule, so that transfers complete often enough."""
         room = self.chosen(pick, lives)
         if how == "cut":
             self.cut(room.way)
@@ -340,7 +341,7 @@ class Hops(RuleBasedStateMachine):
             self.lose(room)
 
     def lose(self, room: Room) -> None:
-        """The receiver gives up; the sender is told to stop later."""
+        """Give up at the receiver; the sender is told to stop later."""
         room.hears(ReceiverEvent.LOSE)
         room.way.receiver.forget(room.number)
 
@@ -352,7 +353,8 @@ class Hops(RuleBasedStateMachine):
         self.settle()
 
     def cut(self, way: Direction) -> None:
-        """The connection ends, as a lease does: every room of it stops; then it is made anew."""
+        """End the connection, as an expired lease does: all its transfers stop, then it is made
+        again."""
         way.sender.disconnect(way.peer)
         self.settle()
         way.peers += 1
@@ -371,7 +373,8 @@ class Hops(RuleBasedStateMachine):
         room = self.chosen(pick, fences)
         assert room.drained is not None
         if room.drained.result() is Drain.FORCED:
-            # What broke may still land: all that is under way to this node ends first.
+            # Data of the broken transfer may still arrive, so all writes in flight to this node end
+            # first.
             room.way.target.transport.sever()
             self.settle()
         if room.sender.state.name == "DRAINING":
@@ -415,8 +418,8 @@ class Hops(RuleBasedStateMachine):
 
 class EncodedHops(Hops):
     precision = WirePrecision(Precision.FP8, Precision.FP8)
-    # So much that no window is cut, and that all of both rooms of a way may be held on the
-    # wire at once: whether one is posted must not depend on what others do.
+    # So large that no layer chunk is cut, and all of both transfers of a direction may be held on
+    # the wire at once. A post must not depend on other transfers.
     kept_back = 8
 
 

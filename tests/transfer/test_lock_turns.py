@@ -1,4 +1,4 @@
-"""A node that hands over shares the interpreter's lock in short turns."""
+"""A node with hand-overs shares the interpreter's lock in short turns."""
 
 import sys
 from collections.abc import Iterator

@@ -1,5 +1,5 @@
-"""What a peer can reach: the arena and nothing else; an index that is wrong is an error of its
-sender, in no process a crash; what opens a node's memory is in no log."""
+"""A peer can reach the arena and nothing else. A wrong index is its sender's error and crashes no
+process. No log has the keys to a node's memory."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ SLABS = 3
 
 
 class Recording(LoopbackTransport):
-    """Remembers what was registered."""
+    """A transport that records the registered regions."""
 
     def __init__(self) -> None:
         super().__init__(LoopbackFabric(), "alone")
@@ -33,7 +33,7 @@ class Recording(LoopbackTransport):
 
 def test_the_arena_is_registered_and_nothing_else() -> None:
     layout, transport = small_layout(), Recording()
-    # An arena inside a larger allocation: what lies around it is not its peers' business.
+    # An arena inside a larger allocation; peers must not reach the memory around it.
     around = torch.zeros((SLABS + 2) * layout.slab_bytes, dtype=torch.uint8)
     arena = around[layout.slab_bytes : -layout.slab_bytes]
     DataPlane.over(arena, layout, "weights", transport, "loopback", "node")
@@ -44,7 +44,7 @@ def test_the_arena_is_registered_and_nothing_else() -> None:
 def test_a_write_beside_the_arena_is_refused_even_without_our_own_check(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The bounds that the transport itself knows from the peer's metadata are the second line."""
+    """The second check is the transport's own, by the bounds in the peer's metadata."""
     size, edge = 1 << 16, 1 << 12
     memories = [np.full(size + 2 * edge, POISON, dtype=np.uint8) for _ in range(2)]
     transports = [NixlTransport("source"), NixlTransport("target")]
@@ -59,7 +59,7 @@ def test_a_write_beside_the_arena_is_refused_even_without_our_own_check(
             with pytest.raises(TransportError, match=r"could not post|refused"):
                 source.post(endpoint, np.array([[0, offset, 64]], dtype=np.int64), b"beside")
         assert (memories[1] == POISON).all()
-        # Nobody is harmed: what is right still goes.
+        # Valid writes still work.
         transfer = source.post(endpoint, np.array([[0, 0, 64]], dtype=np.int64), b"inside")
         arrived: list[bytes] = []
 

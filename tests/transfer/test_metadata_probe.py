@@ -1,4 +1,4 @@
-"""The process in which metadata are tried first: what it costs, what ends it, what it refuses."""
+"""The process that tries metadata first: its cost, its end, and the metadata it rejects."""
 
 import os
 import signal

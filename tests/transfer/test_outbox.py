@@ -1,5 +1,5 @@
-"""What is said in many rooms shares messages: in order, bounded, without a wait where nothing else
-is under way."""
+"""Messages of many transfers share batches: in order, bounded, and without a wait if no other batch
+is being sent."""
 
 import asyncio
 
@@ -24,7 +24,7 @@ async def test_what_has_gathered_leaves_at_once_and_in_order() -> None:
     await asyncio.sleep(0)
     for position in range(MOST_MESSAGES + 10):
         said.put(queued(position))
-    # One that was awaited leaves with what was said in the same turn of the loop.
+    # An awaited message leaves with the others of the same turn of the loop.
     batches = [await taking, await said.take()]
     assert [len(batch) for batch in batches] == [MOST_MESSAGES, 10]
     positions = [message.queued.position for batch in batches for message in batch]
@@ -52,7 +52,7 @@ async def test_a_closed_outbox_gives_what_it_has_and_takes_no_more() -> None:
 async def test_a_process_that_is_to_fail_says_one_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """So that what comes before a failpoint has left."""
+    """All messages before a failpoint are then sent."""
     monkeypatch.setattr(outbox, "_AT_ONCE", 1)
     said: Outbox[pb.SenderMessage] = Outbox()
     for position in range(3):

@@ -1,4 +1,4 @@
-"""The pace at which a transport is asked: at once while bytes move, seldom while none do."""
+"""The rate of polling a transport: at once while bytes move, seldom otherwise."""
 
 from tasuki.transfer.transports.base import PollBackoff
 from tests.harness.waiting import ManualClock

@@ -1,4 +1,5 @@
-"""What goes to one peer in a pass is posted, digested and taken together, and fails apart."""
+"""Layer chunks to one peer in a pass are posted, digested and taken together, and fail
+separately."""
 
 import threading
 from collections import deque
@@ -27,8 +28,8 @@ ROOMS = (1, 2, 3)
 
 @contextmanager
 def ready_together(faults: Faults = no_faults) -> Iterator[tuple[Pair, list[Opened]]]:
-    """Three rooms, whose only window each ends with the same layer. The sender's thread rests: a
-    tick between its looks at two rooms would part them."""
+    """Yield three transfers; the only layer chunk of each ends with the same layer. The sender's
+    thread sleeps, because a tick between its checks of two transfers would separate them."""
     settings = SenderSettings(layers_per_window=LAYERS, lease_seconds=HANG_SECONDS)
     rests, rest = threading.Semaphore(0), Sender._rest
 
@@ -94,7 +95,7 @@ def test_a_window_that_cannot_be_posted_stops_its_own_room() -> None:
 def test_a_post_that_raises_may_have_begun(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a transport raises for all of them says nothing of what may land."""
+    """An error raised for all posts does not tell if bytes may still arrive."""
 
     def raising(*_: object) -> list[Transfer | Exception]:
         raise error
@@ -127,7 +128,7 @@ def test_a_room_that_is_aborted_before_its_window_is_posted_posts_nothing(
 
 
 def test_a_room_that_is_stopped_while_it_is_looked_at_has_nothing_to_post() -> None:
-    """Another thread takes what waited between a look whether there is any and one at it."""
+    """Another thread takes the waiting chunk between the check for one and its read."""
 
     class Taken(deque[Any]):
         def __len__(self) -> int:
@@ -141,7 +142,8 @@ def test_a_room_that_is_stopped_while_it_is_looked_at_has_nothing_to_post() -> N
 
 
 class Held(Digester):
-    """Digests as its twin once it may; how many were asked for at once is kept."""
+    """A digester that waits until it may run. It records the number of layer chunks in each
+    call."""
 
     def __init__(self) -> None:
         self.calls: list[int] = []
@@ -191,7 +193,7 @@ def test_digests_that_wait_are_made_in_one_call_and_fail_apart() -> None:
         asked[3].result()
     with pytest.raises(ValueError, match="room 13"):
         asked[4].result()
-    # The five fail together, since one of them is none; then each is by itself.
+    # The five fail together because one is invalid; then each is digested alone.
     assert held.calls == [1, 1, 1, 1, 1]
     assert changes.acquire(timeout=0) and changes.acquire(timeout=0)
     assert not changes.acquire(timeout=0), "one ring a call, not one a window"
@@ -222,7 +224,7 @@ def test_windows_that_landed_together_are_digested_in_one_call_and_count_once(
         assert calls == [[1, 2]]
         assert pair.receiver.counters.landed == 2
         assert pair.receiver.counters.duplicate == 1 and pair.receiver.counters.malformed == 1
-        # One that cannot be digested is missing, and no other.
+        # Only the layer chunk without a digest is missing.
         pair.receiver.forget(1)
         pair.receiver.expect(1, GENERATION, opened[0].granted)
         breaks.append(3)

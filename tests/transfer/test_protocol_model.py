@@ -1,5 +1,5 @@
 """The models of the hand-over, of its return path, of retries and of nodes of several ranks hold in
-every run, their mutations do not, and they are the tables that the code moves by."""
+every run. Their mutations do not. The models equal the tables in the code."""
 
 import re
 import shutil
@@ -37,8 +37,8 @@ needs_spin = pytest.mark.skipif(
 def verify(
     folder: Path, model: Path, define: str, compile_flags: list[str], run_flags: list[str]
 ) -> int:
-    """Errors that an exhaustive run finds; asserts that it was exhaustive. define: what the
-    preprocessor is given, with spaces between."""
+    """Return the errors found by an exhaustive run; assert that it was exhaustive. define:
+    definitions for the preprocessor, separated by spaces."""
     # Compiling takes longer than running, but for the whole of the largest model.
     optimise = "-O1" if model == HANDOVER and not define else "-O0"
     defines = [f"-D{each}" for each in define.split()]
@@ -59,7 +59,7 @@ def verify(
 
 SAFETY = (["-DSAFETY", "-DNOCLAIM"], [])
 ENDS = (["-DNP", "-DNOCLAIM"], ["-l"])
-"""No cycle without progress, and no label says progress: every run ends."""
+"""Every run ends: no cycle is without progress, and no label is marked as progress."""
 
 
 def always(claim: str) -> tuple[list[str], list[str]]:
@@ -67,7 +67,7 @@ def always(claim: str) -> tuple[list[str], list[str]]:
 
 
 def name(value: Path | str | tuple[list[str], list[str]]) -> str:
-    """Of a parameter, in a test's id."""
+    """Return a parameter's name in a test's id."""
     match value:
         case Path():
             return value.stem
@@ -142,7 +142,7 @@ def test_what_is_left_out_is_missed(
 
 
 def rows(model: Path, macro: str) -> set[tuple[str, ...]]:
-    """The arguments of a macro wherever the model uses it."""
+    """Return the arguments at each use of a macro in the model."""
     text = "\n".join(
         line for line in model.read_text().splitlines() if not line.startswith("#define")
     )

@@ -14,11 +14,12 @@ from tasuki.transfer.ranks.links import LinkPieces, Piece, RankLink, rank_links
 
 SIZES = (1, 2, 4, 8)
 PAGES = range(8)
-"""As many as any number of copies, so that each link has its turn."""
+"""The number of pages is at least the number of copies, so each link has its turn."""
 
 
 def published(name: str) -> CacheLayout:
-    """Of a shape with one layer of each kind; the numbers of bytes are those of the whole model."""
+    """Return the layout of a shape with one layer of each kind; byte counts are those of the whole
+    model."""
     config = published_or_folder(name)
     config = replace(config, layer_kinds=config.layer_kinds[2:4], draft_layers=1)
     assert config.layer_kinds == (LayerKind.GDN, LayerKind.FULL)
@@ -26,7 +27,7 @@ def published(name: str) -> CacheLayout:
 
 
 def heads_of(layout: CacheLayout, name: str) -> list[tuple[str, int, int]]:
-    """(What, heads, bytes of a head) of each part of a column or a block, end to end."""
+    """Return (name, heads, bytes of a head) for each part of a column or a block, end to end."""
     column = layout.conv_columns * itemsize(layout.conv_dtype)
     keys = key_heads(layout)
     return {
@@ -51,8 +52,9 @@ Bytes = NDArray[np.int32]
 
 
 def memory(layout: CacheLayout, ranks: int, rank: int, name: str) -> Bytes:
-    """What that rank is to have: in each head's place the number of that head in the whole model,
-    by the rule of shares alone. A 256th of the bytes, which every size is a multiple of."""
+    """Return the expected memory of a rank: each head's place has its number in the whole model, by
+    the rule of shares alone. It has a 256th of the bytes, because every size is a multiple of
+    256."""
     parts, number = [], 1
     for _, heads, size in heads_of(layout, name):
         own = share(heads, ranks, rank)
@@ -74,7 +76,7 @@ def copied(source: Bytes, target: Bytes, times: Bytes, piece: Piece) -> None:
 def received(
     layout: CacheLayout, senders: int, receivers: int, links: list[RankLink], name: str, page: int
 ) -> Iterator[tuple[Bytes, Bytes]]:
-    """(What each receiver rank has then, how often each of its bytes was written.)"""
+    """Yield for each receiver rank its memory and the number of writes to each of its bytes."""
     layer = {"conv": 0, "ssm": 0, "carry": 2, "block": 1}[name]
     for target in range(receivers):
         want = memory(layout, receivers, target, name)
@@ -125,7 +127,7 @@ def test_a_ranks_layout_is_that_of_its_weights(name: str, ranks: int) -> None:
     for rank in range(ranks):
         part = Shard(rank, ranks).part(config).cache_layout("bfloat16", "bfloat16", "float32")
         assert rank_layout(whole, ranks, rank) == part
-        # So that an id means the same everywhere.
+        # An id then means the same on all ranks.
         assert part == rank_layout(whole, ranks, 0)
 
 
@@ -153,7 +155,7 @@ def test_senders_with_copies_of_a_head_take_turns() -> None:
 
 @pytest.mark.parametrize("wrong", ["swapped", "shifted", "missing"])
 def test_wrong_links_are_noticed(wrong: str) -> None:
-    """The check above, of links that are not right."""
+    """The control: the check above fails for wrong links."""
     layout = published("9b")
     links = rank_links(layout, 4, 2)
     if wrong == "swapped":

@@ -1,5 +1,5 @@
-"""Hand-overs between nodes of unequal numbers of ranks: each rank of the receiver has its heads'
-bytes, or the room is not verified."""
+"""Hand-overs between nodes with unequal numbers of ranks: each rank of the receiver has its heads'
+bytes, or the transfer is not verified."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,7 +51,7 @@ LAYOUT = CacheLayout(
 )
 FP8 = replace(LAYOUT, kv_dtype=FP8_ROWS)
 Whole = dict[tuple[str, int], torch.Tensor]
-"""Of the whole model: (what, layer) to [pages or 1, heads, ...]."""
+"""Data of the whole model: (name, layer) to [pages or 1, heads, ...]."""
 
 
 def whole_model(seed: int, layout: CacheLayout = LAYOUT) -> Whole:
@@ -113,7 +113,7 @@ class RankedNode:
     def views(
         self, rank: int, pages: tuple[int, ...], slot: int
     ) -> Iterator[tuple[torch.Tensor, str, int]]:
-        """(What of that rank's arena holds it, what, layer), by the rule of shares alone."""
+        """Yield (view of the rank's arena, name, layer), by the rule of shares alone."""
         arena = self.arenas[rank]
         keys, values = len(share(KEYS, self.ranks, rank)), len(share(VALUES, self.ranks, rank))
         kv, gdn = 0, 0
@@ -166,7 +166,7 @@ class RankedPair:
     granted: Destination = field(default_factory=lambda: Destination(0, (), None))
 
     def hand_over(self, whole: Whole, held: int = 0) -> None:
-        """All of it, in two forwards. held: pages that the receiver has."""
+        """Hand all of it over in two forwards. held: pages that the receiver has."""
         generator = np.random.default_rng(1)
         self.pages, self.slot = random_ids(self.source.spans.part, SLABS, PAGES, generator)
         theirs, slot = random_ids(self.target.spans.part, SLABS, PAGES - held, generator)
@@ -194,7 +194,7 @@ def ranked_pair(
     fabric = LoopbackFabric()
     source = RankedNode(senders, LoopbackTransport(fabric, "source", faults), layout)
     target = RankedNode(receivers, LoopbackTransport(fabric, "target"), layout)
-    # Nobody renews.
+    # The lease is long, because it is never renewed.
     settings = SenderSettings(lease_seconds=HANG_SECONDS)
     sender = Sender(layout, [source.plane.source(source.steps)], settings)
     receiver = Receiver(layout, [target.plane.target()])
@@ -223,7 +223,7 @@ def test_every_rank_has_its_heads(
     with ranked_pair(senders, receivers, layout=layout) as pair:
         pair.hand_over(whole, held)
         pair.verify()
-        # Pages that the receiver holds already stay there.
+        # Pages already held by the receiver stay there.
         whole = {key: part[held:] if key[0] == "kv" else part for key, part in whole.items()}
         assert pair.granted.slot is not None
         pair.target.assert_has(whole, pair.granted.pages, pair.granted.slot)
@@ -265,7 +265,7 @@ def test_a_wire_that_breaks_ends_the_room() -> None:
 
 @pytest.mark.parametrize("wrong", ["source's head", "target's head", "copy", "neighbours"])
 def test_right_bytes_of_a_wrong_head_are_noticed(wrong: str) -> None:
-    """What landed is written over by what a rule that is not ours would have put there."""
+    """The arrived data is overwritten by the result of a wrong rule."""
     whole = whole_model(3)
     with ranked_pair(2, 4) as pair:
         pair.hand_over(whole)

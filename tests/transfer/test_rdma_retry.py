@@ -1,4 +1,4 @@
-"""The bound on a NIC's repetitions, and that the fence waits for it."""
+"""The bound on a NIC's retries, and the fence's wait for it."""
 
 import pytest
 

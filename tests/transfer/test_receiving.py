@@ -1,5 +1,5 @@
-"""The receiving side as a value: how a drain is asked for, when its connection is given up, and
-what is held again. Times are given; nothing waits."""
+"""The receiving side as a value: its requests for a drain, the end of its connection, and the
+fences held again after a break. Times are given; nothing waits."""
 
 from collections.abc import Sequence
 
@@ -35,7 +35,7 @@ def room(kind: Kind = HANDOVER, within: float | None = None) -> Receiving:
 
 
 def taken(made: Receiving, events: Sequence[Event], now: float = 0.0) -> list[Action]:
-    """What the last one of these events leads to."""
+    """Return the actions of the last of these events."""
     return [made.step(event, now) for event in events][-1]
 
 
@@ -231,7 +231,8 @@ def test_a_pull_is_served_once_and_ends_when_its_sender_waits_no_longer() -> Non
 def seconds_to_loss(
     one: Receiving, looks: Sequence[on.Look], most: int = 200
 ) -> tuple[int, Action]:
-    """When it is lost that is looked at each second, with these in turn."""
+    """Return the second and first action of the loss; it is checked each second with these looks in
+    turn."""
     for second in range(1, most):
         if done := one.step(looks[second % len(looks)], float(second)):
             return second, done[0]
@@ -263,10 +264,10 @@ def test_each_state_is_left_after_its_deadline(
 @pytest.mark.parametrize(
     ("events", "looks", "lost"),
     [
-        # What waits in a queue that moves is late all the same,
+        # Waiting in a moving queue still ends by its timeout,
         (BEGUN, [on.Look(pulled=0), on.Look()], None),
         (UP_TO_GRANT, [on.Look(others=1), on.Look(others=2)], (62, Loss.QUEUE_TIMEOUT)),
-        # and what has come is not.
+        # but arriving data prevents it.
         (UP_TO_GRANT, [on.Look(progress=1), on.Look(progress=2)], None),
         (UP_TO_GRANT, [on.Look(1, others=1), on.Look(1, others=2)], (32, Loss.STALLED)),
         (UP_TO_DONE[:-1], [on.Look(others=1), on.Look(others=2)], (31, Loss.STALLED)),
@@ -330,7 +331,7 @@ def test_what_was_under_way_when_a_room_was_lost_changes_nothing_but_its_fence()
         assert one.step(event, 1.5) == []
     assert one.step(on.StreamBroke("cut"), 2.0) == [do.CallForDrain()]
     assert one.step(on.StreamBroke("again"), 2.0) == []
-    # A call that breaks is made again a moment later.
+    # A broken call is repeated a moment later.
     assert one.step(on.Broke("the call"), 3.0) == []
     assert one.step(on.Look(), 3.05) == [] and one.step(on.Look(), 3.1) == [do.CallForDrain()]
     assert one.step(say.Done(1, ()), 4.0) == [do.Sever(FenceReason.DRAIN_ACKNOWLEDGED)]

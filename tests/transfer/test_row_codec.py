@@ -1,5 +1,5 @@
-"""What the wire's precisions make of rows of numbers: the error bound, what is not finite, and that
-a second journey changes nothing."""
+"""Rows of numbers at the wire's precisions: the error bound, values that are not finite, and a
+second transfer without a change."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ GRID = np.array(
 
 
 def travelled(values: torch.Tensor, precision: Precision) -> torch.Tensor:
-    """values [rows, width]."""
+    """Return the values after the wire. values: [rows, width]."""
     form = RowFormat(precision, *values.shape)
     encoded = form.encode(values[None])
     assert encoded.shape == (1, form.encoded_bytes)
@@ -36,7 +36,7 @@ def travelled(values: torch.Tensor, precision: Precision) -> torch.Tensor:
 
 
 def rows(seed: int, exponent: int, dtype: torch.dtype) -> torch.Tensor:
-    """Rows of very different sizes, with outliers, zeros and signs."""
+    """Return rows of very different sizes, with outliers, zeros and signs."""
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(6, 24, generator=generator)
     values[1] *= torch.exp2(torch.randint(-20, 20, (24,), generator=generator).float())

@@ -35,7 +35,7 @@ def room(kind: Kind = HANDOVER, *, awaits_gateway: bool = False) -> Sending:
 
 
 def taken(made: Sending, events: Sequence[Event], now: float = 0.0) -> list[do.Action]:
-    """What the last one of these events leads to."""
+    """Return the actions of the last of these events."""
     return [made.step(event, now) for event in events][-1]
 
 
@@ -213,7 +213,7 @@ def test_each_stop_drains_and_says_its_reason(
     done = taken(one, events)
     if drains:
         assert done == [do.DrainNow()] and not one.is_over
-        # What was under way changes nothing.
+        # Events in flight change nothing.
         late: tuple[Event, ...] = (on.Announced(), on.Sent(REPORT), on.Leased(), GRANT)
         for event in late if kind is HANDOVER else (on.Pinned(), on.Stopped("late")):
             assert one.step(event, 0.0) == []
@@ -248,7 +248,8 @@ def test_a_refusal_before_anything_is_open_ends_a_room(
 
 
 def seconds_to_stop(one: Sending, looks: Sequence[on.Look]) -> tuple[int, list[do.Action]]:
-    """When it stops that is looked at each second, with these in turn."""
+    """Return the second and the actions of the stop; it is checked each second with these looks in
+    turn."""
     for second in range(1, 200):
         done = one.step(looks[second % len(looks)], float(second))
         if done and not isinstance(done[0], do.Say):

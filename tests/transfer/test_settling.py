@@ -1,5 +1,5 @@
-"""What a dead or severed writer leaves behind: bytes wait in the kernel for a receiver that is held
-up, and no granted page may be free before they have landed; and which connections are broken."""
+"""Bytes left by a dead or severed writer wait in the kernel for a blocked receiver. No granted page
+may be free before they have arrived. Also the set of broken connections."""
 
 import os
 import signal
@@ -36,7 +36,7 @@ PIECES = 32
 
 
 def writer(channel: Connection) -> None:
-    """Posts more than sockets hold, then only waits to be killed."""
+    """Post more than sockets hold, then wait to be killed."""
     transport = NixlTransport("writer")
     memory = np.full(PIECES * PIECE, 7, dtype=np.uint8)
     transport.register(memory.ctypes.data, memory.size)
@@ -53,14 +53,14 @@ def writer(channel: Connection) -> None:
     channel.send("posted")
     while True:
         for transfer in posted:
-            # What is severed breaks; the writer lives on.
+            # A severed write breaks; the writer lives on.
             with suppress(TransportError):
                 transport.poll(transfer)
         time.sleep(0.001)
 
 
 class HeldUp:
-    """A receiver's memory whose writer has posted more than has landed."""
+    """A receiver's memory; its writer has posted more bytes than have arrived."""
 
     def __init__(self) -> None:
         self.process, channel = forked_peer(writer)
@@ -74,7 +74,7 @@ class HeldUp:
             self.transport.notifications()
         channel.recv()
         channel.send("go")
-        # Nobody reads meanwhile: the sockets fill.
+        # The receiver does not read meanwhile, so the sockets fill.
         assert channel.poll(HANG_SECONDS) and channel.recv() == "posted"
         time.sleep(0.3)
         digester = WindowDigester(self.memory, layout)
@@ -143,7 +143,8 @@ def test_severing_ends_a_writer_that_lives(held_up: HeldUp) -> None:
 
 @needs_nixl
 def test_a_running_receiver_has_all_that_comes_within_the_settling_time(held_up: HeldUp) -> None:
-    """settle_seconds is the way from the peer's host: measured here on one host."""
+    """settle_seconds is the time for the way from the peer's host; this test measures on one
+    host."""
     held_up.receiver.start()
     time.sleep(0.005)
     held_up.kill_writer()
@@ -187,12 +188,12 @@ def test_an_address_is_ours_if_it_can_be_bound() -> None:
 
 
 def handles() -> Counter[str]:
-    """Of this process, by what they lead to. Of other tests some may be closed at any time."""
+    """Return this process's open files by target. Files of other tests may close at any time."""
     found = Counter[str]()
     for handle in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
             found[os.readlink(handle)] += 1
-    # What lists them.
+    # Without the handle of the listing itself.
     return Counter({name: count for name, count in found.items() if "/fd" not in name})
 
 
@@ -208,7 +209,7 @@ def test_only_connections_to_new_listeners_are_broken_and_no_handle_is_left() ->
             assert not handles() - before_it
             ends[0].sendall(b"stands")
             assert accepted[0].recv(6) == b"stands"
-            # What still comes is answered by RST.
+            # Later data is answered by RST.
             assert ends[1].recv(1) == b""
             with pytest.raises((ConnectionResetError, BrokenPipeError)):
                 for _ in range(100):

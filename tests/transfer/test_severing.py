@@ -1,4 +1,5 @@
-"""After a fence's reason: who is broken, how often, and that many who ask share a wait."""
+"""After a fence, by its reason: the connections to break, how often, and one wait shared by many
+callers."""
 
 import asyncio
 import threading
@@ -29,7 +30,7 @@ class Watched(LoopbackTransport):
 
 @dataclass
 class SlowReceiver:
-    """wait_settled() lasts until let go."""
+    """A receiver whose wait_settled() lasts until it is released."""
 
     waits: int = 0
     go: threading.Event = field(default_factory=threading.Event)
@@ -45,8 +46,8 @@ class Link:
 
 
 def run(reason: FenceReason, links: list[Link], rooms: int) -> tuple[Watched, SlowReceiver, int]:
-    """So many rooms of the first link end at once, and as many more later. How often all links were
-    lost."""
+    """End `rooms` transfers of the first link at once, and as many later. Return the number of
+    times all links were lost as the third value."""
     transport, receiver, lost = Watched(), SlowReceiver(), []
 
     def lose_all() -> list[Link]:
@@ -81,7 +82,7 @@ def test_each_reason_breaks_what_it_leaves_open(
     transport, receiver, losses = run(reason, [Link(), Link()], rooms=40)
     assert set(transport.did) == did
     assert losses == lost
-    # Whoever comes while one waits needs the next, and shares it.
+    # A caller that comes during a wait needs the next one, and shares it.
     assert (receiver.waits > 0) == bool(did) and receiver.waits < 10
 
 
@@ -93,7 +94,7 @@ def test_what_was_severed_is_not_severed_again() -> None:
 
 
 class Far(Watched):
-    """So far away that bytes are on their way for a while."""
+    """A transport so far away that bytes stay in flight for a while."""
 
     @property
     def settle_seconds(self) -> float:

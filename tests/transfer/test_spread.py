@@ -1,5 +1,5 @@
-"""Arenas of a region that lie anywhere: the same bytes leave, land and are digested as if they were
-neighbours."""
+"""Arenas of a region at unrelated addresses: the same bytes are sent, arrive and are digested as in
+contiguous ones."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ SLABS = 6
 
 
 class Scattered:
-    """A node's arenas in one piece of memory, in no order of the ranks, with gaps."""
+    """A node's arenas in one allocation, in no order of the ranks, with gaps."""
 
     def __init__(self, layout: CacheLayout, ranks: int, seed: int) -> None:
         random = np.random.default_rng(seed)
@@ -30,7 +30,7 @@ class Scattered:
         self.spread = Spread(tuple(places.tolist()), size, stride)
 
     def region(self) -> np.ndarray:
-        """The same bytes, one arena behind another."""
+        """Return the same bytes, one arena after another."""
         found = np.zeros(self.spans.region_bytes, dtype=np.uint8)
         for rank, place in enumerate(self.spread.addresses):
             base, size = self.spans.base(rank), self.spans.arena_bytes
@@ -44,7 +44,7 @@ def test_pieces_and_digests_are_those_of_arenas_side_by_side(senders: int, recei
     pieces = RankedPieces(source.spans, target.spans)
     layers = len(LAYOUT.layer_kinds)
     header = WindowHeader(0, 0, layers, 0, 3, carries_state=True)
-    # Pages of slabs of which neither slot is one.
+    # Pages in slabs other than both slots.
     ids = [
         [slab * node.spans.part.blocks_per_slab for slab in slabs]
         for node, slabs in ((source, (4, 0, 3)), (target, (3, 4, 0)))

@@ -1,4 +1,4 @@
-"""The timeline of a hand-over: what it says is in order, bounded, and the same after the wire."""
+"""The timeline of a hand-over is in order, bounded, and unchanged by the wire."""
 
 import asyncio
 import time
@@ -30,7 +30,7 @@ PHASES = (Phase.ACCEPTED, Phase.GRANTED, Phase.READY, Phase.DONE)
 
 
 def marked(start: float, **marks: float) -> PhaseMarks:
-    """A clock that starts then, with each phase marked at its time."""
+    """Return a clock started at `start`, with each phase marked at its time."""
     clock = PhaseMarks(start)
     for name, at in marks.items():
         clock.mark(Phase[name], at)
@@ -87,7 +87,7 @@ def test_the_wire_changes_nothing_and_the_last_windows_are_kept() -> None:
     assert [w.sequence for w in timeline.sender.windows] == list(range(3, KEPT_WINDOWS + 3))
     wire = TIMELINE.to_wire(timeline)
     assert TIMELINE.from_wire(wire).sender == timeline.sender
-    # A peer that says more than a track may hold is cut to it.
+    # A track longer than its limit is cut.
     wire.receiver.windows.extend(list(wire.receiver.windows))
     assert len(TIMELINE.from_wire(wire).receiver.windows) == KEPT_WINDOWS
     wire.sender.phases[0].phase = 77  # type: ignore[assignment]

@@ -1,5 +1,5 @@
-"""Steps, windows, descriptors, digests, contract, rendezvous: each against a naive twin or its
-edges."""
+"""Steps, layer chunks, descriptors, digests, contract, rendezvous: each compared with a naive
+reference or at its limits."""
 
 import math
 import threading
@@ -116,7 +116,7 @@ def test_a_layer_sends_its_pages_or_its_state() -> None:
     "piece", [(-1, 0, 1), (0, -1, 1), (100, 0, 1), (0, 200, 1), (99, 0, 2), (0, 0, 0)]
 )
 def test_bounds_name_the_piece(piece: tuple[int, int, int]) -> None:
-    # The shortest and the longest that are inside, at either end.
+    # The shortest and the longest valid ones, at both ends.
     for fine in ((0, 0, 100), (0, 0, 1), (99, 199, 1)):
         check_bounds(np.array([fine]), 100, 200)
         with pytest.raises(OutOfBounds, match="piece 1"):
@@ -138,7 +138,7 @@ def naive_digest(
     pages: list[int],
     slot: int | None,
 ) -> int:
-    """The definition, a word at a time."""
+    """Return the digest by its definition, a word at a time."""
     mask = 2**64 - 1
     layout = DIGESTED
 
@@ -214,7 +214,7 @@ def test_digest_is_fast_enough_to_be_on_by_default() -> None:
         started = time.thread_time()
         digester.digest(1, 1, header, pages, None)
         best = min(best, time.thread_time() - started)
-    # An order of magnitude under what an idle core does, since the machine may be busy.
+    # An order of magnitude below an idle core's speed, since the machine may be busy.
     assert len(pages) * layout.page_bytes / best > 0.3e9
 
 
@@ -255,7 +255,7 @@ def test_a_forwards_end_is_known_once_it_is_told() -> None:
 
 
 def moved(pieces: np.ndarray) -> list[tuple[int, int]]:
-    """Byte by byte, where from and where to."""
+    """Return the source and target of each byte."""
     return [(a + i, b + i) for a, b, length in pieces.tolist() for i in range(length)]
 
 
@@ -320,7 +320,7 @@ def test_the_code_of_a_notification_is_one_of_those_that_are_taken() -> None:
     [
         (("weights_digest", "kv_dtype"), "start both nodes with one version, checkpoint and wire"),
         (("ssm_dtype",), "give both nodes the same --ssm-dtype, a or b"),
-        # A dtype has others follow it, and what is stored is no flag's value.
+        # Other dtypes follow a dtype, and the stored value is no flag's value.
         (("conv_dtype", "carry_dtype", "kv_dtype"), "give both nodes the same --dtype, a or b"),
         (("kv_dtype",), "give both nodes the same --kv-dtype"),
         (("wire_kv", "wire_state"), "give both nodes the same --wire-kv and --wire-state"),

@@ -1,5 +1,5 @@
-"""The whole sending and receiving path over loopback, exact and encoded: what lands is what the
-wire's precision makes of what was sent, and what each fault leads to."""
+"""The whole sending and receiving path over loopback, exact and encoded. Arrived data is the sent
+data at the wire's precision. Each fault has its expected outcome."""
 
 import time
 from collections.abc import Callable
@@ -88,7 +88,7 @@ def test_what_lands_is_what_was_sent_and_nothing_else_is_touched(
     kinds = kinds + [DRAFT] * drafts
     layout = replace(small_layout(tuple(kinds)), kv_heads=heads)
     units = WireUnits.of(layout, precision)
-    # As WireSettings has it: two of the largest unit.
+    # As in WireSettings: two of the largest unit.
     staged = max(kept_back, -(-2 * units.largest_encoded // layout.slab_bytes))
     slabs = 2 + -(-pages // layout.pages_per_slab)
     held = min(held, pages)
@@ -174,7 +174,7 @@ def test_a_window_that_is_not_as_it_was_sent_is_found(
     with loopback_pair(faults=only(3, fault), precision=precision, kept_back=kept_back) as pair:
         pair.hand_over()
         if fault is Fault.LOSE:
-            # All that comes has come: what is missing is what was lost.
+            # All data that will come has arrived; only the lost chunk is missing.
             kept = pair.sent().report.windows - 1
             until(lambda: pair.receiver.windows_landed(ROOM) == kept, "waited in vain")
         with pytest.raises(error, match=named):
@@ -191,7 +191,7 @@ def test_duplicates_are_harmless() -> None:
 
 
 def assert_broke(pair: Pair, reason: str) -> Drain:
-    """How the room was drained."""
+    """Assert that the transfer broke, and return its drain."""
     end = pair.ends.wait(ROOM)
     assert isinstance(end, RoomBroke) and reason in end.reason, end
     return end.drain
@@ -201,7 +201,7 @@ def assert_broke(pair: Pair, reason: str) -> Drain:
     ("fault", "settings", "reason", "drain"),
     [
         (Fault.REFUSE, None, "loopback", Drain.DRAINED),
-        # What broke on its way may have landed in part, or still may: that is no drain.
+        # A broken write may have arrived in part, or still may: this is no drain.
         (Fault.BREAK, None, "loopback", Drain.FORCED),
         # It stalls, and its drain takes too long.
         (Fault.HOLD, SenderSettings(stall_seconds=0.2, drain_seconds=0.1), "flushed", Drain.FORCED),
@@ -244,7 +244,7 @@ def test_a_drain_that_takes_too_long_is_not_acknowledged() -> None:
         assert pair.sender.abort(ROOM, "peer").result(HANG_SECONDS) is Drain.FORCED
         again = pair.sender.abort(ROOM, "peer").result(HANG_SECONDS)
         assert again is Drain.FORCED, "a retry must not say drained"
-        # Another's room of this number is another room.
+        # The same number from another peer is another transfer.
         assert pair.sender.abort(ROOM, "another").result(HANG_SECONDS) is Drain.DRAINED
         pair.sender.connect("another", [pair.target.address])
         pair.receiver.forget(ROOM)
@@ -278,14 +278,14 @@ def test_a_renewal_counts_from_when_it_was_asked() -> None:
 def test_a_room_that_is_held_up_does_not_delay_another() -> None:
     with loopback_pair(faults=lambda index: Fault.HOLD if index < 4 else Fault.NONE) as pair:
         layout = pair.source.layout
-        # Rooms that are alive at once share no ids: whose window is posted first is not said.
+        # Transfers alive at once share no ids, because the order of their posts is not fixed.
         other = destination(layout, 8, 5, np.random.default_rng(1))
         taken = {page // layout.blocks_per_slab for page in other.pages} | {other.slot}
         free = [slab for slab in range(8) if slab not in taken]
         ids = tuple(free[0] * layout.blocks_per_slab + k for k in range(2))
         local, slot = random_ids(layout, 8, 2, np.random.default_rng(0))
         pair.sender.open(1, GENERATION, "peer", Destination(0, ids, free[1]), pair.ends)
-        # Only the first four windows of the slow room go out, and are held.
+        # Only the first four layer chunks of the slow transfer are posted, and are held.
         pair.sender.plan_forward(1, plans(local, slot, 2)[0](pair.steps.value))
         pair.tick(4)
         until(lambda: len(pair.fabric.held) == 4, "waited in vain")
@@ -313,7 +313,7 @@ def test_an_out_of_bounds_grant_is_refused_before_posting(granted: Destination, 
 
 
 def test_what_a_sender_cannot_open_is_refused() -> None:
-    """Grants that overlap themselves, unknown peers, a room that is open."""
+    """Cases: overlapping destinations, an unknown peer, a transfer already open."""
     with loopback_pair() as pair:
         blocks = pair.source.layout.blocks_per_slab
         for granted in (Destination(0, (blocks, blocks), 0), Destination(0, (blocks,), 1)):

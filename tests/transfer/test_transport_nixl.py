@@ -31,7 +31,7 @@ def target(channel: Connection) -> None:
     back: list[Endpoint] = []
 
     def put() -> bool:
-        """Whether a write to the peer landed; False where it failed."""
+        """Return True if a write to the peer arrived, False if it failed."""
         try:
             transfer = transport.post(back[0], np.array([[0, 0, 4096]]), b"back")
             while transport.poll(transfer) is TransferState.PENDING:
@@ -130,12 +130,13 @@ def test_a_killed_peer_is_an_error_or_stays_pending_and_close_still_works(wire: 
         if outcome != "never failed":
             break
         time.sleep(0.1)
-    # Either way the room's end is bounded by the sender's drain deadline; silence would not be.
+    # In both cases the sender's drain deadline bounds the transfer's end; no result at all would
+    # not.
     assert outcome in ("pending", "error")
 
 
 def test_severing_breaks_what_a_peer_writes_over_a_connection_that_we_opened(wire: Wire) -> None:
-    """UCX uses one socket for both directions, whoever opened it."""
+    """UCX uses one socket for both directions, from either side's connect."""
     wire.ask("connect", wire.transport.metadata())
     assert wire.ask("put"), "there is a way back"
     wire.transport.sever()

@@ -1,5 +1,5 @@
-"""Several transports as one: who is reached by which, and that all of it is one transport's
-contract."""
+"""Several transports as one: the transport used for each peer, and the contract of a single
+transport for all."""
 
 import json
 
@@ -36,7 +36,7 @@ def test_a_peer_is_reached_by_the_first_member_that_reaches_it(
     near, far = LoopbackFabric(), LoopbackFabric()
     sender = Node("sender", {"near": near, "far": far})
     neighbour = Node("neighbour", {"near": near, "far": far})
-    # Another host's fabric bears the same name and does not lead here.
+    # Another host's fabric has the same name and does not lead here.
     stranger = Node("stranger", {"near": LoopbackFabric(), "far": far})
     sender.memory[:16] = 7
     caplog.set_level("INFO")

@@ -1,5 +1,6 @@
-"""Threads of a hand-over wake for what they wait for: a sender's for a window that is ready, a
-verification for a window of its own room. Told by counts; a node has a hundred rooms."""
+"""Threads of a hand-over wake only for their own events. A sender's wakes for a ready layer chunk,
+a verification for a layer chunk of its own transfer. Wakes are counted, because a node has a
+hundred transfers."""
 
 import threading
 from collections import Counter
@@ -38,7 +39,7 @@ def test_a_forward_of_one_window_wakes_the_sender_once(monkeypatch: pytest.Monke
         opened = pair.open(pages=4)
         for forward, plan in enumerate(plans(opened.pages, opened.slot, 2)):
             pair.sender.plan_forward(opened.number, plan(pair.steps.value))
-            # The thread has seen the plan: what it waits for is known.
+            # The thread has seen the plan and waits for a known tick.
             expected = (pair.steps.value, pair.steps.value + LAYERS)
             until(lambda: expected in awaited, "the plan was not seen")  # noqa: B023
             (bell,) = bells
@@ -56,7 +57,7 @@ def test_a_forward_of_one_window_wakes_the_sender_once(monkeypatch: pytest.Monke
 def test_a_tick_while_rooms_are_looked_at_is_not_slept_through(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One that comes behind the look at its room, and before the thread rests."""
+    """The tick comes after the check of its transfer and before the thread sleeps."""
     post = Sender._post_in_turns
     rests: list[bool] = []
 
@@ -65,7 +66,7 @@ def test_a_tick_while_rooms_are_looked_at_is_not_slept_through(
         if rooms and rooms[0].waiting and not rests and not posted:
             rests.append(True)
             pair.tick()
-            # What rings is lost, as where another window is awaited that is further off.
+            # The wakeup is lost, as if a later layer chunk were awaited.
             self._bell.wait(0)
         return posted
 
@@ -80,7 +81,7 @@ def test_a_tick_while_rooms_are_looked_at_is_not_slept_through(
 
 
 def test_rooms_that_wait_cost_a_pass_nothing_but_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only what has windows in flight, or ends, is advanced."""
+    """Only transfers with layer chunks in flight, or about to end, are advanced."""
     advanced = Counter[int]()
     advance = Sender._advance
 
@@ -95,7 +96,7 @@ def test_rooms_that_wait_cost_a_pass_nothing_but_a_look(monkeypatch: pytest.Monk
         pair.verified()
         assert advanced[opened.number]
         assert not any(advanced[room.number] for room in idle)
-        # But a lease that ends is seen by all of them.
+        # But all of them see the end of a lease.
         pair.sender.disconnect("peer")
         for room in idle:
             pair.ends.wait(room.number)

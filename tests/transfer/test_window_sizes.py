@@ -1,5 +1,6 @@
-"""Windows by the cost of the link, as its flushes teach it: every layer once, small where bytes are
-slow, few where they are not, and rooms that share a link share its bytes."""
+"""Sizes of layer chunks by the cost of the link, learnt from its flushes. Every layer is sent once,
+chunks are small if bytes are slow and few if they are fast. Transfers on one link share its
+bytes."""
 
 import time
 from typing import Any, cast
@@ -21,7 +22,7 @@ from tests.harness.waiting import HANG_SECONDS
 
 
 def feed(link: LinkCost, sizes: list[int], window_seconds: float, byte_seconds: float) -> None:
-    """Windows one after another over a link of that cost."""
+    """Post layer chunks one after another over a link of this cost."""
     now = 0.0
     for size in sizes:
         link.posted(size)
@@ -226,7 +227,7 @@ def test_an_idle_room_saves_nothing_up() -> None:
 
 
 def compute_together(pair: Pair, rooms: tuple[int, ...]) -> None:
-    """One forward of them all, two pages each."""
+    """Compute one forward of all transfers, two pages each."""
     for room in rooms:
         opened = pair.open(2, room, seed=room)
         finished = FinishedLayers(pair.steps.value, 0, opened.pages, opened.slot)
@@ -235,7 +236,7 @@ def compute_together(pair: Pair, rooms: tuple[int, ...]) -> None:
 
 
 def test_a_link_that_is_slow_and_moves_never_times_out() -> None:
-    """Four rooms in one queue, each of which waits for the others for longer than the stall."""
+    """Four transfers share one queue. Each waits for the others longer than the stall limit."""
     settings = SenderSettings(stall_seconds=0.1, lease_seconds=60.0)
     with loopback_pair(settings=settings) as pair:
         pair.source.transport.bytes_per_second = 60e3
@@ -248,8 +249,8 @@ def test_a_link_that_is_slow_and_moves_never_times_out() -> None:
 
 
 def test_rooms_on_one_slow_link_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wire carries windows in the order in which they are posted; times would be those at
-    which a busy machine looks."""
+    """The wire carries layer chunks in the order of their posts. Times would depend on a busy
+    machine's polling."""
     posted: list[int] = []
     post = LoopbackTransport.post
 
@@ -265,7 +266,7 @@ def test_rooms_on_one_slow_link_end_together(monkeypatch: pytest.MonkeyPatch) ->
         compute_together(pair, (1, 2))
         for room in (1, 2):
             pair.sent(room)
-    # Each one's windows lie between the other's, so that none has waited for a whole room.
+    # The layer chunks of both alternate, so neither waited for a whole transfer.
     first, second = ([at for at, of in enumerate(posted) if of == room] for room in (1, 2))
     assert len(first) == len(second) > 2
     assert first[0] < second[len(second) // 2] and second[0] < first[len(first) // 2]
@@ -279,12 +280,12 @@ def test_windows_grow_on_a_fast_link_and_stay_small_on_a_slow_one(rate: float | 
         pair.source.transport.bytes_per_second = rate
         layout = pair.source.layout
         counts = []
-        # Other processes may hold up what would be fast, and a window that was held up shows a link
-        # on which few are better: one room of many that is not is enough.
+        # Other processes may delay a fast link, and then fewer layer chunks are better. One
+        # undelayed transfer of many is enough.
         for room in range(1, 25 if rate is None else 5):
             pair.compute(pair.open(4, room, seed=room))
             counts.append(pair.verified(room).report.windows)
-        # Two forwards: windows with bytes of each, where every layer is sent alone.
+        # Two forwards: layer chunks with bytes of each, every layer sent alone.
         alone = layout.full_layers + len(layout.layer_kinds)
         assert counts[0] == alone
         if rate is None:

@@ -1,4 +1,4 @@
-"""A table reads what it writes, names every field of both sides, and holds a peer to its bounds."""
+"""A table reads its own output, names every field of both sides, and holds a peer to its bounds."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -34,7 +34,7 @@ class Eviction:
 
 @dataclass(frozen=True)
 class Lost:
-    """Its tokens go by another name, and its note is nobody's."""
+    """A record with another name for its tokens, and a note without a field on the wire."""
 
     note: str
     length: int
