@@ -78,4 +78,10 @@ ALLOWED = (
         NO_SHARED,
         "a published simulator and traces beside the repository",
     ),
+    AllowedSkip(
+        "tests/model/test_vision_*",
+        "*shared*is not there",
+        NO_SHARED,
+        "checkpoints with a vision tower beside the repository",
+    ),
 )

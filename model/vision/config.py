@@ -1,0 +1,215 @@
+"""Shape of a checkpoint's vision tower, read from config.json.
+
+VisionConfig: `vision_config` beside `text_config`. PictureTokens: ids of the placeholders, in the
+outer object. Both are immutable, so free to share between threads.
+
+Other activations, rows of inner blocks (Qwen3-VL's deepstack) and other rotary positions are
+rejected, because no tensor shows them. Each error names the file, the field and the fix. Source:
+transformers 5.24, `models/qwen3_5`.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasuki.model.config_json import ConfigFields, ModelConfigError
+
+COLOURS = 3
+"""Colours of a pixel: red, green, blue."""
+
+_TYPES = frozenset({"qwen3_5", "qwen3_5_vision", "qwen3_5_moe", "qwen3_5_moe_vision"})
+"""`vision_config.model_type`. Older checkpoints have the outer type there."""
+_ONLY: tuple[tuple[str, object], ...] = (
+    ("hidden_act", "gelu_pytorch_tanh"),
+    ("in_channels", COLOURS),
+    ("deepstack_visual_indexes", []),
+)
+_THETA = 10000.0
+_SECTIONS = (11, 11, 10)
+_NORM_EPS = 1e-6
+"""Constant of every LayerNorm. No config has a field for it."""
+
+
+@dataclass(frozen=True)
+class PictureTokens:
+    """Token ids around and inside a picture. start, end: the frame; image, video: the repeated
+    placeholders of an image and of a pair of video frames."""
+
+    start: int
+    end: int
+    image: int
+    video: int
+
+
+@dataclass(frozen=True)
+class VisionConfig:
+    """Shape of a vision tower.
+
+    depth: blocks. hidden, intermediate: elements of a patch's row, and inside its MLP. heads: all
+    of one size. out_hidden: elements of a finished row, the language model's width. patch: pixels
+    of a patch's side. frames: frames in a patch. merge: patches of a token's side. side: learned
+    positions of a side. rotary_sections: pairs of the language model's rotary positions that
+    follow frames, rows and columns.
+    """
+
+    depth: int
+    hidden: int
+    heads: int
+    intermediate: int
+    out_hidden: int
+    patch: int
+    frames: int
+    merge: int
+    side: int
+    rope_theta: float
+    norm_eps: float
+    rotary_sections: tuple[int, int, int]
+    tokens: PictureTokens
+
+    @staticmethod
+    def load(directory: Path | str) -> "VisionConfig | None":
+        """Read config.json. Return None for a checkpoint of text only. Raises
+        ModelConfigError."""
+        path = Path(directory) / "config.json"
+        return VisionConfig.from_dict(read_object(path), str(path))
+
+    @staticmethod
+    def from_dict(raw: dict[str, Any], source: str = "config") -> "VisionConfig | None":
+        """Read the object of config.json. source: name of the file in errors. Return None for a
+        checkpoint of text only. Raises ModelConfigError."""
+        outer = ConfigFields(raw, source)
+        vision = outer.object("vision_config")
+        return None if vision is None else _read(outer, vision)
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
+
+    @property
+    def patch_values(self) -> int:
+        """Return the numbers in a patch: colours x frames x rows x columns."""
+        return COLOURS * self.frames * self.patch * self.patch
+
+    @property
+    def merged(self) -> int:
+        """Return the patches of a token."""
+        return self.merge * self.merge
+
+    @property
+    def constants(self) -> str:
+        """Return the settings that change rows without a change of weights. Nodes compare this
+        text."""
+        shape = f"patches of {self.patch} pixels x {self.frames} frames, merged by {self.merge}"
+        return f"{shape}; {self.heads} heads of base {self.rope_theta!r}"
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object of a file. Raises ModelConfigError."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelConfigError(
+            f"{path}: cannot be read ({error.strerror}); give a folder in Hugging Face layout"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise ModelConfigError(f"{path}: is not JSON ({error}); fetch the file again") from error
+    if not isinstance(raw, dict):
+        raise ModelConfigError(f"{path}: holds no JSON object; fetch the file again")
+    return raw
+
+
+def _read(outer: ConfigFields, vision: ConfigFields) -> VisionConfig:
+    kind = vision.get("model_type")
+    if kind not in _TYPES:
+        known = ", ".join(sorted(_TYPES))
+        raise vision.error("model_type", f"is {kind!r:.80}, an unknown tower", f"use {known}")
+    for name, only in _ONLY:
+        vision.require(name, only)
+    config = VisionConfig(
+        depth=vision.size("depth"),
+        hidden=vision.size("hidden_size"),
+        heads=vision.size("num_heads"),
+        intermediate=vision.size("intermediate_size"),
+        out_hidden=vision.size("out_hidden_size"),
+        patch=vision.size("patch_size"),
+        frames=vision.size("temporal_patch_size"),
+        merge=vision.size("spatial_merge_size"),
+        side=_side(vision),
+        rope_theta=_theta(vision),
+        norm_eps=_NORM_EPS,
+        rotary_sections=_sections(outer),
+        tokens=_tokens(outer),
+    )
+    _check(config, outer, vision)
+    return config
+
+
+def _side(vision: ConfigFields) -> int:
+    places = vision.size("num_position_embeddings")
+    side = math.isqrt(places)
+    if side * side != places:
+        raise vision.error(
+            "num_position_embeddings", f"is {places}, not a square", "published models have 2304"
+        )
+    return side
+
+
+def _theta(vision: ConfigFields) -> float:
+    rope = vision.object("rope_parameters")
+    if rope is None:
+        return _THETA
+    kind = rope.get("rope_type", "axial")
+    if kind not in ("axial", "default"):
+        raise rope.error("rope_type", f"is {kind!r:.80}", "only 'axial' is supported")
+    return rope.number("rope_theta", _THETA)
+
+
+def _sections(outer: ConfigFields) -> tuple[int, int, int]:
+    """Return the sections. A scaling for long contexts may lack them; transformers then takes those
+    of the published models."""
+    text = outer.object("text_config") or outer
+    rope = text.object("rope_scaling") or text.object("rope_parameters")
+    if rope is None:
+        return _SECTIONS
+    rope.require("mrope_interleaved", True)
+    found = rope.get("mrope_section", [*_SECTIONS])
+    sizes = found if isinstance(found, list) else []
+    if len(sizes) != 3 or not all(type(size) is int and size >= 0 for size in sizes):
+        raise rope.error("mrope_section", f"is {found!r:.80}", "use three counts of pairs")
+    return (sizes[0], sizes[1], sizes[2])
+
+
+def _tokens(outer: ConfigFields) -> PictureTokens:
+    text = outer.object("text_config") or outer
+    vocab = text.size("vocab_size")
+    names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
+    ids: list[int] = []
+    for name in names:
+        found = outer.get(name)
+        if found is None:
+            raise outer.error(name, "is missing", "copy it from the published config")
+        if type(found) is not int or not 0 <= found < vocab:
+            raise outer.error(name, f"is {found!r:.80}", f"use an id below {vocab}")
+        if found in ids:
+            raise outer.error(name, f"is {found}, another field's id", "give each its own")
+        ids.append(found)
+    return PictureTokens(*ids)
+
+
+def _check(config: VisionConfig, outer: ConfigFields, vision: ConfigFields) -> None:
+    # Half of a head turns with the row and half with the column, in pairs of elements.
+    if config.hidden % config.heads or config.head_dim % 4:
+        raise vision.error(
+            "num_heads",
+            f"cuts hidden_size {config.hidden} into {config.heads} heads",
+            "choose heads of a multiple of 4 elements",
+        )
+    width = (outer.object("text_config") or outer).size("hidden_size")
+    if config.out_hidden != width:
+        raise vision.error(
+            "out_hidden_size",
+            f"is {config.out_hidden}, the language model's width is {width}",
+            "make the two agree",
+        )

@@ -1,0 +1,85 @@
+"""Costs of a vision tower: FLOPs of a picture, bytes of weights, memory of an encode.
+
+The engine plans with them: how many blocks fit into a step, how many bytes a tower takes. Counts
+are of products and attention; norms and activations are a percent. All functions are pure.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from tasuki.model.costs import ShapesOnly
+
+from .config import VisionConfig
+from .tower import MLP_ROWS
+from .weights import assemble_tower
+
+
+@dataclass(frozen=True)
+class EncodeFlops:
+    """FLOPs of an encode. A block costs linear a patch, and quadratic a pair of patches. patch,
+    merger: outside the blocks, a patch. depth: blocks."""
+
+    linear: float
+    quadratic: float
+    patch: float
+    merger: float
+    depth: int
+
+    @staticmethod
+    def of(config: VisionConfig) -> "EncodeFlops":
+        hidden, wide = config.hidden, config.merged * config.hidden
+        return EncodeFlops(
+            linear=2.0 * (4 * hidden * hidden + 2 * hidden * config.intermediate),
+            quadratic=4.0 * hidden,
+            patch=2.0 * config.patch_values * hidden,
+            merger=2.0 * wide * (wide + config.out_hidden) / config.merged,
+            depth=config.depth,
+        )
+
+    def block(self, patches: int) -> float:
+        """Return the FLOPs of one block of a picture."""
+        return patches * (self.linear + self.quadratic * patches)
+
+    def picture(self, patches: int) -> float:
+        """Return the FLOPs of a whole picture."""
+        return self.depth * self.block(patches) + patches * (self.patch + self.merger)
+
+    def attention_share(self, patches: int) -> float:
+        """Return the share of attention's scores and sums in a whole picture, 0 to 1."""
+        return self.depth * self.quadratic * patches * patches / self.picture(patches)
+
+    def blocks_within(self, flops: float, patches: int) -> int:
+        """Return the number of a picture's blocks that fit into `flops`; 1 at least, so that an
+        encode ends."""
+        return max(1, min(self.depth, int(flops / self.block(patches))))
+
+
+@dataclass(frozen=True)
+class TowerBytes:
+    """Bytes of a tower on a device. weights: all tensors. per_patch: activations of a patch during
+    a block; fixed: activations that do not grow with the picture."""
+
+    weights: int
+    per_patch: int
+    fixed: int
+
+    @staticmethod
+    def of(config: VisionConfig, dtype: torch.dtype) -> "TowerBytes":
+        """Count the bytes without memory for the weights."""
+        weights = assemble_tower(config, ShapesOnly(), dtype, "meta")
+        # Input, norm, query, key and value, the rotated two, the heads' output: 8 rows. Angles are
+        # float32: cos and sin of half a head.
+        rows = 8 * config.hidden * dtype.itemsize
+        angles = config.head_dim * torch.float32.itemsize
+        inner = 2 * MLP_ROWS * config.intermediate * dtype.itemsize
+        return TowerBytes(weights.nbytes, rows + angles, inner)
+
+    def encode(self, patches: int) -> int:
+        """Return the bytes of activations of one picture's encode, without its pixels."""
+        return self.per_patch * patches + self.fixed
+
+
+def rows_bytes(tokens: int, config: VisionConfig, dtype: torch.dtype) -> int:
+    """Return the bytes of a picture's finished rows."""
+    return tokens * config.out_hidden * dtype.itemsize

@@ -1,0 +1,121 @@
+"""The grid of one picture: patches, tokens, their order, their places in the tower.
+
+A picture is one image or one pair of video frames. Its patches come in squares of merge x merge,
+one square a token. The order is square row, square column, row in the square, column in it. All
+functions are pure. Source: transformers 5.24, `vision_utils.py`.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+class PictureError(ValueError):
+    """A picture that is not served. The message names the cause and the fix."""
+
+
+@dataclass(frozen=True)
+class PictureGrid:
+    """Grid of one picture. rows, columns: in patches, multiples of `merge`; merge: patches of a
+    token's side. Raises PictureError."""
+
+    rows: int
+    columns: int
+    merge: int
+
+    def __post_init__(self) -> None:
+        least = min(self.rows, self.columns, self.merge)
+        if least < 1 or self.rows % self.merge or self.columns % self.merge:
+            raise PictureError(
+                f"a grid of {self.rows} x {self.columns} patches is not whole in squares of "
+                f"{self.merge}; resize the picture to such squares"
+            )
+
+    @property
+    def patches(self) -> int:
+        return self.rows * self.columns
+
+    @property
+    def token_rows(self) -> int:
+        return self.rows // self.merge
+
+    @property
+    def token_columns(self) -> int:
+        return self.columns // self.merge
+
+    @property
+    def tokens(self) -> int:
+        return self.token_rows * self.token_columns
+
+    def places(self) -> tuple[Tensor, Tensor]:
+        """Return the row and the column of each patch in patch order, each [patches] int64."""
+        rows = torch.arange(self.rows)[:, None].expand(self.rows, self.columns)
+        columns = torch.arange(self.columns).expand(self.rows, self.columns)
+        return self._in_order(rows), self._in_order(columns)
+
+    def _in_order(self, raster: Tensor) -> Tensor:
+        """Return [rows, columns] as [patches] in patch order."""
+        squares = (self.token_rows, self.merge, self.token_columns, self.merge)
+        return raster.reshape(squares).transpose(1, 2).flatten()
+
+
+@dataclass(frozen=True)
+class PositionTaps:
+    """Learned positions that a patch's own is made from. index [patches, 4] int64: rows of the
+    table; weight [patches, 4] float32, sums of 1."""
+
+    index: Tensor
+    weight: Tensor
+
+    @staticmethod
+    def of(grid: PictureGrid, side: int) -> "PositionTaps":
+        """Return the bilinear taps of a grid in a square table of `side` x `side` positions.
+
+        Corners are aligned: the grid's first and last patch take the table's first and last
+        position.
+        """
+        rows, columns = grid.places()
+        upper, lower, down = _taps(rows, grid.rows, side)
+        left, right, across = _taps(columns, grid.columns, side)
+        corners = [
+            (upper, 1 - down, left, 1 - across),
+            (upper, 1 - down, right, across),
+            (lower, down, left, 1 - across),
+            (lower, down, right, across),
+        ]
+        return PositionTaps(
+            torch.stack([row * side + column for row, _, column, _ in corners], dim=1),
+            torch.stack([by_row * by_column for _, by_row, _, by_column in corners], dim=1),
+        )
+
+    def rows(self, table: Tensor) -> Tensor:
+        """Return the patches' positions [patches, hidden] float32 from the learned ones [side *
+        side, hidden], on the table's device."""
+        index, weight = self.index.to(table.device), self.weight.to(table.device)
+        total = table.new_zeros(len(index), table.shape[1], dtype=torch.float32)
+        for tap in range(index.shape[1]):
+            total += table[index[:, tap]] * weight[:, tap, None]
+        return total
+
+
+def _taps(index: Tensor, count: int, side: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the tap before, the tap after, and the latter's weight, for places [n] of `count` on
+    one axis."""
+    source = index.float() * (side - 1) / max(count - 1, 1)
+    before = source.floor()
+    first = before.long().clamp(max=side - 1)
+    return first, (first + 1).clamp(max=side - 1), source - before
+
+
+def rotary_angles(grid: PictureGrid, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
+    """Return cos and sin, each [patches, 1, head_dim / 2] float32, for neox halves over a head.
+
+    The first half of the pairs turns with the row, the second with the column, both from the
+    highest frequency down. REQUIRES: head_dim is a multiple of 4.
+    """
+    exponents = torch.arange(0, head_dim // 2, 2).float() / (head_dim // 2)
+    frequencies = 1.0 / theta**exponents
+    angles = [places.float()[:, None] * frequencies for places in grid.places()]
+    turned = torch.cat(angles, dim=1)[:, None, :]
+    return turned.cos(), turned.sin()

@@ -1,0 +1,101 @@
+"""Pixels to patches: the image processor of Qwen3.5 checkpoints, as pure functions.
+
+    RGB uint8 -> smart resize -> bicubic -> patches uint8 -> numbers float32
+
+Levels stay uint8 up to the tower, a quarter of the bytes. `normalised` makes the numbers that the
+tower reads. A patch has its numbers in the order colour, frame, row, column; patches have the order
+of `PictureGrid`. Source: transformers 5.24, `models/qwen2_vl/image_processing_pil_qwen2_vl.py` and
+`models/qwen3_vl/video_processing_qwen3_vl.py`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .config import COLOURS
+from .grid import PictureError, PictureGrid
+from .processor import ClipRules, PixelRules, Size
+from .resample import resample
+
+
+@dataclass(frozen=True)
+class PicturePatches:
+    """Patches of one picture. levels [patches, 3 * frames * patch * patch] uint8."""
+
+    levels: Tensor
+    grid: PictureGrid
+
+
+def check_image(image: Tensor) -> None:
+    """Raise PictureError unless the image is [height, width, 3] uint8 with pixels."""
+    shape = tuple(image.shape)
+    if image.dtype != torch.uint8 or len(shape) != 3 or shape[2] != COLOURS or 0 in shape:
+        raise PictureError(
+            f"an image of shape {list(shape)}, {image.dtype} is not RGB; give [height, width, 3] "
+            "uint8"
+        )
+
+
+def image_patches(image: Tensor, rules: PixelRules) -> PicturePatches:
+    """Return the patches of an image [height, width, 3] uint8. Raises PictureError."""
+    check_image(image)
+    size = rules.size(Size(image.shape[0], image.shape[1]))
+    resized = resample(image, size.height, size.width)
+    return patches_of([resized] * rules.frames, rules)
+
+
+def clip_patches(
+    frames: Sequence[Tensor], rules: PixelRules, clip: ClipRules
+) -> tuple[PicturePatches, ...]:
+    """Return the patches of a clip's sampled frames, one picture for each group of `rules.frames`.
+
+    frames: [height, width, 3] uint8, of one size. The last one is repeated in a group that is not
+    full. Raises PictureError.
+    """
+    if not frames:
+        raise PictureError("a clip has no frames; give one frame or more")
+    for frame in frames:
+        check_image(frame)
+        if frame.shape != frames[0].shape:
+            raise PictureError(
+                f"frames of {list(frames[0].shape)} and {list(frame.shape)} are in one clip; give "
+                "frames of one size"
+            )
+    height, width = frames[0].shape[:2]
+    size = clip.size(len(frames), Size(height, width), rules)
+    resized = [resample(frame, size.height, size.width) for frame in frames]
+    resized += resized[-1:] * (-len(resized) % rules.frames)
+    groups = range(0, len(resized), rules.frames)
+    return tuple(patches_of(resized[at : at + rules.frames], rules) for at in groups)
+
+
+def patches_of(frames: Sequence[Tensor], rules: PixelRules) -> PicturePatches:
+    """Return the patches of frames [height, width, 3] uint8, already resized. REQUIRES:
+    rules.frames frames of one size, in whole squares of patches."""
+    height, width = frames[0].shape[:2]
+    patch, merge = rules.patch, rules.merge
+    grid = PictureGrid(height // patch, width // patch, merge)
+    cut = torch.stack(tuple(frames)).reshape(
+        len(frames), grid.token_rows, merge, patch, grid.token_columns, merge, patch, COLOURS
+    )
+    # Squares first, then patches in a square, then colour, frame, row and column.
+    ordered = cut.permute(1, 4, 2, 5, 7, 0, 3, 6)
+    return PicturePatches(ordered.reshape(grid.patches, -1), grid)
+
+
+def normalised(levels: Tensor, rules: PixelRules) -> Tensor:
+    """Return levels [patches, values] uint8 as numbers [patches, values] float32.
+
+    A number is (level / 255 - mean) / deviation, by colour.
+    """
+    device = levels.device
+    mean = torch.tensor(rules.mean, dtype=torch.float32, device=device)[:, None]
+    deviation = torch.tensor(rules.deviation, dtype=torch.float32, device=device)[:, None]
+    # From one table of all levels: a level has the same number wherever it is computed.
+    every = torch.arange(256, dtype=torch.float64, device=device).mul(1 / 255).float()
+    table = (every - mean) / deviation
+    coloured = levels.reshape(len(levels), COLOURS, -1).int()
+    shift = 256 * torch.arange(COLOURS, dtype=torch.int32, device=device)[:, None]
+    return table.flatten()[(coloured + shift).flatten()].view(levels.shape)

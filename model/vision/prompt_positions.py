@@ -1,0 +1,197 @@
+"""Three-axis positions of a prompt with pictures.
+
+A token has a position on three axes: frames, rows, columns. Text has one number on all three, one
+more a token. A picture of R x C tokens whose first stands at position p gives token (r, c) the
+positions (p, p + r, p + c). The next token has p + max(R, C). So a prompt ends at a position below
+its count of tokens: the difference is the delta. A later token i has position i + delta on all
+axes, until the next picture.
+
+PromptLayout: the pictures of a prompt by place. Positions of any part follow from it, so none are
+stored. Only rotary embeddings read positions: masks, pages and limits count tokens. All is
+immutable and pure. Source: transformers 5.24, `Qwen3_5Model.get_rope_index`.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from .config import PictureTokens
+from .grid import PictureGrid
+
+AXES = 3
+
+
+class PicturePlaceError(ValueError):
+    """Placeholders of a prompt disagree with its pictures. place: index of the token, or of the
+    prompt's end."""
+
+    def __init__(self, message: str, place: int) -> None:
+        super().__init__(f"token {place}: {message}")
+        self.place = place
+
+
+class PictureKind(StrEnum):
+    """Kind of a picture, by its placeholder."""
+
+    IMAGE = "image"
+    VIDEO = "video"
+
+
+@dataclass(frozen=True)
+class PromptPicture:
+    """A picture to be placed in a prompt. kind: an image, or a pair of video frames."""
+
+    kind: PictureKind
+    grid: PictureGrid
+
+
+@dataclass(frozen=True)
+class PictureRun:
+    """Place of a picture. start: index of its first token; rows, columns: in tokens. Raises
+    ValueError for an empty run."""
+
+    start: int
+    rows: int
+    columns: int
+
+    def __post_init__(self) -> None:
+        if self.start < 0 or self.rows < 1 or self.columns < 1:
+            raise ValueError(f"{self} is no picture's place; give a start and a grid of tokens")
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.columns
+
+    @property
+    def end(self) -> int:
+        """Return the index behind its last token."""
+        return self.start + self.tokens
+
+    @property
+    def shift(self) -> int:
+        """Return its part of the delta: never above 0."""
+        return max(self.rows, self.columns) - self.tokens
+
+
+@dataclass(frozen=True)
+class PromptLayout:
+    """The pictures of a prompt, by ascending start, without an overlap. Raises ValueError."""
+
+    runs: tuple[PictureRun, ...]
+
+    def __post_init__(self) -> None:
+        for before, after in zip(self.runs, self.runs[1:], strict=False):
+            if after.start < before.end:
+                raise ValueError(f"{after} begins inside {before}; order the pictures by place")
+
+    @cached_property
+    def _shifts(self) -> tuple[int, ...]:
+        """Return the delta in front of each run, and behind the last."""
+        return tuple(accumulate((run.shift for run in self.runs), initial=0))
+
+    @property
+    def delta(self) -> int:
+        """Return the delta behind all pictures: position minus index of each later token."""
+        return self._shifts[-1]
+
+    def positions(self, start: int, stop: int) -> Tensor:
+        """Return the positions [3, stop - start] int64 of tokens start to stop - 1, on the host.
+        REQUIRES: 0 <= start <= stop."""
+        found = torch.arange(start, stop).repeat(AXES, 1)
+        # The first run that may reach into the part.
+        first = bisect_right(self.runs, start, key=lambda run: run.end)
+        found += self._shifts[first]
+        for run, shift in zip(self.runs[first:], self._shifts[first:], strict=False):
+            if run.start >= stop:
+                break
+            begin, end = max(run.start, start), min(run.end, stop)
+            part = slice(begin - start, end - start)
+            base, offset = run.start + shift, torch.arange(begin, end) - run.start
+            found[0, part] = base
+            found[1, part] = base + offset // run.columns
+            found[2, part] = base + offset % run.columns
+            found[:, part.stop :] += run.shift
+        return found
+
+
+def prompt_layout(
+    tokens: Sequence[int], pictures: Sequence[PromptPicture], ids: PictureTokens
+) -> PromptLayout:
+    """Return the places of a prompt's pictures. pictures: in their order.
+
+    Each placeholder run must follow `ids.start` and have as many tokens as its picture. Raises
+    PicturePlaceError, also for a placeholder without a picture and a picture without its
+    placeholders.
+    """
+    kinds = {ids.image: PictureKind.IMAGE, ids.video: PictureKind.VIDEO}
+    runs: list[PictureRun] = []
+    place = 0
+    while place < len(tokens):
+        kind = kinds.get(tokens[place])
+        if kind is None:
+            place += 1
+            continue
+        if len(runs) == len(pictures):
+            raise PicturePlaceError("a placeholder has no picture; attach one, or remove it", place)
+        picture = pictures[len(runs)]
+        run = PictureRun(place, picture.grid.token_rows, picture.grid.token_columns)
+        _check_run(tokens, run, kind, picture, ids)
+        runs.append(run)
+        place = run.end
+    if len(runs) < len(pictures):
+        raise PicturePlaceError(
+            f"{len(pictures) - len(runs)} pictures have no placeholders; add them to the prompt",
+            len(tokens),
+        )
+    return PromptLayout(tuple(runs))
+
+
+def _check_run(
+    tokens: Sequence[int],
+    run: PictureRun,
+    kind: PictureKind,
+    picture: PromptPicture,
+    ids: PictureTokens,
+) -> None:
+    pad = tokens[run.start]
+    if kind is not picture.kind:
+        raise PicturePlaceError(
+            f"a placeholder of {kind} meets a picture of {picture.kind}; order both alike",
+            run.start,
+        )
+    if run.start == 0 or tokens[run.start - 1] != ids.start:
+        raise PicturePlaceError(f"no token {ids.start} opens the picture; add it", run.start)
+    held = next((at for at in range(run.start, len(tokens)) if tokens[at] != pad), len(tokens))
+    if held != run.end:
+        raise PicturePlaceError(
+            f"{held - run.start} placeholders stand for a picture of {run.tokens} tokens; use its "
+            "count",
+            run.start,
+        )
+
+
+def prompt_positions(
+    tokens: Sequence[int], pictures: Sequence[PromptPicture], ids: PictureTokens
+) -> tuple[Tensor, int]:
+    """Return the positions [3, tokens] int64 of a whole prompt, and its delta. Raises
+    PicturePlaceError."""
+    layout = prompt_layout(tokens, pictures, ids)
+    return layout.positions(0, len(tokens)), layout.delta
+
+
+def rotary_axes(sections: tuple[int, int, int], pairs: int) -> Tensor:
+    """Return the axis, 0 to 2, of each of a head's rotary pairs, [pairs] int64.
+
+    Axes are interleaved: pair j follows rows for j = 1, 4, .. below 3 * sections[1], columns for j
+    = 2, 5, .. below 3 * sections[2], and frames otherwise.
+    """
+    axes = torch.zeros(pairs, dtype=torch.int64)
+    for axis in (1, 2):
+        axes[axis : 3 * sections[axis] : AXES] = axis
+    return axes

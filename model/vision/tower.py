@@ -1,0 +1,140 @@
+"""The vision tower: patches of one picture to rows of the language model.
+
+VisionTower: weights and shape, shared by all pictures. Encode: one picture inside the tower. It
+runs a number of blocks at a time, so that a large picture holds up no step of the engine. Between
+two calls it keeps the patches' hidden rows only.
+
+Rows are a function of the picture and the weights. One call has one picture, so a row has the same
+bits beside other pictures, and however its blocks are cut into calls. Attention is over one
+picture, without a mask. Source: transformers 5.24, `Qwen3_5VisionModel`.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tasuki.model.ops.attention.rope import apply_rotary
+
+from .config import VisionConfig
+from .grid import PictureError, PictureGrid, PositionTaps, rotary_angles
+from .pixels import PicturePatches, normalised
+from .processor import PixelRules
+from .weights import Affine, BlockWeights, TowerWeights
+
+MLP_ROWS = 4096
+"""Patches in an MLP at a time. Bounds the memory of its inner activations."""
+
+
+class VisionTower:
+    """The tower on one device. Immutable, so free to share; an Encode belongs to one thread."""
+
+    def __init__(self, config: VisionConfig, weights: TowerWeights, rules: PixelRules) -> None:
+        """rules: the normalisation of the pictures' levels. REQUIRES: weights fit the config."""
+        self.config = config
+        self.weights = weights
+        self.rules = rules
+
+    @torch.inference_mode()
+    def begin(self, patches: PicturePatches) -> "Encode":
+        """Return the encode of a picture, before its first block. Raises PictureError unless the
+        patches fit the tower."""
+        config, weights, grid = self.config, self.weights, patches.grid
+        wanted = (grid.patches, config.patch_values)
+        if tuple(patches.levels.shape) != wanted or grid.merge != config.merge:
+            raise PictureError(
+                f"patches of shape {list(patches.levels.shape)}, merged by {grid.merge}, do not "
+                f"fit a tower of {list(wanted)}, merged by {config.merge}; use its own processor"
+            )
+        values = normalised(patches.levels.to(weights.device), self.rules)
+        hidden = _product(values.to(weights.dtype), weights.patch)
+        learned = PositionTaps.of(grid, config.side).rows(weights.positions)
+        return Encode(self, grid, hidden + learned.to(hidden.dtype))
+
+    def rows(self, patches: PicturePatches) -> Tensor:
+        """Return a picture's rows [tokens, out_hidden] in the weights' dtype, at once. Raises
+        PictureError."""
+        encode = self.begin(patches)
+        encode.run(self.config.depth)
+        return encode.rows()
+
+
+class Encode:
+    """One picture inside the tower. Thread rule: one thread."""
+
+    def __init__(self, tower: VisionTower, grid: PictureGrid, hidden: Tensor) -> None:
+        """hidden [patches, hidden]: input of the first block."""
+        self.grid = grid
+        self._tower = tower
+        self._hidden = hidden
+        self._next = 0
+        config = tower.config
+        cos, sin = rotary_angles(grid, config.head_dim, config.rope_theta)
+        self._cos, self._sin = cos.to(hidden.device), sin.to(hidden.device)
+
+    @property
+    def next_block(self) -> int:
+        """Return the number of blocks that have run."""
+        return self._next
+
+    @property
+    def blocks_left(self) -> int:
+        return self._tower.config.depth - self._next
+
+    @torch.inference_mode()
+    def run(self, blocks: int) -> None:
+        """Run the next `blocks` blocks, or those left if they are fewer. REQUIRES: blocks >= 0."""
+        end = min(self._next + blocks, self._tower.config.depth)
+        for weights in self._tower.weights.blocks[self._next : end]:
+            self._hidden = self._block(self._hidden, weights)
+            self._next += 1
+
+    @torch.inference_mode()
+    def rows(self) -> Tensor:
+        """Return the picture's rows [tokens, out_hidden], in the order of its tokens. REQUIRES: no
+        block is left."""
+        if self.blocks_left:
+            raise RuntimeError(f"{self.blocks_left} blocks of the picture have not run; run them")
+        config, weights = self._tower.config, self._tower.weights
+        normed = _norm(self._hidden, weights.merger_norm, config.norm_eps)
+        joined = normed.view(self.grid.tokens, config.merged * config.hidden)
+        inner = functional.gelu(_product(joined, weights.merger_fc1))
+        return _product(inner, weights.merger_fc2)
+
+    def _block(self, hidden: Tensor, weights: BlockWeights) -> Tensor:
+        eps = self._tower.config.norm_eps
+        normed = _norm(hidden, weights.attention_norm, eps)
+        hidden = hidden + _product(self._attention(normed, weights), weights.proj)
+        parts = torch.split(hidden, MLP_ROWS)
+        return torch.cat([part + _mlp(part, weights, eps) for part in parts])
+
+    def _attention(self, normed: Tensor, weights: BlockWeights) -> Tensor:
+        """Return the heads' outputs [patches, hidden], the input of proj."""
+        config = self._tower.config
+        heads = _product(normed, weights.qkv).view(-1, 3, config.heads, config.head_dim)
+        query, key, value = heads.unbind(1)
+        query = apply_rotary(query, self._cos, self._sin)
+        key = apply_rotary(key, self._cos, self._sin)
+        found = functional.scaled_dot_product_attention(
+            query.transpose(0, 1)[None],
+            key.transpose(0, 1)[None],
+            value.transpose(0, 1)[None],
+            scale=1 / math.sqrt(config.head_dim),
+        )
+        return found[0].transpose(0, 1).flatten(1)
+
+
+def _mlp(hidden: Tensor, weights: BlockWeights, eps: float) -> Tensor:
+    normed = _norm(hidden, weights.mlp_norm, eps)
+    inner = functional.gelu(_product(normed, weights.fc1), approximate="tanh")
+    return _product(inner, weights.fc2)
+
+
+def _product(x: Tensor, affine: Affine) -> Tensor:
+    return functional.linear(x, affine.weight, affine.bias)
+
+
+def _norm(x: Tensor, affine: Affine, eps: float) -> Tensor:
+    """Return the LayerNorm of x [n, hidden], scaled by the plain weight."""
+    return functional.layer_norm(x, (x.shape[-1],), affine.weight, affine.bias, eps)

@@ -1,0 +1,188 @@
+"""Checkpoints with a vision tower beside the repository: golden pictures, rows and positions."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tasuki.model.backends.torch_backend import TorchOperators, TorchPlan
+from tasuki.model.config import ModelConfig
+from tasuki.model.forward import Batch, one_rank
+from tasuki.model.ops.attention.rope import RotaryAngles
+from tasuki.model.ops.row_room import RowRoom
+from tasuki.model.qwen3_5 import Qwen35Model
+from tasuki.model.vision.config import VisionConfig
+from tasuki.model.vision.picture_file import PictureBounds, decode
+from tasuki.model.vision.pixels import PicturePatches, clip_patches, image_patches
+from tasuki.model.vision.processor import ClipRules, PixelRules
+from tasuki.model.vision.prompt_positions import (
+    PictureKind,
+    PromptLayout,
+    PromptPicture,
+    prompt_layout,
+    rotary_axes,
+)
+from tasuki.model.vision.tower import VisionTower
+from tasuki.model.vision.weights import load_tower_weights
+from tasuki.model.weights.safetensors_folder import load_weights
+from tests.harness.goldens import BESIDE
+
+NAMES = ("vision-dense", "vision-dense-d128", "vision-moe")
+needs_goldens = pytest.mark.skipif(
+    not (BESIDE / NAMES[0]).is_dir(), reason=f"{BESIDE} with vision goldens is not there"
+)
+
+
+@dataclass(frozen=True)
+class GoldenItem:
+    """An image or a clip of a case. values: its object in golden.json; rows [tokens, hidden]."""
+
+    folder: Path
+    values: dict[str, Any]
+    rows: Tensor
+
+    def frames(self) -> list[Tensor]:
+        """Return the decoded files, each [height, width, 3] uint8."""
+        files = [self.folder / "images" / name for name in self.values["files"]]
+        return [decode(file.read_bytes(), PictureBounds()) for file in files]
+
+
+@dataclass(frozen=True)
+class PictureCase:
+    """A case. values: its object in golden.json; positions [3, tokens]; last_logits [vocab]."""
+
+    values: dict[str, Any]
+    items: tuple[GoldenItem, ...]
+    positions: Tensor
+    last_logits: Tensor
+
+
+@dataclass(frozen=True)
+class PictureModel:
+    """A checkpoint with a tower, in float32."""
+
+    name: str
+    folder: Path
+    config: VisionConfig
+    rules: PixelRules
+    clip: ClipRules
+    tower: VisionTower
+    tolerance: dict[str, float]
+
+    @staticmethod
+    @cache
+    def load(name: str) -> "PictureModel":
+        torch.set_num_threads(1)
+        folder = BESIDE / name
+        config = VisionConfig.load(folder)
+        assert config is not None
+        rules, clip = PixelRules.load(folder, config), ClipRules.load(folder, config)
+        assert clip is not None
+        tower = VisionTower(config, load_tower_weights(folder, config, torch.float32), rules)
+        document = json.loads((folder / "golden.json").read_text())
+        return PictureModel(name, folder, config, rules, clip, tower, document["tolerance"])
+
+    def case(self, name: str) -> PictureCase:
+        document = json.loads((self.folder / "golden.json").read_text())
+        values = next(case for case in document["cases"] if case["name"] == name)
+        with np.load(self.folder / "golden.npz") as arrays:
+            items = tuple(
+                GoldenItem(self.folder, item, torch.from_numpy(arrays[item["embeds"]]))
+                for item in values["items"]
+            )
+            positions = torch.from_numpy(arrays[f"{name}.positions"])
+            logits = torch.from_numpy(arrays[f"{name}.last_logits"])
+        return PictureCase(values, items, positions, logits)
+
+    def patches(self, item: GoldenItem) -> tuple[PicturePatches, ...]:
+        """Return an item's pictures: one image, or a clip's pairs."""
+        frames = item.frames()
+        if item.values["kind"] == "image":
+            return (image_patches(frames[0], self.rules),)
+        return clip_patches(frames, self.rules, self.clip)
+
+    def layout(self, case: PictureCase) -> PromptLayout:
+        """Return the places of a case's pictures."""
+        pictures = [
+            PromptPicture(PictureKind(item.values["kind"]), patches.grid)
+            for item in case.items
+            for patches in self.patches(item)
+        ]
+        return prompt_layout(case.values["prompt"], pictures, self.config.tokens)
+
+
+def golden_cases() -> list[tuple[str, str]]:
+    """Return (model, case) of all goldens, for parametrize; of none if they are missing."""
+    found = []
+    for name in NAMES:
+        file = BESIDE / name / "golden.json"
+        if file.exists():
+            cases = json.loads(file.read_text())["cases"]
+            found += [(name, case["name"]) for case in cases]
+    return found or [("none", "none")]
+
+
+@dataclass(frozen=True)
+class ThreeAxisAngles(RotaryAngles):
+    """Angles of a prompt with pictures, and of its answer. positions [3, prompt]; axes [pairs]."""
+
+    positions: Tensor
+    delta: int
+    axes: Tensor
+
+    def table(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        prompt = self.positions.shape[1]
+        places = torch.where(
+            positions < prompt,
+            self.positions[:, positions.clamp(max=prompt - 1)],
+            positions + self.delta,
+        )
+        angles = places[self.axes].T.float()[:, None, :] * self.frequencies
+        return angles.cos() * self.scale, angles.sin() * self.scale
+
+
+class PictureBackend:
+    """The back end in PyTorch, with three positions a token."""
+
+    def __init__(self, config: ModelConfig, angles: RotaryAngles) -> None:
+        self._config = config
+        self._angles = angles
+        self._room = RowRoom()
+
+    def bind(self, batch: Batch) -> TorchOperators:
+        plan = TorchPlan.of(batch, self._config, self._angles, self._room)
+        return TorchOperators(self._config, plan, one_rank)
+
+
+def model_of(
+    model: PictureModel, layout: PromptLayout, prompt: Sequence[int], rows: Sequence[Tensor]
+) -> tuple[Qwen35Model, list[int]]:
+    """Return the language model for one prompt, and the prompt's ids in it.
+
+    rows: of the pictures, in their order. They follow the embedding table, so that a placeholder's
+    id is its row's.
+    """
+    config = ModelConfig.load(model.folder)
+    weights = load_weights(model.folder, config, torch.float32)
+    ids, next_row = list(prompt), config.vocab
+    for run in layout.runs:
+        ids[run.start : run.end] = range(next_row, next_row + run.tokens)
+        next_row += run.tokens
+    table = torch.cat([weights.embedding, *rows])
+    plain = RotaryAngles.of(config)
+    angles = ThreeAxisAngles(
+        plain.frequencies,
+        plain.scale,
+        layout.positions(0, len(ids)),
+        layout.delta,
+        rotary_axes(model.config.rotary_sections, len(plain.frequencies)),
+    )
+    backend = PictureBackend(config, angles)
+    return Qwen35Model(config, replace(weights, embedding=table), backend), ids
