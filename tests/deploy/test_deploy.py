@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+import tasuki
 from tasuki.decode_node.config import DecodeConfig
 from tasuki.engine.config import EngineConfig
 from tasuki.prefill_node.config import PrefillConfig
@@ -198,7 +199,7 @@ def test_pods_run_the_image_that_the_dockerfile_makes() -> None:
     for role in CONFIGS:
         pod = pod_of(role)["spec"]
         (container,) = pod["containers"]
-        assert container["image"] == f"{project['name']}:{project['version']}"
+        assert container["image"] == f"{project['name']}:{tasuki.__version__}"
         assert "command" not in container and container["args"][0] == role
         assert f"--uid {pod['securityContext']['runAsUser']} " in image
     # Only one of the two transports fits a driver, and a CUDA build of torch brings triton.
