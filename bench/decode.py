@@ -226,8 +226,8 @@ def _drafted_form(
     floor = ModelFloor.of(model, turns.rig.parts.layout, report.floors, form.quantization)
     for point in own.parsed():
         steps = own.steps + (2 * _PROFILED_STEPS if own.kernels else 0)
-        room = max(point.context, turns.tokens(steps) + own.warmup_steps + point.batch)
-        answers = _start(turns.rig, point, tokens=room, temperature=1.0)
+        transfer_id = max(point.context, turns.tokens(steps) + own.warmup_steps + point.batch)
+        answers = _start(turns.rig, point, tokens=transfer_id, temperature=1.0)
         for _ in range(own.warmup_steps):
             turns.rig.step()
         gain = turns.decode(answers, own.steps)

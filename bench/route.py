@@ -54,7 +54,7 @@ def measure(nodes: int, prefixes: int, tokens: int, choices: int) -> dict[str, A
     router = PrefillRouter("cost", "decode", seed=0, follow=lambda *_: nullcontext())
     prompt = np.random.default_rng(0).integers(0, 50_000, tokens, dtype=np.int32)
     wanted = m.HandoverWanted(
-        m.RequestId("r"), m.Ticket(m.RoomId(1), 1, 0, SamplingParams(), _SALT), prompt
+        m.RequestId("r"), m.TransferRequest(m.TransferId(1), 1, 0, SamplingParams(), _SALT), prompt
     )
     names = prefix_hashes(prompt, _SALT)
     with ExitStack() as standing:

@@ -17,7 +17,7 @@ from tasuki.engine.assembly.memory_plan import MIB
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.tiers.copy_job import CopyJob, Direction
 from tasuki.engine.tiers.host_memory import arena_below
-from tasuki.engine.tiers.piece_copies import PieceCopies
+from tasuki.engine.tiers.segment_copies import SegmentCopies
 from tasuki.engine.tiers.tier_copiers import host_copies
 from tasuki.model.config import ModelConfig
 from tasuki.pycache.arena import Arena, PagePairs
@@ -28,7 +28,7 @@ from tasuki.utils.options import option
 from .config import BenchConfig
 from .errors import BenchError
 
-_PIECE_BYTES = 64 << 20
+_SEGMENT_BYTES = 64 << 20
 _END_SECONDS = 30.0
 
 
@@ -36,7 +36,7 @@ class Mover:
     """Copies between two arenas of its own, at a steady rate, beside other work. Thread rule: the
     caller's. During moving() a separate thread copies."""
 
-    def __init__(self, copies: PieceCopies, layout: CacheLayout, slabs: int) -> None:
+    def __init__(self, copies: SegmentCopies, layout: CacheLayout, slabs: int) -> None:
         """Set up the copies. slabs: number of slabs of both arenas, unused by anything else."""
         self._copies = copies
         self._layout = layout
@@ -86,7 +86,7 @@ class Mover:
     def _move(self, direction: Direction, bytes_a_second: float, ends: threading.Event) -> None:
         began = time.perf_counter()
         while not ends.is_set():
-            for pages in self._parts(_PIECE_BYTES):
+            for pages in self._parts(_SEGMENT_BYTES):
                 self._copy(CopyJob(0, direction, tuple(pages), None))
                 self._moved += len(pages) * self._layout.page_bytes
                 ahead = self._moved / bytes_a_second - (time.perf_counter() - began)

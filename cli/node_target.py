@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from tasuki.utils.options import option
 
-MEND = "give the HOST:PORT of its HTTP or gRPC, as its start shows them, and --ca where it has TLS"
+FIX = "give the HOST:PORT of its HTTP or gRPC, as its start shows them, and --ca where it has TLS"
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def asking(target: str) -> Iterator[None]:
         if error.status is not grpc.StatusCode.UNAVAILABLE or error.kind is not None:
             raise
         raise ClientError(
-            f"nothing at {target} speaks tasuki's gRPC: is a node running there? If so, {MEND}",
+            f"nothing at {target} speaks tasuki's gRPC: is a node running there? If so, {FIX}",
             error.status,
             None,
         ) from error
@@ -81,7 +81,7 @@ def grpc_address(target: str, ca: str, api_key: str) -> str:
     if answer.status != 200 or not isinstance(known, str) or not known:
         _refuse(
             f"nothing at {target} speaks tasuki's gRPC or names it: is a node running there? If "
-            f"so, {MEND}"
+            f"so, {FIX}"
         )
     return _beside(target, known)
 
@@ -200,7 +200,7 @@ def _asked(target: str, ca: str, api_key: str) -> _Answer | None:
         return None
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        _refuse(f"nothing listens at {target} ({reason}): is a node running there? If so, {MEND}")
+        _refuse(f"nothing listens at {target} ({reason}): is a node running there? If so, {FIX}")
     finally:
         connection.close()
     try:

@@ -18,10 +18,10 @@ from tasuki.transfer.reports import (
     PhaseMark,
     ReceiverTrack,
     SenderTrack,
-    SentWindow,
+    SentChunk,
 )
 
-_Drawn = tuple[SentWindow, Sequence[float]]
+_Drawn = tuple[SentChunk, Sequence[float]]
 _WIDTH = 60
 _ROWS = 12
 """Most rows of a track. With more layer chunks only every n-th is shown, and always the first and
@@ -29,7 +29,7 @@ the last."""
 
 
 def chart(timeline: HandoverTimeline) -> list[str]:
-    ticks = [window.layers_finished for window in timeline.sender.windows]
+    ticks = [chunk.layers_finished for chunk in timeline.sender.windows]
     return [
         *_sender("sender", timeline.sender, ticks, "| layer done, = sending"),
         *_receiver("receiver", timeline.receiver),
@@ -51,18 +51,18 @@ def _sender(
     """Return the sender's track. ticks: times to mark in the bar of each layer chunk."""
     if not track.windows:
         return []
-    end = max([window.flushed_at for window in track.windows] + [m.at for m in track.phases])
+    end = max([chunk.flushed_at for chunk in track.windows] + [m.at for m in track.phases])
     lines = [f"  {name:<8} {_phases(track.phases)}"]
-    for window, marks in _thinned(list(zip(track.windows, ticks, strict=True))):
-        begun = _column(window.begun_at, end)
-        bar = [" "] * begun + ["="] * (_column(window.flushed_at, end) - begun + 1)
+    for chunk, marks in _thinned(list(zip(track.windows, ticks, strict=True))):
+        begun = _column(chunk.begun_at, end)
+        bar = [" "] * begun + ["="] * (_column(chunk.flushed_at, end) - begun + 1)
         bar += [" "] * (_WIDTH - len(bar))
         for at in marks:
             bar[_column(at, end)] = "|"
-        state = " and state" if window.carries_state else ""
+        state = " and state" if chunk.carries_state else ""
         lines.append(
-            f"    {window.sequence:>4} {''.join(bar)} layers {window.first_layer}-"
-            f"{window.end_layer - 1}, {window.pages} pages{state}"
+            f"    {chunk.sequence:>4} {''.join(bar)} layers {chunk.first_layer}-"
+            f"{chunk.end_layer - 1}, {chunk.pages} pages{state}"
         )
     return [*lines, f"         0{f'{end * 1000:.1f} ms':>{_WIDTH - 1}} {meaning}"]
 

@@ -19,7 +19,7 @@ ObservedMessage = (
     | m.Finished
     | m.Rejected
     | m.Evicted
-    | m.RoomEnded
+    | m.TransferEnded
     | m.HandoverFailed
     | m.HandoverCancelled
     | m.WriterFenced

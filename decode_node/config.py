@@ -12,8 +12,8 @@ from tasuki.server.discovery.membership import (
     Membership,
     check_target,
 )
+from tasuki.transfer.lifecycle.deadlines import PullSenderDeadlines, ReceiverDeadlines
 from tasuki.transfer.peer_values import LONGEST_LEASE, LONGEST_NAME, is_name
-from tasuki.transfer.rooms.deadlines import PullSenderDeadlines, ReceiverDeadlines
 from tasuki.transfer.settings import TRANSPORTS, WireOptions
 from tasuki.utils.options import Headings, MostAsked, option
 

@@ -20,10 +20,10 @@ from tasuki.routing.node_choice import RouteName
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.pair_daemon import START_SECONDS, STOP_SECONDS, PairSide
 from tasuki.server.daemon.running_engine import HandoverFront
+from tasuki.transfer.chunks.chunk import StepCounter
 from tasuki.transfer.control.link_status import HandoverStatus
 from tasuki.transfer.data_plane import DataPlane, TransferEngine
-from tasuki.transfer.rooms.deadlines import ReceiverDeadlines
-from tasuki.transfer.windows.window import StepCounter
+from tasuki.transfer.lifecycle.deadlines import ReceiverDeadlines
 from tasuki.utils.logs import progress_bar
 from tasuki.utils.tls import ClientTls
 
@@ -63,7 +63,7 @@ class DecodeSide(PairSide):
         settings: HandoverSettings | None = None,
     ) -> None:
         dials = dialling(server_config, config)
-        parts = replace(parts, slabs=plane.slabs, wire=plane.window_source.sizes)
+        parts = replace(parts, slabs=plane.slabs, wire=plane.chunk_source.sizes)
         # Pulled states were computed long ago, so only ticks of other ranks are awaited.
         steps = parts.sent_behind or StepCounter()
         ends = TransferEngine.over(plane, steps, config.layers_per_window, config.lease_seconds)

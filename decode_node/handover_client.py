@@ -26,10 +26,10 @@ from tasuki.decode_node.passing_on import PassingOn
 from tasuki.decode_node.prefill_connection import PrefillConnection
 from tasuki.decode_node.prefill_links import LINGER_SECONDS, Dialling, PrefillLink, PrefillLinks
 from tasuki.decode_node.prefill_router import Chosen, Holder, PrefillRouter
-from tasuki.decode_node.rooms import (
+from tasuki.decode_node.transfers import (
     IncomingFetch,
     IncomingHandover,
-    IncomingRoom,
+    IncomingTransfer,
     PullSender,
     SharedMeans,
     event_of,
@@ -37,15 +37,15 @@ from tasuki.decode_node.rooms import (
 from tasuki.engine import messages as m
 from tasuki.routing.node_choice import RouteName
 from tasuki.server.discovery.membership import Membership
-from tasuki.transfer.control.driven_room import LiveRooms
+from tasuki.transfer.control.driven_transfer import LiveTransfers
 from tasuki.transfer.control.link_status import NodeProgress, PrefillNodeStatus
 from tasuki.transfer.control.writer_life import ConnectionBreaker, WriterLife
+from tasuki.transfer.lifecycle import events as on
+from tasuki.transfer.lifecycle import messages as say
+from tasuki.transfer.lifecycle.actions import Loss
 from tasuki.transfer.node_identity import NodeIdentity
 from tasuki.transfer.protocol.contract import Contract
 from tasuki.transfer.receiving.receiver import Receiver
-from tasuki.transfer.rooms import events as on
-from tasuki.transfer.rooms import messages as say
-from tasuki.transfer.rooms.actions import Loss
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.transports.base import Transport
 
@@ -119,15 +119,15 @@ class HandoverClient:
         self._loop = loop
         self._settings = settings or HandoverSettings()
         self._sender = sender
-        self._rooms: LiveRooms[m.RoomId, IncomingHandover] = LiveRooms(self._over)
-        self._pulls: LiveRooms[m.RoomId, PullSender] = LiveRooms()
-        self._fetches: LiveRooms[m.RoomId, IncomingFetch] = LiveRooms(self._fetch_over)
+        self._transfers: LiveTransfers[m.TransferId, IncomingHandover] = LiveTransfers(self._over)
+        self._pulls: LiveTransfers[m.TransferId, PullSender] = LiveTransfers()
+        self._fetches: LiveTransfers[m.TransferId, IncomingFetch] = LiveTransfers(self._fetch_over)
         self._asked: dict[m.RequestId, _Asked] = {}
         """By request: the attempts of prompts given to prefill nodes, until they are done,
         cancelled or prefilled here."""
         breaker = ConnectionBreaker(transport, receiver, self._lose_all)
         self._shared = SharedMeans(receiver, breaker, self._settings)
-        self._unanswered: set[m.RoomId] = set()
+        self._unanswered: set[m.TransferId] = set()
         """Rooms without an end reported to the engine yet."""
         self._available = False
         self._busy = m.PrefillBusy(0.0)
@@ -191,11 +191,11 @@ class HandoverClient:
         """Cancel every room and wait for its fence, at most `patience` seconds; then stop the
         links."""
         await self._passing.stop(self._settings.patience)
-        for room in self._rooms:
-            room.put(on.Cancelled())
+        for transfer in self._transfers:
+            transfer.put(on.Cancelled())
         for fetch in self._fetches:
             fetch.put(on.GivenUp("this node shuts down", Loss.STREAM))
-        await self._rooms.end(self._settings.patience)
+        await self._transfers.end(self._settings.patience)
         await self._fetches.end(self._settings.patience)
         for pull in self._pulls:
             pull.put(on.Stopped("the decode node shuts down"))
@@ -204,7 +204,7 @@ class HandoverClient:
             self._following.cancel()
         await self._links.stop(self._settings.patience)
         # Wait for the cancelled transfers.
-        await self._rooms.end(self._settings.patience)
+        await self._transfers.end(self._settings.patience)
 
     def deliver(self, message: m.Outbox) -> None:
         """Handle an engine's message about hand-overs."""
@@ -219,47 +219,54 @@ class HandoverClient:
             case m.StatePassedOn():
                 self._passing.passed_on(message)
             case m.HandoverGranted(grant=grant):
-                if (incoming := self._incoming(grant.room)) is not None:
+                if (incoming := self._incoming(grant.transfer_id)) is not None:
                     incoming.put(say.Grant(grant.generation, grant.destination, grant))
                 else:
                     # The destination was allocated while the room was lost, so no sender ever had
                     # it.
-                    self._post(m.WriterFenced(grant.room))
+                    self._post(m.WriterFenced(grant.transfer_id))
             case m.HandoverCancelled():
-                self._unanswered.discard(message.room)
-                if (room := self._rooms.get(message.room)) is not None:
-                    self._asked.pop(room.request_id, None)
-                    room.put(on.Cancelled())
+                self._unanswered.discard(message.transfer_id)
+                if (transfer := self._transfers.get(message.transfer_id)) is not None:
+                    self._asked.pop(transfer.request_id, None)
+                    transfer.put(on.Cancelled())
                 else:
                     # The request was cancelled while RemoteDone was on its way: all writes had
                     # ended.
-                    self._post(m.WriterFenced(message.room))
+                    self._post(m.WriterFenced(message.transfer_id))
             case m.HandoverDeclined():
-                if (incoming := self._incoming(message.room)) is not None:
+                if (incoming := self._incoming(message.transfer_id)) is not None:
                     incoming.put(on.Declined())
-            case m.PullPinned(source=m.PullSource(room=number)) | m.PullRefused(room=number):
+            case (
+                m.PullPinned(source=m.PullSource(transfer_id=number))
+                | m.PullRefused(transfer_id=number)
+            ):
                 if (pull := self._pulls.get(number)) is not None:
                     pull.put(event_of(message))
 
     def _begin(self, wanted: m.HandoverWanted) -> None:
         """Open a room, or report a loss to the engine on failure."""
-        self._unanswered.add(wanted.ticket.room)
+        self._unanswered.add(wanted.transfer_request.transfer_id)
         try:
             self._open(wanted)
         except Exception as error:
-            log.exception("room %d could not be opened", wanted.ticket.room)
-            self._answer(wanted.ticket.room, wanted.request_id, f"internal error: {error!r}")
+            log.exception("room %d could not be opened", wanted.transfer_request.transfer_id)
+            self._answer(
+                wanted.transfer_request.transfer_id, wanted.request_id, f"internal error: {error!r}"
+            )
 
     def _open(self, wanted: m.HandoverWanted) -> None:
         if wanted.purpose is m.Purpose.INHERIT and self._is_held(wanted):
-            self._say(wanted.request_id, m.AlreadyHeld(wanted.ticket.room))
+            self._say(wanted.request_id, m.AlreadyHeld(wanted.transfer_request.transfer_id))
             return
         chosen = self._choose(wanted)
         if chosen is None:
             nobody = "no prefill node is connected"
             if wanted.sender is not None:
                 nobody = f"{wanted.sender}, which a gateway chose, is no connected prefill node"
-            failed = m.HandoverFailed(wanted.ticket.room, nobody, cause=m.LossCause.NO_NODE)
+            failed = m.HandoverFailed(
+                wanted.transfer_request.transfer_id, nobody, cause=m.LossCause.NO_NODE
+            )
             self._say(wanted.request_id, failed)
             return
         holder = self._router.holder(wanted, chosen, self._pull_tokens)
@@ -269,7 +276,7 @@ class HandoverClient:
         self._router.sent(chosen)
         asked = self._asked.setdefault(wanted.request_id, _Asked())
         asked.tried, asked.chosen = (*asked.tried, chosen.link.target), chosen
-        room = IncomingHandover(
+        transfer = IncomingHandover(
             wanted,
             chosen,
             self._shared,
@@ -277,14 +284,14 @@ class HandoverClient:
             self._begin_pull,
             self._traceparent(wanted.request_id),
         )
-        self._rooms.start(room.id, room)
+        self._transfers.start(transfer.id, transfer)
 
     def _advise(self, wanted: m.HandoverWanted, holder: Holder) -> None:
         """Advise the engine to fetch the holder's state. The engine then asks anew."""
-        room = wanted.ticket.room
-        self._unanswered.discard(room)
+        transfer_id = wanted.transfer_request.transfer_id
+        self._unanswered.discard(transfer_id)
         seconds = min(max(_FETCH_SLACK * holder.seconds, _FETCH_LEAST), _FETCH_MOST)
-        self._post(m.FetchAdvised(room, holder.link.target, holder.tokens, seconds))
+        self._post(m.FetchAdvised(transfer_id, holder.link.target, holder.tokens, seconds))
 
     def _fetch(self, wanted: m.FetchWanted) -> None:
         """Open the room of a fetch, or report a loss to the engine on failure, because prompts wait
@@ -292,10 +299,10 @@ class HandoverClient:
         try:
             is_open = self._open_fetch(wanted)
         except Exception:
-            log.exception("fetch %d could not be opened", wanted.ticket.room)
+            log.exception("fetch %d could not be opened", wanted.transfer_request.transfer_id)
             is_open = False
         if not is_open:
-            self._post(m.FetchLost(wanted.ticket.room, m.FetchOutcome.LOST))
+            self._post(m.FetchLost(wanted.transfer_request.transfer_id, m.FetchOutcome.LOST))
 
     def _open_fetch(self, wanted: m.FetchWanted) -> bool:
         """Return False if the holder is no connected prefill node."""
@@ -304,8 +311,8 @@ class HandoverClient:
         if link is None or connection is None:
             return False
         post = partial(self._fetch_says, connection)
-        room = IncomingFetch(wanted, link, connection, self._shared, post)
-        self._fetches.start(room.id, room)
+        transfer = IncomingFetch(wanted, link, connection, self._shared, post)
+        self._fetches.start(transfer.id, transfer)
         return True
 
     def _fetch_says(self, connection: PrefillConnection, message: m.Inbox) -> None:
@@ -313,10 +320,10 @@ class HandoverClient:
             connection.gives_from = time.monotonic() + _NOT_FETCHED_FROM_SECONDS
         self._post(message)
 
-    def _fetch_over(self, room: IncomingFetch, failure: Exception | None) -> None:
+    def _fetch_over(self, transfer: IncomingFetch, failure: Exception | None) -> None:
         if failure is not None:
             # The engine drops a repeated loss.
-            self._post(m.FetchLost(room.id, m.FetchOutcome.LOST))
+            self._post(m.FetchLost(transfer.id, m.FetchOutcome.LOST))
         self._end_idle_links()
 
     def _choose(self, wanted: m.HandoverWanted) -> Chosen | None:
@@ -324,8 +331,8 @@ class HandoverClient:
         asked = self._asked.get(wanted.request_id, _Asked())
         if not self._has_attempt(asked):
             return None
-        excluded = self._links.closed_to_rooms(asked.tried)
-        busy = [room.connection for room in self._rooms]
+        excluded = self._links.closed_to_transfers(asked.tried)
+        busy = [transfer.connection for transfer in self._transfers]
         if wanted.sender is not None:
             return self._router.choose(wanted, excluded, busy, wanted.sender)
         if asked.moves_to is not None:
@@ -336,8 +343,10 @@ class HandoverClient:
 
     def _is_held(self, wanted: m.HandoverWanted) -> bool:
         """Return True if a prefill node is known to hold the offered tokens and is not leaving."""
-        ticket = wanted.ticket
-        return self._stands_elsewhere(wanted.prompt, ticket.salt, ticket.offered)
+        transfer_request = wanted.transfer_request
+        return self._stands_elsewhere(
+            wanted.prompt, transfer_request.salt, transfer_request.offered
+        )
 
     def _is_left_elsewhere(self, state: m.GivenState) -> bool:
         # A lookup ends before a prompt's last token, so repeat that token.
@@ -345,15 +354,15 @@ class HandoverClient:
         return self._stands_elsewhere(prompt, state.salt, len(state.prompt))
 
     def _stands_elsewhere(self, prompt: m.Tokens, salt: bytes, tokens: int) -> bool:
-        return self._router.most_held(prompt, salt, self._links.closed_to_rooms(())) >= tokens
+        return self._router.most_held(prompt, salt, self._links.closed_to_transfers(())) >= tokens
 
     def _has_attempt(self, asked: "_Asked") -> bool:
         return len(asked.tried) < self._settings.attempts
 
-    def _begin_pull(self, grant: m.PullGrant, asked_in: IncomingRoom) -> PullSender:
+    def _begin_pull(self, grant: m.PullGrant, asked_in: IncomingTransfer) -> PullSender:
         """Start to send a pull. REQUIRES: the room has no live pull."""
         pull = PullSender(grant, asked_in, self._post, self._sender, self._settings.pull)
-        self._pulls.start(grant.room, pull)
+        self._pulls.start(grant.transfer_id, pull)
         return pull
 
     def _say(self, request: m.RequestId, message: m.Inbox) -> None:
@@ -367,36 +376,36 @@ class HandoverClient:
             elsewhere &= self._has_attempt(asked) and self._links.any_connected(asked.tried)
             message = replace(message, elsewhere=elsewhere)
         if isinstance(message, m.RemoteDone | m.HandoverFailed | m.AlreadyHeld):
-            self._unanswered.discard(message.room)
+            self._unanswered.discard(message.transfer_id)
         if isinstance(message, m.RemoteDone | m.AlreadyHeld) or (
             isinstance(message, m.HandoverFailed) and not message.elsewhere
         ):
             self._asked.pop(request, None)
         self._post(message)
 
-    def _over(self, room: IncomingHandover, failure: Exception | None) -> None:
-        self._answer(room.id, room.request_id, "internal error: see this node's log")
+    def _over(self, transfer: IncomingHandover, failure: Exception | None) -> None:
+        self._answer(transfer.id, transfer.request_id, "internal error: see this node's log")
         self._end_idle_links()
 
-    def _incoming(self, number: m.RoomId) -> IncomingRoom | None:
+    def _incoming(self, number: m.TransferId) -> IncomingTransfer | None:
         """Return the live fetch or hand-over with this number."""
         fetch = self._fetches.get(number)
-        return self._rooms.get(number) if fetch is None else fetch
+        return self._transfers.get(number) if fetch is None else fetch
 
-    def _answer(self, room: m.RoomId, request: m.RequestId, reason: str) -> None:
+    def _answer(self, transfer_id: m.TransferId, request: m.RequestId, reason: str) -> None:
         """Report a loss if the engine still waits for the room's answer."""
-        if room in self._unanswered:
-            self._unanswered.discard(room)
+        if transfer_id in self._unanswered:
+            self._unanswered.discard(transfer_id)
             self._asked.pop(request, None)
-            self._post(m.HandoverFailed(room, reason, cause=m.LossCause.PROTOCOL))
+            self._post(m.HandoverFailed(transfer_id, reason, cause=m.LossCause.PROTOCOL))
 
     def _end_idle_links(self) -> None:
-        rooms = (room.connection for room in (*self._rooms, *self._fetches))
-        self._links.end_idle((*rooms, *self._passing.connections))
+        transfers = (transfer.connection for transfer in (*self._transfers, *self._fetches))
+        self._links.end_idle((*transfers, *self._passing.connections))
 
     def _lose_all(self) -> list[WriterLife]:
         self._links.lose_all()
-        return [room.connection.writer for room in (*self._rooms, *self._fetches)]
+        return [transfer.connection.writer for transfer in (*self._transfers, *self._fetches)]
 
     def node_leaves(self, link: PrefillLink, connection: PrefillConnection) -> None:
         log.info("prefill node %s ends and leaves its states", connection.node.name)

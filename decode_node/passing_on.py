@@ -19,7 +19,7 @@ import grpc
 from tasuki.decode_node.prefill_connection import PrefillConnection
 from tasuki.decode_node.prefill_links import PrefillLink
 from tasuki.engine import messages as m
-from tasuki.engine.messages import room_proto as wire
+from tasuki.engine.messages import transfer_proto as wire
 from tasuki.proto import handover_pb2 as pb
 from tasuki.transfer.errors import PeerInvalid
 
@@ -39,15 +39,15 @@ class PassingOn:
     def __init__(
         self,
         post: m.Post,
-        has_heir: Callable[[], bool],
+        has_drain_target: Callable[[], bool],
         is_held: Callable[[m.GivenState], bool],
         on_idle: Callable[[], None],
     ) -> None:
-        """post: sends a message to the engine. has_heir: returns True if a prefill node stays.
-        is_held: returns True if such a node is known to hold the state. on_idle: called when a
-        connection is no longer asked."""
+        """post: sends a message to the engine. has_drain_target: returns True if a prefill node
+        stays. is_held: returns True if such a node is known to hold the state. on_idle: called when
+        a connection is no longer asked."""
         self._post = post
-        self._has_heir = has_heir
+        self._has_drain_target = has_drain_target
         self._is_held = is_held
         self._on_idle = on_idle
         self._queries = count(1)
@@ -91,7 +91,7 @@ class PassingOn:
     async def _ask_all(self, link: PrefillLink, connection: PrefillConnection) -> None:
         done: pb.TakenOver | None = None
         while connection.alive:
-            declines = not self._has_heir()
+            declines = not self._has_drain_target()
             request = pb.TakeOverRequest(connection_id=connection.id, done=done, declines=declines)
             try:
                 answer = await connection.stub.TakeOver(request, timeout=_ASK_SECONDS)
@@ -110,7 +110,7 @@ class PassingOn:
     async def _passed_on(self, given: m.GivenState, holder: str) -> m.StatePassedOn:
         query = next(self._queries)
         if self._is_held(given):
-            return m.StatePassedOn(query, m.HeirOutcome.HELD)
+            return m.StatePassedOn(query, m.DrainTargetOutcome.HELD)
         asked: asyncio.Future[m.StatePassedOn] = asyncio.get_running_loop().create_future()
         self._asked[query] = asked
         self._post(m.PassOn(query, given, holder, _FETCH_SECONDS))
@@ -118,6 +118,6 @@ class PassingOn:
             async with asyncio.timeout(_PASS_ON_SECONDS):
                 return await asked
         except TimeoutError:
-            return m.StatePassedOn(query, m.HeirOutcome.CUT)
+            return m.StatePassedOn(query, m.DrainTargetOutcome.CUT)
         finally:
             self._asked.pop(query, None)

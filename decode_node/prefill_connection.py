@@ -44,11 +44,11 @@ the reason."""
 _CLOSED = "the prefill node closed the room"
 
 
-class RoomOnStream(Protocol):
+class TransferOnStream(Protocol):
     """Interface of a room for its stream."""
 
     @property
-    def room(self) -> int: ...
+    def transfer_id(self) -> int: ...
     def hear(self, message: pb.SenderMessage) -> None:
         """Take a message of the peer for this room."""
 
@@ -56,7 +56,7 @@ class RoomOnStream(Protocol):
         """Handle the end of the stream: no more messages come."""
 
 
-class RoomStream:
+class TransferStream:
     def __init__(
         self, connection: str, open_call: Callable[[], Call], write_seconds: float
     ) -> None:
@@ -68,33 +68,33 @@ class RoomStream:
         self._connection = connection
         self._open_call = open_call
         self._write_seconds = write_seconds
-        self._rooms: dict[int, RoomOnStream] = {}
+        self._transfers: dict[int, TransferOnStream] = {}
         """Rooms receiving messages: from join() until they leave or the peer closes them."""
         self._outbox: Outbox[pb.ReceiverMessage] = Outbox()
         self._carrying: asyncio.Task[None] | None = None
 
-    def join(self, room: RoomOnStream) -> None:
+    def join(self, transfer: TransferOnStream) -> None:
         """Add a room to the stream. REQUIRES: `open` is True, and no room with its number is on the
         stream."""
-        self._rooms[room.room] = room
+        self._transfers[transfer.transfer_id] = transfer
         if self._carrying is None:
             self._carrying = asyncio.get_running_loop().create_task(self._run(), name="rooms")
 
-    def say(self, room: RoomOnStream, message: pb.ReceiverMessage) -> None:
+    def say(self, transfer: TransferOnStream, message: pb.ReceiverMessage) -> None:
         """Send a message of a room; dropped if the room is no longer on the stream."""
-        if self._rooms.get(room.room) is room:
-            message.room = room.room
+        if self._transfers.get(transfer.transfer_id) is transfer:
+            message.room = transfer.transfer_id
             self._outbox.put(message)
 
-    def leave(self, room: RoomOnStream) -> None:
+    def leave(self, transfer: TransferOnStream) -> None:
         """Remove an ended room, and hang up unless the peer did. Idempotent."""
-        self.say(room, pb.ReceiverMessage(hang_up=pb.HangUp()))
-        self.part(room)
+        self.say(transfer, pb.ReceiverMessage(hang_up=pb.HangUp()))
+        self.part(transfer)
 
-    def part(self, room: RoomOnStream) -> None:
+    def part(self, transfer: TransferOnStream) -> None:
         """Forget a finished room: the peer closes it unasked. Idempotent."""
-        if self._rooms.get(room.room) is room:
-            del self._rooms[room.room]
+        if self._transfers.get(transfer.transfer_id) is transfer:
+            del self._transfers[transfer.transfer_id]
 
     def end(self, reason: str) -> None:
         """Break off all rooms, and hang up. Idempotent."""
@@ -113,9 +113,9 @@ class RoomStream:
 
     def _break_off(self, reason: str) -> None:
         self.open = False
-        rooms, self._rooms = self._rooms, {}
-        for room in rooms.values():
-            room.stream_broke(reason)
+        transfers, self._transfers = self._transfers, {}
+        for transfer in transfers.values():
+            transfer.stream_broke(reason)
 
     async def _carry(self, call: Call) -> str:
         """Carry messages both ways until the call ends. Return the reason of its end."""
@@ -146,16 +146,16 @@ class RoomStream:
         return _CLOSED
 
     def _heard(self, message: pb.SenderMessage) -> None:
-        room = self._rooms.get(message.room)
-        if room is None:
+        transfer = self._transfers.get(message.room)
+        if transfer is None:
             # The message was sent before the sender knew of the room's end.
             return
         if message.WhichOneof("message") != "closed":
-            room.hear(message)
+            transfer.hear(message)
             return
-        del self._rooms[message.room]
+        del self._transfers[message.room]
         why = peer_values.text(message.closed.reason)
-        room.stream_broke(f"{_CLOSED}: {why}" if why else _CLOSED)
+        transfer.stream_broke(f"{_CLOSED}: {why}" if why else _CLOSED)
 
     async def _write(self, call: Call) -> str:
         connection = self._connection
@@ -184,10 +184,10 @@ class RoomStream:
             reach(_AFTER_SAYING[kind])
         except Exception as error:
             log.exception("room %d broke", message.room)
-            room = self._rooms.get(message.room)
-            if room is not None:
-                self.leave(room)
-                room.stream_broke(f"the room's stream could not be used: {error!r}")
+            transfer = self._transfers.get(message.room)
+            if transfer is not None:
+                self.leave(transfer)
+                transfer.stream_broke(f"the room's stream could not be used: {error!r}")
 
 
 def _retrieved(task: "asyncio.Future[str]") -> None:
@@ -263,7 +263,7 @@ class PrefillConnection:
         transport: Transport,
         write_seconds: float,
     ) -> None:
-        """write_seconds: see RoomStream. Raises PeerInvalid, MetadataUnusable."""
+        """write_seconds: see TransferStream. Raises PeerInvalid, MetadataUnusable."""
         self.id = peer_values.name(connected.connection_id, "connection_id")
         self.node: NodeIdentity = node_from_wire(connected.node)
         self.stub = stub
@@ -285,20 +285,20 @@ class PrefillConnection:
             transport.settle_seconds,
         )
         """The prefill node as the writer of handed-over bytes."""
-        self.landed = 0
+        self.arrived = 0
         """Layer chunks arrived in all its rooms, as counted at their looks."""
         self._drained: list[pb.DrainedPull] = []
         self._write_seconds = write_seconds
-        self._rooms = self._new_stream()
+        self._transfers = self._new_stream()
 
-    def _new_stream(self) -> RoomStream:
-        return RoomStream(self.id, lambda: self.stub.Transfer(), self._write_seconds)
+    def _new_stream(self) -> TransferStream:
+        return TransferStream(self.id, lambda: self.stub.Transfer(), self._write_seconds)
 
-    def stream(self) -> RoomStream:
+    def stream(self) -> TransferStream:
         """Return a stream open to new rooms. REQUIRES: alive."""
-        if not self._rooms.open:
-            self._rooms = self._new_stream()
-        return self._rooms
+        if not self._transfers.open:
+            self._transfers = self._new_stream()
+        return self._transfers
 
     @property
     def alive(self) -> bool:
@@ -309,12 +309,12 @@ class PrefillConnection:
         Idempotent."""
         self.lost.set()
         self.writer.lose()
-        self._rooms.end(f"prefill node {self.node.name} is lost")
+        self._transfers.end(f"prefill node {self.node.name} is lost")
 
-    def drained(self, room: int, generation: int, drain: Drain) -> None:
+    def drained(self, transfer_id: int, generation: int, drain: Drain) -> None:
         """Record the end of a pull sent by this node; the next renewal reports it."""
         self._drained.append(
-            pb.DrainedPull(room=room, generation=generation, drain=drain_to_wire(drain))
+            pb.DrainedPull(room=transfer_id, generation=generation, drain=drain_to_wire(drain))
         )
 
     def renewal(self, sequence: int, progress: NodeProgress) -> pb.Renewal:

@@ -31,8 +31,9 @@ from tasuki.transfer.control.link_status import (
     PrefillNodeStatus,
     progress_from_wire,
 )
-from tasuki.transfer.control.writer_life import unless_silent
-from tasuki.transfer.errors import PeerInvalid, PeerSilent, TransferError
+from tasuki.transfer.control.writer_life import unless_timed_out
+from tasuki.transfer.errors import PeerInvalid, PeerTimedOut, TransferError
+from tasuki.transfer.lifecycle.heartbeats import HeartbeatTimeout, Renewing
 from tasuki.transfer.node_identity import NodeIdentity
 from tasuki.transfer.protocol.contract import Contract, ContractMismatch, Difference
 from tasuki.transfer.protocol.messages import (
@@ -40,7 +41,6 @@ from tasuki.transfer.protocol.messages import (
     node_to_wire,
 )
 from tasuki.transfer.reports import Drain
-from tasuki.transfer.rooms.heartbeats import Renewing, Silence
 from tasuki.transfer.sending.sender import Sender, connect_within, disconnected_within
 from tasuki.transfer.transports.base import Transport
 
@@ -167,7 +167,7 @@ class PrefillLink:
         self._owner = owner
 
     @property
-    def takes_rooms(self) -> bool:
+    def takes_transfers(self) -> bool:
         """Return True if the link is connected and its node is not leaving."""
         connection = self.connection
         return connection is not None and connection.alive and not connection.leaves
@@ -259,7 +259,7 @@ class PrefillLink:
     async def _live(self, connection: PrefillConnection) -> None:
         self._latest = self.connection = connection
         log.info("prefill node %s (%s) is connected", connection.node.name, self.target)
-        beating = asyncio.create_task(self._beat(connection))
+        beating = asyncio.create_task(self._heartbeat(connection))
         dropping = asyncio.create_task(connection.lost.wait())
         try:
             with self._owner.standing(self, connection):
@@ -275,32 +275,34 @@ class PrefillLink:
             log.info("prefill node %s (%s) is lost", connection.node.name, self.target)
             self._owner.links_changed()
 
-    async def _beat(self, connection: PrefillConnection) -> None:
+    async def _heartbeat(self, connection: PrefillConnection) -> None:
         """Answer heartbeats until they stop."""
         call = connection.stub.Heartbeat()
         now = time.monotonic()
-        silence = Silence(self._settings.silence, now)
-        heart = Renewing(silence, now)
+        heartbeat_timeout = HeartbeatTimeout(self._settings.silence, now)
+        heart = Renewing(heartbeat_timeout, now)
         try:
-            await unless_silent(call.write(connection.renewal(0, self._owner.progress())), silence)
+            await unless_timed_out(
+                call.write(connection.renewal(0, self._owner.progress())), heartbeat_timeout
+            )
             while connection.alive:
-                beat = await unless_silent(call.read(), silence)
-                if not isinstance(beat, pb.Beat):
+                heartbeat = await unless_timed_out(call.read(), heartbeat_timeout)
+                if not isinstance(heartbeat, pb.Beat):
                     return
-                asked_at = heart.beat(beat.sequence, beat.received, time.monotonic())
-                if beat.HasField("progress"):
-                    connection.progress = progress_from_wire(beat.progress)
+                asked_at = heart.heartbeat(heartbeat.sequence, heartbeat.received, time.monotonic())
+                if heartbeat.HasField("progress"):
+                    connection.progress = progress_from_wire(heartbeat.progress)
                 if asked_at is not None:
                     self._sender.renew(connection.id, asked_at)
-                if beat.HasField("load"):
-                    self._take_load(connection, beat.load, asked_at)
-                if beat.leaves and not connection.leaves:
+                if heartbeat.HasField("load"):
+                    self._take_load(connection, heartbeat.load, asked_at)
+                if heartbeat.leaves and not connection.leaves:
                     connection.leaves = True
                     self._owner.node_leaves(self, connection)
                 connection.writer.answering()
-                renewal = connection.renewal(beat.sequence, self._owner.progress())
-                await unless_silent(call.write(renewal), silence)
-        except (PeerSilent, PeerInvalid) as error:
+                renewal = connection.renewal(heartbeat.sequence, self._owner.progress())
+                await unless_timed_out(call.write(renewal), heartbeat_timeout)
+        except (PeerTimedOut, PeerInvalid) as error:
             log.warning("prefill node %s: %s", self.target, error)
         except grpc.aio.AioRpcError as error:
             log.info("prefill node %s: %s %s", self.target, error.code(), error.details())
@@ -323,7 +325,7 @@ class PrefillLink:
             self._owner.loads_changed()
 
     async def abort(
-        self, connection: PrefillConnection, room: int, generation: int, timeout: float
+        self, connection: PrefillConnection, transfer_id: int, generation: int, timeout: float
     ) -> Drain | None:
         """Send the unary abort of a room of `connection`; return None if no answer came in time.
 
@@ -333,12 +335,14 @@ class PrefillLink:
         now = self.connection
         if now is None:
             return None
-        request = pb.AbortRequest(room=room, generation=generation, connection_id=connection.id)
+        request = pb.AbortRequest(
+            room=transfer_id, generation=generation, connection_id=connection.id
+        )
         try:
             answer: pb.AbortResponse = await now.stub.Abort(request, timeout=timeout)
         except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
             # A channel closed meanwhile raises UsageError.
-            log.debug("abort of room %d at %s: %r", room, self.target, error)
+            log.debug("abort of room %d at %s: %r", transfer_id, self.target, error)
             return None
         return drain_from_wire(answer.drain)
 
@@ -361,7 +365,7 @@ class PrefillLinks:
 
     @property
     def available(self) -> bool:
-        return any(link.takes_rooms for link in self._links.values())
+        return any(link.takes_transfers for link in self._links.values())
 
     def follow(self, targets: Iterable[str]) -> None:
         """Make these the members. REQUIRES: called on the event loop."""
@@ -382,21 +386,23 @@ class PrefillLinks:
         """Return the link to a node that left and is a member again. A new link would end the old
         connection."""
         links = (link for link in self._leaving if link.target == target)
-        link = next((link for link in links if link.takes_rooms), None)
+        link = next((link for link in links if link.takes_transfers), None)
         if link is not None:
             del self._leaving[link]
         return link
 
     def any_connected(self, beside: Collection[str]) -> bool:
         """Return True if a member other than these targets takes rooms."""
-        return any(link.takes_rooms for target, link in self._links.items() if target not in beside)
+        return any(
+            link.takes_transfers for target, link in self._links.items() if target not in beside
+        )
 
     def living(self, target: str) -> PrefillLink | None:
         """Return the target's link with a live connection, including a leaving one."""
         links = (link for link in self._tasks if link.target == target)
         return next((link for link in links if link.connection and link.connection.alive), None)
 
-    def closed_to_rooms(self, beside: Iterable[str]) -> list[PrefillLink]:
+    def closed_to_transfers(self, beside: Iterable[str]) -> list[PrefillLink]:
         """Return the links closed to rooms: leaving ones, members or not, and members with these
         targets."""
         tried = set(beside)
@@ -408,7 +414,7 @@ class PrefillLinks:
         """End the leaving links without rooms. busy: the connections of live rooms."""
         used, now = set(busy), time.monotonic()
         for link, until in list(self._leaving.items()):
-            if link.connection in used or (link.takes_rooms and now < until):
+            if link.connection in used or (link.takes_transfers and now < until):
                 continue
             del self._leaving[link]
             if link.connection is not None:

@@ -34,7 +34,7 @@ from tasuki.routing.node_choice import (
     Reason,
     RouteName,
     by_hash,
-    by_rooms,
+    by_transfers,
     choose,
     copy_pays,
     looked_at,
@@ -128,8 +128,8 @@ class UsableIndex:
         before = len(self._index)
         for prefix in removed:
             self._index.remove(number, *prefix)
-        room = min(MOST_OF_A_NODE - node.entries, MOST_OF_ALL - before) + len(removed)
-        for prefix in stored[: max(0, room)]:
+        transfer_id = min(MOST_OF_A_NODE - node.entries, MOST_OF_ALL - before) + len(removed)
+        for prefix in stored[: max(0, transfer_id)]:
             self._index.store(number, *prefix)
         node.entries += len(self._index) - before
         node.sequence = batch.sequence
@@ -423,7 +423,7 @@ class PrefillRouter:
         number = max(giving, key=lambda node: held[node], default=None)
         if number is None or self._standing[number][1] is chosen.connection:
             return None
-        usable = max(chosen.choice.chosen.candidate.usable, wanted.ticket.offered)
+        usable = max(chosen.choice.chosen.candidate.usable, wanted.transfer_request.offered)
         seconds, pull = chosen.seconds, chosen.connection.load.pull
         if not copy_pays(usable, held[number], seconds, pull, at_least):
             return None
@@ -455,11 +455,11 @@ class PrefillRouter:
         busy: Iterable[PrefillConnection],
     ) -> int:
         standing = (connection.number for connection in busy)
-        rooms = Counter(number for number in standing if number is not None)
-        if reason is Reason.FEWEST_ROOMS:
-            return by_rooms(numbers, rooms)
+        transfers = Counter(number for number in standing if number is not None)
+        if reason is Reason.FEWEST_TRANSFERS:
+            return by_transfers(numbers, transfers)
         names = {number: self._link(number).target for number in numbers}
-        return by_hash(self._key(wanted), names, rooms)
+        return by_hash(self._key(wanted), names, transfers)
 
     def _weighed(
         self,
@@ -473,7 +473,7 @@ class PrefillRouter:
         `picked` is among the numbers, and lives."""
         held, beginnings = self.index.look_up(
             wanted.prompt,
-            wanted.ticket.salt,
+            wanted.transfer_request.salt,
             len(numbers) if len(numbers) <= SAMPLED_ABOVE else HOLDERS,
             self._random.getrandbits(64),
         )
@@ -504,7 +504,7 @@ class PrefillRouter:
             return f"{self._node}/{wanted.session}".encode()
         whole = len(wanted.prompt) // PAGE_TOKENS * PAGE_TOKENS
         beginning = wanted.prompt[: min(_KEYED_TOKENS, whole or len(wanted.prompt))]
-        salt = blake2b(wanted.ticket.salt).digest()
+        salt = blake2b(wanted.transfer_request.salt).digest()
         return blake2b(beginning.tobytes(), key=salt, digest_size=16).digest()
 
 
@@ -520,7 +520,7 @@ def _candidate(
     """Return the node as a candidate. usable: tokens reported by the node, reduced to the believed
     ones. Tokens offered by this node count too, if a pull takes less time than their
     computation."""
-    load, offered, exposed = connection.load, wanted.ticket.offered, 0.0
+    load, offered, exposed = connection.load, wanted.transfer_request.offered, 0.0
     usable = connection.hints.believed(usable)
     if load.pull is not None and offered > usable:
         fixed, each = load.pull

@@ -399,15 +399,15 @@ def _drafted(request: Request) -> dict[str, Any]:
     return found
 
 
-_REMEMBERED_ROOMS = 4096
+_REMEMBERED_TRANSFERS = 4096
 
 
-def room_name(room: m.RoomId) -> RequestId:
+def transfer_name(transfer_id: m.TransferId) -> RequestId:
     """Return the request id used by a prefill engine for a transfer."""
-    return RequestId(f"room-{room}")
+    return RequestId(f"room-{transfer_id}")
 
 
-class RoomNames:
+class TransferNames:
     """A map from transfers to the requests handed over in them. It turns a node's report about a
     transfer into a report about a request.
 
@@ -417,9 +417,9 @@ class RoomNames:
     def __init__(self) -> None:
         self._requests: OrderedDict[RequestId, RequestId] = OrderedDict()
 
-    def note(self, room: m.RoomId, request: RequestId) -> None:
-        self._requests[room_name(room)] = request
-        if len(self._requests) > _REMEMBERED_ROOMS:
+    def note(self, transfer_id: m.TransferId, request: RequestId) -> None:
+        self._requests[transfer_name(transfer_id)] = request
+        if len(self._requests) > _REMEMBERED_TRANSFERS:
             self._requests.popitem(last=False)
 
     def told_here(self, hit: HitBreakdown) -> HitBreakdown:

@@ -20,7 +20,7 @@ from tasuki.engine.intake import Intake, PromptLimits
 from tasuki.engine.request import Request
 from tasuki.engine.roles.base import Handover, HandoverContext
 from tasuki.engine.roles.early_steps import PrefillsBehind
-from tasuki.engine.runner.base import DrawnTokens, Runner
+from tasuki.engine.runner.base import Runner, SampledTokens
 from tasuki.engine.scheduling.admission import QueueLimit, Seats
 from tasuki.engine.scheduling.scheduled_forward import ScheduledForward
 from tasuki.engine.scheduling.scheduler import Scheduler
@@ -31,11 +31,11 @@ from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.trials.client import DRAINS
 from tasuki.pycache._cpp_cache import ImpossibleRequest
 from tasuki.pycache.prefix_cache import HybridPrefixCache
-from tasuki.transfer.windows.descriptors import UnitSizes
+from tasuki.transfer.chunks.descriptors import UnitSizes
 from tasuki.utils.signatures import Clock
 
 from .accounting import EvictionLedger, StepTimes
-from .forward_stream import Landing, LaunchedForward, PlanningTime, PlanStream
+from .forward_stream import Completion, LaunchedForward, PlanningTime, PlanStream
 from .routing import Router
 
 log = logging.getLogger(__name__)
@@ -153,7 +153,7 @@ class Engine:
                 behind,
             )
         )
-        self._landing = Landing(cache, self._plans, self._scheduler, self._handover)
+        self._landing = Completion(cache, self._plans, self._scheduler, self._handover)
         self._queries = CacheQueries(
             cache,
             self._handover,
@@ -232,7 +232,7 @@ class Engine:
         before, self._flight = self._flight, None
         goes_on = before is not None
         if before is not None and (drafts or before.launched.scheduled.drafted):
-            self._land(before)
+            self._complete(before)
             before = None
         work = self._scheduler.schedule(drafts)
         self._ledger.collect()
@@ -249,10 +249,10 @@ class Engine:
             raise
         except Exception as error:
             self._plans.check_device()
-            self._land(before)
+            self._complete(before)
             self._fail(work, error)
         else:
-            self._land(before)
+            self._complete(before)
         evictions = self._ledger.take_unreported()
         if evictions:
             self._outbox.append(m.Evicted(evictions))
@@ -361,7 +361,7 @@ class Engine:
             request.lookup = self._tiers.look_up(request.prompt, request.salt, request.cursor)
         return request.lookup.is_over
 
-    def _land(self, flight: _Flight | None) -> None:
+    def _complete(self, flight: _Flight | None) -> None:
         if flight is None:
             return
         forward, in_flight = flight.launched.scheduled, flight.launched.in_flight
@@ -374,20 +374,20 @@ class Engine:
             self._fail(forward, error)
         else:
             busy = in_flight.busy_seconds
-            self._scheduler.landed(forward, busy)
+            self._scheduler.completed(forward, busy)
             if answers := len(forward.answers):
                 self._times.answering.add(answers, busy)
-            self._handover.landed(forward.prompts, busy)
+            self._handover.completed(forward.prompts, busy)
             if tokens := forward.prompt_tokens:
                 self._costs.forwarded.add(tokens, busy)
             idle = in_flight.idle_seconds if flight.follows else 0.0
-            self._planning.landed(forward, busy, idle, late=flight.late)
+            self._planning.completed(forward, busy, idle, late=flight.late)
             if flight.follows:
                 self._times.idle.add(idle)
             if flight.goes_on:
                 tokens = _tokens_of_answers(forward, sampled)
                 seconds = in_flight.idle_seconds + busy
-                self._scheduler.landed_after(forward, tokens, seconds, planned=flight.follows)
+                self._scheduler.completed_after(forward, tokens, seconds, planned=flight.follows)
             self._landing.commit(forward, sampled)
 
     def _fail(self, forward: ScheduledForward, error: Exception) -> None:
@@ -413,8 +413,8 @@ class Engine:
         return held
 
 
-def _tokens_of_answers(forward: ScheduledForward, drawn: DrawnTokens) -> int:
+def _tokens_of_answers(forward: ScheduledForward, sampled: SampledTokens) -> int:
     """Return the number of answer tokens produced by the forward."""
     first = len(forward.answers)
     drafted = range(first, first + len(forward.drafted))
-    return first + sum(1 + len(drawn.behind.get(row, ())) for row in drafted)
+    return first + sum(1 + len(sampled.behind.get(row, ())) for row in drafted)

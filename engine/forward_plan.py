@@ -46,27 +46,27 @@ class PlanGap(PlanError):
     """A plan with another number than the next one: an earlier plan is missing, or came twice."""
 
 
-class UnknownLane(PlanError):
+class UnknownBatchIndex(PlanError):
     """A plan with a lane without a joined sequence."""
 
 
 class RowFlag(IntFlag):
-    """Flags of a row. TOKENS_ON_LANE, POSITION_ON_LANE, LENGTH_ON_LANE: the value is stored on the
-    row's lane. DECODES: the row is one token of an answer given by this engine, so it may run in a
-    graph of such rows. VERIFIES: drafts follow the row's first token. One token is sampled after
-    each, as long as the drafts before equal the sampled tokens. DRAFTS_ON_LANE: the drafts are the
-    first ones left on the lane by a Guess of an earlier plan. The plan's tokens do not contain
-    them."""
+    """Flags of a row. TOKENS_AT_INDEX, POSITION_AT_INDEX, LENGTH_AT_INDEX: the value is stored on
+    the row's lane. DECODES: the row is one token of an answer given by this engine, so it may run
+    in a graph of such rows. VERIFIES: drafts follow the row's first token. One token is sampled
+    after each, as long as the drafts before equal the sampled tokens. DRAFTS_AT_INDEX: the drafts
+    are the first ones left on the lane by a Guess of an earlier plan. The plan's tokens do not
+    contain them."""
 
-    TOKENS_ON_LANE = 1
-    POSITION_ON_LANE = 2
-    LENGTH_ON_LANE = 4
+    TOKENS_AT_INDEX = 1
+    POSITION_AT_INDEX = 2
+    LENGTH_AT_INDEX = 4
     DECODES = 8
     VERIFIES = 16
-    DRAFTS_ON_LANE = 32
+    DRAFTS_AT_INDEX = 32
 
 
-ON_LANE = RowFlag.TOKENS_ON_LANE | RowFlag.POSITION_ON_LANE | RowFlag.LENGTH_ON_LANE
+AT_INDEX = RowFlag.TOKENS_AT_INDEX | RowFlag.POSITION_AT_INDEX | RowFlag.LENGTH_AT_INDEX
 
 
 class _Column(IntEnum):
@@ -91,7 +91,7 @@ class JoinedSequence:
     encoded. before: the tokens needed for the logit adjustments, None without adjustments; tokens
     sampled on the lane follow them."""
 
-    lane: int
+    batch_index: int
     slots: tuple[int, ...]
     max_rows: int
     sampling: SamplingParams
@@ -102,7 +102,7 @@ class JoinedSequence:
 class NewPages:
     """Ids of pages appended to the pages of the lane's sequence."""
 
-    lane: int
+    batch_index: int
     pages: Ints
 
 
@@ -131,7 +131,7 @@ class Fold:
     """A request to store the state after the first `count` tokens of the row last verified by the
     lane's sequence. The state goes to the slot named by this row."""
 
-    lane: int
+    batch_index: int
     count: int
 
 
@@ -158,10 +158,10 @@ class PlanRows:
         return found
 
     def __len__(self) -> int:
-        return len(self.lanes)
+        return len(self.batch_indices)
 
     @property
-    def lanes(self) -> Ints:
+    def batch_indices(self) -> Ints:
         return self._column(_Column.LANE)
 
     @property
@@ -218,13 +218,13 @@ class ForwardPlan:
         lists: list[int] = [number for copy in self.copies for number in copy]
         lists += self.left
         for item in self.new_pages:
-            lists += (item.lane, len(item.pages))
+            lists += (item.batch_index, len(item.pages))
         for mark in self.checkpoints:
             lists += (mark.row, mark.position, mark.slot)
         for row in self.scored:
             lists += (row.row, row.count, row.top, row.following)
         for fold in self.folds:
-            lists += (fold.lane, fold.count)
+            lists += (fold.batch_index, fold.count)
         for guess in self.guesses + self.first_guesses:
             lists += (guess.row, guess.count)
         parts = [
@@ -251,7 +251,7 @@ def _encode_joined(item: JoinedSequence) -> bytes:
         rest = msgspec.msgpack.encode(replace(sampling, seed=0))
     seed = sampling.seed.to_bytes(sampling.seed.bit_length() // 8 + 1, "little", signed=True)
     fixed = _JOINED.pack(
-        item.lane,
+        item.batch_index,
         len(item.slots),
         item.max_rows,
         sampling.temperature,
@@ -291,22 +291,36 @@ class _Reader:
         return found
 
     def bytes(self, count: int) -> bytes:
-        piece = self._data[self._at : self._at + count]
-        if len(piece) != count:
+        segment = self._data[self._at : self._at + count]
+        if len(segment) != count:
             raise PlanError(f"a plan of {len(self._data)} bytes ends too early")
         self._at += count
-        return piece
+        return segment
 
     def joined(self) -> JoinedSequence:
         fixed = _JOINED.unpack(self.bytes(_JOINED.size))
-        lane, slots, max_rows, temperature, top_p, top_k, seed, rest, prompt, output, begins = fixed
+        (
+            batch_index,
+            slots,
+            max_rows,
+            temperature,
+            top_p,
+            top_k,
+            seed,
+            rest,
+            prompt,
+            output,
+            begins,
+        ) = fixed
         ids = tuple(self.ints(slots).tolist())
         number = int.from_bytes(self.bytes(seed), "little", signed=True)
         sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, seed=number)
         if rest:
             sampling = replace(self._params(rest), seed=number)
         before = TokensBefore(self.ints(prompt), self.ints(output), begins)
-        return JoinedSequence(lane, ids, max_rows, sampling, before if sampling.adjusts else None)
+        return JoinedSequence(
+            batch_index, ids, max_rows, sampling, before if sampling.adjusts else None
+        )
 
     def _params(self, count: int) -> SamplingParams:
         try:
@@ -335,7 +349,7 @@ def decode_plan(data: bytes) -> ForwardPlan:
     guessed_first = reader.tuples(first, 2)
     columns = reader.ints(COLUMNS * rows).reshape(COLUMNS, -1)
     ids = reader.ints(tokens)
-    new_pages = tuple(NewPages(lane, reader.ints(count)) for lane, count in sizes)
+    new_pages = tuple(NewPages(batch_index, reader.ints(count)) for batch_index, count in sizes)
     sequences = tuple(reader.joined() for _ in range(joined))
     reader.end()
     return ForwardPlan(

@@ -13,7 +13,7 @@ import numpy as np
 
 from tasuki.engine.roles.answers import all_sound, unsound
 from tasuki.engine.roles.base import Handover
-from tasuki.engine.runner.base import DrawnTokens, Event, InFlightForward, Runner
+from tasuki.engine.runner.base import Event, InFlightForward, Runner, SampledTokens
 from tasuki.engine.scheduling.scheduled_forward import (
     AnswerRows,
     ForwardPlanner,
@@ -74,7 +74,7 @@ class PlanningTime:
         self._in_flight = forward
         self._begin()
 
-    def landed(self, forward: ScheduledForward, busy: float, idle: float, *, late: bool) -> None:
+    def completed(self, forward: ScheduledForward, busy: float, idle: float, *, late: bool) -> None:
         """Record a completed forward. busy: seconds of computation on the device. idle: seconds of
         the device without work before it. late: its plan had waited for new requests."""
         self._seconds[_size(forward)].append(busy)
@@ -173,7 +173,7 @@ class PlanStream:
         return folds
 
 
-class Landing:
+class Completion:
     """Accounting of the sampled tokens of a forward for its requests.
 
     Owns nothing. Thread rule: the engine loop's. Invariant: tokens do not count if their request is
@@ -192,38 +192,38 @@ class Landing:
         self._scheduler = scheduler
         self._handover = handover
 
-    def commit(self, forward: ScheduledForward, drawn: DrawnTokens) -> None:
+    def commit(self, forward: ScheduledForward, all_sampled: SampledTokens) -> None:
         """Commit the sampled tokens of a completed forward."""
         count = len(forward.answers)
         if count:
-            self._answers(forward.answers, drawn.take(slice(count)))
+            self._answers(forward.answers, all_sampled.take(slice(count)))
         if forward.drafted:
-            self._drafted(forward.drafted, drawn, count)
+            self._drafted(forward.drafted, all_sampled, count)
             count += len(forward.drafted)
         for row, item in enumerate(forward.prompts, count):
             if item.live:
-                sampled = drawn.at(row) if item.num_sampled else None
+                sampled = all_sampled.at(row) if item.num_sampled else None
                 if item.guesses and item.request.drafting is not None:
-                    _guessed(item.request.drafting, drawn, row, len(item.request.output) + 1)
-                self._prompt(item, sampled, drawn.scores.get(row))
+                    _guessed(item.request.drafting, all_sampled, row, len(item.request.output) + 1)
+                self._prompt(item, sampled, all_sampled.scores.get(row))
 
-    def _answers(self, answers: AnswerRows, drawn: DrawnTokens) -> None:
+    def _answers(self, answers: AnswerRows, sampled: SampledTokens) -> None:
         """Commit rows of one token each. Rows of finished requests do not count: their tokens come
         after the end."""
-        progress, sound = self._scheduler.progress, drawn.sound
+        progress, sound = self._scheduler.progress, sampled.sound
         live = answers.live(progress)
         for request in answers.requests_where(live & ~sound):
             self._handover.reject(request, unsound(request))
         counts = live & sound
         if not counts.all():
             rows = counts.nonzero()[0]
-            answers, drawn = answers.take(rows), drawn.take(rows)
-        progress.land_next(answers.lanes, answers.tokens)
+            answers, sampled = answers.take(rows), sampled.take(rows)
+        progress.complete_next(answers.batch_indices, answers.tokens)
         self._scheduler.running.acquit(answers.requests)
-        self._handover.on_tokens(answers, drawn)
+        self._handover.on_tokens(answers, sampled)
 
     def _drafted(
-        self, drafted: Sequence[ScheduledSequence], drawn: DrawnTokens, first: int
+        self, drafted: Sequence[ScheduledSequence], sampled: SampledTokens, first: int
     ) -> None:
         """Count the tokens of each row up to the answer's end. first: the first draft row's
         number."""
@@ -231,7 +231,7 @@ class Landing:
         for row, item in enumerate(drafted, first):
             if not item.live:
                 continue
-            request, found = item.request, drawn.all_at(row)
+            request, found = item.request, sampled.all_at(row)
             tokens = found[: self._handover.until_end(request, found)]
             if not all_sound(tokens):
                 self._handover.reject(request, unsound(request))
@@ -239,10 +239,12 @@ class Landing:
             assert request.drafting is not None
             if item.drafts:
                 request.drafting.verified(len(item.drafts), min(len(found) - 1, len(tokens)))
-            _guessed(request.drafting, drawn, row, len(request.output) + len(tokens))
-            item.active.progress.land_drafted(item.start + len(tokens), item.write_index)
+            _guessed(request.drafting, sampled, row, len(request.output) + len(tokens))
+            item.active.progress.complete_drafted(item.start + len(tokens), item.write_index)
             counted.append((item, tokens))
-        folds = tuple(Fold(item.lane, len(tokens)) for item, tokens in counted if item.drafts)
+        folds = tuple(
+            Fold(item.batch_index, len(tokens)) for item, tokens in counted if item.drafts
+        )
         if folds:
             self._plans.fold(folds)
         self._scheduler.running.acquit([item.request for item, _ in counted])
@@ -256,11 +258,11 @@ class Landing:
         """Commit a prompt chunk. REQUIRES: its request is live."""
         request, allocation = item.request, item.active.allocation
         request.suspect = False
-        drawn_unsoundly = sampled is not None and not all_sound([sampled])
-        if drawn_unsoundly or (scores is not None and not np.isfinite(scores.logprobs).all()):
+        sampled_unsoundly = sampled is not None and not all_sound([sampled])
+        if sampled_unsoundly or (scores is not None and not np.isfinite(scores.logprobs).all()):
             self._handover.reject(request, unsound(request))
             return
-        item.active.progress.land(item.stop, item.write_index, item.num_sampled)
+        item.active.progress.complete(item.stop, item.write_index, item.num_sampled)
         for planned, slot in item.checkpoints:
             self._cache.insert_midway(allocation, planned.position, slot, planned.kind)
         if scores is not None:
@@ -271,9 +273,9 @@ class Landing:
             self._handover.on_prompt_end(request)
 
 
-def _guessed(drafting: Drafting, drawn: DrawnTokens, row: int, behind: int) -> None:
+def _guessed(drafting: Drafting, sampled: SampledTokens, row: int, behind: int) -> None:
     """Record the proposals of the draft layer for the row. behind: answer tokens before them."""
-    if row in drawn.on_lane:
-        drafting.left_on_lane(drawn.on_lane[row], behind)
+    if row in sampled.at_index:
+        drafting.left_at_index(sampled.at_index[row], behind)
     else:
-        drafting.guessed(drawn.guessed.get(row, ()), behind)
+        drafting.guessed(sampled.guessed.get(row, ()), behind)

@@ -20,71 +20,71 @@ from numpy.typing import NDArray
 
 from .forward_plan import Ints
 
-Lanes = NDArray[np.intp]
+BatchIndices = NDArray[np.intp]
 """[n], or lanes as an index: numpy looks these up without a copy."""
 
 
 @dataclass(frozen=True)
 class NextTokens:
     """The next tokens of some lanes' sequences, columns [n]. starts: first token of the forward.
-    read_index, write_index: working slots. drawn_before: the first token is still in flight."""
+    read_index, write_index: working slots. sampled_before: the first token is still in flight."""
 
     starts: Ints
     read_index: Ints
     write_index: Ints
-    drawn_before: NDArray[np.bool_]
+    sampled_before: NDArray[np.bool_]
 
     def take(self, rows: NDArray[np.intp]) -> "NextTokens":
         return NextTokens(
             self.starts[rows],
             self.read_index[rows],
             self.write_index[rows],
-            self.drawn_before[rows],
+            self.sampled_before[rows],
         )
 
 
 class ProgressTable:
-    def __init__(self, lanes: int) -> None:
-        self.holders: NDArray[np.int64] = np.zeros(lanes, dtype=np.int64)
+    def __init__(self, batch_indices: int) -> None:
+        self.holders: NDArray[np.int64] = np.zeros(batch_indices, dtype=np.int64)
         self._begun = 0
-        self._slots: Ints = np.ones(lanes, dtype=np.int32)
-        self.num_computed: Ints = np.zeros(lanes, dtype=np.int32)
-        self.slot: Ints = np.zeros(lanes, dtype=np.int32)
-        self.num_scheduled: Ints = np.zeros(lanes, dtype=np.int32)
-        self.scheduled_slot: Ints = np.zeros(lanes, dtype=np.int32)
-        self.sampling_in_flight: Ints = np.zeros(lanes, dtype=np.int32)
+        self._slots: Ints = np.ones(batch_indices, dtype=np.int32)
+        self.num_computed: Ints = np.zeros(batch_indices, dtype=np.int32)
+        self.slot: Ints = np.zeros(batch_indices, dtype=np.int32)
+        self.num_scheduled: Ints = np.zeros(batch_indices, dtype=np.int32)
+        self.scheduled_slot: Ints = np.zeros(batch_indices, dtype=np.int32)
+        self.sampling_in_flight: Ints = np.zeros(batch_indices, dtype=np.int32)
 
     def begin(self, working_slots: tuple[int, ...], num_computed: int, slot: int = 0) -> "Progress":
         """Begin a sequence. num_computed: its tokens without need of a forward; the state after
         them is in the working slot of index `slot`. REQUIRES: its lane is free."""
-        lane = working_slots[0]
-        assert self.holders[lane] == 0, f"lane {lane} has a sequence already"
+        batch_index = working_slots[0]
+        assert self.holders[batch_index] == 0, f"lane {batch_index} has a sequence already"
         self._begun += 1
-        self.holders[lane] = self._begun
-        self._slots[lane] = len(working_slots)
-        self.num_computed[lane] = self.num_scheduled[lane] = num_computed
-        self.slot[lane] = self.scheduled_slot[lane] = slot
-        self.sampling_in_flight[lane] = 0
-        return Progress(self, lane, self._begun)
+        self.holders[batch_index] = self._begun
+        self._slots[batch_index] = len(working_slots)
+        self.num_computed[batch_index] = self.num_scheduled[batch_index] = num_computed
+        self.slot[batch_index] = self.scheduled_slot[batch_index] = slot
+        self.sampling_in_flight[batch_index] = 0
+        return Progress(self, batch_index, self._begun)
 
-    def schedule_next(self, lanes: Lanes) -> NextTokens:
+    def schedule_next(self, batch_indices: BatchIndices) -> NextTokens:
         """Record one more token of each sequence in a forward, with one token sampled after it.
         REQUIRES: no lane comes twice."""
-        starts, read_index = self.num_scheduled[lanes], self.scheduled_slot[lanes]
-        write_index = (read_index + 1) % self._slots[lanes]
-        drawn_before = self.sampling_in_flight[lanes] != 0
-        self.num_scheduled[lanes] = starts + 1
-        self.scheduled_slot[lanes] = write_index
-        self.sampling_in_flight[lanes] = 1
-        return NextTokens(starts, read_index, write_index, drawn_before)
+        starts, read_index = self.num_scheduled[batch_indices], self.scheduled_slot[batch_indices]
+        write_index = (read_index + 1) % self._slots[batch_indices]
+        sampled_before = self.sampling_in_flight[batch_indices] != 0
+        self.num_scheduled[batch_indices] = starts + 1
+        self.scheduled_slot[batch_indices] = write_index
+        self.sampling_in_flight[batch_indices] = 1
+        return NextTokens(starts, read_index, write_index, sampled_before)
 
-    def land_next(self, lanes: Lanes, tokens: NextTokens) -> None:
+    def complete_next(self, batch_indices: BatchIndices, tokens: NextTokens) -> None:
         """Record the end of a forward of schedule_next(). The next one may be in flight already.
         REQUIRES: the same sequences still have the lanes."""
         stops = tokens.starts + 1
-        self.num_computed[lanes] = stops
-        self.slot[lanes] = tokens.write_index
-        self.sampling_in_flight[lanes] = self.num_scheduled[lanes] != stops
+        self.num_computed[batch_indices] = stops
+        self.slot[batch_indices] = tokens.write_index
+        self.sampling_in_flight[batch_indices] = self.num_scheduled[batch_indices] != stops
 
 
 class Progress:
@@ -96,35 +96,35 @@ class Progress:
     yet. Slots are indices.
     """
 
-    def __init__(self, table: ProgressTable, lane: int, number: int) -> None:
+    def __init__(self, table: ProgressTable, batch_index: int, number: int) -> None:
         self._table = table
-        self._lane = lane
+        self._batch_index = batch_index
         self.number = number
 
     @property
-    def lane(self) -> int:
-        assert self._table.holders[self._lane] == self.number, "its sequence has ended"
-        return self._lane
+    def batch_index(self) -> int:
+        assert self._table.holders[self._batch_index] == self.number, "its sequence has ended"
+        return self._batch_index
 
     @property
     def num_computed(self) -> int:
-        return int(self._table.num_computed[self.lane])
+        return int(self._table.num_computed[self.batch_index])
 
     @property
     def slot(self) -> int:
-        return int(self._table.slot[self.lane])
+        return int(self._table.slot[self.batch_index])
 
     @property
     def num_scheduled(self) -> int:
-        return int(self._table.num_scheduled[self.lane])
+        return int(self._table.num_scheduled[self.batch_index])
 
     @property
     def scheduled_slot(self) -> int:
-        return int(self._table.scheduled_slot[self.lane])
+        return int(self._table.scheduled_slot[self.batch_index])
 
     @property
     def sampling_in_flight(self) -> int:
-        return int(self._table.sampling_in_flight[self.lane])
+        return int(self._table.sampling_in_flight[self.batch_index])
 
     @property
     def settled(self) -> bool:
@@ -132,25 +132,25 @@ class Progress:
         return self.num_scheduled == self.num_computed
 
     def schedule(self, stop: int, slot: int, num_sampled: int) -> None:
-        table, lane = self._table, self.lane
-        table.num_scheduled[lane], table.scheduled_slot[lane] = stop, slot
-        table.sampling_in_flight[lane] = num_sampled
+        table, batch_index = self._table, self.batch_index
+        table.num_scheduled[batch_index], table.scheduled_slot[batch_index] = stop, slot
+        table.sampling_in_flight[batch_index] = num_sampled
 
-    def land(self, stop: int, slot: int, num_sampled: int) -> None:
+    def complete(self, stop: int, slot: int, num_sampled: int) -> None:
         """Record the end of a forward. The next one may be in flight already."""
-        table, lane = self._table, self.lane
-        table.num_computed[lane], table.slot[lane] = stop, slot
-        if num_sampled and table.num_scheduled[lane] == stop:
-            table.sampling_in_flight[lane] = 0
+        table, batch_index = self._table, self.batch_index
+        table.num_computed[batch_index], table.slot[batch_index] = stop, slot
+        if num_sampled and table.num_scheduled[batch_index] == stop:
+            table.sampling_in_flight[batch_index] = 0
 
-    def land_drafted(self, stop: int, slot: int) -> None:
+    def complete_drafted(self, stop: int, slot: int) -> None:
         """Record the end of a forward with drafts. The tokens before `stop` were accepted.
         REQUIRES: no other forward of the sequence is in flight."""
-        table, lane = self._table, self.lane
-        table.num_computed[lane] = table.num_scheduled[lane] = stop
-        table.slot[lane] = table.scheduled_slot[lane] = slot
-        table.sampling_in_flight[lane] = 0
+        table, batch_index = self._table, self.batch_index
+        table.num_computed[batch_index] = table.num_scheduled[batch_index] = stop
+        table.slot[batch_index] = table.scheduled_slot[batch_index] = slot
+        table.sampling_in_flight[batch_index] = 0
 
     def end(self) -> None:
         """End the sequence and free its lane."""
-        self._table.holders[self.lane] = 0
+        self._table.holders[self.batch_index] = 0

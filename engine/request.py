@@ -64,7 +64,7 @@ class Waiting(State, phase=m.RequestPhase.WAITING):
 class AwaitingPrefill(State, phase=m.RequestPhase.AWAITING_PREFILL):
     """(decode) A prefill node has the prompt; holds nothing here."""
 
-    room: m.RoomId
+    transfer_id: m.TransferId
 
 
 class Pulling(State, phase=m.RequestPhase.PULLING):
@@ -76,7 +76,7 @@ class Pulling(State, phase=m.RequestPhase.PULLING):
 class Receiving(State, phase=m.RequestPhase.RECEIVING):
     """(decode) The allocation's own pages and slots are the sender's destination."""
 
-    room: m.RoomId
+    transfer_id: m.TransferId
     allocation: Allocation
 
 
@@ -230,8 +230,8 @@ class Request:
     cursor: int | None = None
     marks: tuple[int, ...] = ()
     message_end: int | None = None
-    ticket: m.Ticket | None = None
-    gateway_room: m.GatewayRoom | None = None
+    transfer_request: m.TransferRequest | None = None
+    gateway_transfer: m.GatewayTransfer | None = None
     caller: str = ""
     priority: int = 0
     patience: float = math.inf  # longest wait for the answer's begin, in seconds
@@ -317,8 +317,8 @@ class Request:
     def expected_length(self) -> int:
         """Return the number of its tokens, including tokens being sampled."""
         state = self.state
-        drawn = state.progress.sampling_in_flight if isinstance(state, Active) else 0
-        return self.length + drawn
+        sampled = state.progress.sampling_in_flight if isinstance(state, Active) else 0
+        return self.length + sampled
 
     @property
     def final_length(self) -> int:

@@ -12,7 +12,7 @@ from tasuki.engine.accounting import FRESH, Line, LineFit
 from tasuki.pycache._cpp_cache import Match
 from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
 from tasuki.routing.node_load import PrefillSeconds, faded
-from tasuki.transfer.windows.descriptors import UnitSizes
+from tasuki.transfer.chunks.descriptors import UnitSizes
 
 from . import messages as m
 from .config import EngineConfig
@@ -170,8 +170,8 @@ class PrefillLoad:
 
     def __init__(self, speed: PrefillSpeed) -> None:
         self._speed = speed
-        self._left: dict[m.RoomId, float] = {}
-        self._peers: dict[m.RoomId, str] = {}
+        self._left: dict[m.TransferId, float] = {}
+        self._peers: dict[m.TransferId, str] = {}
         """The peer of each transfer."""
         self._stored = 0.0
         self._stored_at = 0.0
@@ -185,40 +185,40 @@ class PrefillLoad:
         """Return the remaining seconds of prefill."""
         return sum(self._left.values())
 
-    def left(self, room: m.RoomId) -> float:
+    def left(self, transfer_id: m.TransferId) -> float:
         """Return the remaining seconds of prefill of one transfer's prompt."""
-        return self._left.get(room, 0.0)
+        return self._left.get(transfer_id, 0.0)
 
     @property
     def waits(self) -> dict[str, float]:
         """Return the remaining seconds of prefill by peer."""
         waits: dict[str, float] = {}
-        for room, left in self._left.items():
-            waits[self._peers[room]] = waits.get(self._peers[room], 0.0) + left
+        for transfer_id, left in self._left.items():
+            waits[self._peers[transfer_id]] = waits.get(self._peers[transfer_id], 0.0) + left
         return waits
 
-    def enter(self, room: m.RoomId, cached: int, tokens: int, peer: str = "") -> None:
+    def enter(self, transfer_id: m.TransferId, cached: int, tokens: int, peer: str = "") -> None:
         """Add a prompt of `tokens`; `cached` of them need no computing. peer: the transfer's
         owner."""
-        self._peers[room] = peer
-        self._left[room] = self._speed.seconds.between(cached, tokens)
+        self._peers[transfer_id] = peer
+        self._left[transfer_id] = self._speed.seconds.between(cached, tokens)
         self._changed = True
         self._reported_at = -math.inf
 
-    def computes(self, room: m.RoomId, stop: int, tokens: int) -> None:
+    def computes(self, transfer_id: m.TransferId, stop: int, tokens: int) -> None:
         """Record the coming computation of the prompt up to `stop`, in the next forward."""
-        if room in self._left:
-            before = self._left[room]
+        if transfer_id in self._left:
+            before = self._left[transfer_id]
             left = self._speed.seconds.between(stop, tokens) if stop < tokens else 0.0
-            self._left[room] = min(before, left)
-            self._new += before - self._left[room]
+            self._left[transfer_id] = min(before, left)
+            self._new += before - self._left[transfer_id]
             self._changed = True
 
-    def leave(self, room: m.RoomId) -> None:
+    def leave(self, transfer_id: m.TransferId) -> None:
         """Remove a transfer: its prompt is computed, or no longer needed."""
-        if self._left.pop(room, None) is None:
+        if self._left.pop(transfer_id, None) is None:
             return
-        del self._peers[room]
+        del self._peers[transfer_id]
         self._changed = True
         if not self._left:
             self._reported_at = -math.inf

@@ -88,8 +88,8 @@ class ConfigFields:
             raise self.error(name, "is not an object", "copy the published one")
         return ConfigFields(value, self.source, f"{self.within}{name}.")
 
-    def error(self, name: str, what: str, mend: str) -> ModelConfigError:
-        return ModelConfigError(f"{self.source}: {self.within}{name} {what}; {mend}")
+    def error(self, name: str, what: str, fix: str) -> ModelConfigError:
+        return ModelConfigError(f"{self.source}: {self.within}{name} {what}; {fix}")
 
 
 _METHODS = ("fp8", "compressed-tensors", "modelopt")

@@ -19,8 +19,8 @@ from math import inf
 from types import MappingProxyType
 from typing import Protocol, TypeAlias
 
-from tasuki.engine.messages import room_proto as wire
-from tasuki.prefill_node.rooms import OutgoingRoom
+from tasuki.engine.messages import transfer_proto as wire
+from tasuki.prefill_node.transfers import OutgoingTransfer
 from tasuki.proto import handover_pb2 as pb
 from tasuki.server.errors import InvalidRequest
 from tasuki.transfer.control.link_status import (
@@ -31,10 +31,10 @@ from tasuki.transfer.control.link_status import (
 from tasuki.transfer.control.outbox import MOST_MESSAGES, Outbox
 from tasuki.transfer.control.writer_life import WriterLife
 from tasuki.transfer.failpoints import Place, reach
+from tasuki.transfer.lifecycle import events as on
+from tasuki.transfer.lifecycle import messages as said
+from tasuki.transfer.lifecycle.heartbeats import Beating, HeartbeatTimeout
 from tasuki.transfer.node_identity import NodeIdentity
-from tasuki.transfer.rooms import events as on
-from tasuki.transfer.rooms import messages as said
-from tasuki.transfer.rooms.heartbeats import Beating, Silence
 from tasuki.transfer.sending.sender import Sender, connect_within, disconnected_within
 from tasuki.transfer.transports.base import Transport
 from tasuki.utils.loops import GuardedTasks
@@ -89,16 +89,16 @@ class ReceiverConnections:
         self,
         epoch: bytes,
         sender: Sender,
-        beat_seconds: float,
-        silence_seconds: float,
+        heartbeat_seconds: float,
+        timeout_seconds: float,
         transport: Transport,
         owner: ConnectionOwner,
     ) -> None:
         self._owner = owner
         self._prefix = f"{epoch.hex()}-"
         self._sender = sender
-        self._beat_seconds = beat_seconds
-        self._silence_seconds = silence_seconds
+        self._heartbeat_seconds = heartbeat_seconds
+        self._timeout_seconds = timeout_seconds
         self._transport = transport
         self._connections: dict[str, _Connection] = {}
         self._issued = 0
@@ -131,9 +131,9 @@ class ReceiverConnections:
                 )
         return reported
 
-    def silence(self, name: str) -> Silence:
-        """Return the connection's heartbeat timeout. REQUIRES: may_beat(name)."""
-        return self._connections[name].heart.silence
+    def heartbeat_timeout(self, name: str) -> HeartbeatTimeout:
+        """Return the connection's heartbeat timeout. REQUIRES: may_send_heartbeat(name)."""
+        return self._connections[name].heart.heartbeat_timeout
 
     def writer(self, name: str) -> WriterLife | None:
         """Return the receiver as the writer of bytes pulled from it; None if it is gone."""
@@ -153,10 +153,10 @@ class ReceiverConnections:
         writer = WriterLife(
             node.process, lease_seconds, transport.retry_seconds, transport.settle_seconds
         )
-        silence = Silence(
-            self._silence_seconds, time.monotonic(), self._beat_seconds, grace=_TRYING_SECONDS
+        heartbeat_timeout = HeartbeatTimeout(
+            self._timeout_seconds, time.monotonic(), self._heartbeat_seconds, grace=_TRYING_SECONDS
         )
-        self._connections[name] = _Connection(node, Beating(silence), writer)
+        self._connections[name] = _Connection(node, Beating(heartbeat_timeout), writer)
         self._expect_beating(name)
         return name
 
@@ -165,7 +165,7 @@ class ReceiverConnections:
         names = self._names.pop(node.epoch, [])
         for name in names:
             self.drop(name)
-        await disconnected_within(self._silence_seconds, self._sender, names)
+        await disconnected_within(self._timeout_seconds, self._sender, names)
         self._names = {
             epoch: names
             for epoch, names in self._names.items()
@@ -178,35 +178,35 @@ class ReceiverConnections:
         connection = self._connections.get(name)
         if connection is None or connection.beating:
             return
-        if connection.heart.silence.tick(time.monotonic()):
+        if connection.heart.heartbeat_timeout.tick(time.monotonic()):
             self.drop(name)
         else:
             loop = asyncio.get_running_loop()
-            loop.call_later(self._beat_seconds, self._expect_beating, name)
+            loop.call_later(self._heartbeat_seconds, self._expect_beating, name)
 
-    def may_beat(self, name: str) -> bool:
+    def may_send_heartbeat(self, name: str) -> bool:
         """Return True if the connection is known and has no heartbeat yet."""
         connection = self._connections.get(name)
         return connection is not None and not connection.beating
 
-    async def beats(
+    async def heartbeats(
         self, name: str, renewals: AsyncIterator[pb.Renewal]
     ) -> AsyncGenerator[pb.Beat, None]:
         """Yield heartbeats until the receiver is silent too long or hangs up; then end the
         connection.
 
-        REQUIRES: may_beat(name).
+        REQUIRES: may_send_heartbeat(name).
         """
         connection = self._connections[name]
         connection.beating = True
         heart = connection.heart
-        heart.silence.received(time.monotonic())
+        heart.heartbeat_timeout.received(time.monotonic())
         reader = asyncio.create_task(self._read(name, connection, renewals))
         load_sent_at = -inf
         try:
             while name in self and not reader.done():
                 now = time.monotonic()
-                sequence, received = heart.beat(now)
+                sequence, received = heart.heartbeat(now)
                 connection.writer.answering()
                 load = self._owner.load(name) if now - load_sent_at >= _LOAD_SECONDS else None
                 load_sent_at = load_sent_at if load is None else now
@@ -217,8 +217,8 @@ class ReceiverConnections:
                     load=load,
                     leaves=self._owner.leaves,
                 )
-                await asyncio.wait({reader}, timeout=self._beat_seconds)
-                if heart.silence.tick(time.monotonic()):
+                await asyncio.wait({reader}, timeout=self._heartbeat_seconds)
+                if heart.heartbeat_timeout.tick(time.monotonic()):
                     log.warning("receiver %s answers no beats", connection.node.name)
                     break
         finally:
@@ -254,7 +254,7 @@ class ReceiverConnections:
             self.drop(name)
 
 
-_MOST_ROOMS = 4096
+_MOST_TRANSFERS = 4096
 """Most rooms on one stream: a decode node asks for one for each of its batch slots."""
 _BEFORE_TELLING = MappingProxyType(
     {
@@ -272,12 +272,12 @@ _AFTER_TELLING = MappingProxyType(
 )
 
 Say: TypeAlias = Callable[[pb.SenderMessage], None]
-OpenRoom: TypeAlias = Callable[[str, pb.ReceiverMessage, Say], OutgoingRoom]
-"""Opens a connection's room for a Reserve or a Fetch. Raises RoomRefused."""
+OpenTransfer: TypeAlias = Callable[[str, pb.ReceiverMessage, Say], OutgoingTransfer]
+"""Opens a connection's room for a Reserve or a Fetch. Raises TransferRefused."""
 _OPENING = frozenset({"reserve", "fetch"})
 
 
-class RoomRefused(Exception):
+class TransferRefused(Exception):
     """Rejection of a Reserve or Fetch, with the reason. It opens no room."""
 
 
@@ -293,12 +293,12 @@ class ReceiverStream:
     notified, and run() returns when all of them are over.
     """
 
-    def __init__(self, connection: str, open_room: OpenRoom, write_seconds: float) -> None:
+    def __init__(self, connection: str, open_transfer: OpenTransfer, write_seconds: float) -> None:
         """write_seconds: limit for the receiver to take one batch."""
         self.connection = connection
-        self._open_room = open_room
+        self._open_transfer = open_transfer
         self._write_seconds = write_seconds
-        self._rooms: dict[int, OutgoingRoom] = {}
+        self._transfers: dict[int, OutgoingTransfer] = {}
         self._outbox: Outbox[pb.SenderMessage] = Outbox()
         self._leaving = False
 
@@ -322,8 +322,8 @@ class ReceiverStream:
     def lose(self) -> None:
         """End the rooms, because the receiver is gone. Idempotent."""
         self._leaving = True
-        for room in list(self._rooms.values()):
-            room.put(on.ReceiverLost())
+        for transfer in list(self._transfers.values()):
+            transfer.put(on.ReceiverLost())
         self._end_if_empty()
 
     async def _read(self, first: pb.ReceiverBatch, others: AsyncIterator[pb.ReceiverBatch]) -> None:
@@ -347,56 +347,56 @@ class ReceiverStream:
 
     def _take(self, message: pb.ReceiverMessage) -> None:
         kind = message.WhichOneof("message")
-        room = self._rooms.get(message.room)
-        if room is None:
+        transfer = self._transfers.get(message.room)
+        if transfer is None:
             if kind in _OPENING:
                 self._reserve(message)
             return
         match kind:
             case "grant":
-                granted = wire.GRANT.from_wire(message.grant, room=room.id)
-                room.put(said.Grant(granted.generation, granted.destination, granted))
+                granted = wire.GRANT.from_wire(message.grant, transfer_id=transfer.id)
+                transfer.put(said.Grant(granted.generation, granted.destination, granted))
             case "abort":
-                room.put(said.Abort())
+                transfer.put(said.Abort())
             case "pull_done":
-                room.hear_pull(message.pull_done)
+                transfer.hear_pull(message.pull_done)
             case "pull_failed":
-                room.hear_pull(message.pull_failed)
+                transfer.hear_pull(message.pull_failed)
             case "hang_up":
-                room.put(on.ReceiverLost())
+                transfer.put(on.ReceiverLost())
             case other:
-                room.put(on.Stopped(f"{other} is not expected on a room that is open"))
+                transfer.put(on.Stopped(f"{other} is not expected on a room that is open"))
 
     def _reserve(self, message: pb.ReceiverMessage) -> None:
         number = message.room
         try:
             if self._leaving:
-                raise RoomRefused("the connection is over")
-            if len(self._rooms) >= _MOST_ROOMS:
-                raise RoomRefused(f"{_MOST_ROOMS} rooms are open on this stream: end some")
+                raise TransferRefused("the connection is over")
+            if len(self._transfers) >= _MOST_TRANSFERS:
+                raise TransferRefused(f"{_MOST_TRANSFERS} rooms are open on this stream: end some")
             say = partial(self._say, number)
-            self._rooms[number] = self._open_room(self.connection, message, say)
-        except RoomRefused as refusal:
+            self._transfers[number] = self._open_transfer(self.connection, message, say)
+        except TransferRefused as refusal:
             closed = pb.Closed(reason=str(refusal))
             self._outbox.put(pb.SenderMessage(closed=closed, room=number))
 
     def _say(self, number: int, message: pb.SenderMessage) -> None:
         """Send a room's message, unless the room has closed."""
-        if number not in self._rooms:
+        if number not in self._transfers:
             return
         message.room = number
         self._outbox.put(message)
         if message.WhichOneof("message") == "closed":
-            del self._rooms[number]
+            del self._transfers[number]
             self._end_if_empty()
 
     def _end_if_empty(self) -> None:
-        if self._leaving and not self._rooms:
+        if self._leaving and not self._transfers:
             self._outbox.close()
 
     def _stop(self, reason: str) -> None:
-        for room in list(self._rooms.values()):
-            room.put(on.Stopped(reason))
+        for transfer in list(self._transfers.values()):
+            transfer.put(on.Stopped(reason))
 
     async def _write(self, write: Callable[[pb.SenderBatch], Awaitable[None]]) -> None:
         """Write batches until the outbox closes. Raises TimeoutError, and the stream's own errors
@@ -421,8 +421,8 @@ class ReceiverStream:
             reach(places[kind])
         except Exception as error:
             log.exception("room %d broke", message.room)
-            room = self._rooms.get(message.room)
-            if room is not None:
-                room.put(on.Stopped(f"internal error: {error!r}"))
+            transfer = self._transfers.get(message.room)
+            if transfer is not None:
+                transfer.put(on.Stopped(f"internal error: {error!r}"))
             return False
         return True

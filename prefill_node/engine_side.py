@@ -28,11 +28,11 @@ from tasuki.server.discovery.registration import Registration
 from tasuki.server.grpc.server import Server, Service, start_server
 from tasuki.transfer.control.link_status import HandoverStatus
 from tasuki.transfer.data_plane import DataPlane, TransferEngine
-from tasuki.transfer.rooms.deadlines import SenderDeadlines
+from tasuki.transfer.lifecycle.deadlines import SenderDeadlines
 from tasuki.utils.logs import progress_bar
 
 from .config import PrefillConfig
-from .gateway_rooms import GatewayRooms
+from .gateway_transfers import GatewayTransfers
 from .handover_service import HandoverService, HandoverServiceSettings
 
 _LAST_WRITES_SECONDS = 1.0
@@ -62,15 +62,15 @@ class PrefillSide(PairSide):
         parts: EngineParts,
         plane: DataPlane,
         front: HandoverFront,
-        gateway_rooms: GatewayRooms | None = None,
+        gateway_transfers: GatewayTransfers | None = None,
     ) -> None:
-        """gateway_rooms: rooms of a gateway served in the same process."""
+        """gateway_transfers: rooms of a gateway served in the same process."""
         self._access = server_config.access
         self._etcd_access = server_config.etcd_access
         if config.etcd:
             self._etcd_access.check(config.etcd)
         require_named_peers(config.handover_bind or server_config.bind, self._access)
-        parts = replace(parts, slabs=plane.slabs, wire=plane.window_source.sizes)
+        parts = replace(parts, slabs=plane.slabs, wire=plane.chunk_source.sizes)
         steps = parts.sent_behind or parts.steps
         ends = TransferEngine.over(plane, steps, config.layers_per_window, config.lease_seconds)
         self.engine = build_prefill_engine(
@@ -93,8 +93,8 @@ class PrefillSide(PairSide):
             plane.node,
             self.loop.loop,
             HandoverServiceSettings(deadlines=SenderDeadlines.behind(engine_config.queue_timeout)),
-            begin_room=front.begin_room,
-            gateway_rooms=gateway_rooms,
+            begin_transfer=front.begin_transfer,
+            gateway_transfers=gateway_transfers,
             progress=front.progress,
         )
 

@@ -1,6 +1,6 @@
 """Handover service of a prefill node: streams and calls turned into connections and rooms.
 
-Owns live rooms and pulls, and remembers through `ended_rooms` how the last ones ended. Turns
+Owns live rooms and pulls, and remembers through `ended_transfers` how the last ones ended. Turns
 streams into engine messages and back; decides nothing about caches or bytes.
 
 Thread rule: the hand-over's event loop; deliver() and peers() may be called from any thread.
@@ -21,19 +21,27 @@ from typing import TypeVar
 import grpc
 
 from tasuki.engine import messages as m
-from tasuki.engine.messages import room_proto as wire
-from tasuki.prefill_node.decode_connections import ReceiverConnections, ReceiverStream, RoomRefused
-from tasuki.prefill_node.gateway_rooms import GatewayRooms
+from tasuki.engine.messages import transfer_proto as wire
+from tasuki.prefill_node.decode_connections import (
+    ReceiverConnections,
+    ReceiverStream,
+    TransferRefused,
+)
+from tasuki.prefill_node.gateway_transfers import GatewayTransfers
 from tasuki.prefill_node.leaving_desk import LeavingDesk
-from tasuki.prefill_node.rooms import OutgoingRoom, PullMeans, PullReceiver, Speak
+from tasuki.prefill_node.transfers import OutgoingTransfer, PullMeans, PullReceiver, Speak
 from tasuki.prefill_node.usable_feed import UsableFeed
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
 from tasuki.transfer import peer_values
-from tasuki.transfer.control.driven_room import LiveRooms
+from tasuki.transfer.control.driven_transfer import LiveTransfers
 from tasuki.transfer.control.link_status import NodeProgress
-from tasuki.transfer.control.writer_life import ConnectionBreaker, WriterLife, unless_silent
-from tasuki.transfer.errors import DuplicateRoom, PeerInvalid, PeerSilent, TransferError
+from tasuki.transfer.control.writer_life import ConnectionBreaker, WriterLife, unless_timed_out
+from tasuki.transfer.errors import DuplicateTransfer, PeerInvalid, PeerTimedOut, TransferError
+from tasuki.transfer.lifecycle import events as on
+from tasuki.transfer.lifecycle import messages as say
+from tasuki.transfer.lifecycle.deadlines import PullReceiverDeadlines, SenderDeadlines
+from tasuki.transfer.lifecycle.ended_transfers import EndedTransfers
 from tasuki.transfer.node_identity import NodeIdentity
 from tasuki.transfer.protocol.contract import Contract, diff
 from tasuki.transfer.protocol.messages import (
@@ -45,10 +53,6 @@ from tasuki.transfer.protocol.messages import (
 )
 from tasuki.transfer.receiving.receiver import Receiver
 from tasuki.transfer.reports import Drain
-from tasuki.transfer.rooms import events as on
-from tasuki.transfer.rooms import messages as say
-from tasuki.transfer.rooms.deadlines import PullReceiverDeadlines, SenderDeadlines
-from tasuki.transfer.rooms.ended_rooms import EndedRooms
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.transports.base import Transport
 
@@ -59,7 +63,7 @@ log = logging.getLogger(__name__)
 class HandoverServiceSettings:
     """Times of the service, in seconds.
 
-    beat_seconds: between two heartbeats. silence_seconds: heartbeat timeout of a receiver.
+    heartbeat_seconds: between two heartbeats. timeout_seconds: heartbeat timeout of a receiver.
     progress_seconds: between two repetitions of Queued. patience_seconds: limit for a lost pull to
     be fenced; beyond it the connection is given up, so its writer's lease runs out. deadlines,
     pull: deadlines of rooms and of pulls, by state. write_seconds: limit for the receiver to take
@@ -67,8 +71,8 @@ class HandoverServiceSettings:
     when the node stops; longer than their draining deadline.
     """
 
-    beat_seconds: float = 0.2
-    silence_seconds: float = 3.0
+    heartbeat_seconds: float = 0.2
+    timeout_seconds: float = 3.0
     progress_seconds: float = 1.0
     patience_seconds: float = 10.0
     deadlines: SenderDeadlines = field(default_factory=SenderDeadlines)
@@ -78,10 +82,10 @@ class HandoverServiceSettings:
 
 
 Message = TypeVar("Message")
-BeginRoom = Callable[[m.RoomId, str, str], None]
+BeginTransfer = Callable[[m.TransferId, str, str], None]
 
 
-def _unknown(room: m.RoomId, request: str, traceparent: str) -> None:
+def _unknown(transfer_id: m.TransferId, request: str, traceparent: str) -> None:
     return None
 
 
@@ -98,16 +102,16 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         node: NodeIdentity,
         loop: asyncio.AbstractEventLoop,
         settings: HandoverServiceSettings | None = None,
-        begin_room: BeginRoom = _unknown,
-        gateway_rooms: GatewayRooms | None = None,
+        begin_transfer: BeginTransfer = _unknown,
+        gateway_transfers: GatewayTransfers | None = None,
         progress: Callable[[], NodeProgress] = NodeProgress,
     ) -> None:
-        """loop: the hand-over's event loop. begin_room: called with each room, its request and the
-        request's traceparent. gateway_rooms: rooms announced to both nodes by a gateway; None: no
-        gateway. progress: returns this node's progress."""
-        self._begin_room = begin_room
+        """loop: the hand-over's event loop. begin_transfer: called with each room, its request and
+        the request's traceparent. gateway_transfers: rooms announced to both nodes by a gateway;
+        None: no gateway. progress: returns this node's progress."""
+        self._begin_transfer = begin_transfer
         self._post = post
-        self._gateway_rooms = gateway_rooms
+        self._gateway_transfers = gateway_transfers
         self._sender = sender
         self._contract = contract.flat()
         self._node = node
@@ -116,8 +120,8 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         self._connections = ReceiverConnections(
             node.epoch,
             sender,
-            self._settings.beat_seconds,
-            self._settings.silence_seconds,
+            self._settings.heartbeat_seconds,
+            self._settings.timeout_seconds,
             transport,
             self,
         )
@@ -132,11 +136,11 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         self._shared = PullMeans(
             receiver, breaker, self._settings.pull, self._settings.patience_seconds
         )
-        self._pulls: LiveRooms[tuple[int, int], PullReceiver] = LiveRooms(self._pull_over)
+        self._pulls: LiveTransfers[tuple[int, int], PullReceiver] = LiveTransfers(self._pull_over)
         """Live pulls by room and generation: a pull outlives its room."""
-        self._rooms: LiveRooms[int, OutgoingRoom] = LiveRooms(self._over)
+        self._transfers: LiveTransfers[int, OutgoingTransfer] = LiveTransfers(self._over)
         self._streams: set[ReceiverStream] = set()
-        self._ended = EndedRooms(self._connections.__contains__)
+        self._ended = EndedTransfers(self._connections.__contains__)
 
     @property
     def leaves(self) -> bool:
@@ -157,9 +161,9 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
 
     def _dispatch(self, message: m.Outbox) -> None:
         match message:
-            case m.PrefillQueue(rooms):
-                for position, number in enumerate(rooms):
-                    if (waiting := self._rooms.get(number)) is not None:
+            case m.PrefillQueue(transfers):
+                for position, number in enumerate(transfers):
+                    if (waiting := self._transfers.get(number)) is not None:
                         waiting.put(on.Moved(position))
             case m.PrefillLoad():
                 self._load = message
@@ -178,23 +182,23 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
                 | m.StateHeld()
             ):
                 # Handle the token before its room, because the room may be over with the token.
-                if isinstance(message, m.PrefillToken) and self._gateway_rooms is not None:
-                    self._gateway_rooms.first_token(message.room, message)
-                room = self._rooms.get(message.room)
-                if room is not None:
-                    room.hear_engine(message)
+                if isinstance(message, m.PrefillToken) and self._gateway_transfers is not None:
+                    self._gateway_transfers.first_token(message.transfer_id, message)
+                transfer = self._transfers.get(message.transfer_id)
+                if transfer is not None:
+                    transfer.hear_engine(message)
             case m.PullWanted(grant=grant):
-                room = self._rooms.get(grant.room)
-                if room is not None:
-                    room.hear_engine(message)
+                transfer = self._transfers.get(grant.transfer_id)
+                if transfer is not None:
+                    transfer.hear_engine(message)
                 else:
-                    self._refuse_pull(grant.room)
+                    self._refuse_pull(grant.transfer_id)
 
     async def stop(self, reason: str = "the prefill node shuts down") -> None:
         """Give up every room, wait until all have drained, forget connections."""
-        for room in self._rooms:
-            room.put(on.Stopped(reason))
-        await self._rooms.end(self._settings.stop_seconds)
+        for transfer in self._transfers:
+            transfer.put(on.Stopped(reason))
+        await self._transfers.end(self._settings.stop_seconds)
         for pull in self._pulls:
             pull.put(on.Stopped("the prefill node shuts down"))
         await self._pulls.end(self._settings.patience_seconds)
@@ -242,21 +246,21 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
     ) -> None:
         await context.send_initial_metadata(())
         first = await self._first(request_iterator)
-        if first is None or not self._connections.may_beat(first.connection_id):
+        if first is None or not self._connections.may_send_heartbeat(first.connection_id):
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION,
                 "connection_id: unknown or in use; Connect first",
             )
         assert first is not None
-        silence = self._connections.silence(first.connection_id)
-        beats = self._connections.beats(first.connection_id, request_iterator)
+        heartbeat_timeout = self._connections.heartbeat_timeout(first.connection_id)
+        heartbeats = self._connections.heartbeats(first.connection_id, request_iterator)
         try:
-            async with contextlib.aclosing(beats):
-                async for beat in beats:
+            async with contextlib.aclosing(heartbeats):
+                async for heartbeat in heartbeats:
                     # A receiver that reads nothing counts as timed out, as one that sends nothing
                     # does.
-                    await unless_silent(context.write(beat), silence)
-        except PeerSilent as error:
+                    await unless_timed_out(context.write(heartbeat), heartbeat_timeout)
+        except PeerTimedOut as error:
             log.warning("connection %s: %s", first.connection_id, error)
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
 
@@ -309,9 +313,9 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             return None
 
     def connection_lost(self, name: str) -> None:
-        for room in self._rooms:
-            if room.connection == name:
-                room.put(on.ReceiverLost())
+        for transfer in self._transfers:
+            if transfer.connection == name:
+                transfer.put(on.ReceiverLost())
         for stream in list(self._streams):
             if stream.connection == name:
                 stream.lose()
@@ -342,8 +346,8 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         finally:
             self._streams.discard(stream)
 
-    def _open(self, connection: str, message: pb.ReceiverMessage, speak: Speak) -> OutgoingRoom:
-        """Return the room of a Reserve or a Fetch, running. Raises RoomRefused."""
+    def _open(self, connection: str, message: pb.ReceiverMessage, speak: Speak) -> OutgoingTransfer:
+        """Return the room of a Reserve or a Fetch, running. Raises TransferRefused."""
         number, wanted = message.room, message.reserve
         reserve: m.PrefillReserve | m.FetchReserve
         try:
@@ -352,19 +356,23 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             else:
                 reserve = wire.reserve_from_wire(wanted, connection)
         except wire.InvalidReserve as error:
-            raise RoomRefused(f"{message.WhichOneof('message')}: {error}") from error
-        ticket = reserve.ticket
-        if number != ticket.room:
-            raise RoomRefused(f"room {number} is not its ticket's, {ticket.room}")
-        is_open = self._rooms.get(ticket.room) is not None
-        refusal = self._ended.refusal(connection, ticket.room, ticket.generation, is_open)
+            raise TransferRefused(f"{message.WhichOneof('message')}: {error}") from error
+        transfer_request = reserve.transfer_request
+        if number != transfer_request.transfer_id:
+            raise TransferRefused(
+                f"room {number} is not its ticket's, {transfer_request.transfer_id}"
+            )
+        is_open = self._transfers.get(transfer_request.transfer_id) is not None
+        refusal = self._ended.refusal(
+            connection, transfer_request.transfer_id, transfer_request.generation, is_open
+        )
         if refusal is not None:
-            raise RoomRefused(refusal)
+            raise TransferRefused(refusal)
         awaits_gateway = wanted.by_gateway
-        if awaits_gateway and self._gateway_rooms is None:
-            raise RoomRefused("reserve.by_gateway: no gateway calls this node; give --gateway")
+        if awaits_gateway and self._gateway_transfers is None:
+            raise TransferRefused("reserve.by_gateway: no gateway calls this node; give --gateway")
         request_id, traceparent = wire.trail_from_wire(wanted)
-        room = OutgoingRoom(
+        transfer = OutgoingTransfer(
             reserve,
             connection,
             self._post,
@@ -376,27 +384,27 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             deadlines=self._settings.deadlines,
             awaits_gateway=awaits_gateway,
         )
-        if awaits_gateway and self._gateway_rooms is not None:
+        if awaits_gateway and self._gateway_transfers is not None:
             try:
-                self._gateway_rooms.receiver_arrived(room)
-            except DuplicateRoom as error:
-                raise RoomRefused(str(error)) from error
+                self._gateway_transfers.receiver_arrived(transfer)
+            except DuplicateTransfer as error:
+                raise TransferRefused(str(error)) from error
         if isinstance(reserve, m.PrefillReserve):
-            self._begin_room(ticket.room, request_id, traceparent)
+            self._begin_transfer(transfer_request.transfer_id, request_id, traceparent)
         # The room outlives its stream, because it must drain when the stream breaks.
-        self._rooms.start(ticket.room, room)
-        return room
+        self._transfers.start(transfer_request.transfer_id, transfer)
+        return transfer
 
-    def _over(self, room: OutgoingRoom, failure: Exception | None) -> None:
-        if self._gateway_rooms is not None:
-            self._gateway_rooms.over(room)
-        room.close()
-        drain = room.ended.result()
-        self._ended.remember(room.connection, room.room, room.generation, drain)
-        log.info("room over: %s", drain.name.lower(), extra=room.named)
-        if drain is Drain.FORCED or room.endpoint_failed:
+    def _over(self, transfer: OutgoingTransfer, failure: Exception | None) -> None:
+        if self._gateway_transfers is not None:
+            self._gateway_transfers.over(transfer)
+        transfer.close()
+        drain = transfer.ended.result()
+        self._ended.remember(transfer.connection, transfer.transfer_id, transfer.generation, drain)
+        log.info("room over: %s", drain.name.lower(), extra=transfer.named)
+        if drain is Drain.FORCED or transfer.endpoint_failed:
             # A stuck or broken endpoint stays so. The receiver connects anew, over a new endpoint.
-            self._connections.drop(room.connection)
+            self._connections.drop(transfer.connection)
 
     async def Abort(
         self,
@@ -410,11 +418,14 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
                 "connection_id is of another process, or of long ago: it cannot be answered for "
                 "here",
             )
-        room = self._rooms.get(request.room)
-        if room is not None and (room.connection, room.generation) == (connection, generation):
-            room.put(say.Abort())
+        transfer = self._transfers.get(request.room)
+        if transfer is not None and (transfer.connection, transfer.generation) == (
+            connection,
+            generation,
+        ):
+            transfer.put(say.Abort())
             # An aborted room drains, or is given up at its deadline.
-            drain = await asyncio.shield(room.ended)
+            drain = await asyncio.shield(transfer.ended)
         else:
             drain = self._ended.aborted(connection, request.room, generation)
         return pb.AbortResponse(drain=drain_to_wire(drain))
@@ -425,17 +436,17 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         """Ask for a pull over the room's stream; return None if the connection is over."""
         writer = self._connections.writer(connection)
         if writer is None:
-            self._refuse_pull(grant.room)
+            self._refuse_pull(grant.transfer_id)
             return None
         give_up = partial(self._connections.drop, connection)
         pull = PullReceiver(grant, self._post, self._shared, writer, give_up, speak)
-        self._pulls.start((grant.room, grant.generation), pull)
+        self._pulls.start((grant.transfer_id, grant.generation), pull)
         return pull
 
-    def _refuse_pull(self, room: m.RoomId) -> None:
+    def _refuse_pull(self, transfer_id: m.TransferId) -> None:
         """Post the pull as lost and fenced, without asking a decode node."""
-        self._post(m.PullLost(room))
-        self._post(m.PullFenced(room))
+        self._post(m.PullLost(transfer_id))
+        self._post(m.PullFenced(transfer_id))
 
     def _pull_over(self, pull: PullReceiver, failure: Exception | None) -> None:
         if failure is not None:

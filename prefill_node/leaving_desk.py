@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection
 from itertools import count
 
 from tasuki.engine import messages as m
-from tasuki.engine.messages import room_proto as wire
+from tasuki.engine.messages import transfer_proto as wire
 from tasuki.proto import handover_pb2 as pb
 
 _LOOK_SECONDS = 0.1
 _ANSWER_SECONDS = 2.0
-_NOBODY: frozenset[str] = frozenset()
+_NO_NODE: frozenset[str] = frozenset()
 
 
 class LeavingDesk:
@@ -30,8 +30,8 @@ class LeavingDesk:
         self._waiting: dict[int, asyncio.Future[m.LeftState]] = {}
         self._given: dict[int, str] = {}
         """By number of the state: the connection given it."""
-        self._asking = _NOBODY
-        self._declining = _NOBODY
+        self._asking = _NO_NODE
+        self._declining = _NO_NODE
         self.leaves = False
         """True if heartbeats report this node as leaving."""
 
@@ -42,7 +42,7 @@ class LeavingDesk:
 
     def _look(self) -> None:
         for number in [n for n, to in self._given.items() if to not in self._connected()]:
-            self._post(m.LeftTakenOver(number, m.HeirOutcome.LOST))
+            self._post(m.LeftTakenOver(number, m.DrainTargetOutcome.LOST))
             del self._given[number]
         self._asking &= frozenset(self._connected())
         if not self._given and self._declining.issuperset(self._connected()):
@@ -56,7 +56,7 @@ class LeavingDesk:
         if waiting is not None and not waiting.done():
             waiting.set_result(message)
         elif message.state is not None:
-            self._post(m.LeftTakenOver(message.state.number, m.HeirOutcome.LOST))
+            self._post(m.LeftTakenOver(message.state.number, m.DrainTargetOutcome.LOST))
 
     async def take_over(self, request: pb.TakeOverRequest) -> pb.TakeOverResponse:
         """Answer a decode node's question for a state. REQUIRES: its connection is live. Raises

@@ -15,7 +15,7 @@ from tasuki.engine.messages import Emit
 from tasuki.model.config import ModelConfig
 from tasuki.prefill_node.config import PrefillConfig
 from tasuki.prefill_node.engine_side import PrefillSide
-from tasuki.prefill_node.gateway_rooms import GatewayAnswers, GatewayRooms
+from tasuki.prefill_node.gateway_transfers import GatewayAnswers, GatewayTransfers
 from tasuki.server.config import ServerConfig
 from tasuki.server.daemon.engine_host import EngineHost
 from tasuki.server.daemon.engine_process import EngineProcess
@@ -50,9 +50,9 @@ class PrefillNode:
         role_change: RoleChange | None = None,
     ) -> None:
         near = NearEngine()
-        rooms = GatewayRooms() if server_config.gateway else None
+        transfers = GatewayTransfers() if server_config.gateway else None
         self._side = PrefillSide(
-            engine_config, server_config, config, parts, plane, near, gateway_rooms=rooms
+            engine_config, server_config, config, parts, plane, near, gateway_transfers=transfers
         )
         engine = self._side.engine
         near.hold(engine)
@@ -68,7 +68,7 @@ class PrefillNode:
             self._side.status,
             role_change,
             self._side.deliver,
-            None if rooms is None else GatewayAnswers(rooms, self._side.loop),
+            None if transfers is None else GatewayAnswers(transfers, self._side.loop),
         )
 
     @property

@@ -117,7 +117,7 @@ SAMPLED_ABOVE = 64
 """Above this fleet size, a choice considers only the deepest holders and a few more nodes."""
 HOLDERS = 32
 DRAWN = 8
-_CROWDED_MEANS, _CROWDED_ROOMS = 2, 4
+_CROWDED_MEANS, _CROWDED_TRANSFERS = 2, 4
 """Limits of a choice by hash: a node with more transfers than this multiple of the mean, plus this
 number, is not chosen."""
 
@@ -137,7 +137,7 @@ class Reason(Enum):
     COST = "cost"
     STALE = "stale"
     STICKY = "sticky"
-    FEWEST_ROOMS = "fewest_rooms"
+    FEWEST_TRANSFERS = "fewest_rooms"
     MOVED = "moved"
     GATEWAY = "gateway"
 
@@ -164,25 +164,25 @@ def looked_at(nodes: Sequence[int], known: Collection[int], random: Random) -> S
     return [*dict.fromkeys([*known, *random.sample(nodes, DRAWN)])]
 
 
-def by_hash(key: bytes, names: Mapping[int, str], rooms: Mapping[int, int]) -> int:
+def by_hash(key: bytes, names: Mapping[int, str], transfers: Mapping[int, int]) -> int:
     """Return the key's node by hash, among the nodes not too crowded. names: names of all nodes.
     rooms: this decider's live transfers by node. REQUIRES: there is a node."""
-    crowded = _CROWDED_MEANS * sum(rooms.values()) / len(names) + _CROWDED_ROOMS
-    numbers = {name: node for node, name in names.items() if rooms.get(node, 0) <= crowded}
+    crowded = _CROWDED_MEANS * sum(transfers.values()) / len(names) + _CROWDED_TRANSFERS
+    numbers = {name: node for node, name in names.items() if transfers.get(node, 0) <= crowded}
     return numbers[rendezvous(key, numbers)]
 
 
-def by_rooms(nodes: Sequence[int], rooms: Mapping[int, int]) -> int:
+def by_transfers(nodes: Sequence[int], transfers: Mapping[int, int]) -> int:
     """Return the node with the fewest transfers; of equals the lowest number. REQUIRES: there is a
     node."""
-    return min(nodes, key=lambda node: (rooms.get(node, 0), node))
+    return min(nodes, key=lambda node: (transfers.get(node, 0), node))
 
 
 def reason_of(route: RouteName, fresh: bool) -> Reason:
     """Return the rule for a choice between several nodes. fresh: the contents of the nodes' caches
     are known."""
     if route in ("fewest-rooms", "fixed"):
-        return Reason.FEWEST_ROOMS
+        return Reason.FEWEST_TRANSFERS
     if route == "sticky":
         return Reason.STICKY
     return Reason.COST if fresh or route == "cost" else Reason.STALE

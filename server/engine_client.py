@@ -92,7 +92,7 @@ Reply = (
     | m.EventsReply
     | m.TreeReply
     | m.Drained
-    | m.LeftToHeirs
+    | m.LeftToDrainTargets
 )
 ReplyT = TypeVar("ReplyT", bound=Reply)
 
@@ -101,7 +101,7 @@ Observed = (
     | m.Finished
     | m.Rejected
     | m.Evicted
-    | m.RoomEnded
+    | m.TransferEnded
     | m.HandoverCancelled
     | m.StateLeft
     | m.StateFetched
@@ -480,10 +480,10 @@ class EngineClient:
         await self.drain()
         await self.calls.over()
 
-    async def leave_to_heirs(self) -> m.LeftToHeirs:
+    async def leave_to_drain_targets(self) -> m.LeftToDrainTargets:
         """Migrate the most valuable states to prefill nodes without them. Returns when no state is
         left to migrate and nothing is in flight, or soon after end_leaving()."""
-        return await self._query(m.LeftToHeirs, m.LeaveToHeirs)
+        return await self._query(m.LeftToDrainTargets, m.LeaveToDrainTargets)
 
     def end_leaving(self) -> None:
         self._post(m.EndLeaving())

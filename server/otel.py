@@ -63,7 +63,7 @@ class OtelTracing:
         self._tracer = self._provider.get_tracer("tasuki", package_version(), SCHEMA_URL)
         self._propagator = TraceContextTextMapPropagator()
         self._live: dict[m.RequestId, Span] = {}
-        self._rooms: dict[m.RoomId, Span] = {}
+        self._transfers: dict[m.TransferId, Span] = {}
 
     def begin(self, request: m.RequestId, request_context: RequestContext) -> None:
         operation = request_context.operation
@@ -81,9 +81,9 @@ class OtelTracing:
             },
         )
 
-    def begin_room(self, room: m.RoomId, request: str, traceparent: str) -> None:
+    def begin_transfer(self, transfer_id: m.TransferId, request: str, traceparent: str) -> None:
         if traceparent:
-            self._rooms[room] = self._tracer.start_span(
+            self._transfers[transfer_id] = self._tracer.start_span(
                 "room", self._beneath(traceparent), SpanKind.SERVER, {"tasuki.request_id": request}
             )
 
@@ -110,8 +110,8 @@ class OtelTracing:
                     span.set_status(Status(StatusCode.ERROR, error.message))
                     span.set_attribute("error.type", error.kind.value)
                     span.end()
-            case m.RoomEnded(room=room):
-                if (span := self._rooms.pop(room, None)) is not None:
+            case m.TransferEnded(transfer_id=transfer_id):
+                if (span := self._transfers.pop(transfer_id, None)) is not None:
                     span.set_attribute("tasuki.handed_on", message.handed_on)
                     last = message.life[-1].at if message.life else 0.0
                     self._end(span, message.life, last)
@@ -137,10 +137,10 @@ class OtelTracing:
         return self._propagator.extract({TRACE_HEADER: traceparent})
 
     def close(self) -> None:
-        for span in (*self._live.values(), *self._rooms.values()):
+        for span in (*self._live.values(), *self._transfers.values()):
             span.end()
         self._live.clear()
-        self._rooms.clear()
+        self._transfers.clear()
         self._provider.force_flush(_CLOSE_MILLISECONDS)
         self._provider.shutdown()
 

@@ -9,7 +9,7 @@ import importlib.util
 from typing import Protocol
 
 from tasuki.dashboard.observed import ObservedMessage
-from tasuki.engine.messages import RequestId, RoomId
+from tasuki.engine.messages import RequestId, TransferId
 from tasuki.server.auth.tenants import RequestContext
 
 
@@ -18,7 +18,7 @@ class Tracing(Protocol):
         """Begin the span of an admitted request. The request's last message ends the span."""
         return
 
-    def begin_room(self, room: RoomId, request: str, traceparent: str) -> None:
+    def begin_transfer(self, transfer_id: TransferId, request: str, traceparent: str) -> None:
         """Begin the span of a prompt handed to this node by another one. traceparent: span of the
         other node's request."""
         return

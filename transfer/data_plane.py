@@ -15,6 +15,9 @@ from dataclasses import dataclass
 import torch
 
 from tasuki.pycache.layout import ONLY_ARENA, ArenaKey, CacheLayout
+from tasuki.transfer.chunks.chunk import StepCounter
+from tasuki.transfer.chunks.descriptors import TransferUnits
+from tasuki.transfer.chunks.digest import ChunkDigester, Digester
 from tasuki.transfer.precision.encoding_source import EncodingSource, StagingBuffer, slabs_kept_back
 from tasuki.transfer.precision.layer_codec import LayerCodec, TorchLayerCodec
 from tasuki.transfer.precision.wire_layout import WireUnits
@@ -22,14 +25,11 @@ from tasuki.transfer.protocol.contract import NOT_USED, Contract
 from tasuki.transfer.ranks.ranked_source import RankedSource
 from tasuki.transfer.ranks.region import RankRegion, RankSpans
 from tasuki.transfer.receiving.receiver import Receiver
-from tasuki.transfer.receiving.target_arena import TargetArena, WindowSink
+from tasuki.transfer.receiving.target_arena import ChunkSink, TargetArena
+from tasuki.transfer.sending.chunk_source import ChunkSource, DirectSource
 from tasuki.transfer.sending.link import SourceArena
 from tasuki.transfer.sending.sender import Sender, SenderSettings
-from tasuki.transfer.sending.window_source import DirectSource, WindowSource
 from tasuki.transfer.transports.base import Transport
-from tasuki.transfer.windows.descriptors import TransferUnits
-from tasuki.transfer.windows.digest import Digester, WindowDigester
-from tasuki.transfer.windows.window import StepCounter
 from tasuki.utils.system import shorten_lock_turns
 
 from .failpoints import warn_if_armed
@@ -44,8 +44,8 @@ class DataPlane:
 
     transport: Transport
     digester: Digester
-    window_source: WindowSource
-    window_sink: WindowSink | None
+    chunk_source: ChunkSource
+    chunk_sink: ChunkSink | None
     """None if arriving chunks need no decoding."""
     slabs: int
     """Number of slabs for a cache: all except the last ones kept back."""
@@ -58,13 +58,13 @@ class DataPlane:
         """Return the arena as a sender's. steps: counts the layers written into it, on every
         rank."""
         return SourceArena(
-            self.slabs, self.transport, self.window_source, steps, self.arena, self.spans.ranks
+            self.slabs, self.transport, self.chunk_source, steps, self.arena, self.spans.ranks
         )
 
     def target(self) -> TargetArena:
         """Return the arena as a receiver's."""
         return TargetArena(
-            *(self.slabs, self.transport, self.digester, self.window_sink, self.arena),
+            *(self.slabs, self.transport, self.digester, self.chunk_sink, self.arena),
             spans=self.spans,
         )
 
@@ -132,19 +132,19 @@ class DataPlane:
         transport.register(memory.data_ptr(), memory.nbytes, TransferUnits.of(layout))
         digester = build_digester(memory, layout, units)
         code = wire.precision.code
-        window_source: WindowSource = DirectSource(layout, digester)
-        window_sink = None
+        chunk_source: ChunkSource = DirectSource(layout, digester)
+        chunk_sink = None
         if not wire.precision.exact:
             first = slabs * layout.slab_bytes
             cells = StagingBuffer(first, memory.nbytes - first, units.largest_encoded)
             codec = _layer_codec(memory, units)
-            window_source = EncodingSource(units, code, codec, digester, cells)
-            window_sink = WindowSink(units, code, codec)
+            chunk_source = EncodingSource(units, code, codec, digester, cells)
+            chunk_sink = ChunkSink(units, code, codec)
         return DataPlane(
             transport,
             digester,
-            window_source,
-            window_sink,
+            chunk_source,
+            chunk_sink,
             slabs,
             Contract(
                 weights_digest,
@@ -165,10 +165,10 @@ class DataPlane:
 def build_digester(memory: torch.Tensor, layout: CacheLayout, units: WireUnits) -> Digester:
     """Return the digester of the arena's bytes on the wire."""
     if memory.device.type == "cpu":
-        return WindowDigester(memory.numpy(), layout, units)
-    from tasuki.transfer.windows.digest_kernel import GpuWindowDigester
+        return ChunkDigester(memory.numpy(), layout, units)
+    from tasuki.transfer.chunks.digest_kernel import GpuChunkDigester
 
-    return GpuWindowDigester(memory, layout, units)
+    return GpuChunkDigester(memory, layout, units)
 
 
 def _layer_codec(memory: torch.Tensor, units: WireUnits) -> LayerCodec:

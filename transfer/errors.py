@@ -9,7 +9,7 @@ class TransportError(TransferError):
     """A transport rejected or lost a transfer, an endpoint or a registration."""
 
 
-class PeerSilent(TransferError):
+class PeerTimedOut(TransferError):
     """A peer sent nothing for too long, while this node was running to receive it."""
 
 
@@ -17,11 +17,11 @@ class OutOfBounds(TransferError):
     """An index or an offset is outside the memory registered by its owner."""
 
 
-class WindowPlanError(TransferError):
+class ChunkPlanError(TransferError):
     """A forward's plan does not continue the room's previous one, or leaves the granted ids."""
 
 
-class WindowsMissing(TransferError):
+class ChunksMissing(TransferError):
     """A hand-over sent Done, but some of its layer chunks have not arrived."""
 
 
@@ -33,7 +33,7 @@ class PeerUnknown(TransferError):
     """No connection has that name; connect first."""
 
 
-class DuplicateRoom(TransferError):
+class DuplicateTransfer(TransferError):
     """A room with this number is live already."""
 
 

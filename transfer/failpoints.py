@@ -55,7 +55,7 @@ class Place(Enum):
     RECEIVER_AFTER_COMMIT = "receiver.after_commit"
 
 
-WINDOW_PLACES: Final = frozenset(
+CHUNK_PLACES: Final = frozenset(
     {
         Place.SENDER_BEFORE_POST,
         Place.SENDER_AFTER_POST,
@@ -85,7 +85,7 @@ class FailpointReached(Exception):
 class Failpoint:
     """window: sequence number of its chunk; None: all chunks. seconds: length of a delay."""
 
-    window: int | None
+    chunk: int | None
     action: Action
     seconds: float = 0.0
 
@@ -107,13 +107,13 @@ def parse(text: str) -> Mapping[Place, Failpoint]:
 def _one(item: str) -> tuple[Place, Failpoint]:
     """Return the place and failpoint of one item. Raises ValueError."""
     where, _, what = item.partition("=")
-    name, _, window = where.partition("@")
+    name, _, chunk = where.partition("@")
     action, _, seconds = what.partition(":")
     place = Place(name)
-    if window and place not in WINDOW_PLACES:
+    if chunk and place not in CHUNK_PLACES:
         raise ValueError(f"{name} is not reached window by window")
     return place, Failpoint(
-        int(window) if window else None, Action(action), float(seconds) if seconds else 0.0
+        int(chunk) if chunk else None, Action(action), float(seconds) if seconds else 0.0
     )
 
 
@@ -127,11 +127,11 @@ def warn_if_armed() -> None:
         log.warning("%s is set: this process will fail at %s", VARIABLE, places)
 
 
-def reach(place: Place, window: int | None = None) -> None:
+def reach(place: Place, chunk: int | None = None) -> None:
     """Perform the armed action of `place`, if there is one. window: the chunk's sequence number for
-    a place in WINDOW_PLACES. Raises FailpointReached if armed to."""
+    a place in CHUNK_PLACES. Raises FailpointReached if armed to."""
     failpoint = ARMED.get(place)
-    if failpoint is not None and failpoint.window in (None, window):
+    if failpoint is not None and failpoint.chunk in (None, chunk):
         _act(place, failpoint)
 
 

@@ -7,14 +7,14 @@ The two tracks are never merged, because the clocks of two hosts cannot be subtr
 counts seconds of its side's monotonic clock from that side's start. The sender starts when Reserve
 comes, the receiver when Reserve leaves. For a pull, with swapped roles, Pull comes and leaves. Both
 tracks identify layer chunks by the same sequence numbers. Holds no room and no thread; plain
-values, bounded by KEPT_WINDOWS a track.
+values, bounded by KEPT_CHUNKS a track.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from tasuki.transfer.windows.window import WindowHeader
+from tasuki.transfer.chunks.chunk import ChunkHeader
 
 
 class Drain(Enum):
@@ -25,13 +25,13 @@ class Drain(Enum):
 
 
 @dataclass(frozen=True)
-class WindowDigest:
-    header: WindowHeader
+class ChunkDigest:
+    header: ChunkHeader
     digest: int
 
 
 @dataclass(frozen=True)
-class WindowTiming:
+class ChunkTiming:
     """Times of a sent chunk, in seconds of the sender's monotonic clock.
 
     layers_finished: KV and state of each of its layers written. begun: sending begun. posted: given
@@ -61,24 +61,24 @@ class SendReport:
     pages: int
     hidden_seconds: float
     exposed_seconds: float
-    digests: tuple[WindowDigest, ...]
-    timeline: tuple[WindowTiming, ...]
+    digests: tuple[ChunkDigest, ...]
+    timeline: tuple[ChunkTiming, ...]
 
 
-def split_time(timeline: Sequence[WindowTiming], forward_end: float) -> tuple[float, float]:
+def split_time(timeline: Sequence[ChunkTiming], forward_end: float) -> tuple[float, float]:
     """Return (hidden, exposed) seconds. Overlapping chunks count once, idle time between chunks not
     at all. forward_end: end of the room's last forward; math.inf while it runs."""
     hidden, covered = 0.0, float("-inf")
-    for window in sorted(timeline, key=lambda w: w.begun):
-        start = max(window.begun, covered)
-        end = min(window.flushed, forward_end)
+    for chunk in sorted(timeline, key=lambda w: w.begun):
+        start = max(chunk.begun, covered)
+        end = min(chunk.flushed, forward_end)
         if end > start:
             hidden += end - start
-        covered = max(covered, window.flushed)
+        covered = max(covered, chunk.flushed)
     return hidden, max(0.0, covered - forward_end)
 
 
-KEPT_WINDOWS = 256
+KEPT_CHUNKS = 256
 """Number of chunks kept by a track, the last ones: exposed time is at a hand-over's end."""
 
 
@@ -103,7 +103,7 @@ class PhaseMark:
 
 
 @dataclass(frozen=True)
-class SentWindow:
+class SentChunk:
     """Sent layer chunk: layers [first_layer, first_layer + len(layers_finished)), logical pages
     [first_page, first_page + pages), with the state or not.
 
@@ -130,7 +130,7 @@ class SentWindow:
 
 
 @dataclass(frozen=True)
-class LandedWindow:
+class ArrivedChunk:
     """Arrived layer chunk. landed_at: time its notification was taken. verified_at: time its digest
     was known."""
 
@@ -151,13 +151,13 @@ class BarrierWait:
 @dataclass(frozen=True)
 class SenderTrack:
     phases: tuple[PhaseMark, ...]
-    windows: tuple[SentWindow, ...]
+    windows: tuple[SentChunk, ...]
 
 
 @dataclass(frozen=True)
 class ReceiverTrack:
     phases: tuple[PhaseMark, ...]
-    windows: tuple[LandedWindow, ...]
+    windows: tuple[ArrivedChunk, ...]
     waits: tuple[BarrierWait, ...]
 
 
@@ -192,13 +192,13 @@ class PhaseMarks:
 
 def sender_track(report: SendReport, phases: PhaseMarks) -> SenderTrack:
     """Return the sender's track. REQUIRES: the report's times and `phases` use one clock."""
-    headers = {window.header.sequence: window.header for window in report.digests}
+    headers = {chunk.header.sequence: chunk.header for chunk in report.digests}
     began = phases.began
-    windows = []
-    for timing in report.timeline[-KEPT_WINDOWS:]:
+    chunks = []
+    for timing in report.timeline[-KEPT_CHUNKS:]:
         header = headers[timing.sequence]
-        windows.append(
-            SentWindow(
+        chunks.append(
+            SentChunk(
                 sequence=timing.sequence,
                 first_layer=header.first_layer,
                 layers_finished=tuple(at - began for at in timing.layers_finished),
@@ -211,11 +211,11 @@ def sender_track(report: SendReport, phases: PhaseMarks) -> SenderTrack:
                 flushed_at=timing.flushed - began,
             )
         )
-    return SenderTrack(phases.marks, tuple(windows))
+    return SenderTrack(phases.marks, tuple(chunks))
 
 
 def receiver_track(
-    landings: Sequence[LandedWindow], waits: Sequence[BarrierWait], phases: PhaseMarks
+    arrivals: Sequence[ArrivedChunk], waits: Sequence[BarrierWait], phases: PhaseMarks
 ) -> ReceiverTrack:
     """Return the receiver's track. Landings and waits are in seconds of the clock used by
     `phases`."""
@@ -223,8 +223,8 @@ def receiver_track(
     return ReceiverTrack(
         phases.marks,
         tuple(
-            LandedWindow(item.sequence, item.landed_at - began, item.verified_at - began)
-            for item in landings
+            ArrivedChunk(item.sequence, item.landed_at - began, item.verified_at - began)
+            for item in arrivals
         ),
         tuple(
             BarrierWait(wait.layer, wait.began_at - began, wait.ended_at - began) for wait in waits
@@ -233,25 +233,25 @@ def receiver_track(
 
 
 @dataclass(frozen=True)
-class RoomSent:
+class TransferSent:
     """Transfer complete: every window is flushed."""
 
-    room: int
+    transfer_id: int
     report: SendReport
 
 
 @dataclass(frozen=True)
-class RoomBroke:
+class TransferBroke:
     """The room stopped by itself: lease lost, transport failed, plan rejected. endpoint_failed: the
     transport failed, so the next room of this peer would fail too."""
 
-    room: int
+    transfer_id: int
     reason: str
     drain: Drain
     endpoint_failed: bool
 
 
-RoomEnd = RoomSent | RoomBroke
+TransferEnd = TransferSent | TransferBroke
 
 
 @dataclass
@@ -268,8 +268,8 @@ class SenderCounters:
     hidden_seconds: float = 0.0
     exposed_seconds: float = 0.0
 
-    def count(self, end: RoomEnd) -> None:
-        if not isinstance(end, RoomSent):
+    def count(self, end: TransferEnd) -> None:
+        if not isinstance(end, TransferSent):
             self.rooms["forced" if end.drain is Drain.FORCED else "broken"] += 1
             return
         self.rooms["sent"] += 1

@@ -7,9 +7,9 @@ from functools import partial
 import numpy as np
 import torch
 
-from tasuki.transfer.windows.digest import window_geometry, word_keys
-from tasuki.transfer.windows.digest_kernel import GpuWindowDigester, PlacedRows, digest_rows
-from tasuki.transfer.windows.window import WindowHeader
+from tasuki.transfer.chunks.chunk import ChunkHeader
+from tasuki.transfer.chunks.digest import chunk_geometry, word_keys
+from tasuki.transfer.chunks.digest_kernel import GpuChunkDigester, PlacedRows, digest_rows
 
 from .case import Case, Stage, turns_to_overflow
 
@@ -19,36 +19,36 @@ _ROOM, _GENERATION = 1, 1
 
 def cases(stage: Stage) -> Iterator[Case]:
     for pages, carries_state in ((128, False), (128, True), (782, True)):
-        yield _window(stage, pages, carries_state)
+        yield _chunk(stage, pages, carries_state)
 
 
-def _window(stage: Stage, pages: int, carries_state: bool) -> Case:
+def _chunk(stage: Stage, pages: int, carries_state: bool) -> Case:
     layout, arena = stage.arena.layout, stage.arena
     moved = pages * layout.page_bytes + carries_state * layout.slot_bytes
     words = arena.bytes.view(torch.int64)
     most = max(layout.block_bytes, layout.state_layer_bytes) // 8
     keys = torch.from_numpy(word_keys(most).view(np.int64)).to(stage.device)
     layers = len(layout.layer_kinds)
-    header = WindowHeader(0, 0, layers, 0, pages, carries_state)
-    geometry = window_geometry(layout)
-    windows = []
+    header = ChunkHeader(0, 0, layers, 0, pages, carries_state)
+    geometry = chunk_geometry(layout)
+    chunks = []
     for turn in range(turns_to_overflow(moved)):
         ids = stage.page_ids(pages, first=turn * pages).tolist()
         # Slots after the pages, so no byte is in a layer chunk twice.
         slot = stage.slabs - 1 - turn if carries_state else None
-        windows.append((ids, slot))
+        chunks.append((ids, slot))
     placed = [
-        PlacedRows.on(stage.device, *geometry.rows([(_ROOM, _GENERATION, 0, layers, 0, *window)]))
-        for window in windows
+        PlacedRows.on(stage.device, *geometry.rows([(_ROOM, _GENERATION, 0, layers, 0, *chunk)]))
+        for chunk in chunks
     ]
-    digester = GpuWindowDigester(arena.bytes, layout)
+    digester = GpuChunkDigester(arena.bytes, layout)
     state = "with" if carries_state else "without"
     return Case(
         f"digest of {pages} pages, all layers, {state} state",
         [partial(digest_rows, words, keys, rows) for rows in placed],
         bytes=moved,
         eager={
-            "as called": partial(digester.digest, _ROOM, _GENERATION, header, *windows[0]),
+            "as called": partial(digester.digest, _ROOM, _GENERATION, header, *chunks[0]),
         },
         rate=_LEAST_RATE,
     )

@@ -124,7 +124,7 @@ class PrefillServer:
         self.alive = True
 
     @property
-    def rooms(self) -> int:
+    def transfers(self) -> int:
         """Return the number of its prompts."""
         return len(self._waiting) + (self._running is not None)
 

@@ -103,13 +103,13 @@ class RandomRoute(ByRule):
         return self._at(self._random.choice(self._members.besides(tried)), turn)
 
 
-class FewestRoomsRoute(ByRule):
+class FewestTransfersRoute(ByRule):
     """A route by the number of prompts at a node."""
 
     def choose(self, turn: Turn, now: float, tried: frozenset[int]) -> Choice:
         servers = self._members.servers
         nodes = self._members.besides(tried)
-        return self._at(min(nodes, key=lambda node: servers[node].rooms), turn)
+        return self._at(min(nodes, key=lambda node: servers[node].transfers), turn)
 
 
 class LeastWaitRoute(ByRule):

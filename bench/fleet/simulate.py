@@ -21,7 +21,7 @@ from .prefill_nodes import LoadReports, Members, PrefillServer
 from .results import outcome
 from .routes import (
     CostRoute,
-    FewestRoomsRoute,
+    FewestTransfersRoute,
     LeastWaitRoute,
     Link,
     PullRoute,
@@ -75,7 +75,7 @@ def simulate(trace: Trace, settings: FleetSettings) -> dict[str, Any]:
             case "random":
                 return RandomRoute(members, workload, seconds, seed)
             case "fewest-rooms":
-                return FewestRoomsRoute(members, workload, seconds)
+                return FewestTransfersRoute(members, workload, seconds)
             case _:
                 return LeastWaitRoute(members, workload, seconds, free_at)
 

@@ -10,9 +10,9 @@ import torch
 
 from tasuki.bench.errors import BenchError
 from tasuki.bench.measure.report import Row
+from tasuki.transfer.chunks.descriptors import Segments
 from tasuki.transfer.transports.base import Endpoint, Transfer, TransferState, Transport
 from tasuki.transfer.transports.factory import build_transport
-from tasuki.transfer.windows.descriptors import Pieces
 
 from .goodput import LAYOUT
 from .receiving import Place, Receiving, ReceivingPeer, receiving_peer
@@ -42,12 +42,12 @@ def block_rows(kind: str, device: torch.device, other: torch.device) -> Iterator
         endpoint = transport.connect(peer.metadata)
         try:
             for size, share in TARGETS.items():
-                windows = [_scattered(size, memory.nbytes, n) for n in range(_WINDOWS)]
-                _sustained(transport, endpoint, windows[:_DEPTH], peer)
-                seconds, posting = _sustained(transport, endpoint, windows, peer)
+                chunks = [_scattered(size, memory.nbytes, n) for n in range(_WINDOWS)]
+                _sustained(transport, endpoint, chunks[:_DEPTH], peer)
+                seconds, posting = _sustained(transport, endpoint, chunks, peer)
                 # Alone, because chunks in flight together may have the same targets.
-                _sustained(transport, endpoint, windows[:1], peer)
-                _check(memory, windows[0], peer)
+                _sustained(transport, endpoint, chunks[:1], peer)
+                _check(memory, chunks[0], peer)
                 floor = BLOCKS * size / rate
                 asked = kind == "peer_copy"
                 yield Row(
@@ -87,24 +87,24 @@ def _copy_rate(device: torch.device, other: torch.device) -> float:
 def _sustained(
     transport: Transport,
     endpoint: Endpoint,
-    windows: list[Pieces],
+    chunks: list[Segments],
     peer: ReceivingPeer,
 ) -> tuple[float, float]:
     """Return the seconds a layer chunk with _DEPTH in flight, and the median host seconds of
     posting one."""
-    peer.begin(Receiving.take_notes, len(windows))
+    peer.begin(Receiving.take_notes, len(chunks))
     posting = []
     flying: list[Transfer] = []
     start = time.perf_counter()
-    for number, pieces in enumerate(windows):
+    for number, segments in enumerate(chunks):
         if len(flying) == _DEPTH:
             _finish(transport, flying.pop(0))
         before = time.perf_counter()
-        flying.append(transport.post(endpoint, pieces, b"window %d" % number))
+        flying.append(transport.post(endpoint, segments, b"window %d" % number))
         posting.append(time.perf_counter() - before)
     for transfer in flying:
         _finish(transport, transfer)
-    seconds = (time.perf_counter() - start) / len(windows)
+    seconds = (time.perf_counter() - start) / len(chunks)
     peer.answer()
     return seconds, median(posting)
 
@@ -115,17 +115,17 @@ def _finish(transport: Transport, transfer: Transfer) -> None:
     transport.release(transfer)
 
 
-def _check(memory: torch.Tensor, pieces: Pieces, peer: ReceivingPeer) -> None:
+def _check(memory: torch.Tensor, segments: Segments, peer: ReceivingPeer) -> None:
     """Compare some blocks of the last layer chunk with the sent ones. Raises BenchError for a
     difference."""
     words = memory.view(torch.int64)
-    for local, remote, length in (pieces[:: BLOCKS // 8] // 8).tolist():
+    for local, remote, length in (segments[:: BLOCKS // 8] // 8).tolist():
         sent = int(words[local : local + length].sum().item())
         if peer.ask(Receiving.sum_words, remote, remote + length) != sent:
             raise BenchError("a block arrived with other bytes than were sent")
 
 
-def _scattered(size: int, arena: int, seed: int) -> Pieces:
+def _scattered(size: int, arena: int, seed: int) -> Segments:
     """Return BLOCKS blocks at random places on both sides, without two neighbours on both."""
     generator = np.random.default_rng(_SEED + seed)
     columns = [generator.permutation(arena // size)[:BLOCKS] * size for _ in range(2)]

@@ -20,9 +20,9 @@ from tasuki.prefill_node.handover_service import HandoverService
 from tasuki.proto import handover_pb2_grpc
 from tasuki.pycache.layout import CacheLayout, LayerKind
 from tasuki.server.discovery.membership import FixedMembership
+from tasuki.transfer.chunks.chunk import FinishedLayers, StepCounter
 from tasuki.transfer.data_plane import DataPlane, TransferEngine
 from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
-from tasuki.transfer.windows.window import FinishedLayers, StepCounter
 
 ROUND_TRIPS = 2
 _REQUESTS = 20
@@ -106,20 +106,22 @@ async def _hand_overs() -> tuple[float, float]:
 
     def prefill_engine(message: m.Inbox) -> None:
         match message:
-            case m.PrefillReserve(ticket=ticket):
-                service.deliver(m.PrefillQueue((ticket.room,)))
-                service.deliver(m.PrefillAccepted(ticket.room))
+            case m.PrefillReserve(transfer_request=transfer_request):
+                service.deliver(m.PrefillQueue((transfer_request.transfer_id,)))
+                service.deliver(m.PrefillAccepted(transfer_request.transfer_id))
             case m.PrefillStart(grant=grant):
-                there.sender.plan_forward(grant.room, FinishedLayers(steps.value, 0, (0,), 1))
+                there.sender.plan_forward(
+                    grant.transfer_id, FinishedLayers(steps.value, 0, (0,), 1)
+                )
                 for _ in _LAYOUT.layer_kinds:
                     steps.tick()
-                service.deliver(m.PrefillToken(grant.room, 1, 0.0, 1.0, _HIT))
+                service.deliver(m.PrefillToken(grant.transfer_id, 1, 0.0, 1.0, _HIT))
 
     def decode_engine(message: m.Inbox) -> None:
         match message:
-            case m.GrantWanted(room):
+            case m.GrantWanted(transfer_id):
                 page = _LAYOUT.blocks_per_slab
-                client.deliver(m.HandoverGranted(m.Grant(room, 1, 0, (page,), 0)))
+                client.deliver(m.HandoverGranted(m.Grant(transfer_id, 1, 0, (page,), 0)))
             case m.RemoteDone() | m.HandoverFailed():
                 over.put_nowait(message)
 
@@ -161,9 +163,9 @@ async def _hand_over_one(
     client: HandoverClient, over: "asyncio.Queue[m.Inbox]", number: int
 ) -> None:
     sampling = SamplingParams(max_new_tokens=2)
-    ticket = m.Ticket(m.RoomId(number), 1, 0, sampling, b"")
+    transfer_request = m.TransferRequest(m.TransferId(number), 1, 0, sampling, b"")
     request = m.RequestId(f"bench-{number}")
-    client.deliver(m.HandoverWanted(request, ticket, np.arange(64, dtype=np.int32)))
+    client.deliver(m.HandoverWanted(request, transfer_request, np.arange(64, dtype=np.int32)))
     end = await asyncio.wait_for(over.get(), 10)
     if not isinstance(end, m.RemoteDone):
         raise RuntimeError(f"a hand-over of the bench was lost: {end}")

@@ -27,15 +27,15 @@ from tasuki.bench.measure.report import Row
 from tasuki.bench.measure.rig import page_ids
 from tasuki.pycache._cpp_cache import StepCounter, digest_instructions
 from tasuki.pycache.layout import CacheLayout, LayerKind
+from tasuki.transfer.chunks.chunk import ChunkHeader, Destination, FinishedLayers
+from tasuki.transfer.chunks.descriptors import Segments, chunk_bytes
+from tasuki.transfer.chunks.digest import ChunkDigester
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.node_identity import ArenaAddress
-from tasuki.transfer.reports import RoomEnd, RoomSent
+from tasuki.transfer.reports import TransferEnd, TransferSent
 from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.transports.base import Endpoint, Transfer, TransferState
 from tasuki.transfer.transports.nixl.transport import NixlTransport
-from tasuki.transfer.windows.descriptors import Pieces, window_bytes
-from tasuki.transfer.windows.digest import WindowDigester
-from tasuki.transfer.windows.window import Destination, FinishedLayers, WindowHeader
 
 from .process import spawned
 from .receiving import Place, Receiving, ReceivingPeer, receiving_peer
@@ -148,12 +148,12 @@ class _TimedTransport(NixlTransport):
     def post(
         self,
         endpoint: Endpoint,
-        pieces: Pieces,
+        segments: Segments,
         notification: bytes,
     ) -> Transfer:
         start = time.perf_counter()
         try:
-            return super().post(endpoint, pieces, notification)
+            return super().post(endpoint, segments, notification)
         finally:
             self._measured.posts.append(time.perf_counter() - start)
 
@@ -219,24 +219,24 @@ def _hand_over(
     sender: Sender,
     steps: StepCounter,
     peer: ReceivingPeer,
-    room: int,
+    transfer_id: int,
     generator: np.random.Generator,
-) -> tuple[RoomSent, float]:
+) -> tuple[TransferSent, float]:
     """Time one transfer, from the first layer's tick to the last flush. The receiver verifies it
     after the measured time."""
     sides = [_ids(generator) for _ in range(2)]
     (local, slot), (remote, target) = sides
     destination = Destination(0, remote, target)
-    peer.ask(Receiving.expect, room, 1, destination)
-    ended: SimpleQueue[RoomEnd] = SimpleQueue()
-    sender.open(room, 1, "peer", destination, ended.put)
-    sender.plan_forward(room, FinishedLayers(steps.value, 0, local, slot))
+    peer.ask(Receiving.expect, transfer_id, 1, destination)
+    ended: SimpleQueue[TransferEnd] = SimpleQueue()
+    sender.open(transfer_id, 1, "peer", destination, ended.put)
+    sender.plan_forward(transfer_id, FinishedLayers(steps.value, 0, local, slot))
     start = time.perf_counter()
     for _ in LAYOUT.layer_kinds:
         steps.tick()
     end = sent_whole(ended)
     seconds = time.perf_counter() - start
-    peer.ask(Receiving.verify, room, 1, end.report.digests)
+    peer.ask(Receiving.verify, transfer_id, 1, end.report.digests)
     return end, seconds
 
 
@@ -269,16 +269,16 @@ _LAYERS = len(LAYOUT.layer_kinds)
 
 def digest_rows() -> Iterator[Row]:
     memory = np.random.default_rng(4).integers(0, 256, SLABS * LAYOUT.slab_bytes, dtype=np.uint8)
-    digester = WindowDigester(memory, LAYOUT)
+    digester = ChunkDigester(memory, LAYOUT)
     pages = page_ids(LAYOUT, range(SLABS))
     # All layers are more than most caches hold, one layer of half the pages is a share of one.
     for where, header in (
-        ("memory", WindowHeader(0, 0, _LAYERS, 0, PAGES, False)),
-        ("cache", WindowHeader(0, _LAYERS - 1, _LAYERS, 0, PAGES // 2, False)),
+        ("memory", ChunkHeader(0, 0, _LAYERS, 0, PAGES, False)),
+        ("cache", ChunkHeader(0, _LAYERS - 1, _LAYERS, 0, PAGES // 2, False)),
     ):
-        window = pages[: header.pages]
-        size = window_bytes(LAYOUT, header)
-        seconds = median(_digest(digester, header, window) for _ in range(_REPEATS))
+        chunk = pages[: header.pages]
+        size = chunk_bytes(LAYOUT, header)
+        seconds = median(_digest(digester, header, chunk) for _ in range(_REPEATS))
         yield Row(
             f"digest of {size / 1e6:.1f} MB in {where}, one thread, {digest_instructions()[-1]}",
             seconds,
@@ -286,7 +286,7 @@ def digest_rows() -> Iterator[Row]:
         )
 
 
-def _digest(digester: WindowDigester, header: WindowHeader, pages: list[int]) -> float:
+def _digest(digester: ChunkDigester, header: ChunkHeader, pages: list[int]) -> float:
     start = time.perf_counter()
     digester.digest(1, 1, header, pages, None)
     return time.perf_counter() - start

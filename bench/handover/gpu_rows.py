@@ -11,7 +11,7 @@ from tasuki.bench.measure.report import Row
 from tasuki.engine.config import EngineConfig
 from tasuki.model.config import ModelConfig
 from tasuki.pycache.layout import PAGE_TOKENS
-from tasuki.transfer.windows.descriptors import window_bytes
+from tasuki.transfer.chunks.descriptors import chunk_bytes
 
 from .nodes import node_pair
 from .prefill import HandedOver, PrefillRig, pages_of
@@ -22,7 +22,7 @@ EXPOSED_SECONDS = 1e-3
 TURN_SECONDS = 1.5e-3
 SLOWED = 0.02
 THROTTLE_BYTES = 5e9
-THROTTLED_WINDOWS = 1.3
+THROTTLED_CHUNKS = 1.3
 TTFT_SECONDS = 3e-3
 UNEQUAL_SECONDS = 1.5e-3
 _WAY_SECONDS = 1800.0
@@ -79,15 +79,15 @@ def _hidden_rows(rig: PrefillRig, work: Workload) -> Iterator[Row]:
         extra=_about(sending)
         | {"slowest exposed ms": 1e3 * max(run.report.exposed_seconds for run in sending)},
     )
-    with_windows = median(run.forward for run in sending)
+    with_chunks = median(run.forward for run in sending)
     without = median(run.forward for run in resting)
     yield Row(
         "its forward, windows of KV and state beside it",
-        with_windows,
+        with_chunks,
         without,
         target=f"slowed < {SLOWED:.0%} against state alone",
-        met=with_windows / without - 1 < SLOWED,
-        extra={"slowed %": 100 * (with_windows / without - 1)},
+        met=with_chunks / without - 1 < SLOWED,
+        extra={"slowed %": 100 * (with_chunks / without - 1)},
     )
 
 
@@ -121,21 +121,21 @@ def _throttled_row(rig: PrefillRig, work: Workload) -> Row:
     runs = runs[_WARMUPS:]
     rig.link.bytes_per_second = None
     last = max(runs[0].report.digests, key=lambda d: d.header.sequence).header
-    wire = window_bytes(rig.layout, last) / THROTTLE_BYTES
+    wire = chunk_bytes(rig.layout, last) / THROTTLE_BYTES
     exposed = median(run.report.exposed_seconds for run in runs)
     return Row(
         f"the same over {THROTTLE_BYTES / 1e9:g} GB/s (throttled in the sender): exposed",
         exposed,
         wire,
-        target=f"<= {THROTTLED_WINDOWS:g}x the last window's wire time",
-        met=exposed <= THROTTLED_WINDOWS * wire,
+        target=f"<= {THROTTLED_CHUNKS:g}x the last window's wire time",
+        met=exposed <= THROTTLED_CHUNKS * wire,
         extra=_about(runs),
     )
 
 
 def _about(runs: list[HandedOver]) -> dict[str, float]:
     report = runs[-1].report
-    last = [run.last_window for run in runs]
+    last = [run.last_chunk for run in runs]
     return {
         "verified ms": 1e3 * median(run.verified for run in runs),
         "MB": report.bytes / 1e6,

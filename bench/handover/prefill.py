@@ -21,14 +21,14 @@ from tasuki.engine.config import EngineConfig
 from tasuki.model.config import ModelConfig
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.layout import PAGE_TOKENS
+from tasuki.transfer.chunks.chunk import Destination
+from tasuki.transfer.chunks.descriptors import Segments
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.node_identity import ArenaAddress
-from tasuki.transfer.reports import RoomEnd, SendReport, WindowTiming
+from tasuki.transfer.reports import ChunkTiming, SendReport, TransferEnd
 from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.transports.base import Endpoint, Transfer, TransferState, Transport
 from tasuki.transfer.transports.factory import build_transport
-from tasuki.transfer.windows.descriptors import Pieces
-from tasuki.transfer.windows.window import Destination
 
 from .receiving import Receiving, ReceivingPeer
 from .slow_link import sent_whole
@@ -59,14 +59,14 @@ class ThrottledTransport:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def post(self, endpoint: Endpoint, pieces: Pieces, notification: bytes) -> Transfer:
-        transfer = self._inner.post(endpoint, pieces, notification)
+    def post(self, endpoint: Endpoint, segments: Segments, notification: bytes) -> Transfer:
+        transfer = self._inner.post(endpoint, segments, notification)
         rate = self.bytes_per_second
         if rate is None:
             return transfer
         with self._lock:
             begins = max(time.monotonic(), self._free_at)
-            self._free_at = begins + float(pieces[:, 2].sum()) / rate
+            self._free_at = begins + float(segments[:, 2].sum()) / rate
             return _Held(transfer, self._free_at)
 
     def poll(self, transfer: Transfer) -> TransferState:
@@ -94,8 +94,8 @@ class HandedOver:
     report: SendReport
 
     @property
-    def last_window(self) -> WindowTiming:
-        return max(self.report.timeline, key=lambda window: window.sequence)
+    def last_chunk(self) -> ChunkTiming:
+        return max(self.report.timeline, key=lambda chunk: chunk.sequence)
 
 
 class PrefillRig:
@@ -127,7 +127,7 @@ class PrefillRig:
         self._engine.prepare()
         self._sender.start()
         self._sender.connect(_PEER, [ArenaAddress(peer.metadata, slabs)])
-        self._rooms = count(1)
+        self._transfers = count(1)
         self._vocab = model.vocab
         self._generator = np.random.default_rng(3)
 
@@ -138,26 +138,28 @@ class PrefillRig:
     def hand_over(self, prompt: list[int], held_pages: int = 0) -> HandedOver:
         """Prefill and transfer the prompt. The receiver already holds its first `held_pages`
         pages."""
-        room, generation = m.RoomId(next(self._rooms)), 1
+        transfer_id, generation = m.TransferId(next(self._transfers)), 1
         destination = self._destination(len(prompt), held_pages)
-        self._peer.ask(Receiving.expect, room, generation, destination)
+        self._peer.ask(Receiving.expect, transfer_id, generation, destination)
         sampling = SamplingParams(max_new_tokens=1, ignore_eos=True)
-        ticket = m.Ticket(room, generation, held_pages * PAGE_TOKENS, sampling, b"")
-        self._engine.handle(m.PrefillReserve(ticket, np.asarray(prompt, dtype=np.int32)))
+        transfer_request = m.TransferRequest(
+            transfer_id, generation, held_pages * PAGE_TOKENS, sampling, b""
+        )
+        self._engine.handle(m.PrefillReserve(transfer_request, np.asarray(prompt, dtype=np.int32)))
         self._step_until(m.PrefillAccepted)
-        ended: SimpleQueue[RoomEnd] = SimpleQueue()
-        self._sender.open(room, generation, _PEER, destination, ended.put)
-        grant = m.Grant(room, generation, held_pages, destination.pages, destination.slot)
+        ended: SimpleQueue[TransferEnd] = SimpleQueue()
+        self._sender.open(transfer_id, generation, _PEER, destination, ended.put)
+        grant = m.Grant(transfer_id, generation, held_pages, destination.pages, destination.slot)
         begun = time.perf_counter()
         self._engine.handle(m.PrefillStart(grant))
         self._step_until(m.PrefillToken)
         forward = time.perf_counter() - begun
         end = sent_whole(ended)
-        self._peer.ask(Receiving.verify, room, generation, end.report.digests)
+        self._peer.ask(Receiving.verify, transfer_id, generation, end.report.digests)
         last = self._steps.time_of(self._steps.value)
         assert last is not None
         verified = time.monotonic() - last
-        self._engine.handle(m.PrefillEnd(room))
+        self._engine.handle(m.PrefillEnd(transfer_id))
         self._engine.step()
         self._engine.take_outbox()
         return HandedOver(forward, verified, end.report)

@@ -13,11 +13,11 @@ import torch
 
 from tasuki.engine.assembly.parts import use_device
 from tasuki.pycache.layout import CacheLayout
+from tasuki.transfer.chunks.chunk import Destination
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.receiving.receiver import Receiver
-from tasuki.transfer.reports import WindowDigest
+from tasuki.transfer.reports import ChunkDigest
 from tasuki.transfer.transports.factory import build_transport
-from tasuki.transfer.windows.window import Destination
 
 from .process import Spawned, spawned
 
@@ -48,17 +48,17 @@ class Receiving:
         self._receiver: Receiver | None = None
         self.metadata = self._plane.node.arenas[0].transport_metadata
 
-    def expect(self, room: int, generation: int, destination: Destination) -> None:
+    def expect(self, transfer_id: int, generation: int, destination: Destination) -> None:
         if self._receiver is None:
             self._receiver = Receiver(self._layout, [self._plane.target()])
             self._receiver.start()
-        self._receiver.expect(room, generation, destination)
+        self._receiver.expect(transfer_id, generation, destination)
 
-    def verify(self, room: int, generation: int, digests: tuple[WindowDigest, ...]) -> None:
+    def verify(self, transfer_id: int, generation: int, digests: tuple[ChunkDigest, ...]) -> None:
         """Wait until every layer chunk has arrived and is equal. REQUIRES: expect."""
         assert self._receiver is not None
-        self._receiver.verify(room, generation, digests, timeout=10.0)
-        self._receiver.forget(room)
+        self._receiver.verify(transfer_id, generation, digests, timeout=10.0)
+        self._receiver.forget(transfer_id)
 
     def sum_words(self, first: int, end: int) -> int:
         """Return the sum of the arena's int64 words in [first, end)."""

@@ -30,11 +30,11 @@ from tasuki.model.known_models import PUBLISHED
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache._cpp_cache import StepCounter
 from tasuki.pycache.layout import CacheLayout, LayerKind
+from tasuki.transfer.chunks.chunk import Destination, FinishedLayers
 from tasuki.transfer.data_plane import DataPlane, TransferEngine
-from tasuki.transfer.reports import RoomEnd, RoomSent, SendReport
+from tasuki.transfer.reports import SendReport, TransferEnd, TransferSent
 from tasuki.transfer.settings import Precision, WirePrecision, WireSettings
 from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
-from tasuki.transfer.windows.window import Destination, FinishedLayers
 
 _SECONDS = 60.0
 _LEASE_SECONDS = 3600.0
@@ -65,18 +65,18 @@ class Hop:
         here, there = (TransferEngine.over(plane, steps, None, _LEASE_SECONDS) for plane in planes)
         self.sender, self.receiver = here.sender, there.receiver
         self.sender.connect("receiver", planes[1].node.arenas)
-        self._ended: SimpleQueue[RoomEnd] = SimpleQueue()
+        self._ended: SimpleQueue[TransferEnd] = SimpleQueue()
         self.sender.start()
         self.receiver.start()
 
-    def open(self, room: int, generation: int, destination: Destination) -> None:
-        self.receiver.expect(room, generation, destination)
-        self.sender.open(room, generation, "receiver", destination, self._ended.put)
+    def open(self, transfer_id: int, generation: int, destination: Destination) -> None:
+        self.receiver.expect(transfer_id, generation, destination)
+        self.sender.open(transfer_id, generation, "receiver", destination, self._ended.put)
 
-    def verified(self, room: int, generation: int) -> SendReport:
+    def verified(self, transfer_id: int, generation: int) -> SendReport:
         """Wait until every digest is equal, and return the report. Raises BenchError."""
         report = sent_whole(self._ended).report
-        self.receiver.verify(room, generation, report.digests, _SECONDS)
+        self.receiver.verify(transfer_id, generation, report.digests, _SECONDS)
         return report
 
     def close(self) -> None:
@@ -84,14 +84,14 @@ class Hop:
         self.receiver.stop()
 
 
-def sent_whole(ended: SimpleQueue[RoomEnd]) -> RoomSent:
+def sent_whole(ended: SimpleQueue[TransferEnd]) -> TransferSent:
     """Return the end reported by a sender. Raises BenchError if there is none, or the transfer
     failed."""
     try:
         end = ended.get(timeout=_SECONDS)
     except Empty as error:
         raise BenchError("the room does not end") from error
-    if not isinstance(end, RoomSent):
+    if not isinstance(end, TransferSent):
         raise BenchError(f"the room broke: {end.reason}")
     return end
 
@@ -192,13 +192,16 @@ class _Pair:
         self._decode.handle(m.Submit(m.RequestId(f"bench-{number}"), prompt, sampling))
         self._decode.step()
         wanted = _sent(self._decode.take_outbox(), m.HandoverWanted)
-        room, generation = wanted.ticket.room, wanted.ticket.generation
-        self._prefill.handle(m.PrefillReserve(wanted.ticket, wanted.prompt))
+        transfer_id, generation = (
+            wanted.transfer_request.transfer_id,
+            wanted.transfer_request.generation,
+        )
+        self._prefill.handle(m.PrefillReserve(wanted.transfer_request, wanted.prompt))
         self._prefill.step()
-        self._decode.handle(m.GrantWanted(room))
+        self._decode.handle(m.GrantWanted(transfer_id))
         self._decode.step()
         grant = _sent(self._decode.take_outbox(), m.HandoverGranted).grant
-        self._hop.open(room, generation, grant.destination)
+        self._hop.open(transfer_id, generation, grant.destination)
         self._prefill.handle(m.PrefillStart(grant))
         while self._prefill.step():
             pass
@@ -206,19 +209,19 @@ class _Pair:
         begun = self._early.counters["begun"]
         self._decode.handle(
             m.RemoteReady(
-                room,
+                transfer_id,
                 token.token,
                 token.logprob,
                 token.margin,
                 token.hit,
                 "sender",
-                tail_seconds=self._hop.sender.remaining_seconds(room) if early else 0.0,
+                tail_seconds=self._hop.sender.remaining_seconds(transfer_id) if early else 0.0,
             )
         )
         if early and self._early.counters["begun"] == begun:
             raise BenchError("no early step was begun: the transfer's rest was no longer than one")
         first = time.perf_counter()
-        report = self._hop.verified(room, generation)
+        report = self._hop.verified(transfer_id, generation)
         done = time.perf_counter()
         transfer = m.TransferReport(
             report.bytes,
@@ -227,15 +230,15 @@ class _Pair:
             report.hidden_seconds,
             report.exposed_seconds,
         )
-        self._decode.handle(m.RemoteDone(room, transfer))
+        self._decode.handle(m.RemoteDone(transfer_id, transfer))
         if early:
             self._decode.handle(self._ended.get(timeout=_EARLY_SECONDS))
         while self._decode.step():
             pass
         second = time.perf_counter()
         _sent(self._decode.take_outbox(), m.Finished)
-        self._hop.receiver.forget(room)
-        self._prefill.handle(m.PrefillEnd(room))
+        self._hop.receiver.forget(transfer_id)
+        self._prefill.handle(m.PrefillEnd(transfer_id))
         return second - done, second - first
 
 
@@ -312,16 +315,16 @@ def wire_rows() -> Iterator[Row | str]:
     )
 
 
-def _sent_once(hop: Hop, room: int) -> tuple[float, int]:
+def _sent_once(hop: Hop, transfer_id: int) -> tuple[float, int]:
     """Return the seconds from the plan to the verified end, and the bytes on the wire. Raises
     BenchError."""
     pages = tuple(page_ids(_LAYOUT, range(1, _SLABS))[:_PAGES])
-    hop.open(room, room, Destination(0, pages, 0))
+    hop.open(transfer_id, transfer_id, Destination(0, pages, 0))
     begun = time.perf_counter()
-    hop.sender.plan_forward(room, FinishedLayers.long_finished(0, pages, 0))
-    report = hop.verified(room, room)
+    hop.sender.plan_forward(transfer_id, FinishedLayers.long_finished(0, pages, 0))
+    report = hop.verified(transfer_id, transfer_id)
     taken = time.perf_counter() - begun
-    hop.receiver.forget(room)
+    hop.receiver.forget(transfer_id)
     return taken, report.bytes
 
 

@@ -26,7 +26,7 @@ from tasuki.engine.runner.base import Runner
 from tasuki.model.config import ModelConfig
 from tasuki.prefill_node import main as prefill
 from tasuki.server.daemon import fused
-from tasuki.transfer.windows.window import StepCounter
+from tasuki.transfer.chunks.chunk import StepCounter
 from tasuki.utils.flags import parse_config
 from tasuki.utils.logs import Progress
 from tasuki.utils.options import option

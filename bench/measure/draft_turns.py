@@ -77,10 +77,10 @@ class TurnLimit:
             return self._measured.of_step(answers, proposed)
         return self._most
 
-    def landed(self, shape: StepShape, tokens: int, seconds: float, *, planned: bool) -> None:
+    def completed(self, shape: StepShape, tokens: int, seconds: float, *, planned: bool) -> None:
         # Losses by drafts chosen elsewhere do not count against the measured limit.
         if self.turn is Turn.MEASURED or (self.turn is Turn.OFF and not shape.drafted):
-            self._measured.landed(shape, tokens, seconds, planned=planned)
+            self._measured.completed(shape, tokens, seconds, planned=planned)
         if self.turn is Turn.MEASURED:
             self.drafts.append(shape.tokens - 1 if shape.drafted else 0)
 

@@ -128,10 +128,10 @@ class Transfers:
             prompt, capacity_tokens=capacity_tokens, working_slots=1, load_wait=wait
         )
         if allocation is not None and allocation.load is not None:
-            self._land(allocation.load)
+            self._arrive(allocation.load)
         return allocation
 
-    def _land(self, load: TierLoad) -> None:
+    def _arrive(self, load: TierLoad) -> None:
         by_tier = [0] * len(self._links)
         for tier, _, _ in load.pages:
             by_tier[tier] += self._layout.page_bytes

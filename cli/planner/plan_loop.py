@@ -68,7 +68,7 @@ class NodeFigures:
     seconds: float
     busy: float
     steps: float
-    rooms: float
+    transfers: float
     variation: float
     tokens: float
     running: float
@@ -88,7 +88,7 @@ def figures(earlier: Samples, later: Samples, seconds: float) -> NodeFigures | N
         seconds=seconds,
         busy=_gained(gained, f"{_STEP}_sum"),
         steps=_gained(gained, f"{_STEP}_count"),
-        rooms=_gained(gained, f"{_ROOM}_count"),
+        transfers=_gained(gained, f"{_ROOM}_count"),
         variation=_variation(buckets_of(gained, _ROOM)),
         tokens=_gained(gained, _GENERATED),
         running=states.get(RequestPhase.DECODING.value, 0.0),
@@ -215,10 +215,12 @@ class FleetObserver:
         since = now - self._observed_at
         more = (backlog - self._backlog) / since if math.isfinite(since) and since > 0 else 0.0
         self._backlog, self._observed_at = backlog, now
-        warm = [each for node, each in seen if self._is_warm(node, now) and each.rooms > 0]
-        rooms = sum(each.rooms for each in warm)
-        mean = sum(each.busy for each in warm) / rooms if rooms else 0.0
-        variation = sum(each.variation * each.rooms for each in warm) / rooms if rooms else 0.0
+        warm = [each for node, each in seen if self._is_warm(node, now) and each.transfers > 0]
+        transfers = sum(each.transfers for each in warm)
+        mean = sum(each.busy for each in warm) / transfers if transfers else 0.0
+        variation = (
+            sum(each.variation * each.transfers for each in warm) / transfers if transfers else 0.0
+        )
         # New work = work done + growth of the backlog.
         work = max(0.0, busy + more)
         return PrefillObserved(work, mean, mean * mean * (1 + variation), backlog)

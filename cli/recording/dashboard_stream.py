@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tasuki.cli.node_target import MEND, NodeTarget, answers_http
+from tasuki.cli.node_target import FIX, NodeTarget, answers_http
 
 if TYPE_CHECKING:
     from tasuki.client.errors import ClientError
@@ -78,7 +78,7 @@ class HttpTarget(NodeTarget):
             if refusal := _refusal(error):
                 raise _denied(refusal) from error
             raise _unavailable(
-                f"http {address}: {_cause(error)}: is a node running there? If so, {MEND}"
+                f"http {address}: {_cause(error)}: is a node running there? If so, {FIX}"
             ) from error
         connection: socket.socket = reply.fp.raw._sock
         connection.settimeout(None)

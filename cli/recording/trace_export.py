@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     recording = Recording.load(values.file)
     trace = trace_of(recording)
     if not trace.rows:
-        raise RecordingError(f"{values.file}: {trace.summary}; {_mend(recording)}")
+        raise RecordingError(f"{values.file}: {trace.summary}; {_fix(recording)}")
     text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in trace.rows)
     if values.out.suffix == ".gz":
         values.out.write_bytes(gzip.compress(text.encode()))
@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _mend(recording: Recording) -> str:
+def _fix(recording: Recording) -> str:
     """Return the fix for a recording without exportable requests."""
     submits = [event for event in recording.events if event["kind"] == "submit"]
     if any(event.get("blocks") for event in submits):

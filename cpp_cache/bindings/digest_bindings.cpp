@@ -70,7 +70,7 @@ WindowPlaces places_of(const Given& given) {
   return {room, generation, first_layer, end_layer, first_page, pages, slot};
 }
 
-// How many rows there are, and [5, columns] of them: row_table in transfer/windows/digest.py.
+// How many rows there are, and [5, columns] of them: row_table in transfer/chunks/digest.py.
 std::pair<std::size_t, Column> table_of(const WindowGeometry& geometry,
                                         const std::vector<Given>& windows) {
   RowTable rows;

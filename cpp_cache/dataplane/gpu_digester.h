@@ -1,5 +1,5 @@
-// Digests of layer chunks in a GPU's arena. Kernels: transfer/windows/digest_kernel.py. Definition:
-// transfer/windows/digest.py.
+// Digests of layer chunks in a GPU's arena. Kernels: transfer/chunks/digest_kernel.py. Definition:
+// transfer/chunks/digest.py.
 #pragma once
 
 #include <cstddef>

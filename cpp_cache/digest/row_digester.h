@@ -1,4 +1,4 @@
-// Digests of rows of 64-bit words in a given memory. Definition: transfer/windows/digest.py.
+// Digests of rows of 64-bit words in a given memory. Definition: transfer/chunks/digest.py.
 #pragma once
 
 #include <cstddef>

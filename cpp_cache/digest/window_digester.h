@@ -1,5 +1,5 @@
 // Digests of layer chunks in an arena: a chunk's rows and their digest in one call.
-// transfer/windows/digest.py has the definition, and the reference (window_rows).
+// transfer/chunks/digest.py has the definition, and the reference (chunk_rows).
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Rows of an arena's words in a layer chunk. transfer/windows/digest.py has the definition, and the
-// reference (window_rows).
+// Rows of an arena's words in a layer chunk. transfer/chunks/digest.py has the definition, and the
+// reference (chunk_rows).
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // Segments of a layer chunk: bytes of an arena and their places in another of the same geometry.
-// transfer/windows/descriptors.py has the reference (window_pieces).
+// transfer/chunks/descriptors.py has the reference (chunk_segments).
 #pragma once
 
 #include <array>

@@ -47,7 +47,7 @@ from tasuki.pycache._cpp_cache import prefix_hashes
 Event = dict[str, Any]
 
 _KINDS: dict[type[ObservedMessage], str] = {
-    m.RoomEnded: "room",
+    m.TransferEnded: "room",
     m.Evicted: "evicted",
     m.HandoverFailed: "lost",
     m.HandoverCancelled: "cancelled",
@@ -60,6 +60,10 @@ _KINDS: dict[type[ObservedMessage], str] = {
     m.StateFetched: "fetched",
 }
 """Kinds of the messages whose event has all the message's fields."""
+
+
+_SHOWN = {"transfer_id": "room"}
+"""Names in events of fields with other names in messages."""
 
 
 def event_of(message: ObservedMessage) -> Event:
@@ -80,7 +84,8 @@ def event_of(message: ObservedMessage) -> Event:
         case m.PullCommitted():
             # Its timeline belongs to the request's record; fewer records are kept than events.
             message = replace(message, report=replace(message.report, timeline=None))
-    return {"kind": _KINDS[type(message)], **to_json(message)}
+    fields = {_SHOWN.get(name, name): value for name, value in to_json(message).items()}
+    return {"kind": _KINDS[type(message)], **fields}
 
 
 def _ended(message: m.Finished) -> Event:

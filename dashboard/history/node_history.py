@@ -273,20 +273,20 @@ class FaultLedger:
 
     def take(self, event: Event) -> None:
         match event:
-            case {"kind": "lost", "room": room, "cause": cause, "reason": reason}:
+            case {"kind": "lost", "room": transfer, "cause": cause, "reason": reason}:
                 then = "another node was asked" if event["elsewhere"] else "computed here"
-                self._note(event, f"lost.{cause}", f"room {room}", f"{reason}; {then}")
-                self._wait(room, event["at"])
-            case {"kind": "cancelled", "room": room}:
-                self._note(event, "cancelled", f"room {room}", "the client went away")
-                self._wait(room, event["at"])
-            case {"kind": "fenced", "room": room}:
-                began = self._unfenced.pop(room, None)
+                self._note(event, f"lost.{cause}", f"room {transfer}", f"{reason}; {then}")
+                self._wait(transfer, event["at"])
+            case {"kind": "cancelled", "room": transfer}:
+                self._note(event, "cancelled", f"room {transfer}", "the client went away")
+                self._wait(transfer, event["at"])
+            case {"kind": "fenced", "room": transfer}:
+                began = self._unfenced.pop(transfer, None)
                 if began is not None:
                     took = f"its ids are free again after {event['at'] - began:.3f} s"
-                    self._note(event, "fenced", f"room {room}", took)
-            case {"kind": "pull_lost", "room": room}:
-                self._note(event, "pull_lost", f"room {room}", "its prompt is computed whole")
+                    self._note(event, "fenced", f"room {transfer}", took)
+            case {"kind": "pull_lost", "room": transfer}:
+                self._note(event, "pull_lost", f"room {transfer}", "its prompt is computed whole")
             case {"kind": "peers", "prefill_available": available}:
                 text = "a prefill node is connected" if available else "no prefill node is left"
                 self._note(event, "peers_up" if available else "peers_down", "", text)
@@ -315,7 +315,7 @@ class FaultLedger:
         self.counts[kind] += 1
         self._entries.append({"at": event["at"], "kind": kind, "subject": subject, "text": text})
 
-    def _wait(self, room: int, at: float) -> None:
-        self._unfenced[room] = at
+    def _wait(self, transfer_id: int, at: float) -> None:
+        self._unfenced[transfer_id] = at
         if len(self._unfenced) > _REMEMBERED_FAULTS:
             del self._unfenced[next(iter(self._unfenced))]

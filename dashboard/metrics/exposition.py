@@ -29,7 +29,7 @@ from tasuki.engine import messages as m
 from .cache_metrics import EvictionMetrics, cache_families, tier_families
 from .families import counter, gauge, histogram
 from .request_metrics import CallerMetrics, RequestMetrics, seconds_per_token
-from .transfer_metrics import CopiedStateMetrics, FaultMetrics, PullMetrics, RoomMetrics
+from .transfer_metrics import CopiedStateMetrics, FaultMetrics, PrefillTransferMetrics, PullMetrics
 
 _RENAMED = {
     "vllm": {
@@ -300,7 +300,7 @@ class Exposition:
         self._registry = CollectorRegistry()
         self._requests = RequestMetrics(self._registry)
         self._callers = CallerMetrics(self._registry)
-        self._rooms = RoomMetrics(self._registry)
+        self._transfers = PrefillTransferMetrics(self._registry)
         self._evictions = EvictionMetrics(self._registry)
         self._faults = FaultMetrics(self._registry)
         self._pulls = PullMetrics(self._registry)
@@ -317,8 +317,8 @@ class Exposition:
                 self._requests.observe(message)
                 if self._gen_ai is not None:
                     self._gen_ai.observe(message)
-            case m.RoomEnded():
-                self._rooms.observe(message)
+            case m.TransferEnded():
+                self._transfers.observe(message)
             case m.Evicted():
                 self._evictions.observe(message)
             case m.PullCommitted() | m.PullLost():

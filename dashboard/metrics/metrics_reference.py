@@ -66,7 +66,7 @@ def _row(family: Metric) -> str:
 def _exposition() -> Exposition:
     """Return an exposition after one observation of every message with labels."""
     exposition = Exposition()
-    request, room = m.RequestId(_LABEL_ONLY), m.RoomId(0)
+    request, transfer_id = m.RequestId(_LABEL_ONLY), m.TransferId(0)
     hit = m.HitBreakdown(0, 0, 0, {_LABEL_ONLY: 0}, None, loaded={_LABEL_ONLY: 0})
     sent = m.TransferReport(0, 0, 0, 0.0, 0.0)
     drafts = (m.DraftUse(_LABEL_ONLY, (0,), (0,)),)
@@ -75,7 +75,7 @@ def _exposition() -> Exposition:
     exposition.observe(m.Submit(request, prompt, SamplingParams(), caller=_LABEL_ONLY))
     exposition.observe(m.Finished(request, m.FinishReason.STOP, usage))
     exposition.observe(m.Rejected(request, m.RequestError(m.ErrorKind.INVALID, _LABEL_ONLY)))
-    exposition.observe(m.RoomEnded(room, 0, hit, True, ()))
+    exposition.observe(m.TransferEnded(transfer_id, 0, hit, True, ()))
     exposition.observe(m.Evicted((m.Eviction(1, _LABEL_ONLY, None, 0, 0.0, None, None),)))
     return exposition
 

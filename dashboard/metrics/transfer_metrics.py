@@ -2,11 +2,11 @@
 
 All borrow their registry. One thread.
 
-RoomMetrics: a prefill node's transfers, fed as each ends. PullMetrics: prefixes loaded by a prefill
-node from decode nodes instead of being computed. CopiedStateMetrics: states copied without a
-waiting request. An ending node leaves states to prefill nodes; a decode node fetches states.
-FaultMetrics: lost hand-overs, and the time until their granted pages could be used again. It owns
-the transfers waiting for their fence.
+PrefillTransferMetrics: a prefill node's transfers, fed as each ends. PullMetrics: prefixes loaded
+by a prefill node from decode nodes instead of being computed. CopiedStateMetrics: states copied
+without a waiting request. An ending node leaves states to prefill nodes; a decode node fetches
+states. FaultMetrics: lost hand-overs, and the time until their granted pages could be used again.
+It owns the transfers waiting for their fence.
 """
 
 import time
@@ -15,17 +15,17 @@ from enum import Enum
 from prometheus_client import CollectorRegistry
 
 from tasuki.engine.messages import (
+    DrainTargetOutcome,
     FetchOutcome,
     HandoverCancelled,
     HandoverFailed,
-    HeirOutcome,
     LossCause,
     PullCommitted,
     PullLost,
-    RoomEnded,
-    RoomId,
     StateFetched,
     StateLeft,
+    TransferEnded,
+    TransferId,
     WriterFenced,
 )
 from tasuki.utils.signatures import Clock
@@ -34,7 +34,7 @@ from .families import FENCE, PREFILL, QUEUE, Instruments
 from .request_metrics import prefilled_seconds, queued_seconds
 
 
-class RoomMetrics:
+class PrefillTransferMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         made = Instruments(registry)
         self._ended = made.counter(
@@ -47,17 +47,17 @@ class RoomMetrics:
         )
         self._prefill = made.seconds("room_prefill", "Computing the prompt of a room.", PREFILL)
 
-    def observe(self, room: RoomEnded) -> None:
-        self._ended.labels(_outcome(room)).inc()
-        self._queue.observe(queued_seconds(room.life))
-        if room.handed_on:
-            self._prefill.observe(prefilled_seconds(room.life))
+    def observe(self, transfer: TransferEnded) -> None:
+        self._ended.labels(_outcome(transfer)).inc()
+        self._queue.observe(queued_seconds(transfer.life))
+        if transfer.handed_on:
+            self._prefill.observe(prefilled_seconds(transfer.life))
 
 
-def _outcome(room: RoomEnded) -> str:
-    if room.given_up is not None:
-        return room.given_up.value
-    return "handed_on" if room.handed_on else "given_up"
+def _outcome(transfer: TransferEnded) -> str:
+    if transfer.given_up is not None:
+        return transfer.given_up.value
+    return "handed_on" if transfer.handed_on else "given_up"
 
 
 _COMMITTED, _LOST = "committed", "lost"
@@ -119,7 +119,7 @@ class CopiedStateMetrics:
         self._left = _Copies(
             made,
             "states_left",
-            HeirOutcome,
+            DrainTargetOutcome,
             "States that this node, as it drained, was to leave to prefill nodes, by outcome.",
             "Tokens behind which the states stand that prefill nodes took.",
             "Bytes that prefill nodes pulled of such states.",
@@ -137,7 +137,7 @@ class CopiedStateMetrics:
     def observe(self, copied: StateLeft | StateFetched) -> None:
         match copied:
             case StateLeft():
-                self._left.observe(copied, HeirOutcome.TAKEN)
+                self._left.observe(copied, DrainTargetOutcome.TAKEN)
             case StateFetched():
                 self._fetched.observe(copied, FetchOutcome.FETCHED)
 
@@ -166,23 +166,23 @@ class FaultMetrics:
         self._fences = made.seconds(
             "fence", "From a room's loss until its writer was certain to write no more.", FENCE
         )
-        self._open: dict[RoomId, float] = {}
+        self._open: dict[TransferId, float] = {}
 
     def observe(self, message: HandoverFailed | HandoverCancelled | WriterFenced) -> None:
         match message:
-            case HandoverFailed(room=room, cause=cause):
+            case HandoverFailed(transfer_id=transfer_id, cause=cause):
                 if cause in _LOSSES:
                     self._lost.labels(cause.value).inc()
-                self._begin(room)
-            case HandoverCancelled(room=room):
+                self._begin(transfer_id)
+            case HandoverCancelled(transfer_id=transfer_id):
                 self._cancelled.inc()
-                self._begin(room)
-            case WriterFenced(room=room):
-                began = self._open.pop(room, None)
+                self._begin(transfer_id)
+            case WriterFenced(transfer_id=transfer_id):
+                began = self._open.pop(transfer_id, None)
                 if began is not None:
                     self._fences.observe(self._clock() - began)
 
-    def _begin(self, room: RoomId) -> None:
-        self._open[room] = self._clock()
+    def _begin(self, transfer_id: TransferId) -> None:
+        self._open[transfer_id] = self._clock()
         if len(self._open) > _REMEMBERED:
             del self._open[next(iter(self._open))]

@@ -6,7 +6,7 @@ process's.
 
 from typing import get_args
 
-from tasuki.engine.messages import RequestId, RoomId
+from tasuki.engine.messages import RequestId, TransferId
 from tasuki.engine.messages.types import Message
 from tasuki.transfer.control.link_status import HandoverStatus
 
@@ -66,10 +66,10 @@ class EngineEnds(Message):
     reason: str
 
 
-class RoomBegun(Message):
+class TransferBegun(Message):
     """A prompt handed to this node by another one. traceparent: from the other node's request."""
 
-    room: RoomId
+    transfer_id: TransferId
     request: str
     traceparent: str
 
@@ -112,7 +112,7 @@ EngineControl = (
     | StartFailed
     | EngineLost
     | EngineEnds
-    | RoomBegun
+    | TransferBegun
     | HandoverShown
     | HandoverRetired
     | HandoverOver

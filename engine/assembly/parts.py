@@ -19,7 +19,7 @@ from tasuki.engine.parallel.collectives import Collectives
 from tasuki.engine.parallel.ranks import Ranks
 from tasuki.engine.parallel.shared_arenas import SharedArenas
 from tasuki.engine.runner.base import Runner
-from tasuki.engine.runner.logits import DrawnTogether
+from tasuki.engine.runner.logits import SampledTogether
 from tasuki.engine.speculation.draft_limit import DraftLimit
 from tasuki.engine.speculation.speculation import Speculation
 from tasuki.engine.tiers.digests import DigestKind
@@ -51,13 +51,13 @@ from tasuki.model.weights.safetensors_folder import check_kernels, load_weights,
 from tasuki.pycache._cpp_cache import TierConfig
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import FP8_ROWS, CacheLayout
+from tasuki.transfer.chunks.chunk import StepCounter
+from tasuki.transfer.chunks.descriptors import UnitSizes
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.protocol.contract import Contract
 from tasuki.transfer.settings import WireSettings
 from tasuki.transfer.transports.base import Transport
 from tasuki.transfer.transports.factory import build_transport
-from tasuki.transfer.windows.descriptors import UnitSizes
-from tasuki.transfer.windows.window import StepCounter
 from tasuki.utils.logs import Progress, no_progress, progress_bar
 from tasuki.utils.signatures import Clock
 
@@ -95,7 +95,7 @@ class EngineParts:
     grammars: GrammarCompiler = field(default_factory=lambda: GrammarCompiler(None))
     clock: Clock = time.monotonic
     ranks: Ranks | None = None
-    together: DrawnTogether | None = None
+    together: SampledTogether | None = None
     shared: SharedArenas | None = None
     collectives: Collectives | None = None
 

@@ -43,8 +43,8 @@ from tasuki.model.weights.shard import ExpertCut, Shard
 from tasuki.model.weights.source import ShardedSource
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import ArenaKey, CacheLayout, Place
+from tasuki.transfer.chunks.chunk import StepCounter
 from tasuki.transfer.ranks.region import DeviceRegion, HostRegion, RankRegion, RankSpans
-from tasuki.transfer.windows.window import StepCounter
 from tasuki.utils.child_process import Job
 from tasuki.utils.logs import Progress, no_progress
 

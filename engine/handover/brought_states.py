@@ -74,7 +74,7 @@ class PullReceiver:
         self._costs = context.router.costs
         self._emit = context.emit
         self._generations = count(1)
-        self._pulls: dict[m.RoomId, _Pull] = {}
+        self._pulls: dict[m.TransferId, _Pull] = {}
         self.grants = AtRestQueue(context.runner, self._emit_grant)
 
     def begin(self, request: Request, peer: str) -> bool:
@@ -82,20 +82,20 @@ class PullReceiver:
         if there is no memory or the transfer number still has a pull; the request need not wait
         then. REQUIRES: the request waits and has pulled nothing yet. The accept window has space
         for one more transfer of the decode node `peer`, the transfer's owner."""
-        assert request.ticket is not None
+        assert request.transfer_request is not None
         request.pull_tried = True
-        room, tokens = request.ticket.room, request.ticket.offered
+        transfer_id, tokens = request.transfer_request.transfer_id, request.transfer_request.offered
         # A pull outlives its transfer, and the peer chooses the transfer's number. Until that pull
         # is over and fenced, messages with this number are about the old pull.
-        if room in self._pulls:
+        if transfer_id in self._pulls:
             return False
         allocation = _allocated(self._cache, request.prompt[:tokens], request.salt)
         if allocation is None:
             return False
-        self._pulls[room] = _Pull(request, peer, allocation, tokens)
-        self.window.enter(peer, room, tokens)
+        self._pulls[transfer_id] = _Pull(request, peer, allocation, tokens)
+        self.window.enter(peer, transfer_id, tokens)
         request.move(Pulling())
-        grant = m.PullGrant(room, next(self._generations), tokens, *_written(allocation))
+        grant = m.PullGrant(transfer_id, next(self._generations), tokens, *_written(allocation))
         self.grants.put(grant)
         return True
 
@@ -104,12 +104,12 @@ class PullReceiver:
 
     def over(self, message: m.PullCommitted | m.PullLost) -> Request | None:
         """Handle the end of a pull. Return its request if the request still waits for the pull."""
-        pull = self._pulls.get(message.room)
+        pull = self._pulls.get(message.transfer_id)
         if pull is None or pull.quarantine is not None:
             return None
         match message:
             case m.PullCommitted(report=report):
-                self._forget(message.room, pull)
+                self._forget(message.transfer_id, pull)
                 _commit(self._cache, pull.allocation, pull.tokens)
                 pull.request.pulled = report
                 self._costs.pulled.add(report.bytes, report.seconds)
@@ -121,14 +121,14 @@ class PullReceiver:
         return pull.request
 
     def fenced(self, message: m.PullFenced) -> None:
-        pull = self._pulls.get(message.room)
+        pull = self._pulls.get(message.transfer_id)
         if pull is not None and pull.quarantine is not None:
-            self._forget(message.room, pull)
+            self._forget(message.transfer_id, pull)
             self._cache.free_quarantined(pull.quarantine)
 
-    def _forget(self, room: m.RoomId, pull: _Pull) -> None:
-        del self._pulls[room]
-        self.window.leave(pull.peer, room)
+    def _forget(self, transfer_id: m.TransferId, pull: _Pull) -> None:
+        del self._pulls[transfer_id]
+        self.window.leave(pull.peer, transfer_id)
 
 
 MOST = 8
@@ -146,7 +146,7 @@ class _Fetch:
     continue when the fetch is over.
     """
 
-    ticket: m.FetchTicket
+    transfer_request: m.FetchRequest
     prompt: m.Tokens
     holder: str
     allocation: Allocation | None = None
@@ -155,7 +155,7 @@ class _Fetch:
 
     @property
     def beginning(self) -> tuple[bytes, bytes]:
-        return self.ticket.salt, self.prompt.tobytes()
+        return self.transfer_request.salt, self.prompt.tobytes()
 
 
 class Fetches:
@@ -176,7 +176,7 @@ class Fetches:
         capacity = context.cache.capacity_tokens(context.working_slots)
         self._window = AcceptWindow(capacity, MOST)
         self._generations = count(1)
-        self.rooms: dict[m.RoomId, _Fetch] = {}
+        self.transfers: dict[m.TransferId, _Fetch] = {}
         """Live fetches: until their ids enter the tree or are free."""
         self._by_beginning: dict[tuple[bytes, bytes], _Fetch] = {}
         """Fetches not lost, by salt and prefix."""
@@ -202,35 +202,37 @@ class Fetches:
             self.released.append(request)
 
     def _open(self, holder: str, seconds: float, prompt: m.Tokens, request: Request) -> None:
-        room = m.RoomId(secrets.randbits(62) + 1)
-        ticket = m.FetchTicket(room, next(self._generations), request.salt)
-        fetch = _Fetch(ticket, prompt, holder, waiting=[request])
-        self.rooms[room] = self._by_beginning[fetch.beginning] = fetch
-        self._window.enter(_ALL, room, len(prompt))
-        self._emit(m.FetchWanted(ticket, prompt, holder, seconds))
+        transfer_id = m.TransferId(secrets.randbits(62) + 1)
+        transfer_request = m.FetchRequest(transfer_id, next(self._generations), request.salt)
+        fetch = _Fetch(transfer_request, prompt, holder, waiting=[request])
+        self.transfers[transfer_id] = self._by_beginning[fetch.beginning] = fetch
+        self._window.enter(_ALL, transfer_id, len(prompt))
+        self._emit(m.FetchWanted(transfer_request, prompt, holder, seconds))
 
-    def grant_wanted(self, room: m.RoomId) -> None:
+    def grant_wanted(self, transfer_id: m.TransferId) -> None:
         """Send the destination of the pages missing here, or decline."""
-        fetch = self.rooms[room]
+        fetch = self.transfers[transfer_id]
         if fetch.allocation is not None:
             return
-        fetch.allocation = _allocated(self._cache, fetch.prompt, fetch.ticket.salt)
+        fetch.allocation = _allocated(self._cache, fetch.prompt, fetch.transfer_request.salt)
         if fetch.allocation is None:
-            self._emit(m.HandoverDeclined(room))
+            self._emit(m.HandoverDeclined(transfer_id))
             return
-        self.grants.put(m.Grant(room, fetch.ticket.generation, *_written(fetch.allocation)))
+        self.grants.put(
+            m.Grant(transfer_id, fetch.transfer_request.generation, *_written(fetch.allocation))
+        )
 
     def _emit_grant(self, grant: m.Grant) -> None:
-        fetch = self.rooms[grant.room]
+        fetch = self.transfers[grant.transfer_id]
         if fetch.quarantine is None:
             self._emit(m.HandoverGranted(grant))
         else:
             # The ids were not given out before the loss.
-            self.fenced(grant.room)
+            self.fenced(grant.transfer_id)
 
     def done(self, message: m.RemoteDone) -> None:
         """Insert pages and state into the tree: every layer chunk arrived and matched."""
-        fetch = self.rooms[message.room]
+        fetch = self.transfers[message.transfer_id]
         if fetch.allocation is None or fetch.quarantine is not None:
             return
         _commit(self._cache, fetch.allocation, len(fetch.prompt))
@@ -238,7 +240,7 @@ class Fetches:
         self._over(fetch, m.FetchOutcome.FETCHED, message.transfer.bytes)
 
     def lost(self, message: m.FetchLost) -> None:
-        fetch = self.rooms[message.room]
+        fetch = self.transfers[message.transfer_id]
         if fetch.quarantine is not None:
             return
         if fetch.allocation is None:
@@ -247,15 +249,15 @@ class Fetches:
             fetch.quarantine = self._cache.quarantine(fetch.allocation)
         self._over(fetch, message.outcome)
 
-    def fenced(self, room: m.RoomId) -> None:
-        fetch = self.rooms[room]
+    def fenced(self, transfer_id: m.TransferId) -> None:
+        fetch = self.transfers[transfer_id]
         if fetch.quarantine is not None:
             self._cache.free_quarantined(fetch.quarantine)
             self._forget(fetch)
 
     def _forget(self, fetch: _Fetch) -> None:
-        del self.rooms[fetch.ticket.room]
-        self._window.leave(_ALL, fetch.ticket.room)
+        del self.transfers[fetch.transfer_request.transfer_id]
+        self._window.leave(_ALL, fetch.transfer_request.transfer_id)
 
     def _over(self, fetch: _Fetch, outcome: m.FetchOutcome, size: int = 0) -> None:
         del self._by_beginning[fetch.beginning]

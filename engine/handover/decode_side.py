@@ -1,7 +1,7 @@
 """The receiving half of hand-overs: a decode engine's requests, and the choice of the node that
 computes each prompt.
 
-Transfers are in decode_rooms.py; fetched and offered states in brought_states.py and
+Transfers are in decode_transfers.py; fetched and offered states in brought_states.py and
 offered_states.py. Messages about transfers that are over are dropped. Thread rule: the engine
 loop's. Invariants: a prompt is asked for only while its answer has a place here, so a transfer with
 a destination is decoded. Transfers and locally computed prompts wait for cache memory in order of
@@ -17,10 +17,10 @@ from dataclasses import replace
 from tasuki.engine import messages as m
 from tasuki.engine.accounting import breakdown, pair_hit
 from tasuki.engine.handover.brought_states import Fetches
-from tasuki.engine.handover.decode_rooms import (
-    DecodeRoom,
-    DecodeRooms,
-    RoomState,
+from tasuki.engine.handover.decode_transfers import (
+    DecodeTransfer,
+    DecodeTransfers,
+    DecodeTransferState,
     goes_on_here,
 )
 from tasuki.engine.handover.early_start import EarlyStart
@@ -57,10 +57,12 @@ class HandBacks:
     included.
     """
 
-    def __init__(self, context: HandoverContext, answers: Answers, rooms: DecodeRooms) -> None:
+    def __init__(
+        self, context: HandoverContext, answers: Answers, transfers: DecodeTransfers
+    ) -> None:
         self._cache = context.cache
         self._answers = answers
-        self._rooms = rooms
+        self._transfers = transfers
         self._waiting: deque[Request] = deque()
         """May hold aborted requests."""
 
@@ -88,11 +90,11 @@ class HandBacks:
 
     def advance(self) -> None:
         """Ask for as many as the limit allows."""
-        while self._waiting and self._rooms.count(m.Purpose.HAND_BACK) < AT_A_TIME:
+        while self._waiting and self._transfers.count(m.Purpose.HAND_BACK) < AT_A_TIME:
             request = self._waiting.popleft()
             if isinstance(request.state, Waiting):
                 match = self._cache.match(request.prompt, request.salt, request.cursor)
-                self._rooms.ask(request, match)
+                self._transfers.ask(request, match)
 
     def lost(self, request: Request, message: m.HandoverFailed) -> None:
         """Retry or reject a request after the loss of its transfer. REQUIRES: the request is
@@ -120,11 +122,11 @@ class DecodeHandover(Answers):
         """early: begins a decode step before the prompt has arrived."""
         super().__init__(context, terms)
         self._early = early
-        self._rooms = DecodeRooms(context, early)
+        self._transfers = DecodeTransfers(context, early)
         self._pulls = PullSender(context)
         self._fetches = Fetches(context)
-        self._hand_backs = HandBacks(context, self, self._rooms)
-        self._offers = Offers(context, self._rooms, self._fetches)
+        self._hand_backs = HandBacks(context, self, self._transfers)
+        self._offers = Offers(context, self._transfers, self._fetches)
         self._prefill_available = False
         self._others_wait = 0.0
         """Seconds of prefill left at each prefill node for other decode nodes."""
@@ -133,13 +135,13 @@ class DecodeHandover(Answers):
 
     @property
     def admission_terms(self) -> Hashable:
-        wanted = self._rooms.first_wanted
+        wanted = self._transfers.first_wanted
         return self._prefill_available, self._has_place, None if wanted is None else wanted.id
 
     @property
     def waits(self) -> bool:
         at_rest = (self._pulls.sources, self._fetches.grants)
-        return self._rooms.waits or any(queue.waiting for queue in at_rest)
+        return self._transfers.waits or any(queue.waiting for queue in at_rest)
 
     @property
     def early_counters(self) -> dict[str, int]:
@@ -147,14 +149,14 @@ class DecodeHandover(Answers):
 
     def handle(self, message: RequestInbox) -> None:
         match message:
-            case m.GrantWanted(room) if room in self._fetches.rooms:
-                self._fetches.grant_wanted(room)
-            case m.RemoteDone(room) if room in self._fetches.rooms:
+            case m.GrantWanted(transfer_id) if transfer_id in self._fetches.transfers:
+                self._fetches.grant_wanted(transfer_id)
+            case m.RemoteDone(transfer_id) if transfer_id in self._fetches.transfers:
                 self._fetches.done(message)
-            case m.WriterFenced(room) if room in self._fetches.rooms:
-                self._fetches.fenced(room)
-            case m.FetchLost(room):
-                if room in self._fetches.rooms:
+            case m.WriterFenced(transfer_id) if transfer_id in self._fetches.transfers:
+                self._fetches.fenced(transfer_id)
+            case m.FetchLost(transfer_id):
+                if transfer_id in self._fetches.transfers:
                     self._fetches.lost(message)
             case m.FetchAdvised():
                 self._fetch_first(message)
@@ -176,28 +178,32 @@ class DecodeHandover(Answers):
                 self._step_ended()
             case m.HandoverFailed():
                 self._lost(message)
-            case m.WriterFenced(room):
-                self._rooms.fenced(room)
+            case m.WriterFenced(transfer_id):
+                self._transfers.fenced(transfer_id)
             case m.PullAsked():
                 self._pull_asked(message)
             case m.PullEnd():
                 self._pulls.end(message)
             case m.PassOn():
                 self._offers.pass_on(message)
-            case m.LeaveToHeirs(query_id):
+            case m.LeaveToDrainTargets(query_id):
                 self._offers.leave(query_id, len(self.requests))
             case m.EndLeaving():
                 self._offers.end_leaving()
-            case m.AlreadyHeld(room):
-                self._offers.held(room)
+            case m.AlreadyHeld(transfer_id):
+                self._offers.held(transfer_id)
             case _:
                 super().handle(message)
 
     def _submit(self, message: m.Submit) -> None:
         refusal = None
-        if message.gateway_room is not None and message.gateway_room.room in self._rooms:
+        if (
+            message.gateway_transfer is not None
+            and message.gateway_transfer.transfer_id in self._transfers
+        ):
             refusal = m.RequestError(
-                m.ErrorKind.INVALID, f"room {message.gateway_room.room} is in use: make another"
+                m.ErrorKind.INVALID,
+                f"room {message.gateway_transfer.transfer_id} is in use: make another",
             )
         self.submit(message, refusal)
 
@@ -213,19 +219,19 @@ class DecodeHandover(Answers):
     def _fetch_first(self, message: m.FetchAdvised) -> None:
         """Fetch the transfer's prefix first, outside of any queue. The request is considered again
         when the fetch is over, with or without the state."""
-        room = self._rooms.at(message.room, RoomState.ASKED)
-        if room is not None:
-            self._rooms.give_up(room)
-            room.request.move(Waiting())
-            self._fetches.fetch(room.request, message.holder, message.tokens, message.seconds)
+        transfer = self._transfers.at(message.transfer_id, DecodeTransferState.ASKED)
+        if transfer is not None:
+            self._transfers.give_up(transfer)
+            transfer.request.move(Waiting())
+            self._fetches.fetch(transfer.request, message.holder, message.tokens, message.seconds)
 
     def abort_request(self, request: Request) -> None:
         match request.state:
-            case AwaitingPrefill(room_id) | Receiving(room_id):
-                room = self._rooms.live(room_id)
-                assert room is not None
-                self._rooms.give_up(room)
-                self._emit(m.HandoverCancelled(room_id))
+            case AwaitingPrefill(transfer_id) | Receiving(transfer_id):
+                transfer = self._transfers.live(transfer_id)
+                assert transfer is not None
+                self._transfers.give_up(transfer)
+                self._emit(m.HandoverCancelled(transfer_id))
                 request.move(Aborted())
                 self.end(request, m.FinishReason.ABORT)
             case _:
@@ -238,12 +244,12 @@ class DecodeHandover(Answers):
             return self._admit_here(request)
         if goes_on_here(request) and not self._has_place:
             return False
-        self._rooms.ask(request, match)
+        self._transfers.ask(request, match)
         return True
 
     def _admit_here(self, request: Request) -> bool:
-        room = self._rooms.first_wanted
-        if room is not None and _goes_before(room.request, request):
+        transfer = self._transfers.first_wanted
+        if transfer is not None and _goes_before(transfer.request, request):
             return False
         admitted = super().admit(request)
         if not (admitted or self._gives_way(request)):
@@ -272,7 +278,7 @@ class DecodeHandover(Answers):
             return None
         decision = self._router.prefill_place(match)
         # A prefill node already waits for a gateway's transfer, so there is no choice.
-        if request.gateway_room is None:
+        if request.gateway_transfer is None:
             request.route = report(decision)
             if decision.choice is m.Choice.HERE:
                 return None
@@ -283,7 +289,7 @@ class DecodeHandover(Answers):
         """True if one more answer has a place here. False while a transfer waits for memory: more
         transfers would only hold memory on the prefill node."""
         places, taken = self._scheduler.seats.places, len(self._scheduler.running)
-        return self._rooms.first_wanted is None and taken + self._rooms.coming < places
+        return self._transfers.first_wanted is None and taken + self._transfers.coming < places
 
     def advance(self) -> None:
         """Ask, offer and allocate as far as memory and limits allow."""
@@ -292,7 +298,7 @@ class DecodeHandover(Answers):
             self._go_on(self._fetches.released.popleft())
         self._hand_backs.advance()
         self._offers.advance(self._prefill_available, len(self.requests))
-        self._rooms.grant(self._gives_way)
+        self._transfers.grant(self._gives_way)
         self._pulls.sources.advance()
 
     def _go_on(self, request: Request) -> None:
@@ -306,47 +312,51 @@ class DecodeHandover(Answers):
             self._scheduler.requeue(request)
 
     def _pull_asked(self, message: m.PullAsked) -> None:
-        room = self._rooms.at(message.room, RoomState.ASKED, RoomState.WANTED)
-        request = None if room is None else room.request
+        transfer = self._transfers.at(
+            message.transfer_id, DecodeTransferState.ASKED, DecodeTransferState.WANTED
+        )
+        request = None if transfer is None else transfer.request
         inherits = request is not None and request.purpose is m.Purpose.INHERIT
         if inherits and not self._offers.may_pull(message):
             return
         self._pulls.asked(message, request)
-        if inherits and not self._pulls.is_pinned(message.room):
-            self._offers.gone(message.room)
+        if inherits and not self._pulls.is_pinned(message.transfer_id):
+            self._offers.gone(message.transfer_id)
 
     def _grant_wanted(self, message: m.GrantWanted) -> None:
-        room = self._rooms.at(message.room, RoomState.ASKED)
-        if room is None:
+        transfer = self._transfers.at(message.transfer_id, DecodeTransferState.ASKED)
+        if transfer is None:
             return
-        if room.request.purpose is m.Purpose.INHERIT and not self._offers.is_pulled(room):
+        if transfer.request.purpose is m.Purpose.INHERIT and not self._offers.is_pulled(transfer):
             return
-        self._rooms.want_grant(room)
+        self._transfers.want_grant(transfer)
 
     def _ready(self, message: m.RemoteReady) -> None:
         """Emit the first token to the client. No other token is emitted before the transfer is
         done."""
         named = (message.token, *(token for token, _ in message.top))
         if not (all(map(self._intake.is_token, named)) and math.isfinite(message.logprob)):
-            self._emit(m.HandoverCancelled(message.room))
+            self._emit(m.HandoverCancelled(message.transfer_id))
             reason = f"its first token is {message.token} with a logprob of {message.logprob}"
-            self._lost(m.HandoverFailed(message.room, reason))
+            self._lost(m.HandoverFailed(message.transfer_id, reason))
             return
-        room = self._rooms.at(message.room, RoomState.GRANTED, RoomState.BARE)
-        if room is None:
+        transfer = self._transfers.at(
+            message.transfer_id, DecodeTransferState.GRANTED, DecodeTransferState.BARE
+        )
+        if transfer is None:
             return
-        request = room.request
+        request = transfer.request
         if request.purpose is m.Purpose.INHERIT:
-            self._offers.taken(room, message)
+            self._offers.taken(transfer, message)
             return
-        request.hit = self._rooms.names.told_here(pair_hit(message.hit, room.held))
+        request.hit = self._transfers.names.told_here(pair_hit(message.hit, transfer.held))
         request.prefilled_on = message.prefilled_on
         request.pulled = message.pulled
         request.route = joined(request.route, message.route)
         request.prefill_choice = message.prefill_choice
         if request.purpose is m.Purpose.HAND_BACK:
             # The token shows only that the prompt's prefix is on the other node.
-            self._answered(room, m.FinishReason.LENGTH)
+            self._answered(transfer, m.FinishReason.LENGTH)
             return
         computed = message.hit.prompt_tokens - message.hit.usable_tokens
         if request.asked_at is not None and computed > 0:
@@ -354,51 +364,51 @@ class DecodeHandover(Answers):
         if request.forks:
             # The token behind the common prompt is known: it is the last token of each fork's
             # prompt.
-            room.move(RoomState.READY)
+            transfer.move(DecodeTransferState.READY)
             return
         first = Sampled(message.token, message.logprob, message.margin, message.top)
         self.on_token(request, first)
         ended = self.finish_reason(request)
         if ended is not None:
-            self._answered(room, ended)
+            self._answered(transfer, ended)
             return
         assert isinstance(request.state, Receiving)
         allocation = request.state.allocation
-        room.step = self._early.consider(room.id, request, allocation, message.tail_seconds)
-        room.move(RoomState.READY)
+        transfer.step = self._early.consider(transfer.id, request, allocation, message.tail_seconds)
+        transfer.move(DecodeTransferState.READY)
 
-    def _answered(self, room: DecodeRoom, reason: m.FinishReason) -> None:
+    def _answered(self, transfer: DecodeTransfer, reason: m.FinishReason) -> None:
         """Finish a request answered by its first token, without waiting for the rest of the
         transfer."""
-        request = room.request
-        if room.state is RoomState.BARE:
+        request = transfer.request
+        if transfer.state is DecodeTransferState.BARE:
             request.transfer = _NOTHING_SENT
         else:
-            self._emit(m.HandoverCancelled(room.id))
-        self._rooms.give_up(room)
+            self._emit(m.HandoverCancelled(transfer.id))
+        self._transfers.give_up(transfer)
         self.finish_elsewhere(request, reason)
 
     def _done(self, message: m.RemoteDone) -> None:
         """Begin decoding, because every layer chunk arrived and matched. If the transfer's early
         step still runs, wait for its end."""
-        room = self._rooms.at(message.room, RoomState.READY)
-        if room is None:
+        transfer = self._transfers.at(message.transfer_id, DecodeTransferState.READY)
+        if transfer is None:
             return
-        if room.running_step is None:
-            self._commit(room, message)
+        if transfer.running_step is None:
+            self._commit(transfer, message)
         else:
-            room.move(RoomState.DONE)
-            room.done = message
+            transfer.move(DecodeTransferState.DONE)
+            transfer.done = message
 
     def _step_ended(self) -> None:
-        for room, message in self._rooms.step_ended():
-            self._commit(room, message)
+        for transfer, message in self._transfers.step_ended():
+            self._commit(transfer, message)
 
-    def _commit(self, room: DecodeRoom, message: m.RemoteDone) -> None:
+    def _commit(self, transfer: DecodeTransfer, message: m.RemoteDone) -> None:
         """Insert the prompt's pages into the tree and begin decoding. If an early step ran, its
         token is the second one."""
-        request = room.request
-        allocation, second = self._rooms.commit(room)
+        request = transfer.request
+        allocation, second = self._transfers.commit(transfer)
         sent = request.transfer = message.transfer
         if request.pulled is not None:
             request.pulled = replace(request.pulled, timeline=message.pull)
@@ -421,11 +431,11 @@ class DecodeHandover(Answers):
     def _lost(self, message: m.HandoverFailed) -> None:
         """Ask another prefill node, or prefill here. The granted pages wait for the writer's
         fence."""
-        room = self._rooms.live(message.room)
-        if room is None:
+        transfer = self._transfers.live(message.transfer_id)
+        if transfer is None:
             return
-        request = room.request
-        self._rooms.give_up(room)
+        request = transfer.request
+        self._transfers.give_up(transfer)
         request.handover_lost |= not message.elsewhere or bool(request.output)
         request.prefilled_on = "local"
         request.prefill_choice = None
@@ -440,7 +450,7 @@ class DecodeHandover(Answers):
             case m.Purpose.ANSWER:
                 self._scheduler.requeue(request)
             case m.Purpose.INHERIT:
-                self._offers.lost(room.id, message.elsewhere)
+                self._offers.lost(transfer.id, message.elsewhere)
             case m.Purpose.HAND_BACK:
                 self._hand_backs.lost(request, message)
 

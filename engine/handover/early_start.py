@@ -5,13 +5,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from tasuki.engine.messages import RoomId
+from tasuki.engine.messages import TransferId
 from tasuki.engine.request import Request
 from tasuki.engine.roles.early_steps import EarlyStep, EarlySteps
 from tasuki.model.forward import SequenceSlice
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache._cpp_cache import Allocation
-from tasuki.transfer.receiving.incoming_room import LayerBarrier
+from tasuki.transfer.receiving.incoming_transfer import LayerBarrier
 
 _REMEMBERED = 8
 """Number of steps remembered. The shortest counts, because a delayed step predicts nothing."""
@@ -19,12 +19,12 @@ _DOUBT = 0.98
 """Factor on the believed step time, applied after each transfer too short for a step. Without steps
 nothing would be learnt."""
 
-Barriers = Callable[[RoomId], LayerBarrier | None]
+Barriers = Callable[[TransferId], LayerBarrier | None]
 """Return the layer barrier of a transfer with layer chunks arriving here; None if no layer chunk is
 expected."""
 
 
-def no_barriers(room: RoomId) -> None:
+def no_barriers(transfer_id: TransferId) -> None:
     """Return None: a `Barriers` for engines without early steps."""
 
 
@@ -47,8 +47,8 @@ class EarlyStart:
     """The decision to decode a request before its prompt has arrived, and the measured step time.
 
     Owns the thread of the steps and the measured duration of a step; a step belongs to its transfer
-    (decode_rooms.py). Thread rule: the engine loop. Invariant: the token of a step is used only by
-    take(), called for completed transfers.
+    (decode_transfers.py). Thread rule: the engine loop. Invariant: the token of a step is used only
+    by take(), called for completed transfers.
     """
 
     def __init__(self, steps: EarlySteps, barriers: Barriers) -> None:
@@ -69,7 +69,11 @@ class EarlyStart:
         self._steps.close()
 
     def consider(
-        self, room: RoomId, request: Request, allocation: Allocation, tail_seconds: float | None
+        self,
+        transfer_id: TransferId,
+        request: Request,
+        allocation: Allocation,
+        tail_seconds: float | None,
     ) -> EarlyStep | None:
         """Begin the step after the first token, if the rest of the transfer takes longer than a
         step. Return None if no step was begun.
@@ -82,7 +86,7 @@ class EarlyStart:
             self._counters.unneeded += 1
             self._belief *= _DOUBT
             return None
-        barrier = self._barriers(room)
+        barrier = self._barriers(transfer_id)
         if barrier is None:
             return None
         step = EarlyStep(

@@ -21,8 +21,8 @@ from tasuki.engine.scheduling.admission import AcceptWindow
 from tasuki.engine.tiers.lower_tiers import LoadEnd
 from tasuki.pycache._cpp_cache import Allocation, ImpossibleRequest
 from tasuki.pycache.layout import PAGE_TOKENS
+from tasuki.transfer.chunks.chunk import FinishedLayers
 from tasuki.transfer.sending.sender import Sender
-from tasuki.transfer.windows.window import FinishedLayers
 
 
 @dataclass(eq=False)
@@ -127,56 +127,58 @@ class PullSender:
     def __init__(self, context: HandoverContext) -> None:
         self._emit = context.emit
         self._states = HeldStates(context)
-        self._pinned: dict[m.RoomId, tuple[int, HeldState]] = {}
+        self._pinned: dict[m.TransferId, tuple[int, HeldState]] = {}
         """State by transfer, with the first page asked for."""
         self.sources = AtRestQueue(context.runner, self._emit_source)
 
-    def is_pinned(self, room: m.RoomId) -> bool:
+    def is_pinned(self, transfer_id: m.TransferId) -> bool:
         """Return True if the state asked for by the transfer's prefill node is pinned or being
         loaded."""
-        return room in self._pinned
+        return transfer_id in self._pinned
 
     def asked(self, message: m.PullAsked, request: Request | None) -> None:
         """Pin or load the state asked for, or refuse. request: the transfer's request; None if the
         transfer is over."""
-        room, tokens = message.room, message.tokens
-        if request is None or room in self._pinned:
-            self._emit(m.PullRefused(room, "the room is over, or is pulled already"))
+        transfer_id, tokens = message.transfer_id, message.tokens
+        if request is None or transfer_id in self._pinned:
+            self._emit(m.PullRefused(transfer_id, "the room is over, or is pulled already"))
             return
         held = None
         if 0 < tokens < len(request.prompt):
             beginning = request.prompt[:tokens]
-            held = self._states.hold(beginning, request.salt, partial(self._loaded, room, tokens))
+            held = self._states.hold(
+                beginning, request.salt, partial(self._loaded, transfer_id, tokens)
+            )
         if held is None:
-            self._refuse(room, tokens)
+            self._refuse(transfer_id, tokens)
             return
-        self._pinned[room] = message.first_page, held
+        self._pinned[transfer_id] = message.first_page, held
         if held.sent is not None:
-            self._put(room)
+            self._put(transfer_id)
 
-    def _refuse(self, room: m.RoomId, tokens: int) -> None:
+    def _refuse(self, transfer_id: m.TransferId, tokens: int) -> None:
         reason = f"KV and state of the first {tokens} tokens are not here any more"
-        self._emit(m.PullRefused(room, reason))
+        self._emit(m.PullRefused(transfer_id, reason))
 
-    def _loaded(self, room: m.RoomId, tokens: int, landed: bool) -> None:
-        if landed:
-            self._put(room)
+    def _loaded(self, transfer_id: m.TransferId, tokens: int, arrived: bool) -> None:
+        if arrived:
+            self._put(transfer_id)
         else:
-            del self._pinned[room]
-            self._refuse(room, tokens)
+            del self._pinned[transfer_id]
+            self._refuse(transfer_id, tokens)
 
-    def _put(self, room: m.RoomId) -> None:
-        first, held = self._pinned[room]
+    def _put(self, transfer_id: m.TransferId) -> None:
+        first, held = self._pinned[transfer_id]
         assert held.sent is not None
         pages, slot = held.sent
-        self.sources.put(m.PullSource(room, pages[first:], slot))
+        self.sources.put(m.PullSource(transfer_id, pages[first:], slot))
 
     def _emit_source(self, source: m.PullSource) -> None:
-        if source.room in self._pinned:
+        if source.transfer_id in self._pinned:
             self._emit(m.PullPinned(source))
 
     def end(self, message: m.PullEnd) -> None:
-        found = self._pinned.pop(message.room, None)
+        found = self._pinned.pop(message.transfer_id, None)
         if found is not None:
             self._states.let_go(found[1])
 
@@ -205,56 +207,62 @@ class HeldSender:
         self._of_node = AcceptWindow(capacity, MOST_OF_A_NODE)
         self._in_all = AcceptWindow(capacity, MOST_IN_ALL)
         self._states = HeldStates(context)
-        self.held: dict[m.RoomId, tuple[str, HeldState]] = {}
+        self.held: dict[m.TransferId, tuple[str, HeldState]] = {}
         """The reading decode node and the state, by transfer."""
         self.sources = AtRestQueue(context.runner, self._accept)
 
     def reserve(self, message: m.FetchReserve) -> None:
         """Pin or load the state, or refuse the fetch. REQUIRES: no other transfer has the
         number."""
-        room, peer, tokens = message.ticket.room, message.peer, len(message.prompt)
+        transfer_id, peer, tokens = (
+            message.transfer_request.transfer_id,
+            message.peer,
+            len(message.prompt),
+        )
         if not (self._of_node.has_room(peer, tokens) and self._in_all.has_room(_ALL, tokens)):
-            self._emit(m.FetchRefused(room, m.FetchRefusal.BUSY))
+            self._emit(m.FetchRefused(transfer_id, m.FetchRefusal.BUSY))
             return
-        held = self._states.hold(message.prompt, message.ticket.salt, partial(self._loaded, room))
+        held = self._states.hold(
+            message.prompt, message.transfer_request.salt, partial(self._loaded, transfer_id)
+        )
         if held is None:
-            self._emit(m.FetchRefused(room, m.FetchRefusal.NOT_HELD))
+            self._emit(m.FetchRefused(transfer_id, m.FetchRefusal.NOT_HELD))
             return
-        self.held[room] = peer, held
-        self._of_node.enter(peer, room, tokens)
-        self._in_all.enter(_ALL, room, tokens)
+        self.held[transfer_id] = peer, held
+        self._of_node.enter(peer, transfer_id, tokens)
+        self._in_all.enter(_ALL, transfer_id, tokens)
         if held.sent is not None:
-            self.sources.put(room)
+            self.sources.put(transfer_id)
 
-    def _loaded(self, room: m.RoomId, landed: bool) -> None:
-        if landed:
-            self.sources.put(room)
+    def _loaded(self, transfer_id: m.TransferId, arrived: bool) -> None:
+        if arrived:
+            self.sources.put(transfer_id)
         else:
-            self._forget(room)
-            self._emit(m.FetchRefused(room, m.FetchRefusal.NOT_HELD))
+            self._forget(transfer_id)
+            self._emit(m.FetchRefused(transfer_id, m.FetchRefusal.NOT_HELD))
 
-    def _accept(self, room: m.RoomId) -> None:
-        if room in self.held:
-            self._emit(m.PrefillAccepted(room))
+    def _accept(self, transfer_id: m.TransferId) -> None:
+        if transfer_id in self.held:
+            self._emit(m.PrefillAccepted(transfer_id))
 
     def start(self, grant: m.Grant) -> None:
         """Plan the sending of all pages missing at the receiver, at once, because the receiver gave
         a destination. REQUIRES: the state is held."""
-        _, held = self.held[grant.room]
+        _, held = self.held[grant.transfer_id]
         if held.sent is None:
             return
         (pages, slot), first = held.sent, grant.first_page
         plan = FinishedLayers.long_finished(first, pages[first:], slot)
-        self._sender.plan_forward(grant.room, plan)
-        self._emit(m.StateHeld(grant.room))
+        self._sender.plan_forward(grant.transfer_id, plan)
+        self._emit(m.StateHeld(grant.transfer_id))
 
-    def end(self, room: m.RoomId) -> None:
+    def end(self, transfer_id: m.TransferId) -> None:
         """Release the state of an ended transfer, after its sender drained. REQUIRES: it is
         held."""
-        self._states.let_go(self._forget(room))
+        self._states.let_go(self._forget(transfer_id))
 
-    def _forget(self, room: m.RoomId) -> HeldState:
-        peer, held = self.held.pop(room)
-        self._of_node.leave(peer, room)
-        self._in_all.leave(_ALL, room)
+    def _forget(self, transfer_id: m.TransferId) -> HeldState:
+        peer, held = self.held.pop(transfer_id)
+        self._of_node.leave(peer, transfer_id)
+        self._in_all.leave(_ALL, transfer_id)
         return held

@@ -84,7 +84,7 @@ class Leaving:
         """Number of requests in flight when the line was formed."""
         self._asked: list[int] = []
         self._over = False
-        self._outcomes: Counter[m.HeirOutcome] = Counter()
+        self._outcomes: Counter[m.DrainTargetOutcome] = Counter()
         self._tokens = self._bytes = 0
 
     def __len__(self) -> int:
@@ -120,16 +120,18 @@ class Leaving:
         asked, self._asked = self._asked, []
         states = dict(self._outcomes)
         for query_id in asked:
-            self._emit(m.LeftToHeirs(query_id, states, self._tokens, self._bytes, untried))
+            self._emit(m.LeftToDrainTargets(query_id, states, self._tokens, self._bytes, untried))
 
-    def ended(self, outcome: m.HeirOutcome, tokens: int, size: int = 0, heir: str = "") -> None:
+    def ended(
+        self, outcome: m.DrainTargetOutcome, tokens: int, size: int = 0, drain_target: str = ""
+    ) -> None:
         """Report the outcome of a state of `tokens` tokens. size: bytes pulled by the drain
         target."""
         self._outcomes[outcome] += 1
-        if outcome is m.HeirOutcome.TAKEN:
+        if outcome is m.DrainTargetOutcome.TAKEN:
             self._tokens += tokens
             self._bytes += size
-        self._emit(m.StateLeft(outcome, tokens, size, heir))
+        self._emit(m.StateLeft(outcome, tokens, size, drain_target))
 
     def look_again(self, beside: int) -> None:
         """Form the line again if requests have ended since: their states are the most valuable."""
@@ -272,7 +274,7 @@ class LeftStates:
         given = self._given.pop(message.number, None)
         if given is None:
             return
-        taken = message.outcome is m.HeirOutcome.TAKEN
+        taken = message.outcome is m.DrainTargetOutcome.TAKEN
         # Count at most the bytes given, even if the decode node reports more.
         size = min(message.bytes, given.bytes) if taken else 0
         self._leaving.left_bytes += given.bytes - size
@@ -292,7 +294,7 @@ class LeftStates:
         if self._leaving.over:
             return
         for given in self._given.values():
-            self._leaving.ended(m.HeirOutcome.CUT, given.tokens)
+            self._leaving.ended(m.DrainTargetOutcome.CUT, given.tokens)
         self._given.clear()
         self._leaving.finish(len(self._aside))
         self._aside.clear()
@@ -328,5 +330,5 @@ class LeftStates:
             return True
         if self._given:
             return None
-        self._leaving.ended(m.HeirOutcome.TOO_MUCH, state_tokens(request))
+        self._leaving.ended(m.DrainTargetOutcome.TOO_MUCH, state_tokens(request))
         return False

@@ -16,7 +16,7 @@ import numpy as np
 
 from tasuki.engine import messages as m
 from tasuki.engine.handover.brought_states import Fetches
-from tasuki.engine.handover.decode_rooms import DecodeRoom, DecodeRooms
+from tasuki.engine.handover.decode_transfers import DecodeTransfer, DecodeTransfers
 from tasuki.engine.handover.leaving import (
     ALONE,
     BESIDE,
@@ -30,7 +30,7 @@ from tasuki.engine.roles.base import HandoverContext
 from tasuki.engine.scheduling.admission import AcceptWindow
 from tasuki.pycache.layout import PAGE_TOKENS
 
-_HEIR = "heir"
+_DRAIN_TARGET = "heir"
 """One key of the accept window for all drain targets: they share it."""
 
 
@@ -52,7 +52,7 @@ class OfferedStates(ABC):
 
     @abstractmethod
     def ended(
-        self, request: Request, outcome: m.HeirOutcome, size: int = 0, heir: str = ""
+        self, request: Request, outcome: m.DrainTargetOutcome, size: int = 0, drain_target: str = ""
     ) -> None:
         """Record the outcome of the state. size, heir: bytes pulled and the pulling node, if it was
         taken."""
@@ -68,18 +68,18 @@ class OfferedStates(ABC):
         return True
 
     def has_room(self, request: Request) -> bool:
-        return self._window.has_room(_HEIR, len(request.prompt))
+        return self._window.has_room(_DRAIN_TARGET, len(request.prompt))
 
-    def opened(self, room: m.RoomId, request: Request) -> None:
+    def opened(self, transfer_id: m.TransferId, request: Request) -> None:
         self.offered += 1
-        self._window.enter(_HEIR, room, len(request.prompt))
+        self._window.enter(_DRAIN_TARGET, transfer_id, len(request.prompt))
 
-    def closed(self, room: m.RoomId) -> None:
+    def closed(self, transfer_id: m.TransferId) -> None:
         self.offered -= 1
-        self._window.leave(_HEIR, room)
+        self._window.leave(_DRAIN_TARGET, transfer_id)
 
 
-class Heirs(OfferedStates):
+class DrainTargets(OfferedStates):
     """The states left by an ending decode engine to prefill nodes, its drain targets.
 
     Owns the schedule of the offers and the budget of bytes to send. Knows neither the transfers'
@@ -113,7 +113,7 @@ class Heirs(OfferedStates):
         while self._line:
             request = self._line.popleft()
             if not stands(self._cache, request):
-                self.ended(request, m.HeirOutcome.LOST)
+                self.ended(request, m.DrainTargetOutcome.LOST)
             elif not self._is_too_much(request):
                 return request
         while self.leaving.left_bytes > 0 and (drawn := self.leaving.draw()) is not None:
@@ -127,7 +127,7 @@ class Heirs(OfferedStates):
         for it, in vain."""
         if not self._struck or self.leaving.whole_bytes(request) <= self.leaving.left_bytes:
             return False
-        self.ended(request, m.HeirOutcome.TOO_MUCH)
+        self.ended(request, m.DrainTargetOutcome.TOO_MUCH)
         return True
 
     def allows(self, size: int) -> bool:
@@ -138,9 +138,9 @@ class Heirs(OfferedStates):
         return True
 
     def ended(
-        self, request: Request, outcome: m.HeirOutcome, size: int = 0, heir: str = ""
+        self, request: Request, outcome: m.DrainTargetOutcome, size: int = 0, drain_target: str = ""
     ) -> None:
-        self.leaving.ended(outcome, state_tokens(request), size, heir)
+        self.leaving.ended(outcome, state_tokens(request), size, drain_target)
 
     def end_if_over(self, beside: int) -> None:
         """Answer the queries if no request is in flight, no drain target holds an offer, and no
@@ -152,7 +152,7 @@ class Heirs(OfferedStates):
         """Offer no more states, and answer the queries. REQUIRES: every offered state was counted
         as cut."""
         for request in self._line:
-            self.ended(request, m.HeirOutcome.CUT)
+            self.ended(request, m.DrainTargetOutcome.CUT)
         self._line.clear()
         self.leaving.finish()
 
@@ -190,13 +190,13 @@ class PassedOn(OfferedStates):
         request = as_request(name, prompt, state.salt)
         self._queries[name] = message.query_id
         if self._intake.misfit(prompt, len(prompt)) is not None:
-            self.ended(request, m.HeirOutcome.DECLINED)
+            self.ended(request, m.DrainTargetOutcome.DECLINED)
             return
         match = self._cache.match(prompt, state.salt)
         tokens = len(state.prompt)
         if state.known and match.kv_tokens >= tokens:
             # The conversation continues here, so this node offers its later state.
-            self.ended(request, m.HeirOutcome.HELD)
+            self.ended(request, m.DrainTargetOutcome.HELD)
         elif match.usable_tokens == tokens:
             self._line.append(request)
         else:
@@ -209,7 +209,7 @@ class PassedOn(OfferedStates):
             request = self._line[0]
             if not (available and stands(self._cache, request)):
                 self._line.popleft()
-                self.ended(request, m.HeirOutcome.LOST)
+                self.ended(request, m.DrainTargetOutcome.LOST)
             elif self.offered < AT_A_TIME and self.has_room(request):
                 return self._line.popleft()
             else:
@@ -217,9 +217,9 @@ class PassedOn(OfferedStates):
         return None
 
     def ended(
-        self, request: Request, outcome: m.HeirOutcome, size: int = 0, heir: str = ""
+        self, request: Request, outcome: m.DrainTargetOutcome, size: int = 0, drain_target: str = ""
     ) -> None:
-        self._emit(m.StatePassedOn(self._queries.pop(request.id), outcome, size, heir))
+        self._emit(m.StatePassedOn(self._queries.pop(request.id), outcome, size, drain_target))
 
 
 @dataclass
@@ -229,7 +229,7 @@ class _Offer:
     """The source of the offered state."""
     bytes: int = 0
     """Bytes allowed for its drain target's pull; 0 before."""
-    refused: m.HeirOutcome = m.HeirOutcome.DECLINED
+    refused: m.DrainTargetOutcome = m.DrainTargetOutcome.DECLINED
     """The outcome if nothing is pulled."""
 
 
@@ -241,18 +241,20 @@ class Offers:
     outcome, or its state is tried once more.
     """
 
-    def __init__(self, context: HandoverContext, rooms: DecodeRooms, fetches: Fetches) -> None:
+    def __init__(
+        self, context: HandoverContext, transfers: DecodeTransfers, fetches: Fetches
+    ) -> None:
         self._cache = context.cache
         self._emit = context.emit
         self._router = context.router
-        self._rooms = rooms
-        self._offers: dict[m.RoomId, _Offer] = {}
-        self._heirs = Heirs(context)
+        self._transfers = transfers
+        self._offers: dict[m.TransferId, _Offer] = {}
+        self._drain_targets = DrainTargets(context)
         self._passed_on = PassedOn(context, fetches)
 
     def leave(self, query_id: int, beside: int) -> None:
         """Begin to leave this engine's states to drain targets. beside: requests in flight."""
-        self._heirs.leaving.begin(query_id, beside)
+        self._drain_targets.leaving.begin(query_id, beside)
 
     def pass_on(self, message: m.PassOn) -> None:
         self._passed_on.take(message)
@@ -264,94 +266,96 @@ class Offers:
     def advance(self, available: bool, beside: int) -> None:
         """Offer as many states as the limits allow. available: a prefill node is connected. beside:
         requests in flight."""
-        if not (available or beside) and self._heirs.leaving.begun:
+        if not (available or beside) and self._drain_targets.leaving.begun:
             self.end_leaving()
-        while available and (own := self._heirs.next(beside)) is not None:
-            self._ask(self._heirs, own)
-        self._heirs.end_if_over(beside)
+        while available and (own := self._drain_targets.next(beside)) is not None:
+            self._ask(self._drain_targets, own)
+        self._drain_targets.end_if_over(beside)
         while (passed := self._passed_on.next(available)) is not None:
             self._ask(self._passed_on, passed)
 
     def _ask(self, states: OfferedStates, request: Request) -> None:
         match = self._cache.match(request.prompt, request.salt)
-        room = self._rooms.ask(request, match)
-        self._offers[room] = _Offer(request, states)
-        states.opened(room, request)
+        transfer_id = self._transfers.ask(request, match)
+        self._offers[transfer_id] = _Offer(request, states)
+        states.opened(transfer_id, request)
 
-    def _closed(self, room: m.RoomId) -> _Offer:
-        offer = self._offers.pop(room)
-        offer.states.closed(room)
+    def _closed(self, transfer_id: m.TransferId) -> _Offer:
+        offer = self._offers.pop(transfer_id)
+        offer.states.closed(transfer_id)
         return offer
 
     def may_pull(self, message: m.PullAsked) -> bool:
         """Return True if the transfer's drain target may pull the part it lacks; else refuse the
         pull."""
-        offer = self._offers[message.room]
+        offer = self._offers[message.transfer_id]
         size = self._router.state_bytes(message.first_page * PAGE_TOKENS, message.tokens)
         if offer.states.allows(size):
             offer.bytes = size
             return True
-        offer.refused = m.HeirOutcome.TOO_MUCH
-        self._emit(m.PullRefused(message.room, "as much was left to heirs as may be"))
+        offer.refused = m.DrainTargetOutcome.TOO_MUCH
+        self._emit(m.PullRefused(message.transfer_id, "as much was left to heirs as may be"))
         return False
 
-    def gone(self, room: m.RoomId) -> None:
+    def gone(self, transfer_id: m.TransferId) -> None:
         """Record the state asked for by the transfer's drain target as no longer here."""
-        offer = self._offers[room]
-        offer.bytes, offer.refused = 0, m.HeirOutcome.LOST
+        offer = self._offers[transfer_id]
+        offer.bytes, offer.refused = 0, m.DrainTargetOutcome.LOST
 
-    def is_pulled(self, room: DecodeRoom) -> bool:
+    def is_pulled(self, transfer: DecodeTransfer) -> bool:
         """Return True if the drain target pulls the state. Otherwise end the transfer, because its
         drain target would compute."""
-        if self._offers[room.id].bytes > 0:
+        if self._offers[transfer.id].bytes > 0:
             return True
-        self._emit(m.HandoverCancelled(room.id))
-        offer = self._closed(room.id)
+        self._emit(m.HandoverCancelled(transfer.id))
+        offer = self._closed(transfer.id)
         offer.states.ended(offer.request, offer.refused)
-        self._end(room, Finished())
+        self._end(transfer, Finished())
         return False
 
-    def taken(self, room: DecodeRoom, message: m.RemoteReady) -> None:
+    def taken(self, transfer: DecodeTransfer, message: m.RemoteReady) -> None:
         """Record a state taken by its drain target, with the bytes pulled: a token after the state
         arrived."""
-        offer, pulled = self._closed(room.id), message.pulled
+        offer, pulled = self._closed(transfer.id), message.pulled
         if pulled is None:
-            offer.states.ended(offer.request, m.HeirOutcome.LOST)
+            offer.states.ended(offer.request, m.DrainTargetOutcome.LOST)
         else:
-            taken = m.HeirOutcome.TAKEN
+            taken = m.DrainTargetOutcome.TAKEN
             offer.states.ended(offer.request, taken, pulled.bytes, message.prefilled_on)
-        self._end(room, Finished())
+        self._end(transfer, Finished())
 
-    def held(self, room_id: m.RoomId) -> None:
+    def held(self, transfer_id: m.TransferId) -> None:
         """Record the state as already held by the drain target."""
-        room = self._rooms.live(room_id)
-        if room is not None:
-            offer = self._closed(room_id)
-            offer.states.ended(offer.request, m.HeirOutcome.HELD)
-            self._end(room, Finished())
+        transfer = self._transfers.live(transfer_id)
+        if transfer is not None:
+            offer = self._closed(transfer_id)
+            offer.states.ended(offer.request, m.DrainTargetOutcome.HELD)
+            self._end(transfer, Finished())
 
-    def lost(self, room_id: m.RoomId, elsewhere: bool) -> None:
+    def lost(self, transfer_id: m.TransferId, elsewhere: bool) -> None:
         """Handle a lost transfer. elsewhere: another drain target may be asked."""
-        offer = self._closed(room_id)
+        offer = self._closed(transfer_id)
         if elsewhere:
             offer.states.once_more(offer.request)
         else:
-            offer.states.ended(offer.request, m.HeirOutcome.LOST)
+            offer.states.ended(offer.request, m.DrainTargetOutcome.LOST)
 
     def end_leaving(self) -> None:
         """Leave no more states and give up live transfers; idempotent."""
-        if self._heirs.leaving.over:
+        if self._drain_targets.leaving.over:
             return
-        living = [number for number, offer in self._offers.items() if offer.states is self._heirs]
-        for room_id in living:
-            self._heirs.ended(self._closed(room_id).request, m.HeirOutcome.CUT)
-        self._heirs.end()
-        for room_id in living:
-            self._emit(m.HandoverCancelled(room_id))
-            room = self._rooms.live(room_id)
-            assert room is not None
-            self._end(room, Aborted())
+        living = [
+            number for number, offer in self._offers.items() if offer.states is self._drain_targets
+        ]
+        for transfer_id in living:
+            self._drain_targets.ended(self._closed(transfer_id).request, m.DrainTargetOutcome.CUT)
+        self._drain_targets.end()
+        for transfer_id in living:
+            self._emit(m.HandoverCancelled(transfer_id))
+            transfer = self._transfers.live(transfer_id)
+            assert transfer is not None
+            self._end(transfer, Aborted())
 
-    def _end(self, room: DecodeRoom, end: Aborted | Finished) -> None:
-        self._rooms.give_up(room)
-        room.request.move(end)
+    def _end(self, transfer: DecodeTransfer, end: Aborted | Finished) -> None:
+        self._transfers.give_up(transfer)
+        transfer.request.move(end)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection, Hashable, Sequence
 
 from tasuki.engine import messages as m
-from tasuki.engine.accounting import room_name
+from tasuki.engine.accounting import transfer_name
 from tasuki.engine.handover.brought_states import PullReceiver
 from tasuki.engine.handover.held_states import HeldSender
 from tasuki.engine.handover.leaving import LeftStates, SoleReceivers
@@ -29,14 +29,14 @@ from tasuki.engine.request import (
 from tasuki.engine.roles.base import Handover, HandoverContext, RequestInbox, misdirected
 from tasuki.engine.routing import PrefillLoad, PrefillSpeed, report, usable_here
 from tasuki.engine.scheduling.admission import MOST_ACCEPTED, MOST_PULLED, AcceptWindow
-from tasuki.engine.scheduling.checkpoints import keep_landed
+from tasuki.engine.scheduling.checkpoints import keep_completed
 from tasuki.engine.scheduling.scheduled_forward import ScheduledSequence
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache._cpp_cache import Allocation, Match
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.pycache.packed import pack_events
+from tasuki.transfer.chunks.chunk import FinishedLayers
 from tasuki.transfer.sending.sender import Sender
-from tasuki.transfer.windows.window import FinishedLayers
 
 
 class PrefillHandover(Handover):
@@ -54,22 +54,22 @@ class PrefillHandover(Handover):
         self._load = PrefillLoad(speed)
         self._usable: int | None = None
         """The cache watch of usable states, made by the first ReadUsable."""
-        self._rooms: dict[m.RoomId, Request] = {}
-        self._peers: dict[m.RoomId, str] = {}
+        self._transfers: dict[m.TransferId, Request] = {}
+        self._peers: dict[m.TransferId, str] = {}
         capacity = context.cache.capacity_tokens(context.working_slots)
         self._pulls = PullReceiver(context, AcceptWindow(capacity, MOST_PULLED))
         self._window = AcceptWindow(capacity, MOST_ACCEPTED)
         self._fetched = HeldSender(context, sender)
         self._receivers = SoleReceivers()
         self._left = LeftStates(context, self._receivers)
-        self._order: tuple[m.RoomId, ...] = ()
+        self._order: tuple[m.TransferId, ...] = ()
         """The order of the queue, as emitted last."""
         self._ending: list[m.PrefillEnd] = []
         """Ends of transfers with their last forward in flight."""
 
     @property
     def requests(self) -> Collection[Request]:
-        return self._rooms.values()
+        return self._transfers.values()
 
     @property
     def admission_terms(self) -> Hashable:
@@ -101,58 +101,63 @@ class PrefillHandover(Handover):
                 self._pulls.fenced(message)
             case m.ReadUsable():
                 self._read_usable()
-            case m.LeaveToHeirs(query_id):
-                self._left.begin(query_id, len(self._rooms))
+            case m.LeaveToDrainTargets(query_id):
+                self._left.begin(query_id, len(self._transfers))
             case m.EndLeaving():
                 self._left.end()
             case m.LeftWanted():
-                self._left.give(message, len(self._rooms))
+                self._left.give(message, len(self._transfers))
             case m.LeftTakenOver():
-                self._left.taken_over(message, len(self._rooms))
+                self._left.taken_over(message, len(self._transfers))
             case _:
                 raise misdirected(message)
 
     def _reserve(self, message: m.PrefillReserve) -> None:
-        ticket, prompt = message.ticket, message.prompt
+        transfer_request, prompt = message.transfer_request, message.prompt
         error = self._intake.refusal(prompt, len(prompt)) or self._intake.sampling_refusal(
-            ticket.sampling
+            transfer_request.sampling
         )
-        if ticket.room in self._rooms or ticket.room in self._fetched.held:
-            error = m.RequestError(m.ErrorKind.INVALID, f"room {ticket.room} is in use")
+        if (
+            transfer_request.transfer_id in self._transfers
+            or transfer_request.transfer_id in self._fetched.held
+        ):
+            error = m.RequestError(
+                m.ErrorKind.INVALID, f"room {transfer_request.transfer_id} is in use"
+            )
         if error is not None:
-            self._emit(m.PrefillRefused(ticket.room, error))
+            self._emit(m.PrefillRefused(transfer_request.transfer_id, error))
             return
         request = Request(
-            room_name(ticket.room),
+            transfer_name(transfer_request.transfer_id),
             prompt,
-            ticket.sampling,
-            ticket.salt,
-            marks=ticket.marks,
-            message_end=ticket.message_end,
-            ticket=ticket,
+            transfer_request.sampling,
+            transfer_request.salt,
+            marks=transfer_request.marks,
+            message_end=transfer_request.message_end,
+            transfer_request=transfer_request,
             # Each decode node has lines of its own, so a full one delays no other node's transfers.
-            caller=f"{message.peer}/{ticket.caller}",
-            priority=ticket.priority,
-            targets=m.Targets(first_token=ticket.due_seconds),
+            caller=f"{message.peer}/{transfer_request.caller}",
+            priority=transfer_request.priority,
+            targets=m.Targets(first_token=transfer_request.due_seconds),
         )
-        self._rooms[ticket.room] = request
-        self._peers[ticket.room] = message.peer
+        self._transfers[transfer_request.transfer_id] = request
+        self._peers[transfer_request.transfer_id] = message.peer
         self._scheduler.enqueue(request)
-        self._enter_load(ticket.room, request, message.peer)
+        self._enter_load(transfer_request.transfer_id, request, message.peer)
 
     def _reserve_fetch(self, message: m.FetchReserve) -> None:
-        room = message.ticket.room
-        if room in self._rooms or room in self._fetched.held:
-            self._emit(m.FetchRefused(room, m.FetchRefusal.BUSY))
+        transfer_id = message.transfer_request.transfer_id
+        if transfer_id in self._transfers or transfer_id in self._fetched.held:
+            self._emit(m.FetchRefused(transfer_id, m.FetchRefusal.BUSY))
         else:
             self._fetched.reserve(message)
 
-    def _enter_load(self, room: m.RoomId, request: Request, peer: str) -> None:
+    def _enter_load(self, transfer_id: m.TransferId, request: Request, peer: str) -> None:
         wait = self._load.wait
         if wait > 0:
-            self._emit(m.PrefillQueued(room, wait))
+            self._emit(m.PrefillQueued(transfer_id, wait))
         match = self._cache.match(request.prompt, request.salt, request.cursor)
-        self._load.enter(room, usable_here(match), len(request.prompt), peer)
+        self._load.enter(transfer_id, usable_here(match), len(request.prompt), peer)
 
     def _show_what_was_left(self, request: Request | None) -> None:
         """Emit the usable states at once after the pull of a one-token transfer. Such a session
@@ -172,7 +177,7 @@ class PrefillHandover(Handover):
         ending, self._ending = self._ending, []
         for message in ending:
             self._end(message)
-        self._left.end_if_over(len(self._rooms))
+        self._left.end_if_over(len(self._transfers))
         load = self._load.report(time.monotonic(), self._router.pull_seconds)
         if load is not None:
             self._emit(load)
@@ -180,9 +185,9 @@ class PrefillHandover(Handover):
     def admit(self, request: Request) -> bool:
         """Pull the tokens offered by the receiver if the pull pays; else allocate, and wait for the
         destination."""
-        assert request.ticket is not None
-        room, tokens = request.ticket.room, len(request.prompt)
-        peer = self._peers[room]
+        assert request.transfer_request is not None
+        transfer_id, tokens = request.transfer_request.transfer_id, len(request.prompt)
+        peer = self._peers[transfer_id]
         # Try this also while the request would wait for a place in the window: the wait hides the
         # pull.
         if self._pull_pays(request, peer) and self._pulls.begin(request, peer):
@@ -195,7 +200,7 @@ class PrefillHandover(Handover):
             return False
         if request.route is not None and not request.pull_tried:
             self._router.costs.judged()
-        self._window.enter(peer, room, tokens)
+        self._window.enter(peer, transfer_id, tokens)
         if allocation.load is not None:
             self._begin_load(request, allocation)
         else:
@@ -203,9 +208,9 @@ class PrefillHandover(Handover):
         return True
 
     def _accept(self, request: Request, allocation: Allocation) -> None:
-        assert request.ticket is not None
+        assert request.transfer_request is not None
         request.move(AwaitingGrant(allocation))
-        self._emit(m.PrefillAccepted(request.ticket.room))
+        self._emit(m.PrefillAccepted(request.transfer_request.transfer_id))
 
     def _loaded(self, request: Request, allocation: Allocation) -> None:
         """Accept the transfer after its load, not before: layer chunks read the loaded pages once
@@ -213,13 +218,13 @@ class PrefillHandover(Handover):
         self._accept(request, allocation)
 
     def _not_loaded(self, request: Request) -> None:
-        assert request.ticket is not None
-        self._leave_window(request.ticket.room)
+        assert request.transfer_request is not None
+        self._leave_window(request.transfer_request.transfer_id)
 
     def _pull_pays(self, request: Request, peer: str) -> bool:
         """Return True if a pull may begin and is expected to pay."""
-        assert request.ticket is not None
-        offered = request.ticket.offered
+        assert request.transfer_request is not None
+        offered = request.transfer_request.offered
         if request.pull_tried or not offered or not self._pulls.window.has_room(peer, offered):
             return False
         match = self._cache.match(request.prompt, request.salt, request.cursor)
@@ -233,30 +238,34 @@ class PrefillHandover(Handover):
         """Return the seconds of prefill left in admitted prompts."""
         begun = AwaitingGrant | Prefilling
         return sum(
-            self._load.left(room)
-            for room, request in self._rooms.items()
+            self._load.left(transfer_id)
+            for transfer_id, request in self._transfers.items()
             if isinstance(request.state, begun)
         )
 
     def planned(self, prompts: Sequence[ScheduledSequence], first_tick: int) -> None:
         for item in prompts:
-            assert item.request.ticket is not None
-            room = item.request.ticket.room
-            self._leave_window(room)
-            self._load.computes(room, item.stop, len(item.request.prompt))
+            assert item.request.transfer_request is not None
+            transfer_id = item.request.transfer_request.transfer_id
+            self._leave_window(transfer_id)
+            self._load.computes(transfer_id, item.stop, len(item.request.prompt))
         self._emit_queue()
-        self._plan_windows(prompts, first_tick)
+        self._plan_chunks(prompts, first_tick)
 
-    def landed(self, prompts: Sequence[ScheduledSequence], seconds: float) -> None:
+    def completed(self, prompts: Sequence[ScheduledSequence], seconds: float) -> None:
         self._speed.add(((item.start, item.stop) for item in prompts), seconds)
 
-    def _leave_window(self, room: m.RoomId) -> None:
-        self._window.leave(self._peers[room], room)
+    def _leave_window(self, transfer_id: m.TransferId) -> None:
+        self._window.leave(self._peers[transfer_id], transfer_id)
 
     def _emit_queue(self) -> None:
         """Emit the queue's order if it changed: progress keeps queued transfers from timing out."""
         waiting = self._scheduler.waiting
-        order = tuple(request.ticket.room for request in waiting if request.ticket is not None)
+        order = tuple(
+            request.transfer_request.transfer_id
+            for request in waiting
+            if request.transfer_request is not None
+        )
         if order and order != self._order:
             self._emit(m.PrefillQueue(order))
         self._order = order
@@ -264,9 +273,9 @@ class PrefillHandover(Handover):
     def _start(self, message: m.PrefillStart) -> None:
         """Start the request or the sending of a held state, because the receiver gave a
         destination."""
-        if message.grant.room in self._fetched.held:
+        if message.grant.transfer_id in self._fetched.held:
             self._fetched.start(message.grant)
-        request = self._rooms.get(message.grant.room)
+        request = self._transfers.get(message.grant.transfer_id)
         if request is None or not isinstance(request.state, AwaitingGrant):
             return
         state = self._begin_prefill(request, request.state.allocation)
@@ -275,7 +284,7 @@ class PrefillHandover(Handover):
         request.move(state)
         self._scheduler.start(request)
 
-    def _plan_windows(self, prompts: Sequence[ScheduledSequence], first_tick: int) -> None:
+    def _plan_chunks(self, prompts: Sequence[ScheduledSequence], first_tick: int) -> None:
         """Plan the layer chunks of the coming forward: its finished pages, layer by layer."""
         ending = sum(item.num_sampled > 0 for item in prompts)
         for item in prompts:
@@ -287,7 +296,7 @@ class PrefillHandover(Handover):
             first = state.pages_sent
             state.pages_sent = max(first, ready)
             self._sender.plan_forward(
-                state.grant.room,
+                state.grant.transfer_id,
                 FinishedLayers(
                     first_tick=first_tick,
                     first_logical_page=first,
@@ -301,15 +310,15 @@ class PrefillHandover(Handover):
         """Emit the first token: the prompt is computed. Its allocation stays until PrefillEnd."""
         self._scheduler.drop(request)
         state = request.state
-        assert isinstance(state, Prefilling) and request.ticket is not None
+        assert isinstance(state, Prefilling) and request.transfer_request is not None
         assert request.hit is not None
         request.move(HandingOver(state.allocation))
-        self._load.leave(request.ticket.room)
+        self._load.leave(request.transfer_request.transfer_id)
         self._learn_prefill_cost(request)
         self._note_receiver(request, _end_of_prompt(request))
         self._emit(
             m.PrefillToken(
-                request.ticket.room,
+                request.transfer_request.transfer_id,
                 sampled.token,
                 sampled.logprob,
                 sampled.margin,
@@ -321,16 +330,16 @@ class PrefillHandover(Handover):
         )
 
     def _note_pulled(self, request: Request) -> None:
-        assert request.ticket is not None
-        if request.ticket.offered != _end_of_prompt(request):
-            self._note_receiver(request, request.ticket.offered)
+        assert request.transfer_request is not None
+        if request.transfer_request.offered != _end_of_prompt(request):
+            self._note_receiver(request, request.transfer_request.offered)
 
     def _note_receiver(self, request: Request, tokens: int) -> None:
         """Record the transfer's decode node as a receiver of the state after `tokens`, if its
         answer continues there."""
-        assert request.ticket is not None
+        assert request.transfer_request is not None
         if tokens and request.sampling.max_new_tokens != 1:
-            peer = self._peers[request.ticket.room]
+            peer = self._peers[request.transfer_request.transfer_id]
             self._receivers.note(request.salt, request.prompt[:tokens], peer)
 
     def reject(self, request: Request, error: m.RequestError) -> None:
@@ -338,16 +347,16 @@ class PrefillHandover(Handover):
         layer chunks may be in flight."""
         self._scheduler.drop(request)
         request.suspect = True
-        assert request.ticket is not None
-        self._load.leave(request.ticket.room)
-        self._emit(m.PrefillRefused(request.ticket.room, error))
+        assert request.transfer_request is not None
+        self._load.leave(request.transfer_request.transfer_id)
+        self._emit(m.PrefillRefused(request.transfer_request.transfer_id, error))
 
     def _end(self, message: m.PrefillEnd) -> None:
         """End a transfer after its sender drained. A forward in flight is waited for, because the
         computed part of the prompt stays cached."""
-        if message.room in self._fetched.held:
-            self._fetched.end(message.room)
-        request = self._rooms.get(message.room)
+        if message.transfer_id in self._fetched.held:
+            self._fetched.end(message.transfer_id)
+        request = self._transfers.get(message.transfer_id)
         if request is None:
             return
         self._scheduler.drop(request)
@@ -360,7 +369,7 @@ class PrefillHandover(Handover):
                 request.move(Finished())
             case Active(allocation=allocation) as state:
                 if not request.suspect:
-                    keep_landed(self._cache, request, state)
+                    keep_completed(self._cache, request, state)
                 self._cache.release(allocation)
                 request.move(Aborted())
             case AwaitingGrant(allocation):
@@ -371,13 +380,13 @@ class PrefillHandover(Handover):
                 request.move(Aborted())
             case Waiting() | Pulling():
                 request.move(Aborted())
-        self._leave_window(message.room)
-        self._load.leave(message.room)
-        del self._rooms[message.room], self._peers[message.room]
+        self._leave_window(message.transfer_id)
+        self._load.leave(message.transfer_id)
+        del self._transfers[message.transfer_id], self._peers[message.transfer_id]
         self.lookups.ended(request.hit)
         self._emit(
-            m.RoomEnded(
-                message.room,
+            m.TransferEnded(
+                message.transfer_id,
                 len(request.prompt),
                 request.hit,
                 isinstance(request.state, Finished),

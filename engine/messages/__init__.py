@@ -10,15 +10,15 @@ engine only transfers.
 from collections.abc import Callable
 
 from .cache import *
+from .drain_targets import *
 from .fetch import *
 from .handover import *
-from .heirs import *
 from .pull import *
 from .reports import *
 from .requests import *
 from .types import *
 
-FrontInbox = Submit | Abort | CacheQuery | Drain | Undrain | LeaveToHeirs | EndLeaving
+FrontInbox = Submit | Abort | CacheQuery | Drain | Undrain | LeaveToDrainTargets | EndLeaving
 """Messages from an API server, to an engine of any role."""
 
 PrefillInbox = (
@@ -69,11 +69,11 @@ FrontOutbox = (
     | Drained
     | Evicted
     | StateLeft
-    | LeftToHeirs
+    | LeftToDrainTargets
     | StateFetched
 )
 PrefillOutbox = (
-    RoomEnded
+    TransferEnded
     | PrefillQueue
     | PrefillQueued
     | PrefillAccepted

@@ -3,7 +3,7 @@ pull it from there. Nothing is computed for it and no token is sampled."""
 
 from enum import Enum
 
-from .types import Message, OfRoom, RoomId, Tokens
+from .types import Message, OfTransfer, Tokens, TransferId
 
 
 class FetchOutcome(Enum):
@@ -18,10 +18,10 @@ class FetchOutcome(Enum):
     LOST = "lost"
 
 
-class FetchTicket(Message):
+class FetchRequest(Message):
     """Like Ticket, for a fetched state."""
 
-    room: RoomId
+    transfer_id: TransferId
     generation: int
     salt: bytes
 
@@ -30,7 +30,7 @@ class FetchReserve(Message):
     """(prefill) Send the state after exactly this prompt, and its KV. Answered by PrefillAccepted
     or FetchRefused; PrefillStart is answered by StateHeld. peer: as in PrefillReserve."""
 
-    ticket: FetchTicket
+    transfer_request: FetchRequest
     prompt: Tokens
     peer: str = ""
 
@@ -41,11 +41,11 @@ class FetchRefusal(Enum):
 
 
 class FetchRefused(Message):
-    room: RoomId
+    transfer_id: TransferId
     refusal: FetchRefusal
 
 
-class StateHeld(OfRoom):
+class StateHeld(OfTransfer):
     """The transfer's state may be sent at once: the sender has its plan."""
 
 
@@ -54,7 +54,7 @@ class FetchAdvised(Message):
     prefill node, has the state after its first `tokens`. The prefill node computing the prompt
     lacks it and gets it sooner through this node. seconds: the fetch's time limit."""
 
-    room: RoomId
+    transfer_id: TransferId
     holder: str
     tokens: int
     seconds: float
@@ -65,7 +65,7 @@ class FetchWanted(Message):
     Answered by GrantWanted and RemoteDone, or by FetchLost. WriterFenced follows FetchLost if
     anything was granted."""
 
-    ticket: FetchTicket
+    transfer_request: FetchRequest
     prompt: Tokens
     holder: str
     seconds: float
@@ -74,7 +74,7 @@ class FetchWanted(Message):
 class FetchLost(Message):
     """(decode) The fetch was lost. Granted ids are quarantined until WriterFenced."""
 
-    room: RoomId
+    transfer_id: TransferId
     outcome: FetchOutcome
 
 

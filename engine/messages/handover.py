@@ -7,16 +7,16 @@ from dataclasses import field
 from tasuki.model.ops.sampling.params import SamplingParams, TopLogprobs
 from tasuki.pycache.packed import PackedEvents
 from tasuki.routing.node_load import PrefillSeconds
+from tasuki.transfer.chunks.chunk import Destination
 from tasuki.transfer.peer_values import Finite, Number
 from tasuki.transfer.reports import HandoverTimeline
-from tasuki.transfer.windows.window import Destination
 
 from .reports import HitBreakdown, PrefillChoice, PullReport, RouteReport, TransferReport
 from .requests import LifeMark, Purpose
-from .types import LossCause, Message, OfRoom, RequestError, RequestId, RoomId, Tokens
+from .types import LossCause, Message, OfTransfer, RequestError, RequestId, Tokens, TransferId
 
 
-class Ticket(Message):
+class TransferRequest(Message):
     """The receiver's part of Reserve.
 
     kv_matched: tokens of KV held by the receiver (page multiple), not usable state. offered: tokens
@@ -25,7 +25,7 @@ class Ticket(Message):
     due time.
     """
 
-    room: RoomId
+    transfer_id: TransferId
     generation: int
     kv_matched: int
     sampling: SamplingParams
@@ -46,7 +46,7 @@ class Grant(Message):
     pages, if only the first token is wanted.
     """
 
-    room: RoomId
+    transfer_id: TransferId
     generation: int
     first_page: int
     pages: tuple[int, ...]
@@ -62,7 +62,7 @@ class PrefillReserve(Message):
     PrefillQueue names it. peer: the decode node, by a name of its own; different nodes take
     turns."""
 
-    ticket: Ticket
+    transfer_request: TransferRequest
     prompt: Tokens
     peer: str = ""
 
@@ -77,7 +77,7 @@ class PrefillEnd(Message):
     """(prefill) Release the transfer: it is over (committed, aborted or lost) and its sender has
     drained. given_up: the cause if this node ended it; else None."""
 
-    room: RoomId
+    transfer_id: TransferId
     given_up: LossCause | None = None
 
 
@@ -99,7 +99,7 @@ class PrefillBusy(Message):
     others_wait_seconds: float
 
 
-class GrantWanted(OfRoom):
+class GrantWanted(OfTransfer):
     """(decode) The prefill node is about to start: allocate, and answer HandoverGranted or
     HandoverDeclined."""
 
@@ -111,7 +111,7 @@ class RemoteReady(Message):
     prefill_choice: the reason for choosing this prefill node.
     """
 
-    room: RoomId
+    transfer_id: TransferId
     token: int
     logprob: Finite
     margin: Number
@@ -128,7 +128,7 @@ class RemoteDone(Message):
     """(decode) RemotePrefillDone: every layer chunk arrived and every digest matched. pull:
     timeline of the pull before; None without one."""
 
-    room: RoomId
+    transfer_id: TransferId
     transfer: TransferReport
     pull: HandoverTimeline | None = None
 
@@ -141,24 +141,24 @@ class HandoverFailed(Message):
     """(decode) The hand-over failed; granted ids are quarantined until WriterFenced. elsewhere:
     another prefill node may be asked; otherwise the prompt is prefilled locally."""
 
-    room: RoomId
+    transfer_id: TransferId
     reason: str
     elsewhere: bool = False
     cause: LossCause = LossCause.STREAM
 
 
-class WriterFenced(OfRoom):
+class WriterFenced(OfTransfer):
     """(decode) The transfer's writer can write no more: its quarantined ids are free."""
 
 
-class RoomEnded(Message):
+class TransferEnded(Message):
     """(prefill) The end of a transfer, after its drain.
 
     hit: None if its prompt was never looked up. handed_on: its prompt was computed to the end.
     given_up: as in PrefillEnd.
     """
 
-    room: RoomId
+    transfer_id: TransferId
     prompt_tokens: int
     hit: HitBreakdown | None
     handed_on: bool
@@ -170,13 +170,13 @@ class PrefillQueue(Message):
     """Transfers waiting to be begun, in the order of their turns; emitted when the order
     changes."""
 
-    rooms: tuple[RoomId, ...]
+    transfers: tuple[TransferId, ...]
 
 
 class PrefillQueued(Message):
     """Other transfers come before this new one, with wait_seconds of prefill."""
 
-    room: RoomId
+    transfer_id: TransferId
     wait_seconds: float
 
 
@@ -203,19 +203,19 @@ class UsableRead(Message):
     batch: PackedEvents
 
 
-class PrefillAccepted(OfRoom):
+class PrefillAccepted(OfTransfer):
     """About to start: the allocation is held, the destination is awaited."""
 
 
 class PrefillRefused(Message):
-    room: RoomId
+    transfer_id: TransferId
     error: RequestError
 
 
 class PrefillToken(Message):
     """The forward ended and the first token is recorded; layer chunks may still be in flight."""
 
-    room: RoomId
+    transfer_id: TransferId
     token: int
     logprob: float
     margin: float
@@ -234,7 +234,7 @@ class HandoverWanted(Message):
     """
 
     request_id: RequestId
-    ticket: Ticket
+    transfer_request: TransferRequest
     prompt: Tokens
     sender: str | None = None
     session: int | None = None
@@ -246,11 +246,11 @@ class HandoverGranted(Message):
     grant: Grant
 
 
-class HandoverDeclined(OfRoom):
+class HandoverDeclined(OfTransfer):
     """(decode) No memory for the destination now: abort the transfer; the request continues without
     it."""
 
 
-class HandoverCancelled(OfRoom):
+class HandoverCancelled(OfTransfer):
     """(decode) The request was aborted: abort the transfer. Granted ids stay quarantined until
     WriterFenced."""

@@ -1,9 +1,9 @@
 """A pull: a prefill node copies pages from a decode node before it computes."""
 
-from tasuki.transfer.windows.window import Destination
+from tasuki.transfer.chunks.chunk import Destination
 
 from .reports import PullReport
-from .types import Message, OfRoom, RoomId
+from .types import Message, OfTransfer, TransferId
 
 
 class PullGrant(Message):
@@ -11,7 +11,7 @@ class PullGrant(Message):
     logical page first_page + i, up to the last page of `tokens`. generation: the prefill engine's
     own count."""
 
-    room: RoomId
+    transfer_id: TransferId
     generation: int
     tokens: int
     first_page: int
@@ -26,7 +26,7 @@ class PullGrant(Message):
 class PullSource(Message):
     """The decode node's ids of the pulled pages and state, numbered like PullGrant."""
 
-    room: RoomId
+    transfer_id: TransferId
     pages: tuple[int, ...]
     slot: int
 
@@ -34,16 +34,16 @@ class PullSource(Message):
 class PullCommitted(Message):
     """(prefill) Every layer chunk of the pull arrived and every digest matched."""
 
-    room: RoomId
+    transfer_id: TransferId
     report: PullReport
 
 
-class PullLost(OfRoom):
+class PullLost(OfTransfer):
     """(prefill) The pull was lost: the prompt is computed without it. Granted ids are quarantined
     until PullFenced."""
 
 
-class PullFenced(OfRoom):
+class PullFenced(OfTransfer):
     """(prefill) The pull's writer can write no more: quarantined ids are free."""
 
 
@@ -51,12 +51,12 @@ class PullAsked(Message):
     """(decode) The prefill node pulls the tokens offered in the transfer request: pin them.
     Answered by PullPinned or PullRefused."""
 
-    room: RoomId
+    transfer_id: TransferId
     tokens: int
     first_page: int
 
 
-class PullEnd(OfRoom):
+class PullEnd(OfTransfer):
     """(decode) Release the state: the pull is over and its sender has drained."""
 
 
@@ -76,5 +76,5 @@ class PullPinned(Message):
 class PullRefused(Message):
     """(decode) The state cannot be sent, for the given reason."""
 
-    room: RoomId
+    transfer_id: TransferId
     reason: str

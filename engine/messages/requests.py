@@ -23,9 +23,9 @@ from .types import (
     Message,
     RequestError,
     RequestId,
-    RoomId,
     Targets,
     Tokens,
+    TransferId,
 )
 
 
@@ -112,11 +112,11 @@ def marked(life: list[LifeMark], mark: LifeMark) -> None:
 _NO_TOKENS: Tokens = np.empty(0, dtype=np.int32)
 
 
-class GatewayRoom(Message):
+class GatewayTransfer(Message):
     """A transfer made by a gateway; both nodes get a call for it. sender: HOST:PORT of the prefill
     node's gRPC server."""
 
-    room: RoomId
+    transfer_id: TransferId
     sender: str
 
 
@@ -146,7 +146,7 @@ class Submit(Message):
     marks: token counts of checkpoints wanted by the client (role boundaries). message_end: token
     count at the last message's end, before the answer's opening; the next turn may continue there.
     None: unknown or of no use. session: the conversation's name for operators; ignored by the
-    engine. gateway_room: the transfer of the first hand-over, if a gateway made it.
+    engine. gateway_transfer: the transfer of the first hand-over, if a gateway made it.
 
     caller: differently named callers get equal parts of a scarce engine. priority: among a caller's
     requests the lowest goes first. patience: seconds until its client stops waiting for an answer
@@ -166,7 +166,7 @@ class Submit(Message):
     cursor: int | None = None
     marks: tuple[int, ...] = ()
     session: str | None = None
-    gateway_room: GatewayRoom | None = None
+    gateway_transfer: GatewayTransfer | None = None
     caller: str = ""
     priority: int = 0
     patience: float = math.inf

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 RequestId = NewType("RequestId", str)
-RoomId = NewType("RoomId", int)
+TransferId = NewType("TransferId", int)
 Tokens = NDArray[np.int32]
 NodeName = tuple[int, int]
 """Name of a node of the cache's tree, valid as long as the node lives."""
@@ -70,10 +70,10 @@ class RequestError(Message):
     retry_after: float | None = None
 
 
-class OfRoom(Message):
+class OfTransfer(Message):
     """A message with only its transfer as content."""
 
-    room: RoomId
+    transfer_id: TransferId
 
 
 class Targets(Message):

@@ -19,7 +19,7 @@ Exchange = Callable[[bytes], list[bytes]]
 long."""
 
 
-class RankSilent(DeviceLost):
+class RankTimedOut(DeviceLost):
     """A rank missed a collective in time. Restart the node."""
 
 
@@ -48,8 +48,8 @@ class Collectives(Protocol):
         0 if the medium bounds each wait itself. Any thread."""
 
     def check(self) -> None:
-        """Raise RankSilent if a rank missed an exchange and no call raised before. Called after the
-        exchanged data has been computed."""
+        """Raise RankTimedOut if a rank missed an exchange and no call raised before. Called after
+        the exchanged data has been computed."""
 
     def abandon(self) -> None:
         """End all waits for other ranks, including waits in progress, because a rank is lost. Any

@@ -24,7 +24,7 @@ from typing import Protocol
 from tasuki.engine.forward_plan import decode_plan
 from tasuki.engine.messages.types import Message
 from tasuki.engine.runner.base import InFlightForward, Runner
-from tasuki.transfer.rooms.heartbeats import Silence
+from tasuki.transfer.lifecycle.heartbeats import HeartbeatTimeout
 from tasuki.utils.program import is_expected, line_of
 from tasuki.utils.signatures import Clock, Work
 from tasuki.utils.system import name_this_thread
@@ -36,7 +36,7 @@ from .tiers import FollowerTiers, SendToLeader
 
 log = logging.getLogger(__name__)
 
-BEATS_A_TIMEOUT = 10
+HEARTBEATS_A_TIMEOUT = 10
 _LOOKS = 5
 """Looks at the socket before its data counts as unread. Some of it may just have been sent."""
 _LOOK_SECONDS = 0.001
@@ -63,23 +63,25 @@ class LeaderWatch:
         self._socket = connection
         self._timeout = timeout
         self._clock = clock
-        self.period = timeout / BEATS_A_TIMEOUT
-        self._silence = Silence(max(timeout, START_SECONDS), clock(), self.period)
+        self.period = timeout / HEARTBEATS_A_TIMEOUT
+        self._heartbeat_timeout = HeartbeatTimeout(
+            max(timeout, START_SECONDS), clock(), self.period
+        )
         found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         self.pid: int = _CREDENTIALS.unpack(found)[0]
         self._handle = os.pidfd_open(self.pid)
 
     def plans_may_come(self) -> None:
         """Shorten the timeout: the leader has its weights, and all ranks have met."""
-        self._silence = Silence(self._timeout, self._clock(), self.period)
+        self._heartbeat_timeout = HeartbeatTimeout(self._timeout, self._clock(), self.period)
 
     def lost(self) -> float | None:
         """Return the limit in seconds if the leader has read nothing for as long, else None. Call
         it once a period, before a heartbeat is sent."""
-        silence, now = self._silence, self._clock()
+        heartbeat_timeout, now = self._heartbeat_timeout, self._clock()
         if self._has_read():
-            silence.received(now)
-        return silence.limit if silence.tick(now) else None
+            heartbeat_timeout.received(now)
+        return heartbeat_timeout.limit if heartbeat_timeout.tick(now) else None
 
     def kill(self) -> None:
         """Send SIGKILL, to a hanging process too. The system ends the leader's followers with it,
@@ -140,9 +142,9 @@ class ReportedResults:
         try:
             while (item := self._flying.get()) is not None:
                 number, forward = item
-                drawn = forward.result()
+                sampled = forward.result()
                 self._rank.check()
-                self._link.send(r.PlanRun(number, checksum(drawn) if len(drawn) else None))
+                self._link.send(r.PlanRun(number, checksum(sampled) if len(sampled) else None))
         except Exception as error:
             self._error = error
             self._link.stop_reading()
@@ -223,11 +225,13 @@ class LeaderLink:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RD)
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Start the heartbeats, on a thread of their own. It kills the leader if the leader
         hangs."""
-        self._beats = threading.Thread(target=self._beat, name="tasuki-beats", daemon=True)
-        self._beats.start()
+        self._heartbeats = threading.Thread(
+            target=self._heartbeat, name="tasuki-beats", daemon=True
+        )
+        self._heartbeats.start()
 
     def plans_may_come(self, rank: LoadedRank) -> None:
         """Report the rank's begun exchanges in heartbeats from now on."""
@@ -236,11 +240,11 @@ class LeaderLink:
 
     def close(self) -> None:
         self._ended.set()
-        self._beats.join()
+        self._heartbeats.join()
         self._watch.close()
         self._socket.close()
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         name_this_thread()
         while not self._ended.wait(self._watch.period):
             silent = self._watch.lost()
@@ -252,9 +256,9 @@ class LeaderLink:
                 )
                 self._watch.kill()
                 return
-            self._send_beat()
+            self._send_heartbeat()
 
-    def _send_beat(self) -> None:
+    def _send_heartbeat(self) -> None:
         """Send a heartbeat without waiting. If the socket is full, its waiting data serves as
         one."""
         if not self._lock.acquire(blocking=False):
@@ -263,8 +267,8 @@ class LeaderLink:
             # A message this small leaves whole, or not at all.
             with suppress(OSError):  # The reader notices it too.
                 exchanges = 0 if self._rank is None else self._rank.begun
-                beat = r.Beat(exchanges, time.process_time())
-                self._socket.send(r.frame(beat), socket.MSG_DONTWAIT)
+                heartbeat = r.Beat(exchanges, time.process_time())
+                self._socket.send(r.frame(heartbeat), socket.MSG_DONTWAIT)
         finally:
             self._lock.release()
 
@@ -281,7 +285,7 @@ def follow(connection: socket.socket, load: Work[LoadedRank], timeout: float) ->
     leader gives up this rank, or this rank the leader.
     """
     link = LeaderLink(connection, timeout)
-    link.beat()
+    link.heartbeat()
     try:
         rank = load()
         link.send(r.Loaded(rank.slabs))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tasuki.engine.forward_plan import ForwardPlan
-from tasuki.engine.runner.base import DrawnTokens, Event, InFlightForward, Runner
+from tasuki.engine.runner.base import Event, InFlightForward, Runner, SampledTokens
 from tasuki.model.ops.sampling.reference import Sampled
 
 from .collectives import Collectives
@@ -27,22 +27,22 @@ class LeaderDraws:
     Each rank samples all other rows itself, from the same bits. Thread rule: the thread of the
     forward.
 
-    Implements DrawnTogether.
+    Implements SampledTogether.
     """
 
     def __init__(self, collectives: Collectives, rank: int) -> None:
         self._collectives = collectives
         self.leads = rank == 0
 
-    def agreed(self, drawn: Sequence[Sampled]) -> list[Sampled]:
-        own = [(token.token, token.logprob, token.margin) for token in drawn]
+    def agreed(self, sampled: Sequence[Sampled]) -> list[Sampled]:
+        own = [(token.token, token.logprob, token.margin) for token in sampled]
         leaders = self._collectives.of_leader(torch.tensor(own, dtype=torch.float64)).tolist()
         if self.leads:
-            return [*drawn]
+            return [*sampled]
         return [Sampled(int(token), logprob, margin) for token, logprob, margin in leaders]
 
-    def of_leader(self, drawn: Tensor) -> Tensor:
-        return self._collectives.of_leader(drawn)
+    def of_leader(self, sampled: Tensor) -> Tensor:
+        return self._collectives.of_leader(sampled)
 
 
 @dataclass(frozen=True)
@@ -67,18 +67,18 @@ class LeaderForward:
     def busy_seconds(self) -> float:
         return self.own.busy_seconds
 
-    def result(self) -> DrawnTokens:
+    def result(self) -> SampledTokens:
         try:
-            drawn = self.own.result()
+            sampled = self.own.result()
             if self.collectives is not None:
                 self.collectives.check()
         except Exception as error:
             self.ranks.blame(error)
             raise
         self.ranks.ended(self.number)
-        if len(drawn):
-            self.ranks.drew(self.number, checksum(drawn))
-        return drawn
+        if len(sampled):
+            self.ranks.sampled(self.number, checksum(sampled))
+        return sampled
 
 
 class LeaderRunner:

@@ -9,16 +9,16 @@ import numpy as np
 
 from tasuki.engine.apart.frames import FrameReader, framed
 from tasuki.engine.messages.types import Message, reader_of
-from tasuki.engine.runner.base import DrawnTokens
+from tasuki.engine.runner.base import SampledTokens
 from tasuki.engine.tiers.copy_job import CopyJob, JobEnd
 
 
-def checksum(drawn: DrawnTokens) -> int:
+def checksum(sampled: SampledTokens) -> int:
     """Return one number for all sampled tokens and drafts of a forward. Ranks with different
     numbers have computed different results."""
-    behind = {row: [token.token for token in found] for row, found in drawn.behind.items()}
-    total = crc32(drawn.tokens.astype("<i4", copy=False).tobytes())
-    for kind, lists in enumerate((behind, drawn.guessed)):
+    behind = {row: [token.token for token in found] for row, found in sampled.behind.items()}
+    total = crc32(sampled.tokens.astype("<i4", copy=False).tobytes())
+    for kind, lists in enumerate((behind, sampled.guessed)):
         for row in sorted(lists):
             numbers = [kind, row, len(lists[row]), *lists[row]]
             total = crc32(np.array(numbers, dtype="<i4").tobytes(), total)

@@ -28,7 +28,7 @@ from tasuki.transfer.transports.nvlink.cuda_ipc import CudaIpc, Export
 from tasuki.utils.triton.instructions import dependent, wait_for_inputs
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
-from .collectives import Exchange, RankSilent
+from .collectives import Exchange, RankTimedOut
 
 PLACES = 512
 """Places in a half of the mailbox for each peer: the most programs of a launch."""
@@ -296,9 +296,9 @@ class Mailboxes:
         return len(self.addresses)
 
     def check(self) -> None:
-        """Check a completed forward. Raises RankSilent."""
+        """Check a completed forward. Raises RankTimedOut."""
         if self.words[0]:
-            raise RankSilent(
+            raise RankTimedOut(
                 f"rank {self.rank} waited in vain for another rank inside a forward: its result is "
                 "worthless, and no other forward can succeed; restart the node"
             )

@@ -19,7 +19,7 @@ from tasuki.engine.apart.frames import BrokenFrame
 from tasuki.engine.messages.types import Message
 from tasuki.engine.runner.base import DeviceLost
 from tasuki.engine.tiers.copy_job import JobEnd
-from tasuki.transfer.rooms.heartbeats import Silence
+from tasuki.transfer.lifecycle.heartbeats import HeartbeatTimeout
 from tasuki.utils.child_process import Job, start_child_at_once
 from tasuki.utils.program import PACKAGE, line_of
 from tasuki.utils.signatures import Clock, EndNotice
@@ -108,11 +108,13 @@ class RankLost(DeviceLost):
 
 
 class _Follower:
-    def __init__(self, rank: int, process: RankProcess, silence: Silence) -> None:
+    def __init__(
+        self, rank: int, process: RankProcess, heartbeat_timeout: HeartbeatTimeout
+    ) -> None:
         self.rank = rank
         self.process = process
-        self.silence = silence
-        self.still: Silence | None = None
+        self.heartbeat_timeout = heartbeat_timeout
+        self.still: HeartbeatTimeout | None = None
         self.last = r.Beat()
         self.reader = r.frame_reader()
         self.slabs: int | None = None
@@ -125,11 +127,14 @@ class _Follower:
     def name(self) -> str:
         return f"rank {self.rank} (process {self.process.pid})"
 
-    def gets_on(self, beat: r.Beat) -> bool:
+    def gets_on(self, heartbeat: r.Beat) -> bool:
         """Return whether the follower progressed since the last heartbeat. A long computation is
         slow, not stuck: it is left to the watchdog."""
-        worked = beat.worked - self.last.worked
-        return beat.exchanges > self.last.exchanges or worked > _WORKS * self.silence.period
+        worked = heartbeat.worked - self.last.worked
+        return (
+            heartbeat.exchanges > self.last.exchanges
+            or worked > _WORKS * self.heartbeat_timeout.period
+        )
 
 
 OnCopyEnd = Callable[[int, JobEnd], None]
@@ -158,7 +163,7 @@ class Ranks:
         self._timeout = timeout
         now = clock()
         self._followers = [
-            _Follower(rank, process, Silence(max(timeout, r.START_SECONDS), now))
+            _Follower(rank, process, HeartbeatTimeout(max(timeout, r.START_SECONDS), now))
             for rank, process in enumerate(processes, 1)
         ]
         self._changed = threading.Condition()
@@ -250,7 +255,7 @@ class Ranks:
         timeout."""
         self._over = number + 1
 
-    def drew(self, number: int, checksum: int) -> None:
+    def sampled(self, number: int, checksum: int) -> None:
         """Record the leader's checksum of this plan, to compare it with the followers'."""
         self._compare(0, number, checksum)
 
@@ -334,7 +339,7 @@ class Ranks:
         for handle in (*sockets, *ends):
             poll.register(handle, select.POLLIN)
         while not self._closing and self._reason is None:
-            period = min(follower.silence.period for follower in self._followers)
+            period = min(follower.heartbeat_timeout.period for follower in self._followers)
             ready = {handle for handle, _ in poll.poll(period * 1000)}
             now = self._clock()
             # Read the sockets first, because last messages come before the end.
@@ -345,8 +350,8 @@ class Ranks:
                 follower = ends[handle]
                 self.lose(f"{follower.name} {follower.process.ended_how()}")
             for follower in self._followers:
-                if follower.silence.tick(now):
-                    limit = follower.silence.limit
+                if follower.heartbeat_timeout.tick(now):
+                    limit = follower.heartbeat_timeout.limit
                     self.lose(f"{follower.name} has said nothing for {limit:g} s (--rank-timeout)")
                 if follower.still is not None and follower.still.tick(now):
                     limit = follower.still.limit
@@ -374,7 +379,7 @@ class Ranks:
             self.lose(f"{follower.name} sent what is no frame: {error}")
             return False
         if data:
-            follower.silence.received(now)
+            follower.heartbeat_timeout.received(now)
         return bool(data)
 
     def _take(self, follower: _Follower, message: Message) -> None:
@@ -402,6 +407,6 @@ class Ranks:
             case r.Joined(kept):
                 with self._changed:
                     follower.joined, follower.kept = True, kept
-                    follower.silence = Silence(self._timeout, self._clock())
-                    follower.still = Silence(self._timeout, self._clock())
+                    follower.heartbeat_timeout = HeartbeatTimeout(self._timeout, self._clock())
+                    follower.still = HeartbeatTimeout(self._timeout, self._clock())
                     self._changed.notify_all()

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
+from tasuki.transfer.chunks.chunk import StepCounter
 from tasuki.transfer.ranks.region import RankRegion, RankSpans
-from tasuki.transfer.windows.window import StepCounter
 
 Report = Callable[[int, bool], None]
 """Takes a rank's ticks so far, and whether a forward ended with the last."""

@@ -30,9 +30,9 @@ from tasuki.engine.request import (
     Request,
 )
 from tasuki.engine.roles.base import Handover, HandoverContext, RequestInbox, misdirected
-from tasuki.engine.runner.base import DrawnTokens
+from tasuki.engine.runner.base import SampledTokens
 from tasuki.engine.scheduling.admission import EarlyRefusal, FirstTokenOutlook
-from tasuki.engine.scheduling.checkpoints import keep_landed, keep_state, turn_hint
+from tasuki.engine.scheduling.checkpoints import keep_completed, keep_state, turn_hint
 from tasuki.engine.scheduling.scheduled_forward import AnswerRows, ScheduledSequence
 from tasuki.engine.scheduling.shared_prompts import carrier_of, scoring_of, told_of
 from tasuki.engine.speculation.speculation import Speculation
@@ -79,7 +79,7 @@ class Answers(Handover):
                 self.submit(message)
             case m.Abort(request_id):
                 self.abort(request_id)
-            case m.LeaveToHeirs() | m.EndLeaving():
+            case m.LeaveToDrainTargets() | m.EndLeaving():
                 self.leave_nothing(message)
             case _:
                 raise misdirected(message)
@@ -132,7 +132,7 @@ class Answers(Handover):
             cursor,
             message.marks,
             message.message_end,
-            gateway_room=message.gateway_room,
+            gateway_transfer=message.gateway_transfer,
             caller=message.caller,
             priority=message.priority,
             patience=message.patience,
@@ -195,7 +195,7 @@ class Answers(Handover):
     def abort_request(self, request: Request) -> None:
         if isinstance(request.state, Active):
             if request.findable:
-                keep_landed(self._cache, request, request.state)
+                keep_completed(self._cache, request, request.state)
             self._cache.release(request.state.allocation)
         elif isinstance(request.state, Loading):
             self._give_up_load(request.state)
@@ -208,7 +208,7 @@ class Answers(Handover):
     def planned(self, prompts: Sequence[ScheduledSequence], first_tick: int) -> None:
         """Do nothing: no part of it is sent."""
 
-    def landed(self, prompts: Sequence[ScheduledSequence], seconds: float) -> None:
+    def completed(self, prompts: Sequence[ScheduledSequence], seconds: float) -> None:
         """Do nothing: nothing is learnt from it here."""
 
     def admit(self, request: Request) -> bool:
@@ -222,19 +222,19 @@ class Answers(Handover):
         return True
 
     def _loaded(self, request: Request, allocation: Allocation) -> None:
-        drawn = None if request.ahead is None else request.ahead.sampled
+        sampled = None if request.ahead is None else request.ahead.sampled
         state = self._begin_prefill(request, allocation)
         request.move(state)
-        if drawn is not None:
+        if sampled is not None:
             request.move(Decoding(allocation, state.progress))
         self._scheduler.start(request)
-        if drawn is not None:
-            self._go_on_with(request, drawn)
+        if sampled is not None:
+            self._go_on_with(request, sampled)
 
-    def _go_on_with(self, request: Request, drawn: Sampled) -> None:
+    def _go_on_with(self, request: Request, sampled: Sampled) -> None:
         """Continue with a token sampled outside of the batch."""
-        if all_sound([drawn]):
-            self.on_token(request, drawn)
+        if all_sound([sampled]):
+            self.on_token(request, sampled)
         else:
             self.reject(request, unsound(request))
 
@@ -247,18 +247,23 @@ class Answers(Handover):
         else:
             self._go_on_with(request, second)
 
-    def on_tokens(self, answers: AnswerRows, drawn: DrawnTokens) -> None:
+    def on_tokens(self, answers: AnswerRows, sampled: SampledTokens) -> None:
         """Record the tokens and emit them together; end the requests with their last token."""
         requests = answers.requests
-        for request, token in zip(requests, drawn.tokens.tolist(), strict=True):
+        for request, token in zip(requests, sampled.tokens.tolist(), strict=True):
             request.output.append(token)
         ids = tuple([request.id for request in requests])
         self._emit(
             m.TokensOut(
-                ids, drawn.tokens, drawn.logprobs, drawn.margins, answers.indices, drawn.tops
+                ids,
+                sampled.tokens,
+                sampled.logprobs,
+                sampled.margins,
+                answers.indices,
+                sampled.tops,
             )
         )
-        over = answers.is_last | self._stops.may_end(drawn.tokens)
+        over = answers.is_last | self._stops.may_end(sampled.tokens)
         for request in answers.requests_where(over):
             self._finish_if_over(request)
 

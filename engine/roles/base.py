@@ -25,7 +25,7 @@ from tasuki.engine.intake import Intake
 from tasuki.engine.request import Loading, Prefilling, Request, Waiting
 from tasuki.engine.roles.early_steps import PrefillBehind, PrefillsBehind
 from tasuki.engine.routing import Router
-from tasuki.engine.runner.base import DrawnTokens, EventRecorder
+from tasuki.engine.runner.base import EventRecorder, SampledTokens
 from tasuki.engine.scheduling.checkpoints import plan_checkpoints
 from tasuki.engine.scheduling.scheduled_forward import AnswerRows, ScheduledSequence
 from tasuki.engine.scheduling.scheduler import Scheduler
@@ -47,7 +47,9 @@ class AllocationTerms(TypedDict):
     cursor: int | None
 
 
-RequestInbox = m.Submit | m.Abort | m.LeaveToHeirs | m.EndLeaving | m.PrefillInbox | m.DecodeInbox
+RequestInbox = (
+    m.Submit | m.Abort | m.LeaveToDrainTargets | m.EndLeaving | m.PrefillInbox | m.DecodeInbox
+)
 """Messages about requests and their hand-overs."""
 
 
@@ -223,10 +225,10 @@ class Handover(ABC):
     def handle(self, message: RequestInbox) -> None:
         """Handle a message. Raises ValueError for a message of another role."""
 
-    def leave_nothing(self, message: m.LeaveToHeirs | m.EndLeaving) -> None:
-        """Answer LeaveToHeirs with nothing left, in a role without prefill nodes."""
-        if isinstance(message, m.LeaveToHeirs):
-            self._emit(m.LeftToHeirs(message.query_id))
+    def leave_nothing(self, message: m.LeaveToDrainTargets | m.EndLeaving) -> None:
+        """Answer LeaveToDrainTargets with nothing left, in a role without prefill nodes."""
+        if isinstance(message, m.LeaveToDrainTargets):
+            self._emit(m.LeftToDrainTargets(message.query_id))
 
     @abstractmethod
     def advance(self) -> None:
@@ -243,10 +245,10 @@ class Handover(ABC):
         counter's value after all work launched before."""
 
     @abstractmethod
-    def landed(self, prompts: Sequence[ScheduledSequence], seconds: float) -> None:
+    def completed(self, prompts: Sequence[ScheduledSequence], seconds: float) -> None:
         """Note the end of a forward with these prompt parts, and its duration alone."""
 
-    def on_tokens(self, answers: AnswerRows, drawn: DrawnTokens) -> None:
+    def on_tokens(self, answers: AnswerRows, sampled: SampledTokens) -> None:
         """Handle one sampled token for each of these answers, row by row. All are live and sound.
         Only a role with answers has such rows."""
         raise AssertionError("an answer's row in an engine that answers nothing")

@@ -246,11 +246,11 @@ class EarlySteps:
         with torch.inference_mode():
             logits = self._model.forward(Batch.pack([sequence]), self._arena, gate)
             if step.sampling is not None:
-                step.sampled = self._drawn(step, step.sampling, logits)
+                step.sampled = self._sampled(step, step.sampling, logits)
         step.seconds = time.monotonic() - began - gate.waited
 
     @staticmethod
-    def _drawn(step: EarlyStep, sampling: SamplingParams, logits: torch.Tensor) -> Sampled:
+    def _sampled(step: EarlyStep, sampling: SamplingParams, logits: torch.Tensor) -> Sampled:
         position = step.sequence.start + len(step.sequence.token_ids)
         scores = None
         if step.adjuster is not None:
@@ -337,9 +337,9 @@ class PrefillsBehind:
         arrived yet."""
         assert allocation.load is not None
         start = allocation.load.boundary
-        is_drawn = draws and request.sampling.draws and request.scoring is None
-        stop = min(request.length if is_drawn else request.length - 1, start + self._most)
-        is_drawn = is_drawn and stop == request.length
+        is_sampled = draws and request.sampling.draws and request.scoring is None
+        stop = min(request.length if is_sampled else request.length - 1, start + self._most)
+        is_sampled = is_sampled and stop == request.length
         if stop <= start:
             return None
         if not self._steps.is_free:
@@ -357,8 +357,8 @@ class PrefillsBehind:
                 write_slot=slots[-1],
                 checkpoints=[(planned.position, slot) for planned, slot in kept],
             ),
-            request.sampling if is_drawn else None,
-            self._steps.adjuster(request) if is_drawn else None,
+            request.sampling if is_sampled else None,
+            self._steps.adjuster(request) if is_sampled else None,
         )
         self._steps.begin(step)
         self.counts["begun"] += 1

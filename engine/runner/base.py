@@ -18,14 +18,14 @@ from tasuki.model.ops.sampling.reference import Sampled
 
 
 @dataclass(frozen=True)
-class DrawnTokens:
+class SampledTokens:
     """The sampled tokens of a forward, as columns: plain values, sent back by a process running
     plans.
 
     Columns by the plan's rows: [n]. tokens: int32. logprobs, margins: float64, as in Sampled. A row
     without sampling has zeros. tops: the likeliest tokens, by row, if wanted. scores: scores of
     prompts, by row. behind: tokens sampled after each accepted draft, by row with drafts. guessed:
-    proposed next tokens, by row with a Guess. on_lane: the number of proposed tokens, by row, if
+    proposed next tokens, by row with a Guess. at_index: the number of proposed tokens, by row, if
     they stay in the runner.
     """
 
@@ -36,34 +36,34 @@ class DrawnTokens:
     scores: Mapping[int, PromptScores] = field(default_factory=dict)
     behind: Mapping[int, tuple[Sampled, ...]] = field(default_factory=dict)
     guessed: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    on_lane: Mapping[int, int] = field(default_factory=dict)
+    at_index: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
-    def nothing(cls, rows: int) -> "DrawnTokens":
+    def nothing(cls, rows: int) -> "SampledTokens":
         """Return empty columns, to be filled row by row."""
         return cls(np.zeros(rows, dtype=np.int32), np.zeros(rows), np.zeros(rows))
 
     @classmethod
-    def of(cls, sampled: Iterable[Sampled | None]) -> "DrawnTokens":
+    def of(cls, sampled: Iterable[Sampled | None]) -> "SampledTokens":
         """Return one row each; None: nothing was sampled for the row."""
         found = list(sampled)
         tops = {row: token.top for row, token in enumerate(found) if token and token.top}
-        drawn = replace(cls.nothing(len(found)), tops=tops)
+        all_sampled = replace(cls.nothing(len(found)), tops=tops)
         for row, token in enumerate(found):
             if token is not None:
-                drawn.tokens[row] = token.token
-                drawn.logprobs[row], drawn.margins[row] = token.logprob, token.margin
-        return drawn
+                all_sampled.tokens[row] = token.token
+                all_sampled.logprobs[row], all_sampled.margins[row] = token.logprob, token.margin
+        return all_sampled
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def take(self, rows: "NDArray[np.intp] | slice") -> "DrawnTokens":
+    def take(self, rows: "NDArray[np.intp] | slice") -> "SampledTokens":
         tops = self.tops
         if tops:
             taken = np.arange(len(self))[rows].tolist()
             tops = {place: tops[row] for place, row in enumerate(taken) if row in tops}
-        return DrawnTokens(self.tokens[rows], self.logprobs[rows], self.margins[rows], tops)
+        return SampledTokens(self.tokens[rows], self.logprobs[rows], self.margins[rows], tops)
 
     def at(self, row: int) -> Sampled:
         """Return the row's first token. REQUIRES: a token was sampled for the row."""
@@ -106,7 +106,7 @@ class InFlightForward(Protocol):
         """Seconds from the start of this forward to its end, on the device. REQUIRES: result() was
         called."""
 
-    def result(self) -> DrawnTokens:
+    def result(self) -> SampledTokens:
         """Wait for the end. Return the sampled tokens, by the plan's rows.
 
         Raises the forward's error. Call it once.

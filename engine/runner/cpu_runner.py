@@ -20,10 +20,10 @@ from tasuki.model.ops.sampling.prompt_scores import HeadOf, ScoredRows
 from tasuki.model.ops.sampling.reference import Sampled, sample
 from tasuki.model.qwen3_5 import DraftStart, Qwen35Model, draft_tokens
 from tasuki.pycache.arena import Arena, run_copies
-from tasuki.transfer.windows.window import StepCounter
+from tasuki.transfer.chunks.chunk import StepCounter
 
-from .base import DrawnTokens, Event
-from .logits import DrawnTogether, kept_adjustments, score_prompts
+from .base import Event, SampledTokens
+from .logits import SampledTogether, kept_adjustments, score_prompts
 from .rows import ResolvedRows, SequenceStates
 
 
@@ -83,23 +83,23 @@ class HeldInputs:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def hold(self, lane: int, row: HeldRow) -> None:
+    def hold(self, batch_index: int, row: HeldRow) -> None:
         """Keep the row, in place of the previous one at the batch index."""
-        self._rows[lane] = row
+        self._rows[batch_index] = row
 
-    def drop(self, lanes: Iterable[int]) -> None:
-        for lane in lanes:
-            self._rows.pop(lane, None)
+    def drop(self, batch_indices: Iterable[int]) -> None:
+        for batch_index in batch_indices:
+            self._rows.pop(batch_index, None)
 
     def fold(self, folds: Iterable[Fold], model: Qwen35Model, arena: Arena) -> None:
         """Store the states asked for. Raises PlanError."""
         slices: list[SequenceSlice] = []
         inputs: list[Mapping[int, Tensor]] = []
         for fold in folds:
-            held = self._rows.pop(fold.lane, None)
+            held = self._rows.pop(fold.batch_index, None)
             if held is None or not 0 < fold.count <= len(held.slice.token_ids):
                 raise PlanError(
-                    f"{fold.count} tokens of lane {fold.lane} are to be folded, which holds "
+                    f"{fold.count} tokens of lane {fold.batch_index} are to be folded, which holds "
                     f"{0 if held is None else len(held.slice.token_ids)}"
                 )
             tokens = held.slice.token_ids[: fold.count]
@@ -130,13 +130,13 @@ class LayerTicks(LayerHooks):
 class CpuForward:
     """An ended `InFlightForward`."""
 
-    drawn: DrawnTokens
+    sampled: SampledTokens
     idle_seconds: float
     busy_seconds: float
     has_ended: bool = True
 
-    def result(self) -> DrawnTokens:
-        return self.drawn
+    def result(self) -> SampledTokens:
+        return self.sampled
 
 
 class CpuRunner:
@@ -154,7 +154,7 @@ class CpuRunner:
         arena: Arena,
         steps: StepCounter,
         grammars: GrammarCompiler,
-        together: DrawnTogether | None = None,
+        together: SampledTogether | None = None,
     ) -> None:
         """together: the other ranks of the model; None: there are none."""
         self._model = model
@@ -164,7 +164,7 @@ class CpuRunner:
         self._sequences = SequenceStates(arena.slabs)
         self._adjustments = kept_adjustments(together)(model.config, grammars)
         self._together = together
-        self._drawn: dict[int, list[int]] = {}
+        self._sampled: dict[int, list[int]] = {}
         self._held = HeldInputs()
         kinds = enumerate(arena.layout.layer_kinds)
         self._with_state = frozenset(layer for layer, kind in kinds if kind.keeps_state)
@@ -191,15 +191,15 @@ class CpuRunner:
         if plan.copies:
             run_copies(self._arena, plan.copies)
         before, started = self._ended_at, time.perf_counter()
-        results = self._compute(plan, rows) if len(rows) else DrawnTokens.nothing(0)
+        results = self._compute(plan, rows) if len(rows) else SampledTokens.nothing(0)
         ended = time.perf_counter()
         if len(rows):
             # The time of a plan without rows counts to the next forward's wait.
             self._ended_at = ended
         return CpuForward(results, started - before, ended - started)
 
-    def _compute(self, plan: ForwardPlan, rows: ResolvedRows) -> DrawnTokens:
-        slices = self._sequences.slices(plan, rows, self._drawn)
+    def _compute(self, plan: ForwardPlan, rows: ResolvedRows) -> SampledTokens:
+        slices = self._sequences.slices(plan, rows, self._sampled)
         self._make_drafts(plan, rows, slices)
         batch = Batch.pack(slices)
         verifying = rows.verifies.nonzero()[0].tolist()
@@ -232,25 +232,27 @@ class CpuRunner:
             last = first + len(of_row)
             kept = {layer: x[first:last] for layer, x in inputs.inputs.items()}
             held = HeldRow(slices[row], int(rows.write_slots[row]), kept)
-            self._held.hold(int(rows.lanes[row]), held)
+            self._held.hold(int(rows.batch_indices[row]), held)
             results[row], *more = self._verify(rows, row, found, slices[row].token_ids[1:])
             behind[row] = tuple(more)
             first = last
-        drawn = replace(
-            DrawnTokens.of(results),
+        sampled = replace(
+            SampledTokens.of(results),
             scores={row: found.values() for row, found in scored.items()},
             behind=behind,
         )
         if not plan.guesses:
-            return drawn
+            return sampled
         assert inputs.hidden is not None, "the arena has no draft layer"
-        return replace(drawn, guessed=self._guess(plan, rows, slices, starts, drawn, inputs.hidden))
+        return replace(
+            sampled, guessed=self._guess(plan, rows, slices, starts, sampled, inputs.hidden)
+        )
 
     def _make_drafts(
         self, plan: ForwardPlan, rows: ResolvedRows, slices: list[SequenceSlice]
     ) -> None:
         """Put the plan's first guesses into the rows. Raises PlanError."""
-        if rows.drafts_on_lane.any():
+        if rows.drafts_at_index.any():
             raise PlanError(f"plan {plan.number} has drafts on lanes, where a CPU leaves none")
         if not plan.first_guesses:
             return
@@ -258,7 +260,7 @@ class CpuRunner:
         wanted = []
         for guess in plan.first_guesses:
             item = slices[guess.row]
-            sampling = self._sequences.sampling(int(rows.lanes[guess.row]))
+            sampling = self._sequences.sampling(int(rows.batch_indices[guess.row]))
             carried = carry[item.read_slot].to(self._model.weights.dtype)
             token = item.token_ids[0]
             wanted.append(
@@ -277,14 +279,14 @@ class CpuRunner:
         rows: ResolvedRows,
         slices: Sequence[SequenceSlice],
         starts: Sequence[int],
-        drawn: DrawnTokens,
+        sampled: SampledTokens,
         hidden: torch.Tensor,
     ) -> dict[int, tuple[int, ...]]:
         """Return the plan's guesses, by row. hidden: [T, width], of the forward; its rows begin at
         `starts`."""
         wanted = []
         for guess in plan.guesses:
-            row, tokens = guess.row, drawn.all_at(guess.row)
+            row, tokens = guess.row, sampled.all_at(guess.row)
             held = len(tokens) if rows.verifies[row] else int(rows.lengths[row])
             wanted.append(
                 DraftStart(
@@ -293,7 +295,7 @@ class CpuRunner:
                     hidden[starts[row] + held - 1],
                     slices[row].pages,
                     slices[row].read_slot,
-                    self._sequences.sampling(int(rows.lanes[row])),
+                    self._sequences.sampling(int(rows.batch_indices[row])),
                     guess.count,
                 )
             )
@@ -304,37 +306,37 @@ class CpuRunner:
         self, rows: ResolvedRows, drawing: NDArray[np.int64], logits: torch.Tensor
     ) -> list[Sampled]:
         """Return a sampled token of each of these rows. logits: all rows' logits."""
-        lanes = rows.lanes[drawing].tolist()
-        if not lanes:
+        batch_indices = rows.batch_indices[drawing].tolist()
+        if not batch_indices:
             return []
-        drawn = self._sample(logits[drawing], lanes, rows.stops[drawing].tolist())
-        for lane, token in zip(lanes, drawn, strict=True):
-            self._drawn[lane] = [token.token]
-            self._adjustments.drawn(lane, token.token)
-        return drawn
+        sampled = self._sample(logits[drawing], batch_indices, rows.stops[drawing].tolist())
+        for batch_index, token in zip(batch_indices, sampled, strict=True):
+            self._sampled[batch_index] = [token.token]
+            self._adjustments.sampled(batch_index, token.token)
+        return sampled
 
     def _sample(
-        self, logits: torch.Tensor, lanes: Sequence[int], positions: Sequence[int]
+        self, logits: torch.Tensor, batch_indices: Sequence[int], positions: Sequence[int]
     ) -> list[Sampled]:
         """Return a sampled token of each row. lanes: batch indices of the rows. positions:
         positions of the sampled tokens."""
-        wanted = [self._sequences.sampling(lane) for lane in lanes]
-        drawn = sample(logits, wanted, positions, self._adjustments.scores(logits, lanes))
+        wanted = [self._sequences.sampling(batch_index) for batch_index in batch_indices]
+        sampled = sample(logits, wanted, positions, self._adjustments.scores(logits, batch_indices))
         if self._together is not None and any(sampling.adjusts for sampling in wanted):
-            return self._together.agreed(drawn)
-        return drawn
+            return self._together.agreed(sampled)
+        return sampled
 
     def _verify(
         self, rows: ResolvedRows, row: int, logits: torch.Tensor, drafts: Sequence[int]
     ) -> list[Sampled]:
         """Return the tokens sampled after the row's first token and after each accepted draft. So a
         sample depends only on sampled tokens. logits [1 + drafts, vocab]."""
-        lane, start = int(rows.lanes[row]), int(rows.starts[row])
+        batch_index, start = int(rows.batch_indices[row]), int(rows.starts[row])
         found: list[Sampled] = []
         for place in range(len(drafts) + 1):
             some = logits[place : place + 1]
-            [token] = self._sample(some, [lane], [start + place + 1])
-            self._adjustments.drawn(lane, token.token)
+            [token] = self._sample(some, [batch_index], [start + place + 1])
+            self._adjustments.sampled(batch_index, token.token)
             found.append(token)
             if place == len(drafts) or token.token != drafts[place]:
                 break

@@ -46,7 +46,7 @@ class DecodeGraphs:
         arena: Arena,
         rows: DeviceBatch,
         table: Tensor,
-        lanes: LastTokens,
+        last_tokens: LastTokens,
         progress: Progress = no_progress,
     ) -> None:
         """Capture a graph for every size up to table's rows. Nothing in the arena is touched: while
@@ -56,7 +56,7 @@ class DecodeGraphs:
         self._arena = arena
         self._rows = rows
         self._table = table
-        self._lanes = lanes
+        self._last_tokens = last_tokens
         self._sizes = padded_sizes(table.shape[0])
         self._scratch = backend.scratch(table.shape[0])
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
@@ -84,15 +84,15 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def _step(self, size: int) -> Tensor:
-        rows, lanes = self._rows, self._rows.lanes(size)
+        rows, batch_indices = self._rows, self._rows.batch_indices(size)
         batch = rows.decode_batch(size, self._table)
         operators = self._backend.bind_decode(batch, self._scratch)
-        tokens = self._lanes.tokens(lanes)
+        tokens = self._last_tokens.tokens(batch_indices)
         branch, residual = self._model.step(tokens, operators, self._arena)
         logits = self._model.own_head(branch, residual, operators)
         draws = rows.draws(size)
         sample(logits, draws, rows.rows, of=self._model.own_slice)
-        self._lanes.put(lanes, draws.token)
+        self._last_tokens.put(batch_indices, draws.token)
         return logits
 
 
@@ -291,7 +291,11 @@ class GuessGraphs:
     @torch.inference_mode()
     def _guess(self, size: int, count: int, *, cuts: bool) -> None:
         rows, chain = self._rows, self._rows.chain(size)
-        batch, draws, lanes = rows.batch(size, self._table), rows.draws(size), rows.lanes(size)
+        batch, draws, batch_indices = (
+            rows.batch(size, self._table),
+            rows.draws(size),
+            rows.batch_indices(size),
+        )
         operators = self._backend.bind_decode(batch, self._scratch).drafts(rows.counts)
         chain_begin(chain, rows.starts(size), self._model.config.max_position)
         hidden = chain.hidden
@@ -302,4 +306,4 @@ class GuessGraphs:
                 logits, of = self._model.whole(logits), None
                 kept = cut(logits, draws)
             sample(logits, draws, rows.rows, kept, ids=ids, of=of)
-            chain_advance(chain, lanes, self._drafts[:, number])
+            chain_advance(chain, batch_indices, self._drafts[:, number])

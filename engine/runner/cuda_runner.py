@@ -31,25 +31,25 @@ from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.pycache._cpp_cache import CudaContext, StreamTicks
 from tasuki.pycache.arena import Arena, run_copies
 from tasuki.pycache.layout import PAGE_TOKENS
-from tasuki.transfer.windows.window import StepCounter
+from tasuki.transfer.chunks.chunk import StepCounter
 from tasuki.utils.logs import Progress, no_progress
 
-from .base import DeviceLost, DrawnTokens, Event, RunnerSizes
+from .base import DeviceLost, Event, RunnerSizes, SampledTokens
 from .cuda_graphs import DecodeGraphs
 from .device_batch import (
     BlockTable,
     DeviceBatch,
-    LaneDrafts,
-    LaneStates,
     LastTokens,
+    RowDrafts,
+    RowStates,
     SamplingTable,
     StepShape,
     take_over,
 )
 from .device_drafts import DraftVerifier, LayerDrafter
 from .draft_rows import VerifiedRows
-from .eager_sampler import DrawnOnce, EagerSampler, TopTokens
-from .logits import DrawnTogether, kept_adjustments, score_prompts
+from .eager_sampler import EagerSampler, SampledOnce, TopTokens
+from .logits import SampledTogether, kept_adjustments, score_prompts
 from .rows import ResolvedRows, SequenceStates
 
 
@@ -84,12 +84,12 @@ class LayerEvents(LayerHooks):
 
 
 @dataclass(frozen=True)
-class DrawnPart:
+class SampledPart:
     """Tokens being copied to the host, of the plan's rows of these numbers. tops: the likeliest
     tokens of some rows."""
 
     rows: NDArray[np.int64]
-    drawn: torch.Tensor
+    sampled: torch.Tensor
     tops: Sequence[TopTokens] = ()
 
 
@@ -97,7 +97,7 @@ class DrawnPart:
 class ForwardEnds:
     """Ends of a forward: after all sampling, and after the guesses after it."""
 
-    drawn: torch.cuda.Event
+    sampled: torch.cuda.Event
     guessed: torch.cuda.Event
 
 
@@ -112,7 +112,7 @@ class CudaForward:
     """
 
     rows: int
-    parts: Sequence[DrawnPart]
+    parts: Sequence[SampledPart]
     verified: Sequence[VerifiedRows]
     guessed: Mapping[int, int]
     scores: Mapping[int, ScoredRows]
@@ -130,24 +130,24 @@ class CudaForward:
 
     @property
     def busy_seconds(self) -> float:
-        guessing = self.before.drawn.elapsed_time(self.before.guessed)
+        guessing = self.before.sampled.elapsed_time(self.before.guessed)
         return float(guessing + self.started.elapsed_time(self.ended)) / 1000
 
-    def result(self) -> DrawnTokens:
+    def result(self) -> SampledTokens:
         self.ended.synchronize()
-        drawn = DrawnTokens.nothing(self.rows)
+        sampled = SampledTokens.nothing(self.rows)
         for part in self.parts:
-            take_over(part.drawn, drawn, part.rows)
+            take_over(part.sampled, sampled, part.rows)
         tops = {
             row: top for part in self.parts for tokens in part.tops for row, top in tokens.of_rows()
         }
         behind: dict[int, tuple[Sampled, ...]] = {}
         for verified in self.verified:
-            first, more = verified.put(drawn)
+            first, more = verified.put(sampled)
             tops.update(first)
             behind.update(more)
         scores = {row: scored.values() for row, scored in self.scores.items()}
-        return replace(drawn, tops=tops, scores=scores, behind=behind, on_lane=self.guessed)
+        return replace(sampled, tops=tops, scores=scores, behind=behind, at_index=self.guessed)
 
 
 _FAR_TOKENS = 32 * 1024
@@ -172,7 +172,7 @@ class CudaRunner:
         *,
         max_position: int,
         progress: Progress = no_progress,
-        together: DrawnTogether | None = None,
+        together: SampledTogether | None = None,
     ) -> None:
         """Capture the graphs; progress counts them. ticks: counts the layers of prompts, if needed:
         decoding hands nothing on. together: the other ranks of the model, doing the same at the
@@ -190,12 +190,12 @@ class CudaRunner:
         self._sequences = SequenceStates(arena.slabs)
         self._adjustments = kept_adjustments(together)(model.config, grammars)
         self._sampling = SamplingTable(arena.slabs)
-        self._lanes = LastTokens(arena.slabs, device)
-        self._answers = DeviceBatch(max_batch, self._lanes.scratch, device)
-        self._prompts = DeviceBatch(max_batch, self._lanes.scratch, device)
+        self._last_tokens = LastTokens(arena.slabs, device)
+        self._answers = DeviceBatch(max_batch, self._last_tokens.scratch, device)
+        self._prompts = DeviceBatch(max_batch, self._last_tokens.scratch, device)
         self._table = BlockTable(max_batch, pages, device)
         self._graphs = DecodeGraphs(
-            model, backend, arena, self._answers, self._table.table, self._lanes, progress
+            model, backend, arena, self._answers, self._table.table, self._last_tokens, progress
         )
         self._eager = EagerSampler(
             max_batch,
@@ -203,25 +203,25 @@ class CudaRunner:
             model.weights.dtype,
             self._sampling,
             self._adjustments,
-            self._lanes,
+            self._last_tokens,
             device,
             together,
         )
-        states = LaneStates(self._sequences, self._sampling, self._lanes)
+        states = RowStates(self._sequences, self._sampling, self._last_tokens)
         shape = StepShape(max_batch, pages)
-        on_lanes = LaneDrafts(arena.slabs + 1, guesses, device) if guesses else None
-        self._on_lanes = on_lanes
+        stored_drafts = RowDrafts(arena.slabs + 1, guesses, device) if guesses else None
+        self._stored_drafts = stored_drafts
         self._verifier = None
         if drafts:
             self._verifier = DraftVerifier(
                 *(model, backend, arena, states, self._eager, shape),
                 drafts=drafts,
-                on_lanes=on_lanes,
+                stored_drafts=stored_drafts,
             )
         self._drafter = None
-        if on_lanes is not None and self._verifier is not None:
+        if stored_drafts is not None and self._verifier is not None:
             self._drafter = LayerDrafter(
-                model, backend, arena, states, self._verifier, on_lanes, shape
+                model, backend, arena, states, self._verifier, stored_drafts, shape
             )
         self._warm_up()
         begun = _recorded(timed=True)
@@ -278,9 +278,9 @@ class CudaRunner:
         self._adjustments.apply(plan)
         for item in plan.joined:
             begins = 0 if item.before is None else item.before.begins
-            self._sampling.join(item.lane, item.sampling, begins)
+            self._sampling.join(item.batch_index, item.sampling, begins)
         run_copies(self._arena, plan.copies)
-        parts: list[DrawnPart] = []
+        parts: list[SampledPart] = []
         scores: dict[int, ScoredRows] = {}
         before, started = self._ends, _recorded(timed=True)
         if self._drafter is not None:
@@ -309,35 +309,39 @@ class CudaRunner:
             if rows.verifies.any() or plan.folds:
                 raise PlanError(f"plan {plan.number} has drafts, which this runner has no room for")
             return rows
-        later = rows.lanes[rows.verifies].tolist()
-        apart = {*plan.left, *(item.lane for item in plan.joined)}
+        later = rows.batch_indices[rows.verifies].tolist()
+        apart = {*plan.left, *(item.batch_index for item in plan.joined)}
         # Guesses before a forward begin with the entry carried by a slot. A copy may be of any
         # slot.
-        apart.update(rows.lanes[[guess.row for guess in plan.first_guesses]].tolist())
+        apart.update(rows.batch_indices[[guess.row for guess in plan.first_guesses]].tolist())
         self._verifier.fold(plan.folds, () if plan.copies else {*later} - apart)
         self._verifier.drop(plan.left)
-        if self._on_lanes is not None:
-            self._on_lanes.drop(plan.left)
+        if self._stored_drafts is not None:
+            self._stored_drafts.drop(plan.left)
         return self._verifier.seated(rows)
 
     def _decode(
         self, plan: ForwardPlan, rows: ResolvedRows, numbers: NDArray[np.int64]
-    ) -> list[DrawnPart]:
+    ) -> list[SampledPart]:
         """Compute the rows of these numbers, one token each."""
-        lanes = rows.lanes[numbers].tolist()
-        numbers = numbers[self._table.seat([self._sequences.pages(lane) for lane in lanes])]
+        batch_indices = rows.batch_indices[numbers].tolist()
+        numbers = numbers[
+            self._table.seat([self._sequences.pages(batch_index) for batch_index in batch_indices])
+        ]
         seated = rows.take(numbers)
-        known = ~seated.on_lane
+        known = ~seated.at_index
         if known.any():
-            self._lanes.put_known(seated.lanes[known], plan.tokens[seated.tokens_at[known]])
+            self._last_tokens.put_known(
+                seated.batch_indices[known], plan.tokens[seated.tokens_at[known]]
+            )
         self._answers.fill(seated, self._sampling)
         logits = self._graphs.replay(len(seated))
         if self._sampling.sees_all(seated):
             logits = self._model.whole(logits)
-        if self._sampling.cuts[seated.lanes].any():
+        if self._sampling.cuts[seated.batch_indices].any():
             draws = self._answers.draws(len(logits))
             sample(logits, draws, self._answers.rows, cut(logits, draws))
-            self._lanes.put(self._answers.lanes(len(logits)), draws.token)
+            self._last_tokens.put(self._answers.batch_indices(len(logits)), draws.token)
         return self._read(numbers, seated, logits, self._answers)
 
     def _read(
@@ -345,18 +349,18 @@ class CudaRunner:
         numbers: NDArray[np.int64],
         rows: ResolvedRows,
         logits: torch.Tensor,
-        drawn: DeviceBatch,
-    ) -> list[DrawnPart]:
+        sampled: DeviceBatch,
+    ) -> list[SampledPart]:
         """Read the tokens sampled for these rows and logits, by the graph and then outside of
         it."""
         tops = self._eager.top(numbers, rows, logits)
-        by_graph = drawn.read()
-        self._eager.follow(rows, DrawnOnce(by_graph))
-        parts = [DrawnPart(numbers, by_graph, tops)]
+        by_graph = sampled.read()
+        self._eager.follow(rows, SampledOnce(by_graph))
+        parts = [SampledPart(numbers, by_graph, tops)]
         eager = self._eager.draw(rows, logits)
         if eager is not None:
             chosen, anew = eager
-            parts.append(DrawnPart(numbers[chosen], anew))
+            parts.append(SampledPart(numbers[chosen], anew))
         return parts
 
     def _prefill(
@@ -365,11 +369,11 @@ class CudaRunner:
         rows: ResolvedRows,
         numbers: NDArray[np.int64],
         scores: dict[int, ScoredRows],
-    ) -> list[DrawnPart]:
+    ) -> list[SampledPart]:
         """Compute the rows of these numbers, of any length. Scores of scored prompts are added to
         `scores`."""
         prompts = rows.take(numbers)
-        if prompts.on_lane.any():
+        if prompts.at_index.any():
             raise PlanError(f"plan {plan.number} has a prompt whose tokens are on its lane")
         batch = Batch.pack(self._sequences.slices(plan, prompts, {}))
         operators = self._backend.bind(batch)
@@ -401,7 +405,7 @@ class CudaRunner:
         branch: torch.Tensor,
         residual: torch.Tensor,
         operators: TritonPrefill,
-    ) -> list[DrawnPart]:
+    ) -> list[SampledPart]:
         """Sample a token of each prompt at its end. branch, residual: of the batch's layers."""
         drawing = prompts.num_sampled.nonzero()[0]
         if not len(drawing):
@@ -409,13 +413,13 @@ class CudaRunner:
         ends = batch.cu_seqlens[1:] - 1
         last = self._to_device(ends[drawing])
         logits = self._model.head(branch[last], residual[last], operators)
-        drawn = prompts.take(drawing)
-        self._prompts.fill(drawn, self._sampling)
-        draws = self._prompts.draws(len(drawn))
-        kept = cut(logits, draws) if self._sampling.cuts[drawn.lanes].any() else None
+        sampled = prompts.take(drawing)
+        self._prompts.fill(sampled, self._sampling)
+        draws = self._prompts.draws(len(sampled))
+        kept = cut(logits, draws) if self._sampling.cuts[sampled.batch_indices].any() else None
         sample(logits, draws, self._prompts.rows, kept)
-        self._lanes.put(self._prompts.lanes(len(drawn)), draws.token)
-        return self._read(numbers[drawing], drawn, logits, self._prompts)
+        self._last_tokens.put(self._prompts.batch_indices(len(sampled)), draws.token)
+        return self._read(numbers[drawing], sampled, logits, self._prompts)
 
     def _to_device(self, host: torch.Tensor) -> torch.Tensor:
         return host.pin_memory().to(self._arena.bytes.device, non_blocking=True)

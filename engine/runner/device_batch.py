@@ -19,7 +19,7 @@ from tasuki.model.ops.sampling.gumbel import noise_key
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.sample import Draws
 
-from .base import DrawnTokens
+from .base import SampledTokens
 from .rows import ResolvedRows, SequencePages, SequenceStates
 
 
@@ -89,23 +89,23 @@ class LastTokens:
         """[lanes] int32, at their fixed address."""
         return self._tokens
 
-    def tokens(self, lanes: Tensor) -> Tensor:
+    def tokens(self, batch_indices: Tensor) -> Tensor:
         """Return the last tokens [n] int32 at batch indices [n] int32."""
-        return self._tokens.index_select(0, lanes)
+        return self._tokens.index_select(0, batch_indices)
 
-    def put(self, lanes: Tensor, tokens: Tensor) -> None:
+    def put(self, batch_indices: Tensor, tokens: Tensor) -> None:
         """Store tokens. lanes, tokens [n] int32 on the device."""
-        self._tokens.index_copy_(0, lanes.long(), tokens)
+        self._tokens.index_copy_(0, batch_indices.long(), tokens)
 
-    def put_known(self, lanes: Ints, tokens: Ints) -> None:
+    def put_known(self, batch_indices: Ints, tokens: Ints) -> None:
         """Store tokens from the host. lanes, tokens [n]."""
-        host = torch.empty(2, len(lanes), dtype=torch.int64, pin_memory=True)
-        host.numpy()[:] = lanes, tokens
-        known_lanes, known = host.to(self._tokens.device, non_blocking=True)
-        self._tokens.index_copy_(0, known_lanes, known.int())
+        host = torch.empty(2, len(batch_indices), dtype=torch.int64, pin_memory=True)
+        host.numpy()[:] = batch_indices, tokens
+        known_indices, known = host.to(self._tokens.device, non_blocking=True)
+        self._tokens.index_copy_(0, known_indices, known.int())
 
 
-class LaneDrafts:
+class RowDrafts:
     """Drafts guessed by the draft layer for each batch index, on the GPU: the drafts of the next
     step. The host knows only their number.
 
@@ -113,26 +113,28 @@ class LaneDrafts:
     one stream.
     """
 
-    def __init__(self, lanes: int, drafts: int, device: torch.device) -> None:
+    def __init__(self, batch_indices: int, drafts: int, device: torch.device) -> None:
         """lanes: including the batch index of padding rows. drafts: most per batch index."""
-        self.tokens: Tensor = torch.zeros(lanes, drafts, dtype=torch.int32, device=device)
+        self.tokens: Tensor = torch.zeros(batch_indices, drafts, dtype=torch.int32, device=device)
         """[lanes, drafts] int32; written by the graphs of guesses."""
         self._counts: dict[int, int] = {}
 
-    def guessed(self, lanes: Iterable[int], counts: Iterable[int]) -> None:
+    def guessed(self, batch_indices: Iterable[int], counts: Iterable[int]) -> None:
         """Record the number of drafts stored from here on in the stream, replacing the previous
         ones."""
-        self._counts.update(zip(lanes, counts, strict=True))
+        self._counts.update(zip(batch_indices, counts, strict=True))
 
-    def check(self, lane: int, count: int) -> None:
+    def check(self, batch_index: int, count: int) -> None:
         """Raise PlanError if fewer drafts are stored."""
-        there = self._counts.get(lane, 0)
+        there = self._counts.get(batch_index, 0)
         if count > there:
-            raise PlanError(f"lane {lane} is to verify {count} drafts of its own, and has {there}")
+            raise PlanError(
+                f"lane {batch_index} is to verify {count} drafts of its own, and has {there}"
+            )
 
-    def drop(self, lanes: Iterable[int]) -> None:
-        for lane in lanes:
-            self._counts.pop(lane, None)
+    def drop(self, batch_indices: Iterable[int]) -> None:
+        for batch_index in batch_indices:
+            self._counts.pop(batch_index, None)
 
 
 _ROWS, _LANES, _POSITIONS, _CONTEXT, _READ, _WRITE, _TOP_K, _HEAT, _TOP_P, _KEYS = range(10)
@@ -151,53 +153,57 @@ class SamplingTable:
     bool: sampling depends on all earlier tokens, though the graph samples most.
     """
 
-    def __init__(self, lanes: int) -> None:
-        self.top_k = np.zeros(lanes, dtype=np.int32)
-        self.temperature = np.zeros(lanes, dtype=np.float32)
-        self.top_p = np.ones(lanes, dtype=np.float32)
-        self.keys: Ints = np.zeros((lanes, 2), dtype=np.int32)
-        self.cuts: NDArray[np.bool_] = np.zeros(lanes, dtype=np.bool_)
-        self.adjusts: NDArray[np.bool_] = np.zeros(lanes, dtype=np.bool_)
-        self.top_logprobs: Ints = np.zeros(lanes, dtype=np.int32)
-        self.rules: Ints = np.zeros((lanes, 2), dtype=np.int32)
-        self.follows: NDArray[np.bool_] = np.zeros(lanes, dtype=np.bool_)
+    def __init__(self, batch_indices: int) -> None:
+        self.top_k = np.zeros(batch_indices, dtype=np.int32)
+        self.temperature = np.zeros(batch_indices, dtype=np.float32)
+        self.top_p = np.ones(batch_indices, dtype=np.float32)
+        self.keys: Ints = np.zeros((batch_indices, 2), dtype=np.int32)
+        self.cuts: NDArray[np.bool_] = np.zeros(batch_indices, dtype=np.bool_)
+        self.adjusts: NDArray[np.bool_] = np.zeros(batch_indices, dtype=np.bool_)
+        self.top_logprobs: Ints = np.zeros(batch_indices, dtype=np.int32)
+        self.rules: Ints = np.zeros((batch_indices, 2), dtype=np.int32)
+        self.follows: NDArray[np.bool_] = np.zeros(batch_indices, dtype=np.bool_)
 
-    def join(self, lane: int, sampling: SamplingParams, begins: int) -> None:
+    def join(self, batch_index: int, sampling: SamplingParams, begins: int) -> None:
         """Store a sequence's sampling parameters. begins: position of the answer's first token."""
-        self.temperature[lane] = sampling.temperature
+        self.temperature[batch_index] = sampling.temperature
         # Greedy rows need no cut: the best of all is the best of any cut.
-        self.top_k[lane] = sampling.top_k if sampling.temperature else 0
-        self.top_p[lane] = sampling.top_p if sampling.temperature else 1
-        self.keys[lane] = noise_key(sampling.seed)
-        self.cuts[lane] = sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1)
-        self.adjusts[lane] = sampling.adjusts_every_draw
-        self.top_logprobs[lane] = sampling.top_logprobs
+        self.top_k[batch_index] = sampling.top_k if sampling.temperature else 0
+        self.top_p[batch_index] = sampling.top_p if sampling.temperature else 1
+        self.keys[batch_index] = noise_key(sampling.seed)
+        self.cuts[batch_index] = sampling.temperature > 0 and (
+            sampling.top_k > 0 or sampling.top_p < 1
+        )
+        self.adjusts[batch_index] = sampling.adjusts_every_draw
+        self.top_logprobs[batch_index] = sampling.top_logprobs
         rules = range(0) if sampling.thinking is None else sampling.thinking.rules
         # No token is sampled behind the last position of any sequence.
-        self.rules[lane] = min(begins + rules.start, _FAR), min(begins + rules.stop, _FAR)
-        self.follows[lane] = sampling.thinking is not None and not self.adjusts[lane]
+        self.rules[batch_index] = min(begins + rules.start, _FAR), min(begins + rules.stop, _FAR)
+        self.follows[batch_index] = sampling.thinking is not None and not self.adjusts[batch_index]
 
     def adjusted(self, rows: ResolvedRows) -> NDArray[np.bool_]:
         """Return [n]: True if logits after any token of a row may be adjusted before sampling."""
-        first, end = self.rules[rows.lanes].T
+        first, end = self.rules[rows.batch_indices].T
         drawn_first, drawn_last = rows.starts + 1, rows.stops
         ruled: NDArray[np.bool_] = (drawn_first < end) & (first <= drawn_last)
-        return self.adjusts[rows.lanes] | ruled
+        return self.adjusts[rows.batch_indices] | ruled
 
     def sees_all(self, rows: ResolvedRows) -> bool:
         """Return True if some row's sampling needs logits of the whole vocabulary afterwards."""
-        lanes = rows.lanes
-        wanted = self.cuts[lanes] | self.adjusted(rows) | (self.top_logprobs[lanes] > 0)
+        batch_indices = rows.batch_indices
+        wanted = (
+            self.cuts[batch_indices] | self.adjusted(rows) | (self.top_logprobs[batch_indices] > 0)
+        )
         return bool(wanted.any())
 
 
 @dataclass(frozen=True)
-class LaneStates:
+class RowStates:
     """A runner's state of its requests between forwards, by batch index."""
 
     sequences: SequenceStates
     sampling: SamplingTable
-    lanes: LastTokens
+    last_tokens: LastTokens
 
 
 @dataclass(frozen=True)
@@ -215,14 +221,14 @@ class DeviceBatch:
     neither pages nor the model. Thread rule: the engine loop's, one stream. Copies are
     asynchronous. Their pinned memory is not reused before they have ended.
 
-    capacity: most rows. scratch_lane: the batch index of padding rows.
+    capacity: most rows. scratch_index: the batch index of padding rows.
     """
 
-    def __init__(self, capacity: int, scratch_lane: int, device: torch.device) -> None:
+    def __init__(self, capacity: int, scratch_index: int, device: torch.device) -> None:
         self._stride = -(-capacity // _ALIGNMENT) * _ALIGNMENT
-        self._scratch_lane = scratch_lane
+        self._scratch_index = scratch_index
         self._inputs = torch.zeros(_FIELDS, self._stride, dtype=torch.int32, device=device)
-        self._inputs[_LANES] = scratch_lane
+        self._inputs[_LANES] = scratch_index
         # Tokens start as valid ids: graphs look up the embeddings of rows past the last one too.
         self._results = torch.zeros(3, self._stride, dtype=torch.int32, device=device)
 
@@ -233,19 +239,19 @@ class DeviceBatch:
     def fill(self, rows: ResolvedRows, sampling: SamplingTable) -> None:
         """Fill row i with rows[i] from here on in the stream. A token is sampled after the row's
         last one."""
-        count, lanes, stops = len(rows), rows.lanes, rows.stops
+        count, batch_indices, stops = len(rows), rows.batch_indices, rows.stops
         host = self._blank(count)
         fields, floats = host.numpy(), host.view(torch.float32).numpy()
-        fields[_LANES, :count] = lanes
+        fields[_LANES, :count] = batch_indices
         fields[_POSITIONS, :count] = stops - 1
         fields[_CONTEXT, :count] = stops
         fields[_READ, :count] = rows.read_slots
         fields[_WRITE, :count] = rows.write_slots
-        fields[_TOP_K, :count] = sampling.top_k[lanes]
-        floats[_HEAT, :count] = sampling.temperature[lanes]
-        floats[_TOP_P, :count] = sampling.top_p[lanes]
+        fields[_TOP_K, :count] = sampling.top_k[batch_indices]
+        floats[_HEAT, :count] = sampling.temperature[batch_indices]
+        floats[_TOP_P, :count] = sampling.top_p[batch_indices]
         keys = fields[_KEYS : _KEYS + 2].reshape(-1)
-        keys[: 2 * count] = sampling.keys[lanes].reshape(-1)
+        keys[: 2 * count] = sampling.keys[batch_indices].reshape(-1)
         self._copy(host)
 
     def _blank(self, count: int) -> Tensor:
@@ -253,7 +259,7 @@ class DeviceBatch:
         host = torch.zeros(_FIELDS, self._stride, dtype=torch.int32, pin_memory=True)
         fields = host.numpy()
         fields[_ROWS] = count
-        fields[_LANES] = self._scratch_lane
+        fields[_LANES] = self._scratch_index
         return host
 
     def _copy(self, host: Tensor) -> None:
@@ -275,7 +281,7 @@ class DeviceBatch:
         """Return [1]: number of rows without padding."""
         return self._inputs[_ROWS, :1]
 
-    def lanes(self, size: int) -> Tensor:
+    def batch_indices(self, size: int) -> Tensor:
         return self._inputs[_LANES, :size]
 
     def positions(self, size: int) -> Tensor:
@@ -294,7 +300,7 @@ class DeviceBatch:
         )
 
     def draws(self, size: int) -> Draws:
-        floats, drawn = self._inputs.view(torch.float32), self._results.view(torch.float32)
+        floats, sampled = self._inputs.view(torch.float32), self._results.view(torch.float32)
         return Draws(
             temperature=floats[_HEAT, :size],
             top_k=self._inputs[_TOP_K, :size],
@@ -303,16 +309,16 @@ class DeviceBatch:
             # The sampled token's position follows its context.
             positions=self._inputs[_CONTEXT, :size],
             token=self._results[0, :size],
-            logprob=drawn[1, :size],
-            margin=drawn[2, :size],
+            logprob=sampled[1, :size],
+            margin=sampled[2, :size],
         )
 
 
-def take_over(results: Tensor, drawn: DrawnTokens, rows: NDArray[np.int64]) -> None:
+def take_over(results: Tensor, sampled: SampledTokens, rows: NDArray[np.int64]) -> None:
     """Copy results of DeviceBatch.read() to the rows [n] of `drawn`. results [3, at least n] int32,
     on the host; two of them hold float32 bits."""
     numbers, floats = results.numpy(), results.view(torch.float32).numpy()
     count = len(rows)
-    drawn.tokens[rows] = numbers[0, :count]
-    drawn.logprobs[rows] = floats[1, :count]
-    drawn.margins[rows] = floats[2, :count]
+    sampled.tokens[rows] = numbers[0, :count]
+    sampled.logprobs[rows] = floats[1, :count]
+    sampled.margins[rows] = floats[2, :count]

@@ -23,8 +23,8 @@ from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.pycache.arena import Arena
 
 from .cuda_graphs import GuessGraphs, VerifyGraphs
-from .device_batch import BlockTable, LaneDrafts, LaneStates, StepShape
-from .draft_rows import DraftedRows, GuessRows, HeldFold, LastDrawn, VerifiedRows
+from .device_batch import BlockTable, RowDrafts, RowStates, StepShape
+from .draft_rows import DraftedRows, GuessRows, HeldFold, LastSampled, VerifiedRows
 from .eager_sampler import EagerSampler
 from .rows import MOST_ROWS, ResolvedRows, token_rows
 
@@ -63,15 +63,15 @@ class DraftVerifier:
         model: Qwen35Model,
         backend: TritonBackend,
         arena: Arena,
-        states: LaneStates,
+        states: RowStates,
         eager: EagerSampler,
         shape: StepShape,
         *,
         drafts: int,
-        on_lanes: LaneDrafts | None,
+        stored_drafts: RowDrafts | None,
     ) -> None:
-        """shape: shape of the largest step. drafts: most drafts per row. on_lanes: drafts stored by
-        guesses; None without guesses. REQUIRES: nothing in the arena is used yet."""
+        """shape: shape of the largest step. drafts: most drafts per row. stored_drafts: drafts
+        stored by guesses; None without guesses. REQUIRES: nothing in the arena is used yet."""
         device = arena.bytes.device
         self._model = model
         self._arena = arena
@@ -80,10 +80,10 @@ class DraftVerifier:
         self._eager = eager
         self._device = device
         self._most = min(shape.rows, MOST_ROWS)
-        self._rows = DraftedRows(self._most, drafts + 1, states.lanes.scratch, device)
+        self._rows = DraftedRows(self._most, drafts + 1, states.last_tokens.scratch, device)
         self._table = BlockTable(self._most, shape.pages, device)
         self._scratch = backend.verify_scratch(self._most, drafts + 1)
-        self._on_lanes = on_lanes
+        self._stored_drafts = stored_drafts
         self._graphs = VerifyGraphs(
             model,
             backend,
@@ -91,7 +91,7 @@ class DraftVerifier:
             self._rows,
             self._table.table,
             self._scratch,
-            None if on_lanes is None else on_lanes.tokens,
+            None if stored_drafts is None else stored_drafts.tokens,
         )
         self._turn = 0
         """Index, 0 or 1, of the kept inputs of the last step."""
@@ -114,11 +114,14 @@ class DraftVerifier:
         others = rows.verifies.nonzero()[0][self._most :]
         if not len(others):
             return self._joined(rows)
-        waiting = [self._later.pop(lane, None) for lane in rows.lanes[others].tolist()]
+        waiting = [
+            self._later.pop(batch_index, None)
+            for batch_index in rows.batch_indices[others].tolist()
+        ]
         self._fold_now([fold for fold in waiting if fold is not None])
         verifies, decodes, lengths = rows.verifies.copy(), rows.decodes.copy(), rows.lengths.copy()
         verifies[others], decodes[others], lengths[others] = False, True, 1
-        self._alone |= set(rows.lanes[others].tolist())
+        self._alone |= set(rows.batch_indices[others].tolist())
         return replace(rows, verifies=verifies, decodes=decodes, lengths=lengths)
 
     def _joined(self, rows: ResolvedRows) -> ResolvedRows:
@@ -129,10 +132,10 @@ class DraftVerifier:
         width = self._graphs.width(int(rows.lengths[rows.verifies].max()))
         # An adjusted sample waits for earlier ones. A token kept by batch index is read only by a
         # plain step.
-        apart = rows.on_lane | self._sampling.adjusted(rows)
+        apart = rows.at_index | self._sampling.adjusted(rows)
         if count * width > _MOST_TOKENS_BESIDE or (decodes & apart).any():
             return rows
-        self._beside = frozenset(rows.lanes[decodes].tolist())
+        self._beside = frozenset(rows.batch_indices[decodes].tolist())
         return replace(rows, verifies=rows.verifies | decodes, decodes=np.zeros_like(decodes))
 
     def verify(
@@ -140,8 +143,10 @@ class DraftVerifier:
     ) -> VerifiedRows:
         """Compute the rows of these numbers, at least one and at most as many as seated()
         leaves."""
-        lanes = rows.lanes[numbers].tolist()
-        numbers = numbers[self._table.seat([self._sequences.pages(lane) for lane in lanes])]
+        batch_indices = rows.batch_indices[numbers].tolist()
+        numbers = numbers[
+            self._table.seat([self._sequences.pages(batch_index) for batch_index in batch_indices])
+        ]
         rows = rows.take(numbers)
         width = self._graphs.width(int(rows.lengths.max()))
         each = token_rows(rows, width)
@@ -149,9 +154,13 @@ class DraftVerifier:
         for row, (at, length) in enumerate(zip(rows.tokens_at, rows.lengths, strict=True)):
             ids[row, :length] = plan.tokens[at : at + length]
         self._check_drafts(rows)
-        for lane, slot in zip(rows.lanes.tolist(), rows.read_slots.tolist(), strict=True):
-            if lane in self._later and self._later[lane].write_slot != slot:
-                raise PlanError(f"lane {lane} reads slot {slot}, which its fold does not store")
+        for batch_index, slot in zip(
+            rows.batch_indices.tolist(), rows.read_slots.tolist(), strict=True
+        ):
+            if batch_index in self._later and self._later[batch_index].write_slot != slot:
+                raise PlanError(
+                    f"lane {batch_index} reads slot {slot}, which its fold does not store"
+                )
         self._turn = 1 - self._turn
         self._rows.fill(rows, each, ids, self._sampling, self._turn, self._later)
         self._later = {}
@@ -159,36 +168,46 @@ class DraftVerifier:
         self._hold(rows, width)
         if self._sampling.sees_all(rows):
             logits = self._model.whole(logits)
-        if self._sampling.cuts[rows.lanes].any():
+        if self._sampling.cuts[rows.batch_indices].any():
             own = logits[: len(each)]
             draws = self._rows.draws(len(rows), width)
             sample(own, draws, self._rows.tokens, cut(own, draws))
         tops = self._eager.top(np.arange(len(each)), each, logits)
-        drawn, sent = self._rows.read(), self._rows.read_ids()
+        sampled, sent = self._rows.read(), self._rows.read_ids()
         adjusted = self._draw_adjusted(rows, each, sent, width, logits)
         self._take_over(adjusted, width)
-        self._store([self._held[lane] for lane in rows.lanes.tolist() if lane in self._beside])
-        verified = VerifiedRows(numbers, rows.lengths, sent, width, drawn, tops, adjusted)
+        self._store(
+            [
+                self._held[batch_index]
+                for batch_index in rows.batch_indices.tolist()
+                if batch_index in self._beside
+            ]
+        )
+        verified = VerifiedRows(numbers, rows.lengths, sent, width, sampled, tops, adjusted)
         self._eager.follow(rows, verified)
         return verified
 
     def _check_drafts(self, rows: ResolvedRows) -> None:
-        taken = rows.drafts_on_lane
-        for lane, length in zip(rows.lanes[taken].tolist(), rows.lengths[taken], strict=True):
-            if self._on_lanes is None:
-                raise PlanError(f"lane {lane} is to verify drafts of its own, which nobody makes")
-            self._on_lanes.check(lane, int(length) - 1)
+        taken = rows.drafts_at_index
+        for batch_index, length in zip(
+            rows.batch_indices[taken].tolist(), rows.lengths[taken], strict=True
+        ):
+            if self._stored_drafts is None:
+                raise PlanError(
+                    f"lane {batch_index} is to verify drafts of its own, which nobody makes"
+                )
+            self._stored_drafts.check(batch_index, int(length) - 1)
 
     @property
-    def last_drawn(self) -> LastDrawn:
+    def last_sampled(self) -> LastSampled:
         """The last step's results. REQUIRES: there is a draft layer."""
         assert self._scratch.hidden is not None, "the config has no draft layer"
-        return self._rows.last_drawn(self._scratch.hidden)
+        return self._rows.last_sampled(self._scratch.hidden)
 
-    def place(self, lane: int) -> int:
+    def place(self, batch_index: int) -> int:
         """Return the place of the row at the batch index in the last step. REQUIRES: no part of it
         is folded yet."""
-        return self._held[lane].place
+        return self._held[batch_index].place
 
     def _take_over(self, adjusted: Mapping[int, Sequence[Sampled]], width: int) -> None:
         """Replace the graph's sampled tokens by those sampled outside of the graph."""
@@ -206,10 +225,10 @@ class DraftVerifier:
 
     def _hold(self, rows: ResolvedRows, width: int) -> None:
         self.width = width
-        columns = (rows.lanes, rows.lengths, rows.read_slots, rows.write_slots)
+        columns = (rows.batch_indices, rows.lengths, rows.read_slots, rows.write_slots)
         self._held = {
-            lane: _Held(place, tokens, read, write)
-            for place, (lane, tokens, read, write) in enumerate(
+            batch_index: _Held(place, tokens, read, write)
+            for place, (batch_index, tokens, read, write) in enumerate(
                 zip(*(column.tolist() for column in columns), strict=True)
             )
         }
@@ -229,10 +248,10 @@ class DraftVerifier:
             own = logits[self._to_device(at)]
             rows = each.take(at)
             likeliest = self._eager.top(at, rows, own)
-            drawn = self._eager.draw_all(rows, own)
+            sampled = self._eager.draw_all(rows, own)
             torch.cuda.current_stream(self._device).synchronize()
             tops = dict(of_row for some in likeliest for of_row in some.of_rows())
-            tokens, floats = drawn[0].tolist(), drawn.view(torch.float32)
+            tokens, floats = sampled[0].tolist(), sampled.view(torch.float32)
             still = []
             for number, row in enumerate(going):
                 logprob, margin = float(floats[1, number]), float(floats[2, number])
@@ -249,23 +268,25 @@ class DraftVerifier:
         space, the next step folds them itself. Raises PlanError."""
         found: dict[int, HeldFold] = {}
         for fold in folds:
-            if fold.lane in self._alone and fold.count == 1:
-                self._alone.discard(fold.lane)
+            if fold.batch_index in self._alone and fold.count == 1:
+                self._alone.discard(fold.batch_index)
                 continue
-            row = self._held.pop(fold.lane, None)
+            row = self._held.pop(fold.batch_index, None)
             if row is None or not 0 < fold.count <= row.tokens:
                 raise PlanError(
-                    f"{fold.count} tokens of lane {fold.lane} are to be folded, which holds "
+                    f"{fold.count} tokens of lane {fold.batch_index} are to be folded, which holds "
                     f"{0 if row is None else row.tokens}"
                 )
-            found[fold.lane] = row.fold(fold.count)
-        self._later = {lane: fold for lane, fold in found.items() if lane in later}
-        self._fold_now([fold for lane, fold in found.items() if lane not in later])
+            found[fold.batch_index] = row.fold(fold.count)
+        self._later = {
+            batch_index: fold for batch_index, fold in found.items() if batch_index in later
+        }
+        self._fold_now([fold for batch_index, fold in found.items() if batch_index not in later])
 
-    def drop(self, lanes: Iterable[int]) -> None:
-        for lane in lanes:
-            self._held.pop(lane, None)
-            self._alone.discard(lane)
+    def drop(self, batch_indices: Iterable[int]) -> None:
+        for batch_index in batch_indices:
+            self._held.pop(batch_index, None)
+            self._alone.discard(batch_index)
 
     def _store(self, rows: Sequence[_Held]) -> None:
         """Store the states after one-token rows; their token always holds."""
@@ -306,9 +327,9 @@ class LayerDrafter:
         model: Qwen35Model,
         backend: TritonBackend,
         arena: Arena,
-        states: LaneStates,
+        states: RowStates,
         verifier: DraftVerifier,
-        drafts: LaneDrafts,
+        drafts: RowDrafts,
         shape: StepShape,
     ) -> None:
         """verifier: computes the rows before the guesses. drafts: destination of the guesses.
@@ -316,12 +337,12 @@ class LayerDrafter:
         layer."""
         self._sequences = states.sequences
         self._sampling = states.sampling
-        self._lanes = lanes = states.lanes
+        self._last_tokens = last_tokens = states.last_tokens
         self._verifier = verifier
         self._drafts = drafts
         self._most = min(shape.rows, MOST_ROWS)
         self._rows = GuessRows(
-            self._most, model.config.hidden, lanes, arena.carry[0], verifier.last_drawn
+            self._most, model.config.hidden, last_tokens, arena.carry[0], verifier.last_sampled
         )
         self._table = BlockTable(self._most, shape.pages, arena.bytes.device)
         self._graphs = GuessGraphs(
@@ -337,13 +358,13 @@ class LayerDrafter:
             return rows
         numbers, wanted = self._seat(asked, rows)
         own = rows.take(numbers)
-        self._lanes.put_known(own.lanes, plan.tokens[own.tokens_at])
+        self._last_tokens.put_known(own.batch_indices, plan.tokens[own.tokens_at])
         # The last sampled token is in the coming forward.
         stand = replace(own, lengths=np.ones_like(own.lengths))
         self._guess(stand, wanted, [-1] * len(own), own.read_slots)
-        on_lane = rows.drafts_on_lane.copy()
-        on_lane[numbers] = True
-        return replace(rows, drafts_on_lane=on_lane)
+        at_index = rows.drafts_at_index.copy()
+        at_index[numbers] = True
+        return replace(rows, drafts_at_index=at_index)
 
     def behind(self, plan: ForwardPlan, rows: ResolvedRows) -> dict[int, int]:
         """Make the plan's guesses after its rows' sampled tokens, as far as rows are free. Return
@@ -353,8 +374,10 @@ class LayerDrafter:
         numbers, wanted = self._seat(plan.guesses[: self._most], rows)
         own = rows.take(numbers)
         places = [
-            self._verifier.place(lane) if verifies else -1
-            for lane, verifies in zip(own.lanes.tolist(), own.verifies.tolist(), strict=True)
+            self._verifier.place(batch_index) if verifies else -1
+            for batch_index, verifies in zip(
+                own.batch_indices.tolist(), own.verifies.tolist(), strict=True
+            )
         ]
         # Start behind the first token at least: it is sampled even if every draft is rejected.
         least = np.where(own.verifies, own.starts + 1, own.stops)
@@ -367,8 +390,10 @@ class LayerDrafter:
     ) -> tuple[NDArray[np.int64], list[int]]:
         """Assign rows to the guesses. Return the rows' numbers in their order here, and the number
         of drafts of each."""
-        lanes = [int(rows.lanes[guess.row]) for guess in asked]
-        order = self._table.seat([self._sequences.pages(lane) for lane in lanes])
+        batch_indices = [int(rows.batch_indices[guess.row]) for guess in asked]
+        order = self._table.seat(
+            [self._sequences.pages(batch_index) for batch_index in batch_indices]
+        )
         seated = [asked[place] for place in order]
         numbers = np.array([guess.row for guess in seated], dtype=np.int64)
         return numbers, [guess.count for guess in seated]
@@ -377,6 +402,6 @@ class LayerDrafter:
         self, rows: ResolvedRows, wanted: Sequence[int], places: Sequence[int], slots: Ints
     ) -> None:
         self._rows.fill(rows, wanted, places, slots, self._verifier.width, self._sampling)
-        cuts = bool(self._sampling.cuts[rows.lanes].any())
+        cuts = bool(self._sampling.cuts[rows.batch_indices].any())
         self._graphs.replay(len(rows), max(wanted), cuts=cuts)
-        self._drafts.guessed(rows.lanes.tolist(), wanted)
+        self._drafts.guessed(rows.batch_indices.tolist(), wanted)

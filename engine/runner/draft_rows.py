@@ -21,7 +21,7 @@ from tasuki.model.ops.sampling.params import TopLogprobs
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.model.ops.sampling.sample import Draws
 
-from .base import DrawnTokens
+from .base import SampledTokens
 from .device_batch import DeviceBatch, LastTokens, SamplingTable
 from .eager_sampler import TopTokens
 from .rows import ResolvedRows
@@ -41,7 +41,7 @@ class HeldFold:
 
 
 @dataclass(frozen=True)
-class LastDrawn:
+class LastSampled:
     """The last step's results of such rows, at fixed addresses.
 
     ids: [n] int32, each row's token and drafts, row after row. counts: [rows] int32, valid tokens
@@ -51,7 +51,7 @@ class LastDrawn:
 
     ids: Tensor
     counts: Tensor
-    drawn: Tensor
+    sampled: Tensor
     hidden: Tensor
 
 
@@ -62,12 +62,12 @@ class DraftedRows:
     Owns them; their addresses never change, so graphs may be captured over them. Thread rule and
     copies: as in device_batch.
 
-    capacity: most rows. width: most tokens of a row. scratch_lane: as in DeviceBatch.
+    capacity: most rows. width: most tokens of a row. scratch_index: as in DeviceBatch.
     """
 
-    def __init__(self, capacity: int, width: int, scratch_lane: int, device: torch.device) -> None:
-        self._sequences = DeviceBatch(capacity, scratch_lane, device)
-        self._tokens = DeviceBatch(capacity * width, scratch_lane, device)
+    def __init__(self, capacity: int, width: int, scratch_index: int, device: torch.device) -> None:
+        self._sequences = DeviceBatch(capacity, scratch_index, device)
+        self._tokens = DeviceBatch(capacity * width, scratch_index, device)
         # Graphs also look up embeddings of meaningless tokens, so all must be valid ids.
         self._numbers = torch.zeros(7, capacity * width, dtype=torch.int32, device=device)
         every = torch.arange(capacity, dtype=torch.int32, device=device)
@@ -97,11 +97,11 @@ class DraftedRows:
         numbers = host.numpy()
         numbers[_IDS, : ids.size] = ids.reshape(-1)
         numbers[_COUNTS, : len(rows)] = rows.lengths
-        numbers[_TAKEN, : len(rows)] = rows.drafts_on_lane
+        numbers[_TAKEN, : len(rows)] = rows.drafts_at_index
         numbers[_TURN] = turn
         numbers[_FOLD_SLOTS, : len(rows)] = rows.read_slots
-        for row, lane in enumerate(rows.lanes.tolist() if folds else ()):
-            fold = folds.get(lane)
+        for row, batch_index in enumerate(rows.batch_indices.tolist() if folds else ()):
+            fold = folds.get(batch_index)
             if fold is not None:
                 numbers[_FOLD_COUNTS, row] = fold.count
                 numbers[_FOLD_PLACES, row] = fold.place
@@ -128,8 +128,8 @@ class DraftedRows:
         """Return tokens [size * width] of the first rows, with the drafts from their batch indices.
         drafts [lanes, at least width - 1]."""
         ids, counts = self.ids(size, width), self._numbers[_COUNTS, :size]
-        lanes = self._sequences.lanes(size)
-        take_drafts(ids, width, counts, self._numbers[_TAKEN, :size], lanes, drafts)
+        batch_indices = self._sequences.batch_indices(size)
+        take_drafts(ids, width, counts, self._numbers[_TAKEN, :size], batch_indices, drafts)
         return ids
 
     def ids(self, size: int, width: int) -> Tensor:
@@ -137,15 +137,15 @@ class DraftedRows:
 
     def put(self, places: Tensor, tokens: Tensor) -> None:
         """Store tokens sampled elsewhere after the tokens at these places: int64, int32."""
-        self._drawn.index_copy_(0, places, tokens)
+        self._sampled.index_copy_(0, places, tokens)
 
     @property
-    def _drawn(self) -> Tensor:
+    def _sampled(self) -> Tensor:
         return self._tokens.draws(self._numbers.shape[1]).token
 
-    def last_drawn(self, hidden: Tensor) -> LastDrawn:
-        """Return the last step's results. hidden: as in LastDrawn."""
-        return LastDrawn(self._numbers[_IDS], self._numbers[_COUNTS], self._drawn, hidden)
+    def last_sampled(self, hidden: Tensor) -> LastSampled:
+        """Return the last step's results. hidden: as in LastSampled."""
+        return LastSampled(self._numbers[_IDS], self._numbers[_COUNTS], self._sampled, hidden)
 
     def draws(self, size: int, width: int) -> Draws:
         return self._tokens.draws(size * width)
@@ -187,20 +187,20 @@ class VerifiedRows:
     lengths: Ints
     ids: Tensor
     width: int
-    drawn: Tensor
+    sampled: Tensor
     tops: Sequence[TopTokens]
     adjusted: Mapping[int, Sequence[Sampled]]
 
     def put(
-        self, drawn: DrawnTokens
+        self, sampled: SampledTokens
     ) -> tuple[dict[int, TopLogprobs], dict[int, tuple[Sampled, ...]]]:
         """Give each row of `drawn` its first token. Return its likeliest tokens and the tokens
         sampled after accepted drafts, by row. REQUIRES: the stream has come this far."""
         first: dict[int, TopLogprobs] = {}
         behind: dict[int, tuple[Sampled, ...]] = {}
         for row, (token, *more) in zip(self.rows.tolist(), self._counted, strict=True):
-            drawn.tokens[row] = token.token
-            drawn.logprobs[row], drawn.margins[row] = token.logprob, token.margin
+            sampled.tokens[row] = token.token
+            sampled.logprobs[row], sampled.margins[row] = token.logprob, token.margin
             if token.top:
                 first[row] = token.top
             behind[row] = tuple(more)
@@ -216,13 +216,13 @@ class VerifiedRows:
         tops = {at: top for tokens in self.tops for at, top in tokens.of_rows()}
         # Convert the columns of all rows at once, because the device waits meanwhile.
         shape = (len(self.rows), self.width)
-        tokens = self.drawn[0, : len(self.rows) * self.width].numpy().reshape(shape)
+        tokens = self.sampled[0, : len(self.rows) * self.width].numpy().reshape(shape)
         ids = self.ids[: tokens.size].numpy().reshape(shape)
         holds = tokens[:, :-1] == ids[:, 1:]
         holds &= np.arange(1, self.width) < self.lengths[:, None]
         counts = 1 + np.logical_and.accumulate(holds, axis=1).sum(axis=1)
-        listed = self.drawn[0].tolist()
-        logprobs, margins = self.drawn[1:].view(torch.float32).tolist()
+        listed = self.sampled[0].tolist()
+        logprobs, margins = self.sampled[1:].view(torch.float32).tolist()
         found: list[Sequence[Sampled]] = []
         for place, count in enumerate(counts.tolist()):
             own = range(place * self.width, place * self.width + count)
@@ -244,15 +244,20 @@ class GuessRows:
     """
 
     def __init__(
-        self, capacity: int, width: int, lanes: LastTokens, carry: Tensor, verified: LastDrawn
+        self,
+        capacity: int,
+        width: int,
+        last_tokens: LastTokens,
+        carry: Tensor,
+        verified: LastSampled,
     ) -> None:
         """width: width of hidden states. carry: [slots, width]. verified: results of the rows with
         drafts verified last, at their fixed addresses."""
         device = carry.device
-        self._numbers = DeviceBatch(capacity, lanes.scratch, device)
+        self._numbers = DeviceBatch(capacity, last_tokens.scratch, device)
         self._seats = torch.zeros(4, capacity, dtype=torch.int32, device=device)
         self._hidden = torch.zeros(capacity, width, dtype=verified.hidden.dtype, device=device)
-        self._lanes = lanes
+        self._last_tokens = last_tokens
         self._carry = carry
         self._verified = verified
         self.counts = torch.ones(capacity, dtype=torch.int32, device=device)
@@ -292,8 +297,8 @@ class GuessRows:
         """Return [1]: number of rows without padding."""
         return self._numbers.rows
 
-    def lanes(self, size: int) -> Tensor:
-        return self._numbers.lanes(size)
+    def batch_indices(self, size: int) -> Tensor:
+        return self._numbers.batch_indices(size)
 
     def chain(self, size: int) -> Chain:
         draws = self.draws(size)
@@ -311,12 +316,12 @@ class GuessRows:
         verified = self._verified
         return ChainStarts(
             places=self._seats[_PLACES, :size],
-            lanes=self.lanes(size),
+            lanes=self.batch_indices(size),
             slots=self._seats[_SLOTS, :size],
-            last_tokens=self._lanes.all,
+            last_tokens=self._last_tokens.all,
             carry=self._carry,
             width=self._seats[_WIDTH, :1],
-            drawn=verified.drawn,
+            drawn=verified.sampled,
             ids=verified.ids,
             counts=verified.counts,
             hidden=verified.hidden,

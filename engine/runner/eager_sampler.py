@@ -30,7 +30,7 @@ from tasuki.model.ops.sampling.top_k_top_p import cut
 from tasuki.model.ops.sampling.top_logprobs import top_logprobs
 
 from .device_batch import DeviceBatch, LastTokens, SamplingTable
-from .logits import DrawnTogether, LaneAdjustments
+from .logits import RowAdjustments, SampledTogether
 from .rows import ResolvedRows
 
 _TOP_ROWS = 8
@@ -46,13 +46,13 @@ class CountedDraws(Protocol):
 
 
 @dataclass(frozen=True)
-class DrawnOnce:
+class SampledOnce:
     """drawn: a token of each row, being copied to the host, as in DeviceBatch.read()."""
 
-    drawn: Tensor
+    sampled: Tensor
 
     def tokens_of(self, places: Sequence[int]) -> Iterable[Sequence[int]]:
-        tokens = self.drawn[0].tolist()
+        tokens = self.sampled[0].tolist()
         return [(tokens[place],) for place in places]
 
 
@@ -63,13 +63,13 @@ class _Untold:
 
     adjusters: Sequence[LogitAdjuster]
     places: Sequence[int]
-    drawn: CountedDraws
+    sampled: CountedDraws
     ended: torch.cuda.Event
 
     def append(self) -> None:
         """Append them to the adjusters. REQUIRES: the stream has come this far."""
-        drawn = self.drawn.tokens_of(self.places)
-        for adjuster, tokens in zip(self.adjusters, drawn, strict=True):
+        sampled = self.sampled.tokens_of(self.places)
+        for adjuster, tokens in zip(self.adjusters, sampled, strict=True):
             for token in tokens:
                 adjuster.append(token)
 
@@ -101,20 +101,20 @@ class EagerSampler:
         vocab: int,
         dtype: torch.dtype,
         sampling: SamplingTable,
-        adjustments: LaneAdjustments,
-        lanes: LastTokens,
+        adjustments: RowAdjustments,
+        last_tokens: LastTokens,
         device: torch.device,
-        together: DrawnTogether | None = None,
+        together: SampledTogether | None = None,
     ) -> None:
         """capacity: rows of a forward. vocab, dtype: of the logits. sampling, adjustments, lanes:
         the runner's. together: the other ranks, one of them with the adjustments; None: there are
         none."""
         self._sampling = sampling
         self._adjustments = adjustments
-        self._lanes = lanes
+        self._last_tokens = last_tokens
         self._device = device
         self._together = together
-        self._rows = DeviceBatch(capacity, lanes.scratch, device)
+        self._rows = DeviceBatch(capacity, last_tokens.scratch, device)
         self._untold: list[_Untold] = []
         self._compile(vocab, dtype)
 
@@ -134,17 +134,20 @@ class EagerSampler:
     def _leads(self) -> bool:
         return self._together is None or self._together.leads
 
-    def follow(self, rows: ResolvedRows, drawn: CountedDraws) -> None:
+    def follow(self, rows: ResolvedRows, sampled: CountedDraws) -> None:
         """Remember the graph's sampled tokens for dependent adjusters."""
         if not self._leads:
             return
-        follows = self._sampling.follows[rows.lanes] & ~self._sampling.adjusted(rows)
+        follows = self._sampling.follows[rows.batch_indices] & ~self._sampling.adjusted(rows)
         if not follows.any():
             return
         self._tell(())
         places = follows.nonzero()[0]
-        adjusters = [self._adjustments.adjuster(lane) for lane in rows.lanes[places].tolist()]
-        self._untold.append(_Untold(adjusters, places.tolist(), drawn, _recorded()))
+        adjusters = [
+            self._adjustments.adjuster(batch_index)
+            for batch_index in rows.batch_indices[places].tolist()
+        ]
+        self._untold.append(_Untold(adjusters, places.tolist(), sampled, _recorded()))
 
     def draw(self, rows: ResolvedRows, logits: Tensor) -> tuple[NDArray[np.int64], Tensor] | None:
         """Sample the adjusted rows. Return their indexes and the tokens, being copied to the host
@@ -161,19 +164,23 @@ class EagerSampler:
         adjusters = self._draw_here(rows, logits) if self._leads else []
         if self._together is not None:
             self._rows.results.copy_(self._together.of_leader(self._rows.results))
-        self._lanes.put(self._rows.lanes(len(rows)), self._rows.draws(len(rows)).token)
-        drawn = self._rows.read()
+        self._last_tokens.put(
+            self._rows.batch_indices(len(rows)), self._rows.draws(len(rows)).token
+        )
+        sampled = self._rows.read()
         if self._leads:
             places = range(len(adjusters))
-            self._untold.append(_Untold(adjusters, places, DrawnOnce(drawn), _recorded()))
-        return drawn
+            self._untold.append(_Untold(adjusters, places, SampledOnce(sampled), _recorded()))
+        return sampled
 
     def _draw_here(self, rows: ResolvedRows, logits: Tensor) -> list[LogitAdjuster]:
         """Sample these rows, already filled in. Return the adjusters waiting for the tokens."""
-        adjusters = [self._adjustments.adjuster(lane) for lane in rows.lanes.tolist()]
+        adjusters = [
+            self._adjustments.adjuster(batch_index) for batch_index in rows.batch_indices.tolist()
+        ]
         self._tell(adjusters)
         adjustments = AdjustedRows.of(adjusters).to(self._device)
-        cuts = bool(self._sampling.cuts[rows.lanes].any())
+        cuts = bool(self._sampling.cuts[rows.batch_indices].any())
         draws = self._rows.draws(len(rows))
         sample_adjusted(logits, adjustments, draws, self._rows.rows, cuts=cuts)
         return adjusters
@@ -196,7 +203,7 @@ class EagerSampler:
     ) -> list[TopTokens]:
         """Return the likeliest tokens of rows with a request for them. numbers: numbers of the
         rows. logits: row i is rows[i]'s."""
-        wanted = self._sampling.top_logprobs[rows.lanes]
+        wanted = self._sampling.top_logprobs[rows.batch_indices]
         chosen = wanted.nonzero()[0]
         found = []
         for first in range(0, len(chosen), _TOP_ROWS):

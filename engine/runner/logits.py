@@ -41,22 +41,22 @@ def logit_adjuster(
     )
 
 
-class DrawnTogether(Protocol):
+class SampledTogether(Protocol):
     """Sampling from adjusted logits by ranks sharing a model. leads: this rank has the adjustments;
     exactly one rank has."""
 
     leads: bool
 
-    def agreed(self, drawn: Sequence[Sampled]) -> list[Sampled]:
+    def agreed(self, sampled: Sequence[Sampled]) -> list[Sampled]:
         """Return the leading rank's tokens of the same rows. drawn: this rank's. Every rank calls
         it for the same rows."""
 
-    def of_leader(self, drawn: Tensor) -> Tensor:
+    def of_leader(self, sampled: Tensor) -> Tensor:
         """Return the leading rank's numbers, on the device. This rank's `drawn` may hold no sampled
         tokens."""
 
 
-class LaneAdjustments:
+class RowAdjustments:
     """The adjustments of each sequence's logits before sampling, and the tokens they depend on.
 
     Owns a `LogitAdjuster` of every batch index with a request that asks for one; knows neither
@@ -71,47 +71,47 @@ class LaneAdjustments:
 
     def apply(self, plan: ForwardPlan) -> None:
         """Apply the plan's leaving and joining sequences."""
-        for lane in plan.left:
-            self._adjusters.pop(lane, None)
+        for batch_index in plan.left:
+            self._adjusters.pop(batch_index, None)
         for item in plan.joined:
             if item.before is not None:
-                self._adjusters[item.lane] = logit_adjuster(
+                self._adjusters[item.batch_index] = logit_adjuster(
                     item.sampling, item.before, self._model, self._grammars
                 )
 
-    def drawn(self, lane: int, token: int) -> None:
+    def sampled(self, batch_index: int, token: int) -> None:
         """Record the sequence's next token."""
-        adjuster = self._adjusters.get(lane)
+        adjuster = self._adjusters.get(batch_index)
         if adjuster is not None:
             adjuster.append(token)
 
-    def adjuster(self, lane: int) -> LogitAdjuster:
+    def adjuster(self, batch_index: int) -> LogitAdjuster:
         """Return the adjuster. REQUIRES: the request at the batch index adjusts."""
-        return self._adjusters[lane]
+        return self._adjusters[batch_index]
 
-    def scores(self, logits: Tensor, lanes: Sequence[int]) -> Tensor | None:
+    def scores(self, logits: Tensor, batch_indices: Sequence[int]) -> Tensor | None:
         """Return logits [n, vocab], row i adjusted for the sequence at lanes[i], float32; None if
         no sequence is adjusted."""
         rows = [
             row
-            for row, lane in enumerate(lanes)
-            if lane in self._adjusters and not self._adjusters[lane].is_idle
+            for row, batch_index in enumerate(batch_indices)
+            if batch_index in self._adjusters and not self._adjusters[batch_index].is_idle
         ]
         if not rows:
             return None
         scores = logits.float().clone()
-        some = AdjustedRows.of([self._adjusters[lanes[row]] for row in rows])
+        some = AdjustedRows.of([self._adjusters[batch_indices[row]] for row in rows])
         scores[rows] = adjusted(logits[rows], some.to(logits.device))
         return scores
 
 
-def kept_adjustments(together: DrawnTogether | None) -> "type[LaneAdjustments]":
+def kept_adjustments(together: SampledTogether | None) -> "type[RowAdjustments]":
     """Return the class of a rank's adjustments. together: the ranks sharing the model; None: only
     one rank."""
-    return LaneAdjustments if together is None or together.leads else NoAdjustments
+    return RowAdjustments if together is None or together.leads else NoAdjustments
 
 
-class NoAdjustments(LaneAdjustments):
+class NoAdjustments(RowAdjustments):
     """Adjustments of a rank without adjusters, because it copies the leading rank's tokens."""
 
     def apply(self, plan: ForwardPlan) -> None:
@@ -134,7 +134,7 @@ def score_prompts(
     found = {}
     for item in plan.scored:
         at = int(rows.tokens_at[item.row])
-        if rows.on_lane[item.row] or not 0 < item.count <= rows.lengths[item.row]:
+        if rows.at_index[item.row] or not 0 < item.count <= rows.lengths[item.row]:
             raise PlanError(f"plan {plan.number} scores tokens that row {item.row} does not have")
         behind = plan.tokens[at + 1 : at + item.count]
         targets = torch.from_numpy(np.append(behind, item.following).astype(np.int64))

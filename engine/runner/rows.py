@@ -16,7 +16,7 @@ from tasuki.engine.forward_plan import (
     PlanError,
     PlanGap,
     RowFlag,
-    UnknownLane,
+    UnknownBatchIndex,
 )
 from tasuki.model.forward import SequenceSlice
 from tasuki.model.ops.sampling.params import SamplingParams
@@ -46,9 +46,9 @@ def padded_sizes(largest: int) -> list[int]:
 _POSITIONS, _PENDING, _MAX_ROWS, _CAPACITY, _SLOTS = range(5)
 _KEPT = 5
 # Plain integers, because numpy handles enumerations more slowly.
-_TOKENS, _POSITION = int(RowFlag.TOKENS_ON_LANE), int(RowFlag.POSITION_ON_LANE)
-_LENGTH, _DECODES = int(RowFlag.LENGTH_ON_LANE), int(RowFlag.DECODES)
-_VERIFIES, _DRAFTS = int(RowFlag.VERIFIES), int(RowFlag.DRAFTS_ON_LANE)
+_TOKENS, _POSITION = int(RowFlag.TOKENS_AT_INDEX), int(RowFlag.POSITION_AT_INDEX)
+_LENGTH, _DECODES = int(RowFlag.LENGTH_AT_INDEX), int(RowFlag.DECODES)
+_VERIFIES, _DRAFTS = int(RowFlag.VERIFIES), int(RowFlag.DRAFTS_AT_INDEX)
 
 
 class SequencePages:
@@ -67,24 +67,24 @@ class ResolvedRows:
     """Rows of a plan with all values known, columns [n] int32.
 
     tokens_at: index of each row's first token among the plan's tokens, unless they are at its batch
-    index (on_lane [n] bool). drafts_on_lane [n] bool: all tokens but the first are at the batch
+    index (at_index [n] bool). drafts_at_index [n] bool: all tokens but the first are at the batch
     index.
     """
 
-    lanes: Ints
+    batch_indices: Ints
     starts: Ints
     lengths: Ints
     read_slots: Ints
     write_slots: Ints
     num_sampled: Ints
     tokens_at: Ints
-    on_lane: NDArray[np.bool_]
+    at_index: NDArray[np.bool_]
     decodes: NDArray[np.bool_]
     verifies: NDArray[np.bool_]
-    drafts_on_lane: NDArray[np.bool_]
+    drafts_at_index: NDArray[np.bool_]
 
     def __len__(self) -> int:
-        return len(self.lanes)
+        return len(self.batch_indices)
 
     @property
     def stops(self) -> Ints:
@@ -93,17 +93,17 @@ class ResolvedRows:
 
     def take(self, rows: NDArray[np.int64]) -> "ResolvedRows":
         return ResolvedRows(
-            self.lanes[rows],
+            self.batch_indices[rows],
             self.starts[rows],
             self.lengths[rows],
             self.read_slots[rows],
             self.write_slots[rows],
             self.num_sampled[rows],
             self.tokens_at[rows],
-            self.on_lane[rows],
+            self.at_index[rows],
             self.decodes[rows],
             self.verifies[rows],
-            self.drafts_on_lane[rows],
+            self.drafts_at_index[rows],
         )
 
 
@@ -119,19 +119,19 @@ class SequenceStates:
     At most `lanes` batch indices with at most `slots` working slots each.
     """
 
-    def __init__(self, lanes: int, slots: int = 2) -> None:
+    def __init__(self, batch_indices: int, slots: int = 2) -> None:
         self._next = 0
-        self._slots = np.zeros((lanes, slots), dtype=np.int32)
+        self._slots = np.zeros((batch_indices, slots), dtype=np.int32)
         # Kept in one array, because a plan's rows look all of it up at once.
-        self._kept = np.zeros((_KEPT, lanes), dtype=np.int32)
+        self._kept = np.zeros((_KEPT, batch_indices), dtype=np.int32)
         self._pages: dict[int, SequencePages] = {}
         self._sampling: dict[int, SamplingParams] = {}
 
-    def pages(self, lane: int) -> SequencePages:
-        return self._pages[lane]
+    def pages(self, batch_index: int) -> SequencePages:
+        return self._pages[batch_index]
 
-    def sampling(self, lane: int) -> SamplingParams:
-        return self._sampling[lane]
+    def sampling(self, batch_index: int) -> SamplingParams:
+        return self._sampling[batch_index]
 
     def apply(self, plan: ForwardPlan) -> ResolvedRows:
         """Apply the plan's changes; return its rows. Raises PlanGap with nothing changed, PlanError
@@ -139,49 +139,57 @@ class SequenceStates:
         if plan.number != self._next:
             raise PlanGap(f"plan {plan.number} came where {self._next} was due")
         self._next += 1
-        for lane in plan.left:
-            self._leave(lane)
+        for batch_index in plan.left:
+            self._leave(batch_index)
         for item in plan.joined:
             self._join(item)
         for grown in plan.new_pages:
             self._grow(grown)
         return self._resolve(plan)
 
-    def _leave(self, lane: int) -> None:
-        if lane not in self._pages:
-            raise UnknownLane(f"lane {lane} leaves, which no sequence has joined")
-        del self._pages[lane], self._sampling[lane]
-        self._kept[:, lane] = 0
+    def _leave(self, batch_index: int) -> None:
+        if batch_index not in self._pages:
+            raise UnknownBatchIndex(f"lane {batch_index} leaves, which no sequence has joined")
+        del self._pages[batch_index], self._sampling[batch_index]
+        self._kept[:, batch_index] = 0
 
     def _join(self, item: JoinedSequence) -> None:
-        lanes, slots = self._slots.shape
-        if not 0 <= item.lane < lanes or not 0 < len(item.slots) <= slots:
+        batch_indices, slots = self._slots.shape
+        if not 0 <= item.batch_index < batch_indices or not 0 < len(item.slots) <= slots:
             raise PlanError(
-                f"lane {item.lane} joins with {len(item.slots)} slots: lanes go to {lanes}, each "
+                f"lane {item.batch_index} joins with {len(item.slots)} slots: lanes go to "
+                f"{batch_indices}, each "
                 f"with at most {slots}"
             )
-        if item.lane in self._pages:
-            raise PlanError(f"lane {item.lane} joins before its last sequence has left")
-        self._pages[item.lane] = SequencePages()
-        self._sampling[item.lane] = item.sampling
-        self._slots[item.lane, : len(item.slots)] = item.slots
-        self._kept[:, item.lane] = (0, 0, item.max_rows, 0, len(item.slots))
+        if item.batch_index in self._pages:
+            raise PlanError(f"lane {item.batch_index} joins before its last sequence has left")
+        self._pages[item.batch_index] = SequencePages()
+        self._sampling[item.batch_index] = item.sampling
+        self._slots[item.batch_index, : len(item.slots)] = item.slots
+        self._kept[:, item.batch_index] = (0, 0, item.max_rows, 0, len(item.slots))
 
     def _grow(self, grown: NewPages) -> None:
-        pages = self._pages.get(grown.lane)
+        pages = self._pages.get(grown.batch_index)
         if pages is None:
-            raise UnknownLane(f"lane {grown.lane} gets pages, which no sequence has joined")
+            raise UnknownBatchIndex(
+                f"lane {grown.batch_index} gets pages, which no sequence has joined"
+            )
         pages.grow(grown.pages)
-        self._kept[_CAPACITY, grown.lane] = len(pages.ids) * PAGE_TOKENS
+        self._kept[_CAPACITY, grown.batch_index] = len(pages.ids) * PAGE_TOKENS
 
     def _resolve(self, plan: ForwardPlan) -> ResolvedRows:
-        lanes, bounds, most, read, write, limits, num_sampled, flags = plan.rows.columns
-        if len(lanes) and not 0 <= lanes.min() <= lanes.max() < self._kept.shape[1]:
-            raise UnknownLane(f"plan {plan.number} has rows of lanes that do not exist")
-        position, pending, max_rows, capacity, slots = self._kept[:, lanes]
+        batch_indices, bounds, most, read, write, limits, num_sampled, flags = plan.rows.columns
+        if (
+            len(batch_indices)
+            and not 0 <= batch_indices.min() <= batch_indices.max() < self._kept.shape[1]
+        ):
+            raise UnknownBatchIndex(f"plan {plan.number} has rows of lanes that do not exist")
+        position, pending, max_rows, capacity, slots = self._kept[:, batch_indices]
         if not slots.all():
-            raise UnknownLane(f"plan {plan.number} has rows of lanes that no sequence has joined")
-        on_lane, verifies = (flags & _TOKENS) != 0, (flags & _VERIFIES) != 0
+            raise UnknownBatchIndex(
+                f"plan {plan.number} has rows of lanes that no sequence has joined"
+            )
+        at_index, verifies = (flags & _TOKENS) != 0, (flags & _VERIFIES) != 0
         starts = np.where(flags & _POSITION, position, bounds)
         lengths = np.where(flags & _LENGTH, pending, most)
         # Even an invalid plan writes only to a sequence's own pages and slots.
@@ -191,7 +199,7 @@ class SequenceStates:
             "a length above its bound": most - lengths,
             "a row beyond its limit": limits - starts - lengths,
             "a row limit beyond its pages": capacity - limits,
-            "tokens that its lane does not have": np.where(on_lane, -abs(pending - lengths), 0),
+            "tokens that its lane does not have": np.where(at_index, -abs(pending - lengths), 0),
             "more tokens drawn than its lane holds": max_rows - np.where(verifies, 1, num_sampled),
             "drafts without a token before them": np.where(verifies, lengths - num_sampled, 0),
             "a slot to read that it does not have": np.minimum(read, slots - 1 - read),
@@ -199,58 +207,70 @@ class SequenceStates:
         }
         if np.array([*margins.values()]).min(initial=0) < 0:
             what, margin = next((what, m) for what, m in margins.items() if m.min() < 0)
-            raise PlanError(f"plan {plan.number} gives lane {lanes[margin.argmin()]} {what}")
-        host = np.where(on_lane, 0, lengths)
+            raise PlanError(
+                f"plan {plan.number} gives lane {batch_indices[margin.argmin()]} {what}"
+            )
+        host = np.where(at_index, 0, lengths)
         ends = host.cumsum(dtype=np.int32)
-        if len(lanes) and ends[-1] != len(plan.tokens):
+        if len(batch_indices) and ends[-1] != len(plan.tokens):
             raise PlanError(
                 f"plan {plan.number} has {len(plan.tokens)} tokens for rows of {ends[-1]} tokens"
             )
         for guess in plan.guesses:
             if starts[guess.row] + lengths[guess.row] + guess.count > capacity[guess.row]:
-                lane = lanes[guess.row]
-                raise PlanError(f"plan {plan.number} gives lane {lane} guesses beyond its pages")
+                batch_index = batch_indices[guess.row]
+                raise PlanError(
+                    f"plan {plan.number} gives lane {batch_index} guesses beyond its pages"
+                )
         for guess in plan.first_guesses:
             if not verifies[guess.row] or lengths[guess.row] != guess.count + 1:
-                lane = lanes[guess.row]
-                raise PlanError(f"plan {plan.number} gives lane {lane} guesses without a place")
-        self._kept[_POSITIONS, lanes] = starts + lengths
-        self._kept[_PENDING, lanes] = np.where(verifies, 0, num_sampled)
+                batch_index = batch_indices[guess.row]
+                raise PlanError(
+                    f"plan {plan.number} gives lane {batch_index} guesses without a place"
+                )
+        self._kept[_POSITIONS, batch_indices] = starts + lengths
+        self._kept[_PENDING, batch_indices] = np.where(verifies, 0, num_sampled)
         return ResolvedRows(
-            lanes,
+            batch_indices,
             starts,
             lengths,
-            self._slots[lanes, read],
-            self._slots[lanes, write],
+            self._slots[batch_indices, read],
+            self._slots[batch_indices, write],
             num_sampled,
             ends - host,
-            on_lane,
+            at_index,
             (flags & _DECODES) != 0,
             verifies,
             (flags & _DRAFTS) != 0,
         )
 
     def slices(
-        self, plan: ForwardPlan, rows: ResolvedRows, drawn: dict[int, list[int]]
+        self, plan: ForwardPlan, rows: ResolvedRows, sampled: dict[int, list[int]]
     ) -> list[SequenceSlice]:
         """Return the rows in the model's form. drawn: tokens by batch index, for rows with tokens
         there."""
         marks: dict[int, list[tuple[int, int]]] = {}
         for mark in plan.checkpoints:
-            marks.setdefault(int(plan.rows.lanes[mark.row]), []).append((mark.position, mark.slot))
+            marks.setdefault(int(plan.rows.batch_indices[mark.row]), []).append(
+                (mark.position, mark.slot)
+            )
         slices = []
         for row in range(len(rows)):
-            lane, length, at = int(rows.lanes[row]), int(rows.lengths[row]), rows.tokens_at[row]
+            batch_index, length, at = (
+                int(rows.batch_indices[row]),
+                int(rows.lengths[row]),
+                rows.tokens_at[row],
+            )
             host: list[int] = plan.tokens[at : at + length].tolist()
             verifies = bool(rows.verifies[row])
             slices.append(
                 SequenceSlice(
-                    token_ids=drawn[lane] if rows.on_lane[row] else host,
+                    token_ids=sampled[batch_index] if rows.at_index[row] else host,
                     start=int(rows.starts[row]),
-                    pages=self._pages[lane].ids.tolist(),
+                    pages=self._pages[batch_index].ids.tolist(),
                     read_slot=int(rows.read_slots[row]),
                     write_slot=None if verifies else int(rows.write_slots[row]),
-                    checkpoints=marks.get(lane, ()),
+                    checkpoints=marks.get(batch_index, ()),
                     stepped=verifies,
                 )
             )

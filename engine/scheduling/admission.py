@@ -36,7 +36,7 @@ class StepOutlook:
         """Seconds of a step with as many rows as in _rows; both lists rise."""
         self._last = 0, 0.0
 
-    def landed(self, rows: int, seconds: float) -> None:
+    def completed(self, rows: int, seconds: float) -> None:
         """Record a decode-only step of `rows` answers, at least one, and its duration."""
         before, self._last = self._last, (rows, seconds)
         if before[0] == rows:
@@ -360,7 +360,7 @@ class AcceptWindow:
         node."""
         self._most = most
         self._share = capacity_tokens // _WINDOW_SHARE
-        self._ahead: dict[str, dict[m.RoomId, int]] = {}
+        self._ahead: dict[str, dict[m.TransferId, int]] = {}
         self.left = 0
         """Number of transfers gone from the window; it grows when others may enter."""
 
@@ -371,14 +371,14 @@ class AcceptWindow:
             return True
         return len(ahead) < self._most and sum(ahead.values()) + tokens <= self._share
 
-    def enter(self, peer: str, room: m.RoomId, tokens: int) -> None:
-        self._ahead.setdefault(peer, {})[room] = tokens
+    def enter(self, peer: str, transfer_id: m.TransferId, tokens: int) -> None:
+        self._ahead.setdefault(peer, {})[transfer_id] = tokens
 
-    def leave(self, peer: str, room: m.RoomId) -> None:
+    def leave(self, peer: str, transfer_id: m.TransferId) -> None:
         """Remove a transfer: a forward of it is planned, its pull is over, or neither will come.
         Idempotent."""
         ahead = self._ahead.get(peer, {})
-        if ahead.pop(room, None) is None:
+        if ahead.pop(transfer_id, None) is None:
             return
         self.left += 1
         if not ahead:

@@ -119,7 +119,7 @@ def keep_state(
     cache.insert(allocation, computed, active.state_slot, CheckpointKind.TURN_END, hint)
 
 
-def keep_landed(cache: HybridPrefixCache, request: Request, active: Active) -> None:
+def keep_completed(cache: HybridPrefixCache, request: Request, active: Active) -> None:
     """Publish the state of a request ended before its answer. REQUIRES: no forward of it failed.
     ENSURES: only release may follow."""
     if len(active.slots) > 1 or active.progress.settled:

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasuki.engine.forward_plan import Ints
-from tasuki.engine.progress import Lanes, ProgressTable
+from tasuki.engine.progress import BatchIndices, ProgressTable
 from tasuki.engine.request import Active, Prefilling, Request
 from tasuki.engine.speculation.drafting import Drafting
 from tasuki.pycache.layout import PAGE_TOKENS
@@ -44,19 +44,19 @@ class Held:
 
 class RunningRequests(Collection[Request]):
     def __init__(self, progress: ProgressTable) -> None:
-        lanes = len(progress.holders)
+        batch_indices = len(progress.holders)
         self._progress = progress
-        self._lanes: dict[Request, int] = {}
-        self._order: Lanes = np.empty(0, dtype=np.intp)
+        self._batch_indices: dict[Request, int] = {}
+        self._order: BatchIndices = np.empty(0, dtype=np.intp)
         """Batch indices of the running requests; invalid while _reordered."""
         self._reordered = False
         self._suspects: list[Request] = []
         """Suspect requests; some may have been cleared since."""
-        self._requests: NDArray[np.object_] = np.empty(lanes, dtype=object)
-        self._answers: NDArray[np.bool_] = np.zeros(lanes, dtype=np.bool_)
-        self._prompt_lengths: Ints = np.zeros(lanes, dtype=np.int32)
-        self._final_lengths: Ints = np.zeros(lanes, dtype=np.int32)
-        self.capacities: Ints = np.zeros(lanes, dtype=np.int32)
+        self._requests: NDArray[np.object_] = np.empty(batch_indices, dtype=object)
+        self._answers: NDArray[np.bool_] = np.zeros(batch_indices, dtype=np.bool_)
+        self._prompt_lengths: Ints = np.zeros(batch_indices, dtype=np.int32)
+        self._final_lengths: Ints = np.zeros(batch_indices, dtype=np.int32)
+        self.capacities: Ints = np.zeros(batch_indices, dtype=np.int32)
         self.prompts: list[Request] = []
         self.held: dict[str, Held] = {}
         """Resources by caller; none is empty."""
@@ -64,31 +64,31 @@ class RunningRequests(Collection[Request]):
         """Requests with drafted answers, in the same order."""
 
     def __len__(self) -> int:
-        return len(self._lanes)
+        return len(self._batch_indices)
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self._lanes)
+        return iter(self._batch_indices)
 
     def __reversed__(self) -> Iterator[Request]:
-        return reversed(self._lanes)
+        return reversed(self._batch_indices)
 
     def __contains__(self, request: object) -> bool:
-        return request in self._lanes
+        return request in self._batch_indices
 
     def add(self, request: Request) -> None:
         """Add a running request. REQUIRES: it is Active. Raises OverflowError, without effect, if a
         length is no int32."""
         state = request.state
         assert isinstance(state, Active)
-        lane = state.progress.lane
+        batch_index = state.progress.batch_index
         # These writes may raise, so they come before any list holds the request.
-        self._prompt_lengths[lane] = len(request.prompt)
-        self._final_lengths[lane] = request.final_length
-        self._lanes[request] = lane
+        self._prompt_lengths[batch_index] = len(request.prompt)
+        self._final_lengths[batch_index] = request.final_length
+        self._batch_indices[request] = batch_index
         self._reordered = True
-        self._requests[lane] = request
-        self._answers[lane] = not isinstance(state, Prefilling)
-        self.capacities[lane] = 0
+        self._requests[batch_index] = request
+        self._answers[batch_index] = not isinstance(state, Prefilling)
+        self.capacities[batch_index] = 0
         if isinstance(state, Prefilling):
             self.prompts.append(request)
         if request.suspect:
@@ -100,31 +100,31 @@ class RunningRequests(Collection[Request]):
 
     def discard(self, request: Request) -> None:
         """Remove the request, in any state."""
-        lane = self._lanes.pop(request, None)
-        if lane is None:
+        batch_index = self._batch_indices.pop(request, None)
+        if batch_index is None:
             return
         self._reordered = True
-        self._requests[lane] = None
+        self._requests[batch_index] = None
         self.drafting.pop(request, None)
         if request in self.prompts:
             self.prompts.remove(request)
         held = self.held[request.caller]
         held.rows -= 1
-        held.tokens -= int(self.capacities[lane])
+        held.tokens -= int(self.capacities[batch_index])
         if not held.rows:
             del self.held[request.caller]
 
     def grown(self, request: Request, state: Active) -> None:
         """Record the new capacity of its allocation."""
-        lane, capacity = self._lanes[request], state.allocation.capacity_tokens
-        self.held[request.caller].tokens += capacity - int(self.capacities[lane])
-        self.capacities[lane] = capacity
+        batch_index, capacity = self._batch_indices[request], state.allocation.capacity_tokens
+        self.held[request.caller].tokens += capacity - int(self.capacities[batch_index])
+        self.capacities[batch_index] = capacity
 
     def prompt_scheduled(self, request: Request, state: Prefilling) -> None:
         """Record the prompt's last token as scheduled in a forward. The forward samples the
         answer's first token."""
         self.prompts.remove(request)
-        self._answers[self._lanes[request]] = state.answers_here
+        self._answers[self._batch_indices[request]] = state.answers_here
 
     def acquit(self, requests: Sequence[Request]) -> None:
         """Clear the suspicion of requests in a successful forward."""
@@ -132,19 +132,21 @@ class RunningRequests(Collection[Request]):
             if request in requests:
                 request.suspect = False
 
-    def of(self, lanes: Lanes) -> list[Request]:
+    def of(self, batch_indices: BatchIndices) -> list[Request]:
         """Return the requests running at these batch indices."""
-        found: list[Request] = self._requests[lanes].tolist()
+        found: list[Request] = self._requests[batch_indices].tolist()
         return found
 
-    def answering(self) -> Lanes:
+    def answering(self) -> BatchIndices:
         """Return, in order, the batch indices with one token to forward, if they may be in the next
         forward. The token may still be in the forward before."""
         suspect = self._suspect()
-        lanes = self._in_order() if suspect is None else np.array([self._lanes[suspect]])
-        scheduled = self._progress.num_scheduled[lanes]
-        due = self._answers[lanes] & (scheduled < self._final_lengths[lanes])
-        return lanes if due.all() else lanes[due]
+        batch_indices = (
+            self._in_order() if suspect is None else np.array([self._batch_indices[suspect]])
+        )
+        scheduled = self._progress.num_scheduled[batch_indices]
+        due = self._answers[batch_indices] & (scheduled < self._final_lengths[batch_indices])
+        return batch_indices if due.all() else batch_indices[due]
 
     def unfinished_prompts(self) -> list[Request]:
         """Return the requests of `prompts` allowed in the next forward."""
@@ -153,31 +155,35 @@ class RunningRequests(Collection[Request]):
             return self.prompts
         return [suspect] if suspect in self.prompts else []
 
-    def schedule_next(self, lanes: Lanes) -> AnswerRows:
+    def schedule_next(self, batch_indices: BatchIndices) -> AnswerRows:
         """Schedule one token of each of these batch indices from answering(). They count as
         scheduled from here on."""
-        tokens = self._progress.schedule_next(lanes)
+        tokens = self._progress.schedule_next(batch_indices)
         stops = tokens.starts + 1
         return AnswerRows(
-            self.of(lanes),
-            lanes,
-            self._progress.holders[lanes],
+            self.of(batch_indices),
+            batch_indices,
+            self._progress.holders[batch_indices],
             tokens,
-            self.capacities[lanes],
-            stops - self._prompt_lengths[lanes],
-            stops >= self._final_lengths[lanes],
+            self.capacities[batch_indices],
+            stops - self._prompt_lengths[batch_indices],
+            stops >= self._final_lengths[batch_indices],
         )
 
     def _suspect(self) -> Request | None:
         """Return the request to run alone in the next forward, if any."""
         self._suspects = [
-            request for request in self._suspects if request.suspect and request in self._lanes
+            request
+            for request in self._suspects
+            if request.suspect and request in self._batch_indices
         ]
         return self._suspects[0] if self._suspects else None
 
-    def _in_order(self) -> Lanes:
+    def _in_order(self) -> BatchIndices:
         if self._reordered:
-            self._order = np.fromiter(self._lanes.values(), dtype=np.intp, count=len(self._lanes))
+            self._order = np.fromiter(
+                self._batch_indices.values(), dtype=np.intp, count=len(self._batch_indices)
+            )
             self._reordered = False
         return self._order
 

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasuki.engine.forward_plan import (
+    AT_INDEX,
     COLUMNS,
-    ON_LANE,
     Fold,
     ForwardPlan,
     Guess,
@@ -27,7 +27,7 @@ from tasuki.engine.forward_plan import (
     RowFlag,
     ScoredRow,
 )
-from tasuki.engine.progress import Lanes, NextTokens, ProgressTable
+from tasuki.engine.progress import BatchIndices, NextTokens, ProgressTable
 from tasuki.engine.request import Active, PlannedCheckpoint, Request
 from tasuki.engine.speculation.draft_limit import StepShape
 from tasuki.model.ops.sampling.logit_adjustments import TokensBefore
@@ -46,7 +46,7 @@ class ScheduledSequence:
     last of its tokens, not sampled yet. With drafts it samples at most num_sampled tokens, and the
     number accepted is known when it completes. first_guesses: the number of drafts if the model's
     draft layer makes them before the forward; the values in drafts are placeholders then.
-    drafts_on_lane: the drafts are placeholders for those stored in the runner. guesses: tokens to
+    drafts_at_index: the drafts are placeholders for those stored in the runner. guesses: tokens to
     be proposed after the sampled ones.
     """
 
@@ -60,7 +60,7 @@ class ScheduledSequence:
     checkpoints: tuple[tuple[PlannedCheckpoint, int], ...] = ()
     drafts: tuple[int, ...] = ()
     first_guesses: int = 0
-    drafts_on_lane: bool = False
+    drafts_at_index: bool = False
     guesses: int = 0
 
     @property
@@ -68,7 +68,7 @@ class ScheduledSequence:
         return self.active.slots[self.write_index]
 
     @property
-    def lane(self) -> int:
+    def batch_index(self) -> int:
         """Return the batch index for the runner's last sampled tokens. It is a working slot,
         because no two allocations share one."""
         return self.active.slots[0]
@@ -97,7 +97,7 @@ class AnswerRows:
     """
 
     requests: Sequence[Request]
-    lanes: Lanes
+    batch_indices: BatchIndices
     holders: NDArray[np.int64]
     tokens: NextTokens
     row_limits: Ints
@@ -105,11 +105,11 @@ class AnswerRows:
     is_last: NDArray[np.bool_]
 
     def __len__(self) -> int:
-        return len(self.lanes)
+        return len(self.batch_indices)
 
     def live(self, progress: ProgressTable) -> NDArray[np.bool_]:
         """Return [n]: True if the row's request still runs on the allocation planned here."""
-        still: NDArray[np.bool_] = progress.holders[self.lanes] == self.holders
+        still: NDArray[np.bool_] = progress.holders[self.batch_indices] == self.holders
         return still
 
     def requests_where(self, rows: NDArray[np.bool_]) -> list[Request]:
@@ -119,7 +119,7 @@ class AnswerRows:
     def take(self, rows: NDArray[np.intp]) -> "AnswerRows":
         return AnswerRows(
             [self.requests[row] for row in rows.tolist()],
-            self.lanes[rows],
+            self.batch_indices[rows],
             self.holders[rows],
             self.tokens.take(rows),
             self.row_limits[rows],
@@ -176,8 +176,8 @@ class ScheduledForward:
         return live.sequences() + [item for item in self.sequences if item.live]
 
 
-_DECODES, _ON_LANE, _VERIFIES = RowFlag.DECODES.value, ON_LANE.value, RowFlag.VERIFIES.value
-_DRAFTS_ON_LANE = RowFlag.DRAFTS_ON_LANE.value
+_DECODES, _AT_INDEX, _VERIFIES = RowFlag.DECODES.value, AT_INDEX.value, RowFlag.VERIFIES.value
+_DRAFTS_AT_INDEX = RowFlag.DRAFTS_AT_INDEX.value
 _MAX_ROWS = 1
 """Tokens sampled by a forward for a sequence."""
 
@@ -194,13 +194,13 @@ class _Changes:
 class ForwardPlanner:
     def __init__(self, progress: ProgressTable) -> None:
         """progress: table of the running sequences."""
-        lanes = len(progress.holders)
+        batch_indices = len(progress.holders)
         self._progress = progress
         self._number = 0
-        self._joined: NDArray[np.int64] = np.zeros(lanes, dtype=np.int64)
+        self._joined: NDArray[np.int64] = np.zeros(batch_indices, dtype=np.int64)
         """Number of the sequence in the runner, by batch index; 0: none."""
         self._joined_count = 0
-        self._row_limits: Ints = np.zeros(lanes, dtype=np.int32)
+        self._row_limits: Ints = np.zeros(batch_indices, dtype=np.int32)
         """Token capacity of the pages known to the runner, by batch index."""
 
     def plan(
@@ -257,64 +257,64 @@ class ForwardPlanner:
 
     def _answer_rows(self, answers: AnswerRows, columns: Ints, changes: _Changes) -> list[int]:
         """Fill the columns. Return the tokens of rows without a token at a batch index."""
-        lanes, tokens = answers.lanes, answers.tokens
-        changed = (self._joined[lanes] != answers.holders) | (
-            self._row_limits[lanes] != answers.row_limits
+        batch_indices, tokens = answers.batch_indices, answers.tokens
+        changed = (self._joined[batch_indices] != answers.holders) | (
+            self._row_limits[batch_indices] != answers.row_limits
         )
         for row in changed.nonzero()[0].tolist():
-            self._follow(answers.requests[row], int(lanes[row]), changes)
-        on_lane = tokens.drawn_before
-        columns[0], columns[1], columns[2] = lanes, tokens.starts, 1
+            self._follow(answers.requests[row], int(batch_indices[row]), changes)
+        at_index = tokens.sampled_before
+        columns[0], columns[1], columns[2] = batch_indices, tokens.starts, 1
         columns[3], columns[4] = tokens.read_index, tokens.write_index
         columns[5], columns[6] = answers.row_limits, 1
-        columns[7] = on_lane * _ON_LANE + _DECODES
+        columns[7] = at_index * _AT_INDEX + _DECODES
         known: list[int] = []
-        for row in (~on_lane).nonzero()[0].tolist():
+        for row in (~at_index).nonzero()[0].tolist():
             start = int(tokens.starts[row])
             known += answers.requests[row].token_slice(start, start + 1)
         return known
 
     def _sequence_row(self, item: ScheduledSequence, column: Ints, changes: _Changes) -> list[int]:
         """Fill the row's column; return its tokens."""
-        lane = item.lane
-        self._follow(item.request, lane, changes)
+        batch_index = item.batch_index
+        self._follow(item.request, batch_index, changes)
         flags = _VERIFIES if item.drafts else _DECODES if item.decodes else 0
-        flags += item.drafts_on_lane * _DRAFTS_ON_LANE
+        flags += item.drafts_at_index * _DRAFTS_AT_INDEX
         column[:] = (
-            lane,
+            batch_index,
             item.start,
             item.stop - item.start,
             item.read_index,
             item.write_index,
-            self._row_limits[lane],
+            self._row_limits[batch_index],
             item.num_sampled,
             flags,
         )
         known = item.request.token_slice(item.start, item.stop - len(item.drafts))
         return known + list(item.drafts)
 
-    def _follow(self, request: Request, lane: int, changes: _Changes) -> None:
+    def _follow(self, request: Request, batch_index: int, changes: _Changes) -> None:
         """Add the request's sequence and all its pages to the changes, as far as the runner lacks
         them."""
         state = request.state
         assert isinstance(state, Active)
-        if self._joined[lane] != state.progress.number:
-            if self._joined[lane]:
-                changes.left.append(lane)
+        if self._joined[batch_index] != state.progress.number:
+            if self._joined[batch_index]:
+                changes.left.append(batch_index)
             else:
                 self._joined_count += 1
-            changes.joined.append(_joined(lane, state.slots, request))
-            self._joined[lane], self._row_limits[lane] = state.progress.number, 0
+            changes.joined.append(_joined(batch_index, state.slots, request))
+            self._joined[batch_index], self._row_limits[batch_index] = state.progress.number, 0
         limit = state.allocation.capacity_tokens
-        if limit != self._row_limits[lane]:
-            pages = state.allocation.pages[self._row_limits[lane] // PAGE_TOKENS :]
-            changes.new_pages.append(NewPages(lane, pages))
-            self._row_limits[lane] = limit
+        if limit != self._row_limits[batch_index]:
+            pages = state.allocation.pages[self._row_limits[batch_index] // PAGE_TOKENS :]
+            changes.new_pages.append(NewPages(batch_index, pages))
+            self._row_limits[batch_index] = limit
 
     def _leave(self) -> list[int]:
         """Remove ended sequences; return their batch indices."""
         over = (self._joined != 0) & (self._joined != self._progress.holders)
-        gone: Lanes = over.nonzero()[0]
+        gone: BatchIndices = over.nonzero()[0]
         self._joined[gone] = 0
         self._joined_count -= len(gone)
         found: list[int] = gone.tolist()
@@ -331,11 +331,11 @@ def _scored(row: int, item: ScheduledSequence) -> list[ScoredRow]:
     return [ScoredRow(row, count, scoring.top, int(scoring.tokens[item.start + count]))]
 
 
-def _joined(lane: int, slots: tuple[int, ...], request: Request) -> JoinedSequence:
+def _joined(batch_index: int, slots: tuple[int, ...], request: Request) -> JoinedSequence:
     """Return the sequence's description for the runner. All tokens sampled before are in the
     request's output: none is in flight."""
     sampling = request.sampling
     before = None
     if sampling.adjusts:
         before = TokensBefore.of(sampling, request.prompt, request.output)
-    return JoinedSequence(lane, slots, _MAX_ROWS, sampling, before)
+    return JoinedSequence(batch_index, slots, _MAX_ROWS, sampling, before)

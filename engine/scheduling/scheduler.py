@@ -19,7 +19,7 @@ import numpy as np
 
 from tasuki.engine.accounting import LineFit
 from tasuki.engine.config import EngineConfig
-from tasuki.engine.progress import Lanes, ProgressTable
+from tasuki.engine.progress import BatchIndices, ProgressTable
 from tasuki.engine.request import (
     Active,
     AwaitingGrant,
@@ -63,7 +63,7 @@ class ChunkLimit:
         """Return the number of prompt tokens allowed in the next forward."""
         return self._beside_answers if beside_answers else self._chunk
 
-    def landed(self, forward: ScheduledForward, seconds: float) -> None:
+    def completed(self, forward: ScheduledForward, seconds: float) -> None:
         """Record a forward's duration. Forwards without answers or without prompts are ignored."""
         if self._most_seconds is None:
             return
@@ -208,7 +208,7 @@ class _Proposed:
     drafting: Drafting
     drafts: tuple[int, ...]
     to_guess: bool
-    on_lane: bool
+    at_index: bool
 
 
 class Scheduler:
@@ -288,21 +288,21 @@ class Scheduler:
         left = self._limit.seconds_left(request)
         return left if 0 < left < math.inf else None
 
-    def landed(self, forward: ScheduledForward, seconds: float) -> None:
+    def completed(self, forward: ScheduledForward, seconds: float) -> None:
         """Record a forward's duration."""
-        self._chunk.landed(forward, seconds)
+        self._chunk.completed(forward, seconds)
         if tokens := forward.prompt_tokens:
             self._chunk_seconds.add(tokens, seconds)
         elif forward:
-            self.seats.steps.landed(len(forward), seconds)
+            self.seats.steps.completed(len(forward), seconds)
 
-    def landed_after(
+    def completed_after(
         self, forward: ScheduledForward, tokens: int, seconds: float, *, planned: bool
     ) -> None:
         """Record a decode-only forward: `tokens` produced, `seconds` since the previous one ended.
         planned: it was planned while the previous one ran."""
         if forward and not forward.prompts:
-            self._drafts.landed(forward.shape, tokens, seconds, planned=planned)
+            self._drafts.completed(forward.shape, tokens, seconds, planned=planned)
 
     def schedule(self, drafts: int) -> ScheduledForward:
         """Return the next forward, with at most `drafts` drafts per answer; empty if nothing can
@@ -313,16 +313,18 @@ class Scheduler:
         vain.
         """
         self._admit_waiting()
-        lanes = self._growable()
+        batch_indices = self._growable()
         if drafts:
-            drafted = self._draft(lanes, drafts)
+            drafted = self._draft(batch_indices, drafts)
         else:
             drafted = []
             self._watch()
         if drafted:
-            taken = {item.lane for item in drafted}
-            lanes = lanes[[lane not in taken for lane in lanes.tolist()]]
-        answers = self.running.schedule_next(lanes)
+            taken = {item.batch_index for item in drafted}
+            batch_indices = batch_indices[
+                [batch_index not in taken for batch_index in batch_indices.tolist()]
+            ]
+        answers = self.running.schedule_next(batch_indices)
         rows = len(answers) + len(drafted)
         budget = self._chunk.tokens(beside_answers=bool(rows))
         return ScheduledForward(answers, self._chunks_of(budget, rows), drafted)
@@ -334,12 +336,12 @@ class Scheduler:
         drafting = self.running.drafting.values()
         return self._drafts.next(len(self.running), drafting) if drafting else 0
 
-    def _draft(self, lanes: Lanes, most: int) -> list[ScheduledSequence]:
+    def _draft(self, batch_indices: BatchIndices, most: int) -> list[ScheduledSequence]:
         """Return rows with drafts, or followed by guesses, among the requests with rows in the next
         forward."""
-        proposed = self._proposed(lanes, most)
+        proposed = self._proposed(batch_indices, most)
         counts = [(one.drafting, len(one.drafts)) for one in proposed]
-        most = self._drafts.of_step(len(lanes), counts)
+        most = self._drafts.of_step(len(batch_indices), counts)
         found = []
         for one in proposed if most else ():
             drafts, guesses = one.drafts[:most], min(one.drafting.guesses, most)
@@ -348,19 +350,19 @@ class Scheduler:
                 found.append(self._drafted(one, drafts, most))
         return found
 
-    def _proposed(self, lanes: Lanes, most: int) -> list[_Proposed]:
-        turns = set(lanes.tolist())
+    def _proposed(self, batch_indices: BatchIndices, most: int) -> list[_Proposed]:
+        turns = set(batch_indices.tolist())
         found = []
         for request, drafting in self.running.drafting.items():
             state = request.state
-            if isinstance(state, Decoding) and state.progress.lane in turns:
+            if isinstance(state, Decoding) and state.progress.batch_index in turns:
                 left = min(most, request.final_length - request.length)
                 drafts = drafting.propose(request.output, left)
-                on_lane = 0 if drafts else drafting.drafts_on_lane(request.output, left)
-                asked = drafts or on_lane
+                at_index = 0 if drafts else drafting.drafts_at_index(request.output, left)
+                asked = drafts or at_index
                 first = 0 if asked else drafting.first_guesses(request.output, left)
-                drafts = drafts or (0,) * (on_lane + first)
-                found.append(_Proposed(request, state, drafting, drafts, first > 0, on_lane > 0))
+                drafts = drafts or (0,) * (at_index + first)
+                found.append(_Proposed(request, state, drafting, drafts, first > 0, at_index > 0))
         return found
 
     def _watch(self) -> None:
@@ -400,7 +402,7 @@ class Scheduler:
             num_sampled,
             drafts=drafts,
             first_guesses=len(drafts) if proposed.to_guess else 0,
-            drafts_on_lane=proposed.on_lane and len(drafts) > 0,
+            drafts_at_index=proposed.at_index and len(drafts) > 0,
             guesses=min(most, _guesses(request, state, stop)),
         )
 
@@ -441,7 +443,7 @@ class Scheduler:
     def parked(self, request: Request) -> bool:
         """Park a waiting request if another one computes or loads its prefix. Return True if
         parked."""
-        if request.output or request.gateway_room is not None:
+        if request.output or request.gateway_transfer is not None:
             return False
         if self._follows_load(request):
             return True
@@ -491,23 +493,23 @@ class Scheduler:
             if stop > state.progress.num_scheduled
         ]
 
-    def _growable(self) -> Lanes:
+    def _growable(self) -> BatchIndices:
         """Return the batch indices of answering requests with memory for one more token. Others are
         retracted to make space."""
-        lanes = self.running.answering()
+        batch_indices = self.running.answering()
         # One token exists, or is in flight, that no forward has yet. The next token follows it.
-        needed = self.progress.num_scheduled[lanes] + 1
-        short = lanes[self.running.capacities[lanes] < needed]
+        needed = self.progress.num_scheduled[batch_indices] + 1
+        short = batch_indices[self.running.capacities[batch_indices] < needed]
         if len(short):
             for request, state in [(request, request.state) for request in self.running.of(short)]:
                 # A request retracted for an earlier one has no allocation to grow.
                 if request.state is state:
                     assert isinstance(state, Active)
                     self._grow(request, state)
-            lanes = self.running.answering()
-        return self._in_turns(lanes)
+            batch_indices = self.running.answering()
+        return self._in_turns(batch_indices)
 
-    def _in_turns(self, answering: Lanes) -> Lanes:
+    def _in_turns(self, answering: BatchIndices) -> BatchIndices:
         """Return the batch indices for the next forward, leaving one row for a waiting prompt. If
         hand-overs brought more requests than rows, they take turns, so each progresses."""
         if len(answering) < self.max_batch:

@@ -150,7 +150,7 @@ def common_tokens(one: Tokens, other: Tokens) -> int:
     return first if different[first] else length
 
 
-NOTHING_DRAWN = SamplingParams(max_new_tokens=0)
+NOTHING_SAMPLED = SamplingParams(max_new_tokens=0)
 
 
 def carrier_of(choices: Sequence[Request], taken: Collection[m.RequestId]) -> Request:
@@ -170,7 +170,7 @@ def carrier_of(choices: Sequence[Request], taken: Collection[m.RequestId]) -> Re
     carrier = Request(
         name,
         first.prompt[:tokens],
-        NOTHING_DRAWN,
+        NOTHING_SAMPLED,
         first.salt,
         marks=tuple(mark for mark in first.marks if mark <= tokens),
         message_end=first.message_end,

@@ -46,7 +46,7 @@ class StepCosts:
         self._plain: dict[int, deque[float]] = defaultdict(some)
         self._more: dict[tuple[int, int, int], deque[float]] = defaultdict(some)
 
-    def landed(self, shape: StepShape, seconds: float) -> None:
+    def completed(self, shape: StepShape, seconds: float) -> None:
         """Record a step's duration."""
         if not shape.drafted:
             self._plain[shape.plain].append(seconds)
@@ -112,7 +112,7 @@ class DraftLimit(Protocol):
         """Return the largest number of drafts per row to compute. answers: number of answers in the
         step. proposed: each drafted answer with its number of drafts."""
 
-    def landed(self, shape: StepShape, tokens: int, seconds: float, *, planned: bool) -> None:
+    def completed(self, shape: StepShape, tokens: int, seconds: float, *, planned: bool) -> None:
         """Record a decode-only step: `tokens` produced, `seconds` since the previous step ended.
         planned: it was planned while the previous step ran."""
 
@@ -133,7 +133,7 @@ class FixedLimit:
     def of_step(self, answers: int, proposed: Sequence[tuple[Drafting, int]]) -> int:
         return self.most
 
-    def landed(self, shape: StepShape, tokens: int, seconds: float, *, planned: bool) -> None:
+    def completed(self, shape: StepShape, tokens: int, seconds: float, *, planned: bool) -> None:
         """Do nothing: the limit is constant."""
 
 
@@ -219,13 +219,13 @@ class MeasuredLimit:
         rows = [(1.0, one.chances.gains(count)) for one, count in proposed if count]
         return min(most, self._best(answers, plain, rows, 1.0))
 
-    def landed(self, shape: StepShape, tokens: int, seconds: float, *, planned: bool) -> None:
+    def completed(self, shape: StepShape, tokens: int, seconds: float, *, planned: bool) -> None:
         before = self.costs.plain(shape.answers)
         if before is not None and not shape.drafted:
             # Carry over the part of a look for which this step's time is not enough.
             self._looks = min(_WATCHED, self._looks % 1 + _WATCHING * before / _LOOK_SECONDS)
         if planned or shape.drafted:
-            self.costs.landed(shape, seconds)
+            self.costs.completed(shape, seconds)
         self._spare += _ALLOWED
         if shape.drafted:
             self._stale[shape.answers] = self._stale.get(shape.answers, 0) + 1

@@ -111,7 +111,7 @@ class MtpDrafter:
 
     def __init__(self) -> None:
         self._guessed: tuple[int, ...] = ()
-        self._on_lane = 0
+        self._at_index = 0
         self._behind = 0
         """0: no drafts were asked for yet; the answer's first token is sampled without one."""
 
@@ -121,15 +121,15 @@ class MtpDrafter:
 
     def guessed(self, tokens: tuple[int, ...], behind: int) -> None:
         """Store the layer's drafts, made after `behind` tokens of the answer."""
-        self._guessed, self._on_lane, self._behind = tokens, 0, behind
+        self._guessed, self._at_index, self._behind = tokens, 0, behind
 
-    def left_on_lane(self, count: int, behind: int) -> None:
+    def left_at_index(self, count: int, behind: int) -> None:
         """Record `count` drafts kept by the runner, after `behind` tokens of the answer."""
-        self._guessed, self._on_lane, self._behind = (), count, behind
+        self._guessed, self._at_index, self._behind = (), count, behind
 
-    def on_lane(self, behind: int) -> int:
+    def at_index(self, behind: int) -> int:
         """Return the number of drafts kept by the runner after `behind` tokens of the answer."""
-        return self._on_lane if behind == self._behind else 0
+        return self._at_index if behind == self._behind else 0
 
     def asked(self, behind: int) -> bool:
         """Return True if the layer was asked for drafts after `behind` tokens of the answer."""
@@ -201,20 +201,20 @@ class Drafting:
         self._proposing = self._mtp
         return min(most, self._most)
 
-    def drafts_on_lane(self, output: Sequence[int], most: int) -> int:
+    def drafts_at_index(self, output: Sequence[int], most: int) -> int:
         """Return the number of the layer's drafts kept by the runner, at most `most`. REQUIRES:
         propose() had none."""
         if self._mtp is None:
             return 0
-        count = min(most, self._most, self._mtp.on_lane(len(output)))
+        count = min(most, self._most, self._mtp.at_index(len(output)))
         if count:
             self._proposing = self._mtp
         return count
 
-    def left_on_lane(self, count: int, behind: int) -> None:
+    def left_at_index(self, count: int, behind: int) -> None:
         """Record `count` layer drafts kept by the runner, after `behind` tokens of the answer."""
         if self._mtp is not None:
-            self._mtp.left_on_lane(count, behind)
+            self._mtp.left_at_index(count, behind)
 
     def guessed(self, tokens: tuple[int, ...], behind: int) -> None:
         """Store the layer's drafts, made after `behind` tokens of the answer."""
@@ -237,8 +237,8 @@ class Drafting:
             behind, drafts = self._watched
             if len(output) < behind + len(drafts):
                 return
-            drawn = output[behind : behind + len(drafts)]
-            wrong = (place for place, token in enumerate(drafts) if drawn[place] != token)
+            sampled = output[behind : behind + len(drafts)]
+            wrong = (place for place, token in enumerate(drafts) if sampled[place] != token)
             self._show(len(drafts), next(wrong, len(drafts)))
         drafts = self._propose(output, self._most)
         self._watched = (len(output), drafts) if drafts else None

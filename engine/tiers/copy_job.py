@@ -35,7 +35,7 @@ class LoadBarrier:
         self._layers = 0
         self._closed = False
 
-    def landed(self, layers: int) -> None:
+    def arrived(self, layers: int) -> None:
         """Open the first `layers` layers."""
         with self._changed:
             if layers > self._layers:
@@ -133,7 +133,7 @@ Runs = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Piece:
+class Segment:
     """A segment of a load. Segments follow the order of computation by layers, so a computation
     behind the load begins with its first layers.
 
@@ -166,7 +166,7 @@ class _Part:
     runs: Runs
 
 
-def layer_pieces(layout: CacheLayout, job: CopyJob, most: int) -> Iterator[Piece]:
+def layer_segments(layout: CacheLayout, job: CopyJob, most: int) -> Iterator[Segment]:
     """Yield segments of at most `most` bytes each, or one page's block. Layers without data in the
     job are complete together with the layers before them."""
     at_once = max(1, most // layout.block_bytes)
@@ -179,33 +179,33 @@ def layer_pieces(layout: CacheLayout, job: CopyJob, most: int) -> Iterator[Piece
     # A state's segment completes at most the layers before the first one with pages to come.
     paged = (layer for layer, kind in enumerate(layout.layer_kinds) if kind.keeps_pages)
     first_pages = next(paged, layers) if parts else layers
-    held: Piece | None = None
-    for piece in chain(states, pages):
+    held: Segment | None = None
+    for segment in chain(states, pages):
         if held is not None:
-            behind = piece.layers if held.region is not None else min(piece.layers, first_pages)
+            behind = segment.layers if held.region is not None else min(segment.layers, first_pages)
             yield replace(held, layers=behind)
-        held = piece
+        held = segment
     if held is not None:
         yield replace(held, layers=layers)
 
 
-def _states(layout: CacheLayout, job: CopyJob) -> Iterator[Piece]:
+def _states(layout: CacheLayout, job: CopyJob) -> Iterator[Segment]:
     """Yield the slot's segments. `layers` is provisional: the number of layers before the segment's
     own."""
     for layer, kind in enumerate(layout.layer_kinds):
         if kind.keeps_state and job.slot is not None:
             span = layout.state_span(layer, 0)
-            yield Piece(layer, slot_moves(layout, job.slot, span.offset, span.length))
+            yield Segment(layer, slot_moves(layout, job.slot, span.offset, span.length))
 
 
-def _pages(layout: CacheLayout, parts: list[_Part]) -> Iterator[Piece]:
+def _pages(layout: CacheLayout, parts: list[_Part]) -> Iterator[Segment]:
     """Yield the segments of pages, with `layers` as in _states()."""
     for layer, kind in enumerate(layout.layer_kinds):
         if kind.keeps_pages:
             region = layout.regions[layout.kind_index(layer)]
             for part in parts:
                 moves = region_moves(layout, region, part.runs)
-                yield Piece(layer, moves, region.index, (part.first, part.end))
+                yield Segment(layer, moves, region.index, (part.first, part.end))
 
 
 def page_runs(layout: CacheLayout, pages: PagePairs) -> Runs:

@@ -26,7 +26,7 @@ from tasuki.utils.system import name_this_thread, shorten_lock_turns
 
 from .copy_job import CopyJob, Direction, JobEnd
 from .digests import TierDigests
-from .piece_copies import PieceCopies, RunningCopy, StillMoving
+from .segment_copies import RunningCopy, SegmentCopies, StillMoving
 
 log = logging.getLogger(__name__)
 
@@ -51,19 +51,19 @@ class WriteJournal(Protocol):
 class CopyThread:
     def __init__(
         self,
-        pieces: PieceCopies,
+        segments: SegmentCopies,
         name: str = "host",
         clock: Clock = time.monotonic,
         journal: WriteJournal | None = None,
     ) -> None:
         """name: the tier's name. clock: measures segments, seconds. journal: for a tier kept after
         its node's end."""
-        self._pieces = pieces
+        self._segments = segments
         self._name = name
         self._clock = clock
         self._journal = journal
         self.written = TierDigests()
-        self._piece_began: float | None = None
+        self._segment_began: float | None = None
         self._broke = False
         self._asked = threading.Condition()
         self._waiting: dict[Direction, deque[CopyJob]] = {each: deque() for each in Direction}
@@ -145,7 +145,7 @@ class CopyThread:
 
     @property
     def _is_stuck(self) -> bool:
-        began = self._piece_began
+        began = self._segment_began
         return began is not None and self._clock() > began + STUCK_SECONDS
 
     def wait(self, seconds: float) -> None:
@@ -185,7 +185,7 @@ class CopyThread:
         with self._asked:
             is_due, self._is_emptied = self._is_emptied, False
         if is_due and self._journal is not None:
-            with self._piece():
+            with self._segment():
                 self._journal.emptied()
 
     def _end(self, job: CopyJob) -> None:
@@ -223,12 +223,12 @@ class CopyThread:
     def _write(self, job: CopyJob) -> JobEnd:
         assert job.slot is not None
         if self._journal is not None:
-            with self._piece():
+            with self._segment():
                 self._journal.taken(job)
         for _, target in job.pages:
             self.written.pages.pop(target, None)
         self.written.slots.pop(job.slot[1], None)
-        found = self._copied(job, self._pieces.down(job), self._give_way)
+        found = self._copied(job, self._segments.down(job), self._give_way)
         if found is None:
             return JobEnd.CANCELLED
         pages, slot = found
@@ -236,7 +236,7 @@ class CopyThread:
         self.written.pages.update(zip((page for _, page in job.pages), pages, strict=True))
         self.written.slots[job.slot[1]] = slot
         if self._journal is not None:
-            with self._piece():
+            with self._segment():
                 self._journal.kept(job, self.written)
         return JobEnd.DONE
 
@@ -244,7 +244,7 @@ class CopyThread:
         # Read the digests now: the sources have no writer, and a load in progress keeps them.
         wanted = [self.written.pages.get(source) for source, _ in job.pages]
         slot = None if job.slot is None else self.written.slots.get(job.slot[0])
-        found = self._copied(job, self._pieces.up(job), lambda: None)
+        found = self._copied(job, self._segments.up(job), lambda: None)
         if found is None:
             return JobEnd.CANCELLED
         return JobEnd.DONE if found == (wanted, slot) else _mismatched(job)
@@ -260,23 +260,23 @@ class CopyThread:
                 between()
                 if self._is_unwanted(job):
                     return None
-                with self._piece():
+                with self._segment():
                     more = copy.advance()
                 if job.barrier is not None:
-                    job.barrier.landed(copy.layers)
-            with self._piece():
+                    job.barrier.arrived(copy.layers)
+            with self._segment():
                 return copy.digests()
         finally:
-            with self._piece():
+            with self._segment():
                 copy.settle()
 
     @contextmanager
-    def _piece(self) -> Iterator[None]:
-        self._piece_began = self._clock()
+    def _segment(self) -> Iterator[None]:
+        self._segment_began = self._clock()
         try:
             yield
         finally:
-            self._piece_began = None
+            self._segment_began = None
 
 
 def _mismatched(job: CopyJob) -> JobEnd:

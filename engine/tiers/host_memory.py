@@ -101,7 +101,7 @@ def _machine_bytes(meminfo: Path) -> int:
     )
 
 
-_PIECE_BYTES = GIB
+_SEGMENT_BYTES = GIB
 _PAGE = mmap.PAGESIZE
 _SAID_SECONDS = 10.0
 MOST_SECONDS = 900.0
@@ -168,7 +168,7 @@ def pinned(
     """Return pinned zeros, uint8 [slabs * slab_bytes]. No slab crosses two pinned regions, because
     a copy may not cross their border. pinning: CUDA's by default. Raises EngineConfigError if the
     memory is not available, or not in time."""
-    size, piece = slabs * layout.slab_bytes, piece_bytes(layout)
+    size, segment = slabs * layout.slab_bytes, segment_bytes(layout)
     try:
         memory = _PinnedMap.of(size, pinning)
     except OSError as error:
@@ -177,8 +177,8 @@ def pinned(
         ) from error
     found = torch.frombuffer(memory, dtype=torch.uint8)
     began = said = clock()
-    for first in range(0, size, piece):
-        length = min(piece, size - first)
+    for first in range(0, size, segment):
+        length = min(segment, size - first)
         try:
             memory.pin(found.data_ptr() + first, length)
         except RuntimeError as error:
@@ -215,8 +215,8 @@ def pinned_passage(size: int, pinning: Pinning | None = None) -> torch.Tensor:
     return found
 
 
-def piece_bytes(layout: CacheLayout) -> int:
+def segment_bytes(layout: CacheLayout) -> int:
     """Return the bytes of one pinned region: a multiple of the slab size and the OS page size."""
     slabs = _PAGE // gcd(layout.slab_bytes, _PAGE)
     unit = slabs * layout.slab_bytes
-    return max(1, _PIECE_BYTES // unit) * unit
+    return max(1, _SEGMENT_BYTES // unit) * unit

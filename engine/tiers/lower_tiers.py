@@ -354,16 +354,16 @@ class LowerTiers:
 
     def _end_load(self, transfer: int, load: _Load) -> None:
         del self._loads[transfer]
-        landed = load.end is JobEnd.DONE and not (load.behind and load.behind.spoiled)
-        self._cache.acknowledge(transfer, landed)
+        arrived = load.end is JobEnd.DONE and not (load.behind and load.behind.spoiled)
+        self._cache.acknowledge(transfer, arrived)
         if load.quarantine is not None:
             self._cache.free_quarantined(load.quarantine)
             return
-        if landed:
+        if arrived:
             self._tiers[max(load.sizes)].counters.loads[load.end.value] += 1
             for tier, size in load.sizes.items():
                 self._tiers[tier].counters.loaded_bytes += size
-        load.on_end(LoadEnd.LANDED if landed else LoadEnd.FAILED)
+        load.on_end(LoadEnd.LANDED if arrived else LoadEnd.FAILED)
 
     def _end_late(self) -> None:
         now = self._clock()

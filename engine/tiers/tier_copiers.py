@@ -13,7 +13,7 @@ from tasuki.pycache.layout import CacheLayout
 from .copy_job import CopyJob
 from .copy_thread import CopyThread
 from .digests import ArenaDigests, DigestKind, TierDigests, page_bytes, slot_bytes
-from .piece_copies import PIECE_BYTES, HostCopies, PieceCopies, RunningCopy, WholeCopy
+from .segment_copies import SEGMENT_BYTES, HostCopies, RunningCopy, SegmentCopies, WholeCopy
 from .store import HostSource, PassingRows, TierSource, TierStore
 
 
@@ -33,7 +33,7 @@ class HostLoads:
     def __init__(self, arena: Arena, store: TierSource) -> None:
         self._arena = arena
         self._store = store
-        self._at_once = max(1, PIECE_BYTES // arena.layout.page_bytes)
+        self._at_once = max(1, SEGMENT_BYTES // arena.layout.page_bytes)
         self._passing = PassingRows()
         self._digests = ArenaDigests(arena)
 
@@ -59,7 +59,8 @@ class HostLoads:
 
 
 class StoreCopies:
-    """`PieceCopies` of a store below host memory: down from the tier above it, up to the arena."""
+    """`SegmentCopies` of a store below host memory: down from the tier above it, up to the
+    arena."""
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class StoreCopies:
         self._written = written
         self._store = store
         self._loads = loads
-        self._at_once = max(1, PIECE_BYTES // layout.page_bytes)
+        self._at_once = max(1, SEGMENT_BYTES // layout.page_bytes)
         self._passing = PassingRows()
 
     def down(self, job: CopyJob) -> WholeCopy:
@@ -120,7 +121,7 @@ def tier_copiers(
     return found
 
 
-def host_copies(arena: Arena, host: Arena) -> PieceCopies:
+def host_copies(arena: Arena, host: Arena) -> SegmentCopies:
     """Return the copies between the arena and host memory. REQUIRES: on a GPU, host is
     arena_below()."""
     match DigestKind.of(arena.bytes.device):
@@ -134,7 +135,7 @@ def host_copies(arena: Arena, host: Arena) -> PieceCopies:
 
 def store_copies(
     arena: Arena, above: TierSource, written: TierDigests, store: TierStore
-) -> PieceCopies:
+) -> SegmentCopies:
     """Return the copies of a store. above, written: see StoreCopies. Raises EngineConfigError."""
     return StoreCopies(arena.layout, above, written, store, _store_loads(arena, store))
 
@@ -152,8 +153,8 @@ def _store_loads(arena: Arena, store: TierSource) -> StoreLoads:
 def disk_copier(arena: Arena, host: Arena, above: CopyThread, disk: DiskMemory) -> CopyThread:
     """Make the disk's copier, with the digests of earlier contents of the disk. above: the copier
     of host memory."""
-    pieces = store_copies(arena, HostSource(host), above.written, disk.file)
-    copier = CopyThread(pieces, "disk", journal=disk.index)
+    segments = store_copies(arena, HostSource(host), above.written, disk.file)
+    copier = CopyThread(segments, "disk", journal=disk.index)
     if disk.index.standing is not None:
         pages, slots = disk.index.standing.digests()
         copier.written.pages.update(pages)
@@ -165,5 +166,5 @@ def remote_copier(
     arena: Arena, above: TierSource, written: TierDigests, remote: RemoteMemory
 ) -> CopyThread:
     """Make the remote tier's copier. above: the tier above the remote one. written: its digests."""
-    pieces = store_copies(arena, above, written, remote.objects)
-    return CopyThread(pieces, "remote", journal=remote.objects)
+    segments = store_copies(arena, above, written, remote.objects)
+    return CopyThread(segments, "remote", journal=remote.objects)

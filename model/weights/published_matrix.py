@@ -278,6 +278,6 @@ class PublishedMatrix:
             "its values mean nothing without it: " + _PUBLISHED_AGAIN,
         )
 
-    def _error(self, what: str, mend: str) -> WeightsError:
+    def _error(self, what: str, fix: str) -> WeightsError:
         path = self._tensors.path(self._values)
-        return WeightsError(f"{path}: tensor {self._values} {what}; {mend}")
+        return WeightsError(f"{path}: tensor {self._values} {what}; {fix}")

@@ -114,7 +114,7 @@ class ShardedSource:
         try:
             return Matrix.fused([self._source.matrix(name, whole, dtype, own) for own in cut.parts])
         except BlockCut as error:
-            raise BlockCut(f"{error}; {self._mend(name, error.unit)}", error.unit) from error
+            raise BlockCut(f"{error}; {self._fix(name, error.unit)}", error.unit) from error
 
     def stack(self, names: Sequence[str], shape: tuple[int, ...], dtype: torch.dtype) -> Matrix:
         if any(self._cut(name, shape, WHOLE) for name in names):
@@ -132,7 +132,7 @@ class ShardedSource:
             )
         return cut
 
-    def _mend(self, name: str, unit: int) -> str:
+    def _fix(self, name: str, unit: int) -> str:
         """Return the fix: a text with the possible numbers of ranks. They cut this matrix between
         its blocks of `unit`."""
         sizes = [
@@ -140,12 +140,12 @@ class ShardedSource:
             for ranks in fitting_sizes(self._config, self._shard.experts)
             if all(self._is_between_blocks(name, rank, ranks, unit) for rank in range(ranks))
         ]
-        mend = f"give --tensor-parallel one of {', '.join(map(str, sizes))}"
+        fix = f"give --tensor-parallel one of {', '.join(map(str, sizes))}"
         shape = self._config.feed_forward
         by_width = self._shard.experts is ExpertCut.BY_WIDTH
         if by_width and ".experts." in name and isinstance(shape, MoeShape):
-            mend += ", or --expert-parallel, which cuts no expert"
-        return mend
+            fix += ", or --expert-parallel, which cuts no expert"
+        return fix
 
     def _is_between_blocks(self, name: str, rank: int, ranks: int, unit: int) -> bool:
         cut = cut_of(self._config, Shard(rank, ranks, self._shard.experts), name)

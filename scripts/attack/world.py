@@ -73,7 +73,7 @@ class World(Pair):
         finally:
             for probe in probes.values():
                 probe.stop()
-        self.mend(tally)
+        self.fix(tally)
         for node, name in ((self.prefill, "prefill"), (self.decode, "decode")):
             self._judge(tally, name, node, probes[node], before[node])
             if any("Traceback" in line for line in _since(words[node], node.last_words)):
@@ -98,7 +98,7 @@ class World(Pair):
         except AssertionError as error:
             tally.finding(f"{name}: not at rest: {error}")
 
-    def mend(self, tally: Tally) -> None:
+    def fix(self, tally: Tally) -> None:
         """Restart dead or rejecting nodes, and record each as a finding."""
         for name, node in (("prefill", self.prefill), ("decode", self.decode)):
             trouble = _trouble(node)

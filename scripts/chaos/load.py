@@ -174,7 +174,7 @@ async def _disturb(world: World, befall: tuple[Fault, ...], deadline: float, tal
         for fault in befall:
             await asyncio.sleep(_FAULT_SECONDS)
             await asyncio.to_thread(world.disturb, fault)
-            await asyncio.to_thread(world.mend)
+            await asyncio.to_thread(world.fix)
             tally.disturbed(fault.value)
         if time.monotonic() >= deadline:
             return

@@ -150,7 +150,7 @@ def _play(world: World, tally: Tally, settings: SoakSettings, number: int) -> No
         for talk in talks:
             talk.result()
     try:
-        world.mend()
+        world.fix()
         begun = time.monotonic()
         world.assert_at_rest(_REST_SECONDS * settings.patience)
         tally.took("at rest", time.monotonic() - begun)

@@ -123,7 +123,7 @@ def stream(settings: StreamSettings, say: Callable[[str], None]) -> Tally:
             over.set()
             disturber.join()
         try:
-            world.mend()
+            world.fix()
             world.assert_at_rest(_REST_SECONDS * settings.patience)
         except AssertionError as error:
             tally.trouble("leaks", f"held afterwards: {error}")

@@ -16,7 +16,7 @@ from scripts.common.tally import Tally
 from tasuki.client.answer import AnswerStream
 from tasuki.client.errors import ClientError
 from tasuki.proto import inference_pb2 as pb
-from tasuki.transfer.failpoints import WINDOW_PLACES, Place
+from tasuki.transfer.failpoints import CHUNK_PLACES, Place
 from tasuki.utils.options import option
 from tests.harness.daemons import Node, Question, asked, questions
 from tests.harness.waiting import until
@@ -42,7 +42,7 @@ class Point:
     tied to chunks."""
 
     place: Place
-    window: int | None
+    chunk: int | None
 
     @property
     def sends(self) -> bool:
@@ -50,7 +50,7 @@ class Point:
         return self.place.value.startswith("sender.")
 
     def __str__(self) -> str:
-        return self.place.value if self.window is None else f"{self.place.value}@{self.window}"
+        return self.place.value if self.chunk is None else f"{self.place.value}@{self.chunk}"
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,13 @@ class Death:
         )
 
 
-def every_point(windows: int) -> tuple[Point, ...]:
+def every_point(chunks: int) -> tuple[Point, ...]:
     """Return each place of a transfer with `windows` layer chunks. Places tied to chunks appear
     once for each chunk."""
     return tuple(
-        Point(place, window)
+        Point(place, chunk)
         for place in Place
-        for window in (range(windows) if place in WINDOW_PLACES else (None,))
+        for chunk in (range(chunks) if place in CHUNK_PLACES else (None,))
     )
 
 
@@ -113,7 +113,7 @@ def sweep(settings: SweepSettings, tally: Tally) -> list[Death]:
     question = Question(question.prompt, question.tokens[:_ANSWER_TOKENS])
     salt = secrets.token_bytes(8)
     with Victims() as nodes:
-        for number, point in enumerate(_points(settings, _windows_of(nodes, question))):
+        for number, point in enumerate(_points(settings, _chunks_of(nodes, question))):
             dies = _sender_dies if point.sends else _receiver_dies
             try:
                 own = salt + number.to_bytes(4, "big")
@@ -130,22 +130,22 @@ def sweep(settings: SweepSettings, tally: Tally) -> list[Death]:
     return deaths
 
 
-def _points(settings: SweepSettings, windows: int) -> tuple[Point, ...]:
+def _points(settings: SweepSettings, chunks: int) -> tuple[Point, ...]:
     named = tuple(settings.fault.split(","))
-    points = tuple(each for each in every_point(windows) if each.place.value.startswith(named))
+    points = tuple(each for each in every_point(chunks) if each.place.value.startswith(named))
     if not points:
         raise ValueError(f"fault: no place begins with one of {', '.join(named)}")
     return points if settings.sample < 0 else sample(points, settings.seed, settings.sample)
 
 
-def _windows_of(nodes: Victims, question: Question) -> int:
+def _chunks_of(nodes: Victims, question: Question) -> int:
     """Return the number of layer chunks of an undisturbed transfer."""
     for salt in (b"undisturbed", b"on a slow host", b"on a very slow host"):
-        before = nodes.other.landed()
+        before = nodes.other.arrived()
         answer = _ask(nodes.other, question, salt).result()
         assert answer.token_ids == question.tokens
         if not answer.usage.local_fallback:
-            return nodes.other.landed() - before
+            return nodes.other.arrived() - before
     raise AssertionError("nothing can be handed over here")
 
 

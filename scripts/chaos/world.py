@@ -138,7 +138,7 @@ class World(Pair):
                 return deaths
             self._decode_stands.wait(deadline - time.monotonic())
 
-    def mend(self) -> None:
+    def fix(self) -> None:
         """Wait until the two nodes have met over a whole link."""
         self._decode_stands.set()
         if self._proxy is not None:

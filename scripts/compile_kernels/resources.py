@@ -24,7 +24,7 @@ FOLDERS = (
     "tasuki.model.ops",
     "tasuki.engine.parallel",
     "tasuki.engine.tiers.gpu",
-    "tasuki.transfer.windows",
+    "tasuki.transfer.chunks",
     "tasuki.transfer.precision",
     "tasuki.transfer.transports.nvlink",
 )

@@ -99,16 +99,16 @@ class SayingRunner:
         for left in plan.left:
             del self._lanes[left]
         for item in plan.joined:
-            self._lanes[item.lane] = _Lane()
-        tokens = forward.drawn.tokens.copy()
-        for row, number in enumerate(rows.lanes.tolist()):
+            self._lanes[item.batch_index] = _Lane()
+        tokens = forward.sampled.tokens.copy()
+        for row, number in enumerate(rows.batch_indices.tolist()):
             lane = self._lanes[number]
-            if not rows.on_lane[row] and lane.answer is None:
+            if not rows.at_index[row] and lane.answer is None:
                 begin = int(rows.tokens_at[row])
                 lane.prompt += plan.tokens[begin : begin + int(rows.lengths[row])].tolist()
             if rows.num_sampled[row]:
                 tokens[row] = self._next(lane, int(rows.stops[row]))
-        return replace(forward, drawn=replace(forward.drawn, tokens=tokens))
+        return replace(forward, sampled=replace(forward.sampled, tokens=tokens))
 
     def _next(self, lane: _Lane, stop: int) -> int:
         """Return the token at position `stop`."""

@@ -18,7 +18,13 @@ ROOMS = (
     *("routing", "server", "transfer", "utils"),
 )
 _CONTROL = (
-    *("engine/handover/", "prefill_node/", "decode_node/", "transfer/rooms/", "transfer/protocol/"),
+    *(
+        "engine/handover/",
+        "prefill_node/",
+        "decode_node/",
+        "transfer/lifecycle/",
+        "transfer/protocol/",
+    ),
     *("transfer/fencing/", "transfer/control/", "transfer/liveness/", "engine/messages/handover"),
 )
 _MANY_PARAMETERS = 9

@@ -48,10 +48,10 @@ class Lack(NamedTuple):
     """One lack. what: the failed need, as text. mend: the fix, as text."""
 
     what: str
-    mend: str
+    fix: str
 
     def __str__(self) -> str:
-        return f"{self.what}: {self.mend}"
+        return f"{self.what}: {self.fix}"
 
 
 def system_lack(system: str) -> Lack | None:
@@ -118,10 +118,10 @@ def compiler_lack(environment: Mapping[str, str], install: str) -> Lack | None:
     )
 
 
-def disk_lack(folder: Path, free: int, needed: int, mend: str) -> Lack | None:
+def disk_lack(folder: Path, free: int, needed: int, fix: str) -> Lack | None:
     if free >= needed:
         return None
-    return Lack(f"{folder} has {free / GIB:.1f} GiB free of {needed / GIB:.0f} needed", mend)
+    return Lack(f"{folder} has {free / GIB:.1f} GiB free of {needed / GIB:.0f} needed", fix)
 
 
 def lacks(venv: Path, environment: Mapping[str, str]) -> Iterator[Lack]:
@@ -161,11 +161,11 @@ def _disk_lacks(venv: Path, environment: Mapping[str, str]) -> Iterator[Lack]:
         needed += TEMPORARY_BYTES
     else:
         free = shutil.disk_usage(str(temporary)).free
-        mend = "free some, or name another folder: TMPDIR=/folder make demo"
-        yield from filter(None, (disk_lack(temporary, free, TEMPORARY_BYTES, mend),))
+        fix = "free some, or name another folder: TMPDIR=/folder make demo"
+        yield from filter(None, (disk_lack(temporary, free, TEMPORARY_BYTES, fix),))
     free = shutil.disk_usage(str(home)).free
-    mend = "free some, or make the environment elsewhere: make demo VENV=/folder/venv"
-    yield from filter(None, (disk_lack(home.absolute(), free, needed, mend),))
+    fix = "free some, or make the environment elsewhere: make demo VENV=/folder/venv"
+    yield from filter(None, (disk_lack(home.absolute(), free, needed, fix),))
 
 
 def _python() -> str:

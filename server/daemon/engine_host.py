@@ -138,8 +138,8 @@ class EngineHost:
     def header(self, request: m.RequestId) -> str:
         return self._headers.get(request, "")
 
-    def begin_room(self, room: m.RoomId, request: str, traceparent: str) -> None:
-        self._link.send([c.RoomBegun(room, request, traceparent)])
+    def begin_transfer(self, transfer_id: m.TransferId, request: str, traceparent: str) -> None:
+        self._link.send([c.TransferBegun(transfer_id, request, traceparent)])
 
     def _probe(self, answered: Notice) -> None:
         self._turned = answered

@@ -214,8 +214,8 @@ class EngineProcess:
                 match message:
                     case c.EngineLost(reason):
                         front.lose(reason)
-                    case c.RoomBegun(room, request, traceparent):
-                        front.tracing.begin_room(room, request, traceparent)
+                    case c.TransferBegun(transfer_id, request, traceparent):
+                        front.tracing.begin_transfer(transfer_id, request, traceparent)
                     case c.TokensMade(count):
                         front.count_tokens(count)
                     case _ if isinstance(message, OBSERVED_INBOX):

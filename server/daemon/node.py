@@ -45,7 +45,7 @@ from tasuki.utils.tls import TlsError
 from .node_recorder import ActivityLog, NodeObserver, NodeRecorder, NodeRecords
 from .node_watch import NodeFiles, NodeWatch, metrics_handler, node_report
 from .running_engine import RunningEngine
-from .shutdown import TimeForHeirs
+from .shutdown import TimeForDrainTargets
 from .startup import Served
 
 log = logging.getLogger(__name__)
@@ -338,14 +338,14 @@ class Node:
             self._front.grammars.close(DRAINS)
         if self.engine.lost is not None:
             return
-        heirs = TimeForHeirs(self.engine, self._config.drain_timeout)
+        drain_targets = TimeForDrainTargets(self.engine, self._config.drain_timeout)
         try:
             await asyncio.wait_for(self._empty(), self._config.drain_timeout)
         except TimeoutError:
             log.warning("requests still in flight after %s s are cut", self._config.drain_timeout)
         except RequestRejected as error:
             log.warning("the engine was lost while requests ended: %s", error)
-        await heirs.end()
+        await drain_targets.end()
 
     async def _empty(self) -> None:
         """Return when no request is in flight and clients have all their computed output."""

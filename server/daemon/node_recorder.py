@@ -25,9 +25,9 @@ from tasuki.engine.messages import (
     Rejected,
     RequestId,
     RequestPhase,
-    RoomEnded,
     StatsReply,
     Submit,
+    TransferEnded,
 )
 from tasuki.server.auth.tenants import RequestContext
 from tasuki.server.engine_client import RequestObserver
@@ -130,7 +130,7 @@ class ActivityLog:
         match message:
             case Finished(usage=usage):
                 self._count_prompt(usage.prompt_tokens, usage.hit)
-            case RoomEnded(prompt_tokens=tokens, hit=hit):
+            case TransferEnded(prompt_tokens=tokens, hit=hit):
                 self._count_prompt(tokens, hit)
 
     def _count_prompt(self, tokens: int, hit: HitBreakdown | None) -> None:

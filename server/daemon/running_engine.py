@@ -84,9 +84,9 @@ class HandoverFront(Protocol):
     def header(self, request: m.RequestId) -> str:
         """Return the request's traceparent, as Tracing.header does."""
 
-    def begin_room(self, room: m.RoomId, request: str, traceparent: str) -> None:
-        """Begin the transfer's trace, as Tracing.begin_room does. Call it before any message of the
-        transfer reaches the engine. Its end is then reported later."""
+    def begin_transfer(self, transfer_id: m.TransferId, request: str, traceparent: str) -> None:
+        """Begin the transfer's trace, as Tracing.begin_transfer does. Call it before any message of
+        the transfer reaches the engine. Its end is then reported later."""
 
 
 class EngineSide(Protocol):
@@ -162,6 +162,6 @@ class NearEngine:
     def header(self, request: m.RequestId) -> str:
         return self._front.tracing.header(request)
 
-    def begin_room(self, room: m.RoomId, request: str, traceparent: str) -> None:
-        begin = self._front.tracing.begin_room
-        self._loop.call_soon_threadsafe(begin, room, request, traceparent)
+    def begin_transfer(self, transfer_id: m.TransferId, request: str, traceparent: str) -> None:
+        begin = self._front.tracing.begin_transfer
+        self._loop.call_soon_threadsafe(begin, transfer_id, request, traceparent)

@@ -3,8 +3,8 @@
 StopRequest owns the process's signal handlers while a StopRequest is entered. One event loop's
 thread.
 
-TimeForHeirs bounds the time for migrating a draining node's states to prefill nodes, its drain
-targets. One event loop's thread. Invariants: it begins with the drain, beside the requests in
+TimeForDrainTargets bounds the time for migrating a draining node's states to prefill nodes, its
+drain targets. One event loop's thread. Invariants: it begins with the drain, beside the requests in
 flight. It ends within the drain's timeout, and at most alone_seconds() after the last of these
 requests.
 """
@@ -86,7 +86,7 @@ def alone_seconds(drain_timeout: float) -> float:
     return min(MOST_SECONDS, drain_timeout / _PART_OF_DRAIN)
 
 
-class TimeForHeirs:
+class TimeForDrainTargets:
     """The migration time. It begins at construction, on the event loop; end() ends it."""
 
     def __init__(self, engine: EngineClient, drain_timeout: float) -> None:
@@ -95,7 +95,7 @@ class TimeForHeirs:
         self._loop = asyncio.get_running_loop()
         self._until = self._loop.time() + drain_timeout
         self._alone = alone_seconds(drain_timeout)
-        self._left = self._loop.create_task(engine.leave_to_heirs(), name="heirs")
+        self._left = self._loop.create_task(engine.leave_to_drain_targets(), name="heirs")
 
     async def end(self) -> None:
         """Wait for the rest of the time. Call it when the requests in flight have ended or were
@@ -118,7 +118,7 @@ class TimeForHeirs:
         await asyncio.wait([self._left], timeout=max(0.0, seconds))
 
 
-def _log(left: m.LeftToHeirs, seconds: float) -> None:
+def _log(left: m.LeftToDrainTargets, seconds: float) -> None:
     if not (left.states or left.untried):
         return
     outcomes = {outcome.value: count for outcome, count in left.states.items()}
@@ -129,5 +129,5 @@ def _log(left: m.LeftToHeirs, seconds: float) -> None:
         "untried": left.untried,
         "alone_seconds": round(seconds, 3),
     }
-    taken = left.states.get(m.HeirOutcome.TAKEN, 0)
+    taken = left.states.get(m.DrainTargetOutcome.TAKEN, 0)
     log.info("prefill nodes took %d states of %d tokens", taken, left.tokens, extra=fields)

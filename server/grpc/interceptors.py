@@ -258,7 +258,7 @@ def _values(context: CallContext, name: str) -> list[str]:
 
 
 _CLIENTS = "clients ask decode nodes, or `tasuki serve`"
-_MENDS = {
+_FIXES = {
     "/tasuki.v1.Inference/": _CLIENTS,
     "/tasuki.v1.Session/": _CLIENTS,
     "/tokenspeed.": "start this node with --gateway",
@@ -281,11 +281,11 @@ class UnimplementedMethods(grpc.aio.ServerInterceptor):  # type: ignore[type-arg
     ) -> Any:
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
-        if handler is not None or not method.startswith(tuple(_MENDS)):
+        if handler is not None or not method.startswith(tuple(_FIXES)):
             return handler
 
-        mend = next(_MENDS[prefix] for prefix in _MENDS if method.startswith(prefix))
-        return refusing(_unimplemented(method, mend), self._failed)
+        fix = next(_FIXES[prefix] for prefix in _FIXES if method.startswith(prefix))
+        return refusing(_unimplemented(method, fix), self._failed)
 
 
 def unimplemented_routes() -> list[web.RouteDef]:
@@ -298,5 +298,5 @@ def unimplemented_routes() -> list[web.RouteDef]:
     return [web.route("*", path, refuse) for path in paths]
 
 
-def _unimplemented(what: str, mend: str) -> NotServedHere:
-    return NotServedHere(f"{what} is not served here: {mend}")
+def _unimplemented(what: str, fix: str) -> NotServedHere:
+    return NotServedHere(f"{what} is not served here: {fix}")

@@ -69,7 +69,7 @@ _LARGEST_TEXT_BYTES = 2 << 20
 """Largest text in bytes. The loop unmasks and copies a text in one callback: 4 ms at this size.
 Texts completed together are handled in one round. The limit has as many characters as a context of
 half a million tokens."""
-_PIECE_BYTES = 64
+_SEGMENT_BYTES = 64
 """Memory of a read's objects in bytes, in addition to its data, until its frame is whole."""
 _TEXTS = (WSMsgType.TEXT, WSMsgType.BINARY)
 _BEATS = (WSMsgType.PING, WSMsgType.PONG)
@@ -162,7 +162,7 @@ class TextSocket:
         most = min(self._request.client_max_size, _LARGEST_TEXT_BYTES)
         self._came += received
         try:
-            self._inbox.grow(received + _PIECE_BYTES)
+            self._inbox.grow(received + _SEGMENT_BYTES)
         except ServerError as error:
             self.refused.set_result(error)
         else:

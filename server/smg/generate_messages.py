@@ -21,11 +21,11 @@ from smg_grpc_proto.generated import tokenspeed_scheduler_pb2 as pb
 from tasuki.engine.messages import (
     Finished,
     FinishReason,
-    GatewayRoom,
-    RoomId,
+    GatewayTransfer,
     Submit,
     TokenOut,
     Tokens,
+    TransferId,
 )
 from tasuki.model.grammar.grammar import Grammar, GrammarKind
 from tasuki.model.ops.sampling.params import MAX_BIASES, MAX_TOP_LOGPROBS, SamplingParams
@@ -102,7 +102,7 @@ def read_gateway_request(
             prompt=prompt,
             sampling=replace(sampling, grammar=_grammar(asked, prompt, codec)),
             salt=salt_of(tenant, b""),
-            gateway_room=_room(request),
+            gateway_transfer=_transfer(request),
         ),
         stops=check_stops("sampling_params.stop", wanted.stop),
         streams=request.stream,
@@ -127,7 +127,7 @@ def _prompt(request: pb.GenerateRequest, model: GatewayModel) -> Tokens:
     return ids.astype(np.int32)
 
 
-def _room(request: pb.GenerateRequest) -> GatewayRoom | None:
+def _transfer(request: pb.GenerateRequest) -> GatewayTransfer | None:
     if not request.HasField("kv_bootstrap_info"):
         return None
     bootstrap = request.kv_bootstrap_info
@@ -135,11 +135,13 @@ def _room(request: pb.GenerateRequest) -> GatewayRoom | None:
         raise InvalidField("kv_bootstrap_info.bootstrap_room", "must be a positive number")
     host = bootstrap.bootstrap_host
     host = f"[{host}]" if ":" in host and not host.startswith("[") else host
-    return GatewayRoom(RoomId(bootstrap.bootstrap_room), f"{host}:{bootstrap.bootstrap_port}")
+    return GatewayTransfer(
+        TransferId(bootstrap.bootstrap_room), f"{host}:{bootstrap.bootstrap_port}"
+    )
 
 
 def _sampling(
-    wanted: pb.SamplingParams, model: GatewayModel, room: int, top_logprobs: int
+    wanted: pb.SamplingParams, model: GatewayModel, transfer_id: int, top_logprobs: int
 ) -> SamplingParams:
     """Return the sampling parameters. room: largest number of tokens after the prompt."""
     for name, harmless in _WITHOUT_EFFECT.items():
@@ -155,7 +157,9 @@ def _sampling(
     try:
         return asked_sampling(
             model.vocab_size,
-            max_new_tokens=wanted.max_new_tokens if wanted.HasField("max_new_tokens") else room,
+            max_new_tokens=wanted.max_new_tokens
+            if wanted.HasField("max_new_tokens")
+            else transfer_id,
             temperature=wanted.temperature if wanted.HasField("temperature") else 1.0,
             # Gateways send -1 for "every token".
             top_k=max(0, wanted.top_k),

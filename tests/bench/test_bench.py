@@ -252,7 +252,9 @@ def test_a_node_that_finds_how_many_learns_from_its_own_turns() -> None:
     seen: list[tuple[int, int]] = []
 
     class Noted(FixedLimit):
-        def landed(self, shape: StepShape, tokens: int, seconds: float, *, planned: bool) -> None:
+        def completed(
+            self, shape: StepShape, tokens: int, seconds: float, *, planned: bool
+        ) -> None:
             seen.append((shape.drafted, tokens))
 
     limit = TurnLimit(3, Noted(2))
@@ -261,7 +263,7 @@ def test_a_node_that_finds_how_many_learns_from_its_own_turns() -> None:
         assert limit.next(1, []) == drafts
         for drafted in (0, 1):
             shape = StepShape(1 - drafted, drafted, 1 + 2 * drafted)
-            limit.landed(shape, len(seen), 0.1, planned=False)
+            limit.completed(shape, len(seen), 0.1, planned=False)
     assert seen == [(0, 0), (0, 1), (1, 2)]
     assert limit.drafts == [0, 2]
 

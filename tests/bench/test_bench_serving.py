@@ -34,7 +34,7 @@ from tasuki.bench.load.node_process import NodeSample
 from tasuki.bench.load.words import Words, word
 from tasuki.cli import main as cli
 from tasuki.engine.forward_plan import (
-    ON_LANE,
+    AT_INDEX,
     ForwardPlan,
     JoinedSequence,
     NewPages,
@@ -43,7 +43,7 @@ from tasuki.engine.forward_plan import (
 )
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.server.text.tokenizer import Tokenizer
-from tasuki.transfer.windows.window import StepCounter
+from tasuki.transfer.chunks.chunk import StepCounter
 from tasuki.utils.system import name_this_thread
 from tests.harness.fork_server import fork_context
 from tests.harness.forked_daemon import ForkedProgram
@@ -344,8 +344,8 @@ def two_forwards() -> bool:
             tokens=np.array([5, 6, 7], np.int32),
         )
     )
-    on_lane = int(ON_LANE | RowFlag.DECODES)
-    second = runner.launch(ForwardPlan(1, rows=plan_rows([0, 3, 1, 0, 1, 64, 1, on_lane])))
+    at_index = int(AT_INDEX | RowFlag.DECODES)
+    second = runner.launch(ForwardPlan(1, rows=plan_rows([0, 3, 1, 0, 1, 64, 1, at_index])))
     if time.monotonic() >= first.ends_at:
         return False
     ended = runner.record_event()

@@ -3,10 +3,10 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from tasuki.transfer.windows.digest import WindowRows, splitmix64_all, word_keys
+from tasuki.transfer.chunks.digest import ChunkRows, splitmix64_all, word_keys
 
 
-def numpy_digest(memory: NDArray[np.uint8], rows: WindowRows) -> int:
+def numpy_digest(memory: NDArray[np.uint8], rows: ChunkRows) -> int:
     """Return the digest. memory: uint8, whole words; the rows are inside it."""
     words = memory.view(np.uint64)
     sums = np.zeros(len(rows.offsets), dtype=np.uint64)

@@ -14,17 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasuki.pycache._cpp_cache import RowDigester, digest_instructions
-from tasuki.transfer.windows.descriptors import window_pieces
-from tasuki.transfer.windows.digest import (
-    ArenaWindow,
-    WindowDigester,
-    WindowRows,
+from tasuki.transfer.chunks.chunk import ChunkHeader
+from tasuki.transfer.chunks.descriptors import chunk_segments
+from tasuki.transfer.chunks.digest import (
+    ArenaChunk,
+    ChunkDigester,
+    ChunkRows,
+    chunk_geometry,
+    chunk_rows,
     row_table,
-    window_geometry,
-    window_rows,
     word_keys,
 )
-from tasuki.transfer.windows.window import WindowHeader
 from tests.harness.loopback_pair import DRAFT, FULL, GDN, small_layout
 
 from .numpy_digest import numpy_digest
@@ -35,13 +35,13 @@ TINY = replace(small_layout((GDN, GDN, GDN, FULL, GDN, FULL, DRAFT)), kv_heads=2
 MEMORY = np.random.default_rng(1).integers(0, 256, 8 * WORDS, dtype=np.uint8)
 
 
-def columns(rows: list[tuple[int, int, int]]) -> WindowRows:
+def columns(rows: list[tuple[int, int, int]]) -> ChunkRows:
     table = np.array(rows, dtype=np.int64).reshape(-1, 3)
-    return WindowRows(*(np.ascontiguousarray(column) for column in table.T))
+    return ChunkRows(*(np.ascontiguousarray(column) for column in table.T))
 
 
 @st.composite
-def runs_of_rows(draw: st.DrawFn) -> WindowRows:
+def runs_of_rows(draw: st.DrawFn) -> ChunkRows:
     """Draw rows: runs of one length, as blocks of a layer are, at any offsets."""
     rows = []
     for _ in range(draw(st.integers(0, 5))):
@@ -53,7 +53,7 @@ def runs_of_rows(draw: st.DrawFn) -> WindowRows:
 
 
 @given(rows=runs_of_rows())
-def test_it_equals_its_twin_by_all_instructions(rows: WindowRows) -> None:
+def test_it_equals_its_twin_by_all_instructions(rows: ChunkRows) -> None:
     expected = numpy_digest(MEMORY, rows)
     for name in digest_instructions():
         digester = RowDigester(MEMORY, LONGEST, name)
@@ -143,20 +143,20 @@ LARGE = st.integers(0, 2**63 - 1)
 
 
 @st.composite
-def windows(draw: st.DrawFn) -> ArenaWindow:
+def chunks(draw: st.DrawFn) -> ArenaChunk:
     """Draw a layer chunk of TINY with any layers, pages and state, also with none."""
     layers = len(TINY.layer_kinds)
     first, end = sorted(draw(st.tuples(*[st.integers(0, layers)] * 2)))
     pages = tuple(draw(st.lists(st.sampled_from(PAGES), max_size=6)))
     slot = draw(st.none() | st.integers(0, SLABS - 1))
     first_page = draw(st.integers(0, 2**32 - 1))
-    header = WindowHeader(0, first, end, first_page, len(pages), slot is not None)
-    return ArenaWindow(draw(LARGE), draw(LARGE), header, pages, slot)
+    header = ChunkHeader(0, first, end, first_page, len(pages), slot is not None)
+    return ArenaChunk(draw(LARGE), draw(LARGE), header, pages, slot)
 
 
-@given(data=st.data(), asked=st.lists(windows(), max_size=5))
+@given(data=st.data(), asked=st.lists(chunks(), max_size=5))
 def test_windows_are_digested_as_their_rows_are(
-    data: st.DataObject, asked: list[ArenaWindow]
+    data: st.DataObject, asked: list[ArenaChunk]
 ) -> None:
     """All are digested in one compiled call, or their rows are made in one. The reference makes
     rows by numpy."""
@@ -167,39 +167,40 @@ def test_windows_are_digested_as_their_rows_are(
         carry_bytes=TINY.carry_bytes,
     )
     memory = np.random.default_rng(2).integers(0, 256, SLABS * TINY.slab_bytes, dtype=np.uint8)
-    digester = WindowDigester(memory, TINY, sizes)
+    digester = ChunkDigester(memory, TINY, sizes)
     rows = [
-        window_rows(TINY, w.room, w.generation, w.header, w.pages, w.slot, sizes) for w in asked
+        chunk_rows(TINY, w.transfer_id, w.generation, w.header, w.pages, w.slot, sizes)
+        for w in asked
     ]
     expected = [digester.digest_rows(each) for each in rows]
     assert digester.digest_all(asked) == expected
     # Windows and rows may be mixed; each keeps its place.
     mixed = [pair[at % 2] for at, pair in enumerate(zip(asked, rows, strict=True))]
     assert digester.digest_each(mixed) == expected
-    count, table = window_geometry(TINY, sizes).rows([window.places for window in asked])
+    count, table = chunk_geometry(TINY, sizes).rows([chunk.places for chunk in asked])
     assert count == sum(len(each.offsets) for each in rows) and table.flags.c_contiguous
     assert np.array_equal(table, row_table(rows)) and table.shape[1] % 2 == 0
     assert table.shape[1] >= len(asked), "a window without rows has a place for its digest too"
 
 
-@given(window=windows(), data=st.data())
-def test_pieces_of_a_window_are_those_of_the_twin(window: ArenaWindow, data: st.DataObject) -> None:
-    header, pages = window.header, window.pages
+@given(chunk=chunks(), data=st.data())
+def test_pieces_of_a_window_are_those_of_the_twin(chunk: ArenaChunk, data: st.DataObject) -> None:
+    header, pages = chunk.header, chunk.pages
     places = st.lists(st.sampled_from(PAGES), min_size=len(pages), max_size=len(pages))
     there = tuple(data.draw(places))
     if data.draw(st.booleans()):
         # Most real ids are runs of neighbours.
         pages = there = tuple(sorted(there))
-    slots = None if window.slot is None else (window.slot, data.draw(st.integers(0, SLABS - 1)))
+    slots = None if chunk.slot is None else (chunk.slot, data.draw(st.integers(0, SLABS - 1)))
     here_slot, there_slot = slots or (None, None)
-    expected = window_pieces(TINY, header, pages, there, here_slot, there_slot)
+    expected = chunk_segments(TINY, header, pages, there, here_slot, there_slot)
     layers = header.first_layer, header.end_layer
-    found = window_geometry(TINY).pieces(*layers, (pages, there), slots)
+    found = chunk_geometry(TINY).pieces(*layers, (pages, there), slots)
     assert found.dtype == np.int64 and np.array_equal(found, expected)
 
 
 def test_pieces_of_what_is_no_window_are_refused() -> None:
-    geometry = window_geometry(TINY)
+    geometry = chunk_geometry(TINY)
     with pytest.raises(IndexError, match="layers"):
         geometry.pieces(0, len(TINY.layer_kinds) + 1, ((), ()), None)
     with pytest.raises(ValueError, match="2 pages go to 1"):
@@ -207,19 +208,19 @@ def test_pieces_of_what_is_no_window_are_refused() -> None:
 
 
 def test_a_window_outside_the_arena_is_refused() -> None:
-    digester = WindowDigester(np.zeros(TINY.slab_bytes, dtype=np.uint8), TINY)
+    digester = ChunkDigester(np.zeros(TINY.slab_bytes, dtype=np.uint8), TINY)
     layers = len(TINY.layer_kinds)
-    for header in (WindowHeader(0, 0, layers + 1, 0, 0, False), WindowHeader(0, 0, 99, 0, 1, True)):
+    for header in (ChunkHeader(0, 0, layers + 1, 0, 0, False), ChunkHeader(0, 0, 99, 0, 1, True)):
         with pytest.raises(IndexError, match="layers"):
             digester.digest(1, 1, header, (), None)
-    inside = WindowHeader(0, 0, layers, 0, 1, True)
+    inside = ChunkHeader(0, 0, layers, 0, 1, True)
     for pages, slot in (((TINY.blocks_per_slab,), 0), ((0,), 1)):
         with pytest.raises(IndexError, match="row"):
             digester.digest(1, 1, inside, pages, slot)
 
 
 def test_no_row_of_a_window_is_longer_than_the_arenas_longest_unit() -> None:
-    digester = WindowDigester(np.zeros(TINY.slab_bytes, dtype=np.uint8), TINY)
+    digester = ChunkDigester(np.zeros(TINY.slab_bytes, dtype=np.uint8), TINY)
     longest = max(TINY.block_bytes, TINY.state_layer_bytes) // 8
     digester.digest_rows(columns([(0, longest, 0)]))
     with pytest.raises(IndexError, match="row 0"):

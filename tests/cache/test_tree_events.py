@@ -223,11 +223,11 @@ def test_a_watcher_that_leaves_costs_and_hears_nothing_more() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stream", "capacity", "mend"),
+    ("stream", "capacity", "fix"),
     [("pages", 10, "all, usable or spelled"), ("all", 0, "at least 1"), ("all", -1, "at least 1")],
 )
-def test_a_watch_that_cannot_be_is_refused(stream: str, capacity: int, mend: str) -> None:
-    with pytest.raises(InvalidArgument, match=mend):
+def test_a_watch_that_cannot_be_is_refused(stream: str, capacity: int, fix: str) -> None:
+    with pytest.raises(InvalidArgument, match=fix):
         tree_of().watch(stream, capacity)
 
 

@@ -197,8 +197,8 @@ class TreeMachine(RuleBasedStateMachine):
     @rule(data=st.data(), tokens=prompts(pages=1))
     def append(self, data: st.DataObject, tokens: Prefix) -> None:
         held = self.pick(data, "writing")
-        room = held.allocation.capacity_tokens - len(held.tokens)
-        tokens = tokens[: max(room, 0)]
+        transfer_id = held.allocation.capacity_tokens - len(held.tokens)
+        tokens = tokens[: max(transfer_id, 0)]
         self.tree.append(held.allocation, array(tokens))
         held.tokens += tokens
         assert held.allocation.tokens == len(held.tokens)

@@ -13,14 +13,16 @@ from tasuki.utils.flags import FlagError, read_configs
 P, D = NodeRole.PREFILL, NodeRole.DECODE
 
 
-def answer(busy: float, steps: int = 0, rooms: int = 0, tokens: int = 0, more: str = "") -> Samples:
+def answer(
+    busy: float, steps: int = 0, transfers: int = 0, tokens: int = 0, more: str = ""
+) -> Samples:
     return read_samples(
         f"""tasuki_node_start_time_seconds 100
 tasuki_engine_step_seconds_sum {busy}
 tasuki_engine_step_seconds_count {steps}
-tasuki_room_prefill_seconds_count {rooms}
-tasuki_room_prefill_seconds_bucket{{le="0.1"}} {rooms}
-tasuki_room_prefill_seconds_bucket{{le="+Inf"}} {rooms}
+tasuki_room_prefill_seconds_count {transfers}
+tasuki_room_prefill_seconds_bucket{{le="0.1"}} {transfers}
+tasuki_room_prefill_seconds_bucket{{le="+Inf"}} {transfers}
 tasuki_generated_tokens_total {tokens}
 {more}""",
         PLANNED_BY,

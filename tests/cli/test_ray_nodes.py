@@ -19,7 +19,7 @@ CUDA = ("--model", "m", "--device", "cuda")
 
 
 @pytest.mark.parametrize(
-    ("config", "more", "mend"),
+    ("config", "more", "fix"),
     [
         ({"gpus": 1.0}, ("--tensor-parallel", "2"), "a prefill node .* give --gpus 2"),
         ({"gpus": 2.0, "prefill_gpus": 1.0}, ("--tp-size=2",), "give --prefill-gpus 2"),
@@ -33,9 +33,9 @@ CUDA = ("--model", "m", "--device", "cuda")
     ],
 )
 def test_what_ray_gives_too_little_for_is_refused_at_once(
-    config: dict[str, object], more: Sequence[str], mend: str
+    config: dict[str, object], more: Sequence[str], fix: str
 ) -> None:
-    with pytest.raises(RayNodeError, match=mend):
+    with pytest.raises(RayNodeError, match=fix):
         check_nodes(RayConfig(**config), [*CUDA, *more])  # type: ignore[arg-type]
 
 

@@ -237,8 +237,8 @@ def scripted(*script: Sequence[dict[str, Any]]) -> Iterator[ScriptedNode]:
             thread.join(HANG_SECONDS)
 
 
-def fenced(at: float, room: int = 1) -> dict[str, Any]:
-    return {"kind": "fenced", "at": at, "room": room}
+def fenced(at: float, transfer_id: int = 1) -> dict[str, Any]:
+    return {"kind": "fenced", "at": at, "room": transfer_id}
 
 
 def recording_of(
@@ -339,7 +339,7 @@ def test_an_export_counts_what_it_leaves_out_and_why(
 
 
 @pytest.mark.parametrize(
-    ("events", "mend"),
+    ("events", "fix"),
     [
         ([submitted("a", "p")], "record for longer, until requests have ended"),
         ([submitted("a"), ended("a")], "record with --blocks"),
@@ -348,8 +348,8 @@ def test_an_export_counts_what_it_leaves_out_and_why(
     ids=["nothing ended", "no blocks", "nothing came"],
 )
 def test_an_export_of_nothing_has_the_right_mend(
-    tmp_path: Path, events: list[dict[str, Any]], mend: str
+    tmp_path: Path, events: list[dict[str, Any]], fix: str
 ) -> None:
     file = written(tmp_path / "r.gz", *events)
-    with pytest.raises(RecordingError, match=mend):
+    with pytest.raises(RecordingError, match=fix):
         trace_export([file, str(tmp_path / "t.jsonl")])

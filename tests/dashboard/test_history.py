@@ -101,8 +101,8 @@ def test_a_request_is_told_whole_and_in_a_list() -> None:
     assert views.overview(history, 10.0, 60, 10)["in_flight"] == 1
     told(history, 11.0, finished("one", None, m.FinishReason.ABORT))
     told(history, 12.0, m.Rejected(m.RequestId("no"), m.RequestError(m.ErrorKind.INVALID, "why")))
-    room = m.RoomEnded(m.RoomId(5), 64, hit(64, 0), True, LIFE)
-    told(history, 13.0, room)
+    transfer = m.TransferEnded(m.TransferId(5), 64, hit(64, 0), True, LIFE)
+    told(history, 13.0, transfer)
     names = [record["request"] for record in views.requests(history)]
     assert names == ["room-5", "no", "one"]
     figures = views.overview(history, 70.5, 60, 10)["figures"]
@@ -114,8 +114,8 @@ def test_a_request_is_told_whole_and_in_a_list() -> None:
     assert record["queued_seconds"] == 0.1 and record["caller"] is None
     totals = views.overview(history, 13.0, 60, 10)["totals"]
     assert totals["prompt"] == 164 == totals["lost.unscheduled"] + totals["lost.new"]
-    told(history, 14.0, m.PullCommitted(m.RoomId(5), m.PullReport(640, 4096, 0.25)))
-    told(history, 15.0, m.PullLost(m.RoomId(6)))
+    told(history, 14.0, m.PullCommitted(m.TransferId(5), m.PullReport(640, 4096, 0.25)))
+    told(history, 15.0, m.PullLost(m.TransferId(6)))
     assert history.faults.counts == {"aborted": 1, "rejected.invalid": 1, "pull_lost": 1}
 
 
@@ -226,7 +226,7 @@ def test_timelines_are_kept_of_fewer_requests_than_ends() -> None:
         usage = m.Usage(100, 5, None, transfer, "prefill", False, 0.2, 1.0, pulled)
         end = m.Finished(m.RequestId(f"r{number}"), m.FinishReason.STOP, usage, LIFE)
         told(history, float(number), end)
-    told(history, 200.0, m.PullCommitted(m.RoomId(5), pulled))
+    told(history, 200.0, m.PullCommitted(m.TransferId(5), pulled))
     assert history.journal.since(200).events[0]["report"]["timeline"] is None
     drawn = [history.requests.find(f"r{number}") for number in range(200)]
     for name in ("transfer", "pulled"):

@@ -19,12 +19,12 @@ from tasuki.transfer.reports import (
     Drain,
     HandoverTimeline,
     ReceiverTrack,
-    RoomBroke,
-    RoomSent,
     SenderCounters,
     SenderTrack,
     SendReport,
-    SentWindow,
+    SentChunk,
+    TransferBroke,
+    TransferSent,
 )
 from tests.harness.metrics_text import samples
 from tests.harness.programs import finished, program
@@ -69,7 +69,7 @@ REPORT = NodeReport(
 )
 HIT = m.HitBreakdown(100, 64, 60, {"new": 36, "never_checkpointed": 4}, "turn_end")
 WINDOWS = tuple(
-    SentWindow(number, number, (0.0,), 0, 1, False, 2048, begun_at, begun_at, begun_at + 0.25)
+    SentChunk(number, number, (0.0,), 0, 1, False, 2048, begun_at, begun_at, begun_at + 0.25)
     for number, begun_at in enumerate((0.0, 0.3))
 )
 TRANSFER = m.TransferReport(
@@ -237,11 +237,11 @@ def test_the_reference_names_every_metric() -> None:
 def test_faults_and_fences_are_counted() -> None:
     now = [0.0]
     faults = FaultMetrics(registry := CollectorRegistry(), lambda: now[0])
-    room = m.RoomId(7)
-    faults.observe(m.HandoverFailed(room, "bad bytes", cause=m.LossCause.DIGEST))
+    transfer_id = m.TransferId(7)
+    faults.observe(m.HandoverFailed(transfer_id, "bad bytes", cause=m.LossCause.DIGEST))
     now[0] = 0.5
-    faults.observe(m.WriterFenced(room))
-    faults.observe(m.WriterFenced(room))
+    faults.observe(m.WriterFenced(transfer_id))
+    faults.observe(m.WriterFenced(transfer_id))
     seen = samples(generate_latest(registry))
     assert seen["tasuki_handovers_lost_total{cause=digest}"] == 1
     assert seen["tasuki_handovers_lost_total{cause=stream}"] == 0
@@ -253,11 +253,11 @@ def test_a_prefill_node_tells_of_its_rooms_and_its_sending() -> None:
     life = (LifeMark(RequestPhase.AWAITING_GRANT, 0.1), LifeMark(RequestPhase.PREFILLING, 0.3))
     ends = (*life, LifeMark(RequestPhase.HANDING_OVER, 0.8), LifeMark(RequestPhase.FINISHED, 0.9))
     aborted = (*life, LifeMark(RequestPhase.ABORTED, 0.4))
-    told.observe(m.RoomEnded(m.RoomId(1), 100, HIT, True, ends))
-    told.observe(m.RoomEnded(m.RoomId(2), 100, HIT, False, aborted))
+    told.observe(m.TransferEnded(m.TransferId(1), 100, HIT, True, ends))
+    told.observe(m.TransferEnded(m.TransferId(2), 100, HIT, False, aborted))
     sent = SenderCounters()
-    sent.count(RoomSent(1, SendReport(4096, 3, 2, 0.5, 0.25, (), ())))
-    sent.count(RoomBroke(2, "lease", Drain.FORCED, False))
+    sent.count(TransferSent(1, SendReport(4096, 3, 2, 0.5, 0.25, (), ())))
+    sent.count(TransferBroke(2, "lease", Drain.FORCED, False))
     seen = samples(told.text(replace(REPORT, sent=sent)))
     assert seen["tasuki_rooms_ended_total{outcome=handed_on}"] == 1
     assert seen["tasuki_room_queue_seconds_sum"] == pytest.approx(0.6)
@@ -270,8 +270,8 @@ def test_a_prefill_node_tells_of_its_rooms_and_its_sending() -> None:
 def test_a_room_that_a_prefill_node_gave_up_is_counted_by_its_cause() -> None:
     told = exposition()
     life = (LifeMark(RequestPhase.AWAITING_GRANT, 0.1), LifeMark(RequestPhase.ABORTED, 45.0))
-    told.observe(m.RoomEnded(m.RoomId(1), 100, HIT, False, life, m.LossCause.STALLED))
-    told.observe(m.RoomEnded(m.RoomId(2), 100, None, False, (), m.LossCause.QUEUE_TIMEOUT))
+    told.observe(m.TransferEnded(m.TransferId(1), 100, HIT, False, life, m.LossCause.STALLED))
+    told.observe(m.TransferEnded(m.TransferId(2), 100, None, False, (), m.LossCause.QUEUE_TIMEOUT))
     seen = samples(told.text(REPORT))
     assert seen["tasuki_rooms_ended_total{outcome=stalled}"] == 1
     assert seen["tasuki_rooms_ended_total{outcome=queue_timeout}"] == 1
@@ -279,9 +279,9 @@ def test_a_room_that_a_prefill_node_gave_up_is_counted_by_its_cause() -> None:
 
 def test_pulls_are_counted() -> None:
     told = exposition()
-    told.observe(m.PullCommitted(m.RoomId(1), m.PullReport(640, 4096, 0.25)))
-    told.observe(m.PullLost(m.RoomId(2)))
-    told.observe(m.PullFenced(m.RoomId(2)))
+    told.observe(m.PullCommitted(m.TransferId(1), m.PullReport(640, 4096, 0.25)))
+    told.observe(m.PullLost(m.TransferId(2)))
+    told.observe(m.PullFenced(m.TransferId(2)))
     seen = samples(told.text(REPORT))
     assert seen["tasuki_pulls_total{outcome=committed}"] == 1
     assert seen["tasuki_pulls_total{outcome=lost}"] == 1

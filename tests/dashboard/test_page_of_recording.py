@@ -10,14 +10,14 @@ from tasuki.engine import messages as m
 from tasuki.engine.messages import EvictedCheckpoint, Eviction
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.transfer.reports import (
+    ArrivedChunk,
     BarrierWait,
     HandoverTimeline,
-    LandedWindow,
     Phase,
     PhaseMark,
     ReceiverTrack,
     SenderTrack,
-    SentWindow,
+    SentChunk,
 )
 from tests.harness.daemons import random_prompt
 from tests.harness.fleet_process import replaying
@@ -26,11 +26,11 @@ from tests.harness.pages import Browser, opened
 
 ORDER = (Phase.ACCEPTED, Phase.GRANTED, Phase.READY, Phase.DONE)
 SENT = tuple(
-    SentWindow(number, number, (finished,), 0, 2, number == 1, 512, finished, finished, flushed)
+    SentChunk(number, number, (finished,), 0, 2, number == 1, 512, finished, finished, flushed)
     for number, (finished, flushed) in enumerate(((0.2, 0.3), (0.4, 0.6)))
 )
 LANDED = tuple(
-    LandedWindow(window.sequence, window.flushed_at, window.flushed_at + 0.05) for window in SENT
+    ArrivedChunk(window.sequence, window.flushed_at, window.flushed_at + 0.05) for window in SENT
 )
 
 

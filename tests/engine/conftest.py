@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tasuki.engine.forward_plan import ForwardPlan
-from tasuki.engine.runner.base import DrawnTokens
+from tasuki.engine.runner.base import SampledTokens
 from tasuki.engine.runner.cpu_runner import CpuRunner
 from tasuki.engine.runner.rows import ResolvedRows
 from tests.harness.engine_pair import EnginePair, engine_pair
@@ -28,7 +28,7 @@ def forwarded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     plain = CpuRunner._compute
 
-    def counting(self: CpuRunner, plan: ForwardPlan, rows: ResolvedRows) -> DrawnTokens:
+    def counting(self: CpuRunner, plan: ForwardPlan, rows: ResolvedRows) -> SampledTokens:
         counts.append(int(rows.lengths.sum()))
         return plain(self, plan, rows)
 

@@ -88,8 +88,8 @@ CASES = ADDED | {"all": ALL}
 
 
 def params(case: str, **changes: object) -> SamplingParams:
-    drawn = {"max_new_tokens": NEW, "ignore_eos": True, "seed": 3, "temperature": 15.0}
-    fields = drawn | CASES[case] | changes
+    sampled = {"max_new_tokens": NEW, "ignore_eos": True, "seed": 3, "temperature": 15.0}
+    fields = sampled | CASES[case] | changes
     return SamplingParams(**fields)  # type: ignore[arg-type]
 
 
@@ -101,9 +101,9 @@ def naive_answer(case: str, seed: int = 0) -> tuple[Sampled, ...]:
     parts = tiny_parts()
     blocks = parts.layout.blocks_per_slab
     ends = stop_ids(sampling, parts.model_config.eos_ids)
-    drawn: list[Sampled] = []
-    while len(drawn) < NEW and not (drawn and drawn[-1].token in ends):
-        output = [item.token for item in drawn]
+    sampled: list[Sampled] = []
+    while len(sampled) < NEW and not (sampled and sampled[-1].token in ends):
+        output = [item.token for item in sampled]
         tokens = asked + output
         parts.arena.bytes.zero_()
         pages = [blocks * (2 + page) for page in range(-(-len(tokens) // 64))]
@@ -111,8 +111,8 @@ def naive_answer(case: str, seed: int = 0) -> tuple[Sampled, ...]:
         with torch.inference_mode():
             logits = parts.model.forward(batch, parts.arena, NullHooks())
         row = naive_adjusted(logits[0].numpy(), sampling, ends, asked, output)
-        drawn += sample(logits, [sampling], [len(tokens)], torch.from_numpy(row)[None])
-    return tuple(drawn)
+        sampled += sample(logits, [sampling], [len(tokens)], torch.from_numpy(row)[None])
+    return tuple(sampled)
 
 
 def assert_naive(engine: Lone, case: str, name: str = "r", seed: int = 0) -> None:
@@ -172,18 +172,18 @@ def test_a_handed_over_prompt_answers_as_the_naive_loop(
         pair.link.bytes_per_second = 2e6
         pair.join(pair.begin(asked))
     else:
-        room = pair.hand_over(asked)
-        pair.ready(room, None)
-        pair.done(room)
+        transfer = pair.hand_over(asked)
+        pair.ready(transfer, None)
+        pair.done(transfer)
         pair.decode.run()
     assert_naive(pair.decode, case)
 
 
 def test_a_lost_hand_over_goes_on_behind_its_first_token(pair: EnginePair) -> None:
     asked = submit("r", prompt(LENGTH), NEW, sampling=params("all"))
-    room = pair.hand_over(asked)
-    pair.ready(room, None)
-    pair.lose(room)
+    transfer = pair.hand_over(asked)
+    pair.ready(transfer, None)
+    pair.lose(transfer)
     assert_naive(pair.decode, "all")
 
 

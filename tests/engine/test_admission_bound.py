@@ -44,12 +44,16 @@ def test_the_bound_is_exact(by: str, new: int) -> None:
 def test_a_room_s_bound_is_exact() -> None:
     with engine_pair(short_parts(), tiny_parts()) as pair:
 
-        def reserve(room: int, length: int) -> m.Outbox:
-            ticket = m.Ticket(m.RoomId(room), 1, 0, SamplingParams(), b"")
-            pair.prefill.post(m.PrefillReserve(ticket, np.array(prompt(length), np.int32)))
+        def reserve(transfer_id: int, length: int) -> m.Outbox:
+            transfer_request = m.TransferRequest(
+                m.TransferId(transfer_id), 1, 0, SamplingParams(), b""
+            )
+            pair.prefill.post(
+                m.PrefillReserve(transfer_request, np.array(prompt(length), np.int32))
+            )
             pair.prefill.step()
             said = [each for each in pair.prefill.said if not isinstance(each, m.PrefillLoad)][-1]
-            pair.prefill.post(m.PrefillEnd(m.RoomId(room)))
+            pair.prefill.post(m.PrefillEnd(m.TransferId(transfer_id)))
             return said
 
         assert isinstance(reserve(1, CONTEXT), m.PrefillAccepted)

@@ -122,7 +122,7 @@ def test_a_warm_folder_of_the_same_dtype_is_taken(units: bool, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "mend"),
+    ("ours", "theirs", "fix"),
     [
         (
             {"dtype": "float32"},
@@ -139,7 +139,7 @@ def test_a_warm_folder_of_the_same_dtype_is_taken(units: bool, tmp_path: Path) -
     ],
 )
 def test_a_mismatch_of_dtypes_names_the_flag(
-    ours: dict[str, str], theirs: dict[str, str], mend: str
+    ours: dict[str, str], theirs: dict[str, str], fix: str
 ) -> None:
     sides = (_contract(EngineConfig(**side)) for side in (ours, theirs))  # type: ignore[arg-type]
-    assert str(ContractMismatch(diff(*sides))).endswith(mend)
+    assert str(ContractMismatch(diff(*sides))).endswith(fix)

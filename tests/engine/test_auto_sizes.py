@@ -37,8 +37,8 @@ def test_an_arena_of_a_gpu_is_all_that_fits_and_not_a_slab_more(
     found = MemoryPlan.of(shape, config, H100, role)
     assert slabs == found.slabs(found.arena) == found.slabs(found.fitting_arena)
     slab = found.layout.slab_bytes
-    room = H100 - found.beside
-    assert slabs * slab <= 0.98 * room < (slabs + 1) * slab + 16 * MIB
+    transfer_id = H100 - found.beside
+    assert slabs * slab <= 0.98 * transfer_id < (slabs + 1) * slab + 16 * MIB
     # The same as numbers is the same plan.
     stated = EngineConfig(
         arena_mib=-(-slabs * slab // MIB),

@@ -38,7 +38,7 @@ def settled(limit: ChunkLimit, token_seconds: float, forwards: int = 200) -> lis
     for _ in range(forwards):
         tokens = limit.tokens(beside_answers=True)
         sizes.append(tokens)
-        limit.landed(rows(4, tokens), DECODE_SECONDS + tokens * token_seconds)
+        limit.completed(rows(4, tokens), DECODE_SECONDS + tokens * token_seconds)
     return sizes
 
 
@@ -65,7 +65,7 @@ def test_a_page_is_always_allowed_and_a_chunk_where_nobody_waits() -> None:
     assert set(settled(limit, 1.0, 20)) == {PAGE_TOKENS}
     assert limit.tokens(beside_answers=False) == CHUNK
     for work in (rows(0, 4096), rows(4, 0)):
-        limit.landed(work, 1e-12)
+        limit.completed(work, 1e-12)
     assert limit.tokens(beside_answers=True) == PAGE_TOKENS
 
 

@@ -119,15 +119,15 @@ def test_nothing_waits_when_a_forward_reads_or_another_node_is_told(
     for name, tokens in answers.items():
         node.post(submit(name, tokens, 70))
     node.steps(12)
-    rooms = [wanted.ticket.room for wanted in node.all_said(m.HandoverWanted)]
-    for room in rooms:
-        node.post(m.GrantWanted(room))
+    transfers = [wanted.transfer_request.transfer_id for wanted in node.all_said(m.HandoverWanted)]
+    for transfer_id in transfers:
+        node.post(m.GrantWanted(transfer_id))
     for _ in range(2000):
         node.step()
         if all(len(node.tokens(name)) == 70 for name in answers):
             break
     assert_answered_as_alone(node, answers, 70)
-    assert rooms and min(seen.values()) > 0
+    assert transfers and min(seen.values()) > 0
 
 
 def test_a_copy_that_is_left_out_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -191,7 +191,7 @@ def test_a_state_that_the_arena_has_no_room_for_is_held_for_nobody(tmp_path: Pat
         (stored, *_) = cache.match(prompted).stored
         assert stored.boundary > cache.capacity_tokens(1)
         states = HeldStates(cast(HandoverContext, SimpleNamespace(cache=cache, tiers=tiers)))
-        assert states.hold(prompted[: stored.boundary], b"", lambda landed: None) is None
+        assert states.hold(prompted[: stored.boundary], b"", lambda arrived: None) is None
 
 
 def test_ids_and_bytes_agree_while_a_disk_fails(tmp_path: Path) -> None:
@@ -301,25 +301,25 @@ def test_a_disk_without_room_or_folder_is_refused(tmp_path: Path) -> None:
 
 def test_what_waits_behind_a_piece_that_does_not_end_is_given_up() -> None:
     clock = ManualClock()
-    pieces = FaultyCopies(Arena(LAYOUT, 4), Arena(LAYOUT, 4))
-    thread = CopyThread(pieces, clock=clock)
-    pieces.hold("slot_down")
+    segments = FaultyCopies(Arena(LAYOUT, 4), Arena(LAYOUT, 4))
+    thread = CopyThread(segments, clock=clock)
+    segments.hold("slot_down")
     for transfer in (1, 2):
         thread.begin(CopyJob(transfer, Direction.DOWN, (), (0, transfer)))
-    pieces.await_inside("slot_down")
+    segments.await_inside("slot_down")
     assert thread.take_ended() == []
     clock.now += STUCK_SECONDS + 1
     assert thread.take_ended() == [(2, JobEnd.BROKEN)]
     thread.begin(CopyJob(3, Direction.UP, (), (0, 3)))
     assert thread.take_ended() == [(3, JobEnd.BROKEN)]
-    pieces.let_go()
+    segments.let_go()
     ends: list[tuple[int, JobEnd]] = []
     until(lambda: bool(ends.extend(thread.take_ended()) or ends), ends)
     assert ends == [(1, JobEnd.DONE)]
     thread.begin(CopyJob(4, Direction.UP, (), (1, 3)))
     until(lambda: bool(ends.extend(thread.take_ended()) or ends[1:]), ends)
     assert ends[1] == (4, JobEnd.DONE)
-    assert np.array_equal(*(pieces._arena.ssm[0][slot].numpy() for slot in (0, 3)))
+    assert np.array_equal(*(segments._arena.ssm[0][slot].numpy() for slot in (0, 3)))
     assert thread.close(HANG_SECONDS)
 
 

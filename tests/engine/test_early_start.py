@@ -21,12 +21,12 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.layers import random_weights
 from tasuki.pycache.arena import Arena
+from tasuki.transfer.chunks.chunk import StepCounter
 from tasuki.transfer.transports.loopback import Fault, Faults, no_faults
-from tasuki.transfer.windows.window import StepCounter
 from tests.harness.engine_pair import (
     LONG,
     EnginePair,
-    Room,
+    OneTransfer,
     StoppedHead,
     broken_head,
     engine_pair,
@@ -44,7 +44,7 @@ def early(**counts: int) -> dict[str, int]:
     return nothing | counts
 
 
-def in_the_tenth_window(fault: Fault) -> Faults:
+def in_the_tenth_chunk(fault: Fault) -> Faults:
     return lambda index: fault if index == 9 else Fault.NONE
 
 
@@ -56,9 +56,9 @@ def test_the_tokens_are_those_of_one_process(
     sampling = SamplingParams(max_new_tokens=6, ignore_eos=True, temperature=temperature, seed=7)
     expected = alone(prompt(length), 6, sampling=sampling)
     pair.link.bytes_per_second = 2e6
-    room = pair.begin(submit(NAME, prompt(length), 6, sampling=sampling))
+    transfer = pair.begin(submit(NAME, prompt(length), 6, sampling=sampling))
     assert pair.decode.tokens(NAME) == expected[:1], "no token after the first before Done"
-    pair.done(room)
+    pair.done(transfer)
     pair.step_ended()
     assert pair.decode.tokens(NAME) == expected[:2]
     pair.decode.run()
@@ -80,19 +80,19 @@ def test_the_turns_end_is_the_state_behind_the_steps_token(pair: EnginePair) -> 
 
 @pytest.mark.parametrize("tail", [None, 0.0], ids=["nothing is known", "everything has landed"])
 def test_without_a_tail_the_request_joins_at_done(pair: EnginePair, tail: float | None) -> None:
-    room = pair.hand_over(submit(NAME, prompt(70), 3))
-    pair.ready(room, tail)
+    transfer = pair.hand_over(submit(NAME, prompt(70), 3))
+    pair.ready(transfer, tail)
     assert pair.early.counters == early(unneeded=1)
-    pair.done(room)
+    pair.done(transfer)
     pair.decode.run()
     assert pair.decode.tokens(NAME) == alone(prompt(70), 3)
 
 
 def test_a_tail_shorter_than_a_step_is_waited_for(pair: EnginePair) -> None:
     pair.join(pair.begin(submit("0", prompt(70), 3)))
-    room = pair.hand_over(submit("1", prompt(71, 1), 3))
-    pair.ready(room, 1e-6)
-    pair.done(room)
+    transfer = pair.hand_over(submit("1", prompt(71, 1), 3))
+    pair.ready(transfer, 1e-6)
+    pair.done(transfer)
     pair.decode.run()
     assert pair.early.counters == early(begun=1, joined=1, unneeded=1)
 
@@ -104,22 +104,22 @@ def test_an_answer_of_one_token_takes_no_step(pair: EnginePair) -> None:
         (submit("one", prompt(70), 1), m.FinishReason.LENGTH),
         (submit("stop", prompt(80, 1), 5, sampling=stop), m.FinishReason.STOP),
     ):
-        room = pair.begin(asked)
+        transfer = pair.begin(asked)
         assert pair.decode.finished(asked.request_id).reason is reason
-        pair.done(room)
+        pair.done(transfer)
         # The writer of a cancelled transfer is fenced. For one never granted the fence means
         # nothing.
-        pair.decode.post(m.WriterFenced(room.ticket.room))
+        pair.decode.post(m.WriterFenced(transfer.transfer_request.transfer_id))
     assert pair.early.counters == early()
 
 
 def test_a_flipped_bit_drops_the_step() -> None:
     """The step has computed on the bad bytes; nothing of it is seen, and the answer is right."""
-    with engine_pair(tiny_parts(), tiny_parts(), in_the_tenth_window(Fault.FLIP_BIT)) as pair:
-        room = pair.begin(submit(NAME, prompt(150), 5))
-        lost = pair.done(room)
+    with engine_pair(tiny_parts(), tiny_parts(), in_the_tenth_chunk(Fault.FLIP_BIT)) as pair:
+        transfer = pair.begin(submit(NAME, prompt(150), 5))
+        lost = pair.done(transfer)
         assert isinstance(lost, m.HandoverFailed) and "window 9" in lost.reason
-        pair.decode.post(m.WriterFenced(room.ticket.room))
+        pair.decode.post(m.WriterFenced(transfer.transfer_request.transfer_id))
         pair.step_ended()
         pair.decode.run()
         assert pair.decode.tokens(NAME) == alone(prompt(150), 5)
@@ -128,13 +128,15 @@ def test_a_flipped_bit_drops_the_step() -> None:
 
 
 def test_a_lost_room_shuts_the_barrier_and_the_step_leaves_nothing() -> None:
-    with engine_pair(tiny_parts(), tiny_parts(), in_the_tenth_window(Fault.HOLD)) as pair:
-        room = pair.begin(submit(NAME, prompt(150), 5))
+    with engine_pair(tiny_parts(), tiny_parts(), in_the_tenth_chunk(Fault.HOLD)) as pair:
+        transfer = pair.begin(submit(NAME, prompt(150), 5))
         time.sleep(0.05)
         assert pair.said_by_steps.empty(), "the step waits for the window that is held"
-        pair.decode.post(m.HandoverFailed(room.ticket.room, "the sender is gone"))
+        pair.decode.post(
+            m.HandoverFailed(transfer.transfer_request.transfer_id, "the sender is gone")
+        )
         pair.step_ended()
-        pair.decode.post(m.WriterFenced(room.ticket.room))
+        pair.decode.post(m.WriterFenced(transfer.transfer_request.transfer_id))
         pair.decode.run()
         assert pair.decode.tokens(NAME) == alone(prompt(150), 5)
         assert pair.early.counters == early(begun=1, dropped=1)
@@ -156,9 +158,9 @@ def test_no_token_comes_before_both_done_and_the_step(
     stopped: tuple[EnginePair, StoppedHead],
 ) -> None:
     pair, head = stopped
-    room = pair.begin(submit(NAME, prompt(90), 4))
+    transfer = pair.begin(submit(NAME, prompt(90), 4))
     assert head.inside.wait(HANG_SECONDS)
-    pair.done(room)
+    pair.done(transfer)
     assert not pair.decode.step() and len(pair.decode.tokens(NAME)) == 1
     head.go.set()
     pair.step_ended()
@@ -172,12 +174,12 @@ def test_ids_of_a_cancelled_request_are_kept_until_the_step_has_ended(
     stopped: tuple[EnginePair, StoppedHead], after_done: bool
 ) -> None:
     pair, head = stopped
-    room = pair.begin(submit(NAME, prompt(90), 4))
+    transfer = pair.begin(submit(NAME, prompt(90), 4))
     assert head.inside.wait(HANG_SECONDS)
     if after_done:
-        pair.done(room)
+        pair.done(transfer)
     pair.decode.post(m.Abort(m.RequestId(NAME)))
-    pair.decode.post(m.WriterFenced(room.ticket.room))
+    pair.decode.post(m.WriterFenced(transfer.transfer_request.transfer_id))
     assert pair.decode.finished(NAME).reason is m.FinishReason.ABORT
     held = pair.decode.stats()
     assert held.pages["quarantined"] > 0 and held.slots["quarantined"] == 2
@@ -252,22 +254,22 @@ def test_nearly_all_of_the_step_is_over_when_the_last_window_lands() -> None:
         model = Watched(Qwen35Model(config, random_weights(config, 5, torch.float32)))
         return EngineParts(config, model, Arena(layout, 24), StepCounter())
 
-    def last_of_a_room(index: int) -> Fault:
+    def last_of_a_transfer(index: int) -> Fault:
         return Fault.HOLD if index % 12 == 11 else Fault.NONE
 
     shares = []
     decode = parts()
     assert isinstance(decode.model, Watched)
-    with engine_pair(parts(), decode, last_of_a_room) as pair:
+    with engine_pair(parts(), decode, last_of_a_transfer) as pair:
         for number in range(3):
             name = str(number)
-            room = pair.begin(submit(name, prompt(60 + number, number), 2))
+            transfer = pair.begin(submit(name, prompt(60 + number, number), 2))
             until(lambda number=number: len(decode.model.steps) > number, "waited in vain")
             opened = decode.model.steps[number]
             until(lambda opened=opened: len(opened) == 11, "waited in vain")
             until(lambda: bool(pair.fabric.held), "waited in vain")
             pair.fabric.let_go()
-            pair.done(room)
+            pair.done(transfer)
             pair.step_ended()
             assert pair.decode.finished(name).usage.completion_tokens == 2
             first, *_, last, end = opened
@@ -281,9 +283,9 @@ def test_a_step_that_was_held_up_is_not_believed_for_ever(pair: EnginePair) -> N
     pair.early._seconds[0] = 1.5 * LONG
     declined = 0
     while pair.early.counters["begun"] == 1:
-        room = pair.begin(submit(str(declined), prompt(71 + declined, declined), 2))
+        transfer = pair.begin(submit(str(declined), prompt(71 + declined, declined), 2))
         declined += 1
-        pair.done(room)
+        pair.done(transfer)
         if pair.early.counters["begun"] == 2:
             pair.step_ended()
         pair.decode.run()
@@ -324,7 +326,7 @@ def pair_with(
     parts = tiny_parts()
     if broken:
         parts = with_early_head(parts, broken_head)
-    faults = in_the_tenth_window(Fault.HOLD) if hold else no_faults
+    faults = in_the_tenth_chunk(Fault.HOLD) if hold else no_faults
     with engine_pair(tiny_parts(), parts, faults) as pair:
         steps: EarlySteps = pair.early._steps
         steps._stream = stream
@@ -336,15 +338,15 @@ def pair_with(
             pair.decode.assert_at_rest()
 
 
-def lose(pair: EnginePair, room: Room) -> None:
-    pair.decode.post(m.HandoverFailed(room.ticket.room, "the sender is gone"))
+def lose(pair: EnginePair, transfer: OneTransfer) -> None:
+    pair.decode.post(m.HandoverFailed(transfer.transfer_request.transfer_id, "the sender is gone"))
 
 
-def abort(pair: EnginePair, room: Room) -> None:
+def abort(pair: EnginePair, transfer: OneTransfer) -> None:
     pair.decode.post(m.Abort(m.RequestId(NAME)))
 
 
-Give = Callable[[EnginePair, Room], None]
+Give = Callable[[EnginePair, OneTransfer], None]
 
 
 @pytest.mark.parametrize("give_up", [lose, abort])
@@ -352,14 +354,14 @@ Give = Callable[[EnginePair, Room], None]
 def test_ids_are_kept_until_the_stream_was_waited_for(how: str, give_up: Give) -> None:
     stream = BusyStream()
     with pair_with(stream, broken=how == "broke", hold=how == "shut") as pair:
-        room = pair.begin(submit(NAME, prompt(150), 5))
+        transfer = pair.begin(submit(NAME, prompt(150), 5))
         if how == "shut":
             until(lambda: bool(pair.fabric.held), "waited in vain")
-            give_up(pair, room)
+            give_up(pair, transfer)
         assert stream.waiting.wait(HANG_SECONDS)
         if how != "shut":
-            give_up(pair, room)
-        pair.decode.post(m.WriterFenced(room.ticket.room))
+            give_up(pair, transfer)
+        pair.decode.post(m.WriterFenced(transfer.transfer_request.transfer_id))
         assert stream.did == ["entered", "left"]
         held = pair.decode.stats()
         assert held.slots["quarantined"] == 2 and held.pages["quarantined"] > 0
@@ -376,9 +378,9 @@ def test_ids_are_kept_until_the_stream_was_waited_for(how: str, give_up: Give) -
 def test_a_step_joins_only_behind_its_stream() -> None:
     stream = BusyStream()
     with pair_with(stream) as pair:
-        room = pair.begin(submit(NAME, prompt(90), 4))
+        transfer = pair.begin(submit(NAME, prompt(90), 4))
         assert stream.waiting.wait(HANG_SECONDS)
-        pair.done(room)
+        pair.done(transfer)
         assert not pair.decode.step() and len(pair.decode.tokens(NAME)) == 1
         stream.go.set()
         pair.step_ended()
@@ -389,10 +391,10 @@ def test_a_step_joins_only_behind_its_stream() -> None:
 def test_a_stream_that_cannot_be_waited_for_keeps_its_ids_for_good() -> None:
     stream = BusyStream(breaks=True)
     with pair_with(stream) as pair:
-        room = pair.begin(submit(NAME, prompt(150), 5))
+        transfer = pair.begin(submit(NAME, prompt(150), 5))
         assert stream.waiting.wait(HANG_SECONDS)
-        lose(pair, room)
-        pair.decode.post(m.WriterFenced(room.ticket.room))
+        lose(pair, transfer)
+        pair.decode.post(m.WriterFenced(transfer.transfer_request.transfer_id))
         stream.go.set()
         pair.step_ended()
         assert pair.decode.stats().slots["quarantined"] == 2

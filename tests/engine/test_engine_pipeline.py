@@ -51,12 +51,12 @@ def test_a_stop_costs_one_forward_more_and_leaves_the_state_before_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     first = prompt(100)
-    drawn = SamplingParams(max_new_tokens=10, temperature=60.0, seed=4, ignore_eos=True)
-    answer = alone(first, 10, sampling=drawn)
+    sampled = SamplingParams(max_new_tokens=10, temperature=60.0, seed=4, ignore_eos=True)
+    answer = alone(first, 10, sampling=sampled)
     stop = next(i for i in range(2, 10) if answer[i] not in answer[:i])
     engine = tiny_engine()
     launches = launches_of(engine, monkeypatch)
-    sampling = replace(drawn, stop_token_ids=(answer[stop],))
+    sampling = replace(sampled, stop_token_ids=(answer[stop],))
     assert engine.ask("t1", first, 10, sampling=sampling) == answer[: stop + 1]
     assert engine.finished("t1").reason is m.FinishReason.STOP
     assert len(launches) == stop + 2
@@ -90,7 +90,7 @@ def test_a_sender_is_told_of_ids_once_the_device_is_done_with_them(
     engine.post(submit("r", prompt(300), 2))
     engine.step()
     (wanted,) = engine.all_said(m.HandoverWanted)
-    engine.post(m.GrantWanted(wanted.ticket.room))
+    engine.post(m.GrantWanted(wanted.transfer_request.transfer_id))
     for _ in range(3):
         assert engine.step(), "a loop that sleeps now would never tell the grant"
         assert not engine.all_said(m.HandoverGranted)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from tasuki.engine import messages as m
-from tasuki.engine.accounting import RoomNames
+from tasuki.engine.accounting import TransferNames
 from tasuki.engine.messages import EvictedCheckpoint, Eviction
 from tasuki.pycache._cpp_cache import CheckpointKind, PrefixCache
 from tests.harness import trees
@@ -106,8 +106,8 @@ def test_a_turn_is_told_which_request_took_its_state() -> None:
 
 
 def test_a_room_is_told_by_its_request() -> None:
-    names = RoomNames()
-    names.note(m.RoomId(7), m.RequestId("mine"))
+    names = TransferNames()
+    names.note(m.TransferId(7), m.RequestId("mine"))
 
     def told(taken_by: str | None) -> str | None:
         lost = EvictedCheckpoint(64, 1.0, Eviction(1, "checkpoint", None, 64, 1.0, None, taken_by))

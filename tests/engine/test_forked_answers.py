@@ -270,12 +270,12 @@ def test_a_pair_hands_one_prompt_over_and_forks_it(
 ) -> None:
     tokens = prompt(length)
     with engine_pair(tiny_parts(), tiny_parts()) as pair:
-        room = pair.hand_over(forked("r", tokens, sampling, 4))
+        transfer = pair.hand_over(forked("r", tokens, sampling, 4))
         forwarded.clear()
-        pair.ready(room, 1e6)
+        pair.ready(transfer, 1e6)
         pair.decode.run()
         assert not pair.decode.all_said(m.TokenOut)
-        pair.done(room)
+        pair.done(transfer)
         pair.decode.run()
         # Each forwards the prompt's last token, and all of the answer but its last token.
         assert sum(forwarded) == 4 * 12
@@ -292,9 +292,9 @@ def test_a_pair_hands_one_prompt_over_and_forks_it(
 def test_a_lost_hand_over_of_a_forked_prompt_is_computed_here() -> None:
     tokens = prompt(200)
     with engine_pair(tiny_parts(), tiny_parts()) as pair:
-        room = pair.hand_over(forked("r", tokens, DRAWN, 3))
-        pair.ready(room, None)
-        pair.lose(room)
+        transfer = pair.hand_over(forked("r", tokens, DRAWN, 3))
+        pair.ready(transfer, None)
+        pair.lose(transfer)
         assert_each_as_alone(pair.decode, "r", tokens, DRAWN, 3)
         usage = pair.decode.finished("r-1").usage
         assert usage.prefilled_on == "local" and usage.local_fallback

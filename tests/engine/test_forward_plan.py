@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tasuki.engine.forward_plan import (
-    ON_LANE,
+    AT_INDEX,
     Fold,
     ForwardPlan,
     Guess,
@@ -21,7 +21,7 @@ from tasuki.engine.forward_plan import (
     PlanGap,
     RowCheckpoint,
     RowFlag,
-    UnknownLane,
+    UnknownBatchIndex,
     decode_plan,
     plan_rows,
 )
@@ -64,8 +64,10 @@ def ints(*values: int) -> np.ndarray:
     return np.array(values, dtype=np.int32)
 
 
-def joined(lane: int, **sampling: Any) -> JoinedSequence:
-    return JoinedSequence(lane, (lane, lane + 1), 1, SamplingParams(**sampling))
+def joined(batch_index: int, **sampling: Any) -> JoinedSequence:
+    return JoinedSequence(
+        batch_index, (batch_index, batch_index + 1), 1, SamplingParams(**sampling)
+    )
 
 
 def a_plan() -> ForwardPlan:
@@ -83,7 +85,7 @@ def a_plan() -> ForwardPlan:
             joined(8, top_logprobs=20),
         ),
         new_pages=(NewPages(2, ints(17, 18, 40)), NewPages(4, ints(3))),
-        rows=plan_rows([2, 0, 3, 0, 1, 192, 1, 0, 4, 9, 1, 1, 0, 64, 1, ON_LANE.value]),
+        rows=plan_rows([2, 0, 3, 0, 1, 192, 1, 0, 4, 9, 1, 1, 0, 64, 1, AT_INDEX.value]),
         tokens=ints(100, 101, 102),
         checkpoints=(RowCheckpoint(0, 2, 11),),
         folds=(Fold(2, 1), Fold(8, 3)),
@@ -112,15 +114,17 @@ def test_sampling_that_no_row_could_hold_is_no_plan() -> None:
         decode_plan(data.replace(half, struct.pack(">d", 1.5)))
 
 
-def answering(running: RunningRequests, progress: ProgressTable, lane: int, length: int) -> None:
+def answering(
+    running: RunningRequests, progress: ProgressTable, batch_index: int, length: int
+) -> None:
     """Add a decoding request whose last token is in no forward yet."""
-    sampling = SamplingParams(seed=lane, max_new_tokens=1000)
-    request = Request(RequestId(f"r{lane}"), np.zeros(length, np.int32), sampling)
+    sampling = SamplingParams(seed=batch_index, max_new_tokens=1000)
+    request = Request(RequestId(f"r{batch_index}"), np.zeros(length, np.int32), sampling)
     pages = np.arange(-(-(length + 1) // 64), dtype=np.int32)
     allocation: Any = SimpleNamespace(
-        working_slots=[lane, lane + 1], pages=pages, capacity_tokens=64 * len(pages)
+        working_slots=[batch_index, batch_index + 1], pages=pages, capacity_tokens=64 * len(pages)
     )
-    request.state = Decoding(allocation, progress.begin((lane, lane + 1), length - 1))
+    request.state = Decoding(allocation, progress.begin((batch_index, batch_index + 1), length - 1))
     running.add(request)
 
 
@@ -187,7 +191,7 @@ def next_plan(number: int, most: int) -> ForwardPlan:
     """Return the plan of the sampled token. Only an upper limit of its position, `most`, is
     known."""
     read, write = number % 2, (number + 1) % 2
-    flags = (ON_LANE | RowFlag.DECODES).value
+    flags = (AT_INDEX | RowFlag.DECODES).value
     return ForwardPlan(number, rows=plan_rows([0, most, 1, read, write, 256, 1, flags]))
 
 
@@ -197,7 +201,7 @@ def test_a_forward_is_planned_with_nothing_of_the_one_before_known() -> None:
     sent = [plan.encode() for plan in plans]
     follower = runner()
     results = [follower.launch(decode_plan(data)).result() for data in sent]
-    assert [int(drawn.tokens[0]) for drawn in results] == alone(tokens, 10)
+    assert [int(sampled.tokens[0]) for sampled in results] == alone(tokens, 10)
 
 
 def test_a_plan_out_of_its_turn_is_refused_and_changes_nothing() -> None:
@@ -208,23 +212,23 @@ def test_a_plan_out_of_its_turn_is_refused_and_changes_nothing() -> None:
         with pytest.raises(PlanGap, match=f"plan {number} came where 1 was due"):
             follower.launch(next_plan(number, 200))
     second = follower.launch(next_plan(1, 200)).result()
-    assert [int(drawn.tokens[0]) for drawn in (first, second)] == alone(tokens, 2)
+    assert [int(sampled.tokens[0]) for sampled in (first, second)] == alone(tokens, 2)
 
 
 ROW = [0, 0, 3, 0, 1, 64, 1, 0]
 
 
 def changed(**columns: int) -> list[int]:
-    names = ["lane", "position", "length", "read", "write", "limit", "num_sampled", "flags"]
+    names = ["batch_index", "position", "length", "read", "write", "limit", "num_sampled", "flags"]
     return [columns.get(name, value) for name, value in zip(names, ROW, strict=True)]
 
 
 @pytest.mark.parametrize(
     ("row", "error", "why"),
     [
-        (changed(lane=4), UnknownLane, "no sequence has joined"),
-        (changed(lane=99), UnknownLane, "do not exist"),
-        (changed(lane=-1), UnknownLane, "do not exist"),
+        (changed(batch_index=4), UnknownBatchIndex, "no sequence has joined"),
+        (changed(batch_index=99), UnknownBatchIndex, "do not exist"),
+        (changed(batch_index=-1), UnknownBatchIndex, "do not exist"),
         (changed(length=0), PlanError, "without tokens"),
         (changed(position=62), PlanError, "beyond its limit"),
         (changed(limit=128), PlanError, "beyond its pages"),
@@ -288,9 +292,9 @@ def test_a_lane_is_joined_once_and_left_once() -> None:
         states.apply(ForwardPlan(1, joined=(joined(0),)))
     states.apply(ForwardPlan(2, left=(0,), joined=(joined(0),)))
     states.apply(ForwardPlan(3, left=(0,)))
-    with pytest.raises(UnknownLane):
+    with pytest.raises(UnknownBatchIndex):
         states.apply(ForwardPlan(4, left=(0,)))
-    with pytest.raises(UnknownLane):
+    with pytest.raises(UnknownBatchIndex):
         states.apply(ForwardPlan(5, new_pages=(NewPages(0, ints(1)),)))
 
 
@@ -300,10 +304,10 @@ def test_a_lane_of_several_tokens_gives_a_row_its_length() -> None:
     pages = (NewPages(0, ints(5)),)
     draws_three = plan_rows([0, 0, 5, 0, 1, 64, 3, 0])
     states.apply(ForwardPlan(0, (), (), (wide,), pages, draws_three, ints(1, 2, 3, 4, 5)))
-    rows = states.apply(ForwardPlan(1, rows=plan_rows([0, 30, 4, 1, 0, 64, 1, ON_LANE.value])))
+    rows = states.apply(ForwardPlan(1, rows=plan_rows([0, 30, 4, 1, 0, 64, 1, AT_INDEX.value])))
     assert (rows.starts.tolist(), rows.lengths.tolist(), rows.stops.tolist()) == ([5], [3], [8])
     with pytest.raises(PlanError, match="above its bound"):
-        states.apply(ForwardPlan(2, rows=plan_rows([0, 7, 1, 1, 0, 64, 1, ON_LANE.value])))
+        states.apply(ForwardPlan(2, rows=plan_rows([0, 7, 1, 1, 0, 64, 1, AT_INDEX.value])))
 
 
 def test_what_a_row_verified_is_folded_once_and_no_further(

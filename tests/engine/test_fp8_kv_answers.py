@@ -76,10 +76,10 @@ def test_a_hand_over_brings_the_bytes_that_were_stored(case_name: str) -> None:
         return replace(parts(MODEL), arena=Arena(layout, parts(MODEL).arena.slabs))
 
     with engine_pair(node(), node()) as pair:
-        room = pair.begin(submit("r", case.prompt, len(case.greedy)))
-        sent = pair.flushed(room).report
+        transfer = pair.begin(submit("r", case.prompt, len(case.greedy)))
+        sent = pair.flushed(transfer).report
         assert sent.bytes == sent.pages * layout.page_bytes + layout.slot_bytes
-        pair.join(room)
+        pair.join(transfer)
         assert pair.decode.tokens("r") == whole(MODEL)[case_name]
         for each in (pair.prefill, pair.decode):
             each.assert_at_rest()

@@ -55,8 +55,8 @@ class Copied:
 
     def __init__(self) -> None:
         self.arena, self.below = Arena(LAYOUT, 8), Arena(LAYOUT, 8)
-        self.pieces = FaultyCopies(self.arena, self.below)
-        self.thread = CopyThread(self.pieces)
+        self.segments = FaultyCopies(self.arena, self.below)
+        self.thread = CopyThread(self.segments)
         self.ends: dict[int, JobEnd] = {}
 
     def begin(self, number: int, direction: Direction, slab: int = 0) -> None:
@@ -77,12 +77,12 @@ def test_loads_go_before_writes_that_wait() -> None:
     copied = Copied()
     copied.begin(1, Direction.DOWN)
     copied.await_ends(1)
-    copied.pieces.hold("pages_down")
+    copied.segments.hold("pages_down")
     for number in (2, 3):
         copied.begin(number, Direction.DOWN, slab=2)
-    copied.pieces.await_inside("pages_down")
+    copied.segments.await_inside("pages_down")
     copied.begin(4, Direction.UP)
-    copied.pieces.let_go()
+    copied.segments.let_go()
     # The running write stops after its segment, and the next one waits.
     assert copied.await_ends(4) == [1, 4, 2, 3]
     assert set(copied.ends.values()) == {JobEnd.DONE}
@@ -93,13 +93,13 @@ def test_what_is_cancelled_ends_before_its_next_piece() -> None:
     copied = Copied()
     copied.begin(1, Direction.DOWN)
     copied.await_ends(1)
-    copied.pieces.hold("pages_up")
+    copied.segments.hold("pages_up")
     copied.begin(2, Direction.UP)
-    copied.pieces.await_inside("pages_up")
+    copied.segments.await_inside("pages_up")
     copied.begin(3, Direction.UP)
     for number in (2, 3):
         copied.thread.cancel(number)
-    copied.pieces.let_go()
+    copied.segments.let_go()
     copied.await_ends(3)
     assert copied.ends == {1: JobEnd.DONE, 2: JobEnd.CANCELLED, 3: JobEnd.CANCELLED}
     assert copied.thread.close(HANG_SECONDS)
@@ -115,13 +115,13 @@ def test_what_was_never_written_is_never_loaded() -> None:
 
 def test_a_closed_thread_cancels_all_and_takes_nothing() -> None:
     copied = Copied()
-    copied.pieces.hold("pages_down")
+    copied.segments.hold("pages_down")
     for number in (1, 2):
         copied.begin(number, Direction.DOWN)
-    copied.pieces.await_inside("pages_down")
+    copied.segments.await_inside("pages_down")
     assert not copied.thread.close(0.01)
     copied.begin(3, Direction.UP)
-    copied.pieces.let_go()
+    copied.segments.let_go()
     assert copied.thread.close(HANG_SECONDS)
     copied.await_ends(3)
     assert set(copied.ends.values()) == {JobEnd.CANCELLED}

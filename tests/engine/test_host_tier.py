@@ -70,12 +70,12 @@ def test_what_the_arena_still_has_is_not_loaded(tiered: TieredEngine) -> None:
     assert tiered.report.loads["done"] == 0 and tiered.report.writes["done"] >= 2
 
 
-@pytest.mark.parametrize("piece", ["pages_up", "slot_up"])
+@pytest.mark.parametrize("segment", ["pages_up", "slot_up"])
 @pytest.mark.parametrize("fault", Fault)
 def test_a_load_that_brings_something_else_is_computed(
-    below: TieredEngine, fault: Fault, piece: str
+    below: TieredEngine, fault: Fault, segment: str
 ) -> None:
-    below.copies.fault = lambda name: fault if name == piece else None
+    below.copies.fault = lambda name: fault if name == segment else None
     assert below.lone.ask("next", NEXT, 4) == EXPECTED
     hit = below.lone.hit("next")
     assert hit.usable_tokens == 0 and not hit.loaded
@@ -88,12 +88,12 @@ def test_a_load_that_brings_something_else_is_computed(
     assert below.lone.phases("next") == ["Loading", "Waiting", "Prefilling", "Decoding", "Finished"]
 
 
-@pytest.mark.parametrize("piece", ["pages_down", "slot_down"])
+@pytest.mark.parametrize("segment", ["pages_down", "slot_down"])
 @pytest.mark.parametrize("fault", Fault)
 def test_what_was_written_wrongly_is_never_served(
-    tiered: TieredEngine, fault: Fault, piece: str
+    tiered: TieredEngine, fault: Fault, segment: str
 ) -> None:
-    tiered.copies.fault = lambda name: fault if name == piece else None
+    tiered.copies.fault = lambda name: fault if name == segment else None
     tiered.lone.ask("first", PROMPT, 2)
     tiered.copies.fault = lambda name: None
     tiered.empty_arena()
@@ -129,9 +129,9 @@ def test_a_late_load_is_computed_and_its_ids_wait_for_it(below: TieredEngine) ->
     assert below.lone.stats().pages["quarantined"] == 0
 
 
-@pytest.mark.parametrize("piece", ["pages_up", "slot_up"])
-def test_a_load_of_nobody_ends_by_itself(below: TieredEngine, piece: str) -> None:
-    begun(below, "next", piece)
+@pytest.mark.parametrize("segment", ["pages_up", "slot_up"])
+def test_a_load_of_nobody_ends_by_itself(below: TieredEngine, segment: str) -> None:
+    begun(below, "next", segment)
     below.lone.post(m.Abort(m.RequestId("next")))
     assert below.lone.finished("next").reason is m.FinishReason.ABORT
     assert below.report.loads["aborted"] == 1

@@ -177,14 +177,14 @@ def test_a_prefill_node_keeps_it_for_the_next_ticket(tmp_path: Path) -> None:
     parts = tiny_parts()
     node = Lone(engine_config(tmp_path), Role.PREFILL, parts, sender_over(parts))
     begun = prompt(150, seed=2)
-    for room, (asked, end) in enumerate(
+    for transfer_id, (asked, end) in enumerate(
         ((begun + OPENING, 150), (begun + prompt(40, seed=3) + OPENING, 190)), 1
     ):
-        wanted = reserve(np.array(asked, dtype=np.int32), 0, m.RoomId(room))
-        wanted = replace(wanted, ticket=replace(wanted.ticket, message_end=end))
+        wanted = reserve(np.array(asked, dtype=np.int32), 0, m.TransferId(transfer_id))
+        wanted = replace(wanted, transfer_request=replace(wanted.transfer_request, message_end=end))
         give(node, wanted)
-        give(node, m.PrefillStart(m.Grant(m.RoomId(room), 1, 0, (), 0)))
-        give(node, m.PrefillEnd(m.RoomId(room)))
+        give(node, m.PrefillStart(m.Grant(m.TransferId(transfer_id), 1, 0, (), 0)))
+        give(node, m.PrefillEnd(m.TransferId(transfer_id)))
     first, second = said(node, m.PrefillToken)
     assert first.hit.usable_tokens == 0
     assert (second.hit.usable_tokens, second.hit.checkpoint_source) == (150, "message_end")

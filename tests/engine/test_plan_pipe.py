@@ -11,7 +11,7 @@ import torch
 from tasuki.engine import messages as m
 from tasuki.engine.forward_plan import ForwardPlan, RowFlag, decode_plan
 from tasuki.engine.forward_stream import PlanStream
-from tasuki.engine.runner.base import DrawnTokens, Event
+from tasuki.engine.runner.base import Event, SampledTokens
 from tasuki.engine.runner.cpu_runner import CpuRunner
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.arena import CopyKind
@@ -40,7 +40,7 @@ class PipeForward:
     busy_seconds: float = 0.0
     has_ended: bool = True
 
-    def result(self) -> DrawnTokens:
+    def result(self) -> SampledTokens:
         return self.runner.reply(self.number)
 
 
@@ -49,7 +49,7 @@ class PipeRunner:
 
     def __init__(self, channel: Connection) -> None:
         self._channel = channel
-        self._replies: list[DrawnTokens] = []
+        self._replies: list[SampledTokens] = []
         self.plans: list[ForwardPlan] = []
         self.ticks = 0
 
@@ -65,7 +65,7 @@ class PipeRunner:
         self._channel.send_bytes(data)
         return PipeForward(self, plan.number)
 
-    def reply(self, number: int) -> DrawnTokens:
+    def reply(self, number: int) -> SampledTokens:
         while len(self._replies) <= number:
             assert self._channel.poll(120), "the follower is silent"
             self._replies.append(self._channel.recv())
@@ -91,9 +91,9 @@ def play(node: Lone) -> dict[str, list[int]]:
     """Run chunks, forks at a page and inside one, marks, stops, an abort, retractions,
     evictions."""
     first = prompt(150)
-    drawn = SamplingParams(max_new_tokens=12, temperature=1.1, seed=7, top_k=30, ignore_eos=True)
+    sampled = SamplingParams(max_new_tokens=12, temperature=1.1, seed=7, top_k=30, ignore_eos=True)
     node.post(submit("a", first, 9))
-    node.post(submit("b", first[:128] + prompt(30, 1), 12, sampling=drawn))
+    node.post(submit("b", first[:128] + prompt(30, 1), 12, sampling=sampled))
     node.steps(7)
     node.post(submit("c", prompt(70, 2), 30, marks=(64,)))
     node.post(submit("gone", prompt(40, 3), 30))
@@ -140,8 +140,8 @@ def test_a_runner_in_another_process_draws_the_same_tokens(
     # While answers run, the engine plans without a token of the forward in flight.
     answering = [plan for plan in plans if len(plan.rows) and (plan.rows.flags != 0).all()]
     assert len(answering) > 20
-    on_lane = [plan for plan in answering if (plan.rows.flags & RowFlag.TOKENS_ON_LANE).all()]
-    assert all(len(plan.tokens) == 0 for plan in on_lane) and len(on_lane) > 20
+    at_index = [plan for plan in answering if (plan.rows.flags & RowFlag.TOKENS_AT_INDEX).all()]
+    assert all(len(plan.tokens) == 0 for plan in at_index) and len(at_index) > 20
 
 
 def test_drafts_and_folds_go_to_another_process(pipe: PipeRunner) -> None:

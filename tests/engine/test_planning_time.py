@@ -9,7 +9,7 @@ import pytest
 from tasuki.bench.load.free.runner import FreeForward
 from tasuki.engine import messages as m
 from tasuki.engine.forward_stream import PlanningTime
-from tasuki.engine.runner.base import DrawnTokens
+from tasuki.engine.runner.base import SampledTokens
 from tasuki.engine.thread import EngineThread
 from tests.harness.waiting import ManualClock, until
 
@@ -45,8 +45,8 @@ class Device:
         self.times.launched(of, self._planning)
         if before is not None:
             self.clock.now = max(self.clock.now, ends)
-            landed, busy, idled, late = before
-            self.times.landed(landed, busy, idled, late=late)
+            completed, busy, idled, late = before
+            self.times.completed(completed, busy, idled, late=late)
         return waited, idle
 
 
@@ -81,11 +81,11 @@ def test_a_device_that_ran_dry_is_given_work_earlier() -> None:
         device.step(forward(16), 0.010)
     before = device.times.wait
     for _ in range(20):
-        device.times.landed(forward(16), 0.010, 0.003, late=True)
+        device.times.completed(forward(16), 0.010, 0.003, late=True)
         device.times.launched(forward(16), 0.0)
     assert device.times.wait == 0.0 < before
     for _ in range(6000):
-        device.times.landed(forward(16), 0.010, 0.0, late=False)
+        device.times.completed(forward(16), 0.010, 0.0, late=False)
     device.times.launched(forward(16), 0.0)
     assert device.times.wait > 0.009, "it is tried again"
 
@@ -96,7 +96,7 @@ def test_what_copies_cost_between_forwards_moves_no_plan(idle: float) -> None:
     for _ in range(10):
         device.step(forward(16), 0.010)
     before = device.times.wait
-    device.times.landed(forward(16), 0.010, idle, late=True)
+    device.times.completed(forward(16), 0.010, idle, late=True)
     device.times.launched(forward(16), 0.0)
     assert device.times.wait >= before
 
@@ -151,5 +151,5 @@ def test_messages_that_come_in_a_forward_are_handled_before_the_next_plan() -> N
 
 def test_the_free_device_knows_when_a_forward_has_ended() -> None:
     now = time.monotonic()
-    assert FreeForward(DrawnTokens.nothing(0), 0.0, 0.0, now).has_ended
-    assert not FreeForward(DrawnTokens.nothing(0), 0.0, 0.0, now + 60).has_ended
+    assert FreeForward(SampledTokens.nothing(0), 0.0, 0.0, now).has_ended
+    assert not FreeForward(SampledTokens.nothing(0), 0.0, 0.0, now + 60).has_ended

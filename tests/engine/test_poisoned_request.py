@@ -14,7 +14,7 @@ from tasuki.engine import messages as m
 from tasuki.engine.assembly.parts import EngineParts
 from tasuki.engine.config import Role
 from tasuki.engine.forward_plan import ForwardPlan, PlanGap
-from tasuki.engine.runner.base import DeviceLost, DrawnTokens
+from tasuki.engine.runner.base import DeviceLost, SampledTokens
 from tasuki.engine.runner.cpu_runner import CpuForward, CpuRunner
 from tasuki.engine.thread import EngineThread
 from tasuki.model.forward import Batch
@@ -131,7 +131,7 @@ class Sticky(CpuRunner):
             return super().launch(plan)
         if self.at_launch:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
-        return Lost(DrawnTokens.nothing(0), 0.0, 0.0)
+        return Lost(SampledTokens.nothing(0), 0.0, 0.0)
 
     def check_device(self) -> None:
         if self.calls >= 6:
@@ -139,7 +139,7 @@ class Sticky(CpuRunner):
 
 
 class Lost(CpuForward):
-    def result(self) -> DrawnTokens:
+    def result(self) -> SampledTokens:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
@@ -180,13 +180,13 @@ def test_a_first_token_that_is_none_is_a_lost_hand_over(token: int, logprob: flo
     engine.post(m.PeersChanged(True))
     engine.ask("r", GOOD["good-1"], 6)
     (wanted,) = engine.all_said(m.HandoverWanted)
-    room = wanted.ticket.room
-    engine.post(m.GrantWanted(room))
+    transfer_id = wanted.transfer_request.transfer_id
+    engine.post(m.GrantWanted(transfer_id))
     engine.run()
     hit = m.HitBreakdown(77, 0, 0, {}, None)
-    engine.post(m.RemoteReady(room, token, logprob, 1.0, hit, "prefill"))
-    assert m.HandoverCancelled(room) in engine.said
-    engine.post(m.WriterFenced(room))
+    engine.post(m.RemoteReady(transfer_id, token, logprob, 1.0, hit, "prefill"))
+    assert m.HandoverCancelled(transfer_id) in engine.said
+    engine.post(m.WriterFenced(transfer_id))
     engine.run()
     assert engine.tokens("r") == alone(GOOD["good-1"], 6)
     assert engine.finished("r").usage.local_fallback
@@ -265,9 +265,9 @@ def test_a_prefill_node_refuses_the_room_and_the_prompt_is_computed_here() -> No
             pair.hand_over(submit("r", GOOD["good-1"], 6))
         (refused,) = pair.prefill.all_said(m.PrefillRefused)
         assert "logits were NaN" in refused.error.message
-        pair.decode.post(m.HandoverFailed(refused.room, refused.error.message))
-        pair.decode.post(m.WriterFenced(refused.room))
-        pair.prefill.post(m.PrefillEnd(refused.room))
+        pair.decode.post(m.HandoverFailed(refused.transfer_id, refused.error.message))
+        pair.decode.post(m.WriterFenced(refused.transfer_id))
+        pair.prefill.post(m.PrefillEnd(refused.transfer_id))
         pair.decode.run()
         assert pair.decode.tokens("r") == alone(GOOD["good-1"], 6)
         pair.prefill.assert_at_rest()

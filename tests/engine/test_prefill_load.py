@@ -6,7 +6,7 @@ from tasuki.engine import messages as m
 from tasuki.engine.accounting import Line
 from tasuki.engine.routing import ASSUMED, REPORT_SECONDS, PrefillLoad, PrefillSpeed
 
-ONE, TWO = m.RoomId(1), m.RoomId(2)
+ONE, TWO = m.TransferId(1), m.TransferId(2)
 
 
 def learnt(each: float = 1e-3, fixed: float = 0.0, attention: float = 0.0) -> PrefillSpeed:

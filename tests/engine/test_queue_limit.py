@@ -109,12 +109,15 @@ def test_a_request_that_is_never_begun_ends_and_the_running_one_goes_on(tmp_path
     assert not engine.tokens("waits")
 
 
-ROOMS = 40
+TRANSFER_IDS = 40
 """More than the arena has slots for: the last ones wait, and nothing runs until one is granted."""
 
 
-def rooms() -> list[m.PrefillReserve]:
-    return [reserve(prompt_of(100, seed=room), 0, m.RoomId(room)) for room in range(1, ROOMS + 1)]
+def transfers() -> list[m.PrefillReserve]:
+    return [
+        reserve(prompt_of(100, seed=transfer_id), 0, m.TransferId(transfer_id))
+        for transfer_id in range(1, TRANSFER_IDS + 1)
+    ]
 
 
 def few_slots() -> EngineParts:
@@ -123,29 +126,31 @@ def few_slots() -> EngineParts:
 
 def test_a_room_behind_those_that_hold_all_is_refused_for_its_queue(tmp_path: Path) -> None:
     parts = few_slots()
-    config = engine_config(tmp_path, queue_timeout=SOON, max_batch=2 * ROOMS)
+    config = engine_config(tmp_path, queue_timeout=SOON, max_batch=2 * TRANSFER_IDS)
     node, clock = Lone(config, Role.PREFILL, parts, sender_over(parts)), ManualClock()
     node.engine._queue._clock = clock
-    for asked in rooms():
+    for asked in transfers():
         node.post(asked)
     node.run()
-    held = [accepted.room for accepted in node.all_said(m.PrefillAccepted)]
-    assert 0 < len(held) < ROOMS
+    held = [accepted.transfer_id for accepted in node.all_said(m.PrefillAccepted)]
+    assert 0 < len(held) < TRANSFER_IDS
     clock.now += 2 * SOON
     node.run()
     refused = node.all_said(m.PrefillRefused)
     assert {r.error.kind for r in refused} == {m.ErrorKind.QUEUE_TIMEOUT}
-    assert [r.room for r in refused] == [room for room in range(1, ROOMS + 1) if room not in held]
-    for room in range(1, ROOMS + 1):
-        node.post(m.PrefillEnd(m.RoomId(room)))
+    assert [r.transfer_id for r in refused] == [
+        transfer_id for transfer_id in range(1, TRANSFER_IDS + 1) if transfer_id not in held
+    ]
+    for transfer_id in range(1, TRANSFER_IDS + 1):
+        node.post(m.PrefillEnd(m.TransferId(transfer_id)))
     node.run()
-    assert len(node.all_said(m.RoomEnded)) == ROOMS
+    assert len(node.all_said(m.TransferEnded)) == TRANSFER_IDS
 
 
 def test_an_engine_with_nothing_to_do_wakes_for_whoever_is_due(tmp_path: Path) -> None:
     """No message comes and no forward runs while the last requests wait."""
     parts = few_slots()
-    config = engine_config(tmp_path, queue_timeout=0.3, max_batch=2 * ROOMS)
+    config = engine_config(tmp_path, queue_timeout=0.3, max_batch=2 * TRANSFER_IDS)
     cache = build_cache(config, parts)
     engine = build_prefill_engine(config, parts, cache, sender_over(parts))
     said: SimpleQueue[Sequence[m.Outbox]] = SimpleQueue()
@@ -153,7 +158,7 @@ def test_an_engine_with_nothing_to_do_wakes_for_whoever_is_due(tmp_path: Path) -
     thread = EngineThread(engine, said.put, failures.append)
     thread.start()
     try:
-        for asked in rooms():
+        for asked in transfers():
             thread.post(asked)
         # Empty while the engine still sleeps.
         while not (

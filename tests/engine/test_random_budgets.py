@@ -106,13 +106,13 @@ def test_budget_is_kept_fused_handed_over_resumed_and_drafted(
     assert drafted.tokens(name) == answer
 
     if len(answer) > 1:
-        room = pair.hand_over(asked)
-        pair.ready(room, None)
+        transfer = pair.hand_over(asked)
+        pair.ready(transfer, None)
         if rng.random() < 0.7:
-            pair.done(room)
+            pair.done(transfer)
             pair.decode.run()
         else:
-            pair.lose(room)
+            pair.lose(transfer)
         assert pair.decode.tokens(name) == answer
 
 

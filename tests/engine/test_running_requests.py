@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tasuki.engine.forward_plan import ON_LANE, JoinedSequence, NewPages, RowFlag, plan_rows
+from tasuki.engine.forward_plan import AT_INDEX, JoinedSequence, NewPages, RowFlag, plan_rows
 from tasuki.engine.messages import RequestId
 from tasuki.engine.progress import ProgressTable
 from tasuki.engine.request import Aborted, Active, Decoding, Prefilling, Request
@@ -32,7 +32,7 @@ class Twin:
     """One request as plain numbers."""
 
     request: Request
-    lane: int
+    batch_index: int
     slots: int
     computed: int
     slot: int
@@ -68,7 +68,7 @@ class Row:
     read: int
     write: int
     draws: int
-    on_lane: bool
+    at_index: bool
     known: list[int]
 
     @property
@@ -90,11 +90,15 @@ class Both:
         self.seen = 0
 
     def join(self) -> None:
-        free = [lane for lane in range(LANES - 1) if self.progress.holders[lane] == 0]
+        free = [
+            batch_index
+            for batch_index in range(LANES - 1)
+            if self.progress.holders[batch_index] == 0
+        ]
         if not free:
             return
         self.seen += 1
-        lane, slots = self.rng.choice(free), self.rng.choice([1, 2])
+        batch_index, slots = self.rng.choice(free), self.rng.choice([1, 2])
         length = self.rng.randrange(2, 200)
         sampling = SamplingParams(max_new_tokens=self.rng.randrange(1, 30), seed=self.seen)
         request = Request(
@@ -108,7 +112,7 @@ class Both:
         if not prompt:
             request.output.append(7)
         allocation: Any = SimpleNamespace(
-            working_slots=[lane, LANES - 1][:slots],
+            working_slots=[batch_index, LANES - 1][:slots],
             pages=np.arange(-(-(length + 1) // PAGE), dtype=np.int32),
         )
         allocation.capacity_tokens = PAGE * len(allocation.pages)
@@ -116,7 +120,7 @@ class Both:
         kind = Prefilling if prompt else Decoding
         request.state = kind(allocation, progress)
         self.running.add(request)
-        self.twins.append(Twin(request, lane, slots, computed, slot, answers=not prompt))
+        self.twins.append(Twin(request, batch_index, slots, computed, slot, answers=not prompt))
 
     def leave(self) -> None:
         if self.twins:
@@ -139,10 +143,10 @@ class Both:
                 twin.allocation.capacity_tokens += PAGE
                 assert isinstance(twin.request.state, Active)
                 self.running.grown(twin.request, twin.request.state)
-        lanes = self.running.answering()
-        most = self.rng.choice([len(lanes), len(lanes) // 2])
+        batch_indices = self.running.answering()
+        most = self.rng.choice([len(batch_indices), len(batch_indices) // 2])
         due = [twin for twin in self.twins if twin.due][:most]
-        answers = self.running.schedule_next(lanes[:most])
+        answers = self.running.schedule_next(batch_indices[:most])
         rows = [self.answer_row(twin) for twin in due]
         assert_same_rows(answers, rows)
         prompts = [self.chunk(twin) for twin in self.twins if not twin.answers]
@@ -151,7 +155,7 @@ class Both:
         self.compare_plan(forward, rows)
         before, self.flight = self.flight, (forward, rows)
         if before is not None:
-            self.land(*before)
+            self.complete(*before)
 
     def answer_row(self, twin: Twin) -> Row:
         stop = twin.request.length + twin.in_flight
@@ -176,7 +180,7 @@ class Both:
         row = Row(twin, start, stop, read, write, draws, False, request.token_slice(start, stop))
         return item, row
 
-    def land(self, forward: ScheduledForward, rows: list[Row]) -> None:
+    def complete(self, forward: ScheduledForward, rows: list[Row]) -> None:
         live = [row for row in rows if row.twin in self.twins]
         answers = forward.answers
         still = answers.live(self.progress)
@@ -186,14 +190,14 @@ class Both:
             row.twin.request for row in live
         ]
         kept = answers.take(still.nonzero()[0])
-        self.progress.land_next(kept.lanes, kept.tokens)
+        self.progress.complete_next(kept.batch_indices, kept.tokens)
         for request, index, last in zip(kept.requests, kept.indices, kept.is_last, strict=True):
             request.output.append(9)
             assert index == len(request.output) - 1
             assert last == (len(request.output) >= request.sampling.max_new_tokens)
         for item in forward.prompts:
             if item.live:
-                item.active.progress.land(item.stop, item.write_index, item.num_sampled)
+                item.active.progress.complete(item.stop, item.write_index, item.num_sampled)
                 if item.num_sampled:
                     assert isinstance(item.request.state, Prefilling)
                     state = item.request.state
@@ -211,38 +215,38 @@ class Both:
         """Compare the plan with one made row by row from a list."""
         left, joined, pages, numbers, tokens = [], [], [], [], []
         for row in rows:
-            twin, allocation, lane = row.twin, row.allocation, row.twin.lane
-            known, limit = self.joined.get(lane, (None, 0))
+            twin, allocation, batch_index = row.twin, row.allocation, row.twin.batch_index
+            known, limit = self.joined.get(batch_index, (None, 0))
             if known is not allocation:
                 if known is not None:
-                    left.append(lane)
+                    left.append(batch_index)
                 limit = 0
                 slots = tuple(allocation.working_slots)
-                joined.append(JoinedSequence(lane, slots, 1, twin.request.sampling))
+                joined.append(JoinedSequence(batch_index, slots, 1, twin.request.sampling))
             if allocation.capacity_tokens != limit:
-                pages.append(NewPages(lane, allocation.pages[limit // PAGE :]))
-            self.joined[lane] = allocation, allocation.capacity_tokens
-            flags = ON_LANE.value if row.on_lane else 0
+                pages.append(NewPages(batch_index, allocation.pages[limit // PAGE :]))
+            self.joined[batch_index] = allocation, allocation.capacity_tokens
+            flags = AT_INDEX.value if row.at_index else 0
             if row.draws and row.stop - row.start == 1:
                 flags |= RowFlag.DECODES.value
             tokens += row.known
-            numbers += [lane, row.start, row.stop - row.start, row.read, row.write]
+            numbers += [batch_index, row.start, row.stop - row.start, row.read, row.write]
             numbers += [allocation.capacity_tokens, row.draws, flags]
         if len(self.joined) > len(rows):
-            alive = {twin.lane: twin.allocation for twin in self.twins}
+            alive = {twin.batch_index: twin.allocation for twin in self.twins}
             gone = [
-                lane
-                for lane, (allocation, _) in self.joined.items()
-                if alive.get(lane) is not allocation
+                batch_index
+                for batch_index, (allocation, _) in self.joined.items()
+                if alive.get(batch_index) is not allocation
             ]
             left += gone
-            for lane in gone:
-                del self.joined[lane]
+            for batch_index in gone:
+                del self.joined[batch_index]
         plan = self.planner.plan(forward, ())
         assert sorted(plan.left) == sorted(left)
         assert list(plan.joined) == joined
-        assert [(new.lane, new.pages.tolist()) for new in plan.new_pages] == [
-            (new.lane, new.pages.tolist()) for new in pages
+        assert [(new.batch_index, new.pages.tolist()) for new in plan.new_pages] == [
+            (new.batch_index, new.pages.tolist()) for new in pages
         ]
         np.testing.assert_array_equal(plan.rows.columns, plan_rows(numbers).columns)
         assert plan.tokens.tolist() == tokens
@@ -275,7 +279,7 @@ def assert_same_rows(answers: AnswerRows, rows: list[Row]) -> None:
     assert found == [
         (row.twin.request, row.start, row.stop, row.read, row.write, row.draws) for row in rows
     ]
-    assert answers.tokens.drawn_before.tolist() == [row.on_lane for row in rows]
+    assert answers.tokens.sampled_before.tolist() == [row.at_index for row in rows]
     assert answers.row_limits.tolist() == [row.allocation.capacity_tokens for row in rows]
 
 

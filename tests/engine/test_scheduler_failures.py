@@ -75,10 +75,10 @@ def test_a_blocked_request_asks_the_cache_nothing_until_room_may_have_come(
 ) -> None:
     def calls_of_a_step(blocked: int) -> list[Counter[str]]:
         engine = tiny_engine(slabs=8)
-        room = engine.engine.max_request_tokens
-        engine.post(submit("runs", prompt(room - 100), 90))
+        transfer_id = engine.engine.max_request_tokens
+        engine.post(submit("runs", prompt(transfer_id - 100), 90))
         for number in range(blocked):
-            engine.post(submit(f"waits {number}", prompt(room - 100, seed=number + 1), 4))
+            engine.post(submit(f"waits {number}", prompt(transfer_id - 100, seed=number + 1), 4))
         told = []
         with counted(monkeypatch) as calls:
             for _ in range(60):
@@ -112,8 +112,8 @@ def test_two_requests_that_cannot_both_fit_finish_with_few_retractions(
 ) -> None:
     seen = retractions(monkeypatch)
     engine = tiny_engine(slabs=10)
-    room = engine.engine.max_request_tokens
-    answer = room * 2 // 3 - 64
+    transfer_id = engine.engine.max_request_tokens
+    answer = transfer_id * 2 // 3 - 64
     for name in ("old", "young"):
         engine.post(submit(name, prompt(64, seed=len(name)), answer))
     engine.run(steps=4 * answer)
@@ -155,8 +155,8 @@ def test_a_request_near_the_pool_size_progresses_over_a_full_cache() -> None:
     engine = tiny_engine(slabs=10)
     for seed in range(8):
         engine.ask(f"fill {seed}", prompt(150, seed=seed), 20)
-    room = engine.engine.max_request_tokens
-    assert len(engine.ask("large", prompt(room - 10, seed=99), 10)) == 10
+    transfer_id = engine.engine.max_request_tokens
+    assert len(engine.ask("large", prompt(transfer_id - 10, seed=99), 10)) == 10
     engine.assert_at_rest()
 
 
@@ -175,12 +175,12 @@ def test_a_full_pool_of_either_kind_starves_neither() -> None:
     """Short prompts fill the arena with states, long ones with pages. Each still keeps its latest
     result."""
     engine = tiny_engine(slabs=12)
-    room = engine.engine.max_request_tokens
+    transfer_id = engine.engine.max_request_tokens
     for turn in range(4):
         for seed in range(14):
             engine.ask(f"short {turn} {seed}", prompt(70, seed=100 * turn + seed), 2)
         assert engine.stats().slots["tree"] >= 4, "states starve"
-        long = prompt(room // 2, seed=50 + turn)
+        long = prompt(transfer_id // 2, seed=50 + turn)
         for time in ("first", "again"):
             engine.ask(f"long {turn} {time}", long, 2)
         assert engine.hit(f"long {turn} again").usable_tokens == (len(long) - 1) // 64 * 64
@@ -226,8 +226,8 @@ class Planned:
         return [(item.request.id, item.start, item.stop, item.num_sampled) for item in items]
 
 
-def land(item: ScheduledSequence) -> None:
-    item.active.progress.land(item.stop, item.write_index, item.num_sampled)
+def complete(item: ScheduledSequence) -> None:
+    item.active.progress.complete(item.stop, item.write_index, item.num_sampled)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_a_failed_forward_leaves_a_sound_state_or_none(slots: int, later: bool, 
     scheduler, request = planned.scheduler, planned.request(300)
     scheduler.enqueue(request)
     (first,) = scheduler.schedule(0).prompts
-    land(first)
+    complete(first)
     (failed,) = scheduler.schedule(0).prompts
     if later:
         assert len(scheduler.schedule(0)) == 1
@@ -324,7 +324,7 @@ def answering(planned: Planned, names: int, length: int = 70) -> list[Request]:
         assert isinstance(request.state, Prefilling)
         progress = request.state.progress
         progress.schedule(length, 0, 0)
-        progress.land(length, 0, 0)
+        progress.complete(length, 0, 0)
         request.move(Decoding(request.state.allocation, progress))
         planned.scheduler.start(request)
     return requests
@@ -363,8 +363,8 @@ def test_who_would_be_late_is_computed_first_once_the_speed_is_known() -> None:
     for _ in range(16):
         work = scheduler.schedule(0)
         firsts.append(work.prompts[0].request.id)
-        land(work.prompts[0])
-        scheduler.landed(work, seconds)
+        complete(work.prompts[0])
+        scheduler.completed(work, seconds)
     assert "r2" not in firsts[:8]
     assert [name for turn, name in enumerate(firsts) if turn >= 8 and turn % 4] == ["r2"] * 6
 
@@ -385,7 +385,7 @@ def test_nothing_is_kept_of_who_is_over() -> None:
     request = planned.request(70)
     planned.scheduler.enqueue(request)
     (item,) = planned.scheduler.schedule(0).prompts
-    land(item)
+    complete(item)
     planned.scheduler.drop(request)
     planned.cache.release(item.active.allocation)
     request.move(Finished())

@@ -88,7 +88,7 @@ def test_a_leader_is_over_once_the_state_is_computed_or_its_prompt_is_begun_anew
     assert isinstance(state, Prefilling)
     leader = Leader(leads, state.allocation, 128)
     for computed, over in ((64, False), (128, True)):
-        state.progress.land(computed, 0, 0)
+        state.progress.complete(computed, 0, 0)
         assert leader.is_over is over
     assert not Leader(leads, state.allocation, 192).is_over
     another = cast(Allocation, object())
@@ -229,27 +229,30 @@ def prefill(tmp_path: Path) -> Lone:
     return Lone(config, Role.PREFILL, parts, sender_over(parts))
 
 
-def start(node: Lone, room: int) -> None:
-    node.post(m.PrefillStart(m.Grant(m.RoomId(room), 1, 0, (), 0)))
+def start(node: Lone, transfer_id: int) -> None:
+    node.post(m.PrefillStart(m.Grant(m.TransferId(transfer_id), 1, 0, (), 0)))
 
 
 def test_rooms_that_come_together_compute_what_they_share_once(
     prefill: Lone, forwarded: list[int]
 ) -> None:
-    prompts = {room: np.array(tokens, np.int32) for room, tokens in enumerate(siblings(4).values())}
-    for room, tokens in prompts.items():
-        prefill.post(reserve(tokens, 0, m.RoomId(room)))
+    prompts = {
+        transfer_id: np.array(tokens, np.int32)
+        for transfer_id, tokens in enumerate(siblings(4).values())
+    }
+    for transfer_id, tokens in prompts.items():
+        prefill.post(reserve(tokens, 0, m.TransferId(transfer_id)))
     granted: set[int] = set()
     for _ in range(200):
         prefill.step()
         for accepted in said(prefill, m.PrefillAccepted):
-            if accepted.room not in granted:
-                granted.add(accepted.room)
-                start(prefill, accepted.room)
+            if accepted.transfer_id not in granted:
+                granted.add(accepted.transfer_id)
+                start(prefill, accepted.transfer_id)
     assert len(said(prefill, m.PrefillToken)) == 4
     assert sum(forwarded) <= 2000 + 4 * (10 + 64)
-    for room in prompts:
-        prefill.post(m.PrefillEnd(m.RoomId(room)))
+    for transfer_id in prompts:
+        prefill.post(m.PrefillEnd(m.TransferId(transfer_id)))
     prefill.run()
     prefill.assert_at_rest()
 
@@ -259,15 +262,15 @@ def test_a_room_that_was_cancelled_leaves_what_it_computed(
     prefill: Lone, steps: int, forwarded: list[int]
 ) -> None:
     tokens = np.array(PREFIX, np.int32)
-    prefill.post(reserve(tokens, 0, m.RoomId(1)))
+    prefill.post(reserve(tokens, 0, m.TransferId(1)))
     prefill.step()
     start(prefill, 1)
     prefill.steps(steps)
-    prefill.post(m.PrefillEnd(m.RoomId(1)))
+    prefill.post(m.PrefillEnd(m.TransferId(1)))
     prefill.run()
     prefill.assert_at_rest()
     assert sum(forwarded) == steps * CHUNK
-    prefill.post(reserve(tokens, 0, m.RoomId(2)))
+    prefill.post(reserve(tokens, 0, m.TransferId(2)))
     prefill.step()
     start(prefill, 2)
     prefill.run()
@@ -275,7 +278,7 @@ def test_a_room_that_was_cancelled_leaves_what_it_computed(
     assert token.hit.usable_tokens == steps * CHUNK
     assert sum(forwarded) == 2000
     assert [token.token] == alone(PREFIX, 1)
-    prefill.post(m.PrefillEnd(m.RoomId(2)))
+    prefill.post(m.PrefillEnd(m.TransferId(2)))
     prefill.run()
     prefill.assert_at_rest()
 
@@ -284,7 +287,7 @@ def test_a_room_whose_forward_failed_leaves_nothing(
     prefill: Lone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = np.array(PREFIX, np.int32)
-    prefill.post(reserve(tokens, 0, m.RoomId(1)))
+    prefill.post(reserve(tokens, 0, m.TransferId(1)))
     prefill.step()
     start(prefill, 1)
     prefill.step()
@@ -297,10 +300,10 @@ def test_a_room_whose_forward_failed_leaves_nothing(
         prefill.step()
     (refused,) = said(prefill, m.PrefillRefused)
     assert "broken on purpose" in refused.error.message
-    prefill.post(m.PrefillEnd(m.RoomId(1)))
+    prefill.post(m.PrefillEnd(m.TransferId(1)))
     prefill.run()
     prefill.assert_at_rest()
-    prefill.post(reserve(tokens, 0, m.RoomId(2)))
+    prefill.post(reserve(tokens, 0, m.TransferId(2)))
     prefill.step()
     start(prefill, 2)
     prefill.run()

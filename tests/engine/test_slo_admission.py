@@ -20,7 +20,7 @@ from tasuki.engine.forward_plan import ForwardPlan
 from tasuki.model.config import ModelConfig
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.arena import Arena
-from tasuki.transfer.windows.window import StepCounter
+from tasuki.transfer.chunks.chunk import StepCounter
 from tests.harness.covering import slow_behind
 from tests.harness.engines import Lone
 from tests.harness.waiting import ManualClock
@@ -42,8 +42,8 @@ class SpentOnClock(StepCost):
 
 
 class VirtualRunner(FreeRunner):
-    def __init__(self, lanes: int, cost: SpentOnClock) -> None:
-        super().__init__(lanes, VOCABULARY, cost, None)
+    def __init__(self, batch_indices: int, cost: SpentOnClock) -> None:
+        super().__init__(batch_indices, VOCABULARY, cost, None)
         self._taken = cost.taken
 
     def launch(self, plan: ForwardPlan) -> FreeForward:

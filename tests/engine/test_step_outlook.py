@@ -18,7 +18,7 @@ def settled(seats: Seats, base: float, row: float, waiting: int = 10_000) -> lis
     for _ in range(400):
         rows += min(waiting, max(0, seats.count - rows))
         seen.append(rows)
-        seats.steps.landed(rows, base + row * rows)
+        seats.steps.completed(rows, base + row * rows)
         rows -= draw.random() < 0.3
     return seen
 
@@ -46,19 +46,19 @@ def test_answers_that_grow_long_take_seats_away_and_nobody_s() -> None:
     seats = Seats(256, 0.02)
     assert settled(seats, 0.005, 1e-4)[-1] > 140
     for _ in range(3):
-        seats.steps.landed(100, 0.03)
+        seats.steps.completed(100, 0.03)
     assert seats.count < 100
     for _ in range(3):
-        seats.steps.landed(60, 0.015)
+        seats.steps.completed(60, 0.015)
     assert 60 < seats.count < 100
 
 
 def test_one_slow_step_shows_nothing() -> None:
     steps = StepOutlook()
     for seconds in (0.01, 0.01, 5.0):
-        steps.landed(8, seconds)
+        steps.completed(8, seconds)
     assert steps.seconds(8) == 0.01
-    steps.landed(8, 5.0)
+    steps.completed(8, 5.0)
     assert steps.seconds(8) == 5.0
 
 
@@ -67,7 +67,7 @@ def test_more_rows_are_never_expected_to_take_less(steps: list[tuple[int, float]
     outlook = StepOutlook()
     assert outlook.seconds(1) is None and outlook.fitting(1.0) == 1
     for rows, seconds in steps:
-        outlook.landed(rows, seconds)
+        outlook.completed(rows, seconds)
     expected = [outlook.seconds(rows) for rows in range(1, 601)]
     assert all(one <= other * (1 + 1e-9) for one, other in pairwise(expected))  # type: ignore[operator]
     last = steps[-1][0]

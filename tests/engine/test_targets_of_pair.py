@@ -9,7 +9,7 @@ import pytest
 
 from tasuki.decode_node.prefill_connection import PrefillNodeLoad
 from tasuki.engine import messages as m
-from tasuki.engine.messages import room_proto as wire
+from tasuki.engine.messages import transfer_proto as wire
 from tasuki.engine.messages.proto import SAMPLING
 from tasuki.engine.routing import PrefillLoad
 from tasuki.engine.scheduling import admission
@@ -62,8 +62,8 @@ def test_without_others_or_without_a_prefill_node_nobody_is_refused_for_them(
 
 def test_a_prefill_node_says_what_is_not_of_the_one_that_it_says_it_to() -> None:
     load = PrefillLoad(learnt())
-    for room, (peer, tokens) in enumerate((("a", 1000), ("b", 2000), ("a", 500)), 1):
-        load.enter(m.RoomId(room), 0, tokens, peer)
+    for transfer_id, (peer, tokens) in enumerate((("a", 1000), ("b", 2000), ("a", 500)), 1):
+        load.enter(m.TransferId(transfer_id), 0, tokens, peer)
     report = load.report(0.0, nothing_known)
     assert report is not None
 
@@ -73,7 +73,7 @@ def test_a_prefill_node_says_what_is_not_of_the_one_that_it_says_it_to() -> None
     assert others("a") == pytest.approx(2.0, rel=1e-3)
     assert others("b") == pytest.approx(1.5, rel=1e-3)
     assert others("c") == pytest.approx(3.5, rel=1e-3)
-    load.leave(m.RoomId(2))
+    load.leave(m.TransferId(2))
     after = load.report(9.0, nothing_known)
     assert after is not None and wire.load(after, "a").others_wait_seconds == 0
 
@@ -101,15 +101,15 @@ def test_the_time_of_a_first_token_goes_along(node: DecodeNode, seconds: float) 
     node.post(submit("due", prompt(200, seed=1), 4, targets=m.Targets(seconds)))
     node.post(submit("whenever", prompt(200, seed=2), 4))
     node.step()
-    due = wire.reserve_from_wire(sent(node, "due"), "a").ticket.due_seconds
+    due = wire.reserve_from_wire(sent(node, "due"), "a").transfer_request.due_seconds
     assert due is not None and 0 < due <= min(seconds, 86400)
-    assert wire.reserve_from_wire(sent(node, "whenever"), "a").ticket.due_seconds is None
+    assert wire.reserve_from_wire(sent(node, "whenever"), "a").transfer_request.due_seconds is None
 
 
 @pytest.mark.parametrize("due", [0.0, -1.0, math.nan, math.inf, 1e6])
 def test_a_reserve_that_is_due_at_no_time_is_refused(due: float) -> None:
     sampling = SAMPLING.to_wire(SamplingParams(max_new_tokens=1))
-    ticket = pb.Ticket(room=1, sampling=sampling, due_seconds=due)
-    reserve = pb.Reserve(ticket=ticket, prompt=np.ones(3, dtype="<i4").tobytes())
+    transfer_request = pb.Ticket(room=1, sampling=sampling, due_seconds=due)
+    reserve = pb.Reserve(ticket=transfer_request, prompt=np.ones(3, dtype="<i4").tobytes())
     with pytest.raises(wire.InvalidReserve, match="due_seconds"):
         wire.reserve_from_wire(reserve, "a")

@@ -141,8 +141,8 @@ def test_the_lowest_priority_number_is_begun_first_and_gives_way_last() -> None:
     assert started(engine) == ["runs", "first", "usual", "last"]
 
     engine = tiny_engine(slabs=10)
-    room = engine.engine.max_request_tokens
-    answer = room * 2 // 3 - 64
+    transfer_id = engine.engine.max_request_tokens
+    answer = transfer_id * 2 // 3 - 64
     ask(engine, "old and idle", 64, answer, priority=1)
     ask(engine, "young and urgent", 64, answer, priority=0)
     engine.run(steps=6 * answer)
@@ -193,10 +193,10 @@ def test_what_its_client_no_longer_waits_for_is_not_begun() -> None:
 
 def test_a_large_prompt_without_room_stops_nobody_behind_it() -> None:
     engine = tiny_engine(slabs=10)
-    room = engine.engine.max_request_tokens
-    ask(engine, "runs", room // 2, room // 3)
+    transfer_id = engine.engine.max_request_tokens
+    ask(engine, "runs", transfer_id // 2, transfer_id // 3)
     engine.steps(3)
-    ask(engine, "large", room - 70, 4)
+    ask(engine, "large", transfer_id - 70, 4)
     ask(engine, "small", 20, 4)
     for _ in range(60):
         engine.step()

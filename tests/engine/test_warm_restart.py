@@ -33,7 +33,7 @@ from tasuki.engine.tiers.disk.kept_index import (
 )
 from tasuki.engine.tiers.tier import CPU_LINK
 from tasuki.pycache.layout import PAGE_TOKENS
-from tasuki.transfer.windows.digest import word_keys
+from tasuki.transfer.chunks.digest import word_keys
 from tests.harness.engines import alone, prompt, submit, tiny_parts
 from tests.harness.fork_server import forked_peer
 from tests.harness.tiers import FaultyDisk, TieredEngine

@@ -93,7 +93,7 @@ def test_a_worker_that_ends_at_the_door_keeps_no_other_out(tmp_path: Path) -> No
         until(lambda: both.gone == [(3, (m.RequestId("r"),))], "its end was not seen")
 
 
-def drawn(*names: str, first: int = 10) -> m.TokensOut:
+def sampled(*names: str, first: int = 10) -> m.TokensOut:
     count = len(names)
     tokens = np.arange(first, first + count, dtype=np.int32)
     numbers = np.arange(count) / 2
@@ -115,7 +115,7 @@ def test_each_worker_gets_its_own_in_one_frame_and_the_front_every_end() -> None
     with linked() as both:
         both.submit(1, "a", "c")
         both.submit(2, "b")
-        step = drawn("a", "b", "c", "of the front")
+        step = sampled("a", "b", "c", "of the front")
         both.links.split([step, end("b")])
         (frame,) = both.read(1)
         assert tokens_of(frame) == {"a": (10, ((10, -0.5),)), "c": (12, ((12, -0.5),))}
@@ -125,7 +125,7 @@ def test_each_worker_gets_its_own_in_one_frame_and_the_front_every_end() -> None
         assert tokens_of(tokens) == {"of the front": (13, ((13, -0.5),))}
         assert (told, made) == (end("b"), TokensMade(3))
         # If all tokens belong to one worker, the columns pass unchanged.
-        both.links.split([drawn("a", "c")])
+        both.links.split([sampled("a", "c")])
         ((columns,),) = both.read(1)
         assert isinstance(columns, m.TokensOut) and len(columns) == 2
 
@@ -143,7 +143,7 @@ def test_forks_and_scores_go_to_who_asked_for_them() -> None:
         submit = m.Submit(m.RequestId("a"), PROMPT, SamplingParams(), forks=(fork,))
         both.workers[1].sendall(frame_of([submit]))
         until(lambda: bool(both.received), "the engine got no request")
-        both.links.split([scored("a"), drawn("a", "b"), scored("of the front"), end("b")])
+        both.links.split([scored("a"), sampled("a", "b"), scored("of the front"), end("b")])
         ((scores, *tokens, ended),) = both.read(1)
         assert isinstance(scores, m.PromptScored) and scores.request_id == "a"
         assert {*tokens_of(tokens)} == {"a", "b"} and ended == end("b")
@@ -164,7 +164,7 @@ def test_a_worker_that_is_gone_has_its_requests_aborted_behind_their_ends() -> N
         assert both.received[-1] == m.Abort(m.RequestId("a"))
         assert both.front[0] == end("c")
         # Later tokens of the lost worker reach only the front; the other worker continues.
-        both.links.split([drawn("a", "b"), end("a")])
+        both.links.split([sampled("a", "b"), end("a")])
         assert end("a") in both.front
         (frame,) = both.read(2)
         assert tokens_of(frame) == {"b": (11, ((11, -0.5),))}

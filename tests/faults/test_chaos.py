@@ -21,7 +21,7 @@ from scripts.chaos.stream import (
 )
 from scripts.chaos.sweep import SweepSettings, every_point, sample, sweep
 from scripts.common.tally import MemoryTrail, Tally
-from tasuki.transfer.failpoints import WINDOW_PLACES, Place
+from tasuki.transfer.failpoints import CHUNK_PLACES, Place
 from tests.harness.running_nodes import needs_nixl
 from tests.harness.waiting import HANG_SECONDS
 
@@ -86,7 +86,7 @@ def test_the_seed_decides_what_is_played(drawn: Callable[[int], list[object]]) -
 
 def test_a_sweep_is_of_every_place_and_window_and_a_sample_of_every_phase() -> None:
     points = every_point(16)
-    assert len(set(points)) == len(points) == len(Place) + 15 * len(WINDOW_PLACES)
+    assert len(set(points)) == len(points) == len(Place) + 15 * len(CHUNK_PLACES)
     assert {point.place for point in points} == set(Place)
     chosen_points = sample(points, seed=3, more=5)
     assert len(set(chosen_points)) == PHASES + 5

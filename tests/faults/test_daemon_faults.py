@@ -53,7 +53,7 @@ def standing(told: tuple[Question, ...]) -> Iterator[Pair]:
 @pytest.fixture
 def pair(standing: Pair) -> Iterator[Pair]:
     """Yield the pair: both nodes alive, connected and at rest, before and after."""
-    standing.mend()
+    standing.fix()
     yield standing
     standing.assert_at_rest()
 
@@ -73,7 +73,7 @@ def test_prefill_dies_in_the_middle_of_the_transfer_and_is_found_again(pair: Pai
     alone = pair.right(SHORT, pair.ask(SHORT)).usage
     assert alone.prefilled_on == "local" and not alone.local_fallback
 
-    pair.mend()
+    pair.fix()
     handed_over(pair, SHORT)
 
 
@@ -93,9 +93,9 @@ def test_a_frozen_prefill_node_is_fenced_by_its_lease_and_may_come_back(pair: Pa
 
 
 def test_decode_dies_in_the_middle_of_a_hand_over(pair: Pair) -> None:
-    before = pair.decode.landed()
+    before = pair.decode.arrived()
     streams = [in_first_chunk(pair, LONG), pair.ask(MIDDLE)]
-    until(lambda: pair.decode.landed() > before + 5 * LAYERS, pair.decode.story)
+    until(lambda: pair.decode.arrived() > before + 5 * LAYERS, pair.decode.story)
     until(lambda: pair.prefill.requests("Waiting") == 1, pair.prefill.story)
     pair.decode.kill()
     for stream in streams:
@@ -103,7 +103,7 @@ def test_decode_dies_in_the_middle_of_a_hand_over(pair: Pair) -> None:
             stream.result()
     pair.prefill.assert_at_rest()
 
-    pair.mend()
+    pair.fix()
     handed_over(pair, MIDDLE)
 
 

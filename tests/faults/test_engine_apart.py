@@ -24,7 +24,7 @@ from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.server.config import ServerConfig
 from tasuki.transfer import failpoints
 from tests.harness.daemons import (
-    COUNTED_WINDOWS,
+    COUNTED_CHUNKS,
     Node,
     Question,
     asked,
@@ -167,7 +167,7 @@ class Apart:
     def __init__(self) -> None:
         require_nixl()
         self.prefill = Node(
-            *("prefill", *flags(), *CHUNKS, *COUNTED_WINDOWS, *APART),
+            *("prefill", *flags(), *CHUNKS, *COUNTED_CHUNKS, *APART),
             *("--handover-bind", kept_address()),
             bind=kept_address(),
             launch=partial(ForkedDaemon, environment=SLOWLY),

@@ -60,7 +60,7 @@ def pair(link: tuple[Pair, TcpProxy]) -> Iterator[Pair]:
     """Yield the pair, connected and at rest, before and after."""
     standing, proxy = link
     proxy.heal()
-    standing.mend()
+    standing.fix()
     yield standing
     proxy.heal()
     standing.assert_at_rest()

@@ -13,7 +13,7 @@ from tasuki.client.answer import AnswerStream
 from tasuki.client.errors import ClientError
 from tasuki.transfer import failpoints
 from tests.harness.daemons import (
-    COUNTED_WINDOWS,
+    COUNTED_CHUNKS,
     Node,
     Question,
     asked,
@@ -39,10 +39,10 @@ def told() -> Question:
     return question
 
 
-def resting(place: failpoints.Place, window: int) -> dict[str, str]:
+def resting(place: failpoints.Place, chunk: int) -> dict[str, str]:
     """Return the environment of a prefill node that pauses each transfer at this place and layer
     chunk."""
-    return {failpoints.VARIABLE: f"{place.value}@{window}=delay:1.5"}
+    return {failpoints.VARIABLE: f"{place.value}@{chunk}=delay:1.5"}
 
 
 class RankedPair:
@@ -51,7 +51,7 @@ class RankedPair:
         require_nixl()
         first, second = (RANKS, ()) if prefill else ((), RANKS)
         self.prefill = Node(
-            *("prefill", *flags(), *CHUNKS, *COUNTED_WINDOWS, *first),
+            *("prefill", *flags(), *CHUNKS, *COUNTED_CHUNKS, *first),
             *("--handover-bind", kept_address()),
             bind=kept_address(),
             launch=partial(ForkedDaemon, environment=environment),
@@ -86,11 +86,11 @@ def ranked_pair(prefill: bool, environment: dict[str, str]) -> Iterator[RankedPa
 
 
 def breaks_while_handing_over(
-    told: Question, place: failpoints.Place, window: int, number: int, word: str
+    told: Question, place: failpoints.Place, chunk: int, number: int, word: str
 ) -> None:
-    with ranked_pair(True, resting(place, window)) as pair:
+    with ranked_pair(True, resting(place, chunk)) as pair:
         stream = pair.ask(told)
-        until(lambda: pair.decode.landed() >= window, pair.decode.story)
+        until(lambda: pair.decode.arrived() >= chunk, pair.decode.story)
         os.kill(pair.follower, number)
         answer = stream.result()
         assert answer.token_ids == told.tokens
@@ -109,27 +109,25 @@ def test_a_follower_that_dies_while_its_node_hands_over(told: Question) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", [BEFORE, AFTER])
-@pytest.mark.parametrize("window", [0, 3, 17, 40])
+@pytest.mark.parametrize("chunk", [0, 3, 17, 40])
 def test_a_follower_that_dies_at_any_window(
-    told: Question, place: failpoints.Place, window: int
+    told: Question, place: failpoints.Place, chunk: int
 ) -> None:
-    breaks_while_handing_over(told, place, window, signal.SIGKILL, "was ended by SIGKILL")
+    breaks_while_handing_over(told, place, chunk, signal.SIGKILL, "was ended by SIGKILL")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("window", [0, 9])
-def test_a_follower_that_stands_still_while_its_node_hands_over(
-    told: Question, window: int
-) -> None:
-    breaks_while_handing_over(told, BEFORE, window, signal.SIGSTOP, "has said nothing for 3 s")
+@pytest.mark.parametrize("chunk", [0, 9])
+def test_a_follower_that_stands_still_while_its_node_hands_over(told: Question, chunk: int) -> None:
+    breaks_while_handing_over(told, BEFORE, chunk, signal.SIGSTOP, "has said nothing for 3 s")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("window", [0, 9, 40])
-def test_a_receivers_follower_that_dies_while_a_prompt_lands(told: Question, window: int) -> None:
-    with ranked_pair(False, resting(BEFORE, window)) as pair:
+@pytest.mark.parametrize("chunk", [0, 9, 40])
+def test_a_receivers_follower_that_dies_while_a_prompt_lands(told: Question, chunk: int) -> None:
+    with ranked_pair(False, resting(BEFORE, chunk)) as pair:
         stream = pair.ask(told)
-        until(lambda: pair.decode.landed() >= window, pair.decode.story)
+        until(lambda: pair.decode.arrived() >= chunk, pair.decode.story)
         os.kill(pair.follower, signal.SIGKILL)
         with pytest.raises(ClientError, match=r"rank 1 .* SIGKILL") as refused:
             stream.result()

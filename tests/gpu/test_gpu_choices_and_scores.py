@@ -34,10 +34,11 @@ def prompt(length: int) -> list[int]:
 def scored(made: Lone, length: int) -> dict[str, np.ndarray]:
     made.post(submit("r", prompt(length), 2, prompt_logprobs=5))
     made.run()
-    pieces = made.all_said(m.PromptScored)
+    segments = made.all_said(m.PromptScored)
     columns = ("logprobs", "top_logprobs", "ranks", "top_tokens")
     return {
-        column: np.concatenate([getattr(piece, column) for piece in pieces]) for column in columns
+        column: np.concatenate([getattr(segment, column) for segment in segments])
+        for column in columns
     }
 
 

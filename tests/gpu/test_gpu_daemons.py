@@ -32,7 +32,7 @@ def test_serve(told: tuple[Question, ...]) -> None:
 def test_a_pair_hands_over_between_arenas_on_the_gpu(told: tuple[Question, ...]) -> None:
     pair = Pair(told, device="cuda")
     try:
-        pair.mend()
+        pair.fix()
         for number in range(len(told)):
             streams = [pair.ask(number) for _ in range(2)]
             for stream in streams:
@@ -50,7 +50,7 @@ def test_a_session_is_pulled_back_between_arenas_on_the_gpu(told: tuple[Question
     oracle = Node("serve", *flags(), "--prefill-chunk-tokens", "512").wait_ready()
     pair = Pair(told, device="cuda")
     try:
-        pair.mend()
+        pair.fix()
         history, pulls = told[1].prompt, 0
         for turn in range(3):
             answer = asked(pair.decode, history, b"session").result()

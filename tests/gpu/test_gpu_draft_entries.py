@@ -18,7 +18,7 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.qwen3_5 import Qwen35Model
 from tasuki.model.weights.safetensors_folder import load_weights
 from tasuki.pycache.arena import Arena
-from tasuki.transfer.receiving.incoming_room import LayerBarrier
+from tasuki.transfer.receiving.incoming_transfer import LayerBarrier
 from tests.gpu.shapes import CONFIGS, VOCAB, parts_of
 from tests.harness.engines import Lone, engine_config, submit
 from tests.harness.goldens import MODELS, Request, Workspace, golden, model_cases, reference_dir

@@ -11,7 +11,7 @@ from tasuki.engine.roles.early_steps import EarlyStep, EarlySteps
 from tasuki.model.forward import SequenceSlice
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.qwen3_5 import Qwen35Model
-from tasuki.transfer.receiving.incoming_room import LayerBarrier
+from tasuki.transfer.receiving.incoming_transfer import LayerBarrier
 from tests.gpu.shapes import parts_of
 
 LONG_CYCLES = 2_000_000_000

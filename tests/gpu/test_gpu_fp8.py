@@ -19,7 +19,7 @@ from tasuki.model.quantise.checkpoint import RECIPES, QuantisedSource, quantise_
 from tasuki.model.quantise.format_names import SERVED_ON_GPUS
 from tasuki.model.weights.layers import assemble
 from tasuki.model.weights.source import RandomSource
-from tasuki.transfer.windows.window import StepCounter
+from tasuki.transfer.chunks.chunk import StepCounter
 from tests.gpu.one_sequence import LENGTH, TOKENS, OneSequence, divergence
 from tests.gpu.shapes import dense_raw, moe_raw
 from tests.harness.engines import Lone, engine_config, submit

@@ -148,7 +148,7 @@ def test_two_daemons_of_one_gpu_hand_over_what_lies_in_their_pages() -> None:
     told = questions((700, 300))
     pair = Pair(told, device="cuda", more=FP8)
     try:
-        pair.mend()
+        pair.fix()
         for number, question in enumerate(told):
             expected = asked(oracle, question.prompt, b"salt").result()
             answer = pair.ask(number).result()

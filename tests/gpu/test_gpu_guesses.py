@@ -81,21 +81,21 @@ def guesses(
 ) -> Seen:
     """Return the guesses for an answer, each with the number of tokens before it."""
     seen: Seen = []
-    guessed, left_on_lane = MtpDrafter.guessed, MtpDrafter.left_on_lane
+    guessed, left_at_index = MtpDrafter.guessed, MtpDrafter.left_at_index
 
     def noted(self: MtpDrafter, found: tuple[int, ...], behind: int) -> None:
         seen.append((found, behind))
         guessed(self, found, behind)
 
-    def noted_on_lane(self: MtpDrafter, count: int, behind: int) -> None:
-        drafts = engine.engine._plans._runner._on_lanes  # type: ignore[attr-defined]
-        [lane] = drafts._counts
-        seen.append((tuple(drafts.tokens[lane, :count].tolist()), behind))
-        left_on_lane(self, count, behind)
+    def noted_at_index(self: MtpDrafter, count: int, behind: int) -> None:
+        drafts = engine.engine._plans._runner._stored_drafts  # type: ignore[attr-defined]
+        [batch_index] = drafts._counts
+        seen.append((tuple(drafts.tokens[batch_index, :count].tolist()), behind))
+        left_at_index(self, count, behind)
 
     with monkeypatch.context() as patch:
         patch.setattr(MtpDrafter, "guessed", noted)
-        patch.setattr(MtpDrafter, "left_on_lane", noted_on_lane)
+        patch.setattr(MtpDrafter, "left_at_index", noted_at_index)
         answered(engine, tokens, sampling)
     return seen
 
@@ -147,7 +147,7 @@ def test_guesses_before_a_forward_are_those_behind_the_one_before(
     answer = [token.token for token in answered(engine, tokens, HOT)]
     usual = engine.finished("r").usage
     # Guesses made beside a forward are lost, as if another node had computed it.
-    monkeypatch.setattr(MtpDrafter, "left_on_lane", lambda self, count, behind: None)
+    monkeypatch.setattr(MtpDrafter, "left_at_index", lambda self, count, behind: None)
     engine = cold("dense")
     assert [token.token for token in answered(engine, tokens, HOT)] == answer
     usage = engine.finished("r").usage

@@ -9,7 +9,7 @@ import torch
 from tasuki.engine.config import EngineConfig
 from tasuki.engine.runner.rows import SequencePages
 from tasuki.model.forward import Batch, SequenceSlice
-from tasuki.transfer.windows.window import StepCounter
+from tasuki.transfer.chunks.chunk import StepCounter
 from tests.gpu.shapes import CONFIGS, parts_of
 from tests.harness.waiting import until
 

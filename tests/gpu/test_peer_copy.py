@@ -13,6 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from tasuki.transfer.chunks.chunk import ChunkHeader, StepCounter
+from tasuki.transfer.chunks.descriptors import Segments
+from tasuki.transfer.chunks.digest import ArenaChunk, ChunkDigester
 from tasuki.transfer.errors import OutOfBounds, TransportError
 from tasuki.transfer.transports.base import (
     HeldTransfer,
@@ -21,9 +24,6 @@ from tasuki.transfer.transports.base import (
     TransferState,
     Write,
 )
-from tasuki.transfer.windows.descriptors import Pieces
-from tasuki.transfer.windows.digest import ArenaWindow, WindowDigester
-from tasuki.transfer.windows.window import StepCounter, WindowHeader
 from tests.harness.fork_server import forked_peer
 from tests.harness.loopback_pair import FULL, GDN, small_layout
 from tests.harness.peer_wire import PeerWire, serve
@@ -46,7 +46,7 @@ def arena(device: torch.device) -> torch.Tensor:
     return torch.randint(0, 256, (SIZE,), dtype=torch.uint8, device=device, generator=generator)
 
 
-def scattered(blocks: int, seed: int) -> Pieces:
+def scattered(blocks: int, seed: int) -> Segments:
     generator = np.random.default_rng(seed)
     columns = [generator.permutation(SIZE // BLOCK)[:blocks] * BLOCK for _ in range(2)]
     return np.stack([*columns, np.full(blocks, BLOCK)], axis=1).astype(np.int64)
@@ -115,9 +115,9 @@ def usable(device: int) -> bool:
 def test_scattered_pieces_land_before_their_notification(wire: Wire) -> None:
     expected = np.full(SIZE, POISON, dtype=np.uint8)
     source = wire.memory.cpu().numpy()
-    pieces = scattered(3000, 1)
+    segments = scattered(3000, 1)
     for number in range(3):
-        part = pieces[number * 1000 : number * 1000 + 1000]
+        part = segments[number * 1000 : number * 1000 + 1000]
         for local, remote, length in part.tolist():
             expected[remote : remote + length] = source[local : local + length]
         wire.write(part, b"window %d" % number)
@@ -128,9 +128,9 @@ def test_scattered_pieces_land_before_their_notification(wire: Wire) -> None:
 
 
 def test_bounds_and_alignment_are_checked_before_posting(wire: Wire) -> None:
-    for piece in ([SIZE - 16, 0, 32], [0, SIZE, 16], [-16, 0, 16], [0, 8, 16], [0, 0, 24]):
+    for segment in ([SIZE - 16, 0, 32], [0, SIZE, 16], [-16, 0, 16], [0, 8, 16], [0, 0, 24]):
         with pytest.raises(OutOfBounds):
-            wire.write([[0, 0, 16], piece], b"never")
+            wire.write([[0, 0, 16], segment], b"never")
     assert (wire.ask("memory") == POISON).all()
 
 
@@ -208,8 +208,8 @@ def test_ends_and_arrivals_ring_and_windows_of_a_call_land_together(wire: Wire) 
     assert wire.transport.rings(wire.endpoint)
     source = wire.memory.cpu().numpy()
     expected = np.full(SIZE, POISON, dtype=np.uint8)
-    pieces = scattered(1200, 5)
-    writes = [Write(pieces[100 * n : 100 * n + 100], b"%d" % n) for n in range(12)]
+    segments = scattered(1200, 5)
+    writes = [Write(segments[100 * n : 100 * n + 100], b"%d" % n) for n in range(12)]
     began = time.monotonic()
     posted = wire.transport.post_all(wire.endpoint, writes)
     for transfer in posted:
@@ -218,7 +218,7 @@ def test_ends_and_arrivals_ring_and_windows_of_a_call_land_together(wire: Wire) 
             assert bell.wait(20), "nothing rang"
         assert transfer.ended_at is not None and began <= transfer.ended_at <= time.monotonic()
         wire.transport.release(transfer)
-    for local, remote, length in pieces.tolist():
+    for local, remote, length in segments.tolist():
         expected[remote : remote + length] = source[local : local + length]
     assert sorted(wire.ask("notes", 12)) == sorted(write.notification for write in writes)
     assert np.array_equal(wire.ask("memory"), expected)
@@ -227,24 +227,24 @@ def test_ends_and_arrivals_ring_and_windows_of_a_call_land_together(wire: Wire) 
 def test_held_windows_leave_with_their_ticks_and_are_digested(wire: Wire) -> None:
     """By no thread of the interpreter: this one only ticks."""
     from tasuki.pycache._cpp_cache import Bell, WriteLease
-    from tasuki.transfer.windows.digest_kernel import GpuWindowDigester
+    from tasuki.transfer.chunks.digest_kernel import GpuChunkDigester
 
     layout = replace(small_layout((GDN, FULL, GDN, FULL)), head_dim=32, kv_dtype="bfloat16")
     slabs = 64
     memory = wire.memory[: slabs * layout.slab_bytes]
-    digester = GpuWindowDigester(memory, layout)
-    twin = WindowDigester(memory.cpu().numpy(), layout)
+    digester = GpuChunkDigester(memory, layout)
+    twin = ChunkDigester(memory.cpu().numpy(), layout)
     steps, lease, bell = StepCounter(), WriteLease(), Bell()
     lease.extend(time.monotonic() + 60)
     wire.transport.ring_at_ends(bell)
-    windows = [
-        ArenaWindow(7, 1, WindowHeader(n, 0, 4, n, 2, True), (n * layout.blocks_per_slab, 0), n)
+    chunks = [
+        ArenaChunk(7, 1, ChunkHeader(n, 0, 4, n, 2, True), (n * layout.blocks_per_slab, 0), n)
         for n in range(1, 9)
     ]
-    pieces = scattered(800, 6)
+    segments = scattered(800, 6)
     held = [
-        HeldWrite(Write(pieces[100 * n : 100 * n + 100], b"%d" % n), n + 1, window)
-        for n, window in enumerate(windows)
+        HeldWrite(Write(segments[100 * n : 100 * n + 100], b"%d" % n), n + 1, chunk)
+        for n, chunk in enumerate(chunks)
     ]
     transfers = wire.transport.hold(wire.endpoint, held, Holding(steps, lease, digester.of_gpu))
     time.sleep(0.05)
@@ -258,13 +258,13 @@ def test_held_windows_leave_with_their_ticks_and_are_digested(wire: Wire) -> Non
             assert bell.wait(20), "nothing rang"
         assert transfer.posted_at is not None and transfer.ended_at is not None
         assert ticked <= transfer.posted_at <= transfer.ended_at
-        assert [transfer.digest.result()] == twin.digest_all([windows[number]])
+        assert [transfer.digest.result()] == twin.digest_all([chunks[number]])
     assert isinstance(last, HeldTransfer)
     lease.extend(0.0)
     steps.tick()
     until(lambda: wire.transport.poll(last) is TransferState.DROPPED, "posted without a lease")
     assert wire.ask("notes", 7) == [b"%d" % n for n in range(7)]
-    landed = wire.ask("memory")
+    arrived = wire.ask("memory")
     source = wire.memory.cpu().numpy()
-    for local, remote, length in pieces[:700].tolist():
-        assert (landed[remote : remote + length] == source[local : local + length]).all()
+    for local, remote, length in segments[:700].tolist():
+        assert (arrived[remote : remote + length] == source[local : local + length]).all()

@@ -114,7 +114,7 @@ def pair() -> Iterator[tuple[Node, Node]]:
         yield nodes
 
 
-def sent_rooms(prefill: Node) -> float:
+def sent_transfers(prefill: Node) -> float:
     return scraped(prefill.http_address).get("tasuki_handover_sent_rooms_total{outcome=sent}", 0)
 
 
@@ -123,9 +123,9 @@ def test_choices_lists_and_scores_are_alike_through_two_daemons(
 ) -> None:
     prefill, decode = pair
     one_tokens, one = by_sdk(fused, "local"), by_openai(fused)
-    before = sent_rooms(prefill)
+    before = sent_transfers(prefill)
     two_tokens = by_sdk(decode, "prefill")
-    assert sent_rooms(prefill) - before == 1
+    assert sent_transfers(prefill) - before == 1
     two = by_openai(decode)
     singles = [drawn_alone(fused, choice) for choice in range(CHOICES)]
     assert one_tokens == two_tokens == singles

@@ -74,10 +74,10 @@ def test_a_hand_over_brings_entries_and_what_is_carried(case_name: str) -> None:
     case = golden(MODEL, case_name)
     log = case.prompt + case.greedy
     with engine_pair(parts(), parts()) as pair:
-        room = pair.begin(submit("r", case.prompt, len(case.greedy)))
+        transfer = pair.begin(submit("r", case.prompt, len(case.greedy)))
         # The last page boundary of its prompt usable by a repeat.
         assert assert_kept_as_by_one_forward(pair.prefill, log) == (len(case.prompt) - 1) // 64 * 64
-        pair.join(room)
+        pair.join(transfer)
         assert pair.decode.tokens("r") == case.greedy
         assert assert_kept_as_by_one_forward(pair.decode, log) == len(log) - 1
         pair.prefill.assert_at_rest()

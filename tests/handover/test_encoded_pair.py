@@ -43,17 +43,17 @@ def test_an_early_step_reads_what_the_batch_would_read(precision: Precision) -> 
     for tail_seconds in (0.0, 10.0):
         with engine_pair(tiny_parts(), tiny_parts(), wire=wire) as pair:
             pair.link.bytes_per_second = 2e6
-            room = pair.hand_over(submit(NAME, prompt, 6))
-            pair.ready(room, tail_seconds)
-            pair.done(room)
+            transfer = pair.hand_over(submit(NAME, prompt, 6))
+            pair.ready(transfer, tail_seconds)
+            pair.done(transfer)
             if tail_seconds:
                 pair.step_ended()
             pair.decode.run()
             told[tail_seconds] = pair.decode.tokens(NAME)
             assert pair.early.counters["joined"] == (1 if tail_seconds else 0)
-            window_source = pair.sender._arenas[0].window_source
-            assert isinstance(window_source, EncodingSource)
-            assert window_source.cells.in_use == 0
+            chunk_source = pair.sender._arenas[0].chunk_source
+            assert isinstance(chunk_source, EncodingSource)
+            assert chunk_source.cells.in_use == 0
             pair.decode.assert_at_rest()
             pair.prefill.assert_at_rest()
     assert told[0.0] == told[10.0]

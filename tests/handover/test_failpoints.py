@@ -15,8 +15,8 @@ import pytest
 from tasuki.engine import messages as m
 from tasuki.transfer import failpoints
 from tasuki.transfer.failpoints import (
+    CHUNK_PLACES,
     VARIABLE,
-    WINDOW_PLACES,
     Action,
     Failpoint,
     FailpointReached,
@@ -28,7 +28,7 @@ from tasuki.transfer.failpoints import (
 from tests.harness.handover_nodes import Inbound, Nodes, grant_of, nodes, wanted
 from tests.harness.waiting import HANG_SECONDS
 
-ROOM, NEXT = 5, 6
+TRANSFER_ID, NEXT = 5, 6
 NEVER_LOST = (Place.SENDER_AFTER_DONE, Place.RECEIVER_AFTER_COMMIT)
 """Places at which the receiver already has all it needs."""
 
@@ -95,27 +95,34 @@ def test_every_place_is_in_the_code() -> None:
         for path in (root / part).rglob("*.py")
     )
     for place in Place:
-        assert sources.count(f"Place.{place.name}") > (place in WINDOW_PLACES), place
+        assert sources.count(f"Place.{place.name}") > (place in CHUNK_PLACES), place
 
 
-async def hand_over(both: Nodes, room: int) -> bool:
+async def hand_over(both: Nodes, transfer_id: int) -> bool:
     """Play both engines, each part once, until the transfer ends in any way. Return whether it had
     a destination."""
 
     def compute() -> None:
-        both.compute(room)
-        both.say_token(room)
+        both.compute(transfer_id)
+        both.say_token(transfer_id)
 
-    grant = m.HandoverGranted(grant_of(room, both.pair.target.layout))
+    grant = m.HandoverGranted(grant_of(transfer_id, both.pair.target.layout))
     parts: list[tuple[Inbound, type, Callable[[], None]]] = [
-        (both.prefill, m.PrefillReserve, lambda: both.service.deliver(m.PrefillAccepted(room))),
+        (
+            both.prefill,
+            m.PrefillReserve,
+            lambda: both.service.deliver(m.PrefillAccepted(transfer_id)),
+        ),
         (both.decode, m.GrantWanted, lambda: both.client.deliver(grant)),
         (both.prefill, m.PrefillStart, compute),
     ]
-    both.client.deliver(wanted(room))
+    both.client.deliver(wanted(transfer_id))
     async with asyncio.timeout(HANG_SECONDS):
-        while not (both.decode.of(m.RemoteDone, room) or both.decode.of(m.HandoverFailed, room)):
-            if parts and parts[0][0].of(parts[0][1], room):
+        while not (
+            both.decode.of(m.RemoteDone, transfer_id)
+            or both.decode.of(m.HandoverFailed, transfer_id)
+        ):
+            if parts and parts[0][0].of(parts[0][1], transfer_id):
                 parts.pop(0)[2]()
             await asyncio.sleep(0.005)
     return len(parts) < 2
@@ -133,17 +140,21 @@ async def test_a_defect_at_any_place_ends_its_room_alone(
 ) -> None:
     async with nodes() as both:
         await both.connected()
-        window = "@2" if place in WINDOW_PLACES else ""
+        chunk = "@2" if place in CHUNK_PLACES else ""
         with monkeypatch.context() as patch:
-            patch.setattr(failpoints, "ARMED", parse(f"{place.value}{window}=raise"))
-            granted = await hand_over(both, ROOM)
-        lost, done = (both.decode.of(kind, ROOM) for kind in (m.HandoverFailed, m.RemoteDone))
+            patch.setattr(failpoints, "ARMED", parse(f"{place.value}{chunk}=raise"))
+            granted = await hand_over(both, TRANSFER_ID)
+        lost, done = (
+            both.decode.of(kind, TRANSFER_ID) for kind in (m.HandoverFailed, m.RemoteDone)
+        )
         assert len(lost) + len(done) == 1
         assert done or place not in NEVER_LOST
         if lost and granted:
-            await both.decode.wait(m.WriterFenced, ROOM)
+            await both.decode.wait(m.WriterFenced, TRANSFER_ID)
         await both.quiet()
-        reserved, ended = (both.prefill.of(x, ROOM) for x in (m.PrefillReserve, m.PrefillEnd))
+        reserved, ended = (
+            both.prefill.of(x, TRANSFER_ID) for x in (m.PrefillReserve, m.PrefillEnd)
+        )
         assert len(reserved) == len(ended)
         await reconnected(both)
         await hand_over(both, NEXT)
@@ -152,11 +163,11 @@ async def test_a_defect_at_any_place_ends_its_room_alone(
 
 @pytest.mark.parametrize("place", Place, ids=lambda place: place.value)
 async def test_slow_is_not_dead_at_any_place(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    window = "@2" if place in WINDOW_PLACES else ""
-    monkeypatch.setattr(failpoints, "ARMED", parse(f"{place.value}{window}=delay:0.2"))
+    chunk = "@2" if place in CHUNK_PLACES else ""
+    monkeypatch.setattr(failpoints, "ARMED", parse(f"{place.value}{chunk}=delay:0.2"))
 
     async with nodes() as both:
         await both.connected()
-        await hand_over(both, ROOM)
-        assert both.decode.of(m.RemoteDone, ROOM), both.decode.messages
+        await hand_over(both, TRANSFER_ID)
+        assert both.decode.of(m.RemoteDone, TRANSFER_ID), both.decode.messages
         await both.quiet()

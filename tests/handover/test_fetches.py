@@ -39,15 +39,17 @@ def node(tmp_path: Path) -> Iterator[DecodeNode]:
     node.assert_at_rest()
 
 
-def fetch(tokens: np.ndarray, room: int = 5, salt: bytes = b"", peer: str = "d") -> m.FetchReserve:
-    return m.FetchReserve(m.FetchTicket(m.RoomId(room), 3, salt), tokens, peer)
+def fetch(
+    tokens: np.ndarray, transfer_id: int = 5, salt: bytes = b"", peer: str = "d"
+) -> m.FetchReserve:
+    return m.FetchReserve(m.FetchRequest(m.TransferId(transfer_id), 3, salt), tokens, peer)
 
 
 def hold(prefill: Lone, tokens: np.ndarray) -> None:
     """Compute a prompt one token longer, so that a state exists after these tokens."""
-    give(prefill, reserve(np.append(tokens, tokens[:1]), 0, m.RoomId(900)))
-    give(prefill, m.PrefillStart(m.Grant(m.RoomId(900), 1, 0, (), 0)))
-    give(prefill, m.PrefillEnd(m.RoomId(900)))
+    give(prefill, reserve(np.append(tokens, tokens[:1]), 0, m.TransferId(900)))
+    give(prefill, m.PrefillStart(m.Grant(m.TransferId(900), 1, 0, (), 0)))
+    give(prefill, m.PrefillEnd(m.TransferId(900)))
 
 
 def refusals(prefill: Lone) -> list[m.FetchRefusal]:
@@ -61,7 +63,7 @@ def want(node: DecodeNode, name: str, tokens: np.ndarray, salt: bytes = b"") -> 
 
 
 def advise(node: DecodeNode, wanted: m.HandoverWanted, tokens: int = HELD) -> None:
-    node.post(m.FetchAdvised(wanted.ticket.room, "holder", tokens, SECONDS))
+    node.post(m.FetchAdvised(wanted.transfer_request.transfer_id, "holder", tokens, SECONDS))
     node.step()
 
 
@@ -70,12 +72,12 @@ def fetches(node: DecodeNode) -> list[m.FetchWanted]:
 
 
 def granted(node: DecodeNode, fetch: m.FetchWanted) -> m.Grant:
-    node.post(m.GrantWanted(fetch.ticket.room))
+    node.post(m.GrantWanted(fetch.transfer_request.transfer_id))
     node.step()
     (grant,) = [
         each.grant
         for each in node.all_said(m.HandoverGranted)
-        if each.grant.room == fetch.ticket.room
+        if each.grant.transfer_id == fetch.transfer_request.transfer_id
     ]
     return grant
 
@@ -90,19 +92,22 @@ def outcomes(node: DecodeNode) -> list[m.FetchOutcome]:
 def test_what_was_fetched_is_offered_with_the_prompt(node: DecodeNode) -> None:
     tokens = prompt_of(400)
     wanted = want(node, "r", tokens)
-    assert wanted.may_fetch and wanted.ticket.offered == 0
+    assert wanted.may_fetch and wanted.transfer_request.offered == 0
     advise(node, wanted)
     (asked,) = fetches(node)
     assert asked.prompt.tolist() == tokens[:HELD].tolist()
-    assert (asked.holder, asked.seconds, asked.ticket.salt) == ("holder", SECONDS, b"")
+    assert (asked.holder, asked.seconds, asked.transfer_request.salt) == ("holder", SECONDS, b"")
     grant = granted(node, asked)
     assert (grant.first_page, len(grant.pages)) == (0, HELD // 64) and grant.slot is not None
     assert len(node.all_said(m.HandoverWanted)) == 1, "its prompt waits"
-    node.post(m.RemoteDone(asked.ticket.room, SENT))
+    node.post(m.RemoteDone(asked.transfer_request.transfer_id, SENT))
     node.step()
     again = node.all_said(m.HandoverWanted)[-1]
-    assert again.request_id == "r" and again.ticket.room != wanted.ticket.room
-    assert (again.ticket.offered, again.ticket.kv_matched) == (HELD, HELD)
+    assert (
+        again.request_id == "r"
+        and again.transfer_request.transfer_id != wanted.transfer_request.transfer_id
+    )
+    assert (again.transfer_request.offered, again.transfer_request.kv_matched) == (HELD, HELD)
     assert not again.may_fetch, "once only"
     assert node.all_said(m.StateFetched) == [
         m.StateFetched(m.FetchOutcome.FETCHED, HELD, SENT.bytes, "holder")
@@ -113,10 +118,10 @@ def test_what_was_fetched_is_offered_with_the_prompt(node: DecodeNode) -> None:
 @pytest.mark.parametrize("outcome", [m.FetchOutcome.REFUSED, m.FetchOutcome.LATE])
 def test_what_is_not_to_be_had_costs_no_prompt(node: DecodeNode, outcome: m.FetchOutcome) -> None:
     advise(node, want(node, "r", prompt_of(400)))
-    node.post(m.FetchLost(fetches(node)[0].ticket.room, outcome))
+    node.post(m.FetchLost(fetches(node)[0].transfer_request.transfer_id, outcome))
     node.step()
     again = node.all_said(m.HandoverWanted)[-1]
-    assert again.request_id == "r" and again.ticket.offered == 0 and not again.may_fetch
+    assert again.request_id == "r" and again.transfer_request.offered == 0 and not again.may_fetch
     assert outcomes(node) == [outcome]
     node.leave("r")
 
@@ -125,20 +130,20 @@ def test_what_is_lost_after_its_grant_waits_for_the_fence_and_its_prompt_does_no
     node: DecodeNode,
 ) -> None:
     advise(node, want(node, "r", prompt_of(400)))
-    room = fetches(node)[0].ticket.room
+    transfer_id = fetches(node)[0].transfer_request.transfer_id
     granted(node, fetches(node)[0])
-    node.post(m.FetchLost(room, m.FetchOutcome.LOST))
+    node.post(m.FetchLost(transfer_id, m.FetchOutcome.LOST))
     node.step()
-    assert node.all_said(m.HandoverWanted)[-1].ticket.offered == 0
+    assert node.all_said(m.HandoverWanted)[-1].transfer_request.offered == 0
     assert node.stats().pages["quarantined"] == HELD // 64
     # Late messages change nothing.
-    for late in (m.RemoteDone(room, SENT), m.FetchLost(room, m.FetchOutcome.LOST)):
+    for late in (m.RemoteDone(transfer_id, SENT), m.FetchLost(transfer_id, m.FetchOutcome.LOST)):
         node.post(late)
-    node.post(m.GrantWanted(room))
+    node.post(m.GrantWanted(transfer_id))
     node.step()
     assert node.stats().pages["quarantined"] == HELD // 64
-    node.post(m.WriterFenced(room))
-    node.post(m.WriterFenced(room))
+    node.post(m.WriterFenced(transfer_id))
+    node.post(m.WriterFenced(transfer_id))
     assert len(node.all_said(m.HandoverWanted)) == 2 and outcomes(node) == [m.FetchOutcome.LOST]
     node.leave("r")
 
@@ -150,9 +155,9 @@ def test_ids_that_were_lost_before_anybody_knew_them_are_free_at_once(
     done: list[bool] = []
     monkeypatch.setattr(CpuRunner, "record_event", lambda self: lambda: bool(done))
     advise(node, want(node, "r", prompt_of(400)))
-    room = fetches(node)[0].ticket.room
-    node.post(m.GrantWanted(room))
-    node.post(m.FetchLost(room, m.FetchOutcome.LATE))
+    transfer_id = fetches(node)[0].transfer_request.transfer_id
+    node.post(m.GrantWanted(transfer_id))
+    node.post(m.FetchLost(transfer_id, m.FetchOutcome.LATE))
     done.append(True)
     node.step()
     assert not node.all_said(m.HandoverGranted)
@@ -168,11 +173,11 @@ def test_prompts_of_one_beginning_wait_for_one_fetch(node: DecodeNode) -> None:
     (asked,) = fetches(node)
     node.leave("b")
     granted(node, asked)
-    node.post(m.RemoteDone(asked.ticket.room, SENT))
+    node.post(m.RemoteDone(asked.transfer_request.transfer_id, SENT))
     node.step()
     later = node.all_said(m.HandoverWanted)[len(names) :]
     assert [wanted.request_id for wanted in later] == ["a", "c"]
-    assert {wanted.ticket.offered for wanted in later} == {HELD}
+    assert {wanted.transfer_request.offered for wanted in later} == {HELD}
     for name in ("a", "c"):
         node.leave(name)
 
@@ -181,12 +186,14 @@ def test_under_another_salt_it_is_another_beginning(node: DecodeNode) -> None:
     for salt in (b"a", b"b"):
         advise(node, want(node, salt.decode(), prompt_of(400), salt))
     one, other = fetches(node)
-    assert (one.ticket.salt, other.ticket.salt) == (b"a", b"b")
+    assert (one.transfer_request.salt, other.transfer_request.salt) == (b"a", b"b")
     granted(node, one)
-    node.post(m.RemoteDone(one.ticket.room, SENT))
-    node.post(m.FetchLost(other.ticket.room, m.FetchOutcome.REFUSED))
+    node.post(m.RemoteDone(one.transfer_request.transfer_id, SENT))
+    node.post(m.FetchLost(other.transfer_request.transfer_id, m.FetchOutcome.REFUSED))
     node.step()
-    offered = {w.request_id: w.ticket.offered for w in node.all_said(m.HandoverWanted)[2:]}
+    offered = {
+        w.request_id: w.transfer_request.offered for w in node.all_said(m.HandoverWanted)[2:]
+    }
     assert offered == {"a": HELD, "b": 0}
     node.leave("a")
     node.leave("b")
@@ -200,7 +207,7 @@ def test_no_more_is_fetched_at_once_than_may(node: DecodeNode) -> None:
     assert len(fetches(node)) == MOST
     assert len(node.all_said(m.HandoverWanted)) == many + 3
     for asked in fetches(node):
-        node.post(m.FetchLost(asked.ticket.room, m.FetchOutcome.LOST))
+        node.post(m.FetchLost(asked.transfer_request.transfer_id, m.FetchOutcome.LOST))
     node.step()
     for number in range(many):
         node.leave(f"r{number}")
@@ -221,9 +228,11 @@ def test_without_room_here_it_is_declined_at_once(tmp_path: Path) -> None:
     # Its five pages and two slots leave one slab, and a fetch takes two.
     node.post(submit("long", prompt_of(300), 8))
     node.steps(2)
-    node.post(m.GrantWanted(asked.ticket.room))
-    assert [declined.room for declined in node.all_said(m.HandoverDeclined)] == [asked.ticket.room]
-    node.post(m.FetchLost(asked.ticket.room, m.FetchOutcome.NO_ROOM))
+    node.post(m.GrantWanted(asked.transfer_request.transfer_id))
+    assert [declined.transfer_id for declined in node.all_said(m.HandoverDeclined)] == [
+        asked.transfer_request.transfer_id
+    ]
+    node.post(m.FetchLost(asked.transfer_request.transfer_id, m.FetchOutcome.NO_ROOM))
     node.run()
     assert outcomes(node) == [m.FetchOutcome.NO_ROOM]
     node.assert_at_rest()
@@ -245,12 +254,12 @@ def test_what_is_held_is_pinned_until_its_room_ends(prefill: Lone) -> None:
     prefill.said.clear()
     give(prefill, m.Drain(1))
     give(prefill, fetch(tokens))
-    assert said(prefill, m.PrefillAccepted) == [m.PrefillAccepted(m.RoomId(5))]
+    assert said(prefill, m.PrefillAccepted) == [m.PrefillAccepted(m.TransferId(5))]
     assert prefill.stats().slots["pinned"] == 1
-    give(prefill, m.PrefillStart(m.Grant(m.RoomId(5), 3, 0, (1, 2, 3), 0)))
-    assert said(prefill, m.StateHeld) == [m.StateHeld(m.RoomId(5))]
+    give(prefill, m.PrefillStart(m.Grant(m.TransferId(5), 3, 0, (1, 2, 3), 0)))
+    assert said(prefill, m.StateHeld) == [m.StateHeld(m.TransferId(5))]
     assert not said(prefill, m.PrefillToken), "no token is drawn"
-    give(prefill, m.PrefillEnd(m.RoomId(5)), m.PrefillEnd(m.RoomId(5)))
+    give(prefill, m.PrefillEnd(m.TransferId(5)), m.PrefillEnd(m.TransferId(5)))
     assert prefill.stats().slots["pinned"] == 0
 
 
@@ -276,23 +285,25 @@ def test_tokens_that_no_model_has_are_refused(prefill: Lone) -> None:
 def test_no_more_is_pinned_than_may_of_one_node_and_in_all(prefill: Lone) -> None:
     tokens = prompt_of(64)
     hold(prefill, tokens)
-    rooms = iter(range(10, 1000))
+    transfers = iter(range(10, 1000))
     for peer in range(2 + MOST_IN_ALL // MOST_OF_A_NODE):
         for _ in range(MOST_OF_A_NODE + 1):
-            give(prefill, fetch(tokens, next(rooms), peer=f"d{peer}"))
-    accepted = [each.room for each in said(prefill, m.PrefillAccepted) if each.room < 900]
+            give(prefill, fetch(tokens, next(transfers), peer=f"d{peer}"))
+    accepted = [
+        each.transfer_id for each in said(prefill, m.PrefillAccepted) if each.transfer_id < 900
+    ]
     assert len(accepted) == MOST_IN_ALL
     assert set(refusals(prefill)) == {m.FetchRefusal.BUSY}
     give(prefill, *map(m.PrefillEnd, accepted))
     give(prefill, fetch(tokens, 2000))
-    assert said(prefill, m.PrefillAccepted)[-1].room == 2000
-    give(prefill, m.PrefillEnd(m.RoomId(2000)))
+    assert said(prefill, m.PrefillAccepted)[-1].transfer_id == 2000
+    give(prefill, m.PrefillEnd(m.TransferId(2000)))
 
 
 def test_a_number_that_is_in_use_is_refused(prefill: Lone) -> None:
     tokens = prompt_of(HELD)
     hold(prefill, tokens)
     prefill.said.clear()
-    give(prefill, fetch(tokens), fetch(tokens), reserve(tokens, 0, m.RoomId(5)))
+    give(prefill, fetch(tokens), fetch(tokens), reserve(tokens, 0, m.TransferId(5)))
     assert refusals(prefill) == [m.FetchRefusal.BUSY] and said(prefill, m.PrefillRefused)
-    give(prefill, m.PrefillEnd(m.RoomId(5)))
+    give(prefill, m.PrefillEnd(m.TransferId(5)))

@@ -37,8 +37,8 @@ def back(name: str, log: Sequence[int]) -> m.Submit:
     return submit(name, log, 1, purpose=m.Purpose.HAND_BACK)
 
 
-def ready(room: m.RoomId) -> m.RemoteReady:
-    return m.RemoteReady(room, 7, -0.5, 1.0, _HIT, "prefill", REPORT)
+def ready(transfer_id: m.TransferId) -> m.RemoteReady:
+    return m.RemoteReady(transfer_id, 7, -0.5, 1.0, _HIT, "prefill", REPORT)
 
 
 def test_what_is_held_is_offered_and_no_answer_comes(node: DecodeNode) -> None:
@@ -46,16 +46,16 @@ def test_what_is_held_is_offered_and_no_answer_comes(node: DecodeNode) -> None:
     node.post(back("back", [*log, *prompt_of(90, 2)]))
     (wanted,) = node.all_said(m.HandoverWanted)
     assert wanted.prompt.tolist() == log
-    assert wanted.ticket.offered == len(log) - 1 == 154
-    room = wanted.ticket.room
-    node.post(m.GrantWanted(room))
+    assert wanted.transfer_request.offered == len(log) - 1 == 154
+    transfer_id = wanted.transfer_request.transfer_id
+    node.post(m.GrantWanted(transfer_id))
     (granted,) = node.all_said(m.HandoverGranted)
     assert (granted.grant.pages, granted.grant.slot) == ((), None)
-    node.post(ready(room))
+    node.post(ready(transfer_id))
     finished = node.finished("back")
     assert node.tokens("back") == [] and finished.usage.completion_tokens == 0
     assert finished.usage.pulled == REPORT
-    node.post(m.RemoteDone(room, m.TransferReport(0, 0, 0, 0.0, 0.0)))
+    node.post(m.RemoteDone(transfer_id, m.TransferReport(0, 0, 0, 0.0, 0.0)))
 
 
 def test_a_node_that_drains_hands_back_and_then_is_at_rest(node: DecodeNode) -> None:
@@ -67,7 +67,7 @@ def test_a_node_that_drains_hands_back_and_then_is_at_rest(node: DecodeNode) -> 
     node.steps(3)
     assert not node.all_said(m.Drained)
     node.accept("back")
-    node.post(ready(node.room("back")))
+    node.post(ready(node.transfer_id("back")))
     node.step()
     assert node.all_said(m.Drained) == [m.Drained(3)]
 
@@ -99,7 +99,7 @@ def test_it_is_bounded_and_those_who_left_meanwhile_are_passed_over(node: Decode
     node.leave("b0")
     node.leave(names[AT_A_TIME])
     node.step()
-    assert node.all_said(m.HandoverCancelled) == [m.HandoverCancelled(node.room("b0"))]
+    assert node.all_said(m.HandoverCancelled) == [m.HandoverCancelled(node.transfer_id("b0"))]
     assert node.asked[AT_A_TIME:] == [names[AT_A_TIME + 1]]
     for name in names[:-1]:
         node.leave(name)
@@ -116,11 +116,11 @@ def test_a_lost_one_is_asked_of_another_node_and_never_computed_here(
 ) -> None:
     log = answered(node)
     node.post(back("back", log))
-    node.post(m.HandoverFailed(node.room("back"), "cut", elsewhere=elsewhere))
+    node.post(m.HandoverFailed(node.transfer_id("back"), "cut", elsewhere=elsewhere))
     node.run()
     if elsewhere:
         assert node.asked == ["back", "back"]
-        second = node.all_said(m.HandoverWanted)[1].ticket.room
+        second = node.all_said(m.HandoverWanted)[1].transfer_request.transfer_id
         node.post(m.HandoverFailed(second, "cut", elsewhere=False))
         node.run()
     error = node.rejected("back")
@@ -146,22 +146,22 @@ def test_the_next_turn_resumes_where_the_answer_ended(node: DecodeNode, tmp_path
     log = answered(node)
     node.post(back("back", [*log, *prompt_of(90, 2)]))
     (wanted,) = node.all_said(m.HandoverWanted)
-    prefill.post(m.PrefillReserve(wanted.ticket, wanted.prompt))
+    prefill.post(m.PrefillReserve(wanted.transfer_request, wanted.prompt))
     prefill.run()
     (pull,) = prefill.all_said(m.PullWanted)
     grant = pull.grant
-    node.post(m.PullAsked(grant.room, grant.tokens, grant.first_page))
+    node.post(m.PullAsked(grant.transfer_id, grant.tokens, grant.first_page))
     (pinned,) = node.all_said(m.PullPinned)
     copy(node, pinned.source.pages, pinned.source.slot, prefill, grant)
-    prefill.post(m.PullCommitted(grant.room, REPORT))
+    prefill.post(m.PullCommitted(grant.transfer_id, REPORT))
     prefill.run()
-    prefill.post(m.PrefillEnd(grant.room))
-    node.post(m.PullEnd(grant.room))
+    prefill.post(m.PrefillEnd(grant.transfer_id))
+    node.post(m.PullEnd(grant.transfer_id))
     node.leave("back")
     usable = prefill.stats().tree["usable_tokens"]
     turn = np.array([*log, *prompt_of(90, 2)], dtype=np.int32)
-    prefill.post(reserve(turn, 0, m.RoomId(77)))
+    prefill.post(reserve(turn, 0, m.TransferId(77)))
     prefill.run()
     assert prefill.stats().tree["usable_tokens"] - usable == len(log) - 1
-    prefill.post(m.PrefillEnd(m.RoomId(77)))
+    prefill.post(m.PrefillEnd(m.TransferId(77)))
     prefill.assert_at_rest()

@@ -13,6 +13,8 @@ import numpy as np
 from tasuki.decode_node.handover_client import HandoverClient
 from tasuki.engine import messages as m
 from tasuki.server.discovery.membership import FixedMembership
+from tasuki.transfer.chunks.chunk import StepCounter
+from tasuki.transfer.chunks.digest import ChunkDigester
 from tasuki.transfer.node_identity import NodeIdentity
 from tasuki.transfer.protocol.contract import Contract
 from tasuki.transfer.receiving.receiver import Receiver
@@ -20,8 +22,6 @@ from tasuki.transfer.receiving.target_arena import TargetArena
 from tasuki.transfer.sending.link import SourceArena
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.transports.nixl.transport import NixlTransport
-from tasuki.transfer.windows.digest import WindowDigester
-from tasuki.transfer.windows.window import StepCounter
 from tests.harness.fork_server import forked_peer
 from tests.harness.handover_nodes import SLABS, Inbound, grant_of, wanted
 from tests.harness.loopback_pair import POISON, small_layout
@@ -31,7 +31,7 @@ from tests.harness.waiting import HANG_SECONDS
 
 pytestmark = needs_nixl
 
-ROOM = 3
+TRANSFER_ID = 3
 LAYERS = len(small_layout().layer_kinds)
 
 
@@ -48,9 +48,9 @@ class Decode:
         os.kill(self.process.pid, signal.SIGKILL)
         self.process.join(HANG_SECONDS)
 
-    async def landed(self, windows: int) -> None:
+    async def arrived(self, chunks: int) -> None:
         async with asyncio.timeout(HANG_SECONDS):
-            while self.receiver.windows_landed(ROOM) < windows:
+            while self.receiver.chunks_arrived(TRANSFER_ID) < chunks:
                 await asyncio.sleep(0.002)
 
 
@@ -61,8 +61,8 @@ async def decode_node(layers: int = LAYERS) -> AsyncIterator[Decode]:
     memory = np.full(SLABS * layout.slab_bytes, POISON, dtype=np.uint8)
     transport = NixlTransport("decode")
     transport.register(memory.ctypes.data, memory.size)
-    receiver = Receiver(layout, [TargetArena(SLABS, transport, WindowDigester(memory, layout))])
-    digester = WindowDigester(memory, layout)
+    receiver = Receiver(layout, [TargetArena(SLABS, transport, ChunkDigester(memory, layout))])
+    digester = ChunkDigester(memory, layout)
     source = SourceArena.direct(layout, transport, digester, StepCounter(), SLABS)
     sender = Sender(layout, [source])
     receiver.start()
@@ -98,9 +98,9 @@ async def decode_node(layers: int = LAYERS) -> AsyncIterator[Decode]:
 
 
 async def granted(node: Decode) -> m.Grant:
-    node.client.deliver(wanted(ROOM))
+    node.client.deliver(wanted(TRANSFER_ID))
     await node.inbound.wait(m.GrantWanted)
-    grant = grant_of(ROOM, small_layout())
+    grant = grant_of(TRANSFER_ID, small_layout())
     node.client.deliver(m.HandoverGranted(grant))
     return grant
 
@@ -121,9 +121,9 @@ async def test_a_room_over_nixl_between_two_processes() -> None:
                 spans = layout.state_span(layer, grant.slot), layout.state_span(layer, slot)
                 pairs = [spans]
             for ours, theirs in pairs:
-                landed = node.memory[ours.offset : ours.offset + ours.length]
+                arrived = node.memory[ours.offset : ours.offset + ours.length]
                 sent = source[theirs.offset : theirs.offset + theirs.length]
-                assert (landed == sent).all()
+                assert (arrived == sent).all()
     assert node.process.exitcode == 0
 
 
@@ -131,7 +131,7 @@ async def test_a_killed_prefill_process_is_noticed_and_fenced() -> None:
     """It is killed while layer chunks arrive. The simulated pair covers the other phases."""
     async with decode_node(LAYERS // 2) as node:
         await granted(node)
-        await node.landed(LAYERS // 2)
+        await node.arrived(LAYERS // 2)
         await node.inbound.wait(m.RemoteReady)
         node.kill()
         await node.inbound.wait(m.HandoverFailed)

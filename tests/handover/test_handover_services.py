@@ -11,7 +11,7 @@ from tests.harness.handover_nodes import HIT, grant_of, nodes, on_both_wires, wa
 from tests.harness.interaction import Script, play, scripts
 from tests.harness.loopback_pair import expected_page, expected_slot
 
-ROOM = 5
+TRANSFER_ID = 5
 
 
 @scripts(__file__)
@@ -23,17 +23,17 @@ def test_script(script: Script) -> None:
 async def test_a_room_goes_from_reserve_to_done(precision: WirePrecision) -> None:
     async with nodes(precision=precision) as both:
         await both.connected()
-        local, slot = await both.hand_over(ROOM)
+        local, slot = await both.hand_over(TRANSFER_ID)
         (reserve,) = both.prefill.of(m.PrefillReserve)
-        assert reserve.ticket == wanted(ROOM).ticket
-        assert (reserve.prompt == wanted(ROOM).prompt).all()
-        granted = grant_of(ROOM, both.pair.target.layout)
+        assert reserve.transfer_request == wanted(TRANSFER_ID).transfer_request
+        assert (reserve.prompt == wanted(TRANSFER_ID).prompt).all()
+        granted = grant_of(TRANSFER_ID, both.pair.target.layout)
         assert both.prefill.of(m.PrefillStart) == [m.PrefillStart(granted)]
         ready = await both.decode.wait(m.RemoteReady)
         assert isinstance(ready, m.RemoteReady)
         assert ready.prefill_choice is not None and ready.prefill_choice.reason == "only"
         assert replace(ready, tail_seconds=None, prefill_choice=None) == m.RemoteReady(
-            m.RoomId(ROOM), 42, -0.5, 1.25, HIT, "prefill-0"
+            m.TransferId(TRANSFER_ID), 42, -0.5, 1.25, HIT, "prefill-0"
         )
         # None if the token came before the first layer chunk was flushed.
         assert ready.tail_seconds is None or ready.tail_seconds >= 0
@@ -48,7 +48,7 @@ async def test_a_room_goes_from_reserve_to_done(precision: WirePrecision) -> Non
         if precision.exact:
             assert (page, states) == (layout.page_bytes, layout.slot_bytes)
         assert done.transfer.timeline is not None
-        told = sum(window.bytes for window in done.transfer.timeline.sender.windows)
+        told = sum(chunk.bytes for chunk in done.transfer.timeline.sender.windows)
         assert told == done.transfer.bytes
         for theirs, ours in zip(granted.pages, local, strict=True):
             assert target.page_bytes(theirs) == expected_page(units, source, ours)

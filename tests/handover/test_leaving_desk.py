@@ -70,7 +70,7 @@ async def test_a_state_goes_out_whole_and_what_became_of_it_comes_back() -> None
     answer = await world.ask("a", done(7))
     assert not (answer.HasField("state") or answer.over)
     await world.ask("a", done(7))
-    taken = m.LeftTakenOver(7, m.HeirOutcome.TAKEN, 100, "heir")
+    taken = m.LeftTakenOver(7, m.DrainTargetOutcome.TAKEN, 100, "heir")
     assert world.of(m.LeftTakenOver) == [taken]
     assert world.of(m.LeftWanted)[-1].asking == {"a", "b"}
 
@@ -83,7 +83,7 @@ async def test_what_was_given_to_who_goes_is_lost() -> None:
     await world.ask("b")
     world.connected.discard("a")
     await world.until(m.LeftTakenOver)
-    assert world.of(m.LeftTakenOver) == [m.LeftTakenOver(7, m.HeirOutcome.LOST)]
+    assert world.of(m.LeftTakenOver) == [m.LeftTakenOver(7, m.DrainTargetOutcome.LOST)]
     await world.ask("b")
     assert world.of(m.LeftWanted)[-1].asking == {"b"}
     assert not world.of(m.EndLeaving)
@@ -125,7 +125,7 @@ async def test_an_engine_that_does_not_answer_holds_nobody(monkeypatch: pytest.M
     assert not (answer.HasField("state") or answer.over)
     (wanted,) = world.of(m.LeftWanted)
     world.desk.answered(m.LeftState(wanted.query_id, state(7), False))
-    assert world.of(m.LeftTakenOver) == [m.LeftTakenOver(7, m.HeirOutcome.LOST)]
+    assert world.of(m.LeftTakenOver) == [m.LeftTakenOver(7, m.DrainTargetOutcome.LOST)]
 
 
 @pytest.mark.parametrize(
@@ -149,4 +149,4 @@ async def test_an_outcome_of_another_version_is_a_loss() -> None:
     world.gives = [state(7)]
     await world.ask("a")
     await world.ask("a", done(7, 99))
-    assert world.of(m.LeftTakenOver)[0].outcome is m.HeirOutcome.LOST
+    assert world.of(m.LeftTakenOver)[0].outcome is m.DrainTargetOutcome.LOST

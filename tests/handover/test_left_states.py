@@ -38,16 +38,18 @@ def computed(
 ) -> list[int]:
     """Hand a prompt of 150 tokens over. Return its prefix up to the kept state."""
     tokens = np.array([*beginning, *prompt_of(150 - len(beginning), seed)], dtype=np.int32)
-    room = m.RoomId(1000 + seed)
-    ticket = m.Ticket(room, 1, 0, SamplingParams(max_new_tokens=new_tokens), b"salt")
-    give(prefill, m.PrefillReserve(ticket, tokens, peer))
-    give(prefill, m.PrefillStart(m.Grant(room, 1, 0, (0, 1, 2), 0)))
-    give(prefill, m.PrefillEnd(room))
+    transfer_id = m.TransferId(1000 + seed)
+    transfer_request = m.TransferRequest(
+        transfer_id, 1, 0, SamplingParams(max_new_tokens=new_tokens), b"salt"
+    )
+    give(prefill, m.PrefillReserve(transfer_request, tokens, peer))
+    give(prefill, m.PrefillStart(m.Grant(transfer_id, 1, 0, (0, 1, 2), 0)))
+    give(prefill, m.PrefillEnd(transfer_id))
     return tokens[:HELD].tolist()
 
 
 def leave(prefill: Lone) -> None:
-    give(prefill, m.Drain(QUERY), m.LeaveToHeirs(QUERY))
+    give(prefill, m.Drain(QUERY), m.LeaveToDrainTargets(QUERY))
 
 
 def asked(prefill: Lone, peer: str, *others: str) -> m.LeftState:
@@ -65,11 +67,11 @@ def given(prefill: Lone, peer: str, *others: str) -> m.GivenState:
 
 
 def take(prefill: Lone, state: m.GivenState, size: int = 1000) -> None:
-    give(prefill, m.LeftTakenOver(state.number, m.HeirOutcome.TAKEN, size, "heir"))
+    give(prefill, m.LeftTakenOver(state.number, m.DrainTargetOutcome.TAKEN, size, "heir"))
 
 
-def report(prefill: Lone) -> m.LeftToHeirs:
-    (left,) = said(prefill, m.LeftToHeirs)
+def report(prefill: Lone) -> m.LeftToDrainTargets:
+    (left,) = said(prefill, m.LeftToDrainTargets)
     return left
 
 
@@ -82,11 +84,15 @@ def test_what_was_asked_for_is_given_once_and_counted(prefill: Lone) -> None:
     assert (state.prompt.tolist(), state.salt, state.known) == (beginning, b"salt", True)
     none = asked(prefill, E, D)
     assert none.state is None and not none.over
-    assert not said(prefill, m.LeftToHeirs), "its decode node has not said what became of it"
+    assert not said(prefill, m.LeftToDrainTargets), "its decode node has not said what became of it"
     take(prefill, state)
     take(prefill, state)
-    assert report(prefill) == m.LeftToHeirs(QUERY, {m.HeirOutcome.TAKEN: 1}, HELD, 1000, 0)
-    assert said(prefill, m.StateLeft) == [m.StateLeft(m.HeirOutcome.TAKEN, HELD, 1000, "heir")]
+    assert report(prefill) == m.LeftToDrainTargets(
+        QUERY, {m.DrainTargetOutcome.TAKEN: 1}, HELD, 1000, 0
+    )
+    assert said(prefill, m.StateLeft) == [
+        m.StateLeft(m.DrainTargetOutcome.TAKEN, HELD, 1000, "heir")
+    ]
     assert asked(prefill, D).over
 
 
@@ -140,33 +146,40 @@ def test_what_leaves_by_one_token_has_no_receiver_that_goes_on(prefill: Lone) ->
 def test_no_more_are_given_at_once_than_may_and_fewer_beside_prompts(prefill: Lone) -> None:
     for seed in range(1, ALONE + 4):
         computed(prefill, seed, D)
-    ticket = m.Ticket(m.RoomId(5), 1, 0, SamplingParams(max_new_tokens=4), b"salt")
-    give(prefill, m.PrefillReserve(ticket, prompt_of(150, 99), D))
+    transfer_request = m.TransferRequest(
+        m.TransferId(5), 1, 0, SamplingParams(max_new_tokens=4), b"salt"
+    )
+    give(prefill, m.PrefillReserve(transfer_request, prompt_of(150, 99), D))
     leave(prefill)
     states = [given(prefill, D) for _ in range(BESIDE)]
     assert asked(prefill, D).state is None
-    give(prefill, m.PrefillEnd(m.RoomId(5)))
+    give(prefill, m.PrefillEnd(m.TransferId(5)))
     states += [given(prefill, D) for _ in range(ALONE - BESIDE)]
     assert asked(prefill, D).state is None
     for _ in range(3):
-        give(prefill, m.LeftTakenOver(states.pop(0).number, m.HeirOutcome.HELD))
+        give(prefill, m.LeftTakenOver(states.pop(0).number, m.DrainTargetOutcome.HELD))
         states.append(given(prefill, D))
     assert len({state.number for state in states}) == len(states) == ALONE
     for state in states:
-        give(prefill, m.LeftTakenOver(state.number, m.HeirOutcome.DECLINED))
-    assert report(prefill).states == {m.HeirOutcome.HELD: 3, m.HeirOutcome.DECLINED: ALONE}
+        give(prefill, m.LeftTakenOver(state.number, m.DrainTargetOutcome.DECLINED))
+    assert report(prefill).states == {
+        m.DrainTargetOutcome.HELD: 3,
+        m.DrainTargetOutcome.DECLINED: ALONE,
+    }
 
 
 def test_what_a_prompt_in_flight_leaves_is_given_too(prefill: Lone) -> None:
     computed(prefill, 1, D)
     late = prompt_of(150, 2)
-    ticket = m.Ticket(m.RoomId(5), 1, 0, SamplingParams(max_new_tokens=4), b"salt")
-    give(prefill, m.PrefillReserve(ticket, late, D))
+    transfer_request = m.TransferRequest(
+        m.TransferId(5), 1, 0, SamplingParams(max_new_tokens=4), b"salt"
+    )
+    give(prefill, m.PrefillReserve(transfer_request, late, D))
     leave(prefill)
-    give(prefill, m.LeftTakenOver(given(prefill, D).number, m.HeirOutcome.HELD))
-    assert not said(prefill, m.LeftToHeirs)
-    give(prefill, m.PrefillStart(m.Grant(m.RoomId(5), 1, 0, (0, 1, 2), 0)))
-    give(prefill, m.PrefillEnd(m.RoomId(5)))
+    give(prefill, m.LeftTakenOver(given(prefill, D).number, m.DrainTargetOutcome.HELD))
+    assert not said(prefill, m.LeftToDrainTargets)
+    give(prefill, m.PrefillStart(m.Grant(m.TransferId(5), 1, 0, (0, 1, 2), 0)))
+    give(prefill, m.PrefillEnd(m.TransferId(5)))
     assert given(prefill, D).prompt.tolist() == late[:HELD].tolist()
 
 
@@ -183,15 +196,15 @@ def test_no_more_bytes_are_left_than_may(tmp_path: Path) -> None:
     leave(prefill)
     states = [given(prefill, D) for _ in range(fits)]
     assert asked(prefill, D).state is None
-    give(prefill, m.LeftTakenOver(states[0].number, m.HeirOutcome.HELD))
+    give(prefill, m.LeftTakenOver(states[0].number, m.DrainTargetOutcome.HELD))
     states[0] = given(prefill, D)
     for state in states:
         take(prefill, state, each)
     assert asked(prefill, D).over
     assert report(prefill).states == {
-        m.HeirOutcome.HELD: 1,
-        m.HeirOutcome.TAKEN: fits,
-        m.HeirOutcome.TOO_MUCH: 1,
+        m.DrainTargetOutcome.HELD: 1,
+        m.DrainTargetOutcome.TAKEN: fits,
+        m.DrainTargetOutcome.TOO_MUCH: 1,
     }
     prefill.assert_at_rest()
 
@@ -220,16 +233,16 @@ def test_the_end_of_the_time_cuts_what_is_under_way(prefill: Lone) -> None:
     leave(prefill)
     state = given(prefill, D)
     give(prefill, m.EndLeaving(), m.EndLeaving())
-    assert (report(prefill).states, report(prefill).untried) == ({m.HeirOutcome.CUT: 1}, 2)
+    assert (report(prefill).states, report(prefill).untried) == ({m.DrainTargetOutcome.CUT: 1}, 2)
     take(prefill, state)
     assert asked(prefill, D).over and len(said(prefill, m.StateLeft)) == 1
 
 
 def test_without_anything_to_leave_nothing_begins(prefill: Lone) -> None:
     leave(prefill)
-    assert report(prefill) == m.LeftToHeirs(QUERY) and not said(prefill, m.LeavingBegun)
-    give(prefill, m.LeaveToHeirs(QUERY + 1))
-    assert said(prefill, m.LeftToHeirs)[-1] == m.LeftToHeirs(QUERY + 1)
+    assert report(prefill) == m.LeftToDrainTargets(QUERY) and not said(prefill, m.LeavingBegun)
+    give(prefill, m.LeaveToDrainTargets(QUERY + 1))
+    assert said(prefill, m.LeftToDrainTargets)[-1] == m.LeftToDrainTargets(QUERY + 1)
 
 
 def test_a_beginning_of_two_prompts_is_nobodys_and_the_oldest_names_go() -> None:

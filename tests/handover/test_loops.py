@@ -15,7 +15,7 @@ from tasuki.cli.launcher import Daemon
 from tasuki.proto import handover_pb2, handover_pb2_grpc
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
-from tests.harness.daemons import COUNTED_WINDOWS, Node, Question, asked, flags, fleet, questions
+from tests.harness.daemons import COUNTED_CHUNKS, Node, Question, asked, flags, fleet, questions
 from tests.harness.forked_daemon import ForkedDaemon
 from tests.harness.running_nodes import needs_nixl
 from tests.harness.standing_daemon import SECONDS, StandingDaemon, be_busy_now, sleep_now
@@ -40,7 +40,7 @@ def pair(
     """Yield a prefill node, with one prompt at a time in small chunks, and a decode node."""
     small = ("--prefill-chunk-tokens", "64")
     with fleet(launch) as start:
-        slow = ("--max-batch", "1", *COUNTED_WINDOWS, *prefill_flags)
+        slow = ("--max-batch", "1", *COUNTED_CHUNKS, *prefill_flags)
         prefill = start("prefill", *flags(), *small, *slow)
         decode = start("decode", *flags(), *small, "--prefill", prefill.handover_address)
         until(lambda: state(decode) == CONNECTED, "not connected")
@@ -87,13 +87,13 @@ def nothing_was_lost(
 ) -> bool:
     """Run one round: hand three prompts over while a front is blocked. Return whether nothing was
     lost."""
-    links, before = links_lost(decode), decode.landed()
+    links, before = links_lost(decode), decode.arrived()
     numbers = (LONG, SHORT, SHORT)
     streams = [
         asked(decode, told[number].prompt, f"{name} {salt}".encode())
         for salt, number in enumerate(numbers)
     ]
-    until(lambda: decode.landed() > before, decode.story)
+    until(lambda: decode.arrived() > before, decode.story)
     stand()
     usages = []
     for number, stream in zip(numbers, streams, strict=True):
@@ -117,9 +117,9 @@ def test_a_frozen_decode_node_goes_on_where_it_was(told: tuple[Question, ...]) -
     """It is frozen longer than a lease. Running hand-overs are prefilled locally, and the link is
     connected again."""
     with pair() as (_, decode):
-        before = decode.landed()
+        before = decode.arrived()
         streams = [asked(decode, told[n].prompt, str(n).encode()) for n in (LONG, SHORT)]
-        until(lambda: decode.landed() > before, decode.story)
+        until(lambda: decode.arrived() > before, decode.story)
         os.kill(decode.pid, signal.SIGSTOP)
         time.sleep(3.0)
         os.kill(decode.pid, signal.SIGCONT)

@@ -18,8 +18,8 @@ from tasuki.decode_node.prefill_links import PrefillLink, PrefillLinks
 from tasuki.proto import inference_pb2 as pb
 from tasuki.server.discovery.membership import FileMembership, FixedMembership, MembershipError
 from tests.harness.daemons import (
-    COUNTED_WINDOWS,
-    WINDOW_IN_TRANSFER,
+    CHUNK_IN_TRANSFER,
+    COUNTED_CHUNKS,
     Node,
     asked,
     flags,
@@ -110,8 +110,8 @@ def test_a_link_that_leaves_idle_is_ended_in_the_same_tick(
 def test_nodes_come_and_go_and_no_request_notices(
     start: Callable[..., Node], tmp_path: Path
 ) -> None:
-    slow = ("--prefill-chunk-tokens", "64", "--max-batch", "1", *COUNTED_WINDOWS)
-    launch = partial(ForkedDaemon, environment=resting_at(WINDOW_IN_TRANSFER))
+    slow = ("--prefill-chunk-tokens", "64", "--max-batch", "1", *COUNTED_CHUNKS)
+    launch = partial(ForkedDaemon, environment=resting_at(CHUNK_IN_TRANSFER))
     first, second = (
         start("prefill", *flags(), "--name", name, *slow, launch=launch) for name in ("p1", "p2")
     )

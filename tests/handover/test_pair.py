@@ -85,9 +85,9 @@ def test_every_golden_through_two_engines(model: str) -> None:
             for case in cases_of(model):
                 name = f"{case['name']} {turn}"
                 new = len(case["greedy"])
-                room = both.hand_over(submit(name, case["prompt"], new))
-                both.ready(room, None)
-                both.done(room)
+                transfer = both.hand_over(submit(name, case["prompt"], new))
+                both.ready(transfer, None)
+                both.done(transfer)
                 both.decode.run()
                 assert both.decode.tokens(name) == case["greedy"], name
                 if turn == "again":

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tasuki.engine import messages as m
 from tasuki.engine.messages import CAUSES, proto
-from tasuki.engine.messages import room_proto as wire
+from tasuki.engine.messages import transfer_proto as wire
 from tasuki.engine.messages.reports import LOAD_DECLINED, LOAD_FAILED
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import report_pb2, timeline_pb2
@@ -28,16 +28,16 @@ from tasuki.transfer.protocol import messages as transfer_messages
 from tasuki.transfer.protocol.messages import (
     SENDER_TRACK,
     TIMELINE,
+    chunks_from_wire,
     lease_from_wire,
     node_from_wire,
-    windows_from_wire,
 )
-from tasuki.transfer.reports import KEPT_WINDOWS, ReceiverTrack
+from tasuki.transfer.reports import KEPT_CHUNKS, ReceiverTrack
 from tasuki.transfer.transports.nixl.peer_metadata import NixlAddress
 from tasuki.transfer.transports.nvlink.peer_address import PeerAddress
 from tasuki.transfer.wire import Wire
 
-ROOM = m.RoomId(7)
+TRANSFER_ID = m.TransferId(7)
 NOWHERE = ReceiverTrack((), (), ())
 _MAY_BE_INFINITE = ("margin", "score")
 
@@ -118,15 +118,15 @@ def assert_bounded(kept: object, name: str = "") -> None:
 
 
 READERS: dict[str, tuple[type[Message], Callable[..., object]]] = {
-    "ready": (pb.Ready, lambda told: wire.ready_from_wire(ROOM, told, "prefill")),
-    "done": (pb.Done, lambda told: wire.done_from_wire(ROOM, told, NOWHERE)),
-    "pull": (pb.Pull, lambda told: wire.PULL.from_wire(told, room=ROOM)),
-    "windows": (pb.Done, lambda told: windows_from_wire(told.windows)),
+    "ready": (pb.Ready, lambda told: wire.ready_from_wire(TRANSFER_ID, told, "prefill")),
+    "done": (pb.Done, lambda told: wire.done_from_wire(TRANSFER_ID, told, NOWHERE)),
+    "pull": (pb.Pull, lambda told: wire.PULL.from_wire(told, transfer_id=TRANSFER_ID)),
+    "windows": (pb.Done, lambda told: chunks_from_wire(told.windows)),
     "reserve": (pb.Reserve, lambda told: wire.reserve_from_wire(told, "connection")),
-    "fetch": (pb.Fetch, lambda told: wire.fetch_from_wire(ROOM, told, "connection")),
+    "fetch": (pb.Fetch, lambda told: wire.fetch_from_wire(TRANSFER_ID, told, "connection")),
     "state": (pb.TakeOverResponse, wire.left_state_from_wire),
     "taken": (pb.TakenOver, wire.TAKEN_OVER.from_wire),
-    "grant": (pb.Grant, lambda told: wire.GRANT.from_wire(told, room=ROOM)),
+    "grant": (pb.Grant, lambda told: wire.GRANT.from_wire(told, transfer_id=TRANSFER_ID)),
     "node": (pb.Node, node_from_wire),
     "lease": (pb.Connected, lambda told: lease_from_wire(told.lease_seconds)),
     "contract": (pb.ConnectRequest, lambda told: peer_values.contract(told.contract)),
@@ -157,8 +157,8 @@ def test_any_message_is_read_with_bounds_or_refused_by_type(
 APART: dict[str, dict[str, object]] = {
     "EVENT": {"checkpoint_kind": None, "page": ()},
     "FINISHED": {"request_id": "me"},
-    "GRANT": {"room": ROOM},
-    "PULL": {"room": ROOM},
+    "GRANT": {"transfer_id": TRANSFER_ID},
+    "PULL": {"transfer_id": TRANSFER_ID},
 }
 """Fields missing in a table, with the values given by the caller of its reader."""
 TABLES = {
@@ -223,7 +223,7 @@ def ready(**changed: object) -> pb.Ready:
 
 
 def test_what_makes_sense_is_read_as_it_is() -> None:
-    read = wire.ready_from_wire(ROOM, ready(), "prefill")
+    read = wire.ready_from_wire(TRANSFER_ID, ready(), "prefill")
     assert read.hit.causes == {"new": 5} and read.hit.checkpoint_source == "turn_end"
     assert read.hit.lost is not None and read.hit.lost.slabs_since == 1.5
     assert read.route == m.RouteReport("there", {"here": 0.5, "there": 0.25})
@@ -262,7 +262,7 @@ def test_what_makes_sense_is_read_as_it_is() -> None:
 )
 def test_what_makes_none_is_refused_by_its_name(change: dict[str, object], named: str) -> None:
     with pytest.raises(PeerInvalid, match=named):
-        wire.ready_from_wire(ROOM, ready(**change), "prefill")
+        wire.ready_from_wire(TRANSFER_ID, ready(**change), "prefill")
 
 
 def state(**fields: object) -> pb.TakeOverResponse:
@@ -326,7 +326,7 @@ def test_a_refusal_says_what_is_wrong(reader: str, told: Message, text: str) -> 
 
 def test_what_took_a_state_is_shown_and_not_believed() -> None:
     told = ready(hit__lost__eviction__taken_by="a\nb" + "x" * 999)
-    lost = wire.ready_from_wire(ROOM, told, "prefill").hit.lost
+    lost = wire.ready_from_wire(TRANSFER_ID, told, "prefill").hit.lost
     assert lost is not None and lost.eviction is not None
     assert lost.eviction.taken_by is not None and len(lost.eviction.taken_by) == 256
     assert lost.eviction.taken_by.isprintable()
@@ -337,12 +337,12 @@ def test_a_transfer_of_more_than_there_is_is_refused(field: str) -> None:
     done = pb.Done()
     setattr(done.report, field, 2**62)
     with pytest.raises(PeerInvalid, match=f"report.{field}"):
-        wire.done_from_wire(ROOM, done, NOWHERE)
+        wire.done_from_wire(TRANSFER_ID, done, NOWHERE)
 
 
 @pytest.mark.parametrize("told", [math.nan, math.inf, -1.0, 1e9])
 def test_an_estimate_that_is_none_is_left_out(told: float) -> None:
-    assert wire.ready_from_wire(ROOM, ready(tail_seconds=told), "p").tail_seconds is None
+    assert wire.ready_from_wire(TRANSFER_ID, ready(tail_seconds=told), "p").tail_seconds is None
 
 
 def test_a_lease_that_never_ends_is_refused() -> None:
@@ -363,7 +363,7 @@ def test_a_track_keeps_no_moment_that_is_none() -> None:
         windows=[backwards, endless, unfinished, *[good] * 999], phases=phases
     )
     read = SENDER_TRACK.from_wire(track)
-    assert len(read.windows) == KEPT_WINDOWS and len(read.phases) == 1
+    assert len(read.windows) == KEPT_CHUNKS and len(read.phases) == 1
     few = timeline_pb2.SenderTrack(windows=[backwards, good, endless, unfinished])
     assert [w.flushed_at for w in SENDER_TRACK.from_wire(few).windows] == [3.0]
 
@@ -397,26 +397,28 @@ WRONG: dict[str, object] = {
 def test_the_likeliest_tokens_of_a_peer_are_bounded(top: list[tuple[int, float]]) -> None:
     told = pb.Ready(top=[pb.TokenLogprob(token=token, logprob=value) for token, value in top])
     with pytest.raises(PeerInvalid, match=r"ready\.top"):
-        wire.ready_from_wire(ROOM, told, "prefill")
+        wire.ready_from_wire(TRANSFER_ID, told, "prefill")
 
 
 @pytest.mark.parametrize("field", WRONG)
 def test_sampling_that_no_kernel_takes_is_refused_at_the_reserve(field: str) -> None:
     good = {"max_new_tokens": 1, "top_p": 1.0, "repetition_penalty": 1.0}
     sampling = pb.Sampling(**good | {field: WRONG[field]})
-    ticket = pb.Ticket(room=1, sampling=sampling)
+    transfer_request = pb.Ticket(room=1, sampling=sampling)
     prompt = np.zeros(4, dtype="<i4").tobytes()
     with pytest.raises(wire.InvalidReserve, match=field):
-        wire.reserve_from_wire(pb.Reserve(ticket=ticket, prompt=prompt), "connection")
+        wire.reserve_from_wire(pb.Reserve(ticket=transfer_request, prompt=prompt), "connection")
 
 
 @pytest.mark.parametrize(("field", "value"), [("salt", b"s"), ("caller", "c")])
 def test_a_name_of_whose_prompt_it_is_is_not_endless(field: str, value: bytes | str) -> None:
     def read(length: int) -> object:
         sampling = pb.Sampling(max_new_tokens=1, top_p=1.0, repetition_penalty=1.0)
-        ticket = pb.Ticket(room=1, sampling=sampling, **{field: value * length})
+        transfer_request = pb.Ticket(room=1, sampling=sampling, **{field: value * length})
         prompt = np.zeros(4, dtype="<i4").tobytes()
-        return wire.reserve_from_wire(pb.Reserve(ticket=ticket, prompt=prompt), "connection")
+        return wire.reserve_from_wire(
+            pb.Reserve(ticket=transfer_request, prompt=prompt), "connection"
+        )
 
     assert read(4096)
     with pytest.raises(wire.InvalidReserve, match=field):
@@ -426,12 +428,14 @@ def test_a_name_of_whose_prompt_it_is_is_not_endless(field: str, value: bytes | 
 def test_a_message_ends_inside_the_prompt_or_nobody_says_where() -> None:
     def read(**fields: int) -> m.PrefillReserve:
         sampling = pb.Sampling(max_new_tokens=1, top_p=1.0, repetition_penalty=1.0)
-        ticket = pb.Ticket(room=1, sampling=sampling, **fields)
+        transfer_request = pb.Ticket(room=1, sampling=sampling, **fields)
         prompt = np.zeros(4, dtype="<i4").tobytes()
-        return wire.reserve_from_wire(pb.Reserve(ticket=ticket, prompt=prompt), "connection")
+        return wire.reserve_from_wire(
+            pb.Reserve(ticket=transfer_request, prompt=prompt), "connection"
+        )
 
-    assert read().ticket.message_end is None, "as of a peer of before"
-    assert read(message_end=3).ticket.message_end == 3
+    assert read().transfer_request.message_end is None, "as of a peer of before"
+    assert read(message_end=3).transfer_request.message_end == 3
     for wrong in (0, 4, 2**32 - 1):
         with pytest.raises(wire.InvalidReserve, match="message_end"):
             read(message_end=wrong)
@@ -444,7 +448,7 @@ def test_a_receiver_of_before_knows_the_kinds_that_it_is_told() -> None:
     lost = m.EvictedCheckpoint(5, 1.0, eviction)
     pages = m.HitBreakdown(9, 4, 4, {"new": 5}, "message_end", lost)
     hit = m.HitBreakdown(9, 4, 4, {"new": 5}, "message_end", lost, pages)
-    told = wire.ready(1, m.PrefillToken(ROOM, 3, -0.5, 1.0, hit), None).ready.hit
+    told = wire.ready(1, m.PrefillToken(TRANSFER_ID, 3, -0.5, 1.0, hit), None).ready.hit
     kinds = [told.checkpoint_source, told.in_pages.checkpoint_source]
     kinds += [told.lost.eviction.checkpoint_kind, told.in_pages.lost.eviction.checkpoint_kind]
     assert set(kinds) == {"mark"} <= known

@@ -89,7 +89,7 @@ def test_a_prompt_of_here_is_computed_beside_a_crowd(make: Make) -> None:
     node.want("here", 5 * LONG, 5)
     node.step()
     for name in node.asked:
-        node.land(name)
+        node.complete(name)
     node.steps(16)
     assert len(node.tokens("here")) == 5
     assert min(len(node.tokens(name)) for name in ("r0", "r1", "r2")) >= 5
@@ -136,7 +136,7 @@ def test_a_prompt_of_here_waits_behind_a_room_that_waits_for_memory(make: Make) 
     node.leave("runs")
     node.step()
     assert node.granted == ["room"]
-    node.land("room")
+    node.complete("room")
     node.run()
     assert len(node.tokens("here")) == len(node.tokens("room")) == 4
     node.assert_at_rest()
@@ -154,7 +154,7 @@ def test_a_room_waits_behind_an_older_prompt_that_came_back(make: Make) -> None:
         node.leave(name)
     node.want_each(["old", "young"], LONG, 4)
     assert node.asked == ["old", "young"]
-    node.post(m.HandoverFailed(node.room("old"), "gone"))
+    node.post(m.HandoverFailed(node.transfer_id("old"), "gone"))
     node.accept("young")
     node.steps(2)
     assert not node.granted and not node.tokens("old")
@@ -190,7 +190,7 @@ def test_who_waits_to_be_asked_for_is_computed_here_once_nobody_can_be_asked(mak
     assert node.asked == names[:2]
     node.post(m.PeersChanged(False))
     for name in node.asked:
-        node.post(m.HandoverFailed(node.room(name), "gone"))
+        node.post(m.HandoverFailed(node.transfer_id(name), "gone"))
     node.run()
     ended = [finished.request_id for finished in node.all_said(m.Finished)]
     assert sorted(ended[:2]) == names[:2] and ended[2:] == names[2:]
@@ -201,6 +201,6 @@ def test_who_waits_to_be_asked_for_is_computed_here_once_nobody_can_be_asked(mak
 def test_who_is_lost_is_asked_for_again_before_those_that_came_after(make: Make) -> None:
     node = make(max_batch=1)
     node.want_each(["r0", "r1", "r2"], LONG, 3)
-    node.post(m.HandoverFailed(node.room("r1"), "gone", elsewhere=True))
+    node.post(m.HandoverFailed(node.transfer_id("r1"), "gone", elsewhere=True))
     node.step()
     assert node.asked == ["r0", "r1", "r1"]

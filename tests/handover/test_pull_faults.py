@@ -16,7 +16,7 @@ pytestmark = needs_nixl
 
 LAYERS = 8
 HEAD, MORE = 300, 100
-ROOM = ("--arena-mib", "96", "--prefill-chunk-tokens", "256", "--layers-per-window", "1")
+TRANSFER_ID = ("--arena-mib", "96", "--prefill-chunk-tokens", "256", "--layers-per-window", "1")
 NEVER_IN_PREFILL, NEVER_IN_DECODE = "receiver.before_reserve", "sender.on_grant"
 """Places never reached in this role, for a node that must not fail."""
 
@@ -29,7 +29,7 @@ def fused() -> Iterator[Node]:
 
 @pytest.fixture(scope="module")
 def prefill() -> Iterator[Victim]:
-    node = Victim("prefill", *victim_flags(), *ROOM).wait_ready()
+    node = Victim("prefill", *victim_flags(), *TRANSFER_ID).wait_ready()
     assert isinstance(node, Victim)
     yield node
     assert node.stop() == 0
@@ -37,7 +37,7 @@ def prefill() -> Iterator[Victim]:
 
 @pytest.fixture(scope="module")
 def decode(prefill: Victim) -> Iterator[Victim]:
-    node = Victim("decode", *decode_flags(prefill), *ROOM).wait_ready()
+    node = Victim("decode", *decode_flags(prefill), *TRANSFER_ID).wait_ready()
     assert isinstance(node, Victim)
     yield node
     assert node.stop() == 0

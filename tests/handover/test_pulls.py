@@ -16,13 +16,13 @@ from tasuki.engine.handover.prefill_side import PrefillHandover
 from tasuki.engine.routing import CostLearner
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.layout import PAGE_TOKENS
+from tasuki.transfer.chunks.digest import ChunkDigester
 from tasuki.transfer.sending.link import SourceArena
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
-from tasuki.transfer.windows.digest import WindowDigester
 from tests.harness.engines import Lone, engine_config, submit, tiny_parts
 
-ROOM = m.RoomId(9)
+TRANSFER_ID = m.TransferId(9)
 REPORT = m.PullReport(0, 1, 0.1)
 
 
@@ -34,7 +34,7 @@ def sender_over(parts: EngineParts) -> Sender:
     arena = parts.arena
     transport = LoopbackTransport(LoopbackFabric(), "prefill")
     transport.register(arena.address, arena.size)
-    digester = WindowDigester(arena.bytes.numpy(), arena.layout)
+    digester = ChunkDigester(arena.bytes.numpy(), arena.layout)
     source = SourceArena.direct(arena.layout, transport, digester, parts.steps, arena.slabs)
     return Sender(arena.layout, [source])
 
@@ -50,9 +50,13 @@ def decode(tmp_path: object) -> Iterator[Lone]:
     yield Lone(engine_config(tmp_path, local_prefill_tokens=64), Role.DECODE, tiny_parts())
 
 
-def reserve(prompt: np.ndarray, offered: int, room: m.RoomId = ROOM) -> m.PrefillReserve:
-    ticket = m.Ticket(room, 1, 0, SamplingParams(max_new_tokens=4), b"", offered=offered)
-    return m.PrefillReserve(ticket, prompt)
+def reserve(
+    prompt: np.ndarray, offered: int, transfer_id: m.TransferId = TRANSFER_ID
+) -> m.PrefillReserve:
+    transfer_request = m.TransferRequest(
+        transfer_id, 1, 0, SamplingParams(max_new_tokens=4), b"", offered=offered
+    )
+    return m.PrefillReserve(transfer_request, prompt)
 
 
 def said(node: Lone, kind: type) -> list:
@@ -89,19 +93,19 @@ def next_turn(node: Lone, more: int = 100) -> m.HandoverWanted:
 
 def pulled(decode: Lone, prefill: Lone, wanted: m.HandoverWanted) -> m.PullGrant:
     """Ask for the offered state, pin, copy and commit it. Return its destination."""
-    give(prefill, m.PrefillReserve(wanted.ticket, wanted.prompt))
+    give(prefill, m.PrefillReserve(wanted.transfer_request, wanted.prompt))
     (pull,) = said(prefill, m.PullWanted)
     grant = pull.grant
-    decode.post(m.PullAsked(grant.room, grant.tokens, grant.first_page))
+    decode.post(m.PullAsked(grant.transfer_id, grant.tokens, grant.first_page))
     (pinned,) = said(decode, m.PullPinned)
     copy(decode, pinned.source.pages, pinned.source.slot, prefill, grant)
-    give(prefill, m.PullCommitted(grant.room, REPORT))
+    give(prefill, m.PullCommitted(grant.transfer_id, REPORT))
     return grant
 
 
 def test_a_pull_makes_the_answer_usable_at_its_exact_token(decode: Lone, prefill: Lone) -> None:
     wanted = next_turn(decode)
-    offered = wanted.ticket.offered
+    offered = wanted.transfer_request.offered
     assert offered == 154 and offered % PAGE_TOKENS
     grant = pulled(decode, prefill, wanted)
     assert (grant.tokens, grant.first_page, len(grant.pages)) == (offered, 0, 3)
@@ -109,9 +113,9 @@ def test_a_pull_makes_the_answer_usable_at_its_exact_token(decode: Lone, prefill
     stats = prefill.stats()
     assert stats.integrity == "ok" and stats.pages["granted"] == 0
     assert stats.tree["usable_tokens"] == offered and stats.tree["leased_requests"] == 1
-    prefill.post(m.PrefillEnd(grant.room))
+    prefill.post(m.PrefillEnd(grant.transfer_id))
     prefill.assert_at_rest()
-    decode.post(m.PullEnd(grant.room))
+    decode.post(m.PullEnd(grant.transfer_id))
     decode.post(m.Abort(m.RequestId("next")))
     decode.assert_at_rest()
 
@@ -121,7 +125,7 @@ def test_the_tokens_after_a_pull_are_those_of_one_process(
 ) -> None:
     wanted = next_turn(decode)
     grant = pulled(decode, prefill, wanted)
-    give(prefill, m.PrefillStart(m.Grant(grant.room, 1, 0, (), 0)))
+    give(prefill, m.PrefillStart(m.Grant(grant.transfer_id, 1, 0, (), 0)))
     (token,) = said(prefill, m.PrefillToken)
     assert token.hit.usable_tokens == grant.tokens and token.pulled == REPORT
     fused = Lone(engine_config(tmp_path), parts=tiny_parts())
@@ -131,27 +135,27 @@ def test_the_tokens_after_a_pull_are_those_of_one_process(
 
 def test_a_lost_pull_is_quarantined_and_the_prompt_is_computed(prefill: Lone) -> None:
     give(prefill, reserve(prompt_of(300), 200))
-    give(prefill, m.PullLost(ROOM))
+    give(prefill, m.PullLost(TRANSFER_ID))
     assert said(prefill, m.PrefillAccepted), "computed without it"
     stats = prefill.stats()
     assert stats.pages["quarantined"] == 4 and stats.slots["quarantined"] == 1
     assert len(said(prefill, m.PullWanted)) == 1, "pulled once only"
-    prefill.post(m.PrefillEnd(ROOM))
-    prefill.post(m.PullFenced(ROOM))
+    prefill.post(m.PrefillEnd(TRANSFER_ID))
+    prefill.post(m.PullFenced(TRANSFER_ID))
     prefill.assert_at_rest()
 
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_room_that_ends_leaves_its_pull_to_end_by_itself(prefill: Lone, lost: bool) -> None:
     give(prefill, reserve(prompt_of(300), 200))
-    prefill.post(m.PrefillEnd(ROOM))
+    prefill.post(m.PrefillEnd(TRANSFER_ID))
     stats = prefill.stats()
     assert stats.requests == {} and stats.pages["granted"] == 4
     if lost:
-        prefill.post(m.PullLost(ROOM))
-        prefill.post(m.PullFenced(ROOM))
+        prefill.post(m.PullLost(TRANSFER_ID))
+        prefill.post(m.PullFenced(TRANSFER_ID))
     else:
-        give(prefill, m.PullCommitted(ROOM, REPORT))
+        give(prefill, m.PullCommitted(TRANSFER_ID, REPORT))
     prefill.assert_at_rest()
     assert prefill.stats().pages["tree"] == (0 if lost else 4)
 
@@ -162,18 +166,18 @@ def test_a_number_whose_pull_is_not_over_is_not_pulled_for_again(prefill: Lone, 
     could also publish one pull's pages by the message of the other."""
     first, second = prompt_of(300, 1), prompt_of(300, 2)
     give(prefill, reserve(first, 200))
-    prefill.post(m.PrefillEnd(ROOM))
+    prefill.post(m.PrefillEnd(TRANSFER_ID))
     if lost:
-        prefill.post(m.PullLost(ROOM))
+        prefill.post(m.PullLost(TRANSFER_ID))
     give(prefill, reserve(second, 200))
     assert len(said(prefill, m.PullWanted)) == 1
     assert len(said(prefill, m.PrefillAccepted)) == 1, "it is computed instead"
     if not lost:
-        prefill.post(m.PullLost(ROOM))
+        prefill.post(m.PullLost(TRANSFER_ID))
     assert prefill.stats().pages["quarantined"] == 4
-    prefill.post(m.PullFenced(ROOM))
+    prefill.post(m.PullFenced(TRANSFER_ID))
     assert prefill.stats().pages["quarantined"] == 0
-    prefill.post(m.PrefillEnd(ROOM))
+    prefill.post(m.PrefillEnd(TRANSFER_ID))
     prefill.assert_at_rest()
     # The number is good again.
     give(prefill, reserve(prompt_of(300, 3), 200))
@@ -187,13 +191,14 @@ def test_what_a_session_hands_back_is_shown_before_its_token(
     """The target decode node then finds it; otherwise it is sent when decode nodes next ask."""
     give(prefill, m.ReadUsable())
     shown = len(said(prefill, m.UsableRead))
-    ticket = replace(
-        reserve(prompt_of(201), 200).ticket, sampling=SamplingParams(max_new_tokens=new_tokens)
+    transfer_request = replace(
+        reserve(prompt_of(201), 200).transfer_request,
+        sampling=SamplingParams(max_new_tokens=new_tokens),
     )
-    give(prefill, m.PrefillReserve(ticket, prompt_of(201)))
-    give(prefill, m.PullCommitted(ROOM, REPORT))
+    give(prefill, m.PrefillReserve(transfer_request, prompt_of(201)))
+    give(prefill, m.PullCommitted(TRANSFER_ID, REPORT))
     assert len(said(prefill, m.UsableRead)) - shown == unasked
-    prefill.post(m.PrefillEnd(ROOM))
+    prefill.post(m.PrefillEnd(TRANSFER_ID))
     prefill.assert_at_rest()
 
 
@@ -204,8 +209,8 @@ def test_too_little_to_gain_is_not_pulled(prefill: Lone) -> None:
 
 def test_an_offer_is_pinned_until_it_was_sent(decode: Lone) -> None:
     wanted = next_turn(decode)
-    ticket = wanted.ticket
-    decode.post(m.PullAsked(ticket.room, ticket.offered, 1))
+    transfer_request = wanted.transfer_request
+    decode.post(m.PullAsked(transfer_request.transfer_id, transfer_request.offered, 1))
     (pinned,) = said(decode, m.PullPinned)
     assert len(pinned.source.pages) == 2
     before = decode.parts.arena.bytes.clone()
@@ -213,22 +218,22 @@ def test_an_offer_is_pinned_until_it_was_sent(decode: Lone) -> None:
     stats = decode.stats()
     assert stats.integrity == "ok" and stats.tree["leases"] == 1 and stats.slots["tree"] == 1
     assert (decode.parts.arena.bytes == before).all()
-    decode.post(m.HandoverFailed(ticket.room, "cut"))
-    give(decode, m.PullEnd(ticket.room))
+    decode.post(m.HandoverFailed(transfer_request.transfer_id, "cut"))
+    give(decode, m.PullEnd(transfer_request.transfer_id))
     decode.assert_at_rest()
 
 
 def test_what_was_evicted_or_is_another_rooms_is_refused(decode: Lone) -> None:
     wanted = next_turn(decode)
-    ticket = wanted.ticket
-    decode.post(m.PullAsked(m.RoomId(1), ticket.offered, 0))
-    decode.post(m.PullAsked(ticket.room, ticket.offered - 1, 0))
+    transfer_request = wanted.transfer_request
+    decode.post(m.PullAsked(m.TransferId(1), transfer_request.offered, 0))
+    decode.post(m.PullAsked(transfer_request.transfer_id, transfer_request.offered - 1, 0))
     decode.post(m.FlushCache(1))
-    decode.post(m.PullAsked(ticket.room, ticket.offered, 0))
-    assert [message.room for message in said(decode, m.PullRefused)] == [
+    decode.post(m.PullAsked(transfer_request.transfer_id, transfer_request.offered, 0))
+    assert [message.transfer_id for message in said(decode, m.PullRefused)] == [
         1,
-        ticket.room,
-        ticket.room,
+        transfer_request.transfer_id,
+        transfer_request.transfer_id,
     ]
     decode.post(m.Abort(m.RequestId("next")))
     decode.assert_at_rest()

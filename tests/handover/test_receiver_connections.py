@@ -20,8 +20,8 @@ from tasuki.proto import handover_pb2 as pb
 from tasuki.transfer.control.link_status import NodeProgress
 from tasuki.transfer.control.writer_life import WriterLife
 from tasuki.transfer.errors import TransportError
+from tasuki.transfer.lifecycle.fence import Fence, FenceReason
 from tasuki.transfer.node_identity import ArenaAddress, NodeIdentity, ProcessIdentity
-from tasuki.transfer.rooms.fence import Fence, FenceReason
 from tasuki.transfer.sending.link import Link, WriteLeases
 from tasuki.transfer.sending.sender import connect_within
 from tasuki.transfer.transports.base import Endpoint
@@ -87,8 +87,8 @@ class Connections(ReceiverConnections):
     def __init__(
         self,
         sender: Sender,
-        beat_seconds: float = 0.01,
-        silence_seconds: float = 30.0,
+        heartbeat_seconds: float = 0.01,
+        timeout_seconds: float = 30.0,
         load: Callable[[str], pb.Load | None] = lambda name: None,
     ) -> None:
         self.lost: list[str] = []
@@ -96,8 +96,8 @@ class Connections(ReceiverConnections):
         super().__init__(
             b"epoch",
             sender,  # type: ignore[arg-type]
-            beat_seconds,
-            silence_seconds,
+            heartbeat_seconds,
+            timeout_seconds,
             transport=Mock(retry_seconds=0.0, settle_seconds=0.0),
             owner=Mock(
                 connection_lost=self.lost.append,
@@ -131,64 +131,64 @@ class Renewals:
 async def test_a_renewal_counts_from_when_its_beat_was_sent_however_late_it_comes() -> None:
     """If it counted from its arrival, a lease and so a write would outlive its owner's estimate."""
     sender = Sender()
-    ours = Connections(sender, beat_seconds=30.0, silence_seconds=30.0)
+    ours = Connections(sender, heartbeat_seconds=30.0, timeout_seconds=30.0)
     name = await ours.add(node_of("decode"), LEASE)
     assert ours.writer(name) is not None and ours.writer("gone") is None
     renewals = Renewals()
     before = time.monotonic()
-    beats = ours.beats(name, aiter(renewals))
-    beat = await anext(beats)
+    heartbeats = ours.heartbeats(name, aiter(renewals))
+    heartbeat = await anext(heartbeats)
     sent = time.monotonic()
-    assert (beat.progress.engine_seconds, beat.progress.front_seconds) == (1.5, 0.5)
+    assert (heartbeat.progress.engine_seconds, heartbeat.progress.front_seconds) == (1.5, 0.5)
     # The answer comes late, and is read later still.
     await asyncio.sleep(0.05)
-    renewals.send(beat.sequence)
+    renewals.send(heartbeat.sequence)
     # An unrequested answer renews nothing, nor does one already counted.
-    renewals.send(beat.sequence + 1)
-    renewals.send(beat.sequence)
+    renewals.send(heartbeat.sequence + 1)
+    renewals.send(heartbeat.sequence)
     async with asyncio.timeout(HANG_SECONDS):
         while not sender.renewed:
             await asyncio.sleep(0.001)
     await asyncio.sleep(0.01)
     (renewed,) = sender.renewed
     assert before <= renewed <= sent
-    await beats.aclose()
+    await heartbeats.aclose()
     assert name not in ours and not sender.names
 
 
 async def test_pulls_that_have_drained_are_told_with_whatever_renewal_they_come() -> None:
-    ours = Connections(Sender(), beat_seconds=0.01, silence_seconds=30.0)
+    ours = Connections(Sender(), heartbeat_seconds=0.01, timeout_seconds=30.0)
     name = await ours.add(node_of("decode"), LEASE)
     renewals = Renewals()
-    beats = ours.beats(name, aiter(renewals))
-    first, *more = [pb.DrainedPull(room=room) for room in (3, 5, 7)]
-    renewals.send((await anext(beats)).sequence, drained=[first])
+    heartbeats = ours.heartbeats(name, aiter(renewals))
+    first, *more = [pb.DrainedPull(room=transfer_id) for transfer_id in (3, 5, 7)]
+    renewals.send((await anext(heartbeats)).sequence, drained=[first])
     # An answer without a heartbeat.
     renewals.send(1000, drained=more)
     async with asyncio.timeout(HANG_SECONDS):
         while len(ours.drained) < 3:
-            await anext(beats)
+            await anext(heartbeats)
     assert ours.drained == [first, *more]
-    await beats.aclose()
+    await heartbeats.aclose()
 
 
 async def test_who_connects_and_never_beats_does_not_stay_and_who_beats_does() -> None:
     broken: list[object] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: broken.append(context))
-    ours = Connections(Sender(), beat_seconds=0.02, silence_seconds=0.2)
+    ours = Connections(Sender(), heartbeat_seconds=0.02, timeout_seconds=0.2)
     beating, silent = [
         await ours.add(node_of(name, name.encode()), LEASE) for name in ("beating", "silent")
     ]
     renewals = Renewals()
-    beats = ours.beats(beating, aiter(renewals))
+    heartbeats = ours.heartbeats(beating, aiter(renewals))
     async with asyncio.timeout(HANG_SECONDS):
-        async for beat in beats:
-            renewals.send(beat.sequence)
+        async for heartbeat in heartbeats:
+            renewals.send(heartbeat.sequence)
             if silent not in ours:
                 break
     assert ours.lost == [silent] and beating in ours
-    await beats.aclose()
+    await heartbeats.aclose()
     assert ours.lost == [silent, beating]
     # Late checks of these two find them gone.
     await asyncio.sleep(0.1)
@@ -196,22 +196,22 @@ async def test_who_connects_and_never_beats_does_not_stay_and_who_beats_does() -
 
 
 async def test_peers_are_told_once_a_name_by_what_is_worst() -> None:
-    ours = Connections(Sender(), beat_seconds=0.05, silence_seconds=5.0)
+    ours = Connections(Sender(), heartbeat_seconds=0.05, timeout_seconds=5.0)
     alive = []
     for number, (engine, front) in enumerate([(1.0, 0.0), (0.0, 2.0), (math.nan, 9.0)]):
         name = await ours.add(node_of("decode" * 40, bytes([number])), 2.0)
         renewals = Renewals()
-        beats = ours.beats(name, aiter(renewals))
-        alive.append(beats)
-        await anext(beats)
+        heartbeats = ours.heartbeats(name, aiter(renewals))
+        alive.append(heartbeats)
+        await anext(heartbeats)
         renewals.send(0, pb.Progress(engine_seconds=engine, front_seconds=front))
-        await anext(beats)
-        await anext(beats)
+        await anext(heartbeats)
+        await anext(heartbeats)
     (name, told), *more = ours.peers().items()
     assert told == NodeProgress(1.0, 2.0) and not more
     assert len(name) == 64
-    for beats in alive:
-        await beats.aclose()
+    for heartbeats in alive:
+        await heartbeats.aclose()
     assert not ours.peers()
 
 
@@ -289,7 +289,7 @@ def test_who_has_left_is_not_written_to_and_its_endpoint_waits_for_what_is_in_fl
 
 async def test_who_connects_anew_has_given_up_what_led_to_it_and_it_is_closed_first() -> None:
     sender = Sender(closing=0.05)
-    connections = Connections(sender, silence_seconds=10.0)
+    connections = Connections(sender, timeout_seconds=10.0)
     begun = time.monotonic()
     first = await connections.add(node_of("one"), LEASE)
     other = await connections.add(node_of("two", b"another process"), LEASE)
@@ -308,7 +308,7 @@ async def test_who_connects_anew_has_given_up_what_led_to_it_and_it_is_closed_fi
 
 async def test_an_endpoint_that_never_closes_keeps_nobody_out() -> None:
     sender = Sender(closing=3600.0)
-    connections = Connections(sender, silence_seconds=0.1)
+    connections = Connections(sender, timeout_seconds=0.1)
     first = await connections.add(node_of("one"), LEASE)
     async with asyncio.timeout(HANG_SECONDS):
         again = await connections.add(node_of("one"), LEASE)
@@ -335,13 +335,15 @@ def test_beats_end_with_their_receiver_and_leave_no_task(
             if end == "breaks":
                 raise RuntimeError("a broken stream")
 
-        assert connections.may_beat(name) and not connections.may_beat("another")
-        beats = connections.beats(name, renewals())
-        first = await anext(beats)
-        assert not connections.may_beat(name) and connections.peers() == {}
+        assert connections.may_send_heartbeat(name) and not connections.may_send_heartbeat(
+            "another"
+        )
+        heartbeats = connections.heartbeats(name, renewals())
+        first = await anext(heartbeats)
+        assert not connections.may_send_heartbeat(name) and connections.peers() == {}
         asked.set_result(first.sequence)
         async with asyncio.timeout(HANG_SECONDS):
-            while (await anext(beats)).received != first.sequence:
+            while (await anext(heartbeats)).received != first.sequence:
                 pass
         assert connections.peers() == {"one": NodeProgress(3.0, 0.0)}
         if end == "is given up":
@@ -349,7 +351,7 @@ def test_beats_end_with_their_receiver_and_leave_no_task(
         else:
             over.set()
         left = 0
-        async for _ in beats:
+        async for _ in heartbeats:
             left += 1
             assert left < 10, "beats to nobody"
         assert connections.lost == sender.left == [name] and name not in connections
@@ -365,12 +367,12 @@ def test_beats_end_with_their_receiver_and_leave_no_task(
 async def test_a_receiver_that_answers_no_beats_is_lost_after_its_silence() -> None:
     """After its first heartbeat there is no grace period, because it has tried this node's
     metadata."""
-    connections = Connections(Sender(), 0.02, silence_seconds=0.2)
+    connections = Connections(Sender(), 0.02, timeout_seconds=0.2)
     name = await connections.add(node_of("one"), LEASE)
-    beats = 0
-    async for _ in connections.beats(name, aiter(Renewals())):
-        beats += 1
-    assert 1 < beats < 50 and connections.lost == [name]
+    heartbeats = 0
+    async for _ in connections.heartbeats(name, aiter(Renewals())):
+        heartbeats += 1
+    assert 1 < heartbeats < 50 and connections.lost == [name]
 
 
 async def test_a_receivers_own_lease_counts_from_the_last_beat_that_it_was_sent(
@@ -383,8 +385,8 @@ async def test_a_receivers_own_lease_counts_from_the_last_beat_that_it_was_sent(
     connections = Connections(Sender())
     name = await connections.add(node_of("one"), LEASE)
     now[0] = 105.0
-    beats = connections.beats(name, aiter(Renewals()))
-    await anext(beats)
+    heartbeats = connections.heartbeats(name, aiter(Renewals()))
+    await anext(heartbeats)
     writer = connections.writer(name)
     assert writer is not None
     now[0] = 105.0 + LEASE
@@ -394,7 +396,7 @@ async def test_a_receivers_own_lease_counts_from_the_last_beat_that_it_was_sent(
     assert asked_then is None, "it may have asked when the beat was sent"
     now[0] += 0.1
     assert fence.reason(writer.facts(), now[0]) is FenceReason.LEASE_EXPIRED
-    await beats.aclose()
+    await heartbeats.aclose()
 
 
 async def test_the_load_goes_along_once_it_is_known_and_not_with_every_beat(
@@ -405,7 +407,7 @@ async def test_the_load_goes_along_once_it_is_known_and_not_with_every_beat(
 
     connections = Connections(Sender(), load=lambda name: next(known))
     name = await connections.add(node_of("one"), LEASE)
-    beats = connections.beats(name, aiter(Renewals()))
-    told = [(await anext(beats)).load.wait_seconds for _ in range(4)]
+    heartbeats = connections.heartbeats(name, aiter(Renewals()))
+    told = [(await anext(heartbeats)).load.wait_seconds for _ in range(4)]
     assert told == [0.0, 3.0, 0.0, 0.0]
-    await beats.aclose()
+    await heartbeats.aclose()

@@ -18,7 +18,7 @@ from tests.harness.interaction import Script, play, scripts
 from tests.harness.loopback_pair import DRAFT, FULL, GDN, expected_page, expected_slot, small_layout
 from tests.harness.waiting import HANG_SECONDS
 
-ROOM = 5
+TRANSFER_ID = 5
 
 
 @scripts(__file__)
@@ -29,9 +29,9 @@ def test_script(script: Script) -> None:
 async def pulled(both: Nodes) -> m.PullReport:
     """Run a transfer until the prefill engine has the pulled state. Return the report."""
     await both.connected()
-    await both.pull(ROOM)
-    both.client.deliver(m.PullPinned(source_of(ROOM, both.pair.target.layout)))
-    committed = await both.prefill.wait(m.PullCommitted, ROOM)
+    await both.pull(TRANSFER_ID)
+    both.client.deliver(m.PullPinned(source_of(TRANSFER_ID, both.pair.target.layout)))
+    committed = await both.prefill.wait(m.PullCommitted, TRANSFER_ID)
     assert isinstance(committed, m.PullCommitted)
     return committed.report
 
@@ -46,23 +46,23 @@ def assert_in_order(report: m.PullReport) -> None:
         times = [mark.at for mark in track.phases]
         assert times == sorted(times) and times[0] >= 0
     assert puller.phases[-1].at == report.seconds
-    assert sum(window.bytes for window in giver.windows) == report.bytes
+    assert sum(chunk.bytes for chunk in giver.windows) == report.bytes
     assert [w.sequence for w in giver.windows] == list(range(len(giver.windows)))
     assert sorted(w.sequence for w in puller.windows) == list(range(len(giver.windows)))
     pinned, done = giver.phases[1].at, giver.phases[2].at
-    for window in giver.windows:
-        assert pinned <= window.begun_at <= window.posted_at <= window.flushed_at <= done
-        assert set(window.layers_finished) == {window.begun_at}
-    assert all(window.landed_at <= window.verified_at for window in puller.windows)
+    for chunk in giver.windows:
+        assert pinned <= chunk.begun_at <= chunk.posted_at <= chunk.flushed_at <= done
+        assert set(chunk.layers_finished) == {chunk.begun_at}
+    assert all(chunk.landed_at <= chunk.verified_at for chunk in puller.windows)
 
 
 async def test_the_client_is_told_of_the_pull_when_all_is_done() -> None:
     """The report is not sent with the first token, because a client waits for it."""
     async with nodes() as both:
         report = await pulled(both)
-        await both.hand_over(ROOM, report)
-        done = await both.decode.wait(m.RemoteDone, ROOM)
-        (ready,) = both.decode.of(m.RemoteReady, ROOM)
+        await both.hand_over(TRANSFER_ID, report)
+        done = await both.decode.wait(m.RemoteDone, TRANSFER_ID)
+        (ready,) = both.decode.of(m.RemoteReady, TRANSFER_ID)
         assert isinstance(ready, m.RemoteReady) and isinstance(done, m.RemoteDone)
         assert ready.pulled == replace(report, timeline=None)
         assert done.pull == report.timeline
@@ -79,7 +79,7 @@ async def test_a_pull_brings_pages_and_state_and_the_room_goes_on(
         giver.memory[:] = puller.memory
         report = await pulled(both)
         layout, units = puller.layout, WireUnits.of(puller.layout, precision)
-        pull, source = pull_of(ROOM, layout), source_of(ROOM, layout)
+        pull, source = pull_of(TRANSFER_ID, layout), source_of(TRANSFER_ID, layout)
         states = layout.gdn_layers * units.state_layer_bytes + units.carry_bytes
         size = len(pull.pages) * len(layout.regions) * units.block_bytes + states
         assert (report.tokens, report.bytes) == (250, size)
@@ -87,9 +87,9 @@ async def test_a_pull_brings_pages_and_state_and_the_room_goes_on(
         for ours, theirs in zip(pull.pages, source.pages, strict=True):
             assert puller.page_bytes(ours) == expected_page(units, giver, theirs)
         assert puller.slot_bytes(pull.slot) == expected_slot(units, giver, source.slot)
-        await both.decode.wait(m.PullEnd, ROOM)
-        await both.hand_over(ROOM)
-        await both.decode.wait(m.RemoteDone, ROOM)
+        await both.decode.wait(m.PullEnd, TRANSFER_ID)
+        await both.hand_over(TRANSFER_ID)
+        await both.decode.wait(m.RemoteDone, TRANSFER_ID)
         await both.quiet()
         assert not both.prefill.of(m.PullLost) and not both.prefill.of(m.PullFenced)
 
@@ -98,10 +98,10 @@ async def test_a_grant_that_cannot_be_written_is_refused_before_anything_is_post
     """The decode node itself rejects it; a correct prefill node has rejected it before."""
     async with nodes() as both:
         await both.connected()
-        await both.reserve(ROOM)
+        await both.reserve(TRANSFER_ID)
         connection = both.client.links[0].connection
         assert connection is not None
-        fine = pull_of(ROOM, both.pair.source.layout)
+        fine = pull_of(TRANSFER_ID, both.pair.source.layout)
         said = []
         for pages, slot, reason in (
             ((10**6,), 0, "is no page"),
@@ -111,7 +111,7 @@ async def test_a_grant_that_cannot_be_written_is_refused_before_anything_is_post
         ):
             wrong = replace(fine, pages=pages, slot=slot)
             pull = both.client._begin_pull(wrong, Mock(connection=connection, speak=said.append))
-            both.client.deliver(m.PullPinned(source_of(ROOM, both.pair.target.layout)))
+            both.client.deliver(m.PullPinned(source_of(TRANSFER_ID, both.pair.target.layout)))
             async with asyncio.timeout(HANG_SECONDS):
                 while pull in both.client._pulls:
                     await asyncio.sleep(0.002)

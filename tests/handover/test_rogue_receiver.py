@@ -97,7 +97,7 @@ def talk(rogue: Rogue, opening: pb.ReceiverMessage, grant: pb.Grant) -> list[pb.
             yield pb.ReceiverMessage(grant=grant)
             until(lambda: rogue.is_over(told), "no end")
 
-    for message in rogue.rooms(messages()):
+    for message in rogue.transfers(messages()):
         if not message.HasField("queued"):
             told.append(message)
     # No message follows the end.
@@ -166,12 +166,14 @@ def test_a_grant_that_cannot_be_written_ends_the_room(
 
 
 @pytest.mark.parametrize(
-    "ticket",
+    "transfer_request",
     [{"marks": [0]}, {"marks": [10**9]}, {"marks": [9, 5, 5]}, {"kv_matched": 2**32 - 1}],
     ids=["mark 0", "far mark", "marks in disorder", "more KV than prompt"],
 )
-def test_a_ticket_that_makes_no_sense_harms_nobody(rogue: Rogue, ticket: dict[str, object]) -> None:
-    for reserve in (rogue.reserve(**ticket), rogue.reserve()):
+def test_a_ticket_that_makes_no_sense_harms_nobody(
+    rogue: Rogue, transfer_request: dict[str, object]
+) -> None:
+    for reserve in (rogue.reserve(**transfer_request), rogue.reserve()):
         told = talk(rogue, reserve, grant_of(HANDOVER))
     assert kinds(told)[-2] == "done"
 
@@ -200,38 +202,48 @@ def test_many_rooms_of_one_batch_go_their_own_ways(rogue: Rogue) -> None:
     """One is rejected, one is invalid and one completes: a batch has no meaning of its own."""
     sound, odd, refused = rogue.reserve(), rogue.reserve(), rogue.reserve(generation=2**63)
     told: list[pb.SenderMessage] = []
-    rooms = [message.room for message in (sound, odd, refused)]
+    transfers = [message.room for message in (sound, odd, refused)]
 
-    def heard(room: int, *kinds: str) -> bool:
-        return any(m.room == room and m.WhichOneof("message") in kinds for m in told)
+    def heard(transfer_id: int, *kinds: str) -> bool:
+        return any(m.room == transfer_id and m.WhichOneof("message") in kinds for m in told)
 
     def batches() -> Iterator[pb.ReceiverBatch]:
         yield rogue.batch(sound, odd, refused)
-        until(lambda: all(heard(room, "accepted") for room in rooms[:2]), "deaf")
+        until(lambda: all(heard(transfer_id, "accepted") for transfer_id in transfers[:2]), "deaf")
         grants = [
             pb.Grant(generation=7, pages=pages, slot=3) for pages in ([0, 1, 2], [0, 1, 2**40])
         ]
         yield rogue.batch(
             *(
-                pb.ReceiverMessage(grant=grant, room=room)
-                for grant, room in zip(grants, rooms, strict=False)
+                pb.ReceiverMessage(grant=grant, room=transfer_id)
+                for grant, transfer_id in zip(grants, transfers, strict=False)
             ),
             pb.ReceiverMessage(abort=pb.Abort(generation=7), room=10**6),
         )
-        until(lambda: rogue.is_over(told) and all(heard(room, "closed") for room in rooms), "open")
+        until(
+            lambda: (
+                rogue.is_over(told)
+                and all(heard(transfer_id, "closed") for transfer_id in transfers)
+            ),
+            "open",
+        )
 
     for batch in rogue.stub.Transfer(batches(), timeout=HANG_SECONDS):
         told += batch.messages
     kinds = {
-        room: [m.WhichOneof("message") for m in told if m.room == room and not m.HasField("queued")]
-        for room in rooms
+        transfer_id: [
+            m.WhichOneof("message")
+            for m in told
+            if m.room == transfer_id and not m.HasField("queued")
+        ]
+        for transfer_id in transfers
     }
     assert kinds == {
-        rooms[0]: ["accepted", "ready", "done", "closed"],
-        rooms[1]: ["accepted", "failed", "closed"],
-        rooms[2]: ["closed"],
+        transfers[0]: ["accepted", "ready", "done", "closed"],
+        transfers[1]: ["accepted", "failed", "closed"],
+        transfers[2]: ["closed"],
     }
-    (why,) = [m.closed.reason for m in told if m.room == rooms[2]]
+    (why,) = [m.closed.reason for m in told if m.room == transfers[2]]
     assert "ticket.generation" in why
 
 
@@ -241,8 +253,8 @@ def test_many_rooms_of_one_batch_go_their_own_ways(rogue: Rogue) -> None:
         ({"tokens": b""}, "tokens is empty"),
         ({"tokens": BEGINNING[:-1]}, "tokens has 511 bytes"),
         ({"salt": b"s" * 2**20}, "salt has 1048576 bytes"),
-        ({"room": 0}, "room 0 "),
-        ({"room": 2**63}, "room 9223372036854775808 "),
+        ({"transfer_id": 0}, "room 0 "),
+        ({"transfer_id": 2**63}, "room 9223372036854775808 "),
         ({"generation": 2**63}, "generation 9223372036854775808 "),
     ],
     ids=["empty", "part of a token", "salt", "room 0", "room 2^63", "generation 2^63"],
@@ -325,7 +337,10 @@ def test_of_hundreds_at_once_a_few_are_pinned_and_each_is_answered(
         for first in range(0, MANY, AT_ONCE):
             yield holder.batch(*openings[first : first + AT_ONCE])
         until(lambda: len(of("accepted")) + len(of("refused")) == MANY, "deaf")
-        grants = [pb.ReceiverMessage(grant=grant_of(FETCH), room=room) for room in of("accepted")]
+        grants = [
+            pb.ReceiverMessage(grant=grant_of(FETCH), room=transfer_id)
+            for transfer_id in of("accepted")
+        ]
         yield holder.batch(*grants)
         until(closed, "open")
 

@@ -28,7 +28,7 @@ from tests.harness.handover_nodes import (
 from tests.harness.loopback_pair import Pair, loopback_pair
 from tests.harness.waiting import HANG_SECONDS
 
-ROOM = 5
+TRANSFER_ID = 5
 Says = pb.SenderMessage
 HUGE = 2**32 - 1
 SHORT = 1.0
@@ -43,11 +43,11 @@ def held(generation: int = GENERATION) -> Says:
     return Says(held=pb.Held(generation=generation))
 
 
-def done(*windows: pb.Window, generation: int = GENERATION) -> Says:
-    return Says(done=pb.Done(generation=generation, windows=windows))
+def done(*chunks: pb.Window, generation: int = GENERATION) -> Says:
+    return Says(done=pb.Done(generation=generation, windows=chunks))
 
 
-def window(**fields: int) -> pb.Window:
+def chunk(**fields: int) -> pb.Window:
     return pb.Window(**{"end_layer": 8, "pages": 4, "carries_state": True, **fields})
 
 
@@ -140,12 +140,12 @@ def breaches(kind: str) -> dict[str, Breach]:
         "a pull": (Says(pull=pb.Pull(generation=1, tokens=1, pages=[0])),),
         "done before its word": (done(),),
         "done of nothing": (word(), done()),
-        "done of windows that never came": (word(), done(window())),
-        "done twice": (word(), done(window()), done(window())),
+        "done of windows that never came": (word(), done(chunk())),
+        "done twice": (word(), done(chunk()), done(chunk())),
         "done of another generation": (word(), done(generation=GENERATION + 1)),
-        "done of layers that are none": (word(), done(window(end_layer=HUGE))),
-        "done of pages that are none": (word(), done(window(first_page=HUGE, pages=HUGE))),
-        "done of the same window twice": (word(), done(window(), window())),
+        "done of layers that are none": (word(), done(chunk(end_layer=HUGE))),
+        "done of pages that are none": (word(), done(chunk(first_page=HUGE, pages=HUGE))),
+        "done of the same window twice": (word(), done(chunk(), chunk())),
         "a message of another version": (Says(),),
         "refused after the grant": (Says(refused=pb.Refused(kind=pb.ERROR_KIND_BUSY)),),
         "failed, not drained": (Says(failed=pb.Failed(drain=pb.DRAIN_FORCED)),),
@@ -179,18 +179,18 @@ async def ended_by(breach: Breach, seconds: float) -> m.HandoverFailed | m.Fetch
     """Return the loss after a breach. seconds: limit of a fetch."""
     async with receiver(breach.script, breach.hangs_up) as (client, inbound, pair):
         await inbound.wait(m.PeersChanged)
-        asked: m.HandoverWanted | m.FetchWanted = wanted(ROOM)
+        asked: m.HandoverWanted | m.FetchWanted = wanted(TRANSFER_ID)
         if breach.kind == FETCH:
-            ticket = m.FetchTicket(m.RoomId(ROOM), GENERATION, b"salt")
+            transfer_request = m.FetchRequest(m.TransferId(TRANSFER_ID), GENERATION, b"salt")
             target = client.links[0].target
-            asked = m.FetchWanted(ticket, wanted(ROOM).prompt, target, seconds)
+            asked = m.FetchWanted(transfer_request, wanted(TRANSFER_ID).prompt, target, seconds)
         client.deliver(asked)
         await inbound.wait(m.GrantWanted)
-        client.deliver(m.HandoverGranted(grant_of(ROOM, pair.target.layout)))
+        client.deliver(m.HandoverGranted(grant_of(TRANSFER_ID, pair.target.layout)))
         kind = m.FetchLost if breach.kind == FETCH else m.HandoverFailed
         lost = await inbound.wait(kind)
         await inbound.wait(m.WriterFenced)
-        await over(lambda: not (client._rooms or client._fetches))
+        await over(lambda: not (client._transfers or client._fetches))
         kinds = [type(message) for message in inbound.messages]
         assert kinds.count(kind) == kinds.count(m.WriterFenced) == 1
         assert kinds.index(kind) < kinds.index(m.WriterFenced)

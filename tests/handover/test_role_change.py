@@ -139,11 +139,11 @@ def test_two_nodes_swap_roles_under_load(tmp_path: Path) -> None:
         with ThreadPoolExecutor(3) as pool:
             running = [pool.submit(callers.run, caller) for caller in range(3)]
             try:
-                until(lambda: other.landed() > 0, other.story)
+                until(lambda: other.arrived() > 0, other.story)
                 # Two front doors for a while, then the first has a prefill node again.
                 change(one, "decode")
                 change(other, "prefill")
-                until(lambda: one.landed() > 0, one.story)
+                until(lambda: one.arrived() > 0, one.story)
             finally:
                 callers.stop()
             for caller in running:
@@ -172,11 +172,11 @@ def test_a_node_that_comes_back_to_a_role_has_what_it_had_there(tmp_path: Path) 
         question = question_of(decode, 300, HALF)
         meet(decode)
         for turn in range(2):
-            landed = decode.landed()
+            arrived = decode.arrived()
             answer = asked(decode, question.prompt, f"{turn}".encode(), HALF).result()
             assert answer.token_ids == question.tokens
             assert answer.usage.prefilled_on == "prefill"
-            assert decode.landed() > landed
+            assert decode.arrived() > arrived
             change(decode, "prefill", max_batch="7")
             assert decode.stats().role == pb.NODE_ROLE_PREFILL
             # These changes once opened the node to all callers, or sent its prompts elsewhere.

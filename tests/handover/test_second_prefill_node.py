@@ -8,8 +8,8 @@ import pytest
 from tasuki.client.answer import AnswerStream
 from tasuki.proto import inference_pb2 as pb
 from tests.harness.daemons import (
-    COUNTED_WINDOWS,
-    WINDOW_IN_TRANSFER,
+    CHUNK_IN_TRANSFER,
+    COUNTED_CHUNKS,
     Node,
     Question,
     asked,
@@ -34,8 +34,8 @@ class Trio:
     def __init__(self, question: Question, start: Callable[..., Node]) -> None:
         self._question = question
         self._salts = 0
-        slow = ("--prefill-chunk-tokens", "64", "--max-batch", "1", *COUNTED_WINDOWS)
-        launch = partial(ForkedDaemon, environment=resting_at(WINDOW_IN_TRANSFER))
+        slow = ("--prefill-chunk-tokens", "64", "--max-batch", "1", *COUNTED_CHUNKS)
+        launch = partial(ForkedDaemon, environment=resting_at(CHUNK_IN_TRANSFER))
         self.prefill = {
             name: start("prefill", *flags(), "--name", name, *slow, launch=launch)
             for name in ("p1", "p2")
@@ -63,7 +63,7 @@ class Trio:
         until(one, "no node prefills")
         return found[0]
 
-    def mend(self) -> None:
+    def fix(self) -> None:
         for node in self.prefill.values():
             if not node.running:
                 node.start_again()
@@ -87,16 +87,16 @@ def standing(question: Question) -> Iterator[Trio]:
 
 @pytest.fixture
 def trio(standing: Trio) -> Iterator[Trio]:
-    standing.mend()
+    standing.fix()
     yield standing
     standing.decode.assert_at_rest()
 
 
 def test_a_node_that_dies_in_the_middle_is_replaced(trio: Trio, question: Question) -> None:
-    before = trio.decode.landed()
+    before = trio.decode.arrived()
     stream = trio.ask()
     name = trio.busy()
-    until(lambda: trio.decode.landed() > before + 5 * LAYERS, trio.decode.story)
+    until(lambda: trio.decode.arrived() > before + 5 * LAYERS, trio.decode.story)
     trio.prefill[name].kill()
     answer = stream.result()
     assert answer.token_ids == question.tokens

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from tasuki.decode_node.prefill_connection import RoomStream
+from tasuki.decode_node.prefill_connection import TransferStream
 from tasuki.engine import messages as m
 from tasuki.transfer.control.outbox import Outbox, Said
 from tests.harness.handover_nodes import SERVICE_LIMITS, Nodes, nodes, wanted
 from tests.harness.waiting import HANG_SECONDS
 
-ROOMS = tuple(m.RoomId(number) for number in range(1, 8))
+TRANSFER_IDS = tuple(m.TransferId(number) for number in range(1, 8))
 
 
 class Counted:
@@ -28,9 +28,9 @@ class Counted:
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
     found = Counted()
-    carry, take = RoomStream._carry, Outbox.take
+    carry, take = TransferStream._carry, Outbox.take
 
-    async def counted_carry(self: RoomStream, call: object) -> str:
+    async def counted_carry(self: TransferStream, call: object) -> str:
         found.calls += 1
         return await carry(self, call)  # type: ignore[arg-type]
 
@@ -39,7 +39,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
         found.batches.append([each.WhichOneof("message") for each in batch])  # type: ignore[attr-defined]
         return batch
 
-    monkeypatch.setattr(RoomStream, "_carry", counted_carry)
+    monkeypatch.setattr(TransferStream, "_carry", counted_carry)
     monkeypatch.setattr(Outbox, "take", counted_take)
     yield found
 
@@ -47,10 +47,10 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counted]:
 async def reserved(both: Nodes) -> None:
     """Wait until all transfers are in the prefill engine's queue."""
     await both.connected()
-    for room in ROOMS:
-        both.client.deliver(wanted(room))
-    for room in ROOMS:
-        await both.prefill.wait(m.PrefillReserve, room)
+    for transfer_id in TRANSFER_IDS:
+        both.client.deliver(wanted(transfer_id))
+    for transfer_id in TRANSFER_IDS:
+        await both.prefill.wait(m.PrefillReserve, transfer_id)
 
 
 async def test_rooms_share_a_call_and_its_messages(counted: Counted) -> None:
@@ -59,33 +59,33 @@ async def test_rooms_share_a_call_and_its_messages(counted: Counted) -> None:
     async with nodes(service_limits=unrepeated) as both:
         await reserved(both)
         # They are requested in one turn of the loop, as the messages of an engine's step are.
-        both.service.deliver(m.PrefillQueue(ROOMS))
-        for room in ROOMS:
-            both.service.deliver(m.PrefillAccepted(room))
-        for room in ROOMS:
-            await both.decode.wait(m.GrantWanted, room)
-        for room in ROOMS:
-            await both.hand_over(room)
-        for room in ROOMS:
-            await both.decode.wait(m.RemoteDone, room)
+        both.service.deliver(m.PrefillQueue(TRANSFER_IDS))
+        for transfer_id in TRANSFER_IDS:
+            both.service.deliver(m.PrefillAccepted(transfer_id))
+        for transfer_id in TRANSFER_IDS:
+            await both.decode.wait(m.GrantWanted, transfer_id)
+        for transfer_id in TRANSFER_IDS:
+            await both.hand_over(transfer_id)
+        for transfer_id in TRANSFER_IDS:
+            await both.decode.wait(m.RemoteDone, transfer_id)
         await both.quiet()
     assert counted.calls == 1
     for kind in ("reserve", "queued", "accepted"):
-        assert sum(counted.sizes(kind)) >= len(ROOMS)
-        assert len(counted.sizes(kind)) < len(ROOMS), counted.batches
+        assert sum(counted.sizes(kind)) >= len(TRANSFER_IDS)
+        assert len(counted.sizes(kind)) < len(TRANSFER_IDS), counted.batches
 
 
 async def test_a_room_that_leaves_takes_no_other_along(counted: Counted) -> None:
     async with nodes() as both:
         await reserved(both)
-        gone, *others = ROOMS
+        gone, *others = TRANSFER_IDS
         await both.grant(gone)
         both.client.deliver(m.HandoverCancelled(gone))
         await both.decode.wait(m.WriterFenced, gone)
         await both.prefill.wait(m.PrefillEnd, gone)
-        for room in others:
-            await both.hand_over(room)
-            await both.decode.wait(m.RemoteDone, room)
+        for transfer_id in others:
+            await both.hand_over(transfer_id)
+            await both.decode.wait(m.RemoteDone, transfer_id)
         await both.quiet()
         assert not both.decode.of(m.HandoverFailed)
     assert counted.calls == 1
@@ -98,17 +98,17 @@ async def test_a_stream_that_breaks_loses_its_rooms_once_and_the_next_one_has_an
         await reserved(both)
         connection = both.client.links[0].connection
         assert connection is not None
-        await both.grant(ROOMS[0])
+        await both.grant(TRANSFER_IDS[0])
         connection.stream().end("cut by the test")
-        for room in ROOMS:
-            await both.decode.wait(m.HandoverFailed, room)
-            await both.prefill.wait(m.PrefillEnd, room)
-        await both.decode.wait(m.WriterFenced, ROOMS[0])
+        for transfer_id in TRANSFER_IDS:
+            await both.decode.wait(m.HandoverFailed, transfer_id)
+            await both.prefill.wait(m.PrefillEnd, transfer_id)
+        await both.decode.wait(m.WriterFenced, TRANSFER_IDS[0])
         await both.quiet()
-        assert len(both.decode.of(m.HandoverFailed)) == len(ROOMS)
+        assert len(both.decode.of(m.HandoverFailed)) == len(TRANSFER_IDS)
         assert len(both.decode.of(m.WriterFenced)) == 1, "only what was granted is fenced"
         # The connection is still open.
-        again = m.RoomId(9)
+        again = m.TransferId(9)
         await both.hand_over(again)
         await both.decode.wait(m.RemoteDone, again)
         assert both.client.links[0].connection is connection

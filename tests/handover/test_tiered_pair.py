@@ -99,9 +99,9 @@ def prefill(tmp_path: object) -> Iterator[tuple[Lone, FaultyCopies]]:
     lone.engine.close()
 
 
-def computed(lone: Lone, room: int, tokens: int, seed: int) -> None:
+def computed(lone: Lone, transfer_id: int, tokens: int, seed: int) -> None:
     """Run a transfer of this prompt from begin to end."""
-    number = m.RoomId(room)
+    number = m.TransferId(transfer_id)
     lone.post(reserve(prompt_of(tokens, seed), 0, number))
     lone.run()
     lone.post(m.PrefillStart(m.Grant(number, 1, -(-tokens // 64), (), None)))
@@ -118,7 +118,7 @@ def test_nobody_is_let_write_windows_before_the_load_has_landed(
     computed(lone, 2, 1000, seed=2)
     lone.said.clear()
     copies.hold("slot_up")
-    lone.post(reserve(prompt_of(400, 1), 0, m.RoomId(3)))
+    lone.post(reserve(prompt_of(400, 1), 0, m.TransferId(3)))
     lone.step()
     copies.await_inside("slot_up")
     lone.steps(5)
@@ -126,8 +126,8 @@ def test_nobody_is_let_write_windows_before_the_load_has_landed(
     assert not lone.all_said(m.PrefillAccepted)
     copies.let_go()
     lone.run()
-    assert [message.room for message in lone.all_said(m.PrefillAccepted)] == [3]
-    lone.post(m.PrefillEnd(m.RoomId(3)))
+    assert [message.transfer_id for message in lone.all_said(m.PrefillAccepted)] == [3]
+    lone.post(m.PrefillEnd(m.TransferId(3)))
 
 
 def test_a_room_that_ends_while_it_loads_leaves_nothing(
@@ -137,11 +137,11 @@ def test_a_room_that_ends_while_it_loads_leaves_nothing(
     computed(lone, 1, 400, seed=1)
     computed(lone, 2, 1000, seed=2)
     copies.hold("pages_up")
-    lone.post(reserve(prompt_of(400, 1), 0, m.RoomId(3)))
+    lone.post(reserve(prompt_of(400, 1), 0, m.TransferId(3)))
     lone.step()
     copies.await_inside("pages_up")
-    lone.post(m.PrefillEnd(m.RoomId(3)))
-    assert [message.room for message in lone.all_said(m.RoomEnded)] == [1, 2, 3]
+    lone.post(m.PrefillEnd(m.TransferId(3)))
+    assert [message.transfer_id for message in lone.all_said(m.TransferEnded)] == [1, 2, 3]
     assert lone.stats().slots["quarantined"] > 0
 
 
@@ -152,8 +152,10 @@ def below(lone: Lone) -> None:
     lone.said.clear()
 
 
-def fetch(room: int = 5) -> m.FetchReserve:
-    return m.FetchReserve(m.FetchTicket(m.RoomId(room), 3, b""), prompt_of(400, 1)[:BEGINNING], "d")
+def fetch(transfer_id: int = 5) -> m.FetchReserve:
+    return m.FetchReserve(
+        m.FetchRequest(m.TransferId(transfer_id), 3, b""), prompt_of(400, 1)[:BEGINNING], "d"
+    )
 
 
 def content(lone: Lone, pages: list[int], slot: int) -> list[bytes]:
@@ -182,19 +184,19 @@ def test_a_state_is_loaded_before_another_node_reads_it(
     lone.steps(5)
     assert not lone.all_said(m.PrefillAccepted) and not lone.all_said(m.FetchRefused)
     # Nothing has been loaded yet, so nothing may be sent.
-    lone.post(m.PrefillStart(m.Grant(m.RoomId(5), 3, 0, tuple(range(6)), 0)))
+    lone.post(m.PrefillStart(m.Grant(m.TransferId(5), 3, 0, tuple(range(6)), 0)))
     lone.steps(2)
     assert not lone.all_said(m.StateHeld)
     copies.let_go()
     lone.run()
-    assert [said.room for said in lone.all_said(m.PrefillAccepted)] == [5]
-    lone.post(m.PrefillStart(m.Grant(m.RoomId(5), 3, 0, tuple(range(6)), 0)))
+    assert [said.transfer_id for said in lone.all_said(m.PrefillAccepted)] == [5]
+    lone.post(m.PrefillStart(m.Grant(m.TransferId(5), 3, 0, tuple(range(6)), 0)))
     lone.run()
-    assert [said.room for said in lone.all_said(m.StateHeld)] == [5]
-    held = lone.engine._handover._fetched.held[m.RoomId(5)][1]  # type: ignore[attr-defined]
+    assert [said.transfer_id for said in lone.all_said(m.StateHeld)] == [5]
+    held = lone.engine._handover._fetched.held[m.TransferId(5)][1]  # type: ignore[attr-defined]
     pages, slot = held.sent
     assert content(lone, list(pages), slot) == wanted
-    lone.post(m.PrefillEnd(m.RoomId(5)))
+    lone.post(m.PrefillEnd(m.TransferId(5)))
 
 
 @pytest.mark.parametrize("fault", Fault)
@@ -218,15 +220,15 @@ def test_a_fetch_that_ends_while_it_loads_leaves_nothing(
     copies.hold("pages_up")
     lone.post(fetch())
     copies.await_inside("pages_up")
-    lone.post(m.PrefillEnd(m.RoomId(5)))
+    lone.post(m.PrefillEnd(m.TransferId(5)))
     assert lone.stats().slots["quarantined"] == 1
     copies.let_go()
     lone.run()
     assert not lone.all_said(m.PrefillAccepted)
     lone.post(fetch(6))
     lone.run()
-    assert [said.room for said in lone.all_said(m.PrefillAccepted)] == [6]
-    lone.post(m.PrefillEnd(m.RoomId(6)))
+    assert [said.transfer_id for said in lone.all_said(m.PrefillAccepted)] == [6]
+    lone.post(m.PrefillEnd(m.TransferId(6)))
 
 
 @pytest.fixture
@@ -272,10 +274,10 @@ def test_a_turn_end_is_loaded_before_a_prefill_node_pulls_it(
     lone.post(submit("next", log, 4))
     lone.step()
     (wanted,) = lone.all_said(m.HandoverWanted)
-    assert wanted.ticket.offered == 354 and wanted.ticket.kv_matched == 0
+    assert wanted.transfer_request.offered == 354 and wanted.transfer_request.kv_matched == 0
     copies.fault = lambda name: fault if name.endswith("_up") else None
     copies.hold("pages_up")
-    lone.post(m.PullAsked(wanted.ticket.room, 354, 2))
+    lone.post(m.PullAsked(wanted.transfer_request.transfer_id, 354, 2))
     copies.await_inside("pages_up")
     lone.steps(3)
     assert not lone.all_said(m.PullPinned) and not lone.all_said(m.PullRefused)
@@ -284,7 +286,7 @@ def test_a_turn_end_is_loaded_before_a_prefill_node_pulls_it(
     if fault is None:
         (pinned,) = lone.all_said(m.PullPinned)
         assert len(pinned.source.pages) == 4
-        lone.post(m.PullEnd(wanted.ticket.room))
+        lone.post(m.PullEnd(wanted.transfer_request.transfer_id))
     else:
         (refused,) = lone.all_said(m.PullRefused)
         assert "not here any more" in refused.reason

@@ -56,8 +56,8 @@ def chats(client: "openai.OpenAI") -> Iterator[tuple[int, int]]:
 @pytest.mark.parametrize("session", [responses, chats])
 def test_ten_turns_resume_at_their_exact_ends(pair: tuple[Node, Node], session: Any) -> None:
     _, decode = pair
-    landed = decode.landed()
+    arrived = decode.arrived()
     with openai_client(decode.http_address) as client:
         turns = list(session(client))
-    assert decode.landed() > landed
+    assert decode.arrived() > arrived
     assert [cached == before - 1 for before, cached in turns[1:]] == [True] * (TURNS - 1), turns

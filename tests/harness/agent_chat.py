@@ -124,11 +124,11 @@ def agent_messages(count: int, source: str, scale: float = 1.0, seed: int = 0) -
     """Return the first `count` messages of one conversation: a system message, then questions. Each
     question is answered by a dozen tool calls, each with thoughts. source: text that the messages
     quote. scale: factor of the message lengths; at 1.0 they have a few hundred characters each."""
-    drawn = random.Random(seed)
+    sampled = random.Random(seed)
 
     def quoted(characters: float) -> str:
         length = int(characters * scale)
-        begin = drawn.randrange(len(source) - length)
+        begin = sampled.randrange(len(source) - length)
         return source[begin : begin + length]
 
     def thinking(characters: float) -> str:
@@ -138,8 +138,8 @@ def agent_messages(count: int, source: str, scale: float = 1.0, seed: int = 0) -
     while len(messages) < count:
         messages.append(ChatMessage("user", quoted(200)))
         for _ in range(_CALLS):
-            asked = {"path": quoted(20), "pattern": quoted(30), "lines": drawn.randrange(99)}
-            call = ToolCall(f"look_{drawn.randrange(8)}", asked)
+            asked = {"path": quoted(20), "pattern": quoted(30), "lines": sampled.randrange(99)}
+            call = ToolCall(f"look_{sampled.randrange(8)}", asked)
             messages.append(ChatMessage("assistant", thinking(60), (call,)))
             messages.append(ChatMessage("tool", quoted(380)))
         messages.append(ChatMessage("assistant", thinking(200)))

@@ -45,16 +45,18 @@ class AgentFront:
 
         def answer(submit: m.Submit) -> list[int]:
             text = left.pop(0) if len(left) > 1 else left[0]
-            return [*self._drawn(text), END]
+            return [*self._sampled(text), END]
 
         self.http.engine.answer = answer
 
-    def _drawn(self, text: str) -> list[int]:
+    def _sampled(self, text: str) -> list[int]:
         """Return the tokens a model would sample: each of the two tags is one token."""
         tokenizer = self.codec.require_tokenizer()
-        pieces = re.split("(" + "|".join(map(re.escape, THINKING_TAGS)) + ")", text)
+        segments = re.split("(" + "|".join(map(re.escape, THINKING_TAGS)) + ")", text)
         added = {tag: [tokenizer.added_tokens[tag]] for tag in THINKING_TAGS}
-        return [id_ for piece in pieces for id_ in added.get(piece) or tokenizer.encode(piece)]
+        return [
+            id_ for segment in segments for id_ in added.get(segment) or tokenizer.encode(segment)
+        ]
 
     def end_by_length(self) -> None:
         """End each answer by its length from now on."""

@@ -11,14 +11,14 @@ import random
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
-from tasuki.transfer.rooms import actions as do
-from tasuki.transfer.rooms import events as on
-from tasuki.transfer.rooms import messages as say
-from tasuki.transfer.rooms.actions import Action
-from tasuki.transfer.rooms.receiving import Receiving
-from tasuki.transfer.rooms.sending import Sending
-from tasuki.transfer.rooms.states import HANDOVER, PULL
-from tasuki.transfer.windows.window import Destination
+from tasuki.transfer.chunks.chunk import Destination
+from tasuki.transfer.lifecycle import actions as do
+from tasuki.transfer.lifecycle import events as on
+from tasuki.transfer.lifecycle import messages as say
+from tasuki.transfer.lifecycle.actions import Action
+from tasuki.transfer.lifecycle.receiving import Receiving
+from tasuki.transfer.lifecycle.sending import Sending
+from tasuki.transfer.lifecycle.states import HANDOVER, PULL
 from tests.harness.interaction import Look
 from tests.harness.waiting import HANG_SECONDS
 from tests.simulation.checks import Checks
@@ -82,7 +82,7 @@ class Followed(Checks):
 
     def _note(self, side: SimulatedSide, shown: str) -> None:
         of_pull = " pull" if side.side.kind is PULL else ""
-        track = f"{side.peer.node.name} {side.room}{of_pull}"
+        track = f"{side.peer.node.name} {side.transfer_id}{of_pull}"
         self.came.setdefault(track, []).append(shown)
 
 
@@ -95,16 +95,16 @@ class ScriptedDecode(DecodeDesk):
     def _pin(self, request: Request) -> None:
         return
 
-    def grant(self, room: int) -> None:
-        super()._grant(self.requests[room])
+    def grant(self, transfer_id: int) -> None:
+        super()._grant(self.requests[transfer_id])
 
-    def pin(self, room: int) -> None:
-        request = self.requests.get(room)
+    def pin(self, transfer_id: int) -> None:
+        request = self.requests.get(transfer_id)
         if request is not None:
             super()._pin(request)
 
-    def cancel(self, room: int) -> None:
-        self._cancel(self.requests[room])
+    def cancel(self, transfer_id: int) -> None:
+        self._cancel(self.requests[transfer_id])
 
 
 class ScriptedPrefill(PrefillDesk):
@@ -116,16 +116,16 @@ class ScriptedPrefill(PrefillDesk):
     def _compute(self, computed: object) -> None:
         return
 
-    def admit(self, room: int) -> None:
+    def admit(self, transfer_id: int) -> None:
         """Admit a transfer: pull the offered state once, else lease the transfer."""
-        super()._admit(self._computed[room])
+        super()._admit(self._computed[transfer_id])
 
-    def compute(self, room: int) -> None:
-        self.peer.leaving.plan(room, self._computed[room].source or ())
+    def compute(self, transfer_id: int) -> None:
+        self.peer.leaving.plan(transfer_id, self._computed[transfer_id].source or ())
 
-    def announce(self, room: int) -> None:
-        request = self._computed[room].request
-        self.rooms[room].put(on.Announced(request.generation))
+    def announce(self, transfer_id: int) -> None:
+        request = self._computed[transfer_id].request
+        self.transfers[transfer_id].put(on.Announced(request.generation))
 
 
 class CoreWorld(SimulatedPair):
@@ -217,22 +217,26 @@ class CoreWorld(SimulatedPair):
         for number in map(int, numbers):
             self._ask(number, offers=False)
 
-    def _ask(self, room: int, *, offers: bool) -> None:
-        if room in self._decode.rooms:
+    def _ask(self, transfer_id: int, *, offers: bool) -> None:
+        if transfer_id in self._decode.transfers:
             return
         self._generations += 1
-        request = Request(HANDOVER, room, self._generations, offers)
-        request.faults = self._faults.pop(room, [])
+        request = Request(HANDOVER, transfer_id, self._generations, offers)
+        request.faults = self._faults.pop(transfer_id, [])
         self.checks.asked(request)
         self._decode.ask(request)
-        self._until(lambda: room in self._prefill.rooms or room not in self._decode.rooms)
+        self._until(
+            lambda: (
+                transfer_id in self._prefill.transfers or transfer_id not in self._decode.transfers
+            )
+        )
 
     def pull(self, number: str) -> None:
         """Begin a transfer with a state offered; wait for the pull at the decode node."""
-        room = int(number)
-        self._ask(room, offers=True)
-        self._prefill.admit(room)
-        self._until(lambda: room in self._decode.pulls)
+        transfer_id = int(number)
+        self._ask(transfer_id, offers=True)
+        self._prefill.admit(transfer_id)
+        self._until(lambda: transfer_id in self._decode.pulls)
 
     def accept(self, *numbers: str) -> None:
         for number in numbers:
@@ -246,8 +250,12 @@ class CoreWorld(SimulatedPair):
             self.accept(number)
             if int(number) not in self._decode.granted:
                 self._decode.grant(int(number))
-            room = self._prefill.rooms[int(number)]
-            self._until(lambda room=room: room.side.state.name not in ("QUEUED", "ACCEPTED"))
+            this_transfer = self._prefill.transfers[int(number)]
+            self._until(
+                lambda transfer=this_transfer: (
+                    transfer.side.state.name not in ("QUEUED", "ACCEPTED")
+                )
+            )
 
     def compute(self, *numbers: str) -> None:
         for number in numbers:
@@ -259,43 +267,43 @@ class CoreWorld(SimulatedPair):
             self.compute(number)
             self._prefill.announce(int(number))
 
-    def _state(self, room: int, *names: str) -> None:
+    def _state(self, transfer_id: int, *names: str) -> None:
         """Wait until the decode node's side is in one of these states."""
-        self._until(lambda: self._decode.rooms[room].side.state.name in names)
+        self._until(lambda: self._decode.transfers[transfer_id].side.state.name in names)
 
     # Messages of engines
 
-    def _deliver(self, name: str, room: int, *words: str) -> None:
+    def _deliver(self, name: str, transfer_id: int, *words: str) -> None:
         decode, prefill = self._decode, self._prefill
         match name:
             case "HandoverCancelled":
-                decode.cancel(room)
+                decode.cancel(transfer_id)
             case "HandoverDeclined":
-                decode.rooms[room].put(on.Declined())
+                decode.transfers[transfer_id].put(on.Declined())
             case "HandoverGranted":
                 # Ids rejected by the prefill node.
-                generation = decode.requests[room].generation
+                generation = decode.requests[transfer_id].generation
                 wrong = Destination(0, (10**6,), 0)
-                decode.rooms[room].put(say.Grant(generation, wrong))
+                decode.transfers[transfer_id].put(say.Grant(generation, wrong))
             case "PullPinned":
-                decode.pin(room)
+                decode.pin(transfer_id)
             case "PullRefused":
-                decode.pulls[room].put(on.Refusal(words[0]))
+                decode.pulls[transfer_id].put(on.Refusal(words[0]))
             case "PrefillQueue":
-                prefill.rooms[room].put(on.Moved(int(words[0])))
+                prefill.transfers[transfer_id].put(on.Moved(int(words[0])))
             case "PrefillAccepted":
-                prefill.admit(room)
+                prefill.admit(transfer_id)
             case "PrefillToken":
-                prefill.announce(room)
+                prefill.announce(transfer_id)
             case "PrefillRefused":
                 reason, *late = words
-                prefill.rooms[room].put(on.Refusal(reason, bool(late), reason))
+                prefill.transfers[transfer_id].put(on.Refusal(reason, bool(late), reason))
             case _:
                 raise LookupError(name)
 
     def queue_moves(self, number: str) -> None:
         """Move the transfer to and fro in its queue while it is alive."""
-        side = self._prefill.rooms[int(number)]
+        side = self._prefill.transfers[int(number)]
 
         def moves(position: int) -> None:
             side.put(on.Moved(position))
@@ -350,11 +358,11 @@ class CoreWorld(SimulatedPair):
 
     def drain(self, number: str) -> Look:
         """Show the drain in the prefill node's record of ended transfers."""
-        request = self.checks.by_room[int(number)]
+        request = self.checks.by_transfer[int(number)]
         names = list(self.checks.connections)
 
         def look() -> list[str]:
-            ended = self._prefill.ended.drain(names[-1], request.room, request.generation)
+            ended = self._prefill.ended.drain(names[-1], request.transfer_id, request.generation)
             return [f"drain {'None' if ended is None else ended.name}"]
 
         return look

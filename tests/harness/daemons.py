@@ -34,20 +34,20 @@ from tests.harness.waiting import HANG_SECONDS, until
 OWNERS = ("free", "working", "tree", "granted", "quarantined")
 HELD = ("working", "granted", "quarantined", "pinned")
 NEW_TOKENS = 40
-COUNTED_WINDOWS = ("--layers-per-window", "1")
+COUNTED_CHUNKS = ("--layers-per-window", "1")
 """Flags of a prefill node in tests that count layer chunks. Without them their number depends on
 the link."""
 
 
-WINDOW_IN_TRANSFER = 48
+CHUNK_IN_TRANSFER = 48
 
 
-def resting_at(window: int) -> dict[str, str]:
+def resting_at(chunk: int) -> dict[str, str]:
     """Return the environment of a prefill node that pauses each transfer for a second before it
     posts layer chunk `window`. On a quick machine a transfer would otherwise end before a test sees
     it."""
     place = failpoints.Place.SENDER_BEFORE_POST.value
-    return {failpoints.VARIABLE: f"{place}@{window}=delay:1.0"}
+    return {failpoints.VARIABLE: f"{place}@{chunk}=delay:1.0"}
 
 
 def flags(
@@ -200,7 +200,7 @@ class Node:
         """Return the number of requests in this state of the engine."""
         return self.stats().requests[state]
 
-    def landed(self) -> int:
+    def arrived(self) -> int:
         """Return the number of layer chunks that arrived at this node since it started."""
         return self.stats().windows["landed"]
 
@@ -310,9 +310,9 @@ class Pair:
         self.prefill = Node(
             "prefill",
             *flags(device=device),
-            *("--prefill-chunk-tokens", "64", "--max-batch", "1", *COUNTED_WINDOWS, *more),
+            *("--prefill-chunk-tokens", "64", "--max-batch", "1", *COUNTED_CHUNKS, *more),
             bind=kept_address(),
-            launch=partial(ForkedDaemon, environment=resting_at(WINDOW_IN_TRANSFER)),
+            launch=partial(ForkedDaemon, environment=resting_at(CHUNK_IN_TRANSFER)),
         ).wait_ready()
         self._target = between(self.prefill.address)
         # Small chunks here too: the answer to Stats waits for the running forward.
@@ -344,7 +344,7 @@ class Pair:
         assert node.address == self._target
         return node.state
 
-    def mend(self) -> None:
+    def fix(self) -> None:
         """Start whichever node is dead, at its old address, and wait until the two have met."""
         for node in (self.prefill, self.decode):
             if not node.running:

@@ -28,8 +28,10 @@ class DecodeNode(Lone):
 
     @property
     def granted(self) -> list[str]:
-        names = {w.ticket.room: w.request_id for w in self.all_said(m.HandoverWanted)}
-        return [names[said.grant.room] for said in self.all_said(m.HandoverGranted)]
+        names = {
+            w.transfer_request.transfer_id: w.request_id for w in self.all_said(m.HandoverWanted)
+        }
+        return [names[said.grant.transfer_id] for said in self.all_said(m.HandoverGranted)]
 
     def want_each(self, names: Sequence[str], tokens: int, new_tokens: int) -> None:
         """Submit one prompt per name, then run one step."""
@@ -41,28 +43,34 @@ class DecodeNode(Lone):
         """Abort a request as its client does."""
         self.post(m.Abort(m.RequestId(name)))
 
-    def room(self, name: str) -> m.RoomId:
-        return next(w.ticket.room for w in self.all_said(m.HandoverWanted) if w.request_id == name)
+    def transfer_id(self, name: str) -> m.TransferId:
+        return next(
+            w.transfer_request.transfer_id
+            for w in self.all_said(m.HandoverWanted)
+            if w.request_id == name
+        )
 
     def accept(self, name: str) -> None:
-        self.post(m.GrantWanted(self.room(name)))
+        self.post(m.GrantWanted(self.transfer_id(name)))
         self.step()
 
-    def land(self, name: str) -> None:
+    def complete(self, name: str) -> None:
         """Complete a transfer with zeros in all its pages and states."""
-        arena, room = self.parts.arena, self.room(name)
-        (grant,) = [s.grant for s in self.all_said(m.HandoverGranted) if s.grant.room == room]
+        arena, transfer_id = self.parts.arena, self.transfer_id(name)
+        (grant,) = [
+            s.grant for s in self.all_said(m.HandoverGranted) if s.grant.transfer_id == transfer_id
+        ]
         for kv in arena.kv:
             kv[list(grant.pages)] = 0
         for layer in range(len(arena.conv)):
             arena.conv[layer][grant.slot] = 0
             arena.ssm[layer][grant.slot] = 0
-        self.post(m.RemoteReady(room, 7, -0.5, 1.0, _HIT, "prefill"))
-        self.post(m.RemoteDone(room, m.TransferReport(0, 0, 0, 0.0, 0.0)))
+        self.post(m.RemoteReady(transfer_id, 7, -0.5, 1.0, _HIT, "prefill"))
+        self.post(m.RemoteDone(transfer_id, m.TransferReport(0, 0, 0, 0.0, 0.0)))
 
     def hand_over(self) -> None:
         """Complete the hand-over of each request asked for and not handed over yet."""
         for name in self.asked[self._answered :]:
             self._answered += 1
             self.accept(name)
-            self.land(name)
+            self.complete(name)

@@ -29,7 +29,7 @@ from tasuki.server.daemon.node import Node, about_node
 from tasuki.server.daemon.running_engine import NearEngine
 from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.text.tokenizer import Tokenizer
-from tasuki.transfer.windows.window import StepCounter
+from tasuki.transfer.chunks.chunk import StepCounter
 from tests.harness.engines import TINY, engine_config
 from tests.harness.grpc_fixtures import loop_on_a_thread
 from tests.harness.http_calls import Reply, ask
@@ -105,10 +105,10 @@ class Dictation:
     def sample(
         self, logits: Any, params: Any, positions: Sequence[int], scores: Any = None
     ) -> list[Sampled]:
-        drawn = sample(logits, params, positions, scores)
+        sampled = sample(logits, params, positions, scores)
         return [
             item._replace(token=self.tokens.get(position, item.token))
-            for item, position in zip(drawn, positions, strict=True)
+            for item, position in zip(sampled, positions, strict=True)
         ]
 
 

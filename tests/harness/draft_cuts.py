@@ -38,7 +38,7 @@ class DraftedEngines(Protocol):
         ...
 
 
-def drawn(engine: Lone, length: int) -> list[int]:
+def sampled(engine: Lone, length: int) -> list[int]:
     """Return the answer to a prompt of this length."""
     return [token.token for token in answered(engine, prompt(length), DRAWN)]
 
@@ -77,10 +77,10 @@ class DraftCuts:
 
     @pytest.mark.parametrize("held", range(5))
     def test_as_many_drafts_are_accepted_as_hold(self, engines: DraftedEngines, held: int) -> None:
-        answer = drawn(engines.plain(), 100)
+        answer = sampled(engines.plain(), 100)
         engine = engines.drafting()
         draft(engine, {"r": answer}, 4, cycle([held]))
-        assert drawn(engine, 100) == answer
+        assert sampled(engine, 100) == answer
         usage = engine.finished("r").usage
         verified, rest = divmod(NEW - 1, held + 1)
         assert usage.completion_tokens == NEW
@@ -94,7 +94,7 @@ class DraftCuts:
     def test_a_stop_among_accepted_drafts_ends_the_answer_there(
         self, engines: DraftedEngines
     ) -> None:
-        tokens, answer = prompt(90), drawn(engines.plain(), 90)
+        tokens, answer = prompt(90), sampled(engines.plain(), 90)
         places = [place for place in range(1, 12) if answer[place] not in answer[:place]]
         assert len(places) > 5
         for place in places:
@@ -127,7 +127,7 @@ class DraftCuts:
     def test_what_gives_way_between_drafts_goes_on_as_it_would(
         self, engines: DraftedEngines, steps: int
     ) -> None:
-        answer = drawn(engines.plain(), 150)
+        answer = sampled(engines.plain(), 150)
         engine = engines.drafting()
         draft(engine, {"r": answer}, 3, any_pattern(steps))
         engine.post(submit("r", prompt(150), NEW, sampling=DRAWN))

@@ -111,9 +111,9 @@ class EngineCuts:
 
     def test_stops_and_aborts_leave_exact_states(self, engines: Engines) -> None:
         engine = engines.cold()
-        drawn = SamplingParams(max_new_tokens=12, temperature=40.0, seed=3, ignore_eos=True)
+        sampled = SamplingParams(max_new_tokens=12, temperature=40.0, seed=3, ignore_eos=True)
         asked = prompt(engines, 100, 5)
-        engine.post(submit("whole", asked, 12, sampling=drawn))
+        engine.post(submit("whole", asked, 12, sampling=sampled))
         engine.post(submit("gone", prompt(engines, 400, 6), 30))
         engine.steps(5)
         engine.post(m.Abort(m.RequestId("gone")))

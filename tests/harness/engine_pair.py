@@ -18,14 +18,14 @@ from tasuki.engine.assembly.parts import EngineParts
 from tasuki.engine.config import EngineConfig, Role
 from tasuki.engine.handover.early_start import EarlyStart
 from tasuki.model.qwen3_5 import Qwen35Model
+from tasuki.transfer.chunks.chunk import Destination
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.errors import TransferError
 from tasuki.transfer.receiving.receiver import Receiver
-from tasuki.transfer.reports import RoomSent
+from tasuki.transfer.reports import TransferSent
 from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.settings import WireSettings
 from tasuki.transfer.transports.loopback import Faults, LoopbackFabric, LoopbackTransport, no_faults
-from tasuki.transfer.windows.window import Destination
 from tests.harness.engines import Lone
 from tests.harness.loopback_pair import Ends
 from tests.harness.waiting import HANG_SECONDS
@@ -69,11 +69,11 @@ class StoppedHead:
 
 
 @dataclass
-class Room:
+class OneTransfer:
     """A running hand-over."""
 
     request: str
-    ticket: m.Ticket
+    transfer_request: m.TransferRequest
     token: m.PrefillToken
 
 
@@ -89,48 +89,50 @@ class EnginePair:
     said_by_steps: "SimpleQueue[m.EarlyStepEnded]"
     ends: Ends = field(default_factory=Ends)
 
-    def hand_over(self, submit: m.Submit) -> Room:
+    def hand_over(self, submit: m.Submit) -> OneTransfer:
         """Run a hand-over up to the first token at the prefill engine. Layer chunks may be in
         flight."""
         self.decode.post(submit)
         self.decode.step()
         wanted = self._last(self.decode, m.HandoverWanted)
-        self.prefill.post(m.PrefillReserve(wanted.ticket, wanted.prompt))
+        self.prefill.post(m.PrefillReserve(wanted.transfer_request, wanted.prompt))
         # Run until it is accepted, because its prefix may have to be loaded first.
         self.prefill.run()
-        room = self._last(self.prefill, m.PrefillAccepted).room
-        self.decode.post(m.GrantWanted(room))
+        transfer = self._last(self.prefill, m.PrefillAccepted).transfer_id
+        self.decode.post(m.GrantWanted(transfer))
         self.decode.step()
         grant = self._last(self.decode, m.HandoverGranted).grant
-        assert grant.room == room == wanted.ticket.room
+        assert grant.transfer_id == transfer == wanted.transfer_request.transfer_id
         granted = Destination(grant.first_page, grant.pages, grant.slot)
-        self.receiver.expect(room, grant.generation, granted)
-        self.sender.open(room, grant.generation, PEER, granted, self.ends)
+        self.receiver.expect(transfer, grant.generation, granted)
+        self.sender.open(transfer, grant.generation, PEER, granted, self.ends)
         self.prefill.post(m.PrefillStart(grant))
         self.prefill.run()
-        return Room(submit.request_id, wanted.ticket, self._last(self.prefill, m.PrefillToken))
+        return OneTransfer(
+            submit.request_id, wanted.transfer_request, self._last(self.prefill, m.PrefillToken)
+        )
 
     @staticmethod
     def _last(engine: Lone, kind: type) -> m.Outbox:
         return engine.all_said(kind)[-1]
 
-    def begin(self, submit: m.Submit) -> Room:
+    def begin(self, submit: m.Submit) -> OneTransfer:
         """Run the hand-over up to the begin of the early step, if the answer is to have one."""
-        room = self.hand_over(submit)
-        self.ready(room, LONG)
-        return room
+        transfer = self.hand_over(submit)
+        self.ready(transfer, LONG)
+        return transfer
 
-    def join(self, room: Room) -> None:
+    def join(self, transfer: OneTransfer) -> None:
         """Complete the transfer and its early step, then run until idle."""
-        self.done(room)
+        self.done(transfer)
         self.step_ended()
         self.decode.run()
 
-    def ready(self, room: Room, tail_seconds: float | None) -> None:
-        token = room.token
+    def ready(self, transfer: OneTransfer, tail_seconds: float | None) -> None:
+        token = transfer.token
         self.decode.post(
             m.RemoteReady(
-                token.room,
+                token.transfer_id,
                 token.token,
                 token.logprob,
                 token.margin,
@@ -141,16 +143,18 @@ class EnginePair:
             )
         )
 
-    def flushed(self, room: Room) -> RoomSent:
-        end = self.ends.wait(room.ticket.room, timeout=HANG_SECONDS)
-        assert isinstance(end, RoomSent), end
+    def flushed(self, transfer: OneTransfer) -> TransferSent:
+        end = self.ends.wait(transfer.transfer_request.transfer_id, timeout=HANG_SECONDS)
+        assert isinstance(end, TransferSent), end
         return end
 
-    def done(self, room: Room) -> m.RemoteDone | m.HandoverFailed:
+    def done(self, transfer: OneTransfer) -> m.RemoteDone | m.HandoverFailed:
         """Handle Done as the decode node does. The transfer is over afterwards."""
-        end, number = self.flushed(room), room.ticket.room
+        end, number = self.flushed(transfer), transfer.transfer_request.transfer_id
         try:
-            self.receiver.verify(number, room.ticket.generation, end.report.digests, HANG_SECONDS)
+            self.receiver.verify(
+                number, transfer.transfer_request.generation, end.report.digests, HANG_SECONDS
+            )
         except TransferError as error:
             message: m.RemoteDone | m.HandoverFailed = m.HandoverFailed(number, str(error))
         else:
@@ -163,11 +167,11 @@ class EnginePair:
         self.prefill.post(m.PrefillEnd(number))
         return message
 
-    def lose(self, room: Room, reason: str = "lost on purpose") -> None:
+    def lose(self, transfer: OneTransfer, reason: str = "lost on purpose") -> None:
         """Fail the hand-over though all of it was sent. The decode engine continues the answer by
         itself, and both sides end the transfer."""
-        number = room.ticket.room
-        self.flushed(room)
+        number = transfer.transfer_request.transfer_id
+        self.flushed(transfer)
         self.decode.post(m.HandoverFailed(number, reason))
         self.decode.run()
         self.prefill.post(m.PrefillEnd(number))

@@ -33,8 +33,8 @@ from tasuki.pycache.arena import Arena, CopyKind
 from tasuki.pycache.layout import ArenaKey, CacheLayout, Place
 from tasuki.pycache.packed import TreeNode
 from tasuki.pycache.prefix_cache import HybridPrefixCache
+from tasuki.transfer.chunks.chunk import StepCounter
 from tasuki.transfer.sending.sender import Sender
-from tasuki.transfer.windows.window import StepCounter
 
 Kind = TypeVar("Kind")
 
@@ -150,7 +150,7 @@ class Lone:
                 return build_prefill_engine(config, parts, cache, sender)
             case Role.DECODE:
                 if early is None:
-                    early = build_early_start(parts, lambda room: None, lambda: None)
+                    early = build_early_start(parts, lambda transfer_id: None, lambda: None)
                 return build_decode_engine(config, parts, cache, early)
 
     def post(self, message: m.Inbox) -> None:

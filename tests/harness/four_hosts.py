@@ -90,7 +90,7 @@ def main(folder: str, *spaces: str) -> None:
         hosts.wait_for_members("d2", {"p2"})
         for name in ("p2", "d2"):
             hosts.nodes[name].assert_at_rest()
-        assert hosts.nodes["d2"].landed() > 0, "nothing was handed over"
+        assert hosts.nodes["d2"].arrived() > 0, "nothing was handed over"
         assert [hosts.nodes[name].stop() for name in ("d2", "p2")] == [0, 0]
 
 

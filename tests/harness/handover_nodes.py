@@ -20,13 +20,13 @@ from tasuki.prefill_node.handover_service import HandoverService, HandoverServic
 from tasuki.proto import handover_pb2_grpc
 from tasuki.pycache.layout import CacheLayout
 from tasuki.server.discovery.membership import FixedMembership
-from tasuki.transfer.node_identity import NodeIdentity
-from tasuki.transfer.protocol.contract import Contract
-from tasuki.transfer.rooms.deadlines import (
+from tasuki.transfer.lifecycle.deadlines import (
     PullReceiverDeadlines,
     PullSenderDeadlines,
     ReceiverDeadlines,
 )
+from tasuki.transfer.node_identity import NodeIdentity
+from tasuki.transfer.protocol.contract import Contract
 from tasuki.transfer.sending.sender import SenderSettings
 from tasuki.transfer.settings import Precision, WirePrecision
 from tasuki.transfer.transports.loopback import Faults, no_faults
@@ -35,8 +35,8 @@ from tests.harness.waiting import HANG_SECONDS
 
 GENERATION, PULL_GENERATION = 11, 70
 PAGES = 4
-SLABS_OF_ROOM = 3
-SLABS = 8 * SLABS_OF_ROOM
+SLABS_OF_TRANSFER = 3
+SLABS = 8 * SLABS_OF_TRANSFER
 HIT = m.HitBreakdown(256, 128, 64, {"new": 128, "alignment": 64}, "turn_end")
 LOOK = 0.05
 LIMITS = HandoverSettings(
@@ -49,43 +49,52 @@ LIMITS = HandoverSettings(
     pull=PullSenderDeadlines(look=LOOK),
 )
 SERVICE_LIMITS = HandoverServiceSettings(
-    beat_seconds=0.1,
-    silence_seconds=0.8,
+    heartbeat_seconds=0.1,
+    timeout_seconds=0.8,
     progress_seconds=LOOK,
     pull=PullReceiverDeadlines(look=LOOK),
 )
 
 
-def grant_of(room: int, layout: CacheLayout) -> m.Grant:
+def grant_of(transfer_id: int, layout: CacheLayout) -> m.Grant:
     """Return the destination of a transfer: ids in three slabs of the arena, not shared with
     neighbouring transfers."""
-    slot = room * SLABS_OF_ROOM % SLABS
+    slot = transfer_id * SLABS_OF_TRANSFER % SLABS
     ids = [
         slab * layout.blocks_per_slab + k
-        for slab in range(slot + 1, slot + SLABS_OF_ROOM)
+        for slab in range(slot + 1, slot + SLABS_OF_TRANSFER)
         for k in range(layout.pages_per_slab)
     ]
-    return m.Grant(m.RoomId(room), GENERATION, 0, tuple(reversed(ids[:PAGES])), slot)
+    return m.Grant(m.TransferId(transfer_id), GENERATION, 0, tuple(reversed(ids[:PAGES])), slot)
 
 
-def pull_of(room: int, layout: CacheLayout) -> m.PullGrant:
+def pull_of(transfer_id: int, layout: CacheLayout) -> m.PullGrant:
     """Return the prefill node's destination of a pull."""
-    granted = grant_of(room + 1, layout)
+    granted = grant_of(transfer_id + 1, layout)
     return m.PullGrant(
-        m.RoomId(room), PULL_GENERATION, 250, granted.first_page, granted.pages, granted.slot
+        m.TransferId(transfer_id),
+        PULL_GENERATION,
+        250,
+        granted.first_page,
+        granted.pages,
+        granted.slot,
     )
 
 
-def source_of(room: int, layout: CacheLayout) -> m.PullSource:
+def source_of(transfer_id: int, layout: CacheLayout) -> m.PullSource:
     """Return the decode node's source of a pull."""
     pages, slot = random_ids(layout, SLABS, PAGES, np.random.default_rng(3))
-    return m.PullSource(m.RoomId(room), pages, slot)
+    return m.PullSource(m.TransferId(transfer_id), pages, slot)
 
 
-def wanted(room: int) -> m.HandoverWanted:
+def wanted(transfer_id: int) -> m.HandoverWanted:
     sampling = SamplingParams(max_new_tokens=5, temperature=0.5, top_p=0.9, stop_token_ids=(3,))
-    ticket = m.Ticket(m.RoomId(room), GENERATION, 64, sampling, b"salt", (10, 20), message_end=240)
-    return m.HandoverWanted(m.RequestId(f"r{room}"), ticket, np.arange(250, dtype=np.int32))
+    transfer_request = m.TransferRequest(
+        m.TransferId(transfer_id), GENERATION, 64, sampling, b"salt", (10, 20), message_end=240
+    )
+    return m.HandoverWanted(
+        m.RequestId(f"r{transfer_id}"), transfer_request, np.arange(250, dtype=np.int32)
+    )
 
 
 @dataclass
@@ -105,28 +114,29 @@ class Inbound:
         times = zip(self.messages, self._came_at, strict=True)
         return next((at for message, at in times if isinstance(message, kind)), math.inf)
 
-    def of(self, kind: type, room: int | None = None) -> list:
+    def of(self, kind: type, transfer_id: int | None = None) -> list:
         return [
             message
             for message in self.messages
-            if isinstance(message, kind) and (room is None or room_of(message) == room)
+            if isinstance(message, kind)
+            and (transfer_id is None or transfer_of(message) == transfer_id)
         ]
 
     async def wait(
-        self, kind: type, room: int | None = None, timeout: float = HANG_SECONDS
+        self, kind: type, transfer_id: int | None = None, timeout: float = HANG_SECONDS
     ) -> m.Inbox:
         async with asyncio.timeout(timeout):
-            while not (found := self.of(kind, room)):
+            while not (found := self.of(kind, transfer_id)):
                 await asyncio.sleep(0.002)
         return found[0]
 
 
-def room_of(message: object) -> int | None:
+def transfer_of(message: object) -> int | None:
     if isinstance(message, m.PrefillReserve | m.FetchReserve):
-        return message.ticket.room
+        return message.transfer_request.transfer_id
     if isinstance(message, m.PrefillStart):
-        return message.grant.room
-    return getattr(message, "room", None)
+        return message.grant.transfer_id
+    return getattr(message, "transfer_id", None)
 
 
 @dataclass
@@ -142,60 +152,60 @@ class Nodes:
     async def connected(self) -> None:
         await self.decode.wait(m.PeersChanged)
 
-    async def reserve(self, room: int) -> None:
+    async def reserve(self, transfer_id: int) -> None:
         """Run a transfer until its prompt is in the prefill engine's queue. This and the next
         methods skip the steps already done."""
-        if not self.prefill.of(m.PrefillReserve, room):
-            self.client.deliver(wanted(room))
-            await self.prefill.wait(m.PrefillReserve, room)
+        if not self.prefill.of(m.PrefillReserve, transfer_id):
+            self.client.deliver(wanted(transfer_id))
+            await self.prefill.wait(m.PrefillReserve, transfer_id)
 
-    async def accept(self, room: int) -> None:
-        await self.reserve(room)
-        if not self.decode.of(m.GrantWanted, room):
-            self.service.deliver(m.PrefillQueue((m.RoomId(room),)))
-            self.service.deliver(m.PrefillAccepted(m.RoomId(room)))
-            await self.decode.wait(m.GrantWanted, room)
+    async def accept(self, transfer_id: int) -> None:
+        await self.reserve(transfer_id)
+        if not self.decode.of(m.GrantWanted, transfer_id):
+            self.service.deliver(m.PrefillQueue((m.TransferId(transfer_id),)))
+            self.service.deliver(m.PrefillAccepted(m.TransferId(transfer_id)))
+            await self.decode.wait(m.GrantWanted, transfer_id)
 
-    async def grant(self, room: int) -> None:
+    async def grant(self, transfer_id: int) -> None:
         """Run a transfer up to its first forward."""
-        await self.accept(room)
-        if not self.prefill.of(m.PrefillStart, room):
-            self.client.deliver(m.HandoverGranted(grant_of(room, self.pair.target.layout)))
-            await self.prefill.wait(m.PrefillStart, room)
+        await self.accept(transfer_id)
+        if not self.prefill.of(m.PrefillStart, transfer_id):
+            self.client.deliver(m.HandoverGranted(grant_of(transfer_id, self.pair.target.layout)))
+            await self.prefill.wait(m.PrefillStart, transfer_id)
 
     async def hand_over(
-        self, room: int, pulled: m.PullReport | None = None
+        self, transfer_id: int, pulled: m.PullReport | None = None
     ) -> tuple[tuple[int, ...], int]:
         """Do both engines' part of a transfer. Return the sender's own page ids and slot."""
-        await self.grant(room)
-        local = self.compute(room)
-        self.say_token(room, pulled)
+        await self.grant(transfer_id)
+        local = self.compute(transfer_id)
+        self.say_token(transfer_id, pulled)
         return local
 
-    async def pull(self, room: int) -> None:
+    async def pull(self, transfer_id: int) -> None:
         """Run a pull until its request reaches the decode engine."""
-        await self.reserve(room)
-        self.service.deliver(m.PullWanted(pull_of(room, self.pair.source.layout)))
-        await self.decode.wait(m.PullAsked, room)
+        await self.reserve(transfer_id)
+        self.service.deliver(m.PullWanted(pull_of(transfer_id, self.pair.source.layout)))
+        await self.decode.wait(m.PullAsked, transfer_id)
 
-    def compute(self, room: int) -> tuple[tuple[int, ...], int]:
+    def compute(self, transfer_id: int) -> tuple[tuple[int, ...], int]:
         """Run the forwards; the sender's own page ids and slot."""
         layout, slabs = self.pair.source.layout, self.pair.source.slabs
-        local, slot = random_ids(layout, slabs, PAGES, np.random.default_rng(room + 100))
-        self.pair.run(room, plans(local, slot, 3))
+        local, slot = random_ids(layout, slabs, PAGES, np.random.default_rng(transfer_id + 100))
+        self.pair.run(transfer_id, plans(local, slot, 3))
         return local, slot
 
-    def say_token(self, room: int, pulled: m.PullReport | None = None) -> None:
-        self.service.deliver(m.PrefillToken(m.RoomId(room), 42, -0.5, 1.25, HIT, pulled))
+    def say_token(self, transfer_id: int, pulled: m.PullReport | None = None) -> None:
+        self.service.deliver(m.PrefillToken(m.TransferId(transfer_id), 42, -0.5, 1.25, HIT, pulled))
 
     async def quiet(self) -> None:
         """Wait until no transfer or pull is left on either node, and none in the staging of an
         inexact wire."""
         client, service, pair = self.client, self.service, self.pair
-        rooms = (client._rooms, client._fetches, service._rooms, pair.sender._rooms)
-        pulls = (client._pulls, service._pulls, pair.back_sender._rooms)
+        transfers = (client._transfers, client._fetches, service._transfers, pair.sender._transfers)
+        pulls = (client._pulls, service._pulls, pair.back_sender._transfers)
         async with asyncio.timeout(HANG_SECONDS):
-            while any((*rooms, *pulls)):
+            while any((*transfers, *pulls)):
                 await asyncio.sleep(0.005)
         if not pair.source.precision.exact:
             assert cells_in_use(pair.source, pair.target) == 0

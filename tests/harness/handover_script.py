@@ -34,8 +34,8 @@ from tests.harness.handover_nodes import (
     nodes,
     other_weights,
     pull_of,
-    room_of,
     source_of,
+    transfer_of,
     wanted,
 )
 from tests.harness.interaction import Look, RealTime
@@ -46,11 +46,11 @@ _STAGES = ("reserve", "accept", "grant", "compute", "hand-over", "pull")
 """Methods of Nodes, each called with transfer numbers."""
 _PLACES = {
     "client.trace": "client._traceparent",
-    "client.events": "client._rooms.*._side.step",
-    "client.stream": "client._rooms.*._stream._outbox.take",
+    "client.events": "client._transfers.*._side.step",
+    "client.stream": "client._transfers.*._stream._outbox.take",
     "client.fence": "client._shared.breaker.end",
     "client.pull.events": "client._pulls.*._side.step",
-    "service.events": "service._rooms.*._side.step",
+    "service.events": "service._transfers.*._side.step",
     "service.pull.events": "service._pulls.*._side.step",
 }
 """Short names of methods that a script may break. It names others by their path."""
@@ -144,7 +144,7 @@ class HandoverWorld(RealTime):
                 for message in inbound.messages[self._read[node] :]:
                     if not isinstance(message, m.PeersChanged | m.ReadUsable):
                         of_pull = " pull" if isinstance(message, _PULLS) else ""
-                        track = f"{node} {room_of(message)}{of_pull}"
+                        track = f"{node} {transfer_of(message)}{of_pull}"
                         tracks.setdefault(track, []).append(_shown(message))
         return tracks
 
@@ -229,10 +229,10 @@ class HandoverWorld(RealTime):
 
     def _deliver(self, name: str, number: str, *words: str, **ids: str) -> None:
         half: Any = self.both.service if name.startswith(_TO_THE_SERVICE) else self.both.client
-        half.deliver(self._message(name, m.RoomId(int(number)), words, ids))
+        half.deliver(self._message(name, m.TransferId(int(number)), words, ids))
 
     def _message(
-        self, name: str, room: m.RoomId, words: tuple[str, ...], ids: dict[str, str]
+        self, name: str, transfer_id: m.TransferId, words: tuple[str, ...], ids: dict[str, str]
     ) -> Any:
         """Return a message to a node. ids: replace the granted ids."""
         other: dict[str, Any] = {key: int(value) for key, value in ids.items() if key != "pages"}
@@ -241,27 +241,29 @@ class HandoverWorld(RealTime):
         pair = self.both.pair
         match name:
             case "HandoverWanted":
-                return wanted(room)
+                return wanted(transfer_id)
             case "HandoverGranted":
-                return m.HandoverGranted(replace(grant_of(room, pair.target.layout), **other))
+                return m.HandoverGranted(
+                    replace(grant_of(transfer_id, pair.target.layout), **other)
+                )
             case "PullWanted":
-                return m.PullWanted(replace(pull_of(room, pair.source.layout), **other))
+                return m.PullWanted(replace(pull_of(transfer_id, pair.source.layout), **other))
             case "PullPinned":
-                return m.PullPinned(source_of(room, pair.target.layout))
+                return m.PullPinned(source_of(transfer_id, pair.target.layout))
             case "PullRefused":
-                return m.PullRefused(room, *words)
+                return m.PullRefused(transfer_id, *words)
             case "PrefillQueue":
                 # Transfers unknown to all nodes are before it.
-                return m.PrefillQueue((*([m.RoomId(0)] * int(words[0])), room))
+                return m.PrefillQueue((*([m.TransferId(0)] * int(words[0])), transfer_id))
             case "PrefillRefused":
                 kind, text = words
-                return m.PrefillRefused(room, m.RequestError(m.ErrorKind[kind], text))
+                return m.PrefillRefused(transfer_id, m.RequestError(m.ErrorKind[kind], text))
             case "PrefillToken":
-                return m.PrefillToken(room, 42, -0.5, 1.25, HIT)
-        return getattr(m, name)(room)
+                return m.PrefillToken(transfer_id, 42, -0.5, 1.25, HIT)
+        return getattr(m, name)(transfer_id)
 
     async def neighbours_landed(self) -> None:
-        await _until(lambda: self._link.landed)
+        await _until(lambda: self._link.arrived)
 
     # Time, and the wire
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tasuki.pycache._cpp_cache import Bell
+from tasuki.transfer.chunks.digest import Digester
 from tasuki.transfer.errors import TransportError
 from tasuki.transfer.transports.base import (
     Endpoint,
@@ -21,7 +22,6 @@ from tasuki.transfer.transports.base import (
     TransferState,
 )
 from tasuki.transfer.transports.loopback import Faults, LoopbackFabric, LoopbackTransport, no_faults
-from tasuki.transfer.windows.digest import Digester
 
 
 @dataclass
@@ -148,16 +148,16 @@ class HoldingWire(LoopbackTransport):
             each.dropped = True
             return True
         each.at = time.monotonic()
-        self.posts.append((each.held.window.room, each.held.tick, value))
+        self.posts.append((each.held.chunk.transfer_id, each.held.tick, value))
         try:
             write = each.held.write
-            each.posted = super().post(each.endpoint, write.pieces, write.notification)
+            each.posted = super().post(each.endpoint, write.segments, write.notification)
         except TransportError as error:
             each.error = error
             return True
         digester: Any = each.holding.digester
         try:
-            (each.answer.answer,) = digester.digest_all([each.held.window])
+            (each.answer.answer,) = digester.digest_all([each.held.chunk])
         except Exception as error:
             each.answer.answer = error
         self._flying.append(each)

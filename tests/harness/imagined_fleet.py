@@ -105,7 +105,9 @@ class ImaginedNode:
             LifeMark(RequestPhase.HANDING_OVER, 3 * wait),
             LifeMark(RequestPhase.FINISHED, 3 * wait),
         )
-        self.exposition.observe(m.RoomEnded(m.RoomId(0), hit.prompt_tokens, hit, True, life))
+        self.exposition.observe(
+            m.TransferEnded(m.TransferId(0), hit.prompt_tokens, hit, True, life)
+        )
 
     def text(self, chance: random.Random) -> str:
         """Return the node's text at /metrics."""

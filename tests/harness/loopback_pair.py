@@ -10,25 +10,25 @@ import torch
 from numpy.typing import NDArray
 
 from tasuki.pycache.layout import CacheLayout, LayerKind
+from tasuki.transfer.chunks.chunk import Destination, FinishedLayers, StepCounter
+from tasuki.transfer.chunks.digest import ChunkDigester
 from tasuki.transfer.node_identity import ArenaAddress
 from tasuki.transfer.precision.encoding_source import EncodingSource, StagingBuffer
 from tasuki.transfer.precision.layer_codec import TorchLayerCodec
 from tasuki.transfer.precision.wire_layout import RowFormat, WireUnits
 from tasuki.transfer.receiving.receiver import Receiver
-from tasuki.transfer.receiving.target_arena import TargetArena, WindowSink
-from tasuki.transfer.reports import RoomEnd, RoomSent
+from tasuki.transfer.receiving.target_arena import ChunkSink, TargetArena
+from tasuki.transfer.reports import TransferEnd, TransferSent
+from tasuki.transfer.sending.chunk_source import ChunkSource, DirectSource
 from tasuki.transfer.sending.link import SourceArena
 from tasuki.transfer.sending.sender import Sender, SenderSettings
-from tasuki.transfer.sending.window_source import DirectSource, WindowSource
 from tasuki.transfer.settings import WirePrecision
 from tasuki.transfer.transports.loopback import Faults, LoopbackFabric, LoopbackTransport, no_faults
-from tasuki.transfer.windows.digest import WindowDigester
-from tasuki.transfer.windows.window import Destination, FinishedLayers, StepCounter
 from tests.harness.waiting import HANG_SECONDS
 
 POISON = 0xA5
 FULL, GDN, DRAFT = LayerKind.FULL, LayerKind.GDN, LayerKind.DRAFT
-ROOM, GENERATION = 7, 3
+TRANSFER_ID, GENERATION = 7, 3
 
 
 def small_layout(kinds: tuple[LayerKind, ...] = (GDN, GDN, GDN, FULL) * 2) -> CacheLayout:
@@ -57,29 +57,29 @@ class Node:
     transport: LoopbackTransport
     memory: NDArray[np.uint8]
     precision: WirePrecision = field(default_factory=WirePrecision)
-    digester: WindowDigester = field(init=False)
-    window_source: WindowSource = field(init=False)
-    window_sink: WindowSink | None = None
+    digester: ChunkDigester = field(init=False)
+    chunk_source: ChunkSource = field(init=False)
+    chunk_sink: ChunkSink | None = None
 
     def __post_init__(self) -> None:
         units = WireUnits.of(self.layout, self.precision)
-        self.digester = WindowDigester(self.memory, self.layout, units)
-        self.window_source = DirectSource(self.layout, self.digester)
+        self.digester = ChunkDigester(self.memory, self.layout, units)
+        self.chunk_source = DirectSource(self.layout, self.digester)
         if not self.precision.exact:
             codec = TorchLayerCodec(torch.from_numpy(self.memory), units)
             first = self.slabs * self.layout.slab_bytes
             cells = StagingBuffer(first, self.memory.size - first, units.largest_encoded)
             code = self.precision.code
-            self.window_source = EncodingSource(units, code, codec, self.digester, cells)
-            self.window_sink = WindowSink(units, code, codec)
+            self.chunk_source = EncodingSource(units, code, codec, self.digester, cells)
+            self.chunk_sink = ChunkSink(units, code, codec)
         self.transport.register(self.memory.ctypes.data, self.memory.size)
 
     def sender(self, steps: StepCounter, settings: SenderSettings | None) -> Sender:
-        source = SourceArena(self.slabs, self.transport, self.window_source, steps)
+        source = SourceArena(self.slabs, self.transport, self.chunk_source, steps)
         return Sender(self.layout, [source], settings)
 
     def receiver(self) -> Receiver:
-        target = TargetArena(self.slabs, self.transport, self.digester, self.window_sink)
+        target = TargetArena(self.slabs, self.transport, self.digester, self.chunk_sink)
         return Receiver(self.layout, [target])
 
     @property
@@ -126,7 +126,7 @@ def expected_slot(units: WireUnits, node: Node, slot: int) -> bytes:
 
 def cells_in_use(*nodes: Node) -> int:
     """Return the used staging cells of nodes with an inexact wire."""
-    sources = [node.window_source for node in nodes]
+    sources = [node.chunk_source for node in nodes]
     assert all(isinstance(source, EncodingSource) for source in sources)
     return sum(source.cells.in_use for source in sources if isinstance(source, EncodingSource))
 
@@ -135,23 +135,23 @@ class Ends:
     """Collects on_end calls."""
 
     def __init__(self) -> None:
-        self._ends: dict[int, RoomEnd] = {}
+        self._ends: dict[int, TransferEnd] = {}
         self._changed = threading.Condition()
 
-    def __call__(self, end: RoomEnd) -> None:
+    def __call__(self, end: TransferEnd) -> None:
         with self._changed:
-            assert end.room not in self._ends, "a room ended twice"
-            self._ends[end.room] = end
+            assert end.transfer_id not in self._ends, "a room ended twice"
+            self._ends[end.transfer_id] = end
             self._changed.notify_all()
 
-    def over(self, room: int) -> bool:
+    def over(self, transfer_id: int) -> bool:
         with self._changed:
-            return room in self._ends
+            return transfer_id in self._ends
 
-    def wait(self, room: int, timeout: float = HANG_SECONDS) -> RoomEnd:
+    def wait(self, transfer_id: int, timeout: float = HANG_SECONDS) -> TransferEnd:
         with self._changed:
-            assert self._changed.wait_for(lambda: room in self._ends, timeout), "no end"
-            return self._ends[room]
+            assert self._changed.wait_for(lambda: transfer_id in self._ends, timeout), "no end"
+            return self._ends[transfer_id]
 
 
 @dataclass(frozen=True)
@@ -177,9 +177,9 @@ class Pair:
     """The return path: from target to source."""
     back_receiver: Receiver
 
-    def layer_opens(self, room: int, layer: int, timeout: float) -> bool:
+    def layer_opens(self, transfer_id: int, layer: int, timeout: float) -> bool:
         """Return whether the transfer's barrier opens at the layer within `timeout` seconds."""
-        barrier = self.receiver.barrier(room)
+        barrier = self.receiver.barrier(transfer_id)
         if barrier is None:
             return False
         closing = threading.Timer(timeout, barrier.close)
@@ -189,10 +189,10 @@ class Pair:
         finally:
             closing.cancel()
 
-    def run(self, room: int, plans: list[Callable[[int], FinishedLayers]]) -> None:
+    def run(self, transfer_id: int, plans: list[Callable[[int], FinishedLayers]]) -> None:
         """Plan each forward and tick through all its layers."""
         for plan in plans:
-            self.sender.plan_forward(room, plan(self.steps.value))
+            self.sender.plan_forward(transfer_id, plan(self.steps.value))
             self.tick()
 
     def tick(self, layers: int | None = None) -> None:
@@ -201,7 +201,12 @@ class Pair:
             self.steps.tick()
 
     def open(
-        self, pages: int = 5, room: int = ROOM, peer: str = "peer", held: int = 0, seed: int = 1
+        self,
+        pages: int = 5,
+        transfer_id: int = TRANSFER_ID,
+        peer: str = "peer",
+        held: int = 0,
+        seed: int = 1,
     ) -> Opened:
         """Open a transfer of this many pages; the receiver already holds the first `held`. The ids
         of both ends follow from the seed."""
@@ -209,9 +214,9 @@ class Pair:
         layout, slabs = self.source.layout, self.source.slabs
         granted = destination(layout, slabs, pages - held, generator, held)
         local, slot = random_ids(layout, slabs, pages, generator)
-        self.receiver.expect(room, GENERATION, granted)
-        self.sender.open(room, GENERATION, peer, granted, self.ends)
-        return Opened(room, granted, local, slot)
+        self.receiver.expect(transfer_id, GENERATION, granted)
+        self.sender.open(transfer_id, GENERATION, peer, granted, self.ends)
+        return Opened(transfer_id, granted, local, slot)
 
     def compute(self, opened: Opened, chunk: int = 2) -> None:
         self.run(opened.number, plans(opened.pages, opened.slot, chunk))
@@ -222,18 +227,20 @@ class Pair:
         self.compute(opened, chunk)
         return opened
 
-    def sent(self, room: int = ROOM) -> RoomSent:
-        end = self.ends.wait(room)
-        assert isinstance(end, RoomSent), end
+    def sent(self, transfer_id: int = TRANSFER_ID) -> TransferSent:
+        end = self.ends.wait(transfer_id)
+        assert isinstance(end, TransferSent), end
         return end
 
-    def verified(self, room: int = ROOM, timeout: float = HANG_SECONDS) -> RoomSent:
+    def verified(
+        self, transfer_id: int = TRANSFER_ID, timeout: float = HANG_SECONDS
+    ) -> TransferSent:
         """Send the transfer and verify it. Raises the errors of verification."""
-        end = self.sent(room)
-        self.receiver.verify(room, GENERATION, end.report.digests, timeout=timeout)
+        end = self.sent(transfer_id)
+        self.receiver.verify(transfer_id, GENERATION, end.report.digests, timeout=timeout)
         return end
 
-    def assert_landed(self, opened: Opened) -> None:
+    def assert_arrived(self, opened: Opened) -> None:
         """Assert that pages and state equal the source's, through the wire's precision."""
         units = WireUnits.of(self.source.layout, self.source.precision)
         sent = opened.pages[opened.granted.first_page :]

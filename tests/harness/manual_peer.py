@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 from google.protobuf import text_format
 
-from tasuki.engine.messages import room_proto as wire
+from tasuki.engine.messages import transfer_proto as wire
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import handover_pb2_grpc
 from tasuki.transfer.node_identity import NodeIdentity
@@ -29,7 +29,7 @@ class ManualPeer:
         self._stack = stack
         self._own = ""
         self._call: Any = None
-        self._room = 0
+        self._transfer_id = 0
         """Number of the transfer that was written last."""
 
     async def _stub(self) -> Any:
@@ -75,7 +75,7 @@ class ManualPeer:
         """Send Reserve. change: fields of the message to replace, as text."""
         reserve = wire.reserve(wanted(int(number)), "")
         text_format.Merge(change, reserve)
-        self._room = reserve.room or reserve.reserve.ticket.room
+        self._transfer_id = reserve.room or reserve.reserve.ticket.room
         await self._open("Transfer")
         await self._write(reserve, self.connection_of(of))
 
@@ -98,7 +98,7 @@ class ManualPeer:
         await self._write(parsed, self.connection_of("decode"))
 
     async def _write(self, message: pb.ReceiverMessage, connection: str) -> None:
-        message.room = self._room
+        message.room = self._transfer_id
         await self._call.write(pb.ReceiverBatch(connection_id=connection, messages=[message]))
 
     async def _open(self, call: str) -> None:

@@ -3,7 +3,7 @@ pair's question."""
 
 from tasuki.client.answer import AnswerStream
 from tasuki.engine.messages import Usage
-from tests.harness.daemons import NEW_TOKENS, WINDOW_IN_TRANSFER, Pair
+from tests.harness.daemons import CHUNK_IN_TRANSFER, NEW_TOKENS, Pair
 from tests.harness.waiting import until
 
 LAYERS = 8
@@ -11,9 +11,9 @@ LAYERS = 8
 
 def read(stream: AnswerStream, tokens: int) -> None:
     """Read until `tokens` tokens have reached the client."""
-    pieces = iter(stream)
+    segments = iter(stream)
     while tokens > 0:
-        tokens -= len(next(pieces).token_ids)
+        tokens -= len(next(segments).token_ids)
 
 
 def in_first_chunk(pair: Pair, number: int) -> AnswerStream:
@@ -23,14 +23,14 @@ def in_first_chunk(pair: Pair, number: int) -> AnswerStream:
 
 
 def in_transfer(
-    pair: Pair, number: int, windows: int = 5 * LAYERS, new_tokens: int = NEW_TOKENS
+    pair: Pair, number: int, chunks: int = 5 * LAYERS, new_tokens: int = NEW_TOKENS
 ) -> AnswerStream:
     """Ask a question and return in the middle of its hand-over, when more than `windows` layer
-    chunks have arrived. The transfer pauses at WINDOW_IN_TRANSFER."""
-    assert windows < WINDOW_IN_TRANSFER
-    before = pair.decode.landed()
+    chunks have arrived. The transfer pauses at CHUNK_IN_TRANSFER."""
+    assert chunks < CHUNK_IN_TRANSFER
+    before = pair.decode.arrived()
     stream = pair.ask(number, new_tokens)
-    until(lambda: pair.decode.landed() > before + windows, pair.decode.story)
+    until(lambda: pair.decode.arrived() > before + chunks, pair.decode.story)
     assert pair.decode.requests("Receiving") == 1
     return stream
 

@@ -50,9 +50,9 @@ class PeerWire:
         self.metadata = self.channel.recv_bytes()
         self.endpoint = transport.connect(self.metadata)
 
-    def write(self, pieces: object, note: bytes) -> None:
+    def write(self, segments: object, note: bytes) -> None:
         """Write and wait until it has arrived. pieces: rows of (local, remote, length)."""
-        rows = np.array(pieces, dtype=np.int64).reshape(-1, 3)
+        rows = np.array(segments, dtype=np.int64).reshape(-1, 3)
         transfer = self.transport.post(self.endpoint, rows, note)
         deadline = time.monotonic() + HANG_SECONDS
         try:

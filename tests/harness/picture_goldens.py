@@ -154,10 +154,10 @@ class PictureBackend:
     def __init__(self, config: ModelConfig, angles: RotaryAngles) -> None:
         self._config = config
         self._angles = angles
-        self._room = RowRoom()
+        self._transfer_id = RowRoom()
 
     def bind(self, batch: Batch) -> TorchOperators:
-        plan = TorchPlan.of(batch, self._config, self._angles, self._room)
+        plan = TorchPlan.of(batch, self._config, self._angles, self._transfer_id)
         return TorchOperators(self._config, plan, one_rank)
 
 

@@ -10,6 +10,8 @@ import numpy as np
 from tasuki.engine import messages as m
 from tasuki.prefill_node.handover_service import HandoverService
 from tasuki.proto import handover_pb2_grpc
+from tasuki.transfer.chunks.chunk import FinishedLayers, StepCounter
+from tasuki.transfer.chunks.digest import ChunkDigester
 from tasuki.transfer.node_identity import NodeIdentity
 from tasuki.transfer.protocol.contract import Contract
 from tasuki.transfer.receiving.receiver import Receiver
@@ -17,8 +19,6 @@ from tasuki.transfer.receiving.target_arena import TargetArena
 from tasuki.transfer.sending.link import SourceArena
 from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.transports.nixl.transport import NixlTransport
-from tasuki.transfer.windows.digest import WindowDigester
-from tasuki.transfer.windows.window import FinishedLayers, StepCounter
 from tests.harness.handover_nodes import HIT, PAGES, SLABS
 from tests.harness.loopback_pair import random_ids, small_layout
 
@@ -48,25 +48,25 @@ async def serve(channel: Connection, layers: int) -> None:
     transport = NixlTransport("prefill")
     transport.register(memory.ctypes.data, memory.size)
     steps = StepCounter()
-    digester = WindowDigester(memory, layout)
+    digester = ChunkDigester(memory, layout)
     source = SourceArena.direct(layout, transport, digester, steps, SLABS)
     settings = SenderSettings(lease_seconds=LEASE_SECONDS)
     sender = Sender(layout, [source], settings)
-    receiver = Receiver(layout, [TargetArena(SLABS, transport, WindowDigester(memory, layout))])
+    receiver = Receiver(layout, [TargetArena(SLABS, transport, ChunkDigester(memory, layout))])
     sender.start()
     receiver.start()
 
     def engine(message: m.Inbox) -> None:
         channel.send(type(message).__name__)
         match message:
-            case m.PrefillReserve(ticket=ticket):
-                service.deliver(m.PrefillAccepted(ticket.room))
+            case m.PrefillReserve(transfer_request=transfer_request):
+                service.deliver(m.PrefillAccepted(transfer_request.transfer_id))
             case m.PrefillStart(grant=grant):
                 pages, slot = source_ids()
-                sender.plan_forward(grant.room, FinishedLayers(steps.value, 0, pages, slot))
+                sender.plan_forward(grant.transfer_id, FinishedLayers(steps.value, 0, pages, slot))
                 for _ in range(layers):
                     steps.tick()
-                service.deliver(m.PrefillToken(grant.room, 1, 0.0, 1.0, HIT))
+                service.deliver(m.PrefillToken(grant.transfer_id, 1, 0.0, 1.0, HIT))
 
     service = HandoverService(
         engine,

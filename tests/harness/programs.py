@@ -24,11 +24,11 @@ from tests.harness.namespaces import inside, why_not
 _SECONDS = 250
 
 
-def program(name: str, mend: str) -> str:
+def program(name: str, fix: str) -> str:
     """Return its path. Skip if it is not installed; mend: how to install it."""
     path = shutil.which(name)
     if path is None:
-        pytest.skip(f"{name} is not installed: {mend}")
+        pytest.skip(f"{name} is not installed: {fix}")
     return path
 
 

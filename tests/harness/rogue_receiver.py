@@ -53,7 +53,7 @@ class Rogue:
         self._channel = grpc.insecure_channel(prefill.address)
         self.stub = handover_pb2_grpc.HandoverStub(self._channel)
         self.contract = contract_of(self.stub)
-        self._rooms = 0
+        self._transfers = 0
         self._connection = self.connect(self.metadata).connected.connection_id
         self._answers: SimpleQueue[pb.Renewal | None] = SimpleQueue()
         # Before the thread begins: a rogue may be closed as soon as it is made.
@@ -78,17 +78,17 @@ class Rogue:
         request = pb.ConnectRequest(node=node, contract=self.contract)
         return self.stub.Connect(request, timeout=HANG_SECONDS)
 
-    def reserve(self, **ticket: object) -> pb.ReceiverMessage:
-        self._rooms += 1
+    def reserve(self, **transfer_request: object) -> pb.ReceiverMessage:
+        self._transfers += 1
         reserve = pb.Reserve(
             ticket=pb.Ticket(
                 **{
-                    "room": self._rooms,
+                    "room": self._transfers,
                     "generation": 7,
                     "sampling": pb.Sampling(max_new_tokens=1, top_p=1.0, repetition_penalty=1.0),
                     # Salted, so that nothing comes from the cache.
-                    "salt": str(self._rooms).encode(),
-                    **ticket,
+                    "salt": str(self._transfers).encode(),
+                    **transfer_request,
                 }
             ),
             prompt=np.array(random_prompt(130, 0), dtype="<i4").tobytes(),
@@ -96,19 +96,19 @@ class Rogue:
         return pb.ReceiverMessage(reserve=reserve, room=reserve.ticket.room)
 
     def fetch(
-        self, tokens: bytes, salt: bytes, room: int | None = None, generation: int = 7
+        self, tokens: bytes, salt: bytes, transfer_id: int | None = None, generation: int = 7
     ) -> pb.ReceiverMessage:
         """Return a fetch message. room: None for a new transfer."""
-        if room is None:
-            self._rooms += 1
-            room = self._rooms
+        if transfer_id is None:
+            self._transfers += 1
+            transfer_id = self._transfers
         fetch = pb.Fetch(generation=generation, tokens=tokens, salt=salt)
-        return pb.ReceiverMessage(fetch=fetch, room=room)
+        return pb.ReceiverMessage(fetch=fetch, room=transfer_id)
 
     def batch(self, *messages: pb.ReceiverMessage) -> pb.ReceiverBatch:
         return pb.ReceiverBatch(connection_id=self._connection, messages=messages)
 
-    def rooms(
+    def transfers(
         self, messages: Iterable[pb.ReceiverMessage], seconds: float = HANG_SECONDS
     ) -> Iterator[pb.SenderMessage]:
         """Send a transfer's messages on a separate stream. Return the sender's messages, up to
@@ -116,10 +116,10 @@ class Rogue:
         closed = Event()
 
         def batches() -> Iterator[pb.ReceiverBatch]:
-            room = 0
+            transfer_id = 0
             for message in messages:
-                room = message.room or room
-                sent = pb.ReceiverMessage(room=room)
+                transfer_id = message.room or transfer_id
+                sent = pb.ReceiverMessage(room=transfer_id)
                 # A copy, because the caller may send the message in other transfers too.
                 sent.MergeFrom(message)
                 yield self.batch(sent)
@@ -131,13 +131,13 @@ class Rogue:
                     closed.set()
                 yield message
 
-    def land(self) -> None:
+    def arrive(self) -> None:
         """Let written bytes arrive; they do so only while their receiver polls."""
         self._transport.notifications()
 
     def is_over(self, told: list[pb.SenderMessage]) -> bool:
         """Return whether the last message ended the transfer."""
-        self.land()
+        self.arrive()
         return told[-1].WhichOneof("message") in ENDS
 
     def close(self) -> None:

@@ -24,8 +24,8 @@ from tests.harness.handover_nodes import (
     SLABS,
     Inbound,
     grant_of,
-    room_of,
     serving,
+    transfer_of,
     wanted,
 )
 from tests.harness.interaction import Look, RealTime
@@ -120,10 +120,10 @@ class ManualPrefillNode(handover_pb2_grpc.HandoverServicer):
         return pb.AbortResponse(drain=pb.DRAIN_DRAINED)
 
 
-def _left(room: int, offered: int) -> m.HandoverWanted:
-    asked = wanted(room)
-    ticket = replace(asked.ticket, offered=offered)
-    return replace(asked, ticket=ticket, purpose=m.Purpose.INHERIT)
+def _left(transfer_id: int, offered: int) -> m.HandoverWanted:
+    asked = wanted(transfer_id)
+    transfer_request = replace(asked.transfer_request, offered=offered)
+    return replace(asked, transfer_request=transfer_request, purpose=m.Purpose.INHERIT)
 
 
 class RoutingWorld(RealTime):
@@ -161,7 +161,7 @@ class RoutingWorld(RealTime):
             elif isinstance(message, m.FetchAdvised):
                 named = {target: name for name, target in self._targets.items()}
                 shown = f"{shown}({named[message.holder]}, {message.tokens})"
-            tracks.setdefault(f"decode {room_of(message)}", []).append(shown)
+            tracks.setdefault(f"decode {transfer_of(message)}", []).append(shown)
         for name, node in self.prefill.items():
             tracks[name] = list(node.came)
         return tracks
@@ -215,14 +215,14 @@ class RoutingWorld(RealTime):
         """Ask for a transfer, or for advice about a node to fetch the prompt's prefix from.
         offered: tokens that the engine has itself."""
         asked = wanted(int(number))
-        ticket = replace(asked.ticket, offered=int(offered))
-        self.client.deliver(replace(asked, ticket=ticket, may_fetch=True))
+        transfer_request = replace(asked.transfer_request, offered=int(offered))
+        self.client.deliver(replace(asked, transfer_request=transfer_request, may_fetch=True))
 
     def fetch(self, name: str, number: str, seconds: str = "30") -> None:
         """Ask to fetch the prefix that a node holds, within `seconds`."""
-        ticket = m.FetchTicket(m.RoomId(int(number)), GENERATION, b"salt")
+        transfer_request = m.FetchRequest(m.TransferId(int(number)), GENERATION, b"salt")
         prompt, holder = wanted(1).prompt[:128], self._targets.get(name, "127.0.0.1:1")
-        self.client.deliver(m.FetchWanted(ticket, prompt, holder, float(seconds)))
+        self.client.deliver(m.FetchWanted(transfer_request, prompt, holder, float(seconds)))
 
     def grants(self, number: str) -> None:
         grant = grant_of(int(number), self._pair.target.layout)
@@ -244,7 +244,7 @@ class RoutingWorld(RealTime):
             await asyncio.sleep(0.002)
 
     def declines(self, number: str) -> None:
-        self.client.deliver(m.HandoverDeclined(m.RoomId(int(number))))
+        self.client.deliver(m.HandoverDeclined(m.TransferId(int(number))))
 
     def says(self, name: str, number: str, what: str) -> None:
         """Send a node's message in a fetch."""
@@ -280,7 +280,7 @@ class RoutingWorld(RealTime):
 
     def cancelled(self, number: str) -> None:
         """Cancel the transfer, as the engine does."""
-        self.client.deliver(m.HandoverCancelled(m.RoomId(int(number))))
+        self.client.deliver(m.HandoverCancelled(m.TransferId(int(number))))
 
     def refuses(self, name: str, number: str) -> None:
         refused = pb.Refused(kind=pb.ERROR_KIND_DRAINING, reason="it drains")
@@ -391,7 +391,9 @@ class RoutingWorld(RealTime):
 
     def passed(self, query: str, outcome: str) -> None:
         """Report the outcome of a state from the engine."""
-        self.client.deliver(m.StatePassedOn(int(query), m.HeirOutcome[outcome], 1000, "heir"))
+        self.client.deliver(
+            m.StatePassedOn(int(query), m.DrainTargetOutcome[outcome], 1000, "heir")
+        )
 
     async def dies(self, name: str) -> None:
         self.prefill[name].beats = False

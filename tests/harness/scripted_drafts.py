@@ -73,7 +73,7 @@ class ScriptedLimit(FixedLimit):
         super().__init__(0)
         self._numbers = numbers
         self._cuts = cuts
-        self.landings: list[Landed] = []
+        self.completions: list[Landed] = []
 
     @property
     def watched(self) -> int:
@@ -85,8 +85,8 @@ class ScriptedLimit(FixedLimit):
     def of_step(self, answers: int, proposed: Sequence[tuple[Drafting, int]]) -> int:
         return next(self._cuts)
 
-    def landed(self, shape: StepShape, tokens: int, seconds: float, *, planned: bool) -> None:
-        self.landings.append(Landed(shape, tokens, seconds, planned))
+    def completed(self, shape: StepShape, tokens: int, seconds: float, *, planned: bool) -> None:
+        self.completions.append(Landed(shape, tokens, seconds, planned))
 
 
 def any_limit(seed: int, most: int) -> ScriptedLimit:

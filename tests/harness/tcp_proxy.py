@@ -20,7 +20,7 @@ from typing import Self, TypeVar
 Result = TypeVar("Result")
 
 _PIECE = 4096
-_PIECES_UNDER_WAY = 64
+_SEGMENTS_UNDER_WAY = 64
 _CONNECT_SECONDS = 5.0
 _PATIENCE_SECONDS = 60.0
 """Far more than any change takes: only a host without time for us needs it."""
@@ -157,7 +157,7 @@ class TcpProxy:
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Forward one direction of one connection, including its end."""
-        under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_PIECES_UNDER_WAY)
+        under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_SEGMENTS_UNDER_WAY)
 
         async def take() -> None:
             while True:

@@ -10,13 +10,13 @@ import numpy as np
 
 from tasuki.engine import messages as m
 from tasuki.engine.assembly.parts import EngineParts
-from tasuki.engine.tiers.copy_job import Piece
+from tasuki.engine.tiers.copy_job import Segment
 from tasuki.engine.tiers.copy_thread import CopyThread
 from tasuki.engine.tiers.disk.disk_memory import DiskFile, DiskMemory
 from tasuki.engine.tiers.disk.kept_folder import KeptFolder
 from tasuki.engine.tiers.disk.kept_index import KeptIndex
-from tasuki.engine.tiers.piece_copies import HostCopies
 from tasuki.engine.tiers.remote.remote_memory import RemoteMemory
+from tasuki.engine.tiers.segment_copies import HostCopies
 from tasuki.engine.tiers.store import HostSource, TierSource
 from tasuki.engine.tiers.tier_copiers import disk_copier, remote_copier
 from tasuki.pycache.arena import Arena, PagePairs
@@ -91,15 +91,15 @@ class FaultyCopies(HostCopies):
             flip_slot(self._below, slot[1])
         return digest
 
-    def move_up(self, piece: Piece) -> None:
-        fault = self._begin("slot_up" if piece.region is None else "pages_up")
-        if piece.layers == len(self._arena.layout.layer_kinds):
+    def move_up(self, segment: Segment) -> None:
+        fault = self._begin("slot_up" if segment.region is None else "pages_up")
+        if segment.layers == len(self._arena.layout.layer_kinds):
             fault = self._begin("last_up") or fault
         if fault is Fault.SKIP:
             return
-        super().move_up(piece)
+        super().move_up(segment)
         if fault is Fault.FLIP:
-            _, first, length = piece.moves[:, -1].tolist()
+            _, first, length = segment.moves[:, -1].tolist()
             self._arena.bytes[first + length - 1] ^= 1
 
 
@@ -243,14 +243,14 @@ class FaultyDisk(DiskFile):
             assert self._open.wait(HANG_SECONDS)
         fault = self.fault(what)
 
-        def faulty(file: int, pieces: list[memoryview], at: int) -> int:
+        def faulty(file: int, segments: list[memoryview], at: int) -> int:
             if fault is Fault.RAISE:
                 raise OSError(5, "broken on purpose")
             if fault is Fault.SKIP:
                 return len(memory)
-            moved = call(file, pieces, at)
+            moved = call(file, segments, at)
             if fault is Fault.FLIP and what == "read":
-                pieces[0][0] ^= 1
+                segments[0][0] ^= 1
             return moved
 
         super()._move(what, faulty, memory, offset)

@@ -12,8 +12,8 @@ from functools import partial
 
 from tasuki.proto import inference_pb2 as pb
 from tests.harness.daemons import (
-    COUNTED_WINDOWS,
-    WINDOW_IN_TRANSFER,
+    CHUNK_IN_TRANSFER,
+    COUNTED_CHUNKS,
     Node,
     Pair,
     flags,
@@ -39,16 +39,16 @@ class TwoHosts(Pair):
         os.environ["UCX_NET_DEVICES"] = DEVICE
         small = ["--prefill-chunk-tokens", "64", "--max-batch", "1", *OFF_LOOPBACK]
         self.prefill = Node(
-            *("prefill", *flags(), *small, *COUNTED_WINDOWS),
+            *("prefill", *flags(), *small, *COUNTED_CHUNKS),
             bind=f"{PREFILL_ADDRESS}:0",
-            launch=partial(daemon_of(prefill_space), environment=resting_at(WINDOW_IN_TRANSFER)),
+            launch=partial(daemon_of(prefill_space), environment=resting_at(CHUNK_IN_TRANSFER)),
         ).wait_ready()
         self._target = self.prefill.address
         self.decode = Node(
             *("decode", *flags(), *OFF_LOOPBACK, "--prefill", self._target),
             bind=f"{DECODE_ADDRESS}:0",
         ).wait_ready()
-        self.mend()
+        self.fix()
 
     def link(self, state: str) -> None:
         ip("-n", self.decode_space, "link", "set", DEVICE, state)

@@ -50,13 +50,13 @@ def on_host(arena: Arena) -> Arena:
     return Arena(LAYOUT, SLABS, memory=arena.bytes.cpu().clone())
 
 
-@pytest.mark.parametrize("piece", [1, 3 * LAYOUT.block_bytes, 1 << 30])
+@pytest.mark.parametrize("segment", [1, 3 * LAYOUT.block_bytes, 1 << 30])
 @pytest.mark.parametrize("has_slot", [True, False])
 def test_what_goes_down_comes_up_elsewhere_with_the_same_digests(
-    arena: Arena, below: Arena, monkeypatch: pytest.MonkeyPatch, piece: int, has_slot: bool
+    arena: Arena, below: Arena, monkeypatch: pytest.MonkeyPatch, segment: int, has_slot: bool
 ) -> None:
-    monkeypatch.setattr(gpu_copy, "_PIECE_BYTES", piece)
-    monkeypatch.setattr(gpu_copy, "_UNDER_WAY", 2 * piece)
+    monkeypatch.setattr(gpu_copy, "_SEGMENT_BYTES", segment)
+    monkeypatch.setattr(gpu_copy, "_UNDER_WAY", 2 * segment)
     copies = gpu_copies.GpuCopies(arena, below)
     before = on_host(arena)
     state = digest(slot_bytes(before, 5)) if has_slot else None

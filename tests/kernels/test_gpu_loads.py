@@ -125,11 +125,11 @@ def whole_page(arena: Arena, page: int) -> NDArray[np.uint8]:
     return np.ascontiguousarray(page_bytes(arena, page)).ravel()
 
 
-@pytest.mark.parametrize("piece", [1, 2 * LAYOUT.page_bytes, 1 << 24])
+@pytest.mark.parametrize("segment", [1, 2 * LAYOUT.page_bytes, 1 << 24])
 def test_what_went_to_a_disk_comes_up_elsewhere_and_nothing_else_is_touched(
-    started: Callable[[], Node], monkeypatch: pytest.MonkeyPatch, piece: int
+    started: Callable[[], Node], monkeypatch: pytest.MonkeyPatch, segment: int
 ) -> None:
-    monkeypatch.setattr(gpu_copies, "_LOAD_PIECE_BYTES", piece)
+    monkeypatch.setattr(gpu_copies, "_LOAD_SEGMENT_BYTES", segment)
     node = started()
     before = node.on_host()
     node.write_down()
@@ -178,7 +178,7 @@ def test_nothing_moves_once_a_load_broke_and_the_next_one_is_whole(
     started: Callable[[], Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With copies of all pages under way when the disk fails."""
-    monkeypatch.setattr(gpu_copies, "_LOAD_PIECE_BYTES", 1)
+    monkeypatch.setattr(gpu_copies, "_LOAD_SEGMENT_BYTES", 1)
     node = started()
     before = node.on_host()
     node.write_down()

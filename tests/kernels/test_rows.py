@@ -13,7 +13,7 @@ from tasuki.engine.config import EngineConfig
 from tasuki.engine.forward_plan import ForwardPlan
 from tasuki.engine.forward_stream import PlanStream
 from tasuki.engine.runner import device_batch
-from tasuki.engine.runner.base import DrawnTokens
+from tasuki.engine.runner.base import SampledTokens
 from tasuki.engine.runner.cpu_runner import CpuForward, CpuRunner
 from tasuki.engine.runner.device_batch import DeviceBatch, SamplingTable
 from tasuki.engine.runner.rows import ResolvedRows
@@ -60,11 +60,11 @@ class Filling(CpuRunner):
         if self.forwards == 0:
             self.sampling = SamplingTable(self._arena.slabs)
         for item in plan.joined:
-            self.sampling.join(item.lane, item.sampling, 0)
+            self.sampling.join(item.batch_index, item.sampling, 0)
         self.forwards += 1
         return super().launch(plan)
 
-    def _compute(self, plan: ForwardPlan, rows: ResolvedRows) -> DrawnTokens:
+    def _compute(self, plan: ForwardPlan, rows: ResolvedRows) -> SampledTokens:
         self.rows.fill(rows.take(rows.num_sampled.nonzero()[0]), self.sampling)
         return super()._compute(plan, rows)
 
@@ -152,7 +152,7 @@ def test_a_forward_that_cannot_be_launched_costs_those_beside_it_no_prompt(
     bad = SamplingParams(max_new_tokens=5, temperature=MIN_TEMPERATURE, top_k=7)
 
     def refusing(items: ResolvedRows, sampling: SamplingTable) -> None:
-        if (sampling.top_k[items.lanes] == bad.top_k).any():
+        if (sampling.top_k[items.batch_indices] == bad.top_k).any():
             raise OverflowError("no row")
         forwarded.extend(items.lengths.tolist())
         fill(items, sampling)

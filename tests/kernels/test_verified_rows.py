@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from tasuki.engine.runner.base import DrawnTokens
+from tasuki.engine.runner.base import SampledTokens
 from tasuki.engine.runner.draft_rows import VerifiedRows
 from tasuki.engine.runner.eager_sampler import TopTokens
 from tasuki.engine.runner.rows import ResolvedRows, token_rows, widths
@@ -24,20 +24,20 @@ def test_tokens_of_rows_stand_behind_each_other_and_padding_nowhere() -> None:
 
     nothing = np.zeros(2, dtype=bool)
     rows = ResolvedRows(
-        lanes=column(7, 3),
+        batch_indices=column(7, 3),
         starts=column(0, 90),
         lengths=column(3, 2),
         read_slots=column(1, 2),
         write_slots=column(4, 5),
         num_sampled=column(3, 2),
         tokens_at=column(0, 3),
-        on_lane=nothing,
+        at_index=nothing,
         decodes=nothing,
         verifies=~nothing,
-        drafts_on_lane=nothing,
+        drafts_at_index=nothing,
     )
     each = token_rows(rows, 3)
-    assert each.lanes.tolist() == [7, 7, 7, 3, 3, 3]
+    assert each.batch_indices.tolist() == [7, 7, 7, 3, 3, 3]
     assert each.starts.tolist() == [0, 1, 2, 90, 91, -1]
     assert each.stops.tolist() == [1, 2, 3, 91, 92, 0]
     assert token_rows(rows.take(np.array([1])), 2).starts.tolist() == [90, 91]
@@ -55,11 +55,11 @@ def test_a_draw_counts_where_the_draft_before_it_was_drawn() -> None:
         lengths=np.array([4, 3, 2, 3], dtype=np.int32),
         ids=torch.tensor([9, 5, 6, 7, 9, 5, 8, 9, 9, 2, 1, 0, 9, 3, 9, 0, 4, 4]),
         width=4,
-        drawn=torch.cat([drawn, torch.zeros_like(drawn)], dim=1),
+        sampled=torch.cat([drawn, torch.zeros_like(drawn)], dim=1),
         tops=[tops],
         adjusted={3: own},
     )
-    found = DrawnTokens.nothing(5)
+    found = SampledTokens.nothing(5)
     first, behind = verified.put(found)
     assert found.tokens.tolist() == [5, 1, 5, 3, 0]
     assert found.logprobs[:4].tolist() == [4, 8, 0, -1]

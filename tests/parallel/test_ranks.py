@@ -16,13 +16,13 @@ import pytest
 from tasuki.engine.forward_plan import COLUMNS, ForwardPlan, decode_plan, plan_rows
 from tasuki.engine.messages.types import Message
 from tasuki.engine.parallel import messages as r
-from tasuki.engine.parallel.collectives import RankSilent
+from tasuki.engine.parallel.collectives import RankTimedOut
 from tasuki.engine.parallel.follower import LeaderGone, LeaderLink, _unread, follow
 from tasuki.engine.parallel.leader_runner import LeaderRunner
 from tasuki.engine.parallel.messages import checksum
 from tasuki.engine.parallel.ranks import RankLost, RankProcess, Ranks
 from tasuki.engine.parallel.shared_arenas import AgreedSteps
-from tasuki.engine.runner.base import DrawnTokens, Event
+from tasuki.engine.runner.base import Event, SampledTokens
 from tasuki.model.ops.sampling.reference import Sampled
 from tests.harness.processes import ended
 from tests.harness.rank_engines import rank_process
@@ -123,14 +123,14 @@ def test_what_is_no_frame_ends_all(cast: Callable[..., Cast]) -> None:
 
 def test_a_rank_that_draws_other_tokens_ends_all(cast: Callable[..., Cast]) -> None:
     found = cast()
-    found.ranks.drew(4, 17)
+    found.ranks.sampled(4, 17)
     for puppet in found.puppets:
         puppet.say(r.PlanRun(4, 17), r.PlanRun(5, 30))
-    found.ranks.drew(5, 30)
+    found.ranks.sampled(5, 30)
     found.puppets[1].say(r.PlanRun(6, 8))
     until(lambda: 6 in found.ranks._checksums, "it was not read")
     assert set(found.ranks._checksums) == {6} and not found.lost
-    found.ranks.drew(6, 9)
+    found.ranks.sampled(6, 9)
     assert "ranks 2 and 0 drew different tokens in plan 6" in found.loss()
 
 
@@ -168,11 +168,11 @@ def test_a_rank_that_beats_and_gets_no_further_ends_all(
     else:
         found.ranks.exchange_by(ScriptedCollectives(begun=2))  # type: ignore[arg-type]
     gets_on = stands in ("nowhere", "slow")
-    for beat in range(60 if gets_on else 100_000):
+    for heartbeat in range(60 if gets_on else 100_000):
         if found.lost:
             break
-        exchanges = min(beat // 15, 2) if stands == "nowhere" else 1
-        puppet.say(r.Beat(exchanges, 0.02 * beat if stands == "slow" else 0.0))
+        exchanges = min(heartbeat // 15, 2) if stands == "nowhere" else 1
+        puppet.say(r.Beat(exchanges, 0.02 * heartbeat if stands == "slow" else 0.0))
         until(lambda: not _unread(puppet.theirs), "it was not read")
         found.clock.now += 0.05
         found.known.wait(0.01)
@@ -252,11 +252,11 @@ def test_a_forward_that_fails_here_is_the_nodes_end(cast: Callable[..., Cast]) -
 
 
 def test_checksums_tell_tokens_drafts_and_guesses_apart() -> None:
-    one = DrawnTokens.of([Sampled(3, -0.1, 1.0), None])
-    behind = DrawnTokens(one.tokens, one.logprobs, one.margins, behind={0: (Sampled(4, -1, 1),)})
-    guessed = DrawnTokens(one.tokens, one.logprobs, one.margins, guessed={0: (4,)})
-    other = DrawnTokens.of([Sampled(4, -0.1, 1.0), None])
-    rounded = DrawnTokens(one.tokens, one.logprobs * (1 + 1e-9), one.margins)
+    one = SampledTokens.of([Sampled(3, -0.1, 1.0), None])
+    behind = SampledTokens(one.tokens, one.logprobs, one.margins, behind={0: (Sampled(4, -1, 1),)})
+    guessed = SampledTokens(one.tokens, one.logprobs, one.margins, guessed={0: (4,)})
+    other = SampledTokens.of([Sampled(4, -0.1, 1.0), None])
+    rounded = SampledTokens(one.tokens, one.logprobs * (1 + 1e-9), one.margins)
     assert checksum(rounded) == checksum(one)
     assert len({checksum(item) for item in (one, behind, guessed, other)}) == 4
 
@@ -377,9 +377,9 @@ class Flight:
         self.lets_go = threading.Event()
         self.rows = rows
 
-    def result(self) -> DrawnTokens:
+    def result(self) -> SampledTokens:
         assert self.lets_go.wait(HANG_SECONDS)
-        return DrawnTokens.of([Sampled(3, -0.1, 1.0)] * self.rows)
+        return SampledTokens.of([Sampled(3, -0.1, 1.0)] * self.rows)
 
 
 class Launching:
@@ -404,7 +404,7 @@ class Launching:
 
     def check(self) -> None:
         if self.silent:
-            raise RankSilent("rank 1 waited in vain")
+            raise RankTimedOut("rank 1 waited in vain")
 
     def launch(self, plan: ForwardPlan) -> Flight:
         self.flights.append(Flight(len(plan.rows)))
@@ -428,8 +428,8 @@ def test_a_follower_launches_the_next_plan_while_one_runs() -> None:
         rank.flights[2].lets_go.set()
         rank.flights[1].lets_go.set()
         rank.flights[0].lets_go.set()
-        drawn = checksum(DrawnTokens.of([Sampled(3, -0.1, 1.0)]))
-        assert ran(ours, 3) == [r.PlanRun(0, drawn), r.PlanRun(1, drawn), r.PlanRun(2, None)]
+        sampled = checksum(SampledTokens.of([Sampled(3, -0.1, 1.0)]))
+        assert ran(ours, 3) == [r.PlanRun(0, sampled), r.PlanRun(1, sampled), r.PlanRun(2, None)]
         ours.sendall(r.frame(r.EndRank()))
         until(lambda: status == [0], status)
 

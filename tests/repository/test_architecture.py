@@ -31,8 +31,8 @@ LEVEL = {
 SCRIPTS = {ROOT / "bench" / "cache"}
 SOURCES = sorted(
     path
-    for room in LEVEL
-    for path in (ROOT / room).rglob("*.py")
+    for transfer in LEVEL
+    for path in (ROOT / transfer).rglob("*.py")
     if not SCRIPTS.intersection(path.parents)
 )
 
@@ -124,9 +124,9 @@ def circle(edges: dict[str, set[str]]) -> list[str]:
 
 def upward_imports(path: Path) -> list[str]:
     """Return the rooms imported by a file but not below its own."""
-    room = path.relative_to(ROOT).parts[0]
-    rooms = {name[0] for name in imports(path)} - {room}
-    return sorted(other for other in rooms if LEVEL[other] >= LEVEL[room])
+    transfer = path.relative_to(ROOT).parts[0]
+    transfers = {name[0] for name in imports(path)} - {transfer}
+    return sorted(other for other in transfers if LEVEL[other] >= LEVEL[transfer])
 
 
 def test_imports_point_downward() -> None:
@@ -149,7 +149,11 @@ ENGINE_SURFACE = {("engine", "messages"), ("engine", "config")}
 ASSEMBLY = {
     ("server", "daemon"),
     ("server", "workers"),
-    *((room, file) for room in ("prefill_node", "decode_node") for file in ("node", "engine_side")),
+    *(
+        (transfer, file)
+        for transfer in ("prefill_node", "decode_node")
+        for file in ("node", "engine_side")
+    ),
 }
 
 

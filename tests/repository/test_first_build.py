@@ -56,7 +56,7 @@ def test_the_least_python_is_the_packages() -> None:
 def test_an_old_python_is_refused_by_name() -> None:
     lack = needs.python_lack((3, 10, 12), "/usr/bin/python3")
     assert lack is not None and "/usr/bin/python3 is Python 3.10" in lack.what
-    assert "PYTHON=python3.11" in lack.mend
+    assert "PYTHON=python3.11" in lack.fix
     assert needs.python_lack((3, 11, 0), "python3") is None
     assert needs.python_lack((4, 0, 0), "python3") is None
 

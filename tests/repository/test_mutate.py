@@ -179,10 +179,10 @@ def test_the_interval_of_a_share_is_wilsons(good: int, tried: int, low: float, h
 @pytest.mark.slow
 def test_a_trial_catches_in_a_copy_and_leaves_the_checkout_alone(tmp_path: Path) -> None:
     (aim,) = [
-        aim for aim in every_aim() if aim.mutant.key == "rooms.fence.Fence.acknowledge True 0"
+        aim for aim in every_aim() if aim.mutant.key == "lifecycle.fence.Fence.acknowledge True 0"
     ]
-    aim = replace(aim, target=Target("fences", "rooms.fence", ("test_fence",)))
-    blind = replace(aim, target=Target("fences", "rooms.fence", ("test_log_lines",)))
+    aim = replace(aim, target=Target("fences", "lifecycle.fence", ("test_fence",)))
+    blind = replace(aim, target=Target("fences", "lifecycle.fence", ("test_log_lines",)))
     before = (ROOT / aim.path).read_bytes()
     workshop = Workshop(ROOT, tmp_path, TouchedLines(ROOT, [aim]))
     status, by = workshop.try_out(aim)

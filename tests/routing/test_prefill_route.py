@@ -13,7 +13,7 @@ from tasuki.routing.node_choice import (
     Reason,
     RouteName,
     by_hash,
-    by_rooms,
+    by_transfers,
     choose,
     copy_pays,
     looked_at,
@@ -30,8 +30,8 @@ SECONDS = PrefillSeconds(fixed=0.01, token=1e-3, context=0.0)
         ("auto", Reason.COST, Reason.STALE),
         ("cost", Reason.COST, Reason.COST),
         ("sticky", Reason.STICKY, Reason.STICKY),
-        ("fewest-rooms", Reason.FEWEST_ROOMS, Reason.FEWEST_ROOMS),
-        ("fixed", Reason.FEWEST_ROOMS, Reason.FEWEST_ROOMS),
+        ("fewest-rooms", Reason.FEWEST_TRANSFERS, Reason.FEWEST_TRANSFERS),
+        ("fixed", Reason.FEWEST_TRANSFERS, Reason.FEWEST_TRANSFERS),
     ],
 )
 def test_what_decides(route: RouteName, fresh: Reason, stale: Reason) -> None:
@@ -81,7 +81,7 @@ def test_a_hash_goes_on_to_another_node_where_one_is_crowded() -> None:
 
 
 def test_the_fewest_rooms_and_of_equals_the_lowest() -> None:
-    assert by_rooms([3, 1, 2], {1: 2, 2: 1, 3: 1}) == 2
+    assert by_transfers([3, 1, 2], {1: 2, 2: 1, 3: 1}) == 2
 
 
 @pytest.mark.parametrize(

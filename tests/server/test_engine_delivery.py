@@ -14,11 +14,11 @@ from tasuki.server.engine_client import EngineClient, Observed
 from tests.harness.grpc_fixtures import ScriptedObserver, usage
 from tests.harness.waiting import HANG_SECONDS
 
-ROOM = m.RoomId(7)
+TRANSFER_ID = m.TransferId(7)
 EVICTED = m.Evicted((m.Eviction(1, "tail", None, 70, 1.0, None, "a"),))
-CANCELLED = m.HandoverCancelled(ROOM)
-WANTED = m.HandoverDeclined(ROOM)
-ENDED = m.RoomEnded(ROOM, 9, None, False, ())
+CANCELLED = m.HandoverCancelled(TRANSFER_ID)
+WANTED = m.HandoverDeclined(TRANSFER_ID)
+ENDED = m.TransferEnded(TRANSFER_ID, 9, None, False, ())
 
 
 def token(index: int, request: str = "a") -> m.TokenOut:

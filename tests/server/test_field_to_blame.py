@@ -14,7 +14,7 @@ from tests.harness.waiting import HANG_SECONDS
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 USER = {"messages": [{"role": "user", "content": "it was"}]}
 LONG = "x" * 9000
-ROOM = 1000
+TRANSFER_ID = 1000
 """Tokens of the front's model for a prompt and its answer."""
 
 
@@ -22,12 +22,12 @@ ROOM = 1000
 @pytest.mark.parametrize(
     ("path", "body", "field"),
     [
-        (CHAT, {**USER, "max_tokens": ROOM + 1}, "max_tokens"),
-        (CHAT, {**USER, "max_completion_tokens": ROOM + 1}, "max_completion_tokens"),
+        (CHAT, {**USER, "max_tokens": TRANSFER_ID + 1}, "max_tokens"),
+        (CHAT, {**USER, "max_completion_tokens": TRANSFER_ID + 1}, "max_completion_tokens"),
         (CHAT, {**USER, "max_completion_tokens": 5000, "max_tokens": 5}, "max_completion_tokens"),
         (CHAT, {"messages": [{"role": "user", "content": LONG}]}, "messages"),
         (CHAT, {"messages": [{"role": "user", "content": LONG}], "max_tokens": 9000}, "messages"),
-        (TEXT, {"prompt": "it was", "max_tokens": ROOM + 1}, "max_tokens"),
+        (TEXT, {"prompt": "it was", "max_tokens": TRANSFER_ID + 1}, "max_tokens"),
         (TEXT, {"prompt": LONG, "max_tokens": 5}, "prompt"),
     ],
 )
@@ -44,12 +44,12 @@ def test_a_response_s_input_is_named_and_its_answer_is_shortened(http: HttpFront
     reply = http.post(RESPONSES, {"input": LONG})
     assert reply.refusal == (400, "context_length_exceeded")
     assert reply.error["param"] == "input" and reply.error["message"].startswith("input has")
-    shortened = http.post(RESPONSES, {"input": "it was", "max_output_tokens": ROOM + 1})
+    shortened = http.post(RESPONSES, {"input": "it was", "max_output_tokens": TRANSFER_ID + 1})
     assert shortened.status == 200
 
 
 def test_the_most_that_is_named_is_taken(http: HttpFront) -> None:
-    refused = http.post(CHAT, {**USER, "max_tokens": ROOM + 1}).error["message"]
+    refused = http.post(CHAT, {**USER, "max_tokens": TRANSFER_ID + 1}).error["message"]
     most = int(refused.partition("at most ")[2].split()[0])
     assert http.post(CHAT, {**USER, "max_tokens": most}).status == 200
     assert http.post(CHAT, {**USER, "max_tokens": most + 1}).status == 400

@@ -132,7 +132,7 @@ def test_what_observes_may_break_and_the_front_goes_on() -> None:
         await engine.stands()
         engine.take([m.PeersChanged(True), m.FlushReply(1, 4)])
         engine.attach(front)
-        engine.take([m.WriterFenced(m.RoomId(1)), m.FlushReply(2, 4)])
+        engine.take([m.WriterFenced(m.TransferId(1)), m.FlushReply(2, 4)])
         assert [await front.come.get(), await front.come.get()] == [
             m.FlushReply(1, 4),
             m.FlushReply(2, 4),

@@ -131,7 +131,7 @@ def test_what_is_no_request_is_refused_in_openais_shape(
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "named", "mend", "allow"),
+    ("method", "path", "named", "fix", "allow"),
     [
         ("POST", "/chat/completions", "POST '/chat/completions'", "/v1/chat/completions", None),
         ("GET", "/v1/completions", "GET '/v1/completions'", "ask by POST", "POST"),
@@ -139,11 +139,11 @@ def test_what_is_no_request_is_refused_in_openais_shape(
     ],
 )
 def test_a_path_or_method_that_is_not_served_is_named_with_what_is(
-    http: HttpFront, method: str, path: str, named: str, mend: str, allow: str | None
+    http: HttpFront, method: str, path: str, named: str, fix: str, allow: str | None
 ) -> None:
     reply = http.ask(method, path)
     message = reply.error["message"]
-    assert message.startswith(f"{named} is not served here: ") and mend in message
+    assert message.startswith(f"{named} is not served here: ") and fix in message
     assert reply.headers.get("Allow") == allow
 
 

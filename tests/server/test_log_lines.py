@@ -70,7 +70,7 @@ def test_a_line_has_rates_queues_the_cache_and_its_hits() -> None:
     kept.count_tokens(40)
     kept.count_tokens(10)
     kept.observe(m.Finished(m.RequestId("r"), m.FinishReason.STOP, usage(4, 50)))
-    kept.observe(m.RoomEnded(m.RoomId(1), 300, HIT, True, ()))
+    kept.observe(m.TransferEnded(m.TransferId(1), 300, HIT, True, ()))
     told = usage(4, 50).hit
     assert told is not None
     prompt, usable = 4 + 300, told.usable_tokens + 225

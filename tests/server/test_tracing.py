@@ -78,7 +78,7 @@ def test_a_hand_over_is_one_trace_over_two_nodes(pair: Traced) -> None:
     complete(pair, trace, random_prompt(400, 1))
     spans = settled(pair, trace, 10)
     (request,) = [span for span in spans if span.name == ASKED]
-    (room,) = [span for span in spans if span.name == "room"]
+    (transfer,) = [span for span in spans if span.name == "room"]
     assert request.parent == CALLER and request.node == "decode"
     assert request.attributes["tasuki.request_id"] == "traced-1"
     assert request.attributes["gen_ai.usage.input_tokens"] == 400
@@ -86,14 +86,14 @@ def test_a_hand_over_is_one_trace_over_two_nodes(pair: Traced) -> None:
     assert request.attributes["gen_ai.request.model"] == "embedded"
     assert request.attributes["gen_ai.request.max_tokens"] == 4
     assert request.attributes["gen_ai.usage.output_tokens"] == 4
-    assert room.parent == request.id and room.node == "prefill"
-    assert room.attributes["tasuki.request_id"] == "traced-1"
+    assert transfer.parent == request.id and transfer.node == "prefill"
+    assert transfer.attributes["tasuki.request_id"] == "traced-1"
     assert request.attributes["tasuki.transfer.bytes"] > 0
     beneath = {
         "decode": {"queue", "handshake", "windows", "decode"},
         "prefill": {"queue", "await grant", "prefill", "hand over"},
     }
-    for parent in (request, room):
+    for parent in (request, transfer):
         below = [span for span in pair.collector.spans(trace) if span.parent == parent.id]
         named = {span.name: span for span in below if span.name != "room"}
         assert {*named} == beneath[parent.node]
@@ -162,8 +162,8 @@ def test_logs_are_json_with_request_ids_on_both_nodes(pair: Traced) -> None:
     assert ended and ended[-1]["message"] == "request ended: length"
     assert ended[-1]["prompt_tokens"] == 400 and ended[-1]["prefilled_on"] == "prefill"
     assert all({"time", "level", "logger", "message"} <= {*line} for line in lines)
-    rooms = [json.loads(line) for line in pair.prefill.last_words]
-    assert any(line.get("request_id") == "traced-1" for line in rooms)
+    transfers = [json.loads(line) for line in pair.prefill.last_words]
+    assert any(line.get("request_id") == "traced-1" for line in transfers)
 
 
 def test_what_is_missing_is_said_with_the_mend(monkeypatch: pytest.MonkeyPatch) -> None:

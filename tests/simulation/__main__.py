@@ -45,8 +45,8 @@ def main() -> int:
     seconds = time.process_time() - begun
     print(f"seeds {arguments.seed} to {seed - 1}: {tally.transfers} transfers, {seconds:.1f} s")
     print(f"  {tally.steps} steps, {60 * tally.transfers / seconds:.0f} transfers a minute")
-    share = tally.touched / max(1, tally.rooms)
-    print(f"  {tally.rooms} rooms, {share:.0%} of them with a fault")
+    share = tally.touched / max(1, tally.requested)
+    print(f"  {tally.requested} rooms, {share:.0%} of them with a fault")
     for name, count in sorted(tally.kinds.items()):
         print(f"  {name:22} {count}")
     for fault in Fault:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from tasuki.transfer.errors import DuplicateRoom, OutOfBounds, TransferError
-from tasuki.transfer.reports import Drain, SendReport, WindowDigest, WindowTiming
-from tasuki.transfer.rooms import events as on
+from tasuki.transfer.chunks.chunk import ChunkHeader, Destination
+from tasuki.transfer.errors import DuplicateTransfer, OutOfBounds, TransferError
+from tasuki.transfer.lifecycle import events as on
+from tasuki.transfer.reports import ChunkDigest, ChunkTiming, Drain, SendReport
 from tasuki.transfer.sending.link import WriteLeases
-from tasuki.transfer.windows.window import Destination, WindowHeader
 
 from .world import Fault, Node, Violation, World
 
@@ -73,9 +73,9 @@ class Arena:
 class Write:
     """A layer chunk in flight. owner: owner of the ids at the receiver."""
 
-    room: int
+    transfer_id: int
     generation: int
-    header: WindowHeader
+    header: ChunkHeader
     ids: tuple[int, ...]
     content: object
     writer: Node
@@ -84,45 +84,45 @@ class Write:
     broken: bool = False
 
 
-class Landing:
+class Arrivals:
     """The receiving half of a node's bytes. Its peer's writes arrive here."""
 
     def __init__(self, node: Node, arena: Arena) -> None:
         self.node = node
         self.arena = arena
         self.flying: dict[int, Write] = {}
-        self._rooms: dict[int, _Expected] = {}
+        self._transfers: dict[int, _Expected] = {}
         self._writes = 0
 
-    def expect(self, room: int, generation: int, destination: Destination) -> None:
+    def expect(self, transfer_id: int, generation: int, destination: Destination) -> None:
         ids = _ids_of(destination)
         if any(not 0 <= each < len(self.arena.owners) for each in ids):
             raise OutOfBounds("an id is outside the arena")
-        if room in self._rooms:
-            raise DuplicateRoom(f"room {room} is expected already")
-        self._rooms[room] = _Expected(generation, ids)
+        if transfer_id in self._transfers:
+            raise DuplicateTransfer(f"room {transfer_id} is expected already")
+        self._transfers[transfer_id] = _Expected(generation, ids)
 
-    def forget(self, room: int) -> None:
-        self._rooms.pop(room, None)
+    def forget(self, transfer_id: int) -> None:
+        self._transfers.pop(transfer_id, None)
 
-    def landed(self, room: int) -> int:
-        expected = self._rooms.get(room)
-        return 0 if expected is None else len(expected.landed)
+    def arrived(self, transfer_id: int) -> int:
+        expected = self._transfers.get(transfer_id)
+        return 0 if expected is None else len(expected.arrived)
 
     def verify(
-        self, room: int, generation: int, sent: Sequence[WindowDigest]
+        self, transfer_id: int, generation: int, sent: Sequence[ChunkDigest]
     ) -> on.Verified | None:
         """Compare the digests of a transfer. Return None while layer chunks are missing."""
-        expected = self._rooms.get(room)
+        expected = self._transfers.get(transfer_id)
         if expected is None or expected.generation != generation:
             return on.Verified("it is not expected")
-        if any(window.header.sequence not in expected.landed for window in sent):
+        if any(chunk.header.sequence not in expected.arrived for chunk in sent):
             return None
-        if any(expected.landed[window.header.sequence] != window.digest for window in sent):
+        if any(expected.arrived[chunk.header.sequence] != chunk.digest for chunk in sent):
             return on.Verified("a digest differs", differs=True)
-        if len(sent) != len(expected.landed):
+        if len(sent) != len(expected.arrived):
             return on.Verified("more landed than was sent", differs=True)
-        filled = {each for window in sent for each in expected.filled[window.header.sequence]}
+        filled = {each for chunk in sent for each in expected.filled[chunk.header.sequence]}
         if filled != set(expected.ids):
             return on.Verified("not all was sent")
         return on.Verified()
@@ -132,16 +132,18 @@ class Landing:
         self._writes += 1
         number, life = self._writes, self.node.life
         self.flying[number] = write
-        self.node.world.after(seconds, lambda: self._land(number, life, is_announced))
+        self.node.world.after(seconds, lambda: self._arrive(number, life, is_announced))
 
-    def _land(self, number: int, life: int, is_announced: bool) -> None:
+    def _arrive(self, number: int, life: int, is_announced: bool) -> None:
         write = self.flying.pop(number, None)
         if write is None or self.node.life != life:
             return
         for each in write.ids:
             owner = self.arena.owners[each]
-            if owner not in ((kind, write.room) for kind in ("granted", "quarantined", "pull")):
-                raise Violation(f"a write of room {write.room} lands in an id of {owner}")
+            if owner not in (
+                (kind, write.transfer_id) for kind in ("granted", "quarantined", "pull")
+            ):
+                raise Violation(f"a write of room {write.transfer_id} lands in an id of {owner}")
             self.arena.content[each] = write.content
         if is_announced:
             self.node.take(self.node.world.now, lambda: self._announced(write))
@@ -149,10 +151,10 @@ class Landing:
             write.writer.take(self.node.world.now + 0.0005, write.flushed)
 
     def _announced(self, write: Write) -> None:
-        expected = self._rooms.get(write.room)
+        expected = self._transfers.get(write.transfer_id)
         if expected is None or expected.generation != write.generation:
             return
-        expected.landed[write.header.sequence] = hash(write.content)
+        expected.arrived[write.header.sequence] = hash(write.content)
         expected.filled[write.header.sequence] = write.ids
 
     def sever(self, only_dead: bool) -> None:
@@ -167,7 +169,7 @@ class Landing:
 class _Expected:
     generation: int
     ids: tuple[int, ...]
-    landed: dict[int, int] = field(default_factory=dict)
+    arrived: dict[int, int] = field(default_factory=dict)
     filled: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
 
@@ -178,13 +180,13 @@ def _ids_of(destination: Destination) -> tuple[int, ...]:
 
 @dataclass
 class _Outgoing:
-    room: int
+    transfer_id: int
     generation: int
     peer: str
     ids: tuple[int, ...]
     on_end: Callable[[on.Event], None]
     source: tuple[int, ...] = ()
-    waiting: list[WindowHeader] = field(default_factory=list)
+    waiting: list[ChunkHeader] = field(default_factory=list)
     posted: int = 0
     moved: float = 0.0
     planned: bool = False
@@ -195,7 +197,7 @@ class _Outgoing:
     aborted: Callable[[Drain], None] | None = None
     drains: float = DRAIN
     """Seconds until its drain times out."""
-    digests: list[WindowDigest] = field(default_factory=list)
+    digests: list[ChunkDigest] = field(default_factory=list)
     progress: int = 0
 
 
@@ -206,14 +208,14 @@ class Leaving:
         self,
         node: Node,
         arena: Arena,
-        to: Callable[[str], Landing | None],
+        to: Callable[[str], Arrivals | None],
         fault_of: Callable[[int], Fault | None],
     ) -> None:
         """Set the sender up. to: the receiving half at the connection's other end. fault_of:
         returns the fault of a transfer's next layer chunk."""
         self.node = node
         self.leases = WriteLeases(LEASE, node.clock)
-        self.rooms: dict[int, _Outgoing] = {}
+        self.transfers: dict[int, _Outgoing] = {}
         self._arena = arena
         self._to = to
         self._fault_of = fault_of
@@ -226,7 +228,7 @@ class Leaving:
 
     def open(
         self,
-        room: int,
+        transfer_id: int,
         generation: int,
         peer: str,
         destination: Destination,
@@ -234,23 +236,25 @@ class Leaving:
     ) -> None:
         if self.leases.peer(peer) is None:
             raise TransferError(f"no connection {peer}")
-        if room in self.rooms or (peer, room) in self._forced:
-            raise DuplicateRoom(f"room {room} is open already")
+        if transfer_id in self.transfers or (peer, transfer_id) in self._forced:
+            raise DuplicateTransfer(f"room {transfer_id} is open already")
         ids = _ids_of(destination)
         if any(each >= len(self._arena.owners) for each in ids):
             raise OutOfBounds("an id is outside the arena")
-        self.rooms[room] = _Outgoing(room, generation, peer, ids, on_end, moved=self.node.clock())
+        self.transfers[transfer_id] = _Outgoing(
+            transfer_id, generation, peer, ids, on_end, moved=self.node.clock()
+        )
         self._sweep_later()
 
-    def plan(self, room: int, source: tuple[int, ...]) -> None:
+    def plan(self, transfer_id: int, source: tuple[int, ...]) -> None:
         """Plan all layer chunks of the transfer, one per id; one without bytes if there is no
         id."""
-        out = self.rooms.get(room)
+        out = self.transfers.get(transfer_id)
         if out is None or out.planned or out.stopped_at < inf:
             return
         count = max(1, len(out.ids))
         out.planned, out.source = True, source
-        out.waiting = [WindowHeader(k, k, k + 1, k, 1, k == count - 1) for k in range(count)]
+        out.waiting = [ChunkHeader(k, k, k + 1, k, 1, k == count - 1) for k in range(count)]
         self._arena.read(source, 1)
         self._post_later(out)
 
@@ -258,14 +262,18 @@ class Leaving:
         self.node.after(0.004 * self._world.random.random(), lambda: self._post(out))
 
     def _post(self, out: _Outgoing) -> None:
-        if out.stopped_at < inf or not out.waiting or self.rooms.get(out.room) is not out:
+        if (
+            out.stopped_at < inf
+            or not out.waiting
+            or self.transfers.get(out.transfer_id) is not out
+        ):
             return
         if self.leases.writable(out.peer) is None:
             self._stop(out, "not renewed by the receiver")
             return
         header = out.waiting.pop(0)
         landing = self._to(out.peer)
-        fault = self._fault_of(out.room)
+        fault = self._fault_of(out.transfer_id)
         out.posted += 1
         out.progress += 1
         out.moved = self.node.clock()
@@ -279,46 +287,48 @@ class Leaving:
         seconds = 0.001 + 0.003 * self._world.random.random()
         if fault is Fault.LATE_WRITE:
             seconds = self._world.between(0.5, self._world.random.choice((4.0, 4.0, 30.0)))
-        self._fly(landing, out, header, seconds, fault is not Fault.WINDOW_LOST, fault)
+        self._fly(landing, out, header, seconds, fault is not Fault.CHUNK_LOST, fault)
         if out.waiting:
             self._post_later(out)
 
     def _fly(
         self,
-        landing: Landing,
+        landing: Arrivals,
         out: _Outgoing,
-        header: WindowHeader,
+        header: ChunkHeader,
         seconds: float,
         is_announced: bool,
         fault: Fault | None = None,
     ) -> None:
         ids = out.ids[header.first_page : header.first_page + 1]
-        content: object = (out.room, out.generation, header.sequence)
+        content: object = (out.transfer_id, out.generation, header.sequence)
         digest = hash(content)
         if fault is Fault.FLIP:
             content = (*content, "flipped") if isinstance(content, tuple) else content
         node = self.node
         flushed = _Flushed(self, out, header, digest)
-        write = Write(out.room, out.generation, header, ids, content, node, node.life, flushed)
+        write = Write(
+            out.transfer_id, out.generation, header, ids, content, node, node.life, flushed
+        )
         landing.fly(write, seconds, is_announced)
 
-    def flushed(self, out: _Outgoing, header: WindowHeader, digest: int) -> None:
-        if self.rooms.get(out.room) is not out:
+    def flushed(self, out: _Outgoing, header: ChunkHeader, digest: int) -> None:
+        if self.transfers.get(out.transfer_id) is not out:
             return
         out.posted -= 1
         out.progress += 1
         out.moved = self.node.clock()
-        out.digests.append(WindowDigest(header, digest))
+        out.digests.append(ChunkDigest(header, digest))
         self._end_if_over(out)
 
-    def progress(self, room: int) -> int:
-        out = self.rooms.get(room)
+    def progress(self, transfer_id: int) -> int:
+        out = self.transfers.get(transfer_id)
         return 0 if out is None else out.progress
 
-    def abort(self, room: int, peer: str, drained: Callable[[Drain], None]) -> None:
-        out = self.rooms.get(room)
+    def abort(self, transfer_id: int, peer: str, drained: Callable[[Drain], None]) -> None:
+        out = self.transfers.get(transfer_id)
         if out is None or out.peer != peer:
-            drained(Drain.FORCED if (peer, room) in self._forced else Drain.DRAINED)
+            drained(Drain.FORCED if (peer, transfer_id) in self._forced else Drain.DRAINED)
             return
         out.aborted = drained
         if self._world.random.random() < _HANGS:
@@ -327,7 +337,7 @@ class Leaving:
 
     def disconnect(self, peer: str) -> None:
         self.leases.remove(peer)
-        for out in list(self.rooms.values()):
+        for out in list(self.transfers.values()):
             if out.peer == peer:
                 self._stop(out, "the connection to the receiver is over")
 
@@ -346,18 +356,18 @@ class Leaving:
         """Check leases, stalled transfers and drains that last too long."""
         self._sweeps = False
         now = self.node.clock()
-        for out in list(self.rooms.values()):
+        for out in list(self.transfers.values()):
             if out.stopped_at == inf and self.leases.writable(out.peer) is None:
                 self._stop(out, "not renewed by the receiver")
             elif out.stopped_at == inf and out.posted and now - out.moved > STALL:
                 self._stop(out, "no window was flushed")
             else:
                 self._end_if_over(out)
-        if self.rooms:
+        if self.transfers:
             self._sweep_later()
 
     def _end_if_over(self, out: _Outgoing) -> None:
-        if self.rooms.get(out.room) is not out:
+        if self.transfers.get(out.transfer_id) is not out:
             return
         is_late = self.node.clock() - out.stopped_at > out.drains
         if out.stopped_at == inf:
@@ -370,22 +380,22 @@ class Leaving:
             return
         drain = Drain.FORCED if out.posted or out.write_lost else Drain.DRAINED
         if drain is Drain.FORCED:
-            self._forced.add((out.peer, out.room))
+            self._forced.add((out.peer, out.transfer_id))
         self._close(out)
         if out.aborted is not None:
             out.aborted(drain)
         else:
             out.on_end(on.SendBroke(out.reason, drain, out.endpoint_failed))
 
-    def let_go(self, room: int) -> None:
+    def let_go(self, transfer_id: int) -> None:
         """Free the source: the engine no longer waits for a drain without end."""
-        out = self.rooms.get(room)
+        out = self.transfers.get(transfer_id)
         if out is not None:
             self._arena.read(out.source, -1)
             out.source = ()
 
     def _close(self, out: _Outgoing) -> None:
-        del self.rooms[out.room]
+        del self.transfers[out.transfer_id]
         self._arena.read(out.source, -1)
 
 
@@ -393,7 +403,7 @@ class Leaving:
 class _Flushed:
     leaving: Leaving
     out: _Outgoing
-    header: WindowHeader
+    header: ChunkHeader
     digest: int
 
     def __call__(self) -> None:
@@ -402,7 +412,7 @@ class _Flushed:
 
 def _report(out: _Outgoing) -> SendReport:
     timings = tuple(
-        WindowTiming(each.header.sequence, (0.0,), 0.0, 0.0, 0.0, 8) for each in out.digests
+        ChunkTiming(each.header.sequence, (0.0,), 0.0, 0.0, 0.0, 8) for each in out.digests
     )
     count = len(out.digests)
     return SendReport(8 * count, count, len(out.ids), 0.0, 0.0, tuple(out.digests), timings)

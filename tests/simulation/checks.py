@@ -15,17 +15,17 @@ from collections import Counter
 from math import inf
 from typing import TYPE_CHECKING
 
+from tasuki.transfer.lifecycle.actions import Action
+from tasuki.transfer.lifecycle.events import Event
+from tasuki.transfer.lifecycle.fence import ALIVE, FenceReason
+from tasuki.transfer.lifecycle.messages import Done, Ended, Message, Refused
+from tasuki.transfer.lifecycle.receiving import Receiving
+from tasuki.transfer.lifecycle.states import PULL, DrainBy, ReceiverState
 from tasuki.transfer.reports import Drain
-from tasuki.transfer.rooms.actions import Action
-from tasuki.transfer.rooms.events import Event
-from tasuki.transfer.rooms.fence import ALIVE, FenceReason
-from tasuki.transfer.rooms.messages import Done, Ended, Message, Refused
-from tasuki.transfer.rooms.receiving import Receiving
-from tasuki.transfer.rooms.states import PULL, DrainBy, ReceiverState
 
 from .bytes import LEASE
 from .sides import SimulatedSide
-from .world import OF_MESSAGES, OF_WINDOWS, Fault, Violation, World
+from .world import OF_CHUNKS, OF_MESSAGES, Fault, Violation, World
 
 if TYPE_CHECKING:
     from .desks import DecodeDesk, Outcome, PrefillDesk, Request
@@ -52,7 +52,7 @@ class Checks:
         self.touched: set[int] = set()
         """Transfers with a fault."""
         self.requests: list[Request] = []
-        self.by_room: dict[int, Request] = {}
+        self.by_transfer: dict[int, Request] = {}
         """The last request of each number."""
         self.last_words: dict[int, list[Message]] = {}
         """Final messages of transfers by number, for the next transfer with that number."""
@@ -69,17 +69,17 @@ class Checks:
 
     # Faults
 
-    def strike(self, fault: Fault, room: int) -> None:
+    def strike(self, fault: Fault, transfer_id: int) -> None:
         self.struck[fault] += 1
-        self.touched.add(room)
+        self.touched.add(transfer_id)
 
     def strike_all(self, fault: Fault) -> None:
         """Record a fault of a node or a link for all live transfers."""
-        for room in {side.room for side in self._living}:
-            self.strike(fault, room)
+        for transfer_id in {side.transfer_id for side in self._living}:
+            self.strike(fault, transfer_id)
 
-    def _due(self, room: int, kinds: tuple[Fault, ...]) -> Fault | None:
-        request = self.by_room.get(room)
+    def _due(self, transfer_id: int, kinds: tuple[Fault, ...]) -> Fault | None:
+        request = self.by_transfer.get(transfer_id)
         if request is None or not request.faults:
             return None
         for place, (fault, left) in enumerate(request.faults):
@@ -91,18 +91,18 @@ class Checks:
             del request.faults[place]
             if fault is not Fault.CUT:
                 # A cut affects all transfers of the stream.
-                self.strike(fault, room)
+                self.strike(fault, transfer_id)
             return fault
         return None
 
-    def message_fault(self, room: int) -> Fault | None:
-        fault = self._due(room, OF_MESSAGES)
+    def message_fault(self, transfer_id: int) -> Fault | None:
+        fault = self._due(transfer_id, OF_MESSAGES)
         if fault is None and self.doubles and self.world.random.random() < 0.25:
             return Fault.DUPLICATION
         return fault
 
-    def window_fault(self, room: int) -> Fault | None:
-        return self._due(room, OF_WINDOWS)
+    def chunk_fault(self, transfer_id: int) -> Fault | None:
+        return self._due(transfer_id, OF_CHUNKS)
 
     # Sides
 
@@ -127,7 +127,7 @@ class Checks:
         self.require(side.side.is_over, f"{side.name} is over in {side.side.state}")
         machine = side.side
         if not isinstance(machine, Receiving) and machine.drain is Drain.DRAINED:
-            posted = side.peer.leaving.rooms.get(side.room)
+            posted = side.peer.leaving.transfers.get(side.transfer_id)
             self.require(
                 posted is None or posted.generation != machine.generation,
                 f"{side.name} is over while it may send",
@@ -159,7 +159,7 @@ class Checks:
             return
         side.drain_believed = True
         writer = side.connection.other(side.peer)
-        out = writer.leaving.rooms.get(side.room)
+        out = writer.leaving.transfers.get(side.transfer_id)
         writes = out is not None and out.generation == machine.generation
         self.require(
             not (writes and side.connection.is_same_life(writer)),
@@ -207,7 +207,7 @@ class Checks:
         if not connection.is_same_life(writer):
             return
         self.require(reason is not FenceReason.WRITER_DEAD, f"{side.name}: its writer lives")
-        out = writer.leaving.rooms.get(side.room)
+        out = writer.leaving.transfers.get(side.transfer_id)
         if out is None or out.generation != side.side.generation or out.stopped_at < inf:
             return
         if reason is FenceReason.DRAIN_ACKNOWLEDGED:
@@ -220,12 +220,12 @@ class Checks:
 
     def asked(self, request: "Request") -> None:
         self.requests.append(request)
-        self.by_room[request.room] = request
+        self.by_transfer[request.transfer_id] = request
 
-    def ready(self, room: int, generation: int, token: int) -> None:
+    def ready(self, transfer_id: int, generation: int, token: int) -> None:
         """Check the first token: each grant's token is another."""
-        self.require(token == generation, f"room {room} has the token of {token}")
-        self.require(generation not in self._tokens, f"room {room} has its token twice")
+        self.require(token == generation, f"room {transfer_id} has the token of {token}")
+        self.require(generation not in self._tokens, f"room {transfer_id} has its token twice")
         self._tokens.add(generation)
 
     def told_lost(self, name: str, generation: int, life: int = 0) -> None:
@@ -242,7 +242,7 @@ class Checks:
         if request.outcome is not None:
             if request.outcome.name == "GONE":
                 return
-            raise Violation(f"room {request.room} ended {request.outcome}, and {outcome}")
+            raise Violation(f"room {request.transfer_id} ended {request.outcome}, and {outcome}")
         request.outcome = outcome
         self.outcomes[outcome] += 1
 
@@ -252,11 +252,11 @@ class Checks:
         decode, prefill = self.decode_desk, self.prefill_desk
         self.require(not self._living, f"still there: {[side.name for side in self._living]}")
         for request in self.requests:
-            self.require(request.outcome is not None, f"room {request.room} never ended")
+            self.require(request.outcome is not None, f"room {request.transfer_id} never ended")
         for desk in (decode, prefill):
             arena = desk.peer.arena
             owners = {owner for owner in arena.owners if owner[0] != "free"}
             self.require(not owners, f"{desk.peer.node.name} holds ids of {sorted(owners)}")
             self.require(arena.free == desk.peer.ids, "ids are lost")
-            self.require(not desk.peer.leaving.rooms, "windows are still sent")
+            self.require(not desk.peer.leaving.transfers, "windows are still sent")
         self.require(not decode.quarantined, "a quarantine is left")

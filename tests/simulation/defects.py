@@ -14,17 +14,17 @@ from typing import Any
 from unittest.mock import patch
 
 from tasuki.transfer.control.writer_life import WriterLife
+from tasuki.transfer.lifecycle import actions as do
+from tasuki.transfer.lifecycle import events as on
+from tasuki.transfer.lifecycle import messages as say
+from tasuki.transfer.lifecycle.deadlines import StateDeadlines
+from tasuki.transfer.lifecycle.ended_transfers import EndedTransfers
+from tasuki.transfer.lifecycle.fence import Fence, FenceReason
+from tasuki.transfer.lifecycle.heartbeats import Beating, Renewing
+from tasuki.transfer.lifecycle.receiving import Receiving
+from tasuki.transfer.lifecycle.sending import Sending
+from tasuki.transfer.lifecycle.states import ReceiverEvent, ReceiverState, SenderState
 from tasuki.transfer.reports import Drain
-from tasuki.transfer.rooms import actions as do
-from tasuki.transfer.rooms import events as on
-from tasuki.transfer.rooms import messages as say
-from tasuki.transfer.rooms.deadlines import StateDeadlines
-from tasuki.transfer.rooms.ended_rooms import EndedRooms
-from tasuki.transfer.rooms.fence import Fence, FenceReason
-from tasuki.transfer.rooms.heartbeats import Beating, Renewing
-from tasuki.transfer.rooms.receiving import Receiving
-from tasuki.transfer.rooms.sending import Sending
-from tasuki.transfer.rooms.states import ReceiverEvent, ReceiverState, SenderState
 from tasuki.transfer.sending.link import WriteLeases
 
 Made = Callable[[Any], Callable[..., Any]]
@@ -138,13 +138,13 @@ def lease_from_the_answer(whole: Any) -> Any:
     return renewed
 
 
-@defect(Renewing, "beat", "a pull's lease is granted by a beat that confirms nothing")
+@defect(Renewing, "heartbeat", "a pull's lease is granted by a beat that confirms nothing")
 def lease_for_nothing(whole: Any) -> Any:
-    def beat(self: Any, sequence: int, received: int, now: float) -> Any:
+    def heartbeat(self: Any, sequence: int, received: int, now: float) -> Any:
         whole(self, sequence, received, now)
         return now + 4.0
 
-    return beat
+    return heartbeat
 
 
 @defect(WriteLeases, "writable", "windows leave after the lease")
@@ -248,20 +248,20 @@ def stale_done_fences(whole: Any) -> Any:
 # Names
 
 
-@defect(EndedRooms, "refusal", "a room's number and grant are used again")
+@defect(EndedTransfers, "refusal", "a room's number and grant are used again")
 def reused_id(whole: Any) -> Any:
-    return lambda self, connection, room, generation, is_open: None
+    return lambda self, connection, transfer, generation, is_open: None
 
 
-@defect(EndedRooms, "drain", "a forced drain is remembered as a drain")
+@defect(EndedTransfers, "drain", "a forced drain is remembered as a drain")
 def forced_forgotten(whole: Any) -> Any:
-    def drain(self: Any, connection: str, room: int, generation: int) -> Any:
-        return None if whole(self, connection, room, generation) is None else Drain.DRAINED
+    def drain(self: Any, connection: str, transfer_id: int, generation: int) -> Any:
+        return None if whole(self, connection, transfer_id, generation) is None else Drain.DRAINED
 
     return drain
 
 
-@defect(EndedRooms, "knows", "a connection of an earlier life is answered for")
+@defect(EndedTransfers, "knows", "a connection of an earlier life is answered for")
 def stranger_answered(whole: Any) -> Any:
     return lambda self, connection: True
 

@@ -5,24 +5,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from tasuki.transfer.chunks.chunk import Destination
 from tasuki.transfer.errors import TransferError
-from tasuki.transfer.reports import Drain
-from tasuki.transfer.rooms import actions as do
-from tasuki.transfer.rooms import events as on
-from tasuki.transfer.rooms import messages as say
-from tasuki.transfer.rooms.actions import Action
-from tasuki.transfer.rooms.deadlines import (
+from tasuki.transfer.lifecycle import actions as do
+from tasuki.transfer.lifecycle import events as on
+from tasuki.transfer.lifecycle import messages as say
+from tasuki.transfer.lifecycle.actions import Action
+from tasuki.transfer.lifecycle.deadlines import (
     PullReceiverDeadlines,
     PullSenderDeadlines,
     ReceiverDeadlines,
     SenderDeadlines,
 )
-from tasuki.transfer.rooms.ended_rooms import EndedRooms
-from tasuki.transfer.rooms.events import Event
-from tasuki.transfer.rooms.receiving import Receiving, ReceivingTerms
-from tasuki.transfer.rooms.sending import Sending, SendingTerms
-from tasuki.transfer.rooms.states import COPY, FETCH, HANDOVER, PULL, Kind
-from tasuki.transfer.windows.window import Destination
+from tasuki.transfer.lifecycle.ended_transfers import EndedTransfers
+from tasuki.transfer.lifecycle.events import Event
+from tasuki.transfer.lifecycle.receiving import Receiving, ReceivingTerms
+from tasuki.transfer.lifecycle.sending import Sending, SendingTerms
+from tasuki.transfer.lifecycle.states import COPY, FETCH, HANDOVER, PULL, Kind
+from tasuki.transfer.reports import Drain
 
 from .peers import Connection, Peer, Stream
 from .sides import ReceivingSide, SendingSide, SimulatedSide
@@ -44,7 +44,7 @@ class Request:
     """A request of a decode node. offers: it holds a prefix that the sender may pull."""
 
     kind: Kind
-    room: int
+    transfer_id: int
     generation: int
     offers: bool
     held: tuple[int, ...] | None = None
@@ -57,11 +57,11 @@ def destination_of(ids: tuple[int, ...]) -> Destination:
     return Destination(0, ids[:-1], ids[-1]) if ids else Destination(0, (), None)
 
 
-def require_whole(peer: Peer, room: int, generation: int, ids: tuple[int, ...]) -> None:
+def require_whole(peer: Peer, transfer_id: int, generation: int, ids: tuple[int, ...]) -> None:
     for sequence, each in enumerate(ids):
         content = peer.arena.content[each]
-        if content != (room, generation, sequence):
-            raise Violation(f"room {room} is committed with {content} in id {each}")
+        if content != (transfer_id, generation, sequence):
+            raise Violation(f"room {transfer_id} is committed with {content} in id {each}")
 
 
 class DecodeDesk:
@@ -73,7 +73,7 @@ class DecodeDesk:
 
     def begin(self) -> None:
         self.requests: dict[int, Request] = {}
-        self.rooms: dict[int, ReceivingSide] = {}
+        self.transfers: dict[int, ReceivingSide] = {}
         self.pulls: dict[int, SendingSide] = {}
         self.granted: dict[int, tuple[int, ...]] = {}
         self.quarantined: dict[int, tuple[int, ...]] = {}
@@ -82,7 +82,7 @@ class DecodeDesk:
 
     def ask(self, request: Request) -> None:
         peer = self.peer
-        if request.room in self.rooms or request.room in self.quarantined:
+        if request.transfer_id in self.transfers or request.transfer_id in self.quarantined:
             self._end(request, Outcome.HERE)
             return
         connection = peer.connection
@@ -90,8 +90,8 @@ class DecodeDesk:
             self._end(request, Outcome.HERE)
             return
         if request.offers:
-            request.held = peer.arena.take(IDS, ("held", request.room))
-        self.requests[request.room] = request
+            request.held = peer.arena.take(IDS, ("held", request.transfer_id))
+        self.requests[request.transfer_id] = request
         if not connection.stream.is_open:
             connection.stream = Stream(connection)
         stream = connection.stream
@@ -99,7 +99,7 @@ class DecodeDesk:
         within = 6.0 if request.kind is FETCH else None
         terms = ReceivingTerms(self.deadlines, fence, within)
         now = peer.node.clock()
-        side = Receiving(request.kind, request.room, request.generation, terms, now)
+        side = Receiving(request.kind, request.transfer_id, request.generation, terms, now)
 
         def tell(action: Action) -> Event | None:
             return self._tell(request, stream, action)
@@ -107,40 +107,40 @@ class DecodeDesk:
         def closed(ended: SimulatedSide) -> None:
             self._over(request, stream)
 
-        room = ReceivingSide(side, peer, connection, stream, tell, closed)
-        self.rooms[request.room] = room
-        stream.join(request.room, room.put)
+        transfer = ReceivingSide(side, peer, connection, stream, tell, closed)
+        self.transfers[request.transfer_id] = transfer
+        stream.join(request.transfer_id, transfer.put)
         if any(fault is Fault.CANCEL for fault, _ in request.faults):
             peer.node.after(peer.world.between(0.0, 0.5), lambda: self._cancel(request))
 
     def _tell(self, request: Request, stream: Stream, action: Action) -> Event | None:
-        peer, room = self.peer, request.room
+        peer, transfer_id = self.peer, request.transfer_id
         match action:
             case do.Say(message=message):
-                stream.say_up(room, message, request)
+                stream.say_up(transfer_id, message, request)
             case do.WantGrant():
                 seconds = peer.world.between(0.0, 0.05)
                 peer.node.after(seconds, lambda: self._grant(request))
             case do.TellReady(payload=token):
-                peer.checks.ready(room, request.generation, token)
+                peer.checks.ready(transfer_id, request.generation, token)
             case do.TellRefused():
                 self._end(request, Outcome.HERE)
             case do.TellLost():
-                peer.checks.told_lost(f"room {room}", request.generation)
-                self._quarantine(room)
+                peer.checks.told_lost(f"room {transfer_id}", request.generation)
+                self._quarantine(transfer_id)
                 self._end(request, Outcome.HERE)
             case do.Commit():
                 self._commit(request)
             case do.TellFenced():
-                ids = self.quarantined.pop(room, ())
-                peer.arena.give_back(ids, ("quarantined", room))
+                ids = self.quarantined.pop(transfer_id, ())
+                peer.arena.give_back(ids, ("quarantined", transfer_id))
             case do.ServePull(payload=(generation, destination)):
                 self._serve(request, stream, generation, destination)
         return None
 
     def _grant(self, request: Request) -> None:
-        peer, room = self.peer, request.room
-        side = self.rooms.get(room)
+        peer, transfer_id = self.peer, request.transfer_id
+        side = self.transfers.get(transfer_id)
         if request.outcome is not None:
             return
         if any(fault is Fault.FULL for fault, _ in request.faults):
@@ -149,40 +149,40 @@ class DecodeDesk:
             return
         ids: tuple[int, ...] | None = ()
         if request.kind.brings:
-            ids = peer.arena.take(IDS, ("granted", room))
+            ids = peer.arena.take(IDS, ("granted", transfer_id))
             if ids is None:
                 peer.node.after(0.5, lambda: self._grant(request))
                 return
-        self.granted[room] = ids or ()
+        self.granted[transfer_id] = ids or ()
         if side is None or side.is_over:
             # The transfer was lost meanwhile, and its sender never saw the grant.
-            peer.arena.give_back(self.granted.pop(room), ("granted", room))
+            peer.arena.give_back(self.granted.pop(transfer_id), ("granted", transfer_id))
             return
         side.put(say.Grant(request.generation, destination_of(ids or ())))
 
-    def _quarantine(self, room: int) -> None:
-        ids = self.granted.pop(room, None)
+    def _quarantine(self, transfer_id: int) -> None:
+        ids = self.granted.pop(transfer_id, None)
         if ids is not None:
-            self.peer.arena.pass_on(ids, ("granted", room), ("quarantined", room))
-            self.quarantined[room] = ids
+            self.peer.arena.pass_on(ids, ("granted", transfer_id), ("quarantined", transfer_id))
+            self.quarantined[transfer_id] = ids
 
     def _commit(self, request: Request) -> None:
-        peer, room = self.peer, request.room
-        ids = self.granted.pop(room)
-        require_whole(peer, room, request.generation, ids)
-        peer.arena.pass_on(ids, ("granted", room), ("working", room))
+        peer, transfer_id = self.peer, request.transfer_id
+        ids = self.granted.pop(transfer_id)
+        require_whole(peer, transfer_id, request.generation, ids)
+        peer.arena.pass_on(ids, ("granted", transfer_id), ("working", transfer_id))
         arena = peer.arena
         peer.node.after(
-            peer.world.between(0.1, 2.0), lambda: arena.give_back(ids, ("working", room))
+            peer.world.between(0.1, 2.0), lambda: arena.give_back(ids, ("working", transfer_id))
         )
-        peer.checks.committed(f"room {room}", request.generation)
+        peer.checks.committed(f"room {transfer_id}", request.generation)
         self._end(request, Outcome.HANDED_OVER)
 
     def _cancel(self, request: Request) -> None:
         if request.outcome is not None:
             return
-        side = self.rooms.get(request.room)
-        self._quarantine(request.room)
+        side = self.transfers.get(request.transfer_id)
+        self._quarantine(request.transfer_id)
         self._end(request, Outcome.GONE)
         if side is not None:
             side.put(on.Cancelled())
@@ -191,15 +191,15 @@ class DecodeDesk:
         self.peer.checks.answered(request, outcome)
 
     def _over(self, request: Request, stream: Stream) -> None:
-        room = request.room
-        self.rooms.pop(room, None)
-        stream.leave(room)
-        pull = self.pulls.get(room)
+        transfer_id = request.transfer_id
+        self.transfers.pop(transfer_id, None)
+        stream.leave(transfer_id)
+        pull = self.pulls.get(transfer_id)
         if pull is not None:
             pull.put(on.Stopped("its room is over"))
-        self.requests.pop(room, None)
+        self.requests.pop(transfer_id, None)
         if request.held is not None and pull is None:
-            self.peer.arena.give_back(request.held, ("held", room))
+            self.peer.arena.give_back(request.held, ("held", transfer_id))
             request.held = None
 
     # Pulls
@@ -207,10 +207,10 @@ class DecodeDesk:
     def _serve(
         self, request: Request, stream: Stream, generation: int, destination: Destination
     ) -> None:
-        peer, room = self.peer, request.room
+        peer, transfer_id = self.peer, request.transfer_id
         connection = stream.connection
         terms = SendingTerms(self.pull_deadlines, self.pull_deadlines.look)
-        sending = Sending(PULL, room, generation, terms, peer.node.clock())
+        sending = Sending(PULL, transfer_id, generation, terms, peer.node.clock())
         sending.target(destination)
 
         def tell(action: Action) -> Event | None:
@@ -219,26 +219,26 @@ class DecodeDesk:
                     seconds = peer.world.between(0.0, 0.05)
                     peer.node.after(seconds, lambda: self._pin(request))
                 case do.Plan(payload=source):
-                    peer.leaving.plan(room, source)
+                    peer.leaving.plan(transfer_id, source)
                 case do.Say(message=message):
-                    stream.say_up(room, message, request)
+                    stream.say_up(transfer_id, message, request)
             return None
 
         def closed(ended: SimulatedSide) -> None:
-            connection.drained.append((room, generation, sending.drain))
+            connection.drained.append((transfer_id, generation, sending.drain))
             if sending.drain is Drain.FORCED:
-                peer.leaving.let_go(room)
-            del self.pulls[room]
-            if request.held is not None and room not in self.rooms:
-                peer.arena.give_back(request.held, ("held", room))
+                peer.leaving.let_go(transfer_id)
+            del self.pulls[transfer_id]
+            if request.held is not None and transfer_id not in self.transfers:
+                peer.arena.give_back(request.held, ("held", transfer_id))
                 request.held = None
 
         side = SendingSide(sending, peer, connection, stream, tell, closed)
-        self.pulls[room] = side
-        self.rooms[room].pull = side
+        self.pulls[transfer_id] = side
+        self.transfers[transfer_id].pull = side
 
     def _pin(self, request: Request) -> None:
-        side = self.pulls.get(request.room)
+        side = self.pulls.get(request.transfer_id)
         if side is None or self.peer.world.random.random() < 0.02:
             # The node's own engine sends nothing.
             return
@@ -267,20 +267,22 @@ class PrefillDesk:
         self.begin()
 
     def begin(self) -> None:
-        self.rooms: dict[int, SendingSide] = {}
+        self.transfers: dict[int, SendingSide] = {}
         self.pulls: dict[tuple[int, int], ReceivingSide] = {}
         self.pulled: dict[tuple[int, int], tuple[int, ...]] = {}
-        self.ended = EndedRooms(self._lives)
+        self.ended = EndedTransfers(self._lives)
         self._streams: dict[Stream, dict[int, SendingSide]] = {}
         self._computed: dict[int, _Computed] = {}
         self._waiting: dict[int, list[Callable[[Drain], None]]] = {}
         self._pull_generations = 0
 
-    def hear(self, stream: Stream, room: int, message: say.Message | None, opening: object) -> None:
+    def hear(
+        self, stream: Stream, transfer_id: int, message: say.Message | None, opening: object
+    ) -> None:
         """Take a message as the prefill node's stream of transfers does."""
         if stream.over[self.peer] or stream.connection.lost[self.peer]:
             return
-        side = self._streams.setdefault(stream, {}).get(room)
+        side = self._streams.setdefault(stream, {}).get(transfer_id)
         if side is None:
             if isinstance(message, say.Ask) and isinstance(opening, Request):
                 self._open(stream, opening)
@@ -297,14 +299,16 @@ class PrefillDesk:
                 side.put(message)
 
     def _open(self, stream: Stream, request: Request) -> None:
-        peer, room, generation = self.peer, request.room, request.generation
+        peer, transfer_id, generation = self.peer, request.transfer_id, request.generation
         connection = stream.connection
-        refusal = self.ended.refusal(connection.name, room, generation, room in self.rooms)
+        refusal = self.ended.refusal(
+            connection.name, transfer_id, generation, transfer_id in self.transfers
+        )
         if refusal is not None:
-            stream.say_down(room, None, refusal)
+            stream.say_down(transfer_id, None, refusal)
             return
         terms = SendingTerms(self.deadlines, 1.0)
-        sending = Sending(request.kind, room, generation, terms, peer.node.clock())
+        sending = Sending(request.kind, transfer_id, generation, terms, peer.node.clock())
         computed = _Computed(request, stream)
 
         def tell(action: Action) -> Event | None:
@@ -314,14 +318,14 @@ class PrefillDesk:
             self._over(computed, connection, sending)
 
         side = SendingSide(sending, peer, connection, stream, tell, closed)
-        self.rooms[room] = self._streams[stream][room] = side
-        self._computed[room] = computed
+        self.transfers[transfer_id] = self._streams[stream][transfer_id] = side
+        self._computed[transfer_id] = computed
 
     def _tell(self, computed: _Computed, action: Action) -> Event | None:
-        peer, room = self.peer, computed.request.room
+        peer, transfer_id = self.peer, computed.request.transfer_id
         match action:
             case do.Say(message=message):
-                computed.stream.say_down(room, message)
+                computed.stream.say_down(transfer_id, message)
             case do.Reserve():
                 seconds = peer.world.between(0.0, 0.1)
                 peer.node.after(seconds, lambda: self._admit(computed))
@@ -334,8 +338,8 @@ class PrefillDesk:
         return None
 
     def _side(self, computed: _Computed) -> SendingSide | None:
-        side = self.rooms.get(computed.request.room)
-        return side if self._computed.get(computed.request.room) is computed else None
+        side = self.transfers.get(computed.request.transfer_id)
+        return side if self._computed.get(computed.request.transfer_id) is computed else None
 
     def _move(self, computed: _Computed) -> None:
         if (side := self._side(computed)) is not None:
@@ -354,11 +358,11 @@ class PrefillDesk:
             return
         if request.offers and not computed.pull_tried:
             computed.pull_tried = True
-            ids = peer.arena.take(IDS, ("pull", request.room))
+            ids = peer.arena.take(IDS, ("pull", request.transfer_id))
             if ids is not None:
                 side.put(on.PullWanted(ids))
                 return
-        computed.source = peer.arena.take(IDS, ("computed", request.room))
+        computed.source = peer.arena.take(IDS, ("computed", request.transfer_id))
         if computed.source is None:
             peer.node.after(0.5, lambda: self._admit(computed))
         elif request.kind is FETCH and chance > 0.95:
@@ -368,7 +372,7 @@ class PrefillDesk:
 
     def _compute(self, computed: _Computed) -> None:
         peer, request = self.peer, computed.request
-        room, source = request.room, computed.source or ()
+        transfer_id, source = request.transfer_id, computed.source or ()
         chance = peer.world.random.random()
         if chance < 0.02:
             # The forward breaks, or never ends.
@@ -377,7 +381,7 @@ class PrefillDesk:
             return
         first, second = sorted((peer.world.between(0.0, 0.2), peer.world.between(0.0, 0.2)))
         word = on.Announced(request.generation)
-        peer.node.after(first, lambda: peer.leaving.plan(room, source))
+        peer.node.after(first, lambda: peer.leaving.plan(transfer_id, source))
         peer.node.after(second, lambda: self._announce(computed, word))
 
     def _announce(self, computed: _Computed, word: Event) -> None:
@@ -385,34 +389,34 @@ class PrefillDesk:
             side.put(word)
 
     def _over(self, computed: _Computed, connection: Connection, sending: Sending) -> None:
-        peer, room = self.peer, computed.request.room
-        del self.rooms[room]
-        del self._computed[room]
+        peer, transfer_id = self.peer, computed.request.transfer_id
+        del self.transfers[transfer_id]
+        del self._computed[transfer_id]
         if sending.drain is Drain.FORCED:
-            peer.leaving.let_go(room)
+            peer.leaving.let_go(transfer_id)
         if computed.source is not None:
-            peer.arena.give_back(computed.source, ("computed", room))
-        self.ended.remember(connection.name, room, sending.generation, sending.drain)
-        for answer in self._waiting.pop(room, ()):
+            peer.arena.give_back(computed.source, ("computed", transfer_id))
+        self.ended.remember(connection.name, transfer_id, sending.generation, sending.drain)
+        for answer in self._waiting.pop(transfer_id, ()):
             answer(sending.drain)
-        computed.stream.say_down(room, None)
-        self._streams.get(computed.stream, {}).pop(room, None)
+        computed.stream.say_down(transfer_id, None)
+        self._streams.get(computed.stream, {}).pop(transfer_id, None)
         if sending.drain is Drain.FORCED or sending.endpoint_failed:
             connection.lose(peer)
 
     def abort(
-        self, name: str, room: int, generation: int, answer: Callable[[Drain | None], None]
+        self, name: str, transfer_id: int, generation: int, answer: Callable[[Drain | None], None]
     ) -> None:
         """Handle the unary abort."""
         if not self.ended.knows(name):
             answer(None)
             return
-        side = self.rooms.get(room)
+        side = self.transfers.get(transfer_id)
         if side is not None and side.connection.name == name and side.side.generation == generation:
-            self._waiting.setdefault(room, []).append(answer)
+            self._waiting.setdefault(transfer_id, []).append(answer)
             side.put(say.Abort())
         else:
-            answer(self.ended.aborted(name, room, generation))
+            answer(self.ended.aborted(name, transfer_id, generation))
 
     def stream_lost(self, stream: Stream) -> None:
         for side in list(self._streams.pop(stream, {}).values()):
@@ -421,37 +425,37 @@ class PrefillDesk:
     # Pulls
 
     def _begin_pull(self, computed: _Computed, ids: tuple[int, ...]) -> None:
-        peer, room, stream = self.peer, computed.request.room, computed.stream
+        peer, transfer_id, stream = self.peer, computed.request.transfer_id, computed.stream
         connection = stream.connection
         self._pull_generations += 1
         generation = self._pull_generations
         if connection.lost[peer]:
-            peer.arena.give_back(ids, ("pull", room))
+            peer.arena.give_back(ids, ("pull", transfer_id))
             peer.node.after(0.0, lambda: self._admit(computed))
             return
         fence = connection.writer_at(peer).terms()
         terms = ReceivingTerms(self.pull_deadlines, fence)
-        receiving = Receiving(PULL, room, generation, terms, peer.node.clock())
+        receiving = Receiving(PULL, transfer_id, generation, terms, peer.node.clock())
         receiving.grant_first(say.Grant(generation, destination_of(ids)))
-        key = room, generation
+        key = transfer_id, generation
 
         def tell(action: Action) -> Event | None:
             match action:
                 case do.Say(message=say.Ask()):
                     asked = say.PullAsked((generation, destination_of(ids)))
-                    stream.say_down(room, asked)
+                    stream.say_down(transfer_id, asked)
                 case do.Say(message=message):
-                    stream.say_down(room, message)
+                    stream.say_down(transfer_id, message)
                 case do.Commit():
-                    require_whole(peer, room, generation, ids)
-                    peer.arena.give_back(self.pulled.pop(key), ("pull", room))
-                    peer.checks.committed(f"pull {room}", generation, peer.node.life)
+                    require_whole(peer, transfer_id, generation, ids)
+                    peer.arena.give_back(self.pulled.pop(key), ("pull", transfer_id))
+                    peer.checks.committed(f"pull {transfer_id}", generation, peer.node.life)
                     self._admit(computed)
                 case do.TellLost():
-                    peer.checks.told_lost(f"pull {room}", generation, peer.node.life)
+                    peer.checks.told_lost(f"pull {transfer_id}", generation, peer.node.life)
                     self._admit(computed)
                 case do.TellFenced():
-                    peer.arena.give_back(self.pulled.pop(key), ("pull", room))
+                    peer.arena.give_back(self.pulled.pop(key), ("pull", transfer_id))
             return None
 
         def closed(ended: SimulatedSide) -> None:
@@ -460,15 +464,15 @@ class PrefillDesk:
         try:
             side = ReceivingSide(receiving, peer, connection, stream, tell, closed)
         except TransferError:
-            peer.arena.give_back(ids, ("pull", room))
+            peer.arena.give_back(ids, ("pull", transfer_id))
             return
         self.pulls[key] = side
         self.pulled[key] = ids
-        self.rooms[room].pull = side
+        self.transfers[transfer_id].pull = side
 
-    def pull_drained(self, room: int, generation: int, drain: Drain) -> None:
+    def pull_drained(self, transfer_id: int, generation: int, drain: Drain) -> None:
         """Handle a pull's drain reported by a renewal."""
-        pull = self.pulls.get((room, generation))
+        pull = self.pulls.get((transfer_id, generation))
         if pull is not None:
             pull.put(on.DrainAnswered(drain))
 

@@ -4,16 +4,16 @@ end nothing is left."""
 from collections import Counter
 from dataclasses import dataclass, field
 
-from tasuki.transfer.rooms.states import COPY, FETCH
+from tasuki.transfer.lifecycle.states import COPY, FETCH
 
 from .checks import Checks
 from .desks import KINDS_OF_REQUESTS, DecodeDesk, Outcome, PrefillDesk, Request
 from .peers import Connection, Peer
 from .world import (
+    OF_CHUNKS,
     OF_MESSAGES,
     OF_NODES,
     OF_REQUESTS,
-    OF_WINDOWS,
     Clock,
     Fault,
     Link,
@@ -32,7 +32,7 @@ _REST = 350.0
 """Seconds in which the last transfers end after any fault."""
 _WEIGHTS = {
     **dict.fromkeys(OF_MESSAGES, 0.9),
-    **dict.fromkeys(OF_WINDOWS, 1.35),
+    **dict.fromkeys(OF_CHUNKS, 1.35),
     **dict.fromkeys(OF_REQUESTS, 0.55),
     # It affects all transfers of the stream.
     Fault.CUT: 0.21,
@@ -44,7 +44,7 @@ class Tally:
     """Counts of played events. transfers: hand-overs and pulls; touched: transfers with a fault."""
 
     transfers: int = 0
-    rooms: int = 0
+    requested: int = 0
     touched: int = 0
     steps: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
@@ -53,7 +53,7 @@ class Tally:
 
     def add(self, other: "Tally") -> None:
         self.transfers += other.transfers
-        self.rooms += other.rooms
+        self.requested += other.transfers
         self.touched += other.touched
         self.steps += other.steps
         self.kinds += other.kinds
@@ -171,7 +171,7 @@ class History(SimulatedPair):
         checks.nothing_is_left()
         return Tally(
             transfers=sum(checks.kinds.values()),
-            rooms=len(checks.requests),
+            requested=len(checks.requests),
             touched=len(checks.touched),
             steps=world.steps,
             kinds=checks.kinds,
@@ -194,9 +194,9 @@ class History(SimulatedPair):
         self.checks.asked(request)
         for fault, _ in request.faults:
             if fault in OF_REQUESTS:
-                self.checks.strike(fault, request.room)
+                self.checks.strike(fault, request.transfer_id)
         if self._is_skewed:
-            self.checks.strike(Fault.SKEW, request.room)
+            self.checks.strike(Fault.SKEW, request.transfer_id)
         if self.decode.node.is_dead:
             self.checks.answered(request, Outcome.DEAD)
         else:
@@ -223,11 +223,13 @@ class History(SimulatedPair):
 
     def _is_over(self, number: int) -> bool:
         desks = self.checks.decode_desk, self.checks.prefill_desk
-        request = self.checks.by_room[number]
+        request = self.checks.by_transfer[number]
         is_held = number in desks[0].quarantined or any(
-            room == number for room, _ in desks[1].pulls
+            transfer_id == number for transfer_id, _ in desks[1].pulls
         )
-        lives = number in desks[0].rooms or number in desks[0].pulls or number in desks[1].rooms
+        lives = (
+            number in desks[0].transfers or number in desks[0].pulls or number in desks[1].transfers
+        )
         return request.outcome is not None and not (is_held or lives)
 
     def _faults(self) -> list[tuple[Fault, int]]:
@@ -240,7 +242,7 @@ class History(SimulatedPair):
         return [(fault, self._place(fault)) for fault in _WEIGHTS if fault in chosen]
 
     def _place(self, fault: Fault) -> int:
-        return self.world.random.randrange(2 if fault in OF_WINDOWS else 5)
+        return self.world.random.randrange(2 if fault in OF_CHUNKS else 5)
 
     # Nodes and links
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from tasuki.transfer.control.writer_life import WriterLife
 from tasuki.transfer.errors import PeerInvalid
+from tasuki.transfer.lifecycle import events as on
+from tasuki.transfer.lifecycle import messages as say
+from tasuki.transfer.lifecycle.fence import FenceTerms, WriterFacts
+from tasuki.transfer.lifecycle.heartbeats import Beating, HeartbeatTimeout, Renewing
 from tasuki.transfer.node_identity import ProcessIdentity
 from tasuki.transfer.reports import Drain
-from tasuki.transfer.rooms import events as on
-from tasuki.transfer.rooms import messages as say
-from tasuki.transfer.rooms.fence import FenceTerms, WriterFacts
-from tasuki.transfer.rooms.heartbeats import Beating, Renewing, Silence
 
-from .bytes import LEASE, RETRY, SETTLE, Arena, Landing, Leaving
+from .bytes import LEASE, RETRY, SETTLE, Arena, Arrivals, Leaving
 from .sides import SimulatedSide
 from .world import Channel, Fault, Link, Node, World
 
@@ -47,10 +47,10 @@ class Peer:
     def begin(self) -> None:
         """Begin a life with empty memory."""
         self.arena = Arena(self.ids)
-        self.landing = Landing(self.node, self.arena)
-        self.leaving = Leaving(self.node, self.arena, self._landing_of, self.checks.window_fault)
+        self.landing = Arrivals(self.node, self.arena)
+        self.leaving = Leaving(self.node, self.arena, self._arrivals_of, self.checks.chunk_fault)
 
-    def _landing_of(self, name: str) -> Landing | None:
+    def _arrivals_of(self, name: str) -> Arrivals | None:
         connection = self.checks.connections.get(name)
         if connection is None or connection.severed:
             return None
@@ -92,11 +92,13 @@ class Connection:
         self.drained: list[tuple[int, int, Drain]] = []
         self.stream = Stream(self)
         self._writers = {peer: self._writer(peer) for peer in (decode, prefill)}
-        self._beats = {peer: Channel(peer.world, peer.node, link) for peer in (decode, prefill)}
+        self._heartbeats = {
+            peer: Channel(peer.world, peer.node, link) for peer in (decode, prefill)
+        }
         now = prefill.node.clock()
-        self._beating = Beating(Silence(SILENCE, now, BEAT))
+        self._beating = Beating(HeartbeatTimeout(SILENCE, now, BEAT))
         now = decode.node.clock()
-        self._renewing = Renewing(Silence(SILENCE, now), now)
+        self._renewing = Renewing(HeartbeatTimeout(SILENCE, now), now)
         decode.leaving.leases.add(name, [], decode.node.clock())
         prefill.leaving.leases.add(name, [], prefill.node.clock())
 
@@ -116,28 +118,28 @@ class Connection:
     # The heartbeat
 
     def begin_beating(self) -> None:
-        self.prefill.node.after(0.0, self._beat)
+        self.prefill.node.after(0.0, self._heartbeat)
         self.decode.node.after(BEAT, self._tick_decode)
 
-    def _beat(self) -> None:
+    def _heartbeat(self) -> None:
         prefill = self.prefill
         now = prefill.node.clock()
         if self.lost[prefill]:
             return
-        if self._beating.silence.tick(now):
+        if self._beating.heartbeat_timeout.tick(now):
             self.lose(prefill)
             return
-        sequence, received = self._beating.beat(now)
+        sequence, received = self._beating.heartbeat(now)
         self.writer_at(prefill).life.answering()
-        self._beats[self.decode].send(lambda: self._beaten(sequence, received))
-        prefill.node.after(BEAT, self._beat)
+        self._heartbeats[self.decode].send(lambda: self._beaten(sequence, received))
+        prefill.node.after(BEAT, self._heartbeat)
 
     def _beaten(self, sequence: int, received: int) -> None:
         decode = self.decode
         if self.lost[decode] or not self.is_same_life(decode):
             return
         try:
-            asked = self._renewing.beat(sequence, received, decode.node.clock())
+            asked = self._renewing.heartbeat(sequence, received, decode.node.clock())
         except PeerInvalid:
             self.lose(decode)
             return
@@ -145,22 +147,22 @@ class Connection:
             decode.leaving.leases.renew(self.name, asked)
         self.writer_at(decode).life.answering()
         drained, self.drained = self.drained, []
-        self._beats[self.prefill].send(lambda: self._renewed(sequence, drained))
+        self._heartbeats[self.prefill].send(lambda: self._renewed(sequence, drained))
 
     def _renewed(self, sequence: int, drained: list[tuple[int, int, Drain]]) -> None:
         prefill = self.prefill
         if self.lost[prefill] or not self.is_same_life(prefill):
             return
         asked = self._beating.renewed(sequence, prefill.node.clock())
-        for room, generation, drain in drained:
-            prefill.checks.prefill_desk.pull_drained(room, generation, drain)
+        for transfer_id, generation, drain in drained:
+            prefill.checks.prefill_desk.pull_drained(transfer_id, generation, drain)
         if asked is not None:
             prefill.leaving.leases.renew(self.name, asked)
 
     def _tick_decode(self) -> None:
         if self.lost[self.decode]:
             return
-        if self._renewing.silence.tick(self.decode.node.clock()):
+        if self._renewing.heartbeat_timeout.tick(self.decode.node.clock()):
             self.lose(self.decode)
             return
         self.decode.node.after(BEAT, self._tick_decode)
@@ -177,12 +179,14 @@ class Connection:
             peer.connection = None
         self.stream.broke_at(peer, "the connection is lost")
         other = self.other(peer)
-        self._beats[other].send(lambda: self.lose(other))
+        self._heartbeats[other].send(lambda: self.lose(other))
 
     def seen_dead(self, peer: Peer) -> None:
         """Handle the death of the other end's process: its sockets are closed."""
         other = self.other(peer)
-        self._beats[peer].send(lambda: self.lose(peer) if not self.is_same_life(other) else None)
+        self._heartbeats[peer].send(
+            lambda: self.lose(peer) if not self.is_same_life(other) else None
+        )
 
     # Calls beside the stream
 
@@ -194,11 +198,11 @@ class Connection:
             return
         answered = _Answer(side)
         peer.node.after(ACKNOWLEDGE, lambda: answered(None))
-        room, generation, name = side.room, side.side.generation, self.name
-        back = now._beats[peer]
-        now._beats[now.other(peer)].send(
+        transfer_id, generation, name = side.transfer_id, side.side.generation, self.name
+        back = now._heartbeats[peer]
+        now._heartbeats[now.other(peer)].send(
             lambda: peer.checks.prefill_desk.abort(
-                name, room, generation, lambda drain: back.send(lambda: answered(drain))
+                name, transfer_id, generation, lambda drain: back.send(lambda: answered(drain))
             )
         )
 
@@ -238,7 +242,7 @@ class Writer:
 
 @dataclass
 class _Line:
-    room: int
+    transfer_id: int
     hear: Callable[[say.Message | on.StreamBroke], None]
 
 
@@ -259,40 +263,42 @@ class Stream:
     def is_open(self) -> bool:
         return not any(self.over.values())
 
-    def join(self, room: int, hear: Callable[[say.Message | on.StreamBroke], None]) -> None:
+    def join(self, transfer_id: int, hear: Callable[[say.Message | on.StreamBroke], None]) -> None:
         """Open the decode node's end of a transfer. At times its number brings messages of an
         earlier transfer."""
-        self._lines[room] = _Line(room, hear)
+        self._lines[transfer_id] = _Line(transfer_id, hear)
         decode = self.connection.decode
         random = decode.world.random
-        for message in decode.checks.last_words.pop(room, ()):
+        for message in decode.checks.last_words.pop(transfer_id, ()):
             if decode.checks.doubles and random.random() < 0.5:
-                deliver = partial(self._heard, room, message, "")
+                deliver = partial(self._heard, transfer_id, message, "")
                 decode.node.take(decode.world.now + random.uniform(0.05, 0.5), deliver)
 
-    def leave(self, room: int) -> None:
+    def leave(self, transfer_id: int) -> None:
         """Close the decode node's end of a transfer."""
-        if self._lines.pop(room, None) is not None:
-            self.say_up(room, None)
+        if self._lines.pop(transfer_id, None) is not None:
+            self.say_up(transfer_id, None)
 
-    def say_up(self, room: int, message: say.Message | None, opening: object = None) -> None:
+    def say_up(self, transfer_id: int, message: say.Message | None, opening: object = None) -> None:
         """Send to the prefill node. message: None hangs up. opening: the request for an Ask."""
         connection = self.connection
         if self.over[connection.decode]:
             return
-        fault = connection.decode.checks.message_fault(room)
+        fault = connection.decode.checks.message_fault(transfer_id)
         if fault is Fault.CUT:
             self.cut()
             return
         desk = connection.decode.checks.prefill_desk
-        self._to[connection.prefill].send(lambda: desk.hear(self, room, message, opening), fault)
+        self._to[connection.prefill].send(
+            lambda: desk.hear(self, transfer_id, message, opening), fault
+        )
 
-    def say_down(self, room: int, message: say.Message | None, reason: str = "") -> None:
+    def say_down(self, transfer_id: int, message: say.Message | None, reason: str = "") -> None:
         """Send to the decode node. message: None closes the transfer."""
         connection = self.connection
         if self.over[connection.prefill]:
             return
-        fault = connection.decode.checks.message_fault(room)
+        fault = connection.decode.checks.message_fault(transfer_id)
         if fault is Fault.CUT:
             self.cut()
             return
@@ -300,26 +306,26 @@ class Stream:
             # A Pull has no transfer request, so a repeated request is answered in the same way.
             fault = None
         if isinstance(message, say.Done | say.Ended):
-            connection.decode.checks.last_words[room] = [message]
-        self._to[connection.decode].send(lambda: self._heard(room, message, reason), fault)
+            connection.decode.checks.last_words[transfer_id] = [message]
+        self._to[connection.decode].send(lambda: self._heard(transfer_id, message, reason), fault)
 
-    def _heard(self, room: int, message: say.Message | None, reason: str) -> None:
+    def _heard(self, transfer_id: int, message: say.Message | None, reason: str) -> None:
         decode = self.connection.decode
         if self.over[decode] or not self.connection.is_same_life(decode):
             return
-        line = self._lines.get(room)
+        line = self._lines.get(transfer_id)
         if line is None:
             return
         if message is None:
-            del self._lines[room]
+            del self._lines[transfer_id]
             line.hear(on.StreamBroke(f"the prefill node closed the room: {reason}"))
         else:
             line.hear(message)
 
     def cut(self) -> None:
         """End the stream at both ends."""
-        for room in self._lines:
-            self.connection.decode.checks.strike(Fault.CUT, room)
+        for transfer_id in self._lines:
+            self.connection.decode.checks.strike(Fault.CUT, transfer_id)
         for peer in self.over:
             self._to[peer].send(_Broke(self, peer))
 

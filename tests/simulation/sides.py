@@ -7,16 +7,16 @@ Every step of a side is shown to the checks of the world.
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tasuki.transfer.lifecycle import actions as do
+from tasuki.transfer.lifecycle import events as on
+from tasuki.transfer.lifecycle import messages as say
+from tasuki.transfer.lifecycle.actions import Action
+from tasuki.transfer.lifecycle.events import Event
+from tasuki.transfer.lifecycle.fence import FenceReason
+from tasuki.transfer.lifecycle.receiving import Receiving
+from tasuki.transfer.lifecycle.sending import Sending
+from tasuki.transfer.lifecycle.stepping import SteppedSide
 from tasuki.transfer.reports import Drain
-from tasuki.transfer.rooms import actions as do
-from tasuki.transfer.rooms import events as on
-from tasuki.transfer.rooms import messages as say
-from tasuki.transfer.rooms.actions import Action
-from tasuki.transfer.rooms.events import Event
-from tasuki.transfer.rooms.fence import FenceReason
-from tasuki.transfer.rooms.receiving import Receiving
-from tasuki.transfer.rooms.sending import Sending
-from tasuki.transfer.rooms.stepping import SteppedSide
 
 from .world import Violation
 
@@ -41,7 +41,7 @@ class SimulatedSide(SteppedSide):
     ) -> None:
         """Set the side up. peer: the side's node. tell: performs actions of the engine or the
         stream. closed: called when the side is over."""
-        super().__init__(side, f"{side.kind.name} {side.room} on {peer.node.name}")
+        super().__init__(side, f"{side.kind.name} {side.transfer_id} on {peer.node.name}")
         self.peer = peer
         self.connection = connection
         self.stream = stream
@@ -67,8 +67,8 @@ class SimulatedSide(SteppedSide):
         return self._side
 
     @property
-    def room(self) -> int:
-        return self._side.room
+    def transfer_id(self) -> int:
+        return self._side.transfer_id
 
     @property
     def lives(self) -> bool:
@@ -127,7 +127,7 @@ class ReceivingSide(SimulatedSide):
 
     @property
     def progress(self) -> int:
-        return self.peer.landing.landed(self.room)
+        return self.peer.landing.arrived(self.transfer_id)
 
     def facts(self) -> on.Look:
         writer = self.connection.writer_at(self.peer).facts()
@@ -138,9 +138,9 @@ class ReceivingSide(SimulatedSide):
         peer.checks.performs(self, action)
         match action:
             case do.Expect(destination=destination):
-                peer.landing.expect(self.room, self._side.generation, destination)
+                peer.landing.expect(self.transfer_id, self._side.generation, destination)
             case do.Forget():
-                peer.landing.forget(self.room)
+                peer.landing.forget(self.transfer_id)
             case do.Verify():
                 return self._verify(action)
             case do.Prepare(payload=payload):
@@ -166,7 +166,7 @@ class ReceivingSide(SimulatedSide):
     def _verify(self, action: do.Verify) -> Event | None:
         """Compare digests at once. A busy node answers later than it compares."""
         peer = self.peer
-        verified = peer.landing.verify(self.room, self._side.generation, action.sent)
+        verified = peer.landing.verify(self.transfer_id, self._side.generation, action.sent)
         if verified is None:
             peer.node.after(0.01, lambda: self._verify_later(action, peer.node.clock()))
         elif peer.world.random.random() < _BUSY_SHARE:
@@ -176,7 +176,7 @@ class ReceivingSide(SimulatedSide):
         return None
 
     def _verify_later(self, action: do.Verify, since: float) -> None:
-        verified = self.peer.landing.verify(self.room, self._side.generation, action.sent)
+        verified = self.peer.landing.verify(self.transfer_id, self._side.generation, action.sent)
         if verified is not None:
             self.put(verified)
         elif self.now() - since > LANDING:
@@ -199,7 +199,7 @@ class SendingSide(SimulatedSide):
 
     @property
     def progress(self) -> int:
-        return self.peer.leaving.progress(self.room)
+        return self.peer.leaving.progress(self.transfer_id)
 
     def facts(self) -> on.Look:
         return on.Look(self.progress, self.pulled)
@@ -213,10 +213,10 @@ class SendingSide(SimulatedSide):
                 return self.tell(action)
             case do.Open(destination=destination):
                 name, generation = self.connection.name, self._side.generation
-                peer.leaving.open(self.room, generation, name, destination, self.put)
+                peer.leaving.open(self.transfer_id, generation, name, destination, self.put)
                 return on.Opened()
             case do.DrainNow():
-                peer.leaving.abort(self.room, self.connection.name, self._drained)
+                peer.leaving.abort(self.transfer_id, self.connection.name, self._drained)
             case do.EndPull(reason=reason):
                 if self.pull is not None:
                     self.pull.put(on.Stopped(reason))

@@ -29,12 +29,12 @@ def tally() -> Tally:
 
 
 def test_every_history_keeps_the_promises_with_every_fault_and_kind(tally: Tally) -> None:
-    assert tally.transfers > 2000 and tally.touched > 0.3 * tally.rooms
+    assert tally.transfers > 2000 and tally.touched > 0.3 * tally.transfers
     assert min(tally.kinds[kind] for kind in ("hand-over", "pull", "fetch", "copy")) > 200
     for fault in Fault:
         assert tally.faults[fault] >= 500 * tally.transfers / 10_000 * 0.5, fault
     assert all(tally.outcomes[outcome] for outcome in Outcome)
-    assert tally.outcomes[Outcome.HANDED_OVER] > 0.15 * tally.rooms, "not all is lost"
+    assert tally.outcomes[Outcome.HANDED_OVER] > 0.15 * tally.transfers, "not all is lost"
 
 
 def test_one_seed_is_one_history() -> None:

@@ -29,7 +29,7 @@ class Fault(Enum):
     SKEW = "the nodes' clocks disagree and drift"
     FULL = "a queue does not move, or there is no memory"
     FLIP = "a bit flips on its way"
-    WINDOW_LOST = "a window's notification is lost"
+    CHUNK_LOST = "a window's notification is lost"
     LATE_WRITE = "a write waits in a socket"
     BROKEN_WRITE = "a write fails half-way"
     CANCEL = "the client leaves"
@@ -38,7 +38,7 @@ class Fault(Enum):
 _AT_ONCE = 20_000
 """So much does not happen in one moment."""
 OF_MESSAGES = (Fault.LOSS, Fault.DELAY, Fault.REORDER, Fault.DUPLICATION, Fault.CUT)
-OF_WINDOWS = (Fault.FLIP, Fault.WINDOW_LOST, Fault.LATE_WRITE, Fault.BROKEN_WRITE)
+OF_CHUNKS = (Fault.FLIP, Fault.CHUNK_LOST, Fault.LATE_WRITE, Fault.BROKEN_WRITE)
 OF_REQUESTS = (Fault.FULL, Fault.CANCEL)
 OF_NODES = (Fault.SILENCE, Fault.DEATH, Fault.FREEZE)
 

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from tasuki.engine import messages as m
-from tasuki.prefill_node.gateway_rooms import PATIENCE_SECONDS
+from tasuki.prefill_node.gateway_transfers import PATIENCE_SECONDS
 from tasuki.server.auth.tenants import RequestContext
 from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import EngineClient
@@ -128,12 +128,12 @@ def test_a_trace_goes_through_the_gateway_to_both_nodes_and_a_limit_to_its_calle
         lambda: bool(pair.spans("text_completion") and pair.spans("room")),
         lambda: pair.collector.spans(TRACE),
     )
-    (asked,), (room,) = pair.spans("text_completion"), pair.spans("room")
-    assert asked.node == "decode" and room.node == "prefill"
-    assert room.parent == asked.id
+    (asked,), (transfer,) = pair.spans("text_completion"), pair.spans("room")
+    assert asked.node == "decode" and transfer.node == "prefill"
+    assert transfer.parent == asked.id
     # The gateway's own span lies between the caller's and the node's.
     assert asked.parent != CALLER
-    for span in (asked, room):
+    for span in (asked, transfer):
         assert span.attributes["tasuki.request_id"] == told
     for node in (pair.decode, pair.prefill):
         assert any(told in line for line in node.last_words), node.last_words

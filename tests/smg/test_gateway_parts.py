@@ -55,7 +55,7 @@ def test_what_is_left_out_is_openai_s_default() -> None:
     asked = read_gateway_request(request(stream=True), MODEL)
     sampling = asked.submit.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (1.0, 1.0, 0)
-    assert sampling.max_new_tokens == 97 and asked.submit.gateway_room is None and asked.streams
+    assert sampling.max_new_tokens == 97 and asked.submit.gateway_transfer is None and asked.streams
     again = read_gateway_request(request(), MODEL).submit.sampling
     assert again.seed != sampling.seed
 
@@ -68,9 +68,9 @@ def test_every_token_is_every_token_however_it_is_written(top_k: int) -> None:
 
 
 def test_a_room_names_its_prefill_node() -> None:
-    room = pb.KvBootstrapInfo(bootstrap_host="::1", bootstrap_port=7, bootstrap_room=2**63 - 1)
-    told = read_gateway_request(request(kv_bootstrap_info=room), MODEL).submit.gateway_room
-    assert told == m.GatewayRoom(m.RoomId(2**63 - 1), "[::1]:7")
+    transfer = pb.KvBootstrapInfo(bootstrap_host="::1", bootstrap_port=7, bootstrap_room=2**63 - 1)
+    told = read_gateway_request(request(kv_bootstrap_info=transfer), MODEL).submit.gateway_transfer
+    assert told == m.GatewayTransfer(m.TransferId(2**63 - 1), "[::1]:7")
 
 
 @pytest.mark.parametrize(

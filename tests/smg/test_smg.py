@@ -164,10 +164,10 @@ def test_a_pair_behind_the_gateway(tmp_path: Path) -> None:
         # The prefill node computed every prompt and sent its state.
         assert prefill.stats().tree["usable_tokens"] == warm + hot
         assert prefill.stats().tree["prompt_tokens"] == 3 * prompt
-        assert decode.landed() > 0 and decode.stats().tree["leased_requests"] == 0
-        landed = decode.landed()
+        assert decode.arrived() > 0 and decode.stats().tree["leased_requests"] == 0
+        arrived = decode.arrived()
         assert_answers_follow(client, "embedded")
-        assert decode.landed() > landed
+        assert decode.arrived() > arrived
         leave_in_the_middle(gateway, "embedded")
         until(lambda: not decode.stats().requests, decode.story)
         until(lambda: prefill.at_rest() and decode.at_rest(), decode.story)

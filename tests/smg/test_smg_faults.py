@@ -162,9 +162,9 @@ class Fronted:
         and recover, as heard_at_a_death does."""
         for node in (self.prefill, self.decode):
             node.client.flush()
-        landed = self.decode.landed()
+        arrived = self.decode.arrived()
         heard = ask_and_kill(self.gateway, self.prefill)
-        assert self.decode.landed() > landed
+        assert self.decode.arrived() > arrived
         self._recover(self.prefill, self.decode, streams=True)
         return heard
 
@@ -203,7 +203,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fronted]:
     ):
         first = answered(gateway, streams=False)
         assert first is not None and first.finished == "length" and first.text
-        assert decode.landed() > 0
+        assert decode.arrived() > 0
         yield Fronted(gateway, prefill, decode, prefill_lives, decode_lives, first.text)
 
 

@@ -92,9 +92,9 @@ def counts(pair: EnginePair) -> tuple[int, int]:
 def test_the_first_step_behind_a_hand_over_is_drafted_as_in_one_node(
     drafter: str, pair: EnginePair
 ) -> None:
-    room = pair.hand_over(asked("r", drafter))
-    pair.ready(room, None)
-    assert isinstance(pair.done(room), m.RemoteDone)
+    transfer = pair.hand_over(asked("r", drafter))
+    pair.ready(transfer, None)
+    assert isinstance(pair.done(transfer), m.RemoteDone)
     pair.decode.run()
     assert counts(pair) == of_one_node(drafter, 0)
 

@@ -72,7 +72,7 @@ def test_what_steps_took_is_measured_with_what_they_gave() -> None:
     draft(engine, {"r0": answers["r0"]}, 4, cycle([4]))
     engine.ask_all(prompts, NEW)
     assert {name: engine.tokens(name) for name in prompts} == answers
-    for before, step in pairwise(limit.landings):
+    for before, step in pairwise(limit.completions):
         assert step.seconds > 0
         if step.shape.drafted:
             assert not step.planned
@@ -80,7 +80,7 @@ def test_what_steps_took_is_measured_with_what_they_gave() -> None:
         else:
             assert step.tokens == step.shape.answers
             assert not (step.planned and before.shape.drafted)
-    full = [step for step in limit.landings if step.shape.answers == 3]
+    full = [step for step in limit.completions if step.shape.answers == 3]
     assert {step.planned for step in full if not step.shape.drafted} == {True, False}
     assert StepShape(2, 1, 4) in {step.shape for step in full}
 

@@ -38,9 +38,9 @@ def test_a_handed_over_prompt_is_drafted_from_its_prediction(
         pair.join(pair.begin(asked))
         pair.link.bytes_per_second = None
     else:
-        room = pair.hand_over(asked)
-        pair.ready(room, None)
-        assert isinstance(pair.done(room), m.RemoteDone)
+        transfer = pair.hand_over(asked)
+        pair.ready(transfer, None)
+        assert isinstance(pair.done(transfer), m.RemoteDone)
         pair.decode.run()
     assert pair.decode.tokens("r") == answer
     usage = pair.decode.finished("r").usage
@@ -55,13 +55,13 @@ def test_a_hand_over_that_is_lost_is_drafted_where_it_goes_on(pair: EnginePair) 
     tokens = prompt(150)
     answer = alone(tokens, NEW, sampling=DRAWN)
     prediction = np.array(answer, dtype=np.int32)
-    room = pair.hand_over(submit("r", tokens, NEW, sampling=DRAWN, prediction=prediction))
-    pair.ready(room, None)
-    pair.flushed(room)
-    pair.decode.post(m.HandoverFailed(room.ticket.room, "lost on purpose"))
+    transfer = pair.hand_over(submit("r", tokens, NEW, sampling=DRAWN, prediction=prediction))
+    pair.ready(transfer, None)
+    pair.flushed(transfer)
+    pair.decode.post(m.HandoverFailed(transfer.transfer_request.transfer_id, "lost on purpose"))
     pair.decode.run()
     assert pair.decode.tokens("r") == answer
     assert pair.decode.finished("r").usage.accepted_tokens >= 14
-    pair.prefill.post(m.PrefillEnd(room.ticket.room))
-    pair.receiver.forget(room.ticket.room)
-    pair.decode.post(m.WriterFenced(room.ticket.room))
+    pair.prefill.post(m.PrefillEnd(transfer.transfer_request.transfer_id))
+    pair.receiver.forget(transfer.transfer_request.transfer_id)
+    pair.decode.post(m.WriterFenced(transfer.transfer_request.transfer_id))

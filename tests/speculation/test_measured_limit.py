@@ -94,7 +94,7 @@ class DraftingNode:
             self.seconds += seconds
             # Other work of the host, independent of drafts.
             other = 3 if self._chance.random() < 0.003 else 1
-            limit.landed(shape, self._land(lengths), other * seconds, planned=planned)
+            limit.completed(shape, self._complete(lengths), other * seconds, planned=planned)
             drafted_before = bool(with_drafts)
         return self.tokens / self.seconds
 
@@ -115,7 +115,7 @@ class DraftingNode:
         self._drafts = [drafts[:worth] for drafts in found]
         return [len(drafts) for drafts in self._drafts]
 
-    def _land(self, lengths: Sequence[int]) -> int:
+    def _complete(self, lengths: Sequence[int]) -> int:
         """Return the number of tokens from the step."""
         before = self.tokens
         for one, output, drafts in zip(self._drafting, self.outputs, self._drafts, strict=True):
@@ -240,11 +240,11 @@ def test_drafts_of_one_answer_among_many_are_left_out_where_they_hold_up_the_oth
         drafter = KnowingDrafter(lambda token: 0.8, lambda token: False, iter(()))
         drafting.append(Drafting([drafter], 3))
     for _ in range(3):
-        limit.landed(StepShape(16, 0, 1), 16, plain, planned=True)
+        limit.completed(StepShape(16, 0, 1), 16, plain, planned=True)
     for width in WIDTHS:
         for _ in range(3):
-            limit.landed(StepShape(0, 16, width), 40, plain + 1, planned=False)
-            limit.landed(StepShape(15, 1, width), 18, plain + 4, planned=False)
+            limit.completed(StepShape(0, 16, width), 40, plain + 1, planned=False)
+            limit.completed(StepShape(15, 1, width), 18, plain + 4, planned=False)
     assert limit.next(16, drafting) == 3
     assert limit.of_step(16, [(one, 3) for one in drafting]) == 3
     assert limit.of_step(16, [(drafting[0], 3)]) == 0
@@ -271,5 +271,5 @@ def test_looks_take_a_small_part_of_the_time_of_steps(seconds: float, looks: int
     limit, found = MeasuredLimit(WIDTHS), 0
     for _ in range(300):
         found += limit.watched
-        limit.landed(StepShape(1, 0, 1), 1, seconds, planned=True)
+        limit.completed(StepShape(1, 0, 1), 1, seconds, planned=True)
     assert looks - 2 <= found <= looks

@@ -112,9 +112,9 @@ def test_as_many_are_accepted_behind_a_cached_prompt() -> None:
 def test_a_handed_over_answer_is_drafted_where_it_is_decoded() -> None:
     asked = submit("r", CASE.prompt, NEW, sampling=HOT)
     with engine_pair(parts(), parts(), settings={"speculate": "mtp", "draft_tokens": 3}) as pair:
-        room = pair.hand_over(asked)
-        pair.ready(room, None)
-        assert isinstance(pair.done(room), m.RemoteDone)
+        transfer = pair.hand_over(asked)
+        pair.ready(transfer, None)
+        assert isinstance(pair.done(transfer), m.RemoteDone)
         pair.decode.run()
         assert pair.decode.tokens("r") == plain(HOT)[0]
         assert pair.decode.finished("r").usage.accepted_tokens > NEW // 3

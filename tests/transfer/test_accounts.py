@@ -3,22 +3,24 @@ forgotten."""
 
 import pytest
 
+from tasuki.transfer.lifecycle.ended_transfers import EndedTransfers
 from tasuki.transfer.reports import Drain
-from tasuki.transfer.rooms.ended_rooms import EndedRooms
 
 DRAINED, FORCED = Drain.DRAINED, Drain.FORCED
 
 
 @pytest.fixture
-def ended() -> EndedRooms:
+def ended() -> EndedTransfers:
     """Return the ended transfers of two connections; only the first is alive."""
-    made = EndedRooms(lambda name: name == "first", rooms=2, connections=2)
+    made = EndedTransfers(lambda name: name == "first", transfers=2, connections=2)
     made.began("first")
     made.began("second")
     return made
 
 
-def test_a_room_is_remembered_by_its_connection_number_and_generation(ended: EndedRooms) -> None:
+def test_a_room_is_remembered_by_its_connection_number_and_generation(
+    ended: EndedTransfers,
+) -> None:
     ended.remember("first", 7, 1, DRAINED)
     assert ended.drain("first", 7, 1) is DRAINED
     for other in (("second", 7, 1), ("first", 8, 1), ("first", 7, 2), ("third", 7, 1)):
@@ -28,7 +30,7 @@ def test_a_room_is_remembered_by_its_connection_number_and_generation(ended: End
     assert ended.refusal("first", 7, 2, is_open=False) is None
 
 
-def test_the_last_drained_rooms_are_remembered_and_every_forced_one(ended: EndedRooms) -> None:
+def test_the_last_drained_rooms_are_remembered_and_every_forced_one(ended: EndedTransfers) -> None:
     for number in range(4):
         ended.remember("first", number, 1, FORCED)
         ended.remember("first", 10 + number, 1, DRAINED)
@@ -39,7 +41,9 @@ def test_the_last_drained_rooms_are_remembered_and_every_forced_one(ended: Ended
     assert ended.drain("first", 0, 1) is FORCED
 
 
-def test_an_abort_bars_its_room_and_repeats_what_a_forced_one_came_to(ended: EndedRooms) -> None:
+def test_an_abort_bars_its_room_and_repeats_what_a_forced_one_came_to(
+    ended: EndedTransfers,
+) -> None:
     assert ended.aborted("first", 7, 1) is DRAINED
     assert ended.refusal("first", 7, 1, is_open=False) is not None
     ended.remember("first", 8, 1, FORCED)
@@ -47,7 +51,7 @@ def test_an_abort_bars_its_room_and_repeats_what_a_forced_one_came_to(ended: End
 
 
 def test_the_oldest_connection_that_is_over_is_forgotten_and_nothing_is_said_of_it(
-    ended: EndedRooms,
+    ended: EndedTransfers,
 ) -> None:
     ended.remember("second", 7, 1, FORCED)
     ended.began("third")

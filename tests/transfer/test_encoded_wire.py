@@ -12,24 +12,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasuki.transfer.errors import DigestMismatch, WindowsMissing
+from tasuki.transfer.chunks.chunk import ChunkHeader, Destination, FinishedLayers
+from tasuki.transfer.chunks.descriptors import layer_bytes
+from tasuki.transfer.errors import ChunksMissing, DigestMismatch
 from tasuki.transfer.precision.encoding_source import EncodingSource, StagingBuffer, slabs_kept_back
 from tasuki.transfer.precision.wire_layout import WireError, WireUnits
-from tasuki.transfer.receiving.target_arena import WindowSink
-from tasuki.transfer.reports import Drain, RoomBroke
-from tasuki.transfer.sending.outgoing_room import OutgoingRoom, Posted
+from tasuki.transfer.receiving.target_arena import ChunkSink
+from tasuki.transfer.reports import Drain, TransferBroke
+from tasuki.transfer.sending.outgoing_transfer import OutgoingTransfer, Posted
 from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.settings import Precision, WirePrecision, WireSettings
 from tasuki.transfer.transports.loopback import Fault
-from tasuki.transfer.windows.descriptors import layer_bytes
-from tasuki.transfer.windows.window import Destination, FinishedLayers, WindowHeader
 from tests.harness.loopback_pair import (
     DRAFT,
     FULL,
     GDN,
     GENERATION,
     POISON,
-    ROOM,
+    TRANSFER_ID,
     Pair,
     cells_in_use,
     loopback_pair,
@@ -49,13 +49,13 @@ class CountedCells(StagingBuffer):
     refused = 0
 
     def has_room(self, holder: str) -> bool:
-        room = super().has_room(holder)
-        self.refused += not room
-        return room
+        transfer = super().has_room(holder)
+        self.refused += not transfer
+        return transfer
 
 
 def encoding_source(pair: Pair) -> EncodingSource:
-    source = pair.source.window_source
+    source = pair.source.chunk_source
     assert isinstance(source, EncodingSource)
     return source
 
@@ -64,7 +64,7 @@ def encoding_source(pair: Pair) -> EncodingSource:
 class SlowSink:
     """The target's decoder, blocked until it is released."""
 
-    plain: WindowSink
+    plain: ChunkSink
     decoding: threading.Event = field(default_factory=threading.Event)
     go_on: threading.Event = field(default_factory=threading.Event)
     decoded: list[object] = field(default_factory=list)
@@ -80,10 +80,10 @@ class SlowSink:
 
 
 def slow_sink(pair: Pair) -> SlowSink:
-    assert pair.target.window_sink is not None
-    slow = SlowSink(pair.target.window_sink)
+    assert pair.target.chunk_sink is not None
+    slow = SlowSink(pair.target.chunk_sink)
     (arena,) = pair.receiver._arenas
-    pair.receiver._arenas = (replace(arena, window_sink=slow),)
+    pair.receiver._arenas = (replace(arena, chunk_sink=slow),)
     return slow
 
 
@@ -111,9 +111,9 @@ def test_a_layer_opens_only_once_it_is_decoded() -> None:
         slow = slow_sink(pair)
         pair.hand_over(2)
         assert slow.decoding.wait(HANG_SECONDS)
-        assert not pair.layer_opens(ROOM, 0, 0.02)
+        assert not pair.layer_opens(TRANSFER_ID, 0, 0.02)
         slow.go_on.set()
-        assert pair.layer_opens(ROOM, 0, HANG_SECONDS)
+        assert pair.layer_opens(TRANSFER_ID, 0, HANG_SECONDS)
 
 
 def test_after_forget_nothing_of_the_room_is_written_any_more() -> None:
@@ -122,7 +122,7 @@ def test_after_forget_nothing_of_the_room_is_written_any_more() -> None:
         slow = slow_sink(pair)
         pair.hand_over(2)
         assert slow.decoding.wait(HANG_SECONDS)
-        forgetting = threading.Thread(target=pair.receiver.forget, args=(ROOM,))
+        forgetting = threading.Thread(target=pair.receiver.forget, args=(TRANSFER_ID,))
         forgetting.start()
         forgetting.join(0.05)
         assert forgetting.is_alive(), "forget() returned while a part was being decoded"
@@ -148,36 +148,36 @@ def test_a_window_that_lands_twice_loses_the_room() -> None:
 @pytest.mark.parametrize("code", sorted({0, *(p.code for p in LOSSY)} - {ALL_FP8.code}))
 def test_a_window_of_another_precision_is_not_applied(code: int) -> None:
     with fp8_pair() as pair:
-        pair.source.window_source.code = code
+        pair.source.chunk_source.code = code
         pair.hand_over(2)
-        with pytest.raises(WindowsMissing):
+        with pytest.raises(ChunksMissing):
             pair.verified(timeout=0.2)
-        windows = pair.sent().report.windows
-        until(lambda: pair.receiver.counters.malformed == windows, "waited in vain")
-        assert pair.receiver.windows_landed(ROOM) == 0
+        chunks = pair.sent().report.windows
+        until(lambda: pair.receiver.counters.malformed == chunks, "waited in vain")
+        assert pair.receiver.chunks_arrived(TRANSFER_ID) == 0
 
 
 def test_what_comes_after_a_room_was_verified_changes_nothing() -> None:
     """Its pages are the request's own by then."""
     with fp8_pair() as pair:
         pair.hand_over(2)
-        windows = pair.verified().report.windows
+        chunks = pair.verified().report.windows
         before = pair.target.memory.copy()
-        again = WindowHeader(windows, 0, 8, 0, 2, True)
+        again = ChunkHeader(chunks, 0, 8, 0, 2, True)
         with pair.fabric.lock:
             mailbox = pair.fabric.nodes["target"].mailbox
-            mailbox.append(again.pack(ROOM, GENERATION, ALL_FP8.code))
+            mailbox.append(again.pack(TRANSFER_ID, GENERATION, ALL_FP8.code))
         until(lambda: pair.receiver.counters.unknown_room > 0, "waited in vain")
         assert np.array_equal(pair.target.memory, before)
 
 
 def test_an_exact_notification_is_what_it_was_before_there_were_precisions() -> None:
-    header = WindowHeader(1, 2, 3, 4, 5, True)
+    header = ChunkHeader(1, 2, 3, 4, 5, True)
     assert header.pack(6, 7)[-1] == 1
     assert header.pack(6, 7, ALL_FP8.code)[-1] & 1 == 1
-    assert WindowHeader.unpack(header.pack(6, 7, ALL_FP8.code), ALL_FP8.code) == (6, 7, header)
+    assert ChunkHeader.unpack(header.pack(6, 7, ALL_FP8.code), ALL_FP8.code) == (6, 7, header)
     with pytest.raises(ValueError, match="a window is of precision 10, ours is 0"):
-        WindowHeader.unpack(header.pack(6, 7, ALL_FP8.code))
+        ChunkHeader.unpack(header.pack(6, 7, ALL_FP8.code))
 
 
 def test_rooms_wait_for_staging_and_all_of_them_come_through() -> None:
@@ -188,7 +188,7 @@ def test_rooms_wait_for_staging_and_all_of_them_come_through() -> None:
         cells = CountedCells(24 * layout.slab_bytes, 3 * unit, unit)
         encoding_source(pair).cells = cells
         pair.source.transport.bytes_per_second = 2e6
-        opened = [pair.open(4, room, seed=room) for room in range(1, 7)]
+        opened = [pair.open(4, transfer_id, seed=transfer_id) for transfer_id in range(1, 7)]
         for each in opened:
             pair.compute(each, chunk=4)
         for each in opened:
@@ -209,17 +209,17 @@ def test_a_link_that_stands_still_leaves_staging_to_the_others() -> None:
     with fp8_pair(slabs=24, faults=held, settings=NEVER) as pair:
         pair.sender.connect("other", [pair.target.address])
         cells = encoding_source(pair).cells
-        for room in (1, 3):
-            pair.compute(pair.open(4, room, seed=room))
+        for transfer_id in (1, 3):
+            pair.compute(pair.open(4, transfer_id, seed=transfer_id))
         until(lambda: not cells.has_room("peer"), "waited in vain")
         stuck.clear()
         passing = pair.open(4, 2, "other", seed=9)
         pair.compute(passing, chunk=4)
         pair.verified(2)
-        pair.assert_landed(passing)
+        pair.assert_arrived(passing)
         pair.fabric.let_go()
-        for room in (1, 3):
-            pair.sent(room)
+        for transfer_id in (1, 3):
+            pair.sent(transfer_id)
         assert cells.in_use == 0
 
 
@@ -248,26 +248,26 @@ def test_windows_fit_their_cells_and_leave_when_their_own_layers_are_finished(
     units = WireUnits.of(small_layout(tuple(kinds)), precision)
     unit = units.largest_encoded
     staging = StagingBuffer(0, cells * unit * 3 // 2, unit)
-    window_source = EncodingSource(units, 1, None, None, staging)  # type: ignore[arg-type]
+    chunk_source = EncodingSource(units, 1, None, None, staging)  # type: ignore[arg-type]
     plan = FinishedLayers(100, 7, tuple(range(pages)), slot)
     layers = len(kinds)
     runs = [(first, min(first + run, layers)) for first in range(0, layers, run)]
-    windows = window_source.windows(plan, runs, 3)
-    assert [window.header.sequence for window in windows] == list(range(3, 3 + len(windows)))
+    chunks = chunk_source.windows(plan, runs, 3)
+    assert [chunk.header.sequence for chunk in chunks] == list(range(3, 3 + len(chunks)))
     sent_pages: list[tuple[int, int]] = []
     sent_states: list[int] = []
-    for window in windows:
-        header = window.header
-        assert window.tick == 100 + header.end_layer
-        assert window.local_pages == plan.local_pages[header.first_page - 7 :][: header.pages]
+    for chunk in chunks:
+        header = chunk.header
+        assert chunk.tick == 100 + header.end_layer
+        assert chunk.local_pages == plan.local_pages[header.first_page - 7 :][: header.pages]
         # A draft layer's carry is sent with the last of its pages.
         later = kinds[header.first_layer] is DRAFT and header.first_page + header.pages < 7 + pages
         own_slot = None if later else slot
-        assert (window.local_slot, header.carries_state) == (own_slot, own_slot is not None)
+        assert (chunk.local_slot, header.carries_state) == (own_slot, own_slot is not None)
         encoded = 0
         for layer in range(header.first_layer, header.end_layer):
             if kinds[layer].keeps_pages:
-                sent_pages += [(layer, page) for page in window.local_pages]
+                sent_pages += [(layer, page) for page in chunk.local_pages]
             if kinds[layer].keeps_state and not later:
                 sent_states.append(layer)
             if units.encoded(layer):
@@ -287,14 +287,14 @@ def test_a_room_that_is_given_up_is_not_over_before_its_windows_are_released(
     quick = SenderSettings(lease_seconds=1e9, stall_seconds=0.05, drain_seconds=0.05)
     with fp8_pair(slabs=24, faults=lambda index: Fault.HOLD, settings=quick) as pair:
 
-        def look_and_release(room: OutgoingRoom, posted: Posted) -> None:
-            asked.append(pair.sender.abort(room.room, room.peer).done())
-            release(room, posted)
+        def look_and_release(transfer: OutgoingTransfer, posted: Posted) -> None:
+            asked.append(pair.sender.abort(transfer.transfer_id, transfer.peer).done())
+            release(transfer, posted)
 
         monkeypatch.setattr(Sender, "_release", staticmethod(look_and_release))
-        pair.compute(pair.open(4, ROOM, seed=1))
+        pair.compute(pair.open(4, TRANSFER_ID, seed=1))
         until(lambda: bool(asked), "no window was given up")
-        assert pair.sender.abort(ROOM, "peer").result(timeout=HANG_SECONDS) is Drain.FORCED
+        assert pair.sender.abort(TRANSFER_ID, "peer").result(timeout=HANG_SECONDS) is Drain.FORCED
         assert not any(asked) and cells_in_use(pair.source) == 0
 
 
@@ -306,8 +306,8 @@ def test_a_window_that_cannot_be_encoded_ends_its_room_and_frees_its_cell() -> N
     with fp8_pair() as pair:
         encoding_source(pair)._codec = Broken()  # type: ignore[assignment]
         pair.hand_over(4, chunk=4)
-        end = pair.ends.wait(ROOM)
-        assert isinstance(end, RoomBroke) and "no memory" in end.reason
+        end = pair.ends.wait(TRANSFER_ID)
+        assert isinstance(end, TransferBroke) and "no memory" in end.reason
         assert end.drain is Drain.DRAINED
         assert cells_in_use(pair.source) == 0
 

@@ -13,9 +13,9 @@ import pytest
 
 from tasuki.transfer.control import writer_life
 from tasuki.transfer.control.writer_life import WatchedProcess, WriterLife
+from tasuki.transfer.lifecycle.fence import ALIVE, Fence, FenceReason, FenceTerms, WriterFacts
 from tasuki.transfer.node_identity import ProcessIdentity
 from tasuki.transfer.reports import Drain
-from tasuki.transfer.rooms.fence import ALIVE, Fence, FenceReason, FenceTerms, WriterFacts
 from tests.harness.waiting import ManualClock, until
 
 CHILD = """

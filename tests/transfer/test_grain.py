@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasuki.transfer.windows.descriptors import Strip, TransferUnits, window_pieces
-from tasuki.transfer.windows.window import WindowHeader
+from tasuki.transfer.chunks.chunk import ChunkHeader
+from tasuki.transfer.chunks.descriptors import Strip, TransferUnits, chunk_segments
 from tests.harness.loopback_pair import DRAFT, FULL, GDN, random_ids, small_layout
 
 LAYOUT = small_layout((GDN, GDN, GDN, FULL) * 2 + (DRAFT,))
@@ -41,14 +41,14 @@ def test_every_byte_of_a_window_is_in_the_units_and_no_other(
     # Sometimes sorted, so that runs are merged.
     if seed % 2:
         local_pages, remote_pages = tuple(sorted(local_pages)), tuple(sorted(remote_pages))
-    header = WindowHeader(0, first, end, 0, pages, state)
-    pieces = window_pieces(
+    header = ChunkHeader(0, first, end, 0, pages, state)
+    segments = chunk_segments(
         LAYOUT, header, local_pages, remote_pages, local_slot if state else None, remote_slot
     )
-    if len(pieces) == 0:
+    if len(segments) == 0:
         return
     sizes = [slabs * LAYOUT.slab_bytes for slabs in (LOCAL, REMOTE)]
-    found = GRAIN.indices(pieces, *sizes)
+    found = GRAIN.indices(segments, *sizes)
     assert found is not None
     sent = [spans(GRAIN.strips(size)) for size in sizes]
     copies = set()
@@ -57,13 +57,13 @@ def test_every_byte_of_a_window_is_in_the_units_and_no_other(
         copies |= {(local[0] + byte, remote[0] + byte) for byte in range(0, int(local[1]), 64)}
     assert copies == {
         (local + byte, remote + byte)
-        for local, remote, length in pieces.tolist()
+        for local, remote, length in segments.tolist()
         for byte in range(0, length, 64)
     }
 
 
 @pytest.mark.parametrize(
-    "piece",
+    "segment",
     [
         (8, 0, GRAIN.block_bytes),
         (0, 0, GRAIN.block_bytes // 2),
@@ -71,8 +71,8 @@ def test_every_byte_of_a_window_is_in_the_units_and_no_other(
         (0, GRAIN.states * GRAIN.state_bytes, GRAIN.state_bytes),
     ],
 )
-def test_what_is_no_unit_is_none(piece: tuple[int, int, int]) -> None:
+def test_what_is_no_unit_is_none(segment: tuple[int, int, int]) -> None:
     size = LOCAL * LAYOUT.slab_bytes
-    assert GRAIN.indices(np.array([piece], dtype=np.int64), size, size) is None
-    beside = np.array([(0, 0, GRAIN.block_bytes), piece], dtype=np.int64)
+    assert GRAIN.indices(np.array([segment], dtype=np.int64), size, size) is None
+    beside = np.array([(0, 0, GRAIN.block_bytes), segment], dtype=np.int64)
     assert GRAIN.indices(beside, size, size) is None

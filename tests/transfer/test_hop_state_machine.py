@@ -16,11 +16,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tasuki.transfer.errors import DigestMismatch, WindowsMissing
-from tasuki.transfer.precision.wire_layout import WireUnits
-from tasuki.transfer.receiving.receiver import Receiver
-from tasuki.transfer.reports import Drain, RoomBroke, RoomEnd, RoomSent
-from tasuki.transfer.rooms.states import (
+from tasuki.transfer.chunks.chunk import Destination, FinishedLayers
+from tasuki.transfer.errors import ChunksMissing, DigestMismatch
+from tasuki.transfer.lifecycle.states import (
     PULL,
     Machine,
     ReceiverEvent,
@@ -30,10 +28,12 @@ from tasuki.transfer.rooms.states import (
     receiver_machine,
     sender_machine,
 )
+from tasuki.transfer.precision.wire_layout import WireUnits
+from tasuki.transfer.receiving.receiver import Receiver
+from tasuki.transfer.reports import Drain, TransferBroke, TransferEnd, TransferSent
 from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.settings import Precision, WirePrecision
 from tasuki.transfer.transports.loopback import Fault
-from tasuki.transfer.windows.window import Destination, FinishedLayers
 from tests.harness.loopback_pair import (
     Node,
     cells_in_use,
@@ -46,8 +46,8 @@ from tests.harness.waiting import HANG_SECONDS, until
 
 LAYOUT = small_layout()
 PAGES = 3
-SLABS_OF_ROOM = 1 + -(-PAGES // LAYOUT.pages_per_slab)
-SLABS = 4 * SLABS_OF_ROOM
+SLABS_OF_TRANSFER = 1 + -(-PAGES // LAYOUT.pages_per_slab)
+SLABS = 4 * SLABS_OF_TRANSFER
 FREE = 0x5C
 SETTINGS = SenderSettings(
     layers_per_window=2,
@@ -71,7 +71,7 @@ class Direction:
     peers: int = 0
     next_fault: Fault = Fault.NONE
     posts_before_it: int = 0
-    windows_lost: int = 0
+    chunks_lost: int = 0
     free: list[int] = field(default_factory=lambda: list(range(SLABS)))
 
     @property
@@ -83,12 +83,12 @@ class Direction:
             self.posts_before_it -= 1
             return Fault.NONE
         fault, self.next_fault = self.next_fault, Fault.NONE
-        self.windows_lost += fault is Fault.LOSE
+        self.chunks_lost += fault is Fault.LOSE
         return fault
 
 
 @dataclass
-class Room:
+class OneTransfer:
     """A transfer. peer: the connection it was opened on; a cut may have ended it."""
 
     number: int
@@ -98,15 +98,15 @@ class Room:
     source_slabs: list[int]
     sender: Machine[SenderState, SenderEvent]
     receiver: Machine[ReceiverState, ReceiverEvent]
-    ends: list[RoomEnd] = field(default_factory=list)
+    ends: list[TransferEnd] = field(default_factory=list)
     drained: "Future[Drain] | None" = None
     planned: bool = False
-    lacks_a_window: bool = False
+    lacks_a_chunk: bool = False
 
     def is_settled(self, held: list[Any]) -> bool:
         """Return whether its sender can do nothing by itself, because all writes in flight are
         held."""
-        sending = self.way.sender._rooms.get(self.number)
+        sending = self.way.sender._transfers.get(self.number)
         if sending is None:
             return bool(self.ends) or (self.drained is not None and self.drained.done())
         posted = list(sending.posted)
@@ -157,33 +157,33 @@ def bytes_of(node: Node, slab: int) -> np.ndarray:
     return node.memory[slab * LAYOUT.slab_bytes : (slab + 1) * LAYOUT.slab_bytes]
 
 
-def computes(room: Room) -> bool:
-    return room.sends and not room.planned
+def computes(transfer: OneTransfer) -> bool:
+    return transfer.sends and not transfer.planned
 
 
-def awaits_token(room: Room) -> bool:
-    return not room.way.back and room.sender.state.name == "STREAMING"
+def awaits_token(transfer: OneTransfer) -> bool:
+    return not transfer.way.back and transfer.sender.state.name == "STREAMING"
 
 
-def has_ended(room: Room) -> bool:
+def has_ended(transfer: OneTransfer) -> bool:
     """Return whether the transfer's end may be taken. The first token comes before the final
     status."""
-    if not room.sends or not room.ends:
+    if not transfer.sends or not transfer.ends:
         return False
-    told = room.way.back or room.sender.state.name == "READY"
-    return told or isinstance(room.ends[0], RoomBroke)
+    told = transfer.way.back or transfer.sender.state.name == "READY"
+    return told or isinstance(transfer.ends[0], TransferBroke)
 
 
-def lives(room: Room) -> bool:
-    return room.receives or room.sends
+def lives(transfer: OneTransfer) -> bool:
+    return transfer.receives or transfer.sends
 
 
-def fences(room: Room) -> bool:
-    return room.is_quarantined and room.drained is not None and room.drained.done()
+def fences(transfer: OneTransfer) -> bool:
+    return transfer.is_quarantined and transfer.drained is not None and transfer.drained.done()
 
 
-def some(fits: Callable[[Room], bool]) -> Callable[[Any], bool]:
-    return lambda machine: any(map(fits, machine.rooms))
+def some(fits: Callable[[OneTransfer], bool]) -> Callable[[Any], bool]:
+    return lambda machine: any(map(fits, machine.transfers))
 
 
 class Hops(RuleBasedStateMachine):
@@ -207,7 +207,7 @@ class Hops(RuleBasedStateMachine):
         back = Direction("back", pair.back_sender, pair.back_receiver, pair.target, pair.source)
         ways |= {"there": there, "back": back}
         self.ways = ways
-        self.rooms: list[Room] = []
+        self.transfers: list[OneTransfer] = []
         self.issued = 0
         # Each node's arena has two halves, one to send from and one to receive into.
         for way in ways.values():
@@ -219,33 +219,39 @@ class Hops(RuleBasedStateMachine):
             for slab in way.free:
                 bytes_of(way.target, slab)[:] = FREE
 
-    def chosen(self, pick: int, fits: Callable[[Room], bool]) -> Room:
-        rooms = [room for room in self.rooms if fits(room)]
-        return rooms[pick % len(rooms)]
+    def chosen(self, pick: int, fits: Callable[[OneTransfer], bool]) -> OneTransfer:
+        transfers = [transfer for transfer in self.transfers if fits(transfer)]
+        return transfers[pick % len(transfers)]
 
     @precondition(lambda self: any(way.free for way in self.ways.values()))
     @rule(name=st.sampled_from(["there", "back"]))
-    def open_a_room(self, name: str) -> None:
+    def open_a_transfer(self, name: str) -> None:
         way = self.ways[name]
-        if len(way.free) < SLABS_OF_ROOM:
+        if len(way.free) < SLABS_OF_TRANSFER:
             return
-        slabs = [way.free.pop() for _ in range(SLABS_OF_ROOM)]
+        slabs = [way.free.pop() for _ in range(SLABS_OF_TRANSFER)]
         self.issued += 1
         machines = (
             (sender_machine(PULL), receiver_machine(PULL))
             if way.back
             else (sender_machine(), receiver_machine())
         )
-        room = Room(self.issued, way, way.peer, slabs, list(range(SLABS_OF_ROOM)), *machines)
-        way.receiver.expect(room.number, room.number, room.destination)
-        way.sender.open(room.number, room.number, way.peer, room.destination, room.ends.append)
+        transfer = OneTransfer(
+            self.issued, way, way.peer, slabs, list(range(SLABS_OF_TRANSFER)), *machines
+        )
+        way.receiver.expect(transfer.number, transfer.number, transfer.destination)
+        way.sender.open(
+            transfer.number, transfer.number, way.peer, transfer.destination, transfer.ends.append
+        )
         if way.back:
-            room.hears(ReceiverEvent.GRANT)
-            room.says(SenderEvent.ASK, SenderEvent.PINNED)
+            transfer.hears(ReceiverEvent.GRANT)
+            transfer.says(SenderEvent.ASK, SenderEvent.PINNED)
         else:
-            room.hears(ReceiverEvent.RESERVE, ReceiverEvent.ACCEPTED, ReceiverEvent.GRANT)
-            room.says(SenderEvent.ARRIVE, SenderEvent.MEET, SenderEvent.ACCEPT, SenderEvent.GRANT)
-        self.rooms.append(room)
+            transfer.hears(ReceiverEvent.RESERVE, ReceiverEvent.ACCEPTED, ReceiverEvent.GRANT)
+            transfer.says(
+                SenderEvent.ARRIVE, SenderEvent.MEET, SenderEvent.ACCEPT, SenderEvent.GRANT
+            )
+        self.transfers.append(transfer)
 
     @rule(
         name=st.sampled_from(["there", "back"]),
@@ -260,70 +266,77 @@ class Hops(RuleBasedStateMachine):
     @rule(pick=st.integers(0, 99))
     def finish_layers(self, pick: int) -> None:
         """Run a forward in one direction; in the other, send layers finished long ago."""
-        room = self.chosen(pick, computes)
-        room.planned = True
-        lost_before = room.way.windows_lost
-        pages, slot = ids_in(room.source_slabs)
-        if room.way.back:
-            room.way.sender.plan_forward(room.number, FinishedLayers.long_finished(0, pages, slot))
+        transfer = self.chosen(pick, computes)
+        transfer.planned = True
+        lost_before = transfer.way.chunks_lost
+        pages, slot = ids_in(transfer.source_slabs)
+        if transfer.way.back:
+            transfer.way.sender.plan_forward(
+                transfer.number, FinishedLayers.long_finished(0, pages, slot)
+            )
         else:
             first = self.pair.steps.value
-            room.way.sender.plan_forward(room.number, FinishedLayers(first, 0, pages, slot))
+            transfer.way.sender.plan_forward(transfer.number, FinishedLayers(first, 0, pages, slot))
             for _ in LAYOUT.layer_kinds:
                 self.pair.steps.tick()
         self.settle()
-        room.lacks_a_window = room.way.windows_lost > lost_before
+        transfer.lacks_a_chunk = transfer.way.chunks_lost > lost_before
 
     def settle(self) -> None:
         """Wait until nothing moves by itself, so that the next events depend on the rules alone."""
         fabric = self.pair.fabric
-        until(lambda: all(room.is_settled(fabric.held) for room in self.rooms), "not settled")
+        until(
+            lambda: all(transfer.is_settled(fabric.held) for transfer in self.transfers),
+            "not settled",
+        )
 
     @precondition(some(awaits_token))
     @rule(pick=st.integers(0, 99))
     def first_token(self, pick: int) -> None:
-        room = self.chosen(pick, awaits_token)
-        room.says(SenderEvent.TOKEN)
-        if room.receives:
-            room.hears(ReceiverEvent.READY)
+        transfer = self.chosen(pick, awaits_token)
+        transfer.says(SenderEvent.TOKEN)
+        if transfer.receives:
+            transfer.hears(ReceiverEvent.READY)
 
     @precondition(some(has_ended))
     @rule(pick=st.integers(0, 99))
     def take_the_end(self, pick: int) -> None:
         """Pass the sender's result at a transfer's end to both machines."""
-        room = self.chosen(pick, has_ended)
-        (end,) = room.ends
-        if isinstance(end, RoomBroke):
-            room.says(SenderEvent.STOP, SenderEvent.DRAINED)
-            room.drained = Future()
-            room.drained.set_result(end.drain)
-            if room.receives:
-                room.hears(ReceiverEvent.LOSE)
+        transfer = self.chosen(pick, has_ended)
+        (end,) = transfer.ends
+        if isinstance(end, TransferBroke):
+            transfer.says(SenderEvent.STOP, SenderEvent.DRAINED)
+            transfer.drained = Future()
+            transfer.drained.set_result(end.drain)
+            if transfer.receives:
+                transfer.hears(ReceiverEvent.LOSE)
             return
-        assert isinstance(end, RoomSent)
-        room.says(SenderEvent.FLUSHED)
-        room.hears(ReceiverEvent.DONE)
-        room.drained = Future()
-        room.drained.set_result(Drain.DRAINED)
-        if not room.is_quarantined:
-            self.verify(room, end)
+        assert isinstance(end, TransferSent)
+        transfer.says(SenderEvent.FLUSHED)
+        transfer.hears(ReceiverEvent.DONE)
+        transfer.drained = Future()
+        transfer.drained.set_result(Drain.DRAINED)
+        if not transfer.is_quarantined:
+            self.verify(transfer, end)
 
-    def verify(self, room: Room, end: RoomSent) -> None:
-        patience = 0.01 if room.lacks_a_window else HANG_SECONDS
+    def verify(self, transfer: OneTransfer, end: TransferSent) -> None:
+        patience = 0.01 if transfer.lacks_a_chunk else HANG_SECONDS
         try:
-            room.way.receiver.verify(room.number, room.number, end.report.digests, patience)
-        except (DigestMismatch, WindowsMissing):
-            room.hears(ReceiverEvent.LOSE)
+            transfer.way.receiver.verify(
+                transfer.number, transfer.number, end.report.digests, patience
+            )
+        except (DigestMismatch, ChunksMissing):
+            transfer.hears(ReceiverEvent.LOSE)
             return
-        room.hears(ReceiverEvent.VERIFIED)
-        self.assert_equal(room)
-        room.way.receiver.forget(room.number)
-        self.release(room)
+        transfer.hears(ReceiverEvent.VERIFIED)
+        self.assert_equal(transfer)
+        transfer.way.receiver.forget(transfer.number)
+        self.release(transfer)
 
-    def assert_equal(self, room: Room) -> None:
+    def assert_equal(self, transfer: OneTransfer) -> None:
         units = WireUnits.of(LAYOUT, self.precision)
-        source, target = room.way.source, room.way.target
-        (pages, slot), (sent, state) = ids_in(room.slabs), ids_in(room.source_slabs)
+        source, target = transfer.way.source, transfer.way.target
+        (pages, slot), (sent, state) = ids_in(transfer.slabs), ids_in(transfer.source_slabs)
         for ours, theirs in zip(pages, sent, strict=True):
             assert target.page_bytes(ours) == expected_page(units, source, theirs)
         assert target.slot_bytes(slot) == expected_slot(units, source, state)
@@ -332,24 +345,24 @@ class Hops(RuleBasedStateMachine):
     @rule(pick=st.integers(0, 99), how=st.sampled_from(["lose", "stop", "cut"]))
     def disturb(self, pick: int, how: str) -> None:
         """Disturb a transfer. This is one rule, so that transfers complete often enough."""
-        room = self.chosen(pick, lives)
+        transfer = self.chosen(pick, lives)
         if how == "cut":
-            self.cut(room.way)
-        elif how == "stop" and room.sends:
-            self.stop(room)
-        elif room.receives:
-            self.lose(room)
+            self.cut(transfer.way)
+        elif how == "stop" and transfer.sends:
+            self.stop(transfer)
+        elif transfer.receives:
+            self.lose(transfer)
 
-    def lose(self, room: Room) -> None:
+    def lose(self, transfer: OneTransfer) -> None:
         """Give up at the receiver; the sender is told to stop later."""
-        room.hears(ReceiverEvent.LOSE)
-        room.way.receiver.forget(room.number)
+        transfer.hears(ReceiverEvent.LOSE)
+        transfer.way.receiver.forget(transfer.number)
 
-    def stop(self, room: Room) -> None:
-        room.says(SenderEvent.STOP)
-        room.drained = room.way.sender.abort(room.number, room.peer)
-        if room.receives:
-            room.hears(ReceiverEvent.LOSE)
+    def stop(self, transfer: OneTransfer) -> None:
+        transfer.says(SenderEvent.STOP)
+        transfer.drained = transfer.way.sender.abort(transfer.number, transfer.peer)
+        if transfer.receives:
+            transfer.hears(ReceiverEvent.LOSE)
         self.settle()
 
     def cut(self, way: Direction) -> None:
@@ -370,24 +383,24 @@ class Hops(RuleBasedStateMachine):
     @precondition(some(fences))
     @rule(pick=st.integers(0, 99))
     def fence(self, pick: int) -> None:
-        room = self.chosen(pick, fences)
-        assert room.drained is not None
-        if room.drained.result() is Drain.FORCED:
+        transfer = self.chosen(pick, fences)
+        assert transfer.drained is not None
+        if transfer.drained.result() is Drain.FORCED:
             # Data of the broken transfer may still arrive, so all writes in flight to this node end
             # first.
-            room.way.target.transport.sever()
+            transfer.way.target.transport.sever()
             self.settle()
-        if room.sender.state.name == "DRAINING":
-            room.says(SenderEvent.DRAINED)
-        room.way.receiver.forget(room.number)
-        room.hears(ReceiverEvent.FENCED)
-        self.release(room)
+        if transfer.sender.state.name == "DRAINING":
+            transfer.says(SenderEvent.DRAINED)
+        transfer.way.receiver.forget(transfer.number)
+        transfer.hears(ReceiverEvent.FENCED)
+        self.release(transfer)
 
-    def release(self, room: Room) -> None:
-        self.rooms.remove(room)
-        for slab in room.slabs:
-            bytes_of(room.way.target, slab)[:] = FREE
-        room.way.free += room.slabs
+    def release(self, transfer: OneTransfer) -> None:
+        self.transfers.remove(transfer)
+        for slab in transfer.slabs:
+            bytes_of(transfer.way.target, slab)[:] = FREE
+        transfer.way.free += transfer.slabs
 
     @invariant()
     def nothing_is_written_to_ids_that_are_free(self) -> None:
@@ -396,19 +409,19 @@ class Hops(RuleBasedStateMachine):
                 assert (bytes_of(way.target, slab) == FREE).all(), f"{way.name}: slab {slab}"
 
     @invariant()
-    def a_room_ends_once_at_most(self) -> None:
-        for room in getattr(self, "rooms", []):
-            assert len(room.ends) <= 1
+    def a_transfer_ends_once_at_most(self) -> None:
+        for transfer in getattr(self, "transfers", []):
+            assert len(transfer.ends) <= 1
 
     def teardown(self) -> None:
         if not hasattr(self, "pair"):
             return
         try:
             self.pair.fabric.let_go()
-            for room in list(self.rooms):
-                room.way.sender.abort(room.number, room.peer).result(HANG_SECONDS)
-                room.way.receiver.forget(room.number)
-                self.release(room)
+            for transfer in list(self.transfers):
+                transfer.way.sender.abort(transfer.number, transfer.peer).result(HANG_SECONDS)
+                transfer.way.receiver.forget(transfer.number)
+                self.release(transfer)
             self.nothing_is_written_to_ids_that_are_free()
         finally:
             self._context.__exit__(None, None, None)

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tasuki.transfer.chunks.chunk import StepCounter
 from tasuki.transfer.data_plane import TransferEngine
 from tasuki.transfer.sending.sender import Sender
-from tasuki.transfer.windows.window import StepCounter
 from tests.harness.loopback_pair import loopback_pair
 
 

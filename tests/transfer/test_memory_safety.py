@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 import torch
 
+from tasuki.transfer.chunks.descriptors import TransferUnits
 from tasuki.transfer.data_plane import DataPlane
 from tasuki.transfer.errors import TransportError
 from tasuki.transfer.transports.base import Region
 from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
 from tasuki.transfer.transports.nixl import transport as nixl
 from tasuki.transfer.transports.nixl.transport import NixlTransport, installed_package
-from tasuki.transfer.windows.descriptors import TransferUnits
 from tests.harness.loopback_pair import POISON, small_layout
 from tests.harness.waiting import until
 

@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from tasuki.transfer.errors import OutOfBounds, TransportError, WindowsMissing
-from tasuki.transfer.reports import Drain, RoomBroke, RoomSent
-from tasuki.transfer.sending.outgoing_room import OutgoingRoom
+from tasuki.transfer.chunks.chunk import ChunkHeader, Destination, FinishedLayers
+from tasuki.transfer.chunks.digest import ArenaChunk, ChunkDigester, ChunkRows, Digester
+from tasuki.transfer.errors import ChunksMissing, OutOfBounds, TransportError
+from tasuki.transfer.reports import Drain, TransferBroke, TransferSent
+from tasuki.transfer.sending.chunk_source import AskedDigest, DigestThread
+from tasuki.transfer.sending.outgoing_transfer import OutgoingTransfer
 from tasuki.transfer.sending.sender import Sender, SenderSettings
-from tasuki.transfer.sending.window_source import AskedDigest, DigestThread
 from tasuki.transfer.transports.base import Endpoint, PollBackoff, Transfer, Write
 from tasuki.transfer.transports.loopback import Fault, Faults, LoopbackTransport, no_faults
-from tasuki.transfer.windows.digest import ArenaWindow, Digester, WindowDigester, WindowRows
-from tasuki.transfer.windows.window import Destination, FinishedLayers, WindowHeader
 from tests.harness.loopback_pair import GENERATION, Opened, Pair, loopback_pair
 from tests.harness.waiting import HANG_SECONDS, until
 
 LAYERS = 8
-ROOMS = (1, 2, 3)
+TRANSFER_IDS = (1, 2, 3)
 
 
 @contextmanager
@@ -33,10 +33,10 @@ def ready_together(faults: Faults = no_faults) -> Iterator[tuple[Pair, list[Open
     settings = SenderSettings(layers_per_window=LAYERS, lease_seconds=HANG_SECONDS)
     rests, rest = threading.Semaphore(0), Sender._rest
 
-    def noted(self: Sender, rooms: Sequence[OutgoingRoom], pace: PollBackoff) -> None:
-        if len(rooms) == len(ROOMS) and all(room.waiting for room in rooms):
+    def noted(self: Sender, transfers: Sequence[OutgoingTransfer], pace: PollBackoff) -> None:
+        if len(transfers) == len(TRANSFER_IDS) and all(transfer.waiting for transfer in transfers):
             rests.release()
-        rest(self, rooms, pace)
+        rest(self, transfers, pace)
 
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -45,12 +45,12 @@ def ready_together(faults: Faults = no_faults) -> Iterator[tuple[Pair, list[Open
         patch.setattr(Sender, "_rest", noted)
         layout = pair.source.layout
         opened = []
-        for room in ROOMS:
-            pages = tuple((4 * room + slab) * layout.blocks_per_slab for slab in range(2))
-            granted = Destination(0, pages, 4 * room + 2)
-            pair.receiver.expect(room, GENERATION, granted)
-            pair.sender.open(room, GENERATION, "peer", granted, pair.ends)
-            opened.append(Opened(room, granted, pages, 4 * room + 3))
+        for transfer_id in TRANSFER_IDS:
+            pages = tuple((4 * transfer_id + slab) * layout.blocks_per_slab for slab in range(2))
+            granted = Destination(0, pages, 4 * transfer_id + 2)
+            pair.receiver.expect(transfer_id, GENERATION, granted)
+            pair.sender.open(transfer_id, GENERATION, "peer", granted, pair.ends)
+            opened.append(Opened(transfer_id, granted, pages, 4 * transfer_id + 3))
         for each in opened:
             plan = FinishedLayers(pair.steps.value, 0, each.pages, each.slot)
             pair.sender.plan_forward(each.number, plan)
@@ -74,21 +74,21 @@ def test_windows_of_many_rooms_leave_in_one_call(monkeypatch: pytest.MonkeyPatch
         pair.tick()
         for each in opened:
             pair.verified(each.number)
-            pair.assert_landed(each)
-    assert calls == [len(ROOMS)]
+            pair.assert_arrived(each)
+    assert calls == [len(TRANSFER_IDS)]
 
 
 def test_a_window_that_cannot_be_posted_stops_its_own_room() -> None:
     with ready_together(lambda index: Fault.REFUSE if index == 1 else Fault.NONE) as (pair, opened):
         pair.tick()
         ends = [pair.ends.wait(each.number) for each in opened]
-        assert [type(end) for end in ends] == [RoomSent, RoomBroke, RoomSent]
+        assert [type(end) for end in ends] == [TransferSent, TransferBroke, TransferSent]
         broke = ends[1]
-        assert isinstance(broke, RoomBroke)
+        assert isinstance(broke, TransferBroke)
         assert broke.endpoint_failed and broke.drain is Drain.DRAINED, "nothing of it was posted"
         for each in (opened[0], opened[2]):
             pair.verified(each.number)
-            pair.assert_landed(each)
+            pair.assert_arrived(each)
 
 
 @pytest.mark.parametrize("error", [TransportError("gone"), ZeroDivisionError("a defect")])
@@ -105,7 +105,7 @@ def test_a_post_that_raises_may_have_begun(
         pair.tick()
         for each in opened:
             end = pair.ends.wait(each.number)
-            assert isinstance(end, RoomBroke) and end.drain is Drain.FORCED
+            assert isinstance(end, TransferBroke) and end.drain is Drain.FORCED
         assert pair.source.transport.unread() == 0
 
 
@@ -115,7 +115,7 @@ def test_a_room_that_is_aborted_before_its_window_is_posted_posts_nothing(
     post = Sender._post_together
 
     def late(self: Any, link: Any, peer: str, group: Sequence[Any]) -> None:
-        self.abort(ROOMS[0], "peer")
+        self.abort(TRANSFER_IDS[0], "peer")
         post(self, link, peer, group)
 
     monkeypatch.setattr(Sender, "_post_together", late)
@@ -123,8 +123,8 @@ def test_a_room_that_is_aborted_before_its_window_is_posted_posts_nothing(
         pair.tick()
         for each in opened[1:]:
             pair.verified(each.number)
-        assert pair.sender.abort(ROOMS[0], "peer").result(HANG_SECONDS) is Drain.DRAINED
-        assert pair.receiver.windows_landed(ROOMS[0]) == 0
+        assert pair.sender.abort(TRANSFER_IDS[0], "peer").result(HANG_SECONDS) is Drain.DRAINED
+        assert pair.receiver.chunks_arrived(TRANSFER_IDS[0]) == 0
 
 
 def test_a_room_that_is_stopped_while_it_is_looked_at_has_nothing_to_post() -> None:
@@ -135,10 +135,10 @@ def test_a_room_that_is_stopped_while_it_is_looked_at_has_nothing_to_post() -> N
             return 1
 
     with ready_together() as (pair, opened):
-        room = pair.sender._rooms[opened[0].number]
-        assert room.next_tick == LAYERS and not room.has_ready(LAYERS - 1)
-        room.waiting = Taken()
-        assert room.next_tick is None and not room.has_ready(LAYERS)
+        transfer = pair.sender._transfers[opened[0].number]
+        assert transfer.next_tick == LAYERS and not transfer.has_ready(LAYERS - 1)
+        transfer.waiting = Taken()
+        assert transfer.next_tick is None and not transfer.has_ready(LAYERS)
 
 
 class Held(Digester):
@@ -149,25 +149,25 @@ class Held(Digester):
         self.calls: list[int] = []
         self.may = threading.Event()
 
-    def digest_all(self, windows: Sequence[ArenaWindow]) -> list[int]:
-        self.calls.append(len(windows))
+    def digest_all(self, chunks: Sequence[ArenaChunk]) -> list[int]:
+        self.calls.append(len(chunks))
         assert self.may.wait(HANG_SECONDS)
-        if any(window.room == 0 for window in windows):
+        if any(chunk.transfer_id == 0 for chunk in chunks):
             raise OutOfBounds("room 0")
-        return [window.room for window in windows]
+        return [chunk.transfer_id for chunk in chunks]
 
-    def digest_rows(self, rows: WindowRows) -> int:
+    def digest_rows(self, rows: ChunkRows) -> int:
         raise NotImplementedError
 
 
 class Loaded:
-    def pieces(self, destination: Destination) -> Any:
+    def segments(self, destination: Destination) -> Any:
         raise NotImplementedError
 
-    def digestible(self, room: int, generation: int) -> ArenaWindow:
-        if room == 13:
+    def digestible(self, transfer_id: int, generation: int) -> ArenaChunk:
+        if transfer_id == 13:
             raise ValueError("room 13")
-        return ArenaWindow(room, generation, WindowHeader(0, 0, 1, 0, 0, False), (), None)
+        return ArenaChunk(transfer_id, generation, ChunkHeader(0, 0, 1, 0, 0, False), (), None)
 
     def release(self) -> None:
         raise NotImplementedError
@@ -177,7 +177,7 @@ def test_digests_that_wait_are_made_in_one_call_and_fail_apart() -> None:
     held, changes = Held(), threading.Semaphore(0)
     digests = DigestThread(changes.release)
     digests.start()
-    asked = [AskedDigest(held, Loaded(), room, 1) for room in (5, 1, 2, 0, 13, 3)]
+    asked = [AskedDigest(held, Loaded(), transfer_id, 1) for transfer_id in (5, 1, 2, 0, 13, 3)]
     try:
         digests.ask(asked[:1])
         until(lambda: held.calls == [1], "the first was not asked for")
@@ -204,20 +204,20 @@ def test_windows_that_landed_together_are_digested_in_one_call_and_count_once(
 ) -> None:
     with ready_together() as (pair, opened):
         calls: list[list[int]] = []
-        digest_all = WindowDigester.digest_all
+        digest_all = ChunkDigester.digest_all
 
-        def counted(self: WindowDigester, windows: Sequence[ArenaWindow]) -> list[int]:
+        def counted(self: ChunkDigester, chunks: Sequence[ArenaChunk]) -> list[int]:
             if self is pair.target.digester:
-                calls.append([window.room for window in windows])
-                if len(windows) > 1 and breaks:
+                calls.append([chunk.transfer_id for chunk in chunks])
+                if len(chunks) > 1 and breaks:
                     raise RuntimeError("one of them")
-                if [window.room for window in windows] == breaks:
+                if [chunk.transfer_id for chunk in chunks] == breaks:
                     raise RuntimeError("this one")
-            return digest_all(self, windows)
+            return digest_all(self, chunks)
 
-        monkeypatch.setattr(WindowDigester, "digest_all", counted)
+        monkeypatch.setattr(ChunkDigester, "digest_all", counted)
         (arena,) = pair.receiver._arenas
-        note = WindowHeader(0, 0, LAYERS, 0, 2, True).pack
+        note = ChunkHeader(0, 0, LAYERS, 0, 2, True).pack
         breaks: list[int] = []
         twice = [note(1, GENERATION), note(2, GENERATION), note(1, GENERATION), b"none"]
         pair.receiver._take(arena, twice)
@@ -230,22 +230,26 @@ def test_windows_that_landed_together_are_digested_in_one_call_and_count_once(
         breaks.append(3)
         pair.receiver._take(arena, [note(3, GENERATION), note(1, GENERATION)])
         assert calls[1:] == [[3, 1], [3], [1]]
-        assert [pair.receiver.windows_landed(room) for room in ROOMS] == [1, 1, 0]
+        assert [pair.receiver.chunks_arrived(transfer_id) for transfer_id in TRANSFER_IDS] == [
+            1,
+            1,
+            0,
+        ]
 
 
 def test_what_has_landed_is_verified_without_a_wait_and_nothing_else_is() -> None:
     with ready_together() as (pair, opened):
         first = opened[0]
         receiver = pair.receiver
-        header = WindowHeader(0, 0, LAYERS, 0, 2, True)
+        header = ChunkHeader(0, 0, LAYERS, 0, 2, True)
         sent = [SimpleNamespace(header=header, digest=0)]
-        assert not receiver.verify_landed(first.number, GENERATION, sent)  # type: ignore[arg-type]
-        with pytest.raises(WindowsMissing, match="not expected"):
-            receiver.verify_landed(first.number, GENERATION + 1, [])
-        with pytest.raises(WindowsMissing, match="layer 0 was not sent"):
-            receiver.verify_landed(first.number, GENERATION, [])
+        assert not receiver.verify_arrived(first.number, GENERATION, sent)  # type: ignore[arg-type]
+        with pytest.raises(ChunksMissing, match="not expected"):
+            receiver.verify_arrived(first.number, GENERATION + 1, [])
+        with pytest.raises(ChunksMissing, match="layer 0 was not sent"):
+            receiver.verify_arrived(first.number, GENERATION, [])
         pair.tick()
         digests = pair.sent(first.number).report.digests
-        until(lambda: receiver.windows_landed(first.number) == 1, "nothing landed")
-        assert receiver.verify_landed(first.number, GENERATION, digests)
-        pair.assert_landed(first)
+        until(lambda: receiver.chunks_arrived(first.number) == 1, "nothing landed")
+        assert receiver.verify_arrived(first.number, GENERATION, digests)
+        pair.assert_arrived(first)

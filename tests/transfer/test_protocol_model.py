@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tasuki.engine.request import MOVES
-from tasuki.transfer.rooms.states import (
+from tasuki.transfer.lifecycle.states import (
     PULL_RECEIVER,
     PULL_SENDER,
     RECEIVER,

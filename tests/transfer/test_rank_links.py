@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tasuki.model.known_models import PUBLISHED, published_or_folder
 from tasuki.model.weights.shard import Shard
 from tasuki.pycache.layout import CacheLayout, LayerKind, itemsize, key_heads, rank_layout, share
-from tasuki.transfer.ranks.links import LinkPieces, Piece, RankLink, rank_links
+from tasuki.transfer.ranks.links import LinkSegments, RankLink, Segment, rank_links
 
 SIZES = (1, 2, 4, 8)
 PAGES = range(8)
@@ -65,10 +65,10 @@ def memory(layout: CacheLayout, ranks: int, rank: int, name: str) -> Bytes:
     return np.concatenate(parts).astype(np.int32)
 
 
-def copied(source: Bytes, target: Bytes, times: Bytes, piece: Piece) -> None:
-    at, to, count = (number // 256 for number in (piece.source, piece.target, piece.length))
+def copied(source: Bytes, target: Bytes, times: Bytes, segment: Segment) -> None:
+    at, to, count = (number // 256 for number in (segment.source, segment.target, segment.length))
     assert count > 0 and at + count <= len(source) and to + count <= len(target)
-    assert all(number % 256 == 0 for number in (piece.source, piece.target, piece.length))
+    assert all(number % 256 == 0 for number in (segment.source, segment.target, segment.length))
     target[to : to + count] = source[at : at + count]
     times[to : to + count] += 1
 
@@ -82,12 +82,12 @@ def received(
         want = memory(layout, receivers, target, name)
         got, times = np.zeros_like(want), np.zeros_like(want)
         for link in (link for link in links if link.target == target):
-            pieces = LinkPieces(layout, senders, receivers, link)
+            segments = LinkSegments(layout, senders, receivers, link)
             source = memory(layout, senders, link.source, name)
             if name == "block":
                 if link.sends_page(page):
-                    for piece in pieces.of_block():
-                        copied(source, got, times, piece)
+                    for segment in segments.of_block():
+                        copied(source, got, times, segment)
                 continue
             begin = {}
             for ranks, rank in ((senders, link.source), (receivers, target)):
@@ -95,11 +95,11 @@ def received(
                 (column,) = [c for c in own.columns if (c.layer, c.name) == (layer, name)]
                 begin[ranks, rank] = column
             ours, theirs = begin[senders, link.source], begin[receivers, target]
-            for piece in pieces.of_state(layer):
-                if ours.offset <= piece.source < ours.end:
-                    assert theirs.offset <= piece.target < theirs.end
-                    moved = Piece(
-                        piece.source - ours.offset, piece.target - theirs.offset, piece.length
+            for segment in segments.of_state(layer):
+                if ours.offset <= segment.source < ours.end:
+                    assert theirs.offset <= segment.target < theirs.end
+                    moved = Segment(
+                        segment.source - ours.offset, segment.target - theirs.offset, segment.length
                     )
                     copied(source, got, times, moved)
         yield got, times

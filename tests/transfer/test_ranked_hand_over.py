@@ -12,12 +12,14 @@ import torch
 from tasuki.model.known_models import PUBLISHED, published_or_folder
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import FP8_ROWS, ArenaKey, CacheLayout, LayerKind, key_heads, share
+from tasuki.transfer.chunks.chunk import Destination, FinishedLayers, StepCounter
+from tasuki.transfer.chunks.digest import ArenaChunk
 from tasuki.transfer.data_plane import DataPlane
-from tasuki.transfer.errors import DigestMismatch, TransferError, TransportError, WindowsMissing
+from tasuki.transfer.errors import ChunksMissing, DigestMismatch, TransferError, TransportError
 from tasuki.transfer.ranks.head_rows import HeadRows
 from tasuki.transfer.ranks.region import HostRegion, RankSpans
 from tasuki.transfer.receiving.receiver import Receiver
-from tasuki.transfer.reports import RoomBroke, RoomSent
+from tasuki.transfer.reports import TransferBroke, TransferSent
 from tasuki.transfer.sending.sender import Sender, SenderSettings
 from tasuki.transfer.transports.loopback import (
     Fault,
@@ -26,12 +28,10 @@ from tasuki.transfer.transports.loopback import (
     LoopbackTransport,
     no_faults,
 )
-from tasuki.transfer.windows.digest import ArenaWindow
-from tasuki.transfer.windows.window import Destination, FinishedLayers, StepCounter
 from tests.harness.loopback_pair import Ends, random_ids
 from tests.harness.waiting import HANG_SECONDS
 
-ROOM, GENERATION, PAGES, SLABS = 5, 2, 7, 12
+TRANSFER_ID, GENERATION, PAGES, SLABS = 5, 2, 7, 12
 GDN, FULL, DRAFT = LayerKind.GDN, LayerKind.FULL, LayerKind.DRAFT
 KINDS = (GDN, FULL, GDN, FULL, DRAFT)
 KEYS, VALUES, HEADS = 4, 8, 2
@@ -172,19 +172,19 @@ class RankedPair:
         theirs, slot = random_ids(self.target.spans.part, SLABS, PAGES - held, generator)
         self.granted = Destination(held, theirs, slot)
         self.source.fill(whole, self.pages, self.slot)
-        self.receiver.expect(ROOM, GENERATION, self.granted)
-        self.sender.open(ROOM, GENERATION, "peer", self.granted, self.ends)
+        self.receiver.expect(TRANSFER_ID, GENERATION, self.granted)
+        self.sender.open(TRANSFER_ID, GENERATION, "peer", self.granted, self.ends)
         for first, end in ((0, 4), (4, PAGES)):
             state = self.slot if end == PAGES else None
             plan = FinishedLayers(self.source.steps.value, first, self.pages[first:end], state)
-            self.sender.plan_forward(ROOM, plan)
+            self.sender.plan_forward(TRANSFER_ID, plan)
             for _ in KINDS:
                 self.source.steps.tick()
 
     def verify(self) -> None:
-        end = self.ends.wait(ROOM)
-        assert isinstance(end, RoomSent), end
-        self.receiver.verify(ROOM, GENERATION, end.report.digests, HANG_SECONDS)
+        end = self.ends.wait(TRANSFER_ID)
+        assert isinstance(end, TransferSent), end
+        self.receiver.verify(TRANSFER_ID, GENERATION, end.report.digests, HANG_SECONDS)
 
 
 @contextmanager
@@ -248,10 +248,10 @@ def test_a_window_that_is_lost_is_missing(senders: int, receivers: int) -> None:
 
     with ranked_pair(senders, receivers, lose) as pair:
         pair.hand_over(whole_model(1))
-        end = pair.ends.wait(ROOM)
-        assert isinstance(end, RoomSent)
-        with pytest.raises(WindowsMissing):
-            pair.receiver.verify(ROOM, GENERATION, end.report.digests, 0.0)
+        end = pair.ends.wait(TRANSFER_ID)
+        assert isinstance(end, TransferSent)
+        with pytest.raises(ChunksMissing):
+            pair.receiver.verify(TRANSFER_ID, GENERATION, end.report.digests, 0.0)
 
 
 def test_a_wire_that_breaks_ends_the_room() -> None:
@@ -260,7 +260,7 @@ def test_a_wire_that_breaks_ends_the_room() -> None:
 
     with ranked_pair(2, 1, stop_at) as pair:
         pair.hand_over(whole_model(1))
-        assert isinstance(pair.ends.wait(ROOM), RoomBroke)
+        assert isinstance(pair.ends.wait(TRANSFER_ID), TransferBroke)
 
 
 @pytest.mark.parametrize("wrong", ["source's head", "target's head", "copy", "neighbours"])
@@ -269,9 +269,9 @@ def test_right_bytes_of_a_wrong_head_are_noticed(wrong: str) -> None:
     whole = whole_model(3)
     with ranked_pair(2, 4) as pair:
         pair.hand_over(whole)
-        sent = pair.ends.wait(ROOM)
-        assert isinstance(sent, RoomSent)
-        pair.receiver.verify(ROOM, GENERATION, sent.report.digests, HANG_SECONDS)
+        sent = pair.ends.wait(TRANSFER_ID)
+        assert isinstance(sent, TransferSent)
+        pair.receiver.verify(TRANSFER_ID, GENERATION, sent.report.digests, HANG_SECONDS)
         arenas, slot = pair.target.arenas, pair.granted.slot
         assert slot is not None
         page = pair.granted.pages[2]
@@ -288,12 +288,12 @@ def test_right_bytes_of_a_wrong_head_are_noticed(wrong: str) -> None:
         target = pair.target.plane.target()
         rows = HeadRows(pair.target.spans, 4)
         changed = 0
-        for window in sent.report.digests:
-            header = window.header
+        for chunk in sent.report.digests:
+            header = chunk.header
             pages = pair.granted.pages[header.first_page : header.first_page + header.pages]
             state = slot if header.carries_state else None
-            placed = ArenaWindow(ROOM, GENERATION, header, pages, state)
-            changed += target.digester.digest_rows(rows.of_window(placed)) != window.digest
+            placed = ArenaChunk(TRANSFER_ID, GENERATION, header, pages, state)
+            changed += target.digester.digest_rows(rows.of_chunk(placed)) != chunk.digest
         assert changed == 1
 
 

@@ -5,17 +5,17 @@ from collections.abc import Sequence
 
 import pytest
 
+from tasuki.transfer.chunks.chunk import Destination
+from tasuki.transfer.lifecycle import actions as do
+from tasuki.transfer.lifecycle import events as on
+from tasuki.transfer.lifecycle import messages as say
+from tasuki.transfer.lifecycle.actions import Action, Loss
+from tasuki.transfer.lifecycle.deadlines import PullReceiverDeadlines, ReceiverDeadlines
+from tasuki.transfer.lifecycle.events import Event
+from tasuki.transfer.lifecycle.fence import FenceReason, FenceTerms, WriterFacts
+from tasuki.transfer.lifecycle.receiving import Receiving, ReceivingTerms
+from tasuki.transfer.lifecycle.states import COPY, FETCH, HANDOVER, PULL, Kind, ReceiverState
 from tasuki.transfer.reports import Drain, Phase
-from tasuki.transfer.rooms import actions as do
-from tasuki.transfer.rooms import events as on
-from tasuki.transfer.rooms import messages as say
-from tasuki.transfer.rooms.actions import Action, Loss
-from tasuki.transfer.rooms.deadlines import PullReceiverDeadlines, ReceiverDeadlines
-from tasuki.transfer.rooms.events import Event
-from tasuki.transfer.rooms.fence import FenceReason, FenceTerms, WriterFacts
-from tasuki.transfer.rooms.receiving import Receiving, ReceivingTerms
-from tasuki.transfer.rooms.states import COPY, FETCH, HANDOVER, PULL, Kind, ReceiverState
-from tasuki.transfer.windows.window import Destination
 
 FENCE = FenceTerms(lease=5.0, retry=1.0, settle=0.0, acknowledge=3.0, patience=10.0)
 TARGET = Destination(0, (3, 4), 9)
@@ -26,7 +26,7 @@ UP_TO_DONE: tuple[Event, ...] = (*UP_TO_GRANT, say.Ready(1), say.Done(1, (), "re
 PULLED: tuple[Event, ...] = (*BEGUN, say.PullAsked("offer"))
 
 
-def room(kind: Kind = HANDOVER, within: float | None = None) -> Receiving:
+def transfer_id(kind: Kind = HANDOVER, within: float | None = None) -> Receiving:
     deadlines = PullReceiverDeadlines(look=1.0) if kind is PULL else ReceiverDeadlines()
     made = Receiving(kind, 7, 1, ReceivingTerms(deadlines, FENCE, within), 0.0)
     if kind is PULL:
@@ -40,13 +40,13 @@ def taken(made: Receiving, events: Sequence[Event], now: float = 0.0) -> list[Ac
 
 
 def granted() -> Receiving:
-    made = room()
+    made = transfer_id()
     taken(made, UP_TO_GRANT)
     return made
 
 
 def test_a_hand_over_asks_wants_grants_and_commits() -> None:
-    one = room()
+    one = transfer_id()
     assert one.step(on.Begin(), 0.0) == [do.Say(say.Ask())]
     assert one.step(say.Queued(4, 2.5), 0.0) == [do.NoteWait(2.5, may_move=True)]
     assert one.step(say.Queued(3, 2.5), 0.0) == [], "it is noted once"
@@ -60,24 +60,24 @@ def test_a_hand_over_asks_wants_grants_and_commits() -> None:
 
 
 def test_a_pull_grants_with_its_ask() -> None:
-    assert room(PULL).step(on.Begin(), 0.0) == [do.Expect(TARGET), do.Say(say.Ask())]
+    assert transfer_id(PULL).step(on.Begin(), 0.0) == [do.Expect(TARGET), do.Say(say.Ask())]
 
 
 @pytest.mark.parametrize("target", [TARGET, Destination(0, (3,), None), Destination(0, (), 9)])
 def test_a_copy_is_granted_nothing(target: Destination) -> None:
-    lost = taken(room(COPY), (*BEGUN, say.Accepted(), say.Grant(1, target)))
+    lost = taken(transfer_id(COPY), (*BEGUN, say.Accepted(), say.Grant(1, target)))
     assert isinstance(lost[0], do.TellLost) and do.Expect(target) not in lost
 
 
 def test_a_fetch_tells_that_its_prefix_is_held() -> None:
-    one = room(FETCH)
+    one = transfer_id(FETCH)
     for event in (on.Begin(), say.Accepted(), GRANT):
         one.step(event, 0.0)
     assert one.step(say.Held(1), 0.0) == [do.TellHeld()]
 
 
 def test_a_fetch_is_given_up_to_the_second() -> None:
-    one = room(FETCH, within=2.3)
+    one = transfer_id(FETCH, within=2.3)
     one.step(on.Begin(), 0.0)
     assert one.wake(2.0) < 0.31
     one.step(on.Look(), 2.2)
@@ -134,14 +134,14 @@ def test_messages_of_another_grant_end_the_room_and_no_fence() -> None:
         assert isinstance(one.step(message, 1.0)[0], do.TellLost)
         one.step(say.Done(2, ()), 2.0)
         assert not one.fence.answered
-    pull = room(PULL)
+    pull = transfer_id(PULL)
     pull.step(on.Begin(), 0.0)
     pull.step(say.Ended(Drain.DRAINED, "old", generation=5), 1.0)
     assert pull.is_lost and not pull.fence.answered
 
 
 def test_a_grant_that_cannot_be_written_was_never_seen_by_the_sender() -> None:
-    one = room()
+    one = transfer_id()
     for event in (on.Begin(), say.Accepted()):
         one.step(event, 0.0)
     expect, _ = one.step(GRANT, 0.0)
@@ -156,7 +156,7 @@ def test_each_phase_is_marked_when_it_is_passed() -> None:
         (HANDOVER, (*UP_TO_DONE, on.Verified()), order, 1.0),
         (PULL, (*BEGUN, say.Done(1, ()), on.Verified()), of_pull, 0.0),
     ):
-        one = room(kind)
+        one = transfer_id(kind)
         for second, event in enumerate(events):
             one.step(event, float(second))
         marks = [(mark.phase, mark.at) for mark in one.phases.marks]
@@ -191,7 +191,7 @@ def test_each_phase_is_marked_when_it_is_passed() -> None:
 def test_each_loss_has_its_cause_and_reason(
     events: Sequence[Event], loss: Loss, reason: str
 ) -> None:
-    one = room()
+    one = transfer_id()
     told, *rest = taken(one, events)
     assert isinstance(told, do.TellLost) and told.loss is loss and reason in told.reason
     assert rest[0] == do.Forget()
@@ -202,7 +202,7 @@ def test_each_loss_has_its_cause_and_reason(
 
 @pytest.mark.parametrize("event", [on.Stopped("left"), on.StreamBroke("cut")])
 def test_the_end_of_a_stream_is_no_loss_once_all_was_said(event: Event) -> None:
-    one = room()
+    one = transfer_id()
     assert taken(one, (*UP_TO_DONE, event)) == [] and one.state is ReceiverState.VERIFYING
     assert one.step(on.Verified(), 1.0) == [do.Prepare("report")]
     assert one.step(on.Prepared("read"), 1.0) == [do.Commit("read"), do.Forget()]
@@ -210,22 +210,22 @@ def test_the_end_of_a_stream_is_no_loss_once_all_was_said(event: Event) -> None:
 
 def test_a_refused_room_is_over_and_lets_its_pull_go() -> None:
     refused = [do.TellRefused("why"), do.Forget()]
-    one = room()
+    one = transfer_id()
     assert taken(one, (*BEGUN, say.Refused("why"))) == refused and one.is_over
     ended = [*refused, do.EndPull("its room is over")]
-    assert taken(room(), (*PULLED, say.Refused("why"))) == ended
+    assert taken(transfer_id(), (*PULLED, say.Refused("why"))) == ended
     assert one.step(on.Look(), 100.0) == [], "it is over"
 
 
 def test_a_pull_is_served_once_and_ends_when_its_sender_waits_no_longer() -> None:
-    one = room()
+    one = transfer_id()
     assert taken(one, PULLED) == [do.ServePull("offer")]
     waits = one.step(say.Queued(1, 0.5), 0.0)
     assert waits == [do.NoteWait(0.5, may_move=False)] and one.wait == 0.5
     reason = "the prefill node does not wait any longer"
     assert one.step(say.StopPull(), 0.0) == [do.EndPull(reason)]
-    assert taken(room(), (*BEGUN, say.StopPull())) == []
-    assert taken(room(), (*BEGUN, say.Queued(1, None))) == []
+    assert taken(transfer_id(), (*BEGUN, say.StopPull())) == []
+    assert taken(transfer_id(), (*BEGUN, say.Queued(1, None))) == []
 
 
 def seconds_to_loss(
@@ -254,7 +254,7 @@ def seconds_to_loss(
 def test_each_state_is_left_after_its_deadline(
     kind: Kind, events: Sequence[Event], second: int, loss: Loss
 ) -> None:
-    one = room(kind)
+    one = transfer_id(kind)
     taken(one, events)
     found, told = seconds_to_loss(one, [on.Look()])
     assert isinstance(told, do.TellLost)
@@ -276,7 +276,7 @@ def test_each_state_is_left_after_its_deadline(
 def test_what_moves_a_room_and_what_does_not(
     events: Sequence[Event], looks: Sequence[on.Look], lost: tuple[int, Loss] | None
 ) -> None:
-    one = room()
+    one = transfer_id()
     taken(one, events)
     if lost is None:
         with pytest.raises(AssertionError, match="never lost"):
@@ -287,7 +287,7 @@ def test_what_moves_a_room_and_what_does_not(
 
 
 def test_a_queue_that_moves_for_ever_is_left_after_its_own_time() -> None:
-    one = room()
+    one = transfer_id()
     taken(one, BEGUN)
     for second in range(1, 63):
         one.step(say.Queued(1000 - second), float(second))
@@ -297,10 +297,10 @@ def test_a_queue_that_moves_for_ever_is_left_after_its_own_time() -> None:
 
 
 def test_the_next_look_is_as_near_as_what_is_waited_for() -> None:
-    one = room()
+    one = transfer_id()
     taken(one, BEGUN)
     assert one.wake(5.0) == 1.0
-    assert room(FETCH, within=2.5).wake(3.0) == 0.0
+    assert transfer_id(FETCH, within=2.5).wake(3.0) == 0.0
     taken(one, UP_TO_GRANT[1:])
     one.step(on.Cancelled(), 6.0)
     assert one.wake(6.0) == FENCE.look
@@ -314,12 +314,12 @@ def test_a_drain_that_was_answered_before_the_loss_is_not_asked_for() -> None:
 
 
 def test_a_pulls_drain_is_asked_for_on_its_stream_alone() -> None:
-    pull = room(PULL)
+    pull = transfer_id(PULL)
     taken(pull, BEGUN)
     assert pull.step(on.Stopped("left"), 0.0)[-1] == do.Say(say.StopPull())
     assert pull.step(on.StreamBroke("cut"), 1.0) == []
     assert pull.step(on.Look(), 9.0) == [], "its drain comes with a renewal"
-    late = room(PULL)
+    late = transfer_id(PULL)
     taken(late, BEGUN)
     assert taken(late, [on.StreamBroke("cut")])[1:] == [do.Forget()]
 

@@ -4,18 +4,18 @@ from collections.abc import Sequence
 
 import pytest
 
+from tasuki.transfer.chunks.chunk import Destination
 from tasuki.transfer.errors import PeerInvalid
+from tasuki.transfer.lifecycle import actions as do
+from tasuki.transfer.lifecycle import events as on
+from tasuki.transfer.lifecycle import messages as say
+from tasuki.transfer.lifecycle.actions import Loss
+from tasuki.transfer.lifecycle.deadlines import PullSenderDeadlines, SenderDeadlines
+from tasuki.transfer.lifecycle.events import Event
+from tasuki.transfer.lifecycle.heartbeats import Beating, HeartbeatTimeout, Renewing
+from tasuki.transfer.lifecycle.sending import Sending, SendingTerms
+from tasuki.transfer.lifecycle.states import FETCH, HANDOVER, PULL, Kind, SenderState
 from tasuki.transfer.reports import Drain, Phase, SendReport
-from tasuki.transfer.rooms import actions as do
-from tasuki.transfer.rooms import events as on
-from tasuki.transfer.rooms import messages as say
-from tasuki.transfer.rooms.actions import Loss
-from tasuki.transfer.rooms.deadlines import PullSenderDeadlines, SenderDeadlines
-from tasuki.transfer.rooms.events import Event
-from tasuki.transfer.rooms.heartbeats import Beating, Renewing, Silence
-from tasuki.transfer.rooms.sending import Sending, SendingTerms
-from tasuki.transfer.rooms.states import FETCH, HANDOVER, PULL, Kind, SenderState
-from tasuki.transfer.windows.window import Destination
 
 TARGET = Destination(0, (3, 4), 9)
 GRANT = say.Grant(1, TARGET, "grant")
@@ -26,7 +26,7 @@ UP_TO_OPEN: tuple[Event, ...] = (*LEASED, GRANT, on.Opened())
 PINNED: tuple[Event, ...] = (*BEGUN, on.Pinned("source"), on.Opened())
 
 
-def room(kind: Kind = HANDOVER, *, awaits_gateway: bool = False) -> Sending:
+def transfer_id(kind: Kind = HANDOVER, *, awaits_gateway: bool = False) -> Sending:
     deadlines = PullSenderDeadlines() if kind is PULL else SenderDeadlines()
     made = Sending(kind, 7, 1, SendingTerms(deadlines, 1.0, awaits_gateway), 0.0)
     if kind is PULL:
@@ -40,7 +40,7 @@ def taken(made: Sending, events: Sequence[Event], now: float = 0.0) -> list[do.A
 
 
 def streaming(kind: Kind = HANDOVER) -> Sending:
-    made = room(kind)
+    made = transfer_id(kind)
     taken(made, UP_TO_OPEN)
     assert made.state is SenderState.STREAMING
     return made
@@ -51,7 +51,7 @@ def said(done: list[do.Action]) -> list[say.Message]:
 
 
 def test_a_hand_over_opens_at_its_grant_and_ends_with_its_report() -> None:
-    one = room()
+    one = transfer_id()
     assert one.step(on.Begin(), 0.0) == [do.Reserve()]
     assert one.step(on.Leased(), 0.0) == [do.Say(say.Accepted())]
     assert one.step(GRANT, 0.0) == [do.Open(TARGET)]
@@ -71,7 +71,7 @@ def test_a_token_behind_the_last_flush_ends_the_room_too() -> None:
 
 def test_a_fetch_says_held_and_a_pull_says_nothing_before_its_end() -> None:
     assert said(streaming(FETCH).step(on.Announced(), 0.0)) == [say.Held(1)]
-    pull = room(PULL)
+    pull = transfer_id(PULL)
     assert pull.step(on.Begin(), 0.0) == [do.Reserve()]
     assert pull.step(on.Pinned("source"), 0.0) == [do.Open(TARGET)]
     assert pull.step(on.Opened(), 0.0) == [do.Plan("source")]
@@ -79,7 +79,7 @@ def test_a_fetch_says_held_and_a_pull_says_nothing_before_its_end() -> None:
 
 
 def test_a_pull_that_cannot_be_opened_is_refused() -> None:
-    pull = room(PULL)
+    pull = transfer_id(PULL)
     pull.step(on.Begin(), 0.0)
     (opening,) = pull.step(on.Pinned("source"), 0.0)
     refused = pull.step(on.Failed(opening, "no such id", is_defect=False), 0.0)
@@ -104,7 +104,7 @@ def test_a_drain_that_does_not_come_is_forced_after_its_deadline() -> None:
 
 
 def test_a_room_that_waits_says_so_each_second_and_is_given_up_as_late() -> None:
-    one = room()
+    one = transfer_id()
     one.step(on.Begin(), 0.0)
     assert said(one.step(on.Moved(3), 0.5)) == [say.Queued(3)]
     assert one.step(on.Moved(2), 0.6) == [], "it was said a moment ago"
@@ -117,10 +117,10 @@ def test_a_room_that_waits_says_so_each_second_and_is_given_up_as_late() -> None
 
 
 def test_a_room_of_a_gateway_waits_for_both_calls() -> None:
-    one = room(awaits_gateway=True)
+    one = transfer_id(awaits_gateway=True)
     assert one.step(on.Begin(), 0.0) == []
     assert one.step(on.Met(), 1.0) == [do.Reserve()]
-    other = room(awaits_gateway=True)
+    other = transfer_id(awaits_gateway=True)
     other.step(on.Begin(), 0.0)
     (ended,) = said(other.step(on.Missed(), 10.0))
     assert isinstance(ended, say.Ended) and other.is_over
@@ -134,31 +134,31 @@ def test_what_breaks_by_itself_ends_without_a_drain_of_its_own() -> None:
 
 
 def test_a_lease_counts_from_its_question_and_nothing_unasked_grants_one() -> None:
-    beating = Beating(Silence(3.0, 0.0, 0.2))
-    assert beating.beat(10.0) == (1, 0) and beating.beat(10.2) == (2, 0)
+    beating = Beating(HeartbeatTimeout(3.0, 0.0, 0.2))
+    assert beating.heartbeat(10.0) == (1, 0) and beating.heartbeat(10.2) == (2, 0)
     assert beating.renewed(1, 12.0) == 10.0
     assert beating.renewed(1, 12.5) is None, "once"
     assert beating.renewed(9, 12.6) is None, "nobody asked"
-    assert beating.beat(13.0) == (3, 9), "and it is confirmed"
-    renewing = Renewing(Silence(3.0, 0.0), 5.0)
-    assert renewing.beat(1, 0, 6.0) == 5.0, "the opening asks"
-    assert renewing.beat(2, 1, 7.0) == 6.0
-    assert renewing.beat(3, 5, 8.0) is None
+    assert beating.heartbeat(13.0) == (3, 9), "and it is confirmed"
+    renewing = Renewing(HeartbeatTimeout(3.0, 0.0), 5.0)
+    assert renewing.heartbeat(1, 0, 6.0) == 5.0, "the opening asks"
+    assert renewing.heartbeat(2, 1, 7.0) == 6.0
+    assert renewing.heartbeat(3, 5, 8.0) is None
 
 
 def test_a_renewal_forgets_the_beats_before_it() -> None:
-    beating = Beating(Silence(3.0, 0.0, 0.2))
+    beating = Beating(HeartbeatTimeout(3.0, 0.0, 0.2))
     for now in (1.0, 2.0, 3.0):
-        beating.beat(now)
+        beating.heartbeat(now)
     assert beating.renewed(2, 3.5) == 2.0
     assert beating.renewed(1, 3.6) is None and beating.renewed(3, 3.7) == 3.0
 
 
 def test_a_peer_that_confirms_nothing_is_not_beaten_to_for_ever() -> None:
-    renewing = Renewing(Silence(3.0, 0.0), 0.0)
+    renewing = Renewing(HeartbeatTimeout(3.0, 0.0), 0.0)
     with pytest.raises(PeerInvalid):
         for sequence in range(1, 400):
-            renewing.beat(sequence, 0, 1.0)
+            renewing.heartbeat(sequence, 0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_a_peer_that_confirms_nothing_is_not_beaten_to_for_ever() -> None:
 def test_each_phase_is_marked_when_it_is_passed(
     kind: Kind, events: Sequence[Event], phases: list[tuple[Phase, int]]
 ) -> None:
-    one = room(kind)
+    one = transfer_id(kind)
     for second, event in enumerate(events):
         one.step(event, float(second))
     assert [(mark.phase, mark.at) for mark in one.phases.marks] == phases
@@ -209,7 +209,7 @@ def test_each_phase_is_marked_when_it_is_passed(
 def test_each_stop_drains_and_says_its_reason(
     kind: Kind, events: Sequence[Event], drains: bool, reason: str | None
 ) -> None:
-    one = room(kind)
+    one = transfer_id(kind)
     done = taken(one, events)
     if drains:
         assert done == [do.DrainNow()] and not one.is_over
@@ -237,12 +237,12 @@ def test_each_stop_drains_and_says_its_reason(
 def test_a_refusal_before_anything_is_open_ends_a_room(
     kind: Kind, events: Sequence[Event], is_late: bool, words: say.Message
 ) -> None:
-    one = room(kind)
+    one = transfer_id(kind)
     refusal = on.Refusal("no", is_late, "payload")
     assert said(taken(one, (*events, refusal))) == [words]
     assert one.state is SenderState.REFUSED and one.is_over
     assert one.given_up is (Loss.QUEUE_TIMEOUT if is_late else None)
-    stopped = room(kind)
+    stopped = transfer_id(kind)
     assert taken(stopped, (*events, on.Stopped("left"), refusal)) == []
     assert stopped.state is SenderState.DRAINING
 
@@ -272,7 +272,7 @@ def seconds_to_stop(one: Sending, looks: Sequence[on.Look]) -> tuple[int, list[d
 def test_each_state_is_left_after_its_deadline(
     kind: Kind, events: Sequence[Event], second: int, given_up: Loss | None
 ) -> None:
-    one = room(kind)
+    one = transfer_id(kind)
     taken(one, events)
     assert seconds_to_stop(one, [on.Look()]) == (second, [do.DrainNow()])
     assert one.given_up is given_up
@@ -290,7 +290,7 @@ def test_what_moves_is_not_given_up(looks: Sequence[on.Look]) -> None:
 
 
 def test_a_wait_is_said_while_the_room_waits() -> None:
-    one = room()
+    one = transfer_id()
     taken(one, BEGUN)
     assert said(one.step(on.Waits(2.5), 0.0)) == [say.Queued(0, 2.5)]
     one.step(on.Moved(4), 0.0)
@@ -303,13 +303,13 @@ def test_a_wait_is_said_while_the_room_waits() -> None:
 
 
 def test_a_pull_begins_and_ends_with_its_room() -> None:
-    one = room()
+    one = transfer_id()
     assert taken(one, (*BEGUN, on.PullWanted("offer"))) == [do.BeginPull("offer")]
     over = do.EndPull("its room is over")
     one.step(on.Stopped("left"), 0.0)
     assert one.step(on.Drained(Drain.DRAINED), 0.0)[-1] == over
     for end in (on.Refusal("no"), on.SendBroke("wire", Drain.DRAINED, False)):
-        other = room()
+        other = transfer_id()
         done = taken(other, (*BEGUN, on.PullWanted("offer"), end))
         assert done[-1] == over and other.is_over and not other.endpoint_failed
 
@@ -325,6 +325,6 @@ def test_a_drain_that_comes_behind_its_deadline_changes_nothing() -> None:
 
 
 def test_a_gateways_call_that_is_missed_late_is_not_missed() -> None:
-    one = room(awaits_gateway=True)
+    one = transfer_id(awaits_gateway=True)
     taken(one, (*BEGUN, on.Met()))
     assert one.step(on.Missed(), 1.0) == [] and one.state is SenderState.QUEUED

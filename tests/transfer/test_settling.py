@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tasuki.transfer.chunks.digest import ChunkDigester
 from tasuki.transfer.errors import TransportError
 from tasuki.transfer.receiving.receiver import Receiver
 from tasuki.transfer.receiving.target_arena import TargetArena
@@ -25,20 +26,19 @@ from tasuki.transfer.transports.nixl.inbound_sockets import (
     owned_connections,
 )
 from tasuki.transfer.transports.nixl.transport import NixlTransport, installed_package
-from tasuki.transfer.windows.digest import WindowDigester
 from tests.harness.fork_server import forked_peer
 from tests.harness.loopback_pair import small_layout
 from tests.harness.waiting import HANG_SECONDS, until
 
 needs_nixl = pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
-PIECE = 1 << 20
-PIECES = 32
+SEGMENT = 1 << 20
+SEGMENTS = 32
 
 
 def writer(channel: Connection) -> None:
     """Post more than sockets hold, then wait to be killed."""
     transport = NixlTransport("writer")
-    memory = np.full(PIECES * PIECE, 7, dtype=np.uint8)
+    memory = np.full(SEGMENTS * SEGMENT, 7, dtype=np.uint8)
     transport.register(memory.ctypes.data, memory.size)
     endpoint = transport.connect(channel.recv_bytes())
     warm = transport.post(endpoint, np.array([[0, 0, 8]], dtype=np.int64), b"warm")
@@ -47,8 +47,10 @@ def writer(channel: Connection) -> None:
     channel.send("warm")
     channel.recv()
     posted = [
-        transport.post(endpoint, np.array([[i * PIECE, i * PIECE, PIECE]], dtype=np.int64), b"w")
-        for i in range(PIECES)
+        transport.post(
+            endpoint, np.array([[i * SEGMENT, i * SEGMENT, SEGMENT]], dtype=np.int64), b"w"
+        )
+        for i in range(SEGMENTS)
     ]
     channel.send("posted")
     while True:
@@ -65,7 +67,7 @@ class HeldUp:
     def __init__(self) -> None:
         self.process, channel = forked_peer(writer)
         layout = small_layout()
-        slabs = PIECES * PIECE // layout.slab_bytes + 1
+        slabs = SEGMENTS * SEGMENT // layout.slab_bytes + 1
         self.memory = np.zeros(slabs * layout.slab_bytes, dtype=np.uint8)
         self.transport = NixlTransport("receiver")
         self.transport.register(self.memory.ctypes.data, self.memory.size)
@@ -77,11 +79,11 @@ class HeldUp:
         # The receiver does not read meanwhile, so the sockets fill.
         assert channel.poll(HANG_SECONDS) and channel.recv() == "posted"
         time.sleep(0.3)
-        digester = WindowDigester(self.memory, layout)
+        digester = ChunkDigester(self.memory, layout)
         self.receiver = Receiver(layout, [TargetArena(slabs, self.transport, digester)])
 
     @property
-    def landed(self) -> int:
+    def arrived(self) -> int:
         return int((self.memory == 7).sum())
 
     def kill_writer(self) -> None:
@@ -106,10 +108,10 @@ def held_up() -> Iterator[HeldUp]:
 def test_a_dead_writers_bytes_land_whenever_they_are_read(held_up: HeldUp) -> None:
     """Why its death alone is no fence."""
     held_up.kill_writer()
-    before = held_up.landed
+    before = held_up.arrived
     time.sleep(0.5)
     held_up.receiver.start()
-    until(lambda: held_up.landed > before, "nothing came late: then this is not needed")
+    until(lambda: held_up.arrived > before, "nothing came late: then this is not needed")
 
 
 @needs_nixl
@@ -124,9 +126,9 @@ def test_nothing_lands_once_a_dead_writer_is_severed_and_settled(held_up: HeldUp
     held_up.receiver.start()
     settling.join(HANG_SECONDS)
     assert not settling.is_alive()
-    landed = held_up.landed
+    arrived = held_up.arrived
     time.sleep(0.5)
-    assert held_up.landed == landed, "written after it was settled"
+    assert held_up.arrived == arrived, "written after it was settled"
 
 
 @needs_nixl
@@ -135,9 +137,9 @@ def test_severing_ends_a_writer_that_lives(held_up: HeldUp) -> None:
     held_up.transport.sever()
     held_up.receiver.start()
     held_up.receiver.wait_settled()
-    landed = held_up.landed
+    arrived = held_up.arrived
     time.sleep(0.5)
-    assert held_up.landed == landed < PIECES * PIECE
+    assert held_up.arrived == arrived < SEGMENTS * SEGMENT
     assert held_up.process.is_alive()
 
 
@@ -149,14 +151,14 @@ def test_a_running_receiver_has_all_that_comes_within_the_settling_time(held_up:
     time.sleep(0.005)
     held_up.kill_writer()
     died = changed = time.monotonic()
-    landed = held_up.landed
+    arrived = held_up.arrived
     while time.monotonic() - died < 0.6:
-        now = held_up.landed
-        if now != landed:
-            landed, changed = now, time.monotonic()
+        now = held_up.arrived
+        if now != arrived:
+            arrived, changed = now, time.monotonic()
     print(f"the last byte landed {1000 * (changed - died):.1f} ms after the writer's death")
     held_up.receiver.wait_settled()
-    assert held_up.landed == landed
+    assert held_up.arrived == arrived
 
 
 def test_only_connections_without_an_owner_are_broken() -> None:

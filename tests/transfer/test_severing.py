@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from tasuki.transfer.control.writer_life import ConnectionBreaker, WriterLife
+from tasuki.transfer.lifecycle.fence import Fence, FenceReason
 from tasuki.transfer.node_identity import ProcessIdentity
-from tasuki.transfer.rooms.fence import Fence, FenceReason
 from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
 from tests.harness.waiting import HANG_SECONDS
 
@@ -45,7 +45,9 @@ class Link:
     severed: bool = False
 
 
-def run(reason: FenceReason, links: list[Link], rooms: int) -> tuple[Watched, SlowReceiver, int]:
+def run(
+    reason: FenceReason, links: list[Link], transfers: int
+) -> tuple[Watched, SlowReceiver, int]:
     """End `rooms` transfers of the first link at once, and as many later. Return the number of
     times all links were lost as the third value."""
     transport, receiver, lost = Watched(), SlowReceiver(), []
@@ -56,10 +58,10 @@ def run(reason: FenceReason, links: list[Link], rooms: int) -> tuple[Watched, Sl
 
     async def scenario() -> None:
         severing = ConnectionBreaker(transport, receiver, lose_all)  # type: ignore[arg-type]
-        ends = [asyncio.create_task(severing.end(links[0], reason)) for _ in range(rooms)]
+        ends = [asyncio.create_task(severing.end(links[0], reason)) for _ in range(transfers)]
         _, waiting = await asyncio.wait(ends, timeout=0.1)
         if reason is not FenceReason.DRAIN_ACKNOWLEDGED:
-            assert len(waiting) == rooms, "went on before what was written had landed"
+            assert len(waiting) == transfers, "went on before what was written had landed"
         receiver.go.set()
         await asyncio.gather(*ends)
         await asyncio.gather(*(severing.end(link, reason) for link in links))
@@ -79,7 +81,7 @@ def run(reason: FenceReason, links: list[Link], rooms: int) -> tuple[Watched, Sl
 def test_each_reason_breaks_what_it_leaves_open(
     reason: FenceReason, did: set[str], lost: int
 ) -> None:
-    transport, receiver, losses = run(reason, [Link(), Link()], rooms=40)
+    transport, receiver, losses = run(reason, [Link(), Link()], transfers=40)
     assert set(transport.did) == did
     assert losses == lost
     # A caller that comes during a wait needs the next one, and shares it.
@@ -88,7 +90,7 @@ def test_each_reason_breaks_what_it_leaves_open(
 
 def test_what_was_severed_is_not_severed_again() -> None:
     links = [Link(), Link()]
-    transport, _, losses = run(FenceReason.LEASE_EXPIRED, links, rooms=3)
+    transport, _, losses = run(FenceReason.LEASE_EXPIRED, links, transfers=3)
     assert transport.did == ["sever"] and losses == 1
     assert all(link.severed for link in links)
 

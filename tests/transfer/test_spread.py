@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 
 from tasuki.pycache.layout import CacheLayout
+from tasuki.transfer.chunks.chunk import ChunkHeader
+from tasuki.transfer.chunks.descriptors import Spread
+from tasuki.transfer.chunks.digest import ArenaChunk, ChunkDigester
 from tasuki.transfer.errors import OutOfBounds
 from tasuki.transfer.ranks.head_rows import HeadRows
-from tasuki.transfer.ranks.ranked_source import RankedPieces
+from tasuki.transfer.ranks.ranked_source import RankedSegments
 from tasuki.transfer.ranks.region import RankSpans, SpreadDigester
-from tasuki.transfer.windows.descriptors import Spread
-from tasuki.transfer.windows.digest import ArenaWindow, WindowDigester
-from tasuki.transfer.windows.window import WindowHeader
 from tests.transfer.test_ranked_hand_over import LAYOUT
 
 SLABS = 6
@@ -41,16 +41,16 @@ class Scattered:
 @pytest.mark.parametrize(("senders", "receivers"), [(2, 1), (1, 2), (2, 2), (4, 2)])
 def test_pieces_and_digests_are_those_of_arenas_side_by_side(senders: int, receivers: int) -> None:
     source, target = Scattered(LAYOUT, senders, 1), Scattered(LAYOUT, receivers, 2)
-    pieces = RankedPieces(source.spans, target.spans)
+    segments = RankedSegments(source.spans, target.spans)
     layers = len(LAYOUT.layer_kinds)
-    header = WindowHeader(0, 0, layers, 0, 3, carries_state=True)
+    header = ChunkHeader(0, 0, layers, 0, 3, carries_state=True)
     # Pages in slabs other than both slots.
     ids = [
         [slab * node.spans.part.blocks_per_slab for slab in slabs]
         for node, slabs in ((source, (4, 0, 3)), (target, (3, 4, 0)))
     ]
     (here, there), slots = map(tuple, ids), (5, 2)
-    found = pieces.of_window(header, here, there, slots)
+    found = segments.of_chunk(header, here, there, slots)
     expected, moved = target.region(), source.region()
     for local, remote, length in found.tolist():
         expected[remote : remote + length] = moved[local : local + length]
@@ -66,10 +66,10 @@ def test_pieces_and_digests_are_those_of_arenas_side_by_side(senders: int, recei
         (source, receivers, here, slots[0]),
         (target, receivers, there, slots[1]),
     ):
-        rows = HeadRows(node.spans, of).of_window(ArenaWindow(3, 4, header, pages, slot))
-        digests.append(WindowDigester(node.region(), LAYOUT).digest_rows(rows))
+        rows = HeadRows(node.spans, of).of_chunk(ArenaChunk(3, 4, header, pages, slot))
+        digests.append(ChunkDigester(node.region(), LAYOUT).digest_rows(rows))
         for origin in (0, node.spread.begin):
-            of_all = WindowDigester(node.memory[origin:], LAYOUT)
+            of_all = ChunkDigester(node.memory[origin:], LAYOUT)
             assert SpreadDigester(of_all, origin, node.spread).digest_rows(rows) == digests[-1]
     assert digests[0] == digests[1]
 

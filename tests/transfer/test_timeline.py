@@ -6,24 +6,24 @@ from dataclasses import replace
 
 from tasuki.engine import messages as m
 from tasuki.server.request_records import RequestLog
+from tasuki.transfer.chunks.chunk import ChunkHeader
 from tasuki.transfer.protocol.messages import TIMELINE
 from tasuki.transfer.reports import (
-    KEPT_WINDOWS,
+    KEPT_CHUNKS,
+    ArrivedChunk,
     BarrierWait,
+    ChunkDigest,
+    ChunkTiming,
     HandoverTimeline,
-    LandedWindow,
     Phase,
     PhaseMark,
     PhaseMarks,
     SendReport,
-    WindowDigest,
-    WindowTiming,
     receiver_track,
     sender_track,
 )
-from tasuki.transfer.windows.window import WindowHeader
 from tests.harness.handover_nodes import nodes
-from tests.harness.loopback_pair import ROOM, loopback_pair
+from tests.harness.loopback_pair import TRANSFER_ID, loopback_pair
 from tests.harness.waiting import HANG_SECONDS
 
 PHASES = (Phase.ACCEPTED, Phase.GRANTED, Phase.READY, Phase.DONE)
@@ -37,29 +37,28 @@ def marked(start: float, **marks: float) -> PhaseMarks:
     return clock
 
 
-def report(windows: int) -> SendReport:
+def report(chunks: int) -> SendReport:
     return SendReport(
-        bytes=8 * windows,
-        windows=windows,
+        bytes=8 * chunks,
+        windows=chunks,
         pages=1,
         hidden_seconds=0.5,
         exposed_seconds=0.25,
         digests=tuple(
-            WindowDigest(WindowHeader(i, i % 4, i % 4 + 1, 0, 1, False), i) for i in range(windows)
+            ChunkDigest(ChunkHeader(i, i % 4, i % 4 + 1, 0, 1, False), i) for i in range(chunks)
         ),
         timeline=tuple(
-            WindowTiming(i, (100.0 + i,), 100.25 + i, 100.5 + i, 101.0 + i, 8)
-            for i in range(windows)
+            ChunkTiming(i, (100.0 + i,), 100.25 + i, 100.5 + i, 101.0 + i, 8) for i in range(chunks)
         ),
     )
 
 
-def example(windows: int = 5) -> HandoverTimeline:
+def example(chunks: int = 5) -> HandoverTimeline:
     clock = marked(100.0, ACCEPTED=101.0, READY=102.0)
-    landings = [LandedWindow(i, 200.0 + i, 200.5 + i) for i in range(windows)]
+    arrivals = [ArrivedChunk(i, 200.0 + i, 200.5 + i) for i in range(chunks)]
     return HandoverTimeline(
-        sender_track(report(windows), clock),
-        receiver_track(landings, [BarrierWait(2, 203.0, 204.0)], marked(200.0)),
+        sender_track(report(chunks), clock),
+        receiver_track(arrivals, [BarrierWait(2, 203.0, 204.0)], marked(200.0)),
     )
 
 
@@ -71,7 +70,7 @@ def test_tracks_count_from_their_own_sides_start() -> None:
     assert third.layers_finished == (2.0,)
     assert (third.begun_at, third.posted_at, third.flushed_at) == (2.25, 2.5, 3.0)
     assert (third.first_layer, third.end_layer, third.bytes) == (2, 3, 8)
-    assert timeline.receiver.windows[3] == LandedWindow(3, 3.0, 3.5)
+    assert timeline.receiver.windows[3] == ArrivedChunk(3, 3.0, 3.5)
     assert timeline.receiver.waits == (BarrierWait(2, 3.0, 4.0),)
 
 
@@ -83,13 +82,13 @@ def test_a_phase_is_marked_once() -> None:
 
 
 def test_the_wire_changes_nothing_and_the_last_windows_are_kept() -> None:
-    timeline = example(KEPT_WINDOWS + 3)
-    assert [w.sequence for w in timeline.sender.windows] == list(range(3, KEPT_WINDOWS + 3))
+    timeline = example(KEPT_CHUNKS + 3)
+    assert [w.sequence for w in timeline.sender.windows] == list(range(3, KEPT_CHUNKS + 3))
     wire = TIMELINE.to_wire(timeline)
     assert TIMELINE.from_wire(wire).sender == timeline.sender
     # A track longer than its limit is cut.
     wire.receiver.windows.extend(list(wire.receiver.windows))
-    assert len(TIMELINE.from_wire(wire).receiver.windows) == KEPT_WINDOWS
+    assert len(TIMELINE.from_wire(wire).receiver.windows) == KEPT_CHUNKS
     wire.sender.phases[0].phase = 77  # type: ignore[assignment]
     assert [mark.phase for mark in TIMELINE.from_wire(wire).sender.phases] == [Phase.READY]
 
@@ -99,21 +98,21 @@ def test_the_barrier_records_who_waited_and_nobody_else() -> None:
         pair.hand_over()
         pair.sent()
         phases = PhaseMarks(time.monotonic())
-        assert pair.layer_opens(ROOM, 0, HANG_SECONDS)
-        before = pair.receiver.track(ROOM, phases)
-        assert not pair.layer_opens(ROOM + 1, 0, 0.01)
-        assert pair.receiver.track(ROOM, phases).waits == before.waits
-        assert pair.receiver.track(ROOM + 1, phases).windows == ()
+        assert pair.layer_opens(TRANSFER_ID, 0, HANG_SECONDS)
+        before = pair.receiver.track(TRANSFER_ID, phases)
+        assert not pair.layer_opens(TRANSFER_ID + 1, 0, 0.01)
+        assert pair.receiver.track(TRANSFER_ID, phases).waits == before.waits
+        assert pair.receiver.track(TRANSFER_ID + 1, phases).windows == ()
 
 
 def test_a_hand_over_says_when_what_happened_on_both_sides() -> None:
     async def scenario() -> m.RemoteDone:
         async with nodes() as both:
             await both.connected()
-            await both.grant(ROOM)
-            both.compute(ROOM)
-            both.say_token(ROOM)
-            done = await both.decode.wait(m.RemoteDone, ROOM)
+            await both.grant(TRANSFER_ID)
+            both.compute(TRANSFER_ID)
+            both.say_token(TRANSFER_ID)
+            done = await both.decode.wait(m.RemoteDone, TRANSFER_ID)
             assert isinstance(done, m.RemoteDone)
             return done
 
@@ -125,12 +124,12 @@ def test_a_hand_over_says_when_what_happened_on_both_sides() -> None:
     for track in (sender, receiver):
         times = [mark.at for mark in track.phases]
         assert times == sorted(times) and times[0] >= 0
-    assert sum(window.bytes for window in sender.windows) == transfer.bytes
+    assert sum(chunk.bytes for chunk in sender.windows) == transfer.bytes
     assert len(sender.windows) == len(receiver.windows) == transfer.windows
-    for window in sender.windows:
-        assert window.layers_finished[-1] <= window.begun_at <= window.posted_at
-        assert window.posted_at <= window.flushed_at
-    assert all(window.landed_at <= window.verified_at for window in receiver.windows)
+    for chunk in sender.windows:
+        assert chunk.layers_finished[-1] <= chunk.begun_at <= chunk.posted_at
+        assert chunk.posted_at <= chunk.flushed_at
+    assert all(chunk.landed_at <= chunk.verified_at for chunk in receiver.windows)
 
 
 PULLED = m.PullReport(1, 1, 0.1, example())

@@ -13,27 +13,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasuki.pycache.layout import LayerKind
-from tasuki.transfer.control.link_status import NodeProgress, PrefillNodeState, PrefillNodeStatus
-from tasuki.transfer.errors import OutOfBounds, WindowPlanError
-from tasuki.transfer.protocol.contract import ContractMismatch, Difference
-from tasuki.transfer.reports import WindowTiming, split_time
-from tasuki.transfer.sending.window_sizing import fixed_runs
-from tasuki.transfer.windows.descriptors import (
-    check_bounds,
-    layer_bytes,
-    merge_pieces,
-    merge_runs,
-    window_pieces,
-)
-from tasuki.transfer.windows.digest import WindowDigester, splitmix64, word_keys
-from tasuki.transfer.windows.window import (
+from tasuki.transfer.chunks.chunk import (
+    ChunkHeader,
     Destination,
     FinishedLayers,
     StepCounter,
-    WindowHeader,
     code_of,
     cut,
 )
+from tasuki.transfer.chunks.descriptors import (
+    check_bounds,
+    chunk_segments,
+    layer_bytes,
+    merge_runs,
+    merge_segments,
+)
+from tasuki.transfer.chunks.digest import ChunkDigester, splitmix64, word_keys
+from tasuki.transfer.control.link_status import NodeProgress, PrefillNodeState, PrefillNodeStatus
+from tasuki.transfer.errors import ChunkPlanError, OutOfBounds
+from tasuki.transfer.protocol.contract import ContractMismatch, Difference
+from tasuki.transfer.reports import ChunkTiming, split_time
+from tasuki.transfer.sending.chunk_sizing import fixed_runs
 from tests.harness.loopback_pair import small_layout
 from tests.harness.waiting import HANG_SECONDS
 
@@ -58,15 +58,15 @@ def test_steps_wake_waiters_and_remember_times() -> None:
 
 @given(layers=st.integers(1, 12), size=st.integers(1, 13), tick=st.integers(0, 99))
 def test_windows_cover_every_layer_once_in_order(layers: int, size: int, tick: int) -> None:
-    windows = cut(FinishedLayers(tick, 3, (8, 9), None), fixed_runs(layers, size), first_sequence=5)
-    covered = [layer for w in windows for layer in range(w.header.first_layer, w.header.end_layer)]
+    chunks = cut(FinishedLayers(tick, 3, (8, 9), None), fixed_runs(layers, size), first_sequence=5)
+    covered = [layer for w in chunks for layer in range(w.header.first_layer, w.header.end_layer)]
     assert covered == list(range(layers))
-    assert [w.header.sequence for w in windows] == list(range(5, 5 + len(windows)))
-    assert [w.tick for w in windows] == [tick + w.header.end_layer for w in windows]
+    assert [w.header.sequence for w in chunks] == list(range(5, 5 + len(chunks)))
+    assert [w.tick for w in chunks] == [tick + w.header.end_layer for w in chunks]
 
 
 def test_windows_of_no_layers_are_refused() -> None:
-    with pytest.raises(WindowPlanError, match="layers_per_window"):
+    with pytest.raises(ChunkPlanError, match="layers_per_window"):
         fixed_runs(4, 0)
 
 
@@ -74,7 +74,7 @@ def test_windows_of_no_layers_are_refused() -> None:
     st.integers(0, 2**63 - 1),
     st.integers(0, 2**63 - 1),
     st.builds(
-        WindowHeader,
+        ChunkHeader,
         st.integers(0, 2**32 - 1),
         st.integers(0, 2**16 - 1),
         st.integers(0, 2**16 - 1),
@@ -83,18 +83,22 @@ def test_windows_of_no_layers_are_refused() -> None:
         st.booleans(),
     ),
 )
-def test_headers_survive_the_wire(room: int, generation: int, header: WindowHeader) -> None:
-    assert WindowHeader.unpack(header.pack(room, generation)) == (room, generation, header)
+def test_headers_survive_the_wire(transfer_id: int, generation: int, header: ChunkHeader) -> None:
+    assert ChunkHeader.unpack(header.pack(transfer_id, generation)) == (
+        transfer_id,
+        generation,
+        header,
+    )
 
 
 def test_pieces_go_past_two_gigabytes() -> None:
     layout = replace(small_layout(), head_dim=4096, kv_heads=8)
-    header = WindowHeader(0, 3, 4, 0, 1, False)
+    header = ChunkHeader(0, 3, 4, 0, 1, False)
     page = 5 * layout.blocks_per_slab
-    pieces = window_pieces(layout, header, [page], [page], None, 0)
-    assert pieces.dtype == np.int64
-    assert pieces[0, 0] == page * layout.block_bytes > 2**27
-    far = window_pieces(layout, header, [page * 1000], [page], None, 0)
+    segments = chunk_segments(layout, header, [page], [page], None, 0)
+    assert segments.dtype == np.int64
+    assert segments[0, 0] == page * layout.block_bytes > 2**27
+    far = chunk_segments(layout, header, [page * 1000], [page], None, 0)
     assert far[0, 0] == 1000 * page * layout.block_bytes > 2**32
 
 
@@ -113,14 +117,14 @@ def test_a_layer_sends_its_pages_or_its_state() -> None:
 
 
 @pytest.mark.parametrize(
-    "piece", [(-1, 0, 1), (0, -1, 1), (100, 0, 1), (0, 200, 1), (99, 0, 2), (0, 0, 0)]
+    "segment", [(-1, 0, 1), (0, -1, 1), (100, 0, 1), (0, 200, 1), (99, 0, 2), (0, 0, 0)]
 )
-def test_bounds_name_the_piece(piece: tuple[int, int, int]) -> None:
+def test_bounds_name_the_piece(segment: tuple[int, int, int]) -> None:
     # The shortest and the longest valid ones, at both ends.
     for fine in ((0, 0, 100), (0, 0, 1), (99, 199, 1)):
         check_bounds(np.array([fine]), 100, 200)
         with pytest.raises(OutOfBounds, match="piece 1"):
-            check_bounds(np.array([fine, piece]), 100, 200)
+            check_bounds(np.array([fine, segment]), 100, 200)
 
 
 DIGESTED = replace(
@@ -132,9 +136,9 @@ DIGESTED = replace(
 
 def naive_digest(
     memory: bytes,
-    room: int,
+    transfer_id: int,
     generation: int,
-    header: WindowHeader,
+    header: ChunkHeader,
     pages: list[int],
     slot: int | None,
 ) -> int:
@@ -158,7 +162,7 @@ def naive_digest(
 
     digest = 0
     for layer in range(header.first_layer, header.end_layer):
-        seed = mix(mix(mix(room) ^ generation) ^ layer)
+        seed = mix(mix(mix(transfer_id) ^ generation) ^ layer)
         kind = layout.layer_kinds[layer]
         if kind.keeps_pages:
             for index, page in enumerate(pages):
@@ -177,11 +181,11 @@ def naive_digest(
 def test_digest_equals_its_naive_twin_and_tells_place_room_and_generation() -> None:
     layout = DIGESTED
     memory = np.random.default_rng(0).integers(0, 256, 6 * layout.slab_bytes, dtype=np.uint8)
-    digester, base = WindowDigester(memory, layout), layout.blocks_per_slab
+    digester, base = ChunkDigester(memory, layout), layout.blocks_per_slab
     assert layout.pages_per_slab >= 2
     a, b, c = 2 * base, 2 * base + 1, 4 * base
-    header = WindowHeader(0, 2, 5, 7, 3, True)
-    windows = [
+    header = ChunkHeader(0, 2, 5, 7, 3, True)
+    chunks = [
         (9, 4, header, [a, b, c], 1),
         (9, 4, header, [b, a, c], 1),
         (9, 5, header, [a, b, c], 1),
@@ -193,22 +197,22 @@ def test_digest_equals_its_naive_twin_and_tells_place_room_and_generation() -> N
         (9, 4, replace(header, first_layer=8, end_layer=9), [a, b, c], 1),
         (9, 4, replace(header, first_layer=8, end_layer=9, carries_state=False), [a], None),
     ]
-    digests = [digester.digest(*window) for window in windows]
-    assert digests == [naive_digest(memory.tobytes(), *window) for window in windows]
-    assert len(set(digests)) == len(windows)
+    digests = [digester.digest(*chunk) for chunk in chunks]
+    assert digests == [naive_digest(memory.tobytes(), *chunk) for chunk in chunks]
+    assert len(set(digests)) == len(chunks)
 
 
 def test_digest_is_fast_enough_to_be_on_by_default() -> None:
     layout = replace(small_layout(), kv_heads=4, head_dim=128)
     slabs = 64 * 2**20 // layout.slab_bytes
     memory = np.ones(slabs * layout.slab_bytes, dtype=np.uint8)
-    digester = WindowDigester(memory, layout)
+    digester = ChunkDigester(memory, layout)
     pages = [
         slab * layout.blocks_per_slab + k
         for slab in range(slabs)
         for k in range(layout.pages_per_slab)
     ]
-    header = WindowHeader(0, 0, len(layout.layer_kinds), 0, len(pages), False)
+    header = ChunkHeader(0, 0, len(layout.layer_kinds), 0, len(pages), False)
     best = float("inf")
     for _ in range(5):
         started = time.thread_time()
@@ -221,9 +225,9 @@ def test_digest_is_fast_enough_to_be_on_by_default() -> None:
 def test_time_is_split_at_the_forwards_end_and_overlaps_count_once() -> None:
     hidden, exposed = split_time(
         [
-            WindowTiming(0, (1.0,), begun=1.0, posted=1.0, flushed=3.0, bytes=8),
-            WindowTiming(1, (1.5, 2.0), begun=2.0, posted=2.5, flushed=4.0, bytes=8),
-            WindowTiming(2, (6.0,), begun=6.5, posted=6.5, flushed=7.0, bytes=8),
+            ChunkTiming(0, (1.0,), begun=1.0, posted=1.0, flushed=3.0, bytes=8),
+            ChunkTiming(1, (1.5, 2.0), begun=2.0, posted=2.5, flushed=4.0, bytes=8),
+            ChunkTiming(2, (6.0,), begun=6.5, posted=6.5, flushed=7.0, bytes=8),
         ],
         forward_end=6.0,
     )
@@ -236,8 +240,8 @@ def test_time_is_split_at_the_forwards_end_and_overlaps_count_once() -> None:
 def test_what_leaves_while_a_layers_rest_is_computed_is_hidden(
     end: float, split: tuple[float, float]
 ) -> None:
-    window = WindowTiming(0, (1.0,), begun=2.0, posted=2.0, flushed=4.0, bytes=8)
-    assert split_time([window], end) == split
+    chunk = ChunkTiming(0, (1.0,), begun=2.0, posted=2.0, flushed=4.0, bytes=8)
+    assert split_time([chunk], end) == split
 
 
 def test_a_forwards_end_is_known_once_it_is_told() -> None:
@@ -254,14 +258,14 @@ def test_a_forwards_end_is_known_once_it_is_told() -> None:
     assert steps.end_of(1) <= times[1] <= steps.end_of(2) < math.inf
 
 
-def moved(pieces: np.ndarray) -> list[tuple[int, int]]:
+def moved(segments: np.ndarray) -> list[tuple[int, int]]:
     """Return the source and target of each byte."""
-    return [(a + i, b + i) for a, b, length in pieces.tolist() for i in range(length)]
+    return [(a + i, b + i) for a, b, length in segments.tolist() for i in range(length)]
 
 
-def assert_merged(pieces: np.ndarray) -> None:
-    assert pieces.dtype == np.int64 and pieces.shape[1] == 3
-    for first, second in pairwise(pieces):
+def assert_merged(segments: np.ndarray) -> None:
+    assert segments.dtype == np.int64 and segments.shape[1] == 3
+    for first, second in pairwise(segments):
         joined = first[0] + first[2] == second[0] and first[1] + first[2] == second[1]
         assert not joined, "two pieces that are one"
 
@@ -279,12 +283,12 @@ def test_pieces_of_any_length_are_merged_where_they_touch_on_both_sides(
         local, remote = local + before, remote + behind
         rows.append((local, remote, length))
         local, remote = local + length, remote + length
-    pieces = np.array(rows, dtype=np.int64).reshape(-1, 3)
-    given_pieces = pieces.copy()
-    merged = merge_pieces(pieces)
-    assert moved(merged) == moved(pieces)
+    segments = np.array(rows, dtype=np.int64).reshape(-1, 3)
+    given_segments = segments.copy()
+    merged = merge_segments(segments)
+    assert moved(merged) == moved(segments)
     assert_merged(merged)
-    assert (pieces == given_pieces).all(), "the caller's own pieces were changed"
+    assert (segments == given_segments).all(), "the caller's own pieces were changed"
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=9))
@@ -292,24 +296,24 @@ def test_runs_of_blocks_are_merged_in_bytes(gaps: list[tuple[int, int]]) -> None
     block = 7
     local = np.cumsum([block + block * gap for gap, _ in gaps], dtype=np.int64)
     remote = np.cumsum([block + block * gap for _, gap in gaps], dtype=np.int64)
-    pieces = merge_runs(local, remote, block)
+    segments = merge_runs(local, remote, block)
     singles = np.array([(a, b, block) for a, b in zip(local, remote, strict=True)], dtype=np.int64)
-    assert moved(pieces) == moved(singles.reshape(-1, 3))
-    assert_merged(pieces)
+    assert moved(segments) == moved(singles.reshape(-1, 3))
+    assert_merged(segments)
 
 
 def test_a_window_without_anything_to_send_has_no_pieces() -> None:
     layout = small_layout((LayerKind.GDN, LayerKind.FULL))
-    nothing = WindowHeader(0, 0, 1, 0, 0, False)
+    nothing = ChunkHeader(0, 0, 1, 0, 0, False)
     for header in (nothing, replace(nothing, first_layer=1, end_layer=2)):
-        assert window_pieces(layout, header, [], [], None, 0).shape == (0, 3)
+        assert chunk_segments(layout, header, [], [], None, 0).shape == (0, 3)
     check_bounds(np.empty((0, 3), dtype=np.int64), 100, 100)
     with pytest.raises(OutOfBounds, match="piece 0: remote bytes at 100 of length 1 are outside"):
         check_bounds(np.array([(0, 100, 1)]), 100, 100)
 
 
 def test_the_code_of_a_notification_is_one_of_those_that_are_taken() -> None:
-    header = WindowHeader(0, 0, 1, 0, 1, True)
+    header = ChunkHeader(0, 0, 1, 0, 1, True)
     for code, found in ((0, 0), (10, 10), (5, 0)):
         assert code_of(header.pack(1, 1, code), (0, 10)) == found
     assert code_of(b"", (10, 0)) == 10, "unpack() refuses it"

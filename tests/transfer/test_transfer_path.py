@@ -10,26 +10,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tasuki.transfer.chunks.chunk import ChunkHeader, Destination, FinishedLayers
 from tasuki.transfer.errors import (
+    ChunksMissing,
     DigestMismatch,
-    DuplicateRoom,
+    DuplicateTransfer,
     OutOfBounds,
     PeerUnknown,
-    WindowsMissing,
 )
 from tasuki.transfer.precision.wire_layout import WireUnits
-from tasuki.transfer.reports import Drain, RoomBroke
+from tasuki.transfer.reports import Drain, TransferBroke
 from tasuki.transfer.sending.sender import SenderSettings
 from tasuki.transfer.settings import Precision, WirePrecision
 from tasuki.transfer.transports.loopback import Fault
-from tasuki.transfer.windows.window import Destination, FinishedLayers, WindowHeader
 from tests.harness.loopback_pair import (
     DRAFT,
     FULL,
     GDN,
     GENERATION,
     POISON,
-    ROOM,
+    TRANSFER_ID,
     Pair,
     cells_in_use,
     destination,
@@ -105,7 +105,7 @@ def test_what_lands_is_what_was_sent_and_nothing_else_is_touched(
         pair.compute(opened, chunk)
         report = pair.verified().report
 
-        pair.assert_landed(opened)
+        pair.assert_arrived(opened)
         assert np.array_equal(pair.source.memory[: slabs * layout.slab_bytes], before)
         touched = np.zeros(len(pair.target.memory), dtype=np.bool_)
         for layer, kind in enumerate(kinds):
@@ -132,12 +132,14 @@ def test_what_lands_is_what_was_sent_and_nothing_else_is_touched(
 def test_a_window_leaves_only_after_its_layer_and_the_barrier_sees_it() -> None:
     with loopback_pair() as pair:
         opened = pair.open(2)
-        pair.sender.plan_forward(ROOM, plans(opened.pages, opened.slot, 2)[0](pair.steps.value))
+        pair.sender.plan_forward(
+            TRANSFER_ID, plans(opened.pages, opened.slot, 2)[0](pair.steps.value)
+        )
         for layer in range(len(pair.source.layout.layer_kinds)):
-            assert not pair.layer_opens(ROOM, layer, 0.02)
-            assert pair.receiver.windows_landed(ROOM) == layer
+            assert not pair.layer_opens(TRANSFER_ID, layer, 0.02)
+            assert pair.receiver.chunks_arrived(TRANSFER_ID) == layer
             pair.tick(1)
-            assert pair.layer_opens(ROOM, layer, HANG_SECONDS)
+            assert pair.layer_opens(TRANSFER_ID, layer, HANG_SECONDS)
         pair.sent()
 
 
@@ -159,7 +161,7 @@ def only(index: int, fault: Fault) -> Callable[[int], Fault]:
     ("fault", "error", "named", "patience"),
     [
         (Fault.FLIP_BIT, DigestMismatch, "window 3 ", 120.0),
-        (Fault.LOSE, WindowsMissing, "first 3", 0.1),
+        (Fault.LOSE, ChunksMissing, "first 3", 0.1),
     ],
     ids=["a flipped bit", "a lost window"],
 )
@@ -176,24 +178,24 @@ def test_a_window_that_is_not_as_it_was_sent_is_found(
         if fault is Fault.LOSE:
             # All data that will come has arrived; only the lost chunk is missing.
             kept = pair.sent().report.windows - 1
-            until(lambda: pair.receiver.windows_landed(ROOM) == kept, "waited in vain")
+            until(lambda: pair.receiver.chunks_arrived(TRANSFER_ID) == kept, "waited in vain")
         with pytest.raises(error, match=named):
             pair.verified(timeout=patience)
         if fault is Fault.LOSE:
-            assert not pair.layer_opens(ROOM, 3, 0)
+            assert not pair.layer_opens(TRANSFER_ID, 3, 0)
 
 
 def test_duplicates_are_harmless() -> None:
     with loopback_pair(faults=lambda index: Fault.DUPLICATE) as pair:
         pair.hand_over()
-        windows = pair.verified().report.windows
-        until(lambda: pair.receiver.counters.duplicate == windows, "waited in vain")
+        chunks = pair.verified().report.windows
+        until(lambda: pair.receiver.counters.duplicate == chunks, "waited in vain")
 
 
 def assert_broke(pair: Pair, reason: str) -> Drain:
     """Assert that the transfer broke, and return its drain."""
-    end = pair.ends.wait(ROOM)
-    assert isinstance(end, RoomBroke) and reason in end.reason, end
+    end = pair.ends.wait(TRANSFER_ID)
+    assert isinstance(end, TransferBroke) and reason in end.reason, end
     return end.drain
 
 
@@ -214,7 +216,7 @@ def test_a_failed_post_ends_the_room_with_its_reason(
     with loopback_pair(faults=only(2, fault), settings=settings) as pair:
         pair.hand_over()
         assert assert_broke(pair, reason) is drain
-        assert pair.sender.abort(ROOM, "peer").result(HANG_SECONDS) is drain
+        assert pair.sender.abort(TRANSFER_ID, "peer").result(HANG_SECONDS) is drain
 
 
 def test_a_late_write_lands_only_while_the_fence_is_open() -> None:
@@ -222,11 +224,11 @@ def test_a_late_write_lands_only_while_the_fence_is_open() -> None:
     with loopback_pair(faults=only(3, Fault.HOLD)) as pair:
         first = pair.hand_over().granted.pages[0]
         until(lambda: bool(pair.fabric.held), "waited in vain")
-        drained = pair.sender.abort(ROOM, "peer")
+        drained = pair.sender.abort(TRANSFER_ID, "peer")
         time.sleep(0.1)
         assert not drained.done(), "drained while a write was in flight"
-        assert pair.sender.abort(ROOM, "peer") is drained
-        pair.receiver.forget(ROOM)
+        assert pair.sender.abort(TRANSFER_ID, "peer") is drained
+        pair.receiver.forget(TRANSFER_ID)
         before = pair.target.page_bytes(first)
         pair.fabric.let_go()
         assert pair.target.page_bytes(first) != before, "the late write did land"
@@ -241,20 +243,22 @@ def test_a_drain_that_takes_too_long_is_not_acknowledged() -> None:
     with loopback_pair(faults=only(0, Fault.HOLD), settings=quick) as pair:
         pair.hand_over()
         until(lambda: bool(pair.fabric.held), "waited in vain")
-        assert pair.sender.abort(ROOM, "peer").result(HANG_SECONDS) is Drain.FORCED
-        again = pair.sender.abort(ROOM, "peer").result(HANG_SECONDS)
+        assert pair.sender.abort(TRANSFER_ID, "peer").result(HANG_SECONDS) is Drain.FORCED
+        again = pair.sender.abort(TRANSFER_ID, "peer").result(HANG_SECONDS)
         assert again is Drain.FORCED, "a retry must not say drained"
         # The same number from another peer is another transfer.
-        assert pair.sender.abort(ROOM, "another").result(HANG_SECONDS) is Drain.DRAINED
+        assert pair.sender.abort(TRANSFER_ID, "another").result(HANG_SECONDS) is Drain.DRAINED
         pair.sender.connect("another", [pair.target.address])
-        pair.receiver.forget(ROOM)
+        pair.receiver.forget(TRANSFER_ID)
         pair.open(peer="another")
 
 
 def test_posting_stops_when_the_receiver_does_not_renew_and_never_resumes() -> None:
     with loopback_pair(settings=SenderSettings(lease_seconds=0.15)) as pair:
         opened = pair.open(2)
-        pair.sender.plan_forward(ROOM, plans(opened.pages, opened.slot, 2)[0](pair.steps.value))
+        pair.sender.plan_forward(
+            TRANSFER_ID, plans(opened.pages, opened.slot, 2)[0](pair.steps.value)
+        )
         assert_broke(pair, "renewed")
         pair.sender.renew("peer", time.monotonic())
         pair.tick()
@@ -270,7 +274,7 @@ def test_a_renewal_counts_from_when_it_was_asked() -> None:
         def renewed_and_over() -> bool:
             # Counted from its arrival, each would put the end off for ever.
             pair.sender.renew("peer", asked)
-            return pair.ends.over(ROOM)
+            return pair.ends.over(TRANSFER_ID)
 
         until(renewed_and_over, "the room goes on")
 
@@ -306,9 +310,9 @@ def test_a_room_that_is_held_up_does_not_delay_another() -> None:
 def test_an_out_of_bounds_grant_is_refused_before_posting(granted: Destination, named: str) -> None:
     with loopback_pair() as pair:
         with pytest.raises(OutOfBounds, match=named):
-            pair.sender.open(ROOM, GENERATION, "peer", granted, pair.ends)
+            pair.sender.open(TRANSFER_ID, GENERATION, "peer", granted, pair.ends)
         with pytest.raises(OutOfBounds, match=named):
-            pair.receiver.expect(ROOM, GENERATION, granted)
+            pair.receiver.expect(TRANSFER_ID, GENERATION, granted)
         assert (pair.target.memory == POISON).all()
 
 
@@ -318,13 +322,13 @@ def test_what_a_sender_cannot_open_is_refused() -> None:
         blocks = pair.source.layout.blocks_per_slab
         for granted in (Destination(0, (blocks, blocks), 0), Destination(0, (blocks,), 1)):
             with pytest.raises(OutOfBounds):
-                pair.sender.open(ROOM, GENERATION, "peer", granted, pair.ends)
+                pair.sender.open(TRANSFER_ID, GENERATION, "peer", granted, pair.ends)
         fine = destination(pair.source.layout, 8, 2, np.random.default_rng(0))
         with pytest.raises(PeerUnknown):
-            pair.sender.open(ROOM, GENERATION, "nobody", fine, pair.ends)
-        pair.sender.open(ROOM, GENERATION, "peer", fine, pair.ends)
-        with pytest.raises(DuplicateRoom):
-            pair.sender.open(ROOM, GENERATION, "peer", fine, pair.ends)
+            pair.sender.open(TRANSFER_ID, GENERATION, "nobody", fine, pair.ends)
+        pair.sender.open(TRANSFER_ID, GENERATION, "peer", fine, pair.ends)
+        with pytest.raises(DuplicateTransfer):
+            pair.sender.open(TRANSFER_ID, GENERATION, "peer", fine, pair.ends)
 
 
 @pytest.mark.parametrize(
@@ -342,7 +346,7 @@ def test_a_plan_that_does_not_fit_ends_the_room(
     with loopback_pair() as pair:
         pair.open(2)
         local, _ = random_ids(pair.source.layout, 8, pages, np.random.default_rng(1))
-        pair.sender.plan_forward(ROOM, FinishedLayers(0, first, local, state))
+        pair.sender.plan_forward(TRANSFER_ID, FinishedLayers(0, first, local, state))
         assert_broke(pair, named)
 
 
@@ -350,25 +354,25 @@ def test_pages_are_planned_once() -> None:
     with loopback_pair() as pair:
         pair.open(2)
         repeated = plans((pair.source.layout.blocks_per_slab,), 0, 1)[0](0)
-        pair.sender.plan_forward(ROOM, replace(repeated, state_slot=None))
-        pair.sender.plan_forward(ROOM, repeated)
+        pair.sender.plan_forward(TRANSFER_ID, replace(repeated, state_slot=None))
+        pair.sender.plan_forward(TRANSFER_ID, repeated)
         assert_broke(pair, "each once")
 
 
 def test_notifications_of_no_room_or_an_old_generation_change_nothing() -> None:
     with loopback_pair() as pair:
         pair.open(2)
-        header = WindowHeader(0, 0, 1, 0, 0, True)
-        outside = WindowHeader(1, 0, 99, 0, 0, True)
+        header = ChunkHeader(0, 0, 1, 0, 0, True)
+        outside = ChunkHeader(1, 0, 99, 0, 0, True)
         pair.fabric.nodes["target"].mailbox.extend(
             [
-                header.pack(ROOM + 1, GENERATION),
-                header.pack(ROOM, GENERATION - 1),
+                header.pack(TRANSFER_ID + 1, GENERATION),
+                header.pack(TRANSFER_ID, GENERATION - 1),
                 b"noise",
-                outside.pack(ROOM, GENERATION),
+                outside.pack(TRANSFER_ID, GENERATION),
             ]
         )
         counters = pair.receiver.counters
         until(lambda: counters.malformed == 2, "waited in vain")
         assert (counters.unknown_room, counters.stale_generation) == (1, 1)
-        assert pair.receiver.windows_landed(ROOM) == 0
+        assert pair.receiver.chunks_arrived(TRANSFER_ID) == 0

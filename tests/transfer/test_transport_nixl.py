@@ -9,6 +9,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 import pytest
 
+from tasuki.transfer.chunks.descriptors import TransferUnits
 from tasuki.transfer.errors import OutOfBounds, TransportError
 from tasuki.transfer.transports.base import Endpoint, TransferState
 from tasuki.transfer.transports.nixl.transport import (
@@ -16,7 +17,6 @@ from tasuki.transfer.transports.nixl.transport import (
     configure_environment,
     installed_package,
 )
-from tasuki.transfer.windows.descriptors import TransferUnits
 from tests.harness.peer_wire import PeerWire, serve
 
 pytestmark = pytest.mark.skipif(installed_package() is None, reason="NIXL is not installed")
@@ -69,12 +69,12 @@ def test_scattered_pieces_land_before_their_notification(wire: Wire) -> None:
     expected = np.zeros(SIZE, dtype=np.uint8)
     for number in range(4):
         part = slice(number * 50, number * 50 + 50)
-        pieces = [
+        segments = [
             (int(a), int(b), block) for a, b in zip(sources[part], targets[part], strict=True)
         ]
-        for a, b, length in pieces:
+        for a, b, length in segments:
             expected[b : b + length] = wire.memory[a : a + length]
-        wire.write(pieces, b"window %d" % number)
+        wire.write(segments, b"window %d" % number)
         assert wire.ask("notes", 1) == [b"window %d" % number]
         assert wire.ask("memory") == expected.tobytes()
     wire.write([], b"nothing to send")
@@ -86,26 +86,26 @@ def test_what_was_prepared_is_posted_by_index_and_all_else_as_before() -> None:
     units = TransferUnits(block, slab, state, states=2)
     with closing(Wire(units)) as made:
         expected = np.zeros(SIZE, dtype=np.uint8)
-        windows = [
+        chunks = [
             [(3 * block, 90 * block, 4 * block), (40 * block, 17 * block, block)],
             [(2 * slab + state, 5 * slab + state, state), (7 * slab, 30 * slab, state)],
             [(60 * block, 61 * block, block), (8 * slab, 40 * slab, state)],
             [(64, 70 * block + 128, 192)],
         ]
-        for number, pieces in enumerate(windows):
-            indices = units.indices(np.array(pieces, dtype=np.int64), SIZE, SIZE)
+        for number, segments in enumerate(chunks):
+            indices = units.indices(np.array(segments, dtype=np.int64), SIZE, SIZE)
             assert (indices is None) == (number == 3)
-            for a, b, length in pieces:
+            for a, b, length in segments:
                 expected[b : b + length] = made.memory[a : a + length]
-            made.write(pieces, b"window %d" % number)
+            made.write(segments, b"window %d" % number)
             assert made.ask("notes", 1) == [b"window %d" % number]
         assert made.ask("memory") == expected.tobytes()
 
 
 def test_bounds_are_checked_on_both_sides_before_posting(wire: Wire) -> None:
-    for piece in [(0, SIZE - 8, 16), (SIZE, 0, 1), (-8, 0, 8), (0, 2**63 - 8, 16), (0, 0, 0)]:
+    for segment in [(0, SIZE - 8, 16), (SIZE, 0, 1), (-8, 0, 8), (0, 2**63 - 8, 16), (0, 0, 0)]:
         with pytest.raises(OutOfBounds, match="piece 1"):
-            wire.write([(0, 0, 8), piece], b"never")
+            wire.write([(0, 0, 8), segment], b"never")
     wire.write([(0, 0, 8)], b"only this")
     assert wire.ask("notes", 1) == [b"only this"]
 

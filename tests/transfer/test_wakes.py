@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import pytest
 
 from tasuki.pycache._cpp_cache import Bell
-from tasuki.transfer.receiving.incoming_room import IncomingRoom
+from tasuki.transfer.chunks.chunk import StepCounter
+from tasuki.transfer.receiving.incoming_transfer import IncomingTransfer
 from tasuki.transfer.sending import sender as sender_file
-from tasuki.transfer.sending.outgoing_room import OutgoingRoom
+from tasuki.transfer.sending.outgoing_transfer import OutgoingTransfer
 from tasuki.transfer.sending.sender import Sender, SenderSettings
-from tasuki.transfer.windows.window import StepCounter
 from tests.harness import loopback_pair as loopback_file
 from tests.harness.loopback_pair import GENERATION, loopback_pair, plans
 from tests.harness.waiting import HANG_SECONDS, until
@@ -49,9 +49,9 @@ def test_a_forward_of_one_window_wakes_the_sender_once(monkeypatch: pytest.Monke
             pair.tick(1)
             assert bell.wait(HANG_SECONDS)
             moved = forward + 1
-            until(lambda: pair.receiver.windows_landed(opened.number) == moved, "none")  # noqa: B023
+            until(lambda: pair.receiver.chunks_arrived(opened.number) == moved, "none")  # noqa: B023
         pair.verified()
-        pair.assert_landed(opened)
+        pair.assert_arrived(opened)
 
 
 def test_a_tick_while_rooms_are_looked_at_is_not_slept_through(
@@ -61,9 +61,9 @@ def test_a_tick_while_rooms_are_looked_at_is_not_slept_through(
     post = Sender._post_in_turns
     rests: list[bool] = []
 
-    def slow(self: Sender, rooms: Sequence[OutgoingRoom]) -> bool:
-        posted = post(self, rooms)
-        if rooms and rooms[0].waiting and not rests and not posted:
+    def slow(self: Sender, transfers: Sequence[OutgoingTransfer]) -> bool:
+        posted = post(self, transfers)
+        if transfers and transfers[0].waiting and not rests and not posted:
             rests.append(True)
             pair.tick()
             # The wakeup is lost, as if a later layer chunk were awaited.
@@ -85,36 +85,36 @@ def test_rooms_that_wait_cost_a_pass_nothing_but_a_look(monkeypatch: pytest.Monk
     advanced = Counter[int]()
     advance = Sender._advance
 
-    def counted(self: Sender, room: object) -> bool:
-        advanced[room.room] += 1  # type: ignore[attr-defined]
-        return advance(self, room)  # type: ignore[arg-type]
+    def counted(self: Sender, transfer: object) -> bool:
+        advanced[transfer.transfer_id] += 1  # type: ignore[attr-defined]
+        return advance(self, transfer)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Sender, "_advance", counted)
     with loopback_pair(slabs=16) as pair:
-        idle = [pair.open(pages=1, room=number, seed=number) for number in (1, 2, 3)]
+        idle = [pair.open(pages=1, transfer_id=number, seed=number) for number in (1, 2, 3)]
         opened = pair.hand_over()
         pair.verified()
         assert advanced[opened.number]
-        assert not any(advanced[room.number] for room in idle)
+        assert not any(advanced[transfer.number] for transfer in idle)
         # But all of them see the end of a lease.
         pair.sender.disconnect("peer")
-        for room in idle:
-            pair.ends.wait(room.number)
+        for transfer in idle:
+            pair.ends.wait(transfer.number)
 
 
 def test_a_window_wakes_who_waits_for_its_room_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     looked = Counter[int]()
-    missing = IncomingRoom.missing
+    missing = IncomingTransfer.missing
 
-    def counted(self: IncomingRoom, sent: object) -> list[int]:
-        looked[self.room] += 1
+    def counted(self: IncomingTransfer, sent: object) -> list[int]:
+        looked[self.transfer_id] += 1
         return missing(self, sent)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(IncomingRoom, "missing", counted)
+    monkeypatch.setattr(IncomingTransfer, "missing", counted)
     with loopback_pair(slabs=16) as pair:
         first = pair.hand_over()
         sent = pair.sent(first.number).report.digests
-        waiting = pair.open(pages=1, room=2, seed=2)
+        waiting = pair.open(pages=1, transfer_id=2, seed=2)
         threads = [
             threading.Thread(target=_verify_until_forgotten, args=(pair.receiver, waiting, sent))
             for _ in range(2)
@@ -122,7 +122,7 @@ def test_a_window_wakes_who_waits_for_its_room_alone(monkeypatch: pytest.MonkeyP
         for thread in threads:
             thread.start()
         until(lambda: looked[waiting.number] == 2, "nobody waits")
-        other = pair.open(pages=4, room=3, seed=3)
+        other = pair.open(pages=4, transfer_id=3, seed=3)
         pair.compute(other)
         pair.verified(other.number)
         assert looked[waiting.number] == 2, "windows of another room woke them"

@@ -13,25 +13,27 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Self, TypeVar
 
-from tasuki.transfer.errors import PeerSilent
+from tasuki.transfer.errors import PeerTimedOut
+from tasuki.transfer.lifecycle.fence import FenceReason, FenceTerms, WriterFacts
+from tasuki.transfer.lifecycle.heartbeats import HeartbeatTimeout
 from tasuki.transfer.node_identity import ProcessIdentity, _shares_network, _start_ticks
 from tasuki.transfer.receiving.receiver import Receiver
-from tasuki.transfer.rooms.fence import FenceReason, FenceTerms, WriterFacts
-from tasuki.transfer.rooms.heartbeats import Silence
 from tasuki.transfer.transports.base import Transport
 
 Result = TypeVar("Result")
 
 
-async def unless_silent(awaited: Awaitable[Result], silence: Silence) -> Result:
-    """Return the awaited result; cancel the wait if the peer is lost first. Raises PeerSilent, and
-    the errors of the awaited."""
+async def unless_timed_out(
+    awaited: Awaitable[Result], heartbeat_timeout: HeartbeatTimeout
+) -> Result:
+    """Return the awaited result; cancel the wait if the peer is lost first. Raises PeerTimedOut,
+    and the errors of the awaited."""
     waiting = asyncio.ensure_future(awaited)
     try:
         while not waiting.done():
-            await asyncio.wait({waiting}, timeout=silence.period)
-            if not waiting.done() and silence.tick(time.monotonic()):
-                raise PeerSilent(f"the peer said nothing for {silence.limit} s")
+            await asyncio.wait({waiting}, timeout=heartbeat_timeout.period)
+            if not waiting.done() and heartbeat_timeout.tick(time.monotonic()):
+                raise PeerTimedOut(f"the peer said nothing for {heartbeat_timeout.limit} s")
         return waiting.result()
     finally:
         waiting.cancel()

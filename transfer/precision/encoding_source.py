@@ -1,6 +1,6 @@
 """Layer chunks sent encoded, through cells in the sender's own arena.
 
-Owns the cells of the encoded chunks. Thread rule: WindowSource's.
+Owns the cells of the encoded chunks. Thread rule: ChunkSource's.
 """
 
 from collections import Counter
@@ -10,18 +10,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tasuki.transfer.ranks.region import RankSpans
-from tasuki.transfer.settings import WireSettings
-from tasuki.transfer.windows.descriptors import Pieces, layer_bytes, merge_pieces
-from tasuki.transfer.windows.digest import Digester, WindowRows, layer_parts, window_rows
-from tasuki.transfer.windows.window import (
+from tasuki.transfer.chunks.chunk import (
     Destination,
     FinishedLayers,
+    LayerChunk,
     Run,
-    Window,
     cut,
     granted_pages,
 )
+from tasuki.transfer.chunks.descriptors import Segments, layer_bytes, merge_segments
+from tasuki.transfer.chunks.digest import ChunkRows, Digester, chunk_rows, layer_parts
+from tasuki.transfer.ranks.region import RankSpans
+from tasuki.transfer.settings import WireSettings
 
 from .layer_codec import LayerCodec
 from .wire_layout import ALIGNMENT, WireError, WireUnits
@@ -106,7 +106,7 @@ class EncodingSource:
     """Source of encoded layer chunks, copied into cells kept back in the sender's own arena,
     because no other memory is registered.
 
-    Owns the cells. Knows units and cells; no rooms. Thread rule: WindowSource's. Invariants: the
+    Owns the cells. Knows units and cells; no rooms. Thread rule: ChunkSource's. Invariants: the
     encoded part of a chunk fits one cell. A part left exact by the precision is posted from its
     place in the arena. A cell is free again once its chunk was released.
     """
@@ -141,48 +141,48 @@ class EncodingSource:
 
     def windows(
         self, plan: FinishedLayers, runs: Sequence[Run], first_sequence: int
-    ) -> list[Window]:
-        parts = [part for window in cut(plan, runs, 0) for part in self._parts(window)]
+    ) -> list[LayerChunk]:
+        parts = [part for chunk in cut(plan, runs, 0) for part in self._parts(chunk)]
         return [
             replace(part, header=replace(part.header, sequence=sequence))
             for sequence, part in enumerate(parts, first_sequence)
         ]
 
-    def _parts(self, window: Window) -> Iterator[Window]:
+    def _parts(self, chunk: LayerChunk) -> Iterator[LayerChunk]:
         """Yield the chunk in parts of at most one cell: split by layers, then by pages of a
         layer."""
-        header = window.header
+        header = chunk.header
         first, size = header.first_layer, 0
         for layer in range(header.first_layer, header.end_layer):
-            more = self._encoded_bytes(window, layer)
+            more = self._encoded_bytes(chunk, layer)
             if size + more > self.cells.cell_bytes and layer > first:
-                yield from self._by_pages(_of_layers(window, first, layer))
+                yield from self._by_pages(_of_layers(chunk, first, layer))
                 first, size = layer, 0
             size += more
-        yield from self._by_pages(_of_layers(window, first, header.end_layer))
+        yield from self._by_pages(_of_layers(chunk, first, header.end_layer))
 
-    def _by_pages(self, window: Window) -> Iterator[Window]:
-        header = window.header
-        size = self._encoded_bytes(window, header.first_layer)
+    def _by_pages(self, chunk: LayerChunk) -> Iterator[LayerChunk]:
+        header = chunk.header
+        size = self._encoded_bytes(chunk, header.first_layer)
         if header.end_layer - header.first_layer > 1 or size <= self.cells.cell_bytes:
-            yield window
+            yield chunk
             return
         at_once = self.cells.cell_bytes // self._units.block_bytes
         beside = self._units.layer_kinds[header.first_layer].keeps_state
         for start in range(0, header.pages, at_once):
-            pages = window.local_pages[start : start + at_once]
+            pages = chunk.local_pages[start : start + at_once]
             part = replace(header, first_page=header.first_page + start, pages=len(pages))
-            piece = replace(window, header=part, local_pages=pages)
+            segment = replace(chunk, header=part, local_pages=pages)
             # A layer's state beside its pages is sent once, with the last pages.
             if beside and start + at_once < header.pages:
                 part = replace(part, carries_state=False)
-                piece = replace(piece, header=part, local_slot=None)
-            yield piece
+                segment = replace(segment, header=part, local_slot=None)
+            yield segment
 
-    def _encoded_bytes(self, window: Window, layer: int) -> int:
+    def _encoded_bytes(self, chunk: LayerChunk, layer: int) -> int:
         if not self._units.encoded(layer):
             return 0
-        header = window.header
+        header = chunk.header
         if self._units.layer_kinds[layer].keeps_pages:
             return header.pages * self._units.block_bytes
         return layer_bytes(self._units, layer, 0, header.carries_state)
@@ -190,24 +190,24 @@ class EncodingSource:
     def has_room(self, peer: str) -> bool:
         return self.cells.has_room(peer)
 
-    def load(self, peer: str, window: Window) -> "_EncodedWindow":
+    def load(self, peer: str, chunk: LayerChunk) -> "_EncodedChunk":
         cell = self.cells.take(peer)
         try:
-            places = self._encode(window, cell)
+            places = self._encode(chunk, cell)
         except BaseException:
             self.cells.give_back(cell)
             raise
-        return _EncodedWindow(self._units, self.cells, window, cell, places)
+        return _EncodedChunk(self._units, self.cells, chunk, cell, places)
 
-    def _encode(self, window: Window, cell: Cell) -> Places:
-        header, slot = window.header, window.local_slot
-        rows = window_rows(self._units.layout, 0, 0, header, window.local_pages, slot, self._units)
+    def _encode(self, chunk: LayerChunk, cell: Cell) -> Places:
+        header, slot = chunk.header, chunk.local_slot
+        rows = chunk_rows(self._units.layout, 0, 0, header, chunk.local_pages, slot, self._units)
         places = rows.offsets * _WORD
         part, offset = 0, cell.offset
         for layer in range(header.first_layer, header.end_layer):
             kind = self._units.layer_kinds[layer]
             of_page, of_slot = layer_parts(self._units.layout, layer, self._units)
-            ids = window.local_pages if kind.keeps_pages else () if slot is None else (slot,)
+            ids = chunk.local_pages if kind.keeps_pages else () if slot is None else (slot,)
             parts = len(ids) * len(of_page if kind.keeps_pages else of_slot)
             if ids and self._units.encoded(layer):
                 self._codec.encode(layer, ids, offset)
@@ -220,50 +220,50 @@ class EncodingSource:
         return places
 
 
-class _EncodedWindow:
+class _EncodedChunk:
     """Encoded layer chunk. places: byte offsets of its posted parts, in the order of its rows."""
 
     def __init__(
         self,
         units: WireUnits,
         cells: StagingBuffer,
-        window: Window,
+        chunk: LayerChunk,
         cell: Cell,
         places: Places,
     ) -> None:
         self._units = units
         self._cells = cells
-        self._window = window
+        self._chunk = chunk
         self._cell = cell
         self._places = places
 
-    def pieces(self, destination: Destination) -> Pieces:
-        header = self._window.header
+    def segments(self, destination: Destination) -> Segments:
+        header = self._chunk.header
         slot = destination.slot if header.carries_state else None
         there = self._rows(0, 0, granted_pages(destination, header), slot)
-        return merge_pieces(
+        return merge_segments(
             np.stack([self._places, there.offsets * _WORD, there.lengths * _WORD], axis=1)
         )
 
-    def digestible(self, room: int, generation: int) -> WindowRows:
-        rows = self._rows(room, generation, self._window.local_pages, self._window.local_slot)
+    def digestible(self, transfer_id: int, generation: int) -> ChunkRows:
+        rows = self._rows(transfer_id, generation, self._chunk.local_pages, self._chunk.local_slot)
         return replace(rows, offsets=self._places // _WORD)
 
     def _rows(
-        self, room: int, generation: int, pages: Sequence[int], slot: int | None
-    ) -> WindowRows:
-        layout, header = self._units.layout, self._window.header
-        return window_rows(layout, room, generation, header, pages, slot, self._units)
+        self, transfer_id: int, generation: int, pages: Sequence[int], slot: int | None
+    ) -> ChunkRows:
+        layout, header = self._units.layout, self._chunk.header
+        return chunk_rows(layout, transfer_id, generation, header, pages, slot, self._units)
 
     def release(self) -> None:
         self._cells.give_back(self._cell)
 
 
-def _of_layers(window: Window, first: int, end: int) -> Window:
+def _of_layers(chunk: LayerChunk, first: int, end: int) -> LayerChunk:
     """Return the chunk's part with layers [first, end), ready once they are finished."""
-    header = window.header
+    header = chunk.header
     return replace(
-        window,
+        chunk,
         header=replace(header, first_layer=first, end_layer=end),
-        tick=window.tick - (header.end_layer - end),
+        tick=chunk.tick - (header.end_layer - end),
     )

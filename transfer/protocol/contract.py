@@ -41,10 +41,10 @@ class ContractMismatch(TransferError):
     def __init__(self, differences: tuple[Difference, ...]) -> None:
         self.differences = differences
         listed = "; ".join(f"{d.field}: ours {d.ours}, theirs {d.theirs}" for d in differences)
-        super().__init__(f"contract mismatch: {listed}; {_mend(differences)}")
+        super().__init__(f"contract mismatch: {listed}; {_fix(differences)}")
 
 
-def _mend(differences: tuple[Difference, ...]) -> str:
+def _fix(differences: tuple[Difference, ...]) -> str:
     named = {difference.field: difference for difference in differences}
     causes = named.keys() - (_OF_DTYPE if "conv_dtype" in named else set())
     if not causes or not causes <= _FLAGS.keys():

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from tasuki.proto import handover_pb2 as pb
 from tasuki.proto import report_pb2, timeline_pb2
 from tasuki.transfer import peer_values
+from tasuki.transfer.chunks.chunk import ChunkHeader
 from tasuki.transfer.errors import MetadataUnusable, PeerInvalid
 from tasuki.transfer.node_identity import (
     EPOCH_BYTES,
@@ -25,20 +26,19 @@ from tasuki.transfer.node_identity import (
 )
 from tasuki.transfer.peer_values import LONGEST_SECONDS, MOST_BYTES
 from tasuki.transfer.reports import (
-    KEPT_WINDOWS,
+    KEPT_CHUNKS,
+    ArrivedChunk,
     BarrierWait,
+    ChunkDigest,
     Drain,
     HandoverTimeline,
-    LandedWindow,
     Phase,
     PhaseMark,
     ReceiverTrack,
     SenderTrack,
     SendReport,
-    SentWindow,
-    WindowDigest,
+    SentChunk,
 )
-from tasuki.transfer.windows.window import WindowHeader
 from tasuki.transfer.wire import Codec, MessageT, ValueT, Wire, numbered, numbers_of
 
 _PHASES = frozenset(numbers_of(Phase, timeline_pb2.Phase).values())
@@ -51,12 +51,12 @@ def _in_order(*moments: float) -> bool:
     return all(abs(at) <= LONGEST_SECONDS for at in moments) and list(moments) == sorted(moments)
 
 
-def _makes_sense(window: timeline_pb2.SentWindow) -> bool:
+def _makes_sense(chunk: timeline_pb2.SentWindow) -> bool:
     return (
-        len(window.layers_finished) <= _MOST_LAYERS
-        and all(_in_order(at) for at in window.layers_finished)
-        and _in_order(window.begun_at, window.posted_at, window.flushed_at)
-        and window.bytes <= MOST_BYTES
+        len(chunk.layers_finished) <= _MOST_LAYERS
+        and all(_in_order(at) for at in chunk.layers_finished)
+        and _in_order(chunk.begun_at, chunk.posted_at, chunk.flushed_at)
+        and chunk.bytes <= MOST_BYTES
     )
 
 
@@ -76,11 +76,11 @@ def _phases_from_wire(phases: Iterable[timeline_pb2.PhaseMark]) -> tuple[PhaseMa
 def _last(
     value: type[ValueT], message: type[MessageT], makes_sense: Callable[[MessageT], bool]
 ) -> Codec:
-    """Return a codec for the last KEPT_WINDOWS messages, the size of a track. It drops invalid
+    """Return a codec for the last KEPT_CHUNKS messages, the size of a track. It drops invalid
     ones."""
     read = Wire(value, message).from_wire
     return Codec(
-        lambda messages: tuple(map(read, filter(makes_sense, messages[-KEPT_WINDOWS:]))),
+        lambda messages: tuple(map(read, filter(makes_sense, messages[-KEPT_CHUNKS:]))),
         lambda values: [message(**vars(value)) for value in values],
     )
 
@@ -90,7 +90,7 @@ SENDER_TRACK = Wire(
     SenderTrack,
     timeline_pb2.SenderTrack,
     phases=_MARKS,
-    windows=_last(SentWindow, timeline_pb2.SentWindow, _makes_sense),
+    windows=_last(SentChunk, timeline_pb2.SentWindow, _makes_sense),
 )
 TIMELINE = Wire(
     HandoverTimeline,
@@ -101,9 +101,9 @@ TIMELINE = Wire(
         timeline_pb2.ReceiverTrack,
         phases=_MARKS,
         windows=_last(
-            LandedWindow,
+            ArrivedChunk,
             timeline_pb2.LandedWindow,
-            lambda window: _in_order(window.landed_at, window.verified_at),
+            lambda chunk: _in_order(chunk.landed_at, chunk.verified_at),
         ),
         waits=_last(
             BarrierWait,
@@ -169,7 +169,7 @@ def _read(prefixes: pb.Prefixes, field: str) -> list[UsablePrefix]:
 _LARGEST_METADATA = 1 << 20
 _MOST_SLABS = 1 << 32
 _MOST_RANKS = 64
-_MOST_WINDOWS = 1 << 20
+_MOST_CHUNKS = 1 << 20
 _PROCESS = Wire(ProcessIdentity, pb.Process).bounded("node.process")
 
 
@@ -221,20 +221,18 @@ def lease_from_wire(lease_seconds: float) -> float:
     return peer_values.seconds(lease_seconds, "lease_seconds", peer_values.LONGEST_LEASE)
 
 
-_of_header = attrgetter(*(field.name for field in fields(WindowHeader)))
+_of_header = attrgetter(*(field.name for field in fields(ChunkHeader)))
 _REPORT = Wire(SendReport, report_pb2.TransferReport, apart=["digests", "timeline", "track"])
 
 
-def windows_to_wire(digests: Sequence[WindowDigest]) -> list[pb.Window]:
-    return [pb.Window(digest=window.digest, **vars(window.header)) for window in digests]
+def chunks_to_wire(digests: Sequence[ChunkDigest]) -> list[pb.Window]:
+    return [pb.Window(digest=chunk.digest, **vars(chunk.header)) for chunk in digests]
 
 
-def windows_from_wire(windows: Sequence[pb.Window]) -> tuple[WindowDigest, ...]:
+def chunks_from_wire(chunks: Sequence[pb.Window]) -> tuple[ChunkDigest, ...]:
     """Return the digests of the chunks. Raises PeerInvalid if there are more than any room has."""
-    peer_values.count(len(windows), "windows", _MOST_WINDOWS)
-    return tuple(
-        WindowDigest(WindowHeader(*_of_header(window)), window.digest) for window in windows
-    )
+    peer_values.count(len(chunks), "windows", _MOST_CHUNKS)
+    return tuple(ChunkDigest(ChunkHeader(*_of_header(chunk)), chunk.digest) for chunk in chunks)
 
 
 def report_to_wire(report: SendReport, track: SenderTrack) -> report_pb2.TransferReport:

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasuki.pycache.layout import CacheLayout, LayerKind, key_heads
-from tasuki.transfer.windows.digest import ArenaWindow, WindowRows, place_seeds, state_seeds
+from tasuki.transfer.chunks.digest import ArenaChunk, ChunkRows, place_seeds, state_seeds
 
-from .links import LinkPieces, RankLink, rank_links
+from .links import LinkSegments, RankLink, rank_links
 from .region import RankSpans
 
 _NO_HEADS: dict[str, Any] = {"kv": range(0), "keys": range(0), "values": range(0), "carry": False}
@@ -48,10 +48,12 @@ def block_parts(layout: CacheLayout, senders: int, receivers: int) -> list[HeadP
     for link in rank_links(layout, senders, receivers):
         for head in link.kv:
             of_head = replace(link, **_NO_HEADS | {"kv": range(head, head + 1)})
-            (piece,) = LinkPieces(layout, senders, receivers, of_head).of_block()
+            (segment,) = LinkSegments(layout, senders, receivers, of_head).of_block()
             number = head + link.target % copies * layout.kv_heads
             found.append(
-                HeadPart(link.source, piece.source, piece.length, number, link.copies, link.turn)
+                HeadPart(
+                    link.source, segment.source, segment.length, number, link.copies, link.turn
+                )
             )
     return found
 
@@ -62,9 +64,9 @@ def state_parts(layout: CacheLayout, senders: int, receivers: int, layer: int) -
     found = []
     for link in rank_links(layout, senders, receivers):
         for of_head, numbers in _heads(layout, link, layer):
-            pieces = LinkPieces(layout, senders, receivers, of_head).of_state(layer)
-            for piece, number in zip(pieces, numbers, strict=True):
-                found.append(HeadPart(link.source, piece.source, piece.length, number))
+            segments = LinkSegments(layout, senders, receivers, of_head).of_state(layer)
+            for segment, number in zip(segments, numbers, strict=True):
+                found.append(HeadPart(link.source, segment.source, segment.length, number))
     return found
 
 
@@ -142,10 +144,10 @@ class HeadRows:
         if any(part.begin % _WORD or part.length % _WORD for part in every):
             raise ValueError("a head of this model's states is no whole number of 64-bit words")
 
-    def of_window(self, window: ArenaWindow) -> WindowRows:
-        header, part = window.header, self._ours.part
-        places = np.arange(header.first_page, header.first_page + len(window.pages))
-        pages = np.asarray(window.pages, dtype=np.int64)
+    def of_chunk(self, chunk: ArenaChunk) -> ChunkRows:
+        header, part = chunk.header, self._ours.part
+        places = np.arange(header.first_page, header.first_page + len(chunk.pages))
+        pages = np.asarray(chunk.pages, dtype=np.int64)
         offsets, lengths, seeds = [_NO_ROWS], [_NO_ROWS], [_NO_ROWS]
 
         def add(begins: Indices, sizes: Indices, mixed: NDArray[np.uint64]) -> None:
@@ -155,7 +157,7 @@ class HeadRows:
 
         for layer in range(header.first_layer, header.end_layer):
             kind = self._ours.layout.layer_kinds[layer]
-            identity = (window.room, window.generation, layer)
+            identity = (chunk.transfer_id, chunk.generation, layer)
             if kind.keeps_pages:
                 begins = part.page_span(layer, 0).offset + pages * part.block_bytes
                 for head in self._block:
@@ -163,9 +165,9 @@ class HeadRows:
                     own = self._ours.base(head.rank) + head.begin + begins[mine]
                     mixed = place_seeds(*identity, places[mine], head.number)
                     add(own, np.full(len(own), head.length), mixed)
-            if kind.keeps_state and window.slot is not None:
+            if kind.keeps_state and chunk.slot is not None:
                 state = self._states[layer]
-                further = window.slot * part.slab_bytes
+                further = chunk.slot * part.slab_bytes
                 mixed = state_seeds(*identity, state.numbers)
                 add(state.begins + further, state.lengths, mixed)
-        return WindowRows(*(np.concatenate(rows) for rows in (offsets, lengths, seeds)))
+        return ChunkRows(*(np.concatenate(rows) for rows in (offsets, lengths, seeds)))

@@ -92,7 +92,7 @@ def _both(heads: int, senders: int, source: int, receivers: int, target: int) ->
 
 
 @dataclass(frozen=True)
-class Piece:
+class Segment:
     """Segment of `length` bytes, at offsets of the two arenas' page block or slot column."""
 
     source: int
@@ -101,7 +101,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class LinkPieces:
+class LinkSegments:
     """Places of a link's bytes in the sender's arena and in the receiver's.
 
     Pure. A head is one run of a page's block, of the recurrent state and of each of the
@@ -116,27 +116,27 @@ class LinkPieces:
     receivers: int
     link: RankLink
 
-    def of_block(self) -> Iterator[Piece]:
+    def of_block(self) -> Iterator[Segment]:
         """Yield the segments of a page in one layer. REQUIRES: the link sends this page."""
         if self.link.kv:
             whole = self.layout
             yield self._run(self.link.kv, whole.kv_heads, whole.head_bytes)
 
-    def of_state(self, layer: int) -> Iterator[Piece]:
+    def of_state(self, layer: int) -> Iterator[Segment]:
         """Yield the segments of one layer's columns in a slot."""
         ours = rank_layout(self.layout, self.senders, self.link.source)
         theirs = rank_layout(self.layout, self.receivers, self.link.target)
         for source, target in zip(_columns(ours, layer), _columns(theirs, layer), strict=True):
-            for piece in self._of_column(source.name, ours, theirs):
-                yield Piece(
-                    source.offset + piece.source, target.offset + piece.target, piece.length
+            for segment in self._of_column(source.name, ours, theirs):
+                yield Segment(
+                    source.offset + segment.source, target.offset + segment.target, segment.length
                 )
 
-    def _of_column(self, name: str, ours: CacheLayout, theirs: CacheLayout) -> Iterator[Piece]:
+    def _of_column(self, name: str, ours: CacheLayout, theirs: CacheLayout) -> Iterator[Segment]:
         whole, link = self.layout, self.link
         if name == "carry":
             if link.carry:
-                yield Piece(0, 0, whole.carry_width * itemsize(whole.carry_dtype))
+                yield Segment(0, 0, whole.carry_width * itemsize(whole.carry_dtype))
         elif name == "ssm":
             head = whole.value_dim * whole.key_dim * itemsize(whole.ssm_dtype)
             if link.values:
@@ -144,7 +144,7 @@ class LinkPieces:
         else:
             yield from self._of_conv(ours, theirs)
 
-    def _of_conv(self, ours: CacheLayout, theirs: CacheLayout) -> Iterator[Piece]:
+    def _of_conv(self, ours: CacheLayout, theirs: CacheLayout) -> Iterator[Segment]:
         whole, link, keys = self.layout, self.link, key_heads(self.layout)
         column = whole.conv_columns * itemsize(whole.conv_dtype)
         key, value = whole.key_dim * column, whole.value_dim * column
@@ -153,16 +153,16 @@ class LinkPieces:
         of_keys, of_values = (link.keys, keys, key), (link.values, whole.value_heads, value)
         for part, (heads, count, size) in enumerate((of_keys, of_keys, of_values)):
             if heads:
-                piece = self._run(heads, count, size)
-                yield Piece(
-                    part * source + piece.source, part * target + piece.target, piece.length
+                segment = self._run(heads, count, size)
+                yield Segment(
+                    part * source + segment.source, part * target + segment.target, segment.length
                 )
 
-    def _run(self, heads: range, count: int, size: int) -> Piece:
+    def _run(self, heads: range, count: int, size: int) -> Segment:
         """Return the segment of these heads, of `count` heads in all with `size` bytes each."""
         source = share(count, self.senders, self.link.source).start
         target = share(count, self.receivers, self.link.target).start
-        return Piece(
+        return Segment(
             (heads.start - source) * size, (heads.start - target) * size, len(heads) * size
         )
 

@@ -1,6 +1,6 @@
 """Source of layer chunks of a node with several ranks, and the bytes of each chunk.
 
-Owns no memory. Thread rule: WindowSource's.
+Owns no memory. Thread rule: ChunkSource's.
 """
 
 from collections.abc import Sequence
@@ -8,26 +8,26 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tasuki.transfer.windows.descriptors import Pieces, UnitSizes, merge_pieces
-from tasuki.transfer.windows.digest import ArenaWindow, Digester, WindowRows
-from tasuki.transfer.windows.window import (
+from tasuki.transfer.chunks.chunk import (
+    ChunkHeader,
     Destination,
     FinishedLayers,
+    LayerChunk,
     Run,
-    Window,
-    WindowHeader,
     cut,
     granted_pages,
 )
+from tasuki.transfer.chunks.descriptors import Segments, UnitSizes, merge_segments
+from tasuki.transfer.chunks.digest import ArenaChunk, ChunkRows, Digester
 
 from .head_rows import BY_HEADS, HeadRows
-from .links import LinkPieces, Piece, rank_links
+from .links import LinkSegments, Segment, rank_links
 from .region import RankSpans
 
 _NOTHING = np.empty((0, 3), dtype=np.int64)
 
 
-class RankedPieces:
+class RankedSegments:
     """Segments of a layer chunk between nodes of any numbers of ranks, from the sender's ranks to
     the receiver's.
 
@@ -38,39 +38,39 @@ class RankedPieces:
     def __init__(self, ours: RankSpans, theirs: RankSpans) -> None:
         whole = ours.layout
         links = [
-            LinkPieces(whole, ours.ranks, theirs.ranks, link)
+            LinkSegments(whole, ours.ranks, theirs.ranks, link)
             for link in rank_links(whole, ours.ranks, theirs.ranks)
         ]
         self._ours = ours
         self._theirs = theirs
         self._blocks = [
-            (of_link.link, self._based(of_link, piece))
+            (of_link.link, self._based(of_link, segment))
             for of_link in links
-            for piece in of_link.of_block()
+            for segment in of_link.of_block()
         ]
         self._states = {
             layer: [
-                self._based(of_link, piece)
+                self._based(of_link, segment)
                 for of_link in links
-                for piece in of_link.of_state(layer)
+                for segment in of_link.of_state(layer)
             ]
             for layer, kind in enumerate(whole.layer_kinds)
             if kind.keeps_state
         }
 
-    def _based(self, link: LinkPieces, piece: Piece) -> Piece:
+    def _based(self, link: LinkSegments, segment: Segment) -> Segment:
         """Return the segment with offsets in the nodes' regions."""
-        source = self._ours.base(link.link.source) + piece.source
-        return Piece(source, self._theirs.base(link.link.target) + piece.target, piece.length)
+        source = self._ours.base(link.link.source) + segment.source
+        return Segment(source, self._theirs.base(link.link.target) + segment.target, segment.length)
 
-    def of_window(
+    def of_chunk(
         self,
-        header: WindowHeader,
+        header: ChunkHeader,
         local_pages: Sequence[int],
         remote_pages: Sequence[int],
         slots: tuple[int, int] | None,
-    ) -> Pieces:
-        """Return the segments, as descriptors.window_pieces does. slots: (local, remote)."""
+    ) -> Segments:
+        """Return the segments, as descriptors.chunk_segments does. slots: (local, remote)."""
         local, remote = np.asarray(local_pages, np.int64), np.asarray(remote_pages, np.int64)
         logical = np.arange(header.first_page, header.first_page + len(local))
         parts = [_NOTHING]
@@ -80,7 +80,7 @@ class RankedPieces:
                 parts += self._of_pages(layer, logical, local, remote)
             if kind.keeps_state and slots is not None:
                 parts.append(self._of_state(layer, *slots))
-        return merge_pieces(np.concatenate(parts))
+        return merge_segments(np.concatenate(parts))
 
     def _of_pages(
         self,
@@ -88,19 +88,19 @@ class RankedPieces:
         logical: NDArray[np.int64],
         local: NDArray[np.int64],
         remote: NDArray[np.int64],
-    ) -> list[Pieces]:
+    ) -> list[Segments]:
         ours, theirs = self._ours.part, self._theirs.part
         here = ours.page_span(layer, 0).offset + local * ours.block_bytes
         there = theirs.page_span(layer, 0).offset + remote * theirs.block_bytes
         found = []
-        for link, piece in self._blocks:
+        for link, segment in self._blocks:
             mine = logical % link.copies == link.turn
-            lengths = np.full(int(mine.sum()), piece.length)
-            columns = (here[mine] + piece.source, there[mine] + piece.target, lengths)
+            lengths = np.full(int(mine.sum()), segment.length)
+            columns = (here[mine] + segment.source, there[mine] + segment.target, lengths)
             found.append(np.stack(columns, axis=1))
         return found
 
-    def _of_state(self, layer: int, local: int, remote: int) -> Pieces:
+    def _of_state(self, layer: int, local: int, remote: int) -> Segments:
         here, there = local * self._ours.part.slab_bytes, remote * self._theirs.part.slab_bytes
         rows = [(here + p.source, there + p.target, p.length) for p in self._states[layer]]
         return np.array(rows, dtype=np.int64).reshape(-1, 3)
@@ -110,7 +110,7 @@ class RankedSource:
     """Source of layer chunks between two nodes, if at least one has several ranks.
 
     Bytes go straight from their place on each sender rank to their place on each receiver rank.
-    Implements WindowSource, with its thread rule. REQUIRES: long-finished layers were finished on
+    Implements ChunkSource, with its thread rule. REQUIRES: long-finished layers were finished on
     every rank of this node when planned. For other layers the sender's counter has the slowest
     rank's steps.
     """
@@ -128,7 +128,7 @@ class RankedSource:
         """digester: the region's. Raises ValueError if the heads cannot be shared out."""
         self.digester = digester
         self._ours = ours
-        self._pieces = RankedPieces(ours, theirs)
+        self._segments = RankedSegments(ours, theirs)
         self._rows = HeadRows(ours, theirs.ranks)
 
     @property
@@ -141,33 +141,35 @@ class RankedSource:
 
     def windows(
         self, plan: FinishedLayers, runs: Sequence[Run], first_sequence: int
-    ) -> list[Window]:
+    ) -> list[LayerChunk]:
         return cut(plan, runs, first_sequence)
 
     def has_room(self, peer: str) -> bool:
         return True
 
-    def load(self, peer: str, window: Window) -> "_RankedWindow":
-        return _RankedWindow(self._pieces, self._rows, window)
+    def load(self, peer: str, chunk: LayerChunk) -> "_RankedChunk":
+        return _RankedChunk(self._segments, self._rows, chunk)
 
 
-class _RankedWindow:
-    def __init__(self, pieces: RankedPieces, rows: HeadRows, window: Window) -> None:
-        self._pieces = pieces
+class _RankedChunk:
+    def __init__(self, segments: RankedSegments, rows: HeadRows, chunk: LayerChunk) -> None:
+        self._segments = segments
         self._rows = rows
-        self._window = window
+        self._chunk = chunk
 
-    def pieces(self, destination: Destination) -> Pieces:
-        window, header = self._window, self._window.header
-        here, there = window.local_slot, destination.slot
+    def segments(self, destination: Destination) -> Segments:
+        chunk, header = self._chunk, self._chunk.header
+        here, there = chunk.local_slot, destination.slot
         slots = None if here is None or there is None else (here, there)
         granted = granted_pages(destination, header)
-        return self._pieces.of_window(header, window.local_pages, granted, slots)
+        return self._segments.of_chunk(header, chunk.local_pages, granted, slots)
 
-    def digestible(self, room: int, generation: int) -> WindowRows:
-        window = self._window
-        placed = ArenaWindow(room, generation, window.header, window.local_pages, window.local_slot)
-        return self._rows.of_window(placed)
+    def digestible(self, transfer_id: int, generation: int) -> ChunkRows:
+        chunk = self._chunk
+        placed = ArenaChunk(
+            transfer_id, generation, chunk.header, chunk.local_pages, chunk.local_slot
+        )
+        return self._rows.of_chunk(placed)
 
     def release(self) -> None:
         """Do nothing: pages and slot belong to the engine."""

@@ -11,9 +11,9 @@ from typing import Protocol
 import torch
 
 from tasuki.pycache.layout import CacheLayout, rank_layout
+from tasuki.transfer.chunks.descriptors import Spread
+from tasuki.transfer.chunks.digest import ArenaChunk, ChunkDigester, ChunkRows, Digester
 from tasuki.transfer.transports.base import RankMemory, Transport
-from tasuki.transfer.windows.descriptors import Spread
-from tasuki.transfer.windows.digest import ArenaWindow, Digester, WindowDigester, WindowRows
 
 _ALIGNMENT = 1 << 16
 """Alignment of each arena's beginning in bytes, so a process may map one arena by itself."""
@@ -66,11 +66,11 @@ class SpreadDigester(Digester):
         self._further = spread.begin - origin
         self._spread = spread
 
-    def digest_rows(self, rows: WindowRows) -> int:
+    def digest_rows(self, rows: ChunkRows) -> int:
         placed = self._spread.placed(rows.offsets * _WORD, rows.lengths * _WORD)
         return self._own.digest_rows(replace(rows, offsets=(placed + self._further) // _WORD))
 
-    def digest_all(self, windows: Sequence[ArenaWindow]) -> list[int]:
+    def digest_all(self, chunks: Sequence[ArenaChunk]) -> list[int]:
         raise AssertionError("a window of several ranks lies in no one arena")
 
 
@@ -101,7 +101,7 @@ class HostRegion:
         transport.register(self.memory.data_ptr(), self.memory.nbytes)
 
     def digester(self) -> Digester:
-        return WindowDigester(self.memory.numpy(), self.layout)
+        return ChunkDigester(self.memory.numpy(), self.layout)
 
 
 @dataclass(frozen=True)
@@ -116,10 +116,10 @@ class DeviceRegion:
         transport.register_ranks(self.arenas, self.spans.arena_bytes, self.spans.base(1))
 
     def digester(self) -> Digester:
-        from tasuki.transfer.windows.digest_kernel import GpuWindowDigester
+        from tasuki.transfer.chunks.digest_kernel import GpuChunkDigester
 
         spans = self.spans
         addresses = tuple(arena.address for arena in self.arenas)
-        own = GpuWindowDigester(self.own, spans.layout)
+        own = GpuChunkDigester(self.own, spans.layout)
         spread = Spread(addresses, spans.arena_bytes, spans.base(1))
         return SpreadDigester(own, self.own.data_ptr(), spread)

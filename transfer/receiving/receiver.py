@@ -22,17 +22,17 @@ from dataclasses import dataclass
 
 from tasuki.pycache._cpp_cache import Bell
 from tasuki.pycache.layout import CacheLayout
-from tasuki.transfer.errors import DuplicateRoom, OutOfBounds, TransferError, WindowsMissing
+from tasuki.transfer.chunks.chunk import ChunkHeader, Destination, code_of
+from tasuki.transfer.chunks.digest import ArenaChunk
+from tasuki.transfer.errors import ChunksMissing, DuplicateTransfer, OutOfBounds, TransferError
 from tasuki.transfer.failpoints import Place, reach
-from tasuki.transfer.reports import PhaseMarks, ReceiverTrack, WindowDigest, receiver_track
+from tasuki.transfer.reports import ChunkDigest, PhaseMarks, ReceiverTrack, receiver_track
 from tasuki.transfer.transports.base import PollBackoff
-from tasuki.transfer.windows.digest import ArenaWindow
-from tasuki.transfer.windows.window import Destination, WindowHeader, code_of
 from tasuki.utils.signatures import Clock
 from tasuki.utils.system import name_this_thread
 
-from .incoming_room import IncomingRoom, LayerBarrier
-from .target_arena import TargetArena, WindowSink
+from .incoming_transfer import IncomingTransfer, LayerBarrier
+from .target_arena import ChunkSink, TargetArena
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Receiver:
         self._clock = clock
         self._decoding = threading.Lock()
         """Held while a part of a chunk is decoded, some milliseconds."""
-        self._rooms: dict[int, IncomingRoom] = {}
+        self._transfers: dict[int, IncomingTransfer] = {}
         self._lock = threading.Lock()
         """Lock of the rooms. A thread waiting for a room waits for this room's chunks alone."""
         self._passes = 0
@@ -86,25 +86,27 @@ class Receiver:
             self._passed.notify_all()
         self._thread.join()
 
-    def expect(self, room: int, generation: int, destination: Destination) -> None:
+    def expect(self, transfer_id: int, generation: int, destination: Destination) -> None:
         """Count the room's layer chunks from now on; call before the grant is sent.
 
-        Raises OutOfBounds on ids outside this node's arenas, DuplicateRoom.
+        Raises OutOfBounds on ids outside this node's arenas, DuplicateTransfer.
         """
         for arena in self._arenas:
             destination.check(arena.part(self._layout), arena.slabs)
         changed = threading.Condition(self._lock)
         with self._lock:
-            if room in self._rooms:
-                raise DuplicateRoom(f"room {room} is expected already")
-            self._rooms[room] = IncomingRoom(room, generation, destination, self._layout, changed)
+            if transfer_id in self._transfers:
+                raise DuplicateTransfer(f"room {transfer_id} is expected already")
+            self._transfers[transfer_id] = IncomingTransfer(
+                transfer_id, generation, destination, self._layout, changed
+            )
         self._bell.ring()
 
-    def forget(self, room: int) -> None:
+    def forget(self, transfer_id: int) -> None:
         """Stop counting the room's chunks. Idempotent. Later chunks are dropped and counted; the
         room's ids need a fence."""
         with self._lock:
-            incoming = self._rooms.pop(room, None)
+            incoming = self._transfers.pop(transfer_id, None)
             if incoming is not None:
                 incoming.forgotten = True
                 incoming.changed.notify_all()
@@ -112,60 +114,62 @@ class Receiver:
         with self._decoding:
             pass
 
-    def windows_landed(self, room: int) -> int:
+    def chunks_arrived(self, transfer_id: int) -> int:
         """Return the number of the room's arrived chunks; 0 for an unexpected room. A growing
         number is progress."""
         with self._lock:
-            incoming = self._rooms.get(room)
-            return 0 if incoming is None else incoming.windows_landed
+            incoming = self._transfers.get(transfer_id)
+            return 0 if incoming is None else incoming.chunks_arrived
 
-    def barrier(self, room: int) -> LayerBarrier | None:
+    def barrier(self, transfer_id: int) -> LayerBarrier | None:
         """Return the layer barrier of a room, for one waiting thread; None for an unexpected
         room."""
         with self._lock:
-            incoming = self._rooms.get(room)
+            incoming = self._transfers.get(transfer_id)
         if incoming is None:
             return None
         return LayerBarrier(incoming, self._clock)
 
-    def track(self, room: int, phases: PhaseMarks) -> ReceiverTrack:
+    def track(self, transfer_id: int, phases: PhaseMarks) -> ReceiverTrack:
         """Return the room's track until now, counted from the start of `phases`; empty for an
         unexpected room."""
         with self._lock:
-            incoming = self._rooms.get(room)
-            landings = () if incoming is None else tuple(incoming.landings)
+            incoming = self._transfers.get(transfer_id)
+            arrivals = () if incoming is None else tuple(incoming.arrivals)
             waits = () if incoming is None else tuple(incoming.waits)
-        return receiver_track(landings, waits, phases)
+        return receiver_track(arrivals, waits, phases)
 
     def verify(
-        self, room: int, generation: int, sent: Sequence[WindowDigest], timeout: float
+        self, transfer_id: int, generation: int, sent: Sequence[ChunkDigest], timeout: float
     ) -> None:
-        """Wait until all of `sent` arrived, then compare. Raises WindowsMissing or DigestMismatch.
+        """Wait until all of `sent` arrived, then compare. Raises ChunksMissing or DigestMismatch.
 
         It waits because the sender's last message may overtake the last notifications.
         """
         with self._lock:
-            incoming = self._expected(room, generation)
+            incoming = self._expected(transfer_id, generation)
             incoming.wait_for(sent, timeout)
             if incoming.forgotten:
-                raise _not_expected(room, generation)
+                raise _not_expected(transfer_id, generation)
             incoming.verify(sent)
 
-    def verify_landed(self, room: int, generation: int, sent: Sequence[WindowDigest]) -> bool:
+    def verify_arrived(
+        self, transfer_id: int, generation: int, sent: Sequence[ChunkDigest]
+    ) -> bool:
         """Compare as verify() does, without a wait; return False if some of `sent` has not
         arrived."""
         with self._lock:
-            incoming = self._expected(room, generation)
+            incoming = self._expected(transfer_id, generation)
             if incoming.missing(sent):
                 return False
             incoming.verify(sent)
             return True
 
-    def _expected(self, room: int, generation: int) -> IncomingRoom:
-        """Return the expected room. Raises WindowsMissing. REQUIRES: the lock is held."""
-        incoming = self._rooms.get(room)
+    def _expected(self, transfer_id: int, generation: int) -> IncomingTransfer:
+        """Return the expected room. Raises ChunksMissing. REQUIRES: the lock is held."""
+        incoming = self._transfers.get(transfer_id)
         if incoming is None or incoming.generation != generation:
-            raise _not_expected(room, generation)
+            raise _not_expected(transfer_id, generation)
         return incoming
 
     def wait_settled(self) -> None:
@@ -201,7 +205,7 @@ class Receiver:
                 self._passed.notify_all()
             if arrived or awaited:
                 pace.reset()
-            elif rung or not self._rooms:
+            elif rung or not self._transfers:
                 # Unexpected notifications are still drained, but less often if they do not ring.
                 # expect() ends this wait.
                 self._bell.wait(_IDLE_SECONDS)
@@ -218,53 +222,53 @@ class Receiver:
             return 0
         # Decoding a chunk may overwrite bytes of the next one before their digest: take each chunk
         # by itself.
-        at_once = _MOST_AT_ONCE if arena.window_sink is None else 1
+        at_once = _MOST_AT_ONCE if arena.chunk_sink is None else 1
         for first in range(0, len(arrived), at_once):
             self._take(arena, arrived[first : first + at_once])
         return len(arrived)
 
     def _take(self, arena: TargetArena, notifications: Sequence[bytes]) -> None:
         landed_at = self._clock()
-        windows = self._digested(arena, self._awaited(arena, notifications))
-        if arena.window_sink is not None:
-            windows = [w for w in windows if self._decoded(arena.window_sink, w)]
+        chunks = self._digested(arena, self._awaited(arena, notifications))
+        if arena.chunk_sink is not None:
+            chunks = [w for w in chunks if self._decoded(arena.chunk_sink, w)]
         with self._lock:
             verified_at = self._clock()
-            for window in windows:
-                window.incoming.land(window.header, window.digest, landed_at, verified_at)
-            self.counters.landed += len(windows)
-            for changed in {id(w.incoming): w.incoming.changed for w in windows}.values():
+            for chunk in chunks:
+                chunk.incoming.arrive(chunk.header, chunk.digest, landed_at, verified_at)
+            self.counters.landed += len(chunks)
+            for changed in {id(w.incoming): w.incoming.changed for w in chunks}.values():
                 changed.notify_all()
-        for window in windows:
+        for chunk in chunks:
             with _dropping():
-                reach(Place.RECEIVER_AFTER_LANDED, window.header.sequence)
+                reach(Place.RECEIVER_AFTER_LANDED, chunk.header.sequence)
 
-    def _awaited(self, arena: TargetArena, notifications: Sequence[bytes]) -> "list[_Landing]":
+    def _awaited(self, arena: TargetArena, notifications: Sequence[bytes]) -> "list[_Arrival]":
         """Return the awaited ones of the announced chunks; count and drop the others."""
-        landings: dict[tuple[int, int], _Landing] = {}
+        arrivals: dict[tuple[int, int], _Arrival] = {}
         for notification in notifications:
             with _dropping():
                 landing = self._awaited_one(arena, notification)
                 if landing is None:
                     continue
-                key = landing.incoming.room, landing.header.sequence
-                if key in landings:
+                key = landing.incoming.transfer_id, landing.header.sequence
+                if key in arrivals:
                     self.counters.duplicate += 1
                     continue
                 reach(Place.RECEIVER_ON_LANDED, landing.header.sequence)
-                landings[key] = landing
-        return list(landings.values())
+                arrivals[key] = landing
+        return list(arrivals.values())
 
-    def _awaited_one(self, arena: TargetArena, notification: bytes) -> "_Landing | None":
+    def _awaited_one(self, arena: TargetArena, notification: bytes) -> "_Arrival | None":
         try:
             code = code_of(notification, arena.codes)
-            room, generation, header = WindowHeader.unpack(notification, code)
+            transfer_id, generation, header = ChunkHeader.unpack(notification, code)
         except ValueError as error:
             self.counters.malformed += 1
             log.warning("a notification was dropped: %s", error)
             return None
         with self._lock:
-            incoming = self._rooms.get(room)
+            incoming = self._transfers.get(transfer_id)
             if incoming is None:
                 self.counters.unknown_room += 1
                 return None
@@ -273,7 +277,7 @@ class Receiver:
                 return None
             if incoming.has(header):
                 self.counters.duplicate += 1
-                if arena.window_sink is not None:
+                if arena.chunk_sink is not None:
                     incoming.spoil(header)
                 return None
             if incoming.sealed:
@@ -287,58 +291,58 @@ class Receiver:
             log.warning("a notification was dropped: %s", error)
             return None
         slot = incoming.destination.slot if header.carries_state else None
-        return _Landing(incoming, ArenaWindow(room, generation, header, pages, slot), code)
+        return _Arrival(incoming, ArenaChunk(transfer_id, generation, header, pages, slot), code)
 
-    def _digested(self, arena: TargetArena, windows: "list[_Landing]") -> "list[_Landing]":
+    def _digested(self, arena: TargetArena, chunks: "list[_Arrival]") -> "list[_Arrival]":
         """Return the digested chunks with their digests. Log and drop a chunk if its digest
         fails."""
-        if not windows:
+        if not chunks:
             return []
         try:
             found = arena.digester.digest_each(
-                [arena.digestible(window.placed, window.code) for window in windows]
+                [arena.digestible(chunk.placed, chunk.code) for chunk in chunks]
             )
         except Exception:
-            if len(windows) > 1:
+            if len(chunks) > 1:
                 # A fault of one chunk must not affect another.
-                return [one for window in windows for one in self._digested(arena, [window])]
+                return [one for chunk in chunks for one in self._digested(arena, [chunk])]
             log.exception("a notification was dropped")
             return []
-        for window, digest in zip(windows, found, strict=True):
-            window.digest = digest
-        return windows
+        for chunk, digest in zip(chunks, found, strict=True):
+            chunk.digest = digest
+        return chunks
 
-    def _decoded(self, window_sink: WindowSink, window: "_Landing") -> bool:
+    def _decoded(self, chunk_sink: ChunkSink, chunk: "_Arrival") -> bool:
         """Decode the chunk in place, in parts; return False if its room was forgotten meanwhile or
         decoding failed."""
         with _dropping():
-            placed = window.placed
-            for part in window_sink.parts(placed.header, placed.pages, placed.slot):
+            placed = chunk.placed
+            for part in chunk_sink.parts(placed.header, placed.pages, placed.slot):
                 with self._decoding:
-                    if window.incoming.forgotten:
+                    if chunk.incoming.forgotten:
                         return False
-                    window_sink.decode(part)
+                    chunk_sink.decode(part)
             return True
         return False
 
 
 @dataclass(eq=False)
-class _Landing:
+class _Arrival:
     """Announced chunk awaited by its room. code: its notification's. digest: digest of its bytes in
     the arena."""
 
-    incoming: IncomingRoom
-    placed: ArenaWindow
+    incoming: IncomingTransfer
+    placed: ArenaChunk
     code: int
     digest: int = 0
 
     @property
-    def header(self) -> WindowHeader:
+    def header(self) -> ChunkHeader:
         return self.placed.header
 
 
-def _not_expected(room: int, generation: int) -> WindowsMissing:
-    return WindowsMissing(f"room {room}, generation {generation} is not expected")
+def _not_expected(transfer_id: int, generation: int) -> ChunksMissing:
+    return ChunksMissing(f"room {transfer_id}, generation {generation} is not expected")
 
 
 @contextmanager

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tasuki.pycache.layout import ONLY_ARENA, ArenaKey, CacheLayout
+from tasuki.transfer.chunks.chunk import ChunkHeader
+from tasuki.transfer.chunks.digest import ArenaChunk, Digester, Digestible
 from tasuki.transfer.precision.layer_codec import LayerCodec
 from tasuki.transfer.precision.wire_layout import WireUnits
 from tasuki.transfer.ranks.head_rows import BY_HEADS, HeadRows
 from tasuki.transfer.ranks.region import RankSpans
 from tasuki.transfer.transports.base import Transport
-from tasuki.transfer.windows.digest import ArenaWindow, Digester, Digestible
-from tasuki.transfer.windows.window import WindowHeader
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class EncodedPart:
     ids: tuple[int, ...]
 
 
-class WindowSink:
+class ChunkSink:
     """Decoder of encoded layer chunks: they arrive at the beginnings of their pages and states, and
     are decoded there.
 
@@ -41,7 +41,7 @@ class WindowSink:
         self._codec = codec
 
     def parts(
-        self, header: WindowHeader, pages: Sequence[int], slot: int | None
+        self, header: ChunkHeader, pages: Sequence[int], slot: int | None
     ) -> Iterator[EncodedPart]:
         """Yield the encoded parts of the chunk, each once."""
         for layer in range(header.first_layer, header.end_layer):
@@ -62,7 +62,7 @@ class WindowSink:
 class TargetArena:
     """Arena of this node written by peers, with the means to read and decode arrived bytes.
 
-    window_sink: given if chunks are sent encoded. spans: the node's ranks, with arenas of `slabs`
+    chunk_sink: given if chunks are sent encoded. spans: the node's ranks, with arenas of `slabs`
     slabs each in it. None: there is one arena, and senders of several ranks are not accepted.
     REQUIRES: transport has registered at least this memory, and digester reads it.
     """
@@ -70,15 +70,15 @@ class TargetArena:
     slabs: int
     transport: Transport
     digester: Digester
-    window_sink: WindowSink | None = None
+    chunk_sink: ChunkSink | None = None
     key: ArenaKey = ONLY_ARENA
     spans: RankSpans | None = None
 
     @property
     def codes(self) -> tuple[int, ...]:
         """Return the accepted codes of notifications."""
-        if self.window_sink is not None:
-            return (self.window_sink.code,)
+        if self.chunk_sink is not None:
+            return (self.chunk_sink.code,)
         by_heads = () if self.spans is None else (BY_HEADS,)
         return by_heads if self.spans is not None and self.spans.ranks > 1 else (0, *by_heads)
 
@@ -86,10 +86,10 @@ class TargetArena:
         """Return the layout of each rank's arena. layout: one rank's, with all heads."""
         return layout if self.spans is None else self.spans.part
 
-    def digestible(self, window: ArenaWindow, code: int) -> Digestible:
+    def digestible(self, chunk: ArenaChunk, code: int) -> Digestible:
         """Return the chunk in the form digested for its code. REQUIRES: the code is one of
         `codes`."""
-        return self._by_heads.of_window(window) if code == BY_HEADS else window
+        return self._by_heads.of_chunk(chunk) if code == BY_HEADS else chunk
 
     @cached_property
     def _by_heads(self) -> HeadRows:

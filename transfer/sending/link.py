@@ -11,13 +11,13 @@ from functools import cached_property
 
 from tasuki.pycache._cpp_cache import WriteLease
 from tasuki.pycache.layout import ONLY_ARENA, ArenaKey, CacheLayout, rank_layout
+from tasuki.transfer.chunks.chunk import StepCounter
+from tasuki.transfer.chunks.digest import Digester
 from tasuki.transfer.ranks.region import RankSpans
 from tasuki.transfer.transports.base import Endpoint, Transport
-from tasuki.transfer.windows.digest import Digester
-from tasuki.transfer.windows.window import StepCounter
 from tasuki.utils.signatures import Clock
 
-from .window_source import DirectSource, WindowSource
+from .chunk_source import ChunkSource, DirectSource
 
 _KEPT = 0.95
 """Share of the learnt sums kept with each further chunk: the last twenty decide."""
@@ -36,7 +36,7 @@ class LinkSpeed:
     spread: True if chunks of different sizes were seen, so the two terms are known separately.
     """
 
-    window_seconds: float
+    chunk_seconds: float
     byte_seconds: float
     mean_bytes: float
     spread: bool
@@ -70,7 +70,7 @@ class LinkCost:
         """Return the seconds for `size` bytes with nothing before them; None until something is
         known."""
         cost = self.cost
-        return None if cost is None else cost.window_seconds + size * cost.byte_seconds
+        return None if cost is None else cost.chunk_seconds + size * cost.byte_seconds
 
     def patience(self) -> float:
         """Return seconds enough for flushing the bytes in flight several times over."""
@@ -123,7 +123,7 @@ class SourceArena:
 
     slabs: int
     transport: Transport
-    window_source: WindowSource
+    chunk_source: ChunkSource
     steps: StepCounter
     key: ArenaKey = ONLY_ARENA
     ranks: int = 1
@@ -151,12 +151,12 @@ class Link:
 
     A sender holds one `SourceArena` for each of its node's sending arenas. It holds one `Link` to a
     peer for each of them; today there is one of both. Immutable except for a link's rate.
-    window_source: the source's, toward the peer's arenas. theirs: layout and places of the peer's
+    chunk_source: the source's, toward the peer's arenas. theirs: layout and places of the peer's
     arenas. endpoint: opened by source.transport, and closed by it.
     """
 
     source: SourceArena
-    window_source: WindowSource
+    chunk_source: ChunkSource
     endpoint: Endpoint
     theirs: RankSpans
     rate: LinkCost = field(default_factory=LinkCost)
@@ -174,7 +174,7 @@ class Link:
     @cached_property
     def holds(self) -> bool:
         """Return True if chunks may be given to the transport before their ticks."""
-        source = self.window_source
+        source = self.chunk_source
         return (
             source.in_place
             and source.digester.of_gpu is not None

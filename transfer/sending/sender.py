@@ -15,11 +15,20 @@ from functools import partial
 
 from tasuki.pycache._cpp_cache import Bell, WriteLease
 from tasuki.pycache.layout import CacheLayout
-from tasuki.transfer.errors import DuplicateRoom, PeerUnknown, TransferError, TransportError
+from tasuki.transfer.chunks.chunk import (
+    Destination,
+    FinishedLayers,
+    LayerChunk,
+    check_pages,
+    check_slot,
+)
+from tasuki.transfer.chunks.descriptors import chunk_bytes
+from tasuki.transfer.chunks.digest import ArenaChunk
+from tasuki.transfer.errors import DuplicateTransfer, PeerUnknown, TransferError, TransportError
 from tasuki.transfer.failpoints import Place, reach
 from tasuki.transfer.node_identity import ArenaAddress, NodeIdentity
 from tasuki.transfer.ranks.region import RankSpans
-from tasuki.transfer.reports import Drain, RoomBroke, RoomEnd, RoomSent, SenderCounters
+from tasuki.transfer.reports import Drain, SenderCounters, TransferBroke, TransferEnd, TransferSent
 from tasuki.transfer.transports.base import (
     HeldTransfer,
     HeldWrite,
@@ -29,22 +38,13 @@ from tasuki.transfer.transports.base import (
     TransferState,
     Write,
 )
-from tasuki.transfer.windows.descriptors import window_bytes
-from tasuki.transfer.windows.digest import ArenaWindow
-from tasuki.transfer.windows.window import (
-    Destination,
-    FinishedLayers,
-    Window,
-    check_pages,
-    check_slot,
-)
 from tasuki.utils.signatures import Clock
 from tasuki.utils.system import name_this_thread
 
+from .chunk_sizing import chunk_runs
+from .chunk_source import AskedDigest, DigestThread, LoadedChunk
 from .link import Link, SourceArena, WriteLeases
-from .outgoing_room import Digest, FairQueue, OnEnd, OutgoingRoom, Posted
-from .window_sizing import window_runs
-from .window_source import AskedDigest, DigestThread, LoadedWindow
+from .outgoing_transfer import Digest, FairQueue, OnEnd, OutgoingTransfer, Posted
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ _LEASE_ENDED = "the receiver's lease ended before a window was posted"
 class SenderSettings:
     """stall_seconds: a room stops when nothing in flight is flushed for this time and for several
     times the expected duration. lease_seconds: time from a peer's last renewal until posting for it
-    stops. drain_seconds: limit of a stopped room's wait for its posted chunks. posted_windows: most
+    stops. drain_seconds: limit of a stopped room's wait for its posted chunks. posted_chunks: most
     chunks of a room in flight. ahead_seconds: the same limit in seconds of its link, if its speed
     is known, because a posted chunk cannot be overtaken by another room. layers_per_window: None:
     chosen by the link's cost."""
@@ -66,7 +66,7 @@ class SenderSettings:
     lease_seconds: float = 4.0
     stall_seconds: float = 5.0
     drain_seconds: float = 2.0
-    posted_windows: int = 8
+    posted_chunks: int = 8
 
 
 class Sender:
@@ -100,7 +100,7 @@ class Sender:
         self._clock = clock
         self._lock = threading.Lock()
         self._leases = WriteLeases(self.settings.lease_seconds, clock)
-        self._rooms: dict[int, OutgoingRoom] = {}
+        self._transfers: dict[int, OutgoingTransfer] = {}
         self._turns = FairQueue()
         self._forced: set[tuple[str, int]] = set()
         """Peers' rooms with a drain given up: their posted chunks may arrive at any time."""
@@ -120,8 +120,8 @@ class Sender:
         """Abort every room, wait for the drain, end the thread. Peers are disconnected; the
         transports stay."""
         with self._lock:
-            rooms = list(self._rooms.values())
-        for future in [self.abort(room.room, room.peer) for room in rooms]:
+            transfers = list(self._transfers.values())
+        for future in [self.abort(transfer.transfer_id, transfer.peer) for transfer in transfers]:
             future.result(self.settings.drain_seconds + 5.0)
         for peer in self._leases.names():
             self.disconnect(peer)
@@ -164,7 +164,7 @@ class Sender:
         try:
             theirs = RankSpans(self._layout, address.ranks, address.slabs)
             needed = theirs.region_bytes
-            source = arena.window_source.toward(theirs, arena.slabs)
+            source = arena.chunk_source.toward(theirs, arena.slabs)
         except ValueError as error:
             raise TransportError(f"peer {peer} of {address.ranks} ranks: {error}") from error
         link = Link(arena, source, arena.transport.connect(address.transport_metadata), theirs)
@@ -188,9 +188,9 @@ class Sender:
         now = self._clock()
         self._leases.remove(peer)
         with self._lock:
-            for room in self._rooms.values():
-                if room.peer == peer:
-                    room.stop("the connection to the receiver is over", now)
+            for transfer in self._transfers.values():
+                if transfer.peer == peer:
+                    transfer.stop("the connection to the receiver is over", now)
         self._bell.ring()
 
     def has_endpoint(self, peer: str) -> bool:
@@ -201,21 +201,23 @@ class Sender:
     # Rooms
 
     def open(
-        self, room: int, generation: int, peer: str, destination: Destination, on_end: OnEnd
+        self, transfer_id: int, generation: int, peer: str, destination: Destination, on_end: OnEnd
     ) -> None:
-        """Take the receiver's grant. Raises PeerUnknown, DuplicateRoom, OutOfBounds, and then
+        """Take the receiver's grant. Raises PeerUnknown, DuplicateTransfer, OutOfBounds, and then
         opened nothing."""
         known = self._leases.peer(peer)
         if known is None:
-            raise PeerUnknown(f"room {room}: no connection {peer}; connect first")
+            raise PeerUnknown(f"room {transfer_id}: no connection {peer}; connect first")
         with self._lock:
-            if room in self._rooms or (peer, room) in self._forced:
-                raise DuplicateRoom(f"room {room} is open already")
+            if transfer_id in self._transfers or (peer, transfer_id) in self._forced:
+                raise DuplicateTransfer(f"room {transfer_id} is open already")
             (link,) = known.links
             destination.check(link.theirs.part, link.theirs.slabs)
-            self._rooms[room] = OutgoingRoom(room, generation, peer, destination, on_end, link)
+            self._transfers[transfer_id] = OutgoingTransfer(
+                transfer_id, generation, peer, destination, on_end, link
+            )
 
-    def plan_forward(self, room: int, plan: FinishedLayers) -> None:
+    def plan_forward(self, transfer_id: int, plan: FinishedLayers) -> None:
         """Plan the room's layers finished by the next forward; call before its first tick.
 
         Plans follow one another: whole pages, each once. The first plan starts at most at the
@@ -224,10 +226,10 @@ class Sender:
         """
         now = self._clock()
         with self._lock:
-            outgoing = self._rooms.get(room)
+            outgoing = self._transfers.get(transfer_id)
             if outgoing is None or outgoing.stopped:
                 return
-            source, window_source = outgoing.link.source, outgoing.link.window_source
+            source, chunk_source = outgoing.link.source, outgoing.link.chunk_source
             try:
                 check_pages(source.part(self._layout), source.slabs, plan.local_pages)
                 if plan.state_slot is not None:
@@ -238,33 +240,33 @@ class Sender:
             else:
                 size = self.settings.layers_per_window
                 cost = outgoing.link.rate.cost
-                runs = window_runs(window_source.sizes, accepted, size, cost)
-                outgoing.append(window_source.windows(accepted, runs, outgoing.next_sequence))
+                runs = chunk_runs(chunk_source.sizes, accepted, size, cost)
+                outgoing.append(chunk_source.windows(accepted, runs, outgoing.next_sequence))
         self._bell.ring()
 
-    def progress(self, room: int) -> int:
+    def progress(self, transfer_id: int) -> int:
         """Return the room's progress count; 0 for an ended room. Its growth is progress."""
         with self._lock:
-            outgoing = self._rooms.get(room)
+            outgoing = self._transfers.get(transfer_id)
             return 0 if outgoing is None else outgoing.progress
 
-    def remaining_seconds(self, room: int) -> float | None:
+    def remaining_seconds(self, transfer_id: int) -> float | None:
         """Return the seconds until all planned chunks of the room are flushed; 0 for an ended room.
         Assumes its layers finished now and an even share for the rooms on its link. None if the
         link's speed is not known yet."""
         with self._lock:
-            outgoing = self._rooms.get(room)
+            outgoing = self._transfers.get(transfer_id)
             if outgoing is None or outgoing.stopped:
                 return 0.0
             link = outgoing.link
             if link.rate.cost is None:
                 return None
-            own, windows = outgoing.backlog_bytes, len(outgoing.waiting) + len(outgoing.posted)
-            sharing = [other for other in self._rooms.values() if other.link is link]
+            own, chunks = outgoing.backlog_bytes, len(outgoing.waiting) + len(outgoing.posted)
+            sharing = [other for other in self._transfers.values() if other.link is link]
             shared = sum(min(own, other.backlog_bytes) for other in sharing)
-            return windows * link.rate.cost.window_seconds + shared * link.rate.cost.byte_seconds
+            return chunks * link.rate.cost.chunk_seconds + shared * link.rate.cost.byte_seconds
 
-    def abort(self, room: int, peer: str) -> "Future[Drain]":
+    def abort(self, transfer_id: int, peer: str) -> "Future[Drain]":
         """Post nothing more for the peer's room; the future resolves when the posted chunks have
         ended.
 
@@ -273,14 +275,14 @@ class Sender:
         """
         now = self._clock()
         with self._lock:
-            outgoing = self._rooms.get(room)
+            outgoing = self._transfers.get(transfer_id)
             if outgoing is not None and outgoing.peer == peer:
                 outgoing.aborted = True
                 outgoing.stop("aborted", now)
                 self._bell.ring()
                 return outgoing.drained
             over: Future[Drain] = Future()
-            over.set_result(Drain.FORCED if (peer, room) in self._forced else Drain.DRAINED)
+            over.set_result(Drain.FORCED if (peer, transfer_id) in self._forced else Drain.DRAINED)
             return over
 
     # The transfer thread
@@ -290,54 +292,56 @@ class Sender:
         pace = PollBackoff()
         while not self._stopping.is_set():
             with self._lock:
-                rooms = list(self._rooms.values())
+                transfers = list(self._transfers.values())
             seen = [arena.steps.value for arena in self._arenas]
             pace.begin()
             unwritable = {
-                peer for peer in {room.peer for room in rooms} if not self._leases.writable(peer)
+                peer
+                for peer in {transfer.peer for transfer in transfers}
+                if not self._leases.writable(peer)
             }
             moved = [
-                self._turn(room, self._advance)
-                for room in rooms
-                if room.has_something_to_end or room.peer in unwritable
+                self._turn(transfer, self._advance)
+                for transfer in transfers
+                if transfer.has_something_to_end or transfer.peer in unwritable
             ]
-            posted = self._post_in_turns(rooms)
+            posted = self._post_in_turns(transfers)
             self._close_endpoints()
             if any(moved) or posted:
                 pace.reset()
-            elif not self._await_ticks(rooms, seen):
-                self._rest(rooms, pace)
+            elif not self._await_ticks(transfers, seen):
+                self._rest(transfers, pace)
 
-    def _await_ticks(self, rooms: Sequence[OutgoingRoom], seen: Sequence[int]) -> bool:
+    def _await_ticks(self, transfers: Sequence[OutgoingTransfer], seen: Sequence[int]) -> bool:
         """Set an alarm for the next tick with a chunk ready; return True if such a tick has passed
         already. seen: each arena's ticks before the rooms were looked at. A chunk ready before
         then, and not posted, waits for a flush."""
         come = False
         for arena, before in zip(self._arenas, seen, strict=True):
             ticks = [
-                room.next_tick
-                for room in rooms
-                if room.link.source is arena and not room.link.holds
+                transfer.next_tick
+                for transfer in transfers
+                if transfer.link.source is arena and not transfer.link.holds
             ]
             ahead = [tick for tick in ticks if tick is not None and tick > before]
             come |= arena.steps.ring_at(self._bell, min(ahead, default=None))
         return come
 
-    def _rest(self, rooms: Sequence[OutgoingRoom], pace: PollBackoff) -> None:
+    def _rest(self, transfers: Sequence[OutgoingTransfer], pace: PollBackoff) -> None:
         """Wait until polling can show something new, or another thread wakes this one."""
-        asked = [room for room in rooms if room.posted and not room.link.rings]
+        asked = [transfer for transfer in transfers if transfer.posted and not transfer.link.rings]
         if not asked:
             # Only a wakeup event ends this wait early, not a deadline.
             self._bell.wait(_IDLE_SECONDS)
             return
         poll_seconds = min(arena.transport.poll_seconds for arena in self._arenas)
-        in_flight = sum(len(room.posted) for room in asked)
+        in_flight = sum(len(transfer.posted) for transfer in asked)
         self._bell.wait(pace.wait_seconds(poll_seconds, in_flight))
 
     def _close_endpoints(self) -> None:
         """Disconnect removed peers, once none of their rooms' chunks can be in flight."""
         with self._lock:
-            busy = {room.peer for room in self._rooms.values()}
+            busy = {transfer.peer for transfer in self._transfers.values()}
         for peer, links in self._leases.left(busy):
             for link in links:
                 try:
@@ -346,101 +350,103 @@ class Sender:
                     log.warning("peer %s could not be disconnected: %s", peer, error)
             self._leases.forget(peer)
 
-    def _post_in_turns(self, rooms: Sequence[OutgoingRoom]) -> bool:
+    def _post_in_turns(self, transfers: Sequence[OutgoingTransfer]) -> bool:
         """Post a chunk for each of the rooms, or more of one and fewer of another if fairness
         requires it. Return True if any was taken out. Chunks to one peer are posted in one call."""
         moved = False
         leaving: list[Leaving] = []
-        able = [room for room in rooms if room.waiting and self._may_post(room)]
-        for _ in rooms:
+        able = [transfer for transfer in transfers if transfer.waiting and self._may_post(transfer)]
+        for _ in transfers:
             # Posting for one room may have filled the link of another.
-            while able and not self._may_post(room := self._turns.next(able)):
-                able.remove(room)
+            while able and not self._may_post(transfer := self._turns.next(able)):
+                able.remove(transfer)
             if not able:
                 break
-            moved |= self._turn(room, partial(self._load_next, leaving))
-            if leaving and len(leaving) >= room.link.window_source.most_together:
+            moved |= self._turn(transfer, partial(self._load_next, leaving))
+            if leaving and len(leaving) >= transfer.link.chunk_source.most_together:
                 self._post_all(leaving)
                 leaving = []
         self._post_all(leaving)
         return moved
 
-    def _may_post(self, room: OutgoingRoom) -> bool:
-        if len(room.posted) + room.leaving >= self.settings.posted_windows:
+    def _may_post(self, transfer: OutgoingTransfer) -> bool:
+        if len(transfer.posted) + transfer.leaving >= self.settings.posted_chunks:
             return False
-        link, rate = room.link, room.link.rate
-        if not (room.has_ready(link.ready_until) and link.window_source.has_room(room.peer)):
+        link, rate = transfer.link, transfer.link.rate
+        if not (transfer.has_ready(link.ready_until) and link.chunk_source.has_room(transfer.peer)):
             return False
         ahead = rate.seconds_for(rate.in_flight_bytes)
-        alone = not room.posted and not room.leaving
+        alone = not transfer.posted and not transfer.leaving
         return alone or ahead is None or ahead < self.settings.ahead_seconds
 
-    def _turn(self, room: OutgoingRoom, act: Callable[[OutgoingRoom], bool]) -> bool:
+    def _turn(self, transfer: OutgoingTransfer, act: Callable[[OutgoingTransfer], bool]) -> bool:
         try:
-            return act(room)
+            return act(transfer)
         except Exception as error:
             # A defect of one room must not end the thread of all rooms.
-            log.exception("room %d broke", room.room)
-            self._stop(room, f"internal error: {error!r}")
+            log.exception("room %d broke", transfer.transfer_id)
+            self._stop(transfer, f"internal error: {error!r}")
             return False
 
-    def _advance(self, room: OutgoingRoom) -> bool:
+    def _advance(self, transfer: OutgoingTransfer) -> bool:
         """Collect the room's flushed chunks, check its deadlines, end it if it is over. Return True
         if anything moved."""
-        moved = self._reap(room)
-        if not room.stopped and self._leases.writable(room.peer) is None:
-            self._stop(room, f"not renewed by the receiver for {self.settings.lease_seconds} s")
-        patience = self.settings.stall_seconds + room.link.rate.patience()
-        if room.stalled_seconds(self._clock()) > patience:
-            self._stop(room, f"no window was flushed for {patience:.1f} s")
-        return self._end_if_over(room) or moved
+        moved = self._reap(transfer)
+        if not transfer.stopped and self._leases.writable(transfer.peer) is None:
+            self._stop(transfer, f"not renewed by the receiver for {self.settings.lease_seconds} s")
+        patience = self.settings.stall_seconds + transfer.link.rate.patience()
+        if transfer.stalled_seconds(self._clock()) > patience:
+            self._stop(transfer, f"no window was flushed for {patience:.1f} s")
+        return self._end_if_over(transfer) or moved
 
-    def _load_next(self, leaving: "list[Leaving]", room: OutgoingRoom) -> bool:
+    def _load_next(self, leaving: "list[Leaving]", transfer: OutgoingTransfer) -> bool:
         """Take a chunk out and load it, to be posted. Return True if there was one."""
-        source = room.link.window_source
+        source = transfer.link.chunk_source
         with self._lock:
-            window = room.take_ready(room.link.ready_until)
-        if window is None:
+            chunk = transfer.take_ready(transfer.link.ready_until)
+        if chunk is None:
             return False
-        self._turns.served(room, window_bytes(source.sizes, window.header))
+        self._turns.served(transfer, chunk_bytes(source.sizes, chunk.header))
         begun = self._clock()
-        loaded = source.load(room.peer, window)
+        loaded = source.load(transfer.peer, chunk)
         try:
-            leaving.append(self._leaving(room, window, loaded, begun))
+            leaving.append(self._leaving(transfer, chunk, loaded, begun))
         except BaseException:
             loaded.release()
             raise
         return True
 
     def _leaving(
-        self, room: OutgoingRoom, window: Window, loaded: LoadedWindow, begun: float
+        self, transfer: OutgoingTransfer, chunk: LayerChunk, loaded: LoadedChunk, begun: float
     ) -> "Leaving":
-        header = window.header
-        pieces = loaded.pieces(room.destination)
-        size = int(pieces[:, 2].sum())
-        note = header.pack(room.room, room.generation, room.link.window_source.code)
+        header = chunk.header
+        segments = loaded.segments(transfer.destination)
+        size = int(segments[:, 2].sum())
+        note = header.pack(
+            transfer.transfer_id, transfer.generation, transfer.link.chunk_source.code
+        )
         reach(Place.SENDER_BEFORE_POST, header.sequence)
-        room.leaving += 1
-        room.link.rate.posted(size)
-        return Leaving(room, window, loaded, Write(pieces, note), size, begun)
+        transfer.leaving += 1
+        transfer.link.rate.posted(size)
+        return Leaving(transfer, chunk, loaded, Write(segments, note), size, begun)
 
-    def _stop(self, room: OutgoingRoom, reason: str) -> None:
+    def _stop(self, transfer: OutgoingTransfer, reason: str) -> None:
         with self._lock:
-            room.stop(reason, self._clock())
+            transfer.stop(reason, self._clock())
 
     def _post_all(self, leaving: "Sequence[Leaving]") -> None:
         by_link: dict[int, list[Leaving]] = {}
         for each in leaving:
-            by_link.setdefault(id(each.room.link), []).append(each)
+            by_link.setdefault(id(each.transfer.link), []).append(each)
         for group in by_link.values():
-            self._post_together(group[0].room.link, group[0].room.peer, group)
+            self._post_together(group[0].transfer.link, group[0].transfer.peer, group)
 
     def _post_together(self, link: Link, peer: str, group: "Sequence[Leaving]") -> None:
         """Post the chunks of one link together; a chunk with a failed post stops its room."""
         for each in group:
-            if each.room.stopped:
+            if each.transfer.stopped:
                 self._give_up(each, "stopped")
-        group = [each for each in group if not each.room.stopped]
+        group = [each for each in group if not each.transfer.stopped]
         # Nothing slow may come between this and the post.
         known = self._leases.writable(peer)
         if known is None:
@@ -454,7 +460,7 @@ class Sender:
             log.exception("the transport broke")
             for each in group:
                 # Parts may have been posted.
-                each.room.write_lost = True
+                each.transfer.write_lost = True
                 self._give_up(each, f"internal error: {error!r}")
             return
         digests: list[AskedDigest] = []
@@ -466,8 +472,10 @@ class Sender:
             if isinstance(transfer, HeldTransfer):
                 digest = transfer.digest
             else:
-                digester = link.window_source.digester
-                digest = AskedDigest(digester, each.loaded, each.room.room, each.room.generation)
+                digester = link.chunk_source.digester
+                digest = AskedDigest(
+                    digester, each.loaded, each.transfer.transfer_id, each.transfer.generation
+                )
                 digests.append(digest)
             self._posted(each, transfer, given, digest)
         # Digest beside the transfers: the bytes do not change while their rooms are open.
@@ -475,72 +483,72 @@ class Sender:
             self._digests.ask(digests)
         for each, transfer in zip(group, found, strict=True):
             if not isinstance(transfer, Exception):
-                self._turn(each.room, partial(_reached_after_post, each))
+                self._turn(each.transfer, partial(_reached_after_post, each))
 
     def _refused(self, leaving: "Leaving", error: Exception) -> None:
         if isinstance(error, TransferError):
-            leaving.room.endpoint_failed = True
+            leaving.transfer.endpoint_failed = True
             self._give_up(leaving, str(error))
         else:
-            log.error("room %d broke", leaving.room.room, exc_info=error)
+            log.error("room %d broke", leaving.transfer.transfer_id, exc_info=error)
             self._give_up(leaving, f"internal error: {error!r}")
 
     def _give_up(self, leaving: "Leaving", reason: str) -> None:
         """Give up a chunk before its post, and stop its room."""
-        leaving.room.leaving -= 1
-        leaving.room.link.rate.gone(leaving.bytes)
+        leaving.transfer.leaving -= 1
+        leaving.transfer.link.rate.gone(leaving.bytes)
         leaving.loaded.release()
-        self._stop(leaving.room, reason)
+        self._stop(leaving.transfer, reason)
 
     def _posted(
         self, leaving: "Leaving", transfer: Transfer, given: float | None, digest: Digest
     ) -> None:
-        room = leaving.room
+        outgoing = leaving.transfer
         posted = Posted(
-            *(leaving.window, leaving.loaded, transfer, leaving.bytes, leaving.begun, given, digest)
+            *(leaving.chunk, leaving.loaded, transfer, leaving.bytes, leaving.begun, given, digest)
         )
         with self._lock:
-            room.leaving -= 1
-            room.posted.append(posted)
+            outgoing.leaving -= 1
+            outgoing.posted.append(posted)
 
-    def _reap(self, room: OutgoingRoom) -> bool:
+    def _reap(self, transfer: OutgoingTransfer) -> bool:
         """Collect flushed or failed chunks, in any order: a slow chunk delays no other."""
-        link = room.link
+        link = transfer.link
         gone: list[Posted] = []
         flushed: list[Posted] = []
-        for posted in list(room.posted):
+        for posted in list(transfer.posted):
             try:
                 if posted.flushed is None:
                     state = link.source.transport.poll(posted.transfer)
                     if state is TransferState.PENDING:
-                        self._cancel_if_over(room, posted)
+                        self._cancel_if_over(transfer, posted)
                         continue
                     posted.flushed = posted.transfer.ended_at or self._clock()
                     if state is TransferState.DROPPED:
-                        self._stop(room, _LEASE_ENDED)
+                        self._stop(transfer, _LEASE_ENDED)
                 if posted.at is None:
                     link.rate.gone(posted.bytes)
-                    self._release(room, posted)
+                    self._release(transfer, posted)
                     gone.append(posted)
                     continue
-                if not room.stopped:
+                if not transfer.stopped:
                     if not posted.digest.done:
                         continue
-                    self._note_flushed(room, posted)
+                    self._note_flushed(transfer, posted)
                 flushed.append(posted)
             except TransferError as error:
-                room.endpoint_failed = room.write_lost = True
+                transfer.endpoint_failed = transfer.write_lost = True
                 link.rate.gone(posted.bytes)
-                self._stop(room, str(error))
-            self._release(room, posted)
+                self._stop(transfer, str(error))
+            self._release(transfer, posted)
             gone.append(posted)
         if gone:
             # Under the lock, because other threads read the posted chunks.
             with self._lock:
                 for posted in gone:
-                    room.posted.remove(posted)
+                    transfer.posted.remove(posted)
         for posted in flushed:
-            reach(Place.SENDER_AFTER_FLUSH, posted.window.header.sequence)
+            reach(Place.SENDER_AFTER_FLUSH, posted.chunk.header.sequence)
         if flushed:
             size = sum(posted.bytes for posted in flushed)
             last = max(posted.flushed or 0.0 for posted in flushed)
@@ -548,59 +556,63 @@ class Sender:
         return bool(gone)
 
     @staticmethod
-    def _cancel_if_over(room: OutgoingRoom, posted: Posted) -> None:
+    def _cancel_if_over(transfer: OutgoingTransfer, posted: Posted) -> None:
         """Cancel the held chunk of a stopped room: it is not posted any more."""
-        if room.stopped and isinstance(posted.transfer, HeldTransfer):
-            room.link.source.transport.cancel(posted.transfer)
+        if transfer.stopped and isinstance(posted.transfer, HeldTransfer):
+            transfer.link.source.transport.cancel(posted.transfer)
 
-    def _note_flushed(self, room: OutgoingRoom, posted: Posted) -> None:
+    def _note_flushed(self, transfer: OutgoingTransfer, posted: Posted) -> None:
         try:
-            room.flushed(posted)
+            transfer.flushed(posted)
         except Exception as error:
             # The chunk's bytes have arrived, but cannot be verified without a digest.
-            log.exception("a window of room %d could not be digested", room.room)
-            self._stop(room, f"internal error: {error!r}")
+            log.exception("a window of room %d could not be digested", transfer.transfer_id)
+            self._stop(transfer, f"internal error: {error!r}")
 
-    def _end_if_over(self, room: OutgoingRoom) -> bool:
+    def _end_if_over(self, transfer: OutgoingTransfer) -> bool:
         with self._lock:
-            if room.complete:
-                end: RoomEnd = RoomSent(room.room, room.report(room.link.source.steps))
+            if transfer.complete:
+                end: TransferEnd = TransferSent(
+                    transfer.transfer_id, transfer.report(transfer.link.source.steps)
+                )
                 drain = Drain.DRAINED
-            elif room.stop_reason is not None and (
-                not room.posted or self._drained_for_too_long(room)
+            elif transfer.stop_reason is not None and (
+                not transfer.posted or self._drained_for_too_long(transfer)
             ):
                 drain = Drain.DRAINED
-                if room.posted or room.write_lost:
+                if transfer.posted or transfer.write_lost:
                     drain = Drain.FORCED
-                    self._forced.add((room.peer, room.room))
-                end = RoomBroke(room.room, room.stop_reason, drain, room.endpoint_failed)
+                    self._forced.add((transfer.peer, transfer.transfer_id))
+                end = TransferBroke(
+                    transfer.transfer_id, transfer.stop_reason, drain, transfer.endpoint_failed
+                )
             else:
                 return False
-        for posted in room.posted:
-            self._release(room, posted)
-        room.link.rate.gone(sum(posted.bytes for posted in room.posted))
+        for posted in transfer.posted:
+            self._release(transfer, posted)
+        transfer.link.rate.gone(sum(posted.bytes for posted in transfer.posted))
         with self._lock:
             # After the release, because a missing room counts as drained.
-            del self._rooms[room.room]
-            aborted = room.aborted
+            del self._transfers[transfer.transfer_id]
+            aborted = transfer.aborted
         self.counters.count(end)
-        room.drained.set_result(drain)
+        transfer.drained.set_result(drain)
         if not aborted:
-            self._report(room.on_end, end)
+            self._report(transfer.on_end, end)
         return True
 
-    def _drained_for_too_long(self, room: OutgoingRoom) -> bool:
-        return room.stopped_at is not None and (
-            self._clock() - room.stopped_at > self.settings.drain_seconds
+    def _drained_for_too_long(self, transfer: OutgoingTransfer) -> bool:
+        return transfer.stopped_at is not None and (
+            self._clock() - transfer.stopped_at > self.settings.drain_seconds
         )
 
     @staticmethod
-    def _release(room: OutgoingRoom, posted: Posted) -> None:
-        room.link.source.transport.release(posted.transfer)
+    def _release(transfer: OutgoingTransfer, posted: Posted) -> None:
+        transfer.link.source.transport.release(posted.transfer)
         posted.loaded.release()
 
     @staticmethod
-    def _report(on_end: OnEnd, end: RoomEnd) -> None:
+    def _report(on_end: OnEnd, end: TransferEnd) -> None:
         try:
             on_end(end)
         except Exception:
@@ -611,9 +623,9 @@ class Sender:
 class Leaving:
     """Loaded chunk to be posted in this pass. begun: time when it was taken out."""
 
-    room: OutgoingRoom
-    window: Window
-    loaded: LoadedWindow
+    transfer: OutgoingTransfer
+    chunk: LayerChunk
+    loaded: LoadedChunk
     write: Write
     bytes: int
     begun: float
@@ -624,19 +636,19 @@ def _given(
 ) -> Sequence[Transfer | Exception]:
     """Post the chunks, or give them to a transport for posting each at its tick."""
     transport, endpoint = link.source.transport, link.endpoint
-    of_gpu = link.window_source.digester.of_gpu
+    of_gpu = link.chunk_source.digester.of_gpu
     if not link.holds or of_gpu is None:
         return transport.post_all(endpoint, [each.write for each in group])
     writes = []
     for each in group:
-        window = each.loaded.digestible(each.room.room, each.room.generation)
-        assert isinstance(window, ArenaWindow)
-        writes.append(HeldWrite(each.write, each.window.tick, window))
+        chunk = each.loaded.digestible(each.transfer.transfer_id, each.transfer.generation)
+        assert isinstance(chunk, ArenaChunk)
+        writes.append(HeldWrite(each.write, each.chunk.tick, chunk))
     return transport.hold(endpoint, writes, Holding(link.source.steps, lease, of_gpu))
 
 
-def _reached_after_post(leaving: Leaving, room: OutgoingRoom) -> bool:
-    reach(Place.SENDER_AFTER_POST, leaving.window.header.sequence)
+def _reached_after_post(leaving: Leaving, transfer: OutgoingTransfer) -> bool:
+    reach(Place.SENDER_AFTER_POST, leaving.chunk.header.sequence)
     return True
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tasuki.pycache._cpp_cache import AskedDigest, Bell, GpuDigester, StepCounter, WriteLease
+from tasuki.transfer.chunks.descriptors import Segments, TransferUnits
+from tasuki.transfer.chunks.digest import ArenaChunk
 from tasuki.transfer.errors import TransportError
-from tasuki.transfer.windows.descriptors import Pieces, TransferUnits
-from tasuki.transfer.windows.digest import ArenaWindow
 from tasuki.utils.signatures import Clock
 
 
@@ -82,7 +82,7 @@ class HeldTransfer(Transfer, ABC):
 class Write:
     """Arguments of one post()."""
 
-    pieces: Pieces
+    segments: Segments
     notification: bytes
 
 
@@ -92,7 +92,7 @@ class HeldWrite:
 
     write: Write
     tick: int
-    window: ArenaWindow
+    chunk: ArenaChunk
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class Transport(ABC):
         harm this process."""
 
     @abstractmethod
-    def post(self, endpoint: Endpoint, pieces: Pieces, notification: bytes) -> Transfer:
+    def post(self, endpoint: Endpoint, segments: Segments, notification: bytes) -> Transfer:
         """Start writing; an empty list of segments sends the notification alone.
 
         Raises OutOfBounds before anything is sent, TransportError if it could not be started.
@@ -203,7 +203,7 @@ class Transport(ABC):
         posted: list[Transfer | Exception] = []
         for write in writes:
             try:
-                posted.append(self.post(endpoint, write.pieces, write.notification))
+                posted.append(self.post(endpoint, write.segments, write.notification))
             except Exception as error:
                 posted.append(error)
         return posted

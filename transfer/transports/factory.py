@@ -17,9 +17,9 @@ from functools import partial
 import torch
 
 from tasuki.pycache._cpp_cache import AskedDigest, Bell
+from tasuki.transfer.chunks.descriptors import Segments, TransferUnits
 from tasuki.transfer.errors import TransportError
 from tasuki.transfer.transports.nixl.transport import NixlTransport, nixl_memory
-from tasuki.transfer.windows.descriptors import Pieces, TransferUnits
 from tasuki.utils.signatures import Clock, Work
 
 from .base import (
@@ -182,12 +182,12 @@ class RoutedTransport(Transport):
     def post(
         self,
         endpoint: Endpoint,
-        pieces: Pieces,
+        segments: Segments,
         notification: bytes,
     ) -> Transfer:
         assert isinstance(endpoint, _RoutedEndpoint)
         self._used[endpoint.name] = self._clock()
-        transfer = endpoint.member.post(endpoint.endpoint, pieces, notification)
+        transfer = endpoint.member.post(endpoint.endpoint, segments, notification)
         return _RoutedTransfer(endpoint.member, transfer)
 
     def post_all(self, endpoint: Endpoint, writes: Sequence[Write]) -> list[Transfer | Exception]:

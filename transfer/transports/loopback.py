@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from tasuki.transfer.chunks.descriptors import Segments, TransferUnits, check_bounds
 from tasuki.transfer.errors import TransportError
-from tasuki.transfer.windows.descriptors import Pieces, TransferUnits, check_bounds
 
 from .base import Endpoint, Region, Transfer, TransferState, Transport
 
@@ -58,7 +58,7 @@ class LoopbackFabric:
         with self.lock:
             held, self.held = self.held, []
             for transfer in held:
-                transfer.land()
+                transfer.arrive()
         return len(held)
 
 
@@ -76,15 +76,15 @@ class _LoopbackEndpoint(Endpoint):
 class _LoopbackTransfer(Transfer):
     source: Region
     node: _Node
-    pieces: Pieces
+    segments: Segments
     notification: bytes
     state: TransferState = TransferState.PENDING
     error: str | None = None
     due: float | None = None
 
-    def land(self) -> None:
+    def arrive(self) -> None:
         target = self.node.region
-        for local, remote, length in self.pieces.tolist():
+        for local, remote, length in self.segments.tolist():
             ctypes.memmove(target.address + remote, self.source.address + local, length)
         self.node.mailbox.append(self.notification)
         self.state = TransferState.DONE
@@ -131,19 +131,19 @@ class LoopbackTransport(Transport):
     def post(
         self,
         endpoint: Endpoint,
-        pieces: Pieces,
+        segments: Segments,
         notification: bytes,
     ) -> Transfer:
         assert isinstance(endpoint, _LoopbackEndpoint)
         if self._node is None:
             raise TransportError("loopback: register the arena before posting")
-        check_bounds(pieces, self._node.region.size, endpoint.remote_size)
+        check_bounds(segments, self._node.region.size, endpoint.remote_size)
         with self._fabric.lock:
             fault = self._faults(self._posted)
             self._posted += 1
             if fault is Fault.REFUSE or not endpoint.open:
                 raise TransportError("loopback: the endpoint takes no transfers")
-            transfer = _LoopbackTransfer(self._node.region, endpoint.node, pieces, notification)
+            transfer = _LoopbackTransfer(self._node.region, endpoint.node, segments, notification)
             self._apply(transfer, fault)
         return transfer
 
@@ -156,14 +156,14 @@ class LoopbackTransport(Transport):
             transfer.error = "loopback: the transfer broke"
         elif (bytes_per_second := self.bytes_per_second) is not None:
             begins = max(time.monotonic(), self._through_at)
-            self._through_at = begins + int(transfer.pieces[:, 2].sum()) / bytes_per_second
+            self._through_at = begins + int(transfer.segments[:, 2].sum()) / bytes_per_second
             transfer.due = self._through_at
         else:
-            transfer.land()
+            transfer.arrive()
             if fault is Fault.DUPLICATE:
-                transfer.land()
-            if fault is Fault.FLIP_BIT and len(transfer.pieces):
-                address = transfer.node.region.address + int(transfer.pieces[0, 1])
+                transfer.arrive()
+            if fault is Fault.FLIP_BIT and len(transfer.segments):
+                address = transfer.node.region.address + int(transfer.segments[0, 1])
                 ctypes.c_uint8.from_address(address).value ^= 1
 
     def poll(self, transfer: Transfer) -> TransferState:
@@ -173,7 +173,7 @@ class LoopbackTransport(Transport):
         if transfer.due is not None and time.monotonic() >= transfer.due:
             with self._fabric.lock:
                 transfer.due = None
-                transfer.land()
+                transfer.arrive()
         return transfer.state
 
     def release(self, transfer: Transfer) -> None:

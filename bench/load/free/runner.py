@@ -13,9 +13,9 @@ from queue import SimpleQueue
 import numpy as np
 
 from tasuki.engine.forward_plan import ForwardPlan, Ints
-from tasuki.engine.runner.base import DrawnTokens, Event
+from tasuki.engine.runner.base import Event, SampledTokens
 from tasuki.engine.runner.rows import ResolvedRows, SequenceStates
-from tasuki.transfer.windows.window import StepCounter
+from tasuki.transfer.chunks.chunk import StepCounter
 from tasuki.utils.system import name_this_thread
 
 from .step_cost import StepCost
@@ -26,7 +26,7 @@ from .tokens import NextToken, next_token
 class FreeForward:
     """A forward: an `InFlightForward`. ends_at: on the monotonic clock."""
 
-    drawn: DrawnTokens
+    sampled: SampledTokens
     idle_seconds: float
     busy_seconds: float
     ends_at: float
@@ -35,17 +35,17 @@ class FreeForward:
     def has_ended(self) -> bool:
         return time.monotonic() >= self.ends_at
 
-    def result(self) -> DrawnTokens:
+    def result(self) -> SampledTokens:
         left = self.ends_at - time.monotonic()
         if left > 0:
             time.sleep(left)
-        return self.drawn
+        return self.sampled
 
 
 class FreeRunner:
     def __init__(
         self,
-        lanes: int,
+        batch_indices: int,
         vocabulary: int,
         cost: StepCost,
         ticks: "LayerTicks | None",
@@ -54,11 +54,11 @@ class FreeRunner:
         """Set up the runner. ticks: None if layers are not counted. answers: function returning the
         sampled tokens."""
         self._answers = answers
-        self._sequences = SequenceStates(lanes)
+        self._sequences = SequenceStates(batch_indices)
         self._vocabulary = vocabulary
         self._cost = cost
         self._ticks = ticks
-        self._last = np.zeros(lanes, dtype=np.int64)
+        self._last = np.zeros(batch_indices, dtype=np.int64)
         self._ends_at = time.monotonic()
 
     @property
@@ -80,25 +80,25 @@ class FreeRunner:
         now = time.monotonic()
         idle, begins = max(0.0, now - self._ends_at), max(now, self._ends_at)
         if not len(rows):
-            return FreeForward(DrawnTokens.nothing(0), idle, 0.0, begins)
+            return FreeForward(SampledTokens.nothing(0), idle, 0.0, begins)
         decoding = int(rows.decodes.sum())
         prompt_tokens = int(rows.lengths.sum()) - decoding
         self._ends_at = begins + self._cost.of(decoding, prompt_tokens)
-        drawn = self._draw(plan, rows)
+        sampled = self._draw(plan, rows)
         if self._ticks is not None:
             self._ticks.forward(begins, self._ends_at)
-        return FreeForward(drawn, idle, self._ends_at - begins, self._ends_at)
+        return FreeForward(sampled, idle, self._ends_at - begins, self._ends_at)
 
-    def _draw(self, plan: ForwardPlan, rows: ResolvedRows) -> DrawnTokens:
+    def _draw(self, plan: ForwardPlan, rows: ResolvedRows) -> SampledTokens:
         """Return a token of every row, including rows without sampling."""
-        last = self._last[rows.lanes]
-        from_plan = np.flatnonzero(~rows.on_lane)
+        last = self._last[rows.batch_indices]
+        from_plan = np.flatnonzero(~rows.at_index)
         if len(from_plan):
             ends: Ints = rows.tokens_at[from_plan] + rows.lengths[from_plan] - 1
             last[from_plan] = plan.tokens[ends]
         tokens = self._answers(last, rows.stops.astype(np.int64), self._vocabulary)
-        self._last[rows.lanes] = tokens
-        return DrawnTokens(tokens.astype(np.int32), np.zeros(len(tokens)), np.ones(len(tokens)))
+        self._last[rows.batch_indices] = tokens
+        return SampledTokens(tokens.astype(np.int32), np.zeros(len(tokens)), np.ones(len(tokens)))
 
 
 class LayerTicks:

@@ -38,8 +38,8 @@ from .kept_index import KeptIndex
 log = logging.getLogger(__name__)
 
 _IN_FLIGHT = 8
-"""Reads or writes at a time, each of _PIECE_BYTES at most."""
-_PIECE_BYTES = 1 << 20
+"""Reads or writes at a time, each of _SEGMENT_BYTES at most."""
+_SEGMENT_BYTES = 1 << 20
 _NAME = "slabs"
 
 
@@ -107,9 +107,9 @@ class DiskFile:
         if self._patience.is_over:
             raise DiskFailed(f"the disk of {self._folder} was given up")
         moves = [
-            partial(self._move, what, call, memoryview(row[at : at + _PIECE_BYTES]), offset + at)
+            partial(self._move, what, call, memoryview(row[at : at + _SEGMENT_BYTES]), offset + at)
             for offset, row in zip(offsets, rows, strict=True)
-            for at in range(0, len(row), _PIECE_BYTES)
+            for at in range(0, len(row), _SEGMENT_BYTES)
         ]
         try:
             self._threads.run(moves)

@@ -496,10 +496,10 @@ def _read_all(file: int) -> bytes:
     size = os.fstat(file).st_size
     found = bytearray()
     while len(found) < size:
-        piece = os.pread(file, min(size - len(found), _MOST_READ), len(found))
-        if not piece:
+        segment = os.pread(file, min(size - len(found), _MOST_READ), len(found))
+        if not segment:
             break
-        found += piece
+        found += segment
     return bytes(found)
 
 

@@ -13,7 +13,7 @@ from itertools import cycle, groupby
 import numpy as np
 import torch
 
-from tasuki.engine.tiers.copy_job import CopyJob, Moves, Piece, layer_pieces, slot_moves
+from tasuki.engine.tiers.copy_job import CopyJob, Moves, Segment, layer_segments, slot_moves
 from tasuki.engine.tiers.host_memory import pinned_passage
 from tasuki.engine.tiers.store import Rows, TierSource, row_bytes
 from tasuki.pycache.arena import Arena, PagePairs
@@ -21,9 +21,9 @@ from tasuki.pycache.layout import CacheLayout
 from tasuki.utils.signatures import Work
 
 from .moves import FIRST, LAST, RunMoves, batched_moves, recorded, settle, stream_of
-from .word_digest import ArenaSums, add_rows, rows_of_piece, rows_of_state
+from .word_digest import ArenaSums, add_rows, rows_of_segment, rows_of_state
 
-_PIECE_BYTES = 256 << 20
+_SEGMENT_BYTES = 256 << 20
 """The most bytes of one call: for most jobs all of a layer. The host's part of a call takes time
 from launches of layers behind a load, and from steps beside a write."""
 _UNDER_WAY = 256 << 20
@@ -127,16 +127,16 @@ class GpuCopy:
 def _calls(arena: Arena, job: CopyJob) -> Iterator[_Call]:
     """Yield the job's segments in order, grouped into calls. The slot's segments share one."""
     end = 0
-    for _, some in groupby(layer_pieces(arena.layout, job, _PIECE_BYTES), _call_of):
-        pieces = list(some)
-        first, end = end, end + sum(map(rows_of_piece, pieces))
-        moves = np.concatenate([piece.moves for piece in pieces], axis=1)
-        length = sum(piece.length for piece in pieces)
-        yield _Call(pieces[-1].layers, moves, (first, end), length)
+    for _, some in groupby(layer_segments(arena.layout, job, _SEGMENT_BYTES), _call_of):
+        segments = list(some)
+        first, end = end, end + sum(map(rows_of_segment, segments))
+        moves = np.concatenate([segment.moves for segment in segments], axis=1)
+        length = sum(segment.length for segment in segments)
+        yield _Call(segments[-1].layers, moves, (first, end), length)
 
 
-def _call_of(piece: Piece) -> tuple[int, int] | None:
-    return None if piece.region is None else (piece.region, piece.pages[0])
+def _call_of(segment: Segment) -> tuple[int, int] | None:
+    return None if segment.region is None else (segment.region, segment.pages[0])
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class _Ways:
 
 
 class GpuCopies:
-    """`PieceCopies` of pinned host memory below a GPU's arena.
+    """`SegmentCopies` of pinned host memory below a GPU's arena.
 
     Thread rule: one thread; a load may go on while a write is in progress. Invariants:
     1. A digest covers the arena's bytes, computed by the GPU, in both directions. So errors on the
@@ -196,7 +196,7 @@ class GpuCopies:
         return GpuCopy(self._arena, ids, moved, job, self._ways.up, self._run_moves)
 
 
-_LOAD_PIECE_BYTES = 32 << 20
+_LOAD_SEGMENT_BYTES = 32 << 20
 """Bytes requested from a store at a time: several reads for each one in flight."""
 _PARTS = 2
 
@@ -241,7 +241,7 @@ class GpuLoads:
     def __init__(self, arena: Arena, store: TierSource) -> None:
         """Allocate pinned memory. Raises EngineConfigError if there is none."""
         page, slot = row_bytes(arena.layout.page_bytes), row_bytes(arena.layout.slot_bytes)
-        at_once = max(1, _LOAD_PIECE_BYTES // page)
+        at_once = max(1, _LOAD_SEGMENT_BYTES // page)
         passages = [Passage(max(at_once * page, slot)) for _ in range(_PARTS)]
         stream = stream_of(arena.bytes.device, FIRST)
         self._way = _Way(store, arena, at_once, passages, stream, batched_moves())
@@ -269,12 +269,12 @@ class GpuLoad:
     def __init__(self, way: _Way, job: CopyJob) -> None:
         self._way = way
         self._passages = cycle(way.passages)
-        self._left = self._pieces(job)
+        self._left = self._segments(job)
         pages, slot = [page for _, page in job.pages], None if job.slot is None else job.slot[1]
         with torch.cuda.stream(way.stream):
             self._sums = ArenaSums(way.arena, pages, slot)
 
-    def _pieces(self, job: CopyJob) -> Iterator[Work[None]]:
+    def _segments(self, job: CopyJob) -> Iterator[Work[None]]:
         at_once = self._way.at_once
         for first in range(0, len(job.pages), at_once):
             yield partial(self._pages_up, job.pages[first : first + at_once])
@@ -282,9 +282,9 @@ class GpuLoad:
             yield partial(self._slot_up, job.slot)
 
     def advance(self) -> bool:
-        piece = next(self._left, None)
-        if piece is not None:
-            piece()
+        segment = next(self._left, None)
+        if segment is not None:
+            segment()
             return True
         with torch.cuda.stream(self._way.stream):
             recorded().synchronize()

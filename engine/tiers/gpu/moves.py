@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from tasuki.engine.tiers.copy_job import Moves, run_moves
-from tasuki.engine.tiers.piece_copies import StillMoving
+from tasuki.engine.tiers.segment_copies import StillMoving
 
 LAST, FIRST = 0, -1
 """Stream priorities: a smaller one goes first."""

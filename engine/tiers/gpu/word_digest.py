@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
-from tasuki.engine.tiers.copy_job import Piece
+from tasuki.engine.tiers.copy_job import Segment
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.layout import CacheLayout
 from tasuki.utils.triton.kernel_spec import KernelSpec
@@ -53,7 +53,7 @@ def rows_of_state(layout: CacheLayout, slot: int, offset: int, length: int, unit
 
 
 def rows_of_job(layout: CacheLayout, pages: Sequence[int], slot: int | None) -> Rows:
-    """Return the rows of these pages and of a slot of an arena, in the order of layer_pieces().
+    """Return the rows of these pages and of a slot of an arena, in the order of layer_segments().
     Units of sums are the pages in order, then the slot."""
     unit = len(pages)
     found = [np.empty((_LINES, 0), np.int64)]
@@ -69,10 +69,10 @@ def rows_of_job(layout: CacheLayout, pages: Sequence[int], slot: int | None) -> 
     return np.concatenate(found, axis=1)
 
 
-def rows_of_piece(piece: Piece) -> int:
+def rows_of_segment(segment: Segment) -> int:
     """Return the number of the job's rows in the segment."""
-    first, end = piece.pages
-    return -(-piece.length // (8 * _LONGEST)) if piece.region is None else end - first
+    first, end = segment.pages
+    return -(-segment.length // (8 * _LONGEST)) if segment.region is None else end - first
 
 
 def add_rows(words: torch.Tensor, rows: torch.Tensor, sums: torch.Tensor) -> None:

@@ -195,7 +195,7 @@ log = logging.getLogger(__name__)
 Place = TypeVar("Place")
 
 _IN_FLIGHT = 8
-_PIECE_BYTES = 4 << 20
+_SEGMENT_BYTES = 4 << 20
 """Bytes of a state read at a time."""
 _MARKER = "emptied"
 
@@ -272,11 +272,11 @@ class RemoteObjects:
         name, size = _known(self._slots, slot), self._layout.slot_bytes
 
         def get(start: int) -> None:
-            length = min(_PIECE_BYTES, size - start)
+            length = min(_SEGMENT_BYTES, size - start)
             (found,) = self._bucket.ranges(name, [start], [length])
             row[start : start + length] = np.frombuffer(found, np.uint8)
 
-        self._threads.run([partial(get, start) for start in range(0, size, _PIECE_BYTES)])
+        self._threads.run([partial(get, start) for start in range(0, size, _SEGMENT_BYTES)])
 
     def taken(self, job: CopyJob) -> None:
         """Forget the old contents of the job's targets."""

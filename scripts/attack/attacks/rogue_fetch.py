@@ -15,14 +15,14 @@ from scripts.attack.drawing import examples, messages
 from tasuki.proto import handover_pb2 as pb
 from tasuki.pycache.layout import PAGE_TOKENS
 
-_ROOM_SECONDS = 10.0
+_TRANSFER_SECONDS = 10.0
 _GENERATION = 7
 _PAGES = 2
 """Pages of a rogue's prompt before the state."""
 _AT_ONCE = 100
 _LONGEST = 1 << 20
 """Largest length in bytes, of tokens or of a salt."""
-_ODD_ROOMS = (0, 1, 2**63 - 1, 2**63)
+_ODD_TRANSFERS = (0, 1, 2**63 - 1, 2**63)
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def _drawn(attempt: Attempt, stranger: Stranger, held: _Held) -> pb.ReceiverMess
     rng = attempt.rng
     spelt, salt = held.spelt, held.salt
     page = len(spelt) // _PAGES
-    room, generation = None, _GENERATION
+    transfer_id, generation = None, _GENERATION
     match rng.randrange(8):
         case 0:
             # A state of the prompt may exist at a page's end, and giving it is right.
@@ -96,12 +96,12 @@ def _drawn(attempt: Attempt, stranger: Stranger, held: _Held) -> pb.ReceiverMess
         case 3:
             salt = rng.choice((b"", b"right", salt[:-1], rng.randbytes(_LONGEST)))
         case 4:
-            room = rng.choice(_ODD_ROOMS)
+            transfer_id = rng.choice(_ODD_TRANSFERS)
         case 5:
             generation = rng.choice((0, 2**63, 2**64 - 1))
         case _:
             pass
-    return stranger.fetch(spelt, salt, room, generation)
+    return stranger.fetch(spelt, salt, transfer_id, generation)
 
 
 def _talk(
@@ -113,24 +113,24 @@ def _talk(
     """Open the rooms at once, send the answer in accepted ones, and wait for arrivals or leave.
     Returns all messages of the sender."""
     said: list[pb.SenderMessage] = []
-    rooms = {message.room for message in openings}
+    transfers = {message.room for message in openings}
     leaves = attempt.rng.random() < 0.3
 
     def over() -> bool:
-        stranger.land()
+        stranger.arrive()
         closed = {message.room for message in said if message.HasField("closed")}
-        return closed >= rooms
+        return closed >= transfers
 
     def batches() -> Iterator[pb.ReceiverBatch]:
         yield stranger.batch(*openings)
-        deadline = time.monotonic() + _ROOM_SECONDS / 2
+        deadline = time.monotonic() + _TRANSFER_SECONDS / 2
         answered: set[int] = set()
         while not over() and time.monotonic() < deadline:
             accepted = {message.room for message in said if message.HasField("accepted")}
-            for room in accepted - answered:
+            for transfer_id in accepted - answered:
                 own = pb.ReceiverMessage()
                 own.CopyFrom(answer)
-                own.room = room
+                own.room = transfer_id
                 yield stranger.batch(own)
             answered |= accepted
             if answered and leaves:
@@ -138,7 +138,7 @@ def _talk(
             time.sleep(0.01)
 
     try:
-        for batch in stranger.stub.Transfer(batches(), timeout=_ROOM_SECONDS):
+        for batch in stranger.stub.Transfer(batches(), timeout=_TRANSFER_SECONDS):
             said += batch.messages
     except grpc.RpcError as error:
         judge_call(error, "a stream of fetches", attempt)

@@ -24,7 +24,7 @@ from tasuki.transfer.transports.nixl.transport import NixlTransport
 from tests.harness.daemons import Node
 from tests.harness.rogue_receiver import SLABS, Rogue
 
-_ROOM_SECONDS = 10.0
+_TRANSFER_SECONDS = 10.0
 _GENERATION = 7
 
 
@@ -34,7 +34,7 @@ class Stranger(Rogue):
 
     def __init__(self, prefill: Node, layout: CacheLayout) -> None:
         super().__init__(prefill, layout)
-        self._rooms = secrets.randbits(62)
+        self._transfers = secrets.randbits(62)
 
     def _beat(self) -> None:
         with contextlib.suppress(grpc.RpcError, AssertionError):
@@ -44,17 +44,19 @@ class Stranger(Rogue):
         """Return True if the node would accept a room of it. Its heartbeat ends one interval
         later."""
         try:
-            list(self.stub.Transfer(iter([self.batch()]), timeout=_ROOM_SECONDS))
+            list(self.stub.Transfer(iter([self.batch()]), timeout=_TRANSFER_SECONDS))
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                 return False
             raise
         return True
 
-    def abort(self, room: int) -> None:
+    def abort(self, transfer_id: int) -> None:
         """Abort a room under its own connection, even another peer's room."""
-        request = pb.AbortRequest(room=room, generation=_GENERATION, connection_id=self._connection)
-        self.stub.Abort(request, timeout=_ROOM_SECONDS)
+        request = pb.AbortRequest(
+            room=transfer_id, generation=_GENERATION, connection_id=self._connection
+        )
+        self.stub.Abort(request, timeout=_TRANSFER_SECONDS)
 
 
 def strangers(attempt: Attempt, count: int) -> Iterator[list[Stranger]]:
@@ -88,7 +90,7 @@ def rogue_receiver(attempt: Attempt) -> None:
         for victim, other in strangers(attempt, 2):
             _foreign_abort(attempt, victim, other)
             _metadata(attempt, victim)
-            _rooms(attempt, victim)
+            _transfers(attempt, victim)
     except grpc.RpcError as error:
         attempt.tally.finding(f"the prefill node answers no more: {error.code().name}")
 
@@ -129,16 +131,20 @@ def damaged(metadata: bytes, rng: random.Random) -> bytes:
     return bytes(found)
 
 
-def _rooms(attempt: Attempt, rogue: Rogue) -> None:
-    tickets = examples(messages(pb.Ticket.DESCRIPTOR), attempt.rng, 6)
+def _transfers(attempt: Attempt, rogue: Rogue) -> None:
+    transfer_requests = examples(messages(pb.Ticket.DESCRIPTOR), attempt.rng, 6)
     answers = examples(messages(pb.ReceiverMessage.DESCRIPTOR), attempt.rng, 12)
     for answer in answers:
         # Keep it in its own room: a message for another room would be dropped unread.
         answer.ClearField("room")
     reserves = []
-    for ticket in tickets:
+    for transfer_request in transfer_requests:
         reserve = rogue.reserve()
-        odd = {field.name: value for field, value in ticket.ListFields() if field.name != "room"}
+        odd = {
+            field.name: value
+            for field, value in transfer_request.ListFields()
+            if field.name != "room"
+        }
         odd.get("sampling", pb.Sampling()).max_new_tokens = 1
         for name in attempt.rng.sample(sorted(odd), min(2, len(odd))):
             reserve.reserve.ticket.ClearField(name)
@@ -162,7 +168,7 @@ def _talk(attempt: Attempt, rogue: Rogue, script: list[pb.ReceiverMessage]) -> s
         yield pb.ReceiverMessage(hang_up=pb.HangUp())
 
     try:
-        for message in rogue.rooms(requests(), _ROOM_SECONDS):
+        for message in rogue.transfers(requests(), _TRANSFER_SECONDS):
             last = message.WhichOneof("message") or "nothing"
     except grpc.RpcError as error:
         judge_call(error, f"Transfer {script}"[:500], attempt)
@@ -180,7 +186,7 @@ def _foreign_abort(attempt: Attempt, victim: Stranger, stranger: Stranger) -> No
 
     def requests() -> Iterator[pb.ReceiverMessage]:
         yield reserve
-        deadline = time.monotonic() + _ROOM_SECONDS
+        deadline = time.monotonic() + _TRANSFER_SECONDS
         while not _has_kind(received, "accepted") and time.monotonic() < deadline:
             time.sleep(0.01)
         try:
@@ -195,7 +201,7 @@ def _foreign_abort(attempt: Attempt, victim: Stranger, stranger: Stranger) -> No
             left.set()
 
     try:
-        for message in victim.rooms(requests(), 2 * _ROOM_SECONDS):
+        for message in victim.transfers(requests(), 2 * _TRANSFER_SECONDS):
             received.append(message)
     except grpc.RpcError as error:
         judge(error.code(), error.details() or "", "a room that a stranger aborts", attempt.tally)

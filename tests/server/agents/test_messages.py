@@ -115,8 +115,8 @@ def test_an_answer_that_is_cut(front: AgentFront, max_tokens: int, reason: str) 
     front.end_by_length()
     assert answered(front, max_tokens=max_tokens)["stop_reason"] == reason
     submit = front.submits()[-1]
-    room = (1 << 15) - len(submit.prompt)
-    assert submit.sampling.max_new_tokens == min(max_tokens, room)
+    transfer_id = (1 << 15) - len(submit.prompt)
+    assert submit.sampling.max_new_tokens == min(max_tokens, transfer_id)
 
 
 def test_an_error_in_a_stream_is_an_event(front: AgentFront) -> None:

@@ -50,8 +50,12 @@ def _parameters(length: int) -> str:
 
 def _ended(before: str, unit: str, behind: str) -> Shape:
     def shape(length: int) -> str:
-        room = max(0, length - len(before) - len(behind))
-        return before + (unit * (room // len(unit) + 1))[: room // len(unit) * len(unit)] + behind
+        transfer_id = max(0, length - len(before) - len(behind))
+        return (
+            before
+            + (unit * (transfer_id // len(unit) + 1))[: transfer_id // len(unit) * len(unit)]
+            + behind
+        )
 
     return shape
 

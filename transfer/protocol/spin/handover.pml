@@ -1,5 +1,5 @@
 /* The hand-over of one room, for spin. The moves of both sides are the rows SENDER(from, event, to) and
- * RECEIVER(from, event, to); transfer/rooms/states.py carries the same rows and a test compares them. The return
+ * RECEIVER(from, event, to); transfer/lifecycle/states.py carries the same rows and a test compares them. The return
  * path is pull.pml's, several hand-overs of one request are retry.pml's.
  *
  * Modelled: a gateway's call and the receiver's Reserve in either order, with a deadline; the control stream

@@ -1,5 +1,5 @@
 /* The return path of one room, for spin: a hand-over with roles swapped. The moves of both sides are the rows
- * SENDER(from, event, to) and RECEIVER(from, event, to); transfer/rooms/states.py carries the same rows and a
+ * SENDER(from, event, to) and RECEIVER(from, event, to); transfer/lifecycle/states.py carries the same rows and a
  * test compares them. The sender is the decode node, the receiver the prefill node; the decode node opened
  * the connection, so there is no call from the receiver to it: what outlives the room's stream is told by
  * renewals of the heartbeat.

@@ -17,8 +17,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from tasuki.transfer.chunks.descriptors import Strip
 from tasuki.transfer.errors import MetadataUnusable, TransportError
-from tasuki.transfer.windows.descriptors import Strip
 
 from .probe_process import REQUEST
 

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from tasuki.transfer.chunks.descriptors import Segments, Strip, TransferUnits, check_bounds
 from tasuki.transfer.errors import TransportError
 from tasuki.transfer.transports.base import Endpoint, Region, Transfer, TransferState, Transport
-from tasuki.transfer.windows.descriptors import Pieces, Strip, TransferUnits, check_bounds
 
 from .agent import (
     ENVIRONMENT,
@@ -208,17 +208,17 @@ class NixlTransport(Transport):
     def post(
         self,
         endpoint: Endpoint,
-        pieces: Pieces,
+        segments: Segments,
         notification: bytes,
     ) -> Transfer:
         assert isinstance(endpoint, _NixlEndpoint)
         with self._lock:
             region = self._registered()
-            check_bounds(pieces, region.size, endpoint.size)
+            check_bounds(segments, region.size, endpoint.size)
             if not endpoint.open:
                 raise TransportError(f"NIXL: the connection to {endpoint.agent} is closed")
             try:
-                handle = self._start(region, endpoint, pieces, notification)
+                handle = self._start(region, endpoint, segments, notification)
             except TransportError:
                 raise
             except Exception as error:
@@ -228,16 +228,16 @@ class NixlTransport(Transport):
         return transfer
 
     def _start(
-        self, region: Region, endpoint: _NixlEndpoint, pieces: Pieces, notification: bytes
+        self, region: Region, endpoint: _NixlEndpoint, segments: Segments, notification: bytes
     ) -> Any:
-        if len(pieces) == 0:
+        if len(segments) == 0:
             self._agent.send_notif(endpoint.agent, notification)
             return None
-        handle = self._by_index(region, endpoint, pieces, notification)
+        handle = self._by_index(region, endpoint, segments, notification)
         if handle is None:
-            local = self._descriptors(region.address, pieces[:, 0], pieces[:, 2], self._device)
+            local = self._descriptors(region.address, segments[:, 0], segments[:, 2], self._device)
             remote = self._descriptors(
-                endpoint.address, pieces[:, 1], pieces[:, 2], endpoint.device
+                endpoint.address, segments[:, 1], segments[:, 2], endpoint.device
             )
             handle = self._agent.initialize_xfer(
                 "WRITE",
@@ -252,13 +252,13 @@ class NixlTransport(Transport):
         return handle
 
     def _by_index(
-        self, region: Region, endpoint: _NixlEndpoint, pieces: Pieces, notification: bytes
+        self, region: Region, endpoint: _NixlEndpoint, segments: Segments, notification: bytes
     ) -> Any:
         """Return a transfer made from the prepared units; None if a segment is not made of whole
         units."""
         if self._units is None or endpoint.prepared is None:
             return None
-        indices = self._units.indices(pieces, region.size, endpoint.size)
+        indices = self._units.indices(segments, region.size, endpoint.size)
         if indices is None:
             return None
         return self._agent.make_prepped_xfer(

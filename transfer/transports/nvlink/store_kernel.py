@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
-from tasuki.transfer.windows.descriptors import Pieces
+from tasuki.transfer.chunks.descriptors import Segments
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 ALIGNMENT = 16
@@ -48,7 +48,7 @@ class Grid:
 
 
 def launch_store(
-    source: int, target: Target, table: torch.Tensor, pieces: int, flag: int, grid: Grid
+    source: int, target: Target, table: torch.Tensor, segments: int, flag: int, grid: Grid
 ) -> Any:
     """Write every segment of the filled table on the current stream, then 1 to the int32 at `flag`.
     Return the compiled Triton kernel. Layer chunks are launched without it
@@ -65,7 +65,7 @@ def launch_store(
         target.gate,
         target.permission,
         table,
-        pieces,
+        segments,
         grid.turn,
         flag,
         CHUNK_BYTES // 8,
@@ -73,55 +73,57 @@ def launch_store(
     )
 
 
-def naive_store_pieces(
-    source: NDArray[np.uint8], target: NDArray[np.uint8], pieces: Pieces
+def naive_store_segments(
+    source: NDArray[np.uint8], target: NDArray[np.uint8], segments: Segments
 ) -> None:
     """Copy the segments between arrays: the reference of launch_store, with the gate open."""
-    for local, remote, length in pieces.tolist():
+    for local, remote, length in segments.tolist():
         target[remote : remote + length] = source[local : local + length]
 
 
 @triton.jit(
     do_not_specialize=["source", "target", "gate", "permission", "pieces", "turn", "flag"],
 )
-def _store_kernel(source, target, gate, permission, table, pieces, turn, flag, CHUNK: tl.constexpr):
+def _store_kernel(
+    source, target, gate, permission, table, segments, turn, flag, CHUNK: tl.constexpr
+):
     if tl.load(gate.to(tl.pointer_type(tl.int64)), volatile=True) != permission:
         return
     read = tl.multiple_of(source.to(tl.pointer_type(tl.int64)), 16)
     write = tl.multiple_of(target.to(tl.pointer_type(tl.int64)), 16)
     programs = tl.num_programs(0)
     local_column = table + 2
-    remote_column = local_column + pieces
-    length_column = remote_column + pieces
-    first_column = length_column + pieces
-    chunks = tl.load(first_column + pieces)
+    remote_column = local_column + segments
+    length_column = remote_column + segments
+    first_column = length_column + segments
+    chunks = tl.load(first_column + segments)
     begin = tl.program_id(0).to(tl.int64) * turn
     while begin < chunks:
         chunk = begin
         end = tl.minimum(begin + turn, chunks)
         # The last segment with a first chunk at or before ours.
-        piece = pieces * 0
-        above = pieces
-        while above - piece > 1:
-            middle = (piece + above) // 2
+        segment = segments * 0
+        above = segments
+        while above - segment > 1:
+            middle = (segment + above) // 2
             if tl.load(first_column + middle) <= chunk:
-                piece = middle
+                segment = middle
             else:
                 above = middle
         while chunk < end:
             # In halves of 16 bytes, so the compiler sees wide words.
-            local = tl.load(local_column + piece) * 2
-            remote = tl.load(remote_column + piece) * 2
-            words = tl.load(length_column + piece) * 2
-            first = tl.load(first_column + piece)
-            stop = tl.minimum(tl.load(first_column + piece + 1), end)
+            local = tl.load(local_column + segment) * 2
+            remote = tl.load(remote_column + segment) * 2
+            words = tl.load(length_column + segment) * 2
+            first = tl.load(first_column + segment)
+            stop = tl.minimum(tl.load(first_column + segment + 1), end)
             while chunk < stop:
                 word = (chunk - first) * CHUNK + tl.arange(0, CHUNK)
                 inside = word < words
                 value = tl.load(read + local + word, mask=inside)
                 tl.store(write + remote + word, value, mask=inside)
                 chunk += 1
-            piece += 1
+            segment += 1
         begin += programs.to(tl.int64) * turn
     # All threads of the program must have stored before one of them releases for all.
     tl.debug_barrier()

@@ -38,6 +38,7 @@ from tasuki.pycache._cpp_cache import (
     fill_piece_table,
     piece_table_words,
 )
+from tasuki.transfer.chunks.descriptors import Segments, Spread, TransferUnits, check_bounds
 from tasuki.transfer.errors import OutOfBounds, TransportError
 from tasuki.transfer.node_identity import ProcessIdentity
 from tasuki.transfer.transports.base import (
@@ -52,7 +53,6 @@ from tasuki.transfer.transports.base import (
     Transport,
     Write,
 )
-from tasuki.transfer.windows.descriptors import Pieces, Spread, TransferUnits, check_bounds
 from tasuki.utils.triton.kernel_spec import kernel_handle
 
 from .cuda_ipc import NOBODY, WORD_BYTES, CudaIpc, Export, PeerGate
@@ -262,10 +262,10 @@ class PeerCopyTransport(Transport):
     def post(
         self,
         endpoint: Endpoint,
-        pieces: Pieces,
+        segments: Segments,
         notification: bytes,
     ) -> Transfer:
-        (posted,) = self.post_all(endpoint, [Write(pieces, notification)])
+        (posted,) = self.post_all(endpoint, [Write(segments, notification)])
         if isinstance(posted, Exception):
             raise posted
         return posted
@@ -276,16 +276,16 @@ class PeerCopyTransport(Transport):
         arenas, writer = self._registered()
         sides = arenas, endpoint.arenas
         found: dict[int, Transfer | Exception] = {}
-        placed: dict[int, Pieces] = {}
+        placed: dict[int, Segments] = {}
         for number, write in enumerate(writes):
             try:
-                placed[number] = _placed(write.pieces, *sides)
+                placed[number] = _placed(write.segments, *sides)
             except OutOfBounds as error:
                 found[number] = error
-        given = [(pieces, writes[number].notification) for number, pieces in placed.items()]
+        given = [(segments, writes[number].notification) for number, segments in placed.items()]
         posted = writer.post(endpoint.peer, given)
-        for (number, pieces), transfer in zip(placed.items(), posted, strict=True):
-            found[number] = _error(transfer, pieces, *sides) or _PeerTransfer(transfer)
+        for (number, segments), transfer in zip(placed.items(), posted, strict=True):
+            found[number] = _error(transfer, segments, *sides) or _PeerTransfer(transfer)
         return [found[number] for number in range(len(writes))]
 
     def holds(self, endpoint: Endpoint) -> bool:
@@ -298,13 +298,13 @@ class PeerCopyTransport(Transport):
         assert isinstance(endpoint, _PeerEndpoint)
         arenas, writer = self._registered()
         given = [
-            (held.write.pieces, held.write.notification, held.tick, held.window.places)
+            (held.write.segments, held.write.notification, held.tick, held.chunk.places)
             for held in writes
         ]
         digests = self._digests_of(holding.digester)
         posted = writer.hold(endpoint.peer, given, holding.steps, holding.lease, digests)
         return [
-            _error(transfer, held.write.pieces, arenas, endpoint.arenas) or _PeerHeld(transfer)
+            _error(transfer, held.write.segments, arenas, endpoint.arenas) or _PeerHeld(transfer)
             for transfer, held in zip(posted, writes, strict=True)
         ]
 
@@ -384,22 +384,24 @@ class PeerCopyTransport(Transport):
         return self._arenas, self._writer
 
 
-def _placed(pieces: Pieces, here: Spread, there: Spread) -> Pieces:
+def _placed(segments: Segments, here: Spread, there: Spread) -> Segments:
     """Return the segments with offsets from the beginnings of both sides' memory. With one arena on
     each side they stay unchanged, and are checked when posted. Raises OutOfBounds."""
     if len(here.addresses) == len(there.addresses) == 1:
-        return pieces
-    local, remote, lengths = pieces.T
+        return segments
+    local, remote, lengths = segments.T
     columns = here.placed(local, lengths), there.placed(remote, lengths), lengths
     return np.stack(columns, axis=1)
 
 
-def _error(posted: PeerTransfer, pieces: Pieces, here: Spread, there: Spread) -> Exception | None:
+def _error(
+    posted: PeerTransfer, segments: Segments, here: Spread, there: Spread
+) -> Exception | None:
     """Return the error of an unstarted transfer, else None. pieces: the posted segments."""
     match posted.outcome:
         case PeerOutcome.OUTSIDE:
             try:
-                check_bounds(pieces, here.extent, there.extent)
+                check_bounds(segments, here.extent, there.extent)
             except OutOfBounds as error:
                 return error
         case PeerOutcome.MISALIGNED:

@@ -1,0 +1,330 @@
+"""The transfers asked for by a decode engine, and their allocations.
+
+Owns the transfers, and their ids until a request or the tree owns them again. Emits messages for
+the decode node's hand-over client. Thread rule: the engine loop's. Invariants: ids given to a
+sender are freed only after its fence, and after the transfer's own early step. Transfers get memory
+in the order in which their senders asked.
+"""
+
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
+from enum import Enum
+from itertools import count
+from types import MappingProxyType
+
+from tasuki.engine import messages as m
+from tasuki.engine.accounting import TransferNames, breakdown
+from tasuki.engine.handover.early_start import EarlyStart
+from tasuki.engine.messages import HitBreakdown, RemoteDone, TransferId
+from tasuki.engine.request import AwaitingPrefill, IllegalMove, Receiving, Request
+from tasuki.engine.roles.base import HandoverContext
+from tasuki.engine.roles.early_steps import EarlyStep
+from tasuki.engine.routing import usable_here
+from tasuki.engine.runner.base import AtRestQueue
+from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.model.ops.sampling.reference import Sampled
+from tasuki.pycache._cpp_cache import Allocation, ImpossibleRequest, Match
+from tasuki.pycache.layout import PAGE_TOKENS
+
+
+class DecodeTransferState(Enum):
+    ASKED = "a prefill node has the prompt; nothing is held here"
+    WANTED = "the prefill node is about to start: an allocation is to be granted"
+    BARE = "the prefill node computes the prompt for its first token alone: nothing was granted"
+    GRANTED = "the request's allocation is the sender's to write"
+    READY = "the first token is out; windows may land"
+    DONE = "every window landed and matched, but the room's step still runs"
+    QUARANTINED = "lost: the sender may still write the ids"
+    FENCED = "the sender writes no more; the step may for a layer more"
+    OVER = "holds nothing; the engine has forgotten the room"
+
+
+_S = DecodeTransferState
+MOVES: Mapping[DecodeTransferState, Set[DecodeTransferState]] = MappingProxyType(
+    {
+        _S.ASKED: {_S.WANTED, _S.BARE, _S.OVER},
+        _S.WANTED: {_S.ASKED, _S.GRANTED, _S.OVER},
+        _S.BARE: {_S.OVER},
+        _S.GRANTED: {_S.READY, _S.QUARANTINED},
+        _S.READY: {_S.DONE, _S.QUARANTINED, _S.OVER},
+        _S.DONE: {_S.QUARANTINED, _S.OVER},
+        _S.QUARANTINED: {_S.FENCED, _S.OVER},
+        _S.FENCED: {_S.OVER},
+        _S.OVER: set(),
+    }
+)
+_LOST_OR_OVER = frozenset({_S.QUARANTINED, _S.FENCED, _S.OVER})
+
+
+@dataclass
+class DecodeTransfer:
+    """One hand-over in a decode engine; an illegal move raises.
+
+    The straight path is ASKED -> WANTED -> GRANTED -> READY -> DONE -> OVER. DONE is skipped if no
+    early step runs by then. If the first token is the whole answer, the path is ASKED -> BARE ->
+    OVER. A lost hand-over is QUARANTINED until its writer is fenced, if a destination was given.
+    Then it is FENCED while the transfer's own early step may still write.
+    """
+
+    id: TransferId
+    request: Request
+    held: HitBreakdown
+    """The cached part of the request's prompt on this node when it was asked for."""
+    state: DecodeTransferState = DecodeTransferState.ASKED
+    refused_at: int | None = None
+    """While WANTED: the cache's room version when memory was last insufficient."""
+    step: EarlyStep | None = None
+    """From READY on: computes the second token meanwhile, if it was begun."""
+    done: RemoteDone | None = None
+    """The transfer's result, while DONE."""
+    quarantine: int | None = None
+    """Name of the ids in the cache, once they are lost."""
+
+    def move(self, state: DecodeTransferState) -> None:
+        if state not in MOVES[self.state]:
+            raise IllegalMove(f"room {self.id}: {self.state.name} -> {state.name}")
+        self.state = state
+
+    @property
+    def live(self) -> bool:
+        """True if the request still waits for this transfer."""
+        return self.state not in _LOST_OR_OVER
+
+    @property
+    def running_step(self) -> EarlyStep | None:
+        """Return the early step, if it may still write ids of the transfer."""
+        return None if self.step is None or self.step.ended else self.step
+
+
+_FIRST_TOKEN_ALONE = SamplingParams(max_new_tokens=1)
+"""Sampling parameters sent if no token is needed from the prefill node: it samples one anyway."""
+
+
+class DecodeTransfers:
+    def __init__(self, context: HandoverContext, early: EarlyStart) -> None:
+        self._cache = context.cache
+        self._scheduler = context.scheduler
+        self._emit = context.emit
+        self._working_slots = context.working_slots
+        self._early = early
+        self._generations = count(1)
+        self._transfers: dict[m.TransferId, DecodeTransfer] = {}
+        self._wanted: deque[DecodeTransfer] = deque()
+        self._coming = 0
+        self.names = TransferNames()
+        self._grants = AtRestQueue(context.runner, self._emit_grant)
+
+    def __contains__(self, transfer_id: m.TransferId) -> bool:
+        return transfer_id in self._transfers
+
+    @property
+    def waits(self) -> bool:
+        """True if a destination waits for the device."""
+        return self._grants.waiting
+
+    @property
+    def coming(self) -> int:
+        """Return the number of live transfers with an answer continued here."""
+        return self._coming
+
+    @property
+    def first_wanted(self) -> DecodeTransfer | None:
+        """The first transfer waiting for memory."""
+        return self._wanted[0] if self._wanted else None
+
+    def count(self, purpose: m.Purpose) -> int:
+        return sum(transfer.request.purpose is purpose for transfer in self._transfers.values())
+
+    def at(self, transfer_id: m.TransferId, *states: DecodeTransferState) -> DecodeTransfer | None:
+        """Return the transfer if it is in one of these states."""
+        transfer = self._transfers.get(transfer_id)
+        return transfer if transfer is not None and transfer.state in states else None
+
+    def live(self, transfer_id: m.TransferId) -> DecodeTransfer | None:
+        """Return the transfer if its request still waits for it."""
+        transfer = self._transfers.get(transfer_id)
+        return transfer if transfer is not None and transfer.live else None
+
+    def ask(self, request: Request, match: Match) -> m.TransferId:
+        """Ask a prefill node for the prompt. Nothing is allocated here until the prefill node is
+        about to start. match: the part cached here."""
+        named, request.gateway_transfer = request.gateway_transfer, None
+        if named is not None and named.transfer_id in self._transfers:
+            # An earlier request is already queued for that transfer.
+            named = None
+        transfer_request = m.TransferRequest(
+            transfer_id=m.TransferId(secrets.randbits(63)) if named is None else named.transfer_id,
+            generation=next(self._generations),
+            kv_matched=match.kv_tokens // PAGE_TOKENS * PAGE_TOKENS,
+            sampling=_FIRST_TOKEN_ALONE if request.forks else request.sampling,
+            salt=request.salt,
+            marks=request.marks,
+            offered=usable_here(match),
+            caller=request.caller,
+            priority=request.priority,
+            due_seconds=self._scheduler.due_seconds(request),
+            message_end=request.message_end,
+        )
+        request.transfer_request = transfer_request
+        request.asked_at = time.monotonic()
+        request.move(AwaitingPrefill(transfer_request.transfer_id))
+        self._transfers[transfer_request.transfer_id] = DecodeTransfer(
+            transfer_request.transfer_id, request, breakdown(match, None)
+        )
+        self._coming += goes_on_here(request)
+        self.names.note(transfer_request.transfer_id, request.told_as)
+        self._emit(
+            m.HandoverWanted(
+                request.told_as,
+                transfer_request,
+                request.prompt,
+                None if named is None else named.sender,
+                request.cursor,
+                request.purpose,
+                request.purpose is m.Purpose.ANSWER and not request.fetch_tried,
+            )
+        )
+        return transfer_request.transfer_id
+
+    def want_grant(self, transfer: DecodeTransfer) -> None:
+        """Queue the transfer for its allocation: its sender is about to start. REQUIRES: it is
+        Asked."""
+        if goes_on_here(transfer.request):
+            transfer.move(DecodeTransferState.WANTED)
+            transfer.refused_at = None
+            self._wanted.append(transfer)
+            return
+        transfer.move(DecodeTransferState.BARE)
+        assert transfer.request.transfer_request is not None
+        end = -(-len(transfer.request.prompt) // PAGE_TOKENS)
+        generation = transfer.request.transfer_request.generation
+        self._emit(m.HandoverGranted(m.Grant(transfer.id, generation, end, (), None)))
+
+    def grant(self, gives_way: Callable[[Request], bool]) -> None:
+        """Allocate for transfers with a sender about to start, as far as memory allows. Each
+        destination is emitted once its ids are at rest. gives_way: returns True if another request
+        goes first."""
+        self._grants.advance()
+        while self._wanted and self._is_settled(self._wanted[0], gives_way):
+            self._wanted.popleft()
+
+    def _is_settled(self, transfer: DecodeTransfer, gives_way: Callable[[Request], bool]) -> bool:
+        """Return True if the transfer no longer waits for an allocation."""
+        room_version = self._cache.room_version
+        if transfer.state is not DecodeTransferState.WANTED:
+            return True
+        if transfer.refused_at == room_version or gives_way(transfer.request):
+            return False
+        try:
+            granted = self._grant(transfer)
+        except ImpossibleRequest:
+            # Another sender would find no more memory here.
+            transfer.request.handover_lost = True
+            transfer.move(DecodeTransferState.ASKED)
+            self._emit(m.HandoverDeclined(transfer.id))
+            return True
+        transfer.refused_at = room_version
+        return granted
+
+    def _grant(self, transfer: DecodeTransfer) -> bool:
+        request = transfer.request
+        allocation = self._cache.allocate_to_receive(
+            request.prompt,
+            salt=request.salt,
+            capacity_tokens=request.next_capacity,
+            working_slots=self._working_slots,
+            cursor=request.cursor,
+        )
+        if allocation is None:
+            return False
+        first = allocation.shared_pages
+        pages = -(-len(request.prompt) // PAGE_TOKENS)
+        request.move(Receiving(transfer.id, allocation))
+        transfer.move(DecodeTransferState.GRANTED)
+        assert request.transfer_request is not None
+        self._grants.put(
+            m.Grant(
+                transfer_id=transfer.id,
+                generation=request.transfer_request.generation,
+                first_page=first,
+                pages=tuple(allocation.pages[first:pages].tolist()),
+                slot=allocation.working_slots[0],
+            )
+        )
+        return True
+
+    def _emit_grant(self, grant: m.Grant) -> None:
+        transfer = self._transfers.get(grant.transfer_id)
+        if transfer is None:
+            return
+        if transfer.live:
+            self._emit(m.HandoverGranted(grant))
+        else:
+            # The ids were not given out before the loss, so there is no writer to be fenced.
+            self.fenced(transfer.id)
+
+    def commit(self, transfer: DecodeTransfer) -> tuple[Allocation, Sampled | None]:
+        """Give the allocation to the transfer's request. Return the allocation and the token
+        sampled by the transfer's early step, if any. REQUIRES: every layer chunk arrived and
+        matched, and the step has ended."""
+        assert isinstance(transfer.request.state, Receiving)
+        second = None if transfer.step is None else self._early.take(transfer.step)
+        self._coming -= 1
+        self._forget(transfer)
+        return transfer.request.state.allocation, second
+
+    def give_up(self, transfer: DecodeTransfer) -> None:
+        """Quarantine the transfer's granted allocation and discard its step's token. REQUIRES: the
+        transfer is live."""
+        self._coming -= goes_on_here(transfer.request)
+        state = transfer.request.state
+        if not isinstance(state, Receiving):
+            self._forget(transfer)
+            return
+        if transfer.step is not None:
+            transfer.step.cancel()
+        transfer.move(DecodeTransferState.QUARANTINED)
+        transfer.quarantine = self._cache.quarantine(state.allocation)
+
+    def fenced(self, transfer_id: m.TransferId) -> None:
+        """Free the transfer's ids: its sender writes no more."""
+        transfer = self._transfers.get(transfer_id)
+        if transfer is None or transfer.state is not DecodeTransferState.QUARANTINED:
+            return
+        if transfer.running_step is None:
+            self._free(transfer)
+        else:
+            transfer.move(DecodeTransferState.FENCED)
+
+    def step_ended(self) -> list[tuple[DecodeTransfer, m.RemoteDone]]:
+        """Free transfers fenced while an early step ran. Return transfers completed meanwhile, to
+        be committed."""
+        ended = [transfer for transfer in self._transfers.values() if transfer.running_step is None]
+        for transfer in ended:
+            if transfer.state is DecodeTransferState.FENCED:
+                self._free(transfer)
+        return [
+            (transfer, transfer.done)
+            for transfer in ended
+            if transfer.state is DecodeTransferState.DONE and transfer.done is not None
+        ]
+
+    def _free(self, transfer: DecodeTransfer) -> None:
+        assert transfer.quarantine is not None
+        if transfer.step is not None:
+            self._early.drop()
+        self._cache.free_quarantined(transfer.quarantine)
+        self._forget(transfer)
+
+    def _forget(self, transfer: DecodeTransfer) -> None:
+        transfer.move(DecodeTransferState.OVER)
+        del self._transfers[transfer.id]
+
+
+def goes_on_here(request: Request) -> bool:
+    """Return True if this node decodes from the transferred state: its answer has more tokens than
+    the first, or forks begin there."""
+    return request.sampling.max_new_tokens > 1 or bool(request.forks)

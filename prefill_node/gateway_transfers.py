@@ -1,0 +1,217 @@
+"""Rooms made by a gateway: its call here and the decode node's Reserve meet in either order. The
+gateway may call both nodes in parallel.
+
+Owns the calls that wait or have an open room. Knows neither gRPC nor the gateway's protocol. A call
+is an engine's Submit and is answered like one, with the room's first token and its end. Thread
+rule: the event loop.
+
+Invariants: every call ends, at the latest when `patience` does. A call with a lost room ends with
+ABORT and no error, because the decode node then answers without it. Both sides must bring the same
+prompt.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+
+import numpy as np
+
+from tasuki.engine import messages as m
+from tasuki.prefill_node.transfers import OutgoingTransfer
+from tasuki.server.auth.callers import Caller
+from tasuki.server.auth.tenants import RequestContext, visible_end
+from tasuki.server.errors import DuplicateRequest, InvalidRequest, RequestRejected
+from tasuki.server.unread_answer import AnswerPart
+from tasuki.transfer.errors import DuplicateTransfer
+from tasuki.transfer.lifecycle import events as on
+from tasuki.utils.loops import LoopLost, LoopThread
+
+PATIENCE_SECONDS = 10.0
+
+
+class GatewayCall:
+    """Call of a gateway; `first` is the room's first token, None if there is none."""
+
+    def __init__(self, submit: m.Submit, transfer_id: m.TransferId) -> None:
+        self.submit = submit
+        self.transfer_id = transfer_id
+        self.first: asyncio.Future[m.PrefillToken | None] = (
+            asyncio.get_running_loop().create_future()
+        )
+
+    def answer(self, token: m.PrefillToken | None) -> None:
+        """Set the call's first token, or None. Idempotent."""
+        if not self.first.done():
+            self.first.set_result(token)
+
+
+class GatewayTransfers:
+    def __init__(self, patience: float = PATIENCE_SECONDS) -> None:
+        """patience: limit in seconds of the wait of one side for the other."""
+        self._patience = patience
+        self._parked: dict[m.TransferId, GatewayCall | OutgoingTransfer] = {}
+        """The first side of each room to arrive. It waits for the other side, its withdrawal, or
+        the end of `patience`."""
+        self._patience_ends: dict[m.TransferId, asyncio.TimerHandle] = {}
+        """Timers by waiting room. A timer is cancelled with its wait, so it does not outlive the
+        wait."""
+        self._calls: dict[tuple[str, m.RequestId], GatewayCall] = {}
+        self._open: dict[m.TransferId, GatewayCall] = {}
+
+    async def generate(
+        self, submit: m.Submit, request_context: RequestContext
+    ) -> AsyncGenerator[AnswerPart, None]:
+        """Yield the first token, if the room yields one, and Finished. Raises InvalidRequest,
+        DuplicateRequest.
+
+        request_context: the caller of the id, and the shown part of the usage. No limit counts the
+        call here. The gateway asks the decode node as well, and that node counts the call against
+        the caller's limits. The decode node's Reserve names the trace and brings the salt.
+        """
+        begun = time.monotonic()
+        if submit.gateway_transfer is None:
+            raise InvalidRequest(
+                "kv_bootstrap_info is missing: this prefill node answers only prompts whose decode "
+                "node a gateway names; name this worker as a prefill worker"
+            )
+        owned = (request_context.caller.name, submit.request_id)
+        if owned in self._calls:
+            raise DuplicateRequest(f"request_id {submit.request_id!r} is in flight: use another")
+        call = self._calls[owned] = GatewayCall(submit, submit.gateway_transfer.transfer_id)
+        try:
+            self._arrive(call)
+            token = await call.first
+        finally:
+            del self._calls[owned]
+            # An open room goes on: the decode node reports the end of its own call.
+            self._withdraw(call.transfer_id, call)
+        if token is not None:
+            yield [
+                m.TokenOut(
+                    submit.request_id, token.token, token.logprob, token.margin, 0, token.top
+                )
+            ]
+        yield visible_end(_finished(submit, token, time.monotonic() - begun), request_context)
+
+    def abort(self, request_id: m.RequestId, caller: Caller) -> None:
+        """End the caller's own call without a token. Idempotent. Does nothing for another caller's
+        request."""
+        call = self._calls.get((caller.name, request_id))
+        if call is not None:
+            call.answer(None)
+
+    def receiver_arrived(self, transfer: OutgoingTransfer) -> None:
+        """Expect the gateway's call for a room reserved by a decode node. Raises
+        DuplicateTransfer."""
+        parked = self._parked.get(transfer.id)
+        if parked is None:
+            self._park(transfer.id, transfer)
+        elif isinstance(parked, GatewayCall):
+            self._meet(parked, transfer)
+        else:
+            raise DuplicateTransfer(f"room {transfer.id} has arrived on the remote side before")
+
+    def first_token(self, transfer_id: m.TransferId, token: m.PrefillToken) -> None:
+        """Answer the room's call with its first token."""
+        if (call := self._open.get(transfer_id)) is not None:
+            call.answer(token)
+
+    def over(self, transfer: OutgoingTransfer) -> None:
+        """Handle the end of a room, with or without the gateway's call."""
+        call = self._open.pop(transfer.id, None)
+        if call is not None:
+            call.answer(None)
+        else:
+            self._withdraw(transfer.id, transfer)
+
+    def _arrive(self, call: GatewayCall) -> None:
+        parked = self._parked.get(call.transfer_id)
+        if parked is None:
+            self._park(call.transfer_id, call)
+        elif isinstance(parked, GatewayCall):
+            raise InvalidRequest(
+                f"kv_bootstrap_info.bootstrap_room: room {call.transfer_id} has arrived on the "
+                "local side "
+                "before"
+            )
+        else:
+            self._meet(call, parked)
+
+    def _meet(self, call: GatewayCall, transfer: OutgoingTransfer) -> None:
+        self._unpark(transfer.id)
+        if not np.array_equal(call.submit.prompt, transfer.prompt):
+            transfer.put(on.Stopped("the gateway gave this node another prompt"))
+            call.answer(None)
+            return
+        self._open[transfer.id] = call
+        transfer.put(on.Met())
+
+    def _park(self, transfer_id: m.TransferId, first: GatewayCall | OutgoingTransfer) -> None:
+        self._parked[transfer_id] = first
+        loop = asyncio.get_running_loop()
+        self._patience_ends[transfer_id] = loop.call_later(
+            self._patience, self._expire, transfer_id
+        )
+
+    def _expire(self, transfer_id: m.TransferId) -> None:
+        """End the wait of the first side, because the other did not come in time."""
+        first = self._unpark(transfer_id)
+        if isinstance(first, GatewayCall):
+            first.answer(None)
+        else:
+            first.put(on.Missed())
+
+    def _withdraw(self, transfer_id: m.TransferId, first: GatewayCall | OutgoingTransfer) -> None:
+        """Withdraw a side if it is parked."""
+        if self._parked.get(transfer_id) is first:
+            self._unpark(transfer_id)
+
+    def _unpark(self, transfer_id: m.TransferId) -> GatewayCall | OutgoingTransfer:
+        self._patience_ends.pop(transfer_id).cancel()
+        return self._parked.pop(transfer_id)
+
+
+def _finished(submit: m.Submit, token: m.PrefillToken | None, seconds: float) -> m.Finished:
+    reason = m.FinishReason.ABORT if token is None else m.FinishReason.LENGTH
+    usage = m.Usage(
+        prompt_tokens=len(submit.prompt),
+        completion_tokens=0 if token is None else 1,
+        hit=None if token is None else token.hit,
+        transfer=None,
+        prefilled_on="local",
+        local_fallback=False,
+        time_to_first_token=seconds,
+        seconds=seconds,
+    )
+    return m.Finished(submit.request_id, reason, usage)
+
+
+class GatewayAnswers:
+    """Gateway rooms for callers on the front's loop, the loop of gateway calls.
+
+    Keeps nothing. Thread rule: the front's event loop; the rooms live on the hand-over's. It is
+    otherwise like GatewayTransfers.
+    """
+
+    def __init__(self, transfers: GatewayTransfers, there: LoopThread) -> None:
+        self._transfers = transfers
+        self._there = there
+
+    async def generate(
+        self, submit: m.Submit, request_context: RequestContext
+    ) -> AsyncGenerator[AnswerPart, None]:
+        """Answer as GatewayTransfers does. Raises RequestRejected if the rooms' loop has died."""
+
+        async def answer() -> list[AnswerPart]:
+            return [part async for part in self._transfers.generate(submit, request_context)]
+
+        try:
+            # Token and end arrive together, so no client waits for the end.
+            parts = await self._there.run(answer(), None)
+        except LoopLost as error:
+            raise RequestRejected(m.RequestError(m.ErrorKind.INTERNAL, str(error))) from error
+        for part in parts:
+            yield part
+
+    def abort(self, request_id: m.RequestId, caller: Caller) -> None:
+        self._there.loop.call_soon_threadsafe(self._transfers.abort, request_id, caller)

@@ -1,0 +1,340 @@
+"""Places of a layer chunk's bytes: lengths of units, segments of two arenas, and offsets.
+
+Pure.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasuki.pycache.layout import CacheLayout, LayerKind
+from tasuki.transfer.errors import OutOfBounds
+
+from .chunk import ChunkHeader
+
+
+class UnitSizes(Protocol):
+    """Lengths of the sent units. Most parts of a sender need nothing else of a layout.
+
+    Bytes on the wire of a block, of the state of one GDN layer, and of the values carried over by a
+    draft layer. CacheLayout is one, for a wire without encoding.
+    """
+
+    @property
+    def layer_kinds(self) -> tuple[LayerKind, ...]: ...
+
+    @property
+    def block_bytes(self) -> int: ...
+
+    @property
+    def state_layer_bytes(self) -> int: ...
+
+    @property
+    def carry_bytes(self) -> int: ...
+
+
+def state_bytes(sizes: UnitSizes, layer: int) -> int:
+    """Return the state bytes sent for one layer; 0 if the layer keeps no state."""
+    match sizes.layer_kinds[layer]:
+        case LayerKind.GDN:
+            return sizes.state_layer_bytes
+        case LayerKind.DRAFT:
+            return sizes.carry_bytes
+        case LayerKind.FULL:
+            return 0
+
+
+Segments = NDArray[np.int64]
+
+
+def chunk_segments(
+    layout: CacheLayout,
+    header: ChunkHeader,
+    local_pages: Sequence[int],
+    remote_pages: Sequence[int],
+    local_slot: int | None,
+    remote_slot: int | None,
+) -> Segments:
+    """Return the segments (local offset, remote offset, length) of a layer chunk, with contiguous
+    runs merged.
+
+    The result covers every layer of the chunk, [n, 3] int64, because arenas are larger than 2 GiB;
+    n is 0 if the chunk has nothing to send. Knows the layout and the ids of both sides, but no
+    peers, rooms or meaning of the bytes. Pure. REQUIRES: local_pages and remote_pages have
+    header.pages ids each; a local_slot comes with a remote_slot.
+    """
+    parts: list[Segments] = []
+    # Pages of every layer make the same runs, at a constant distance.
+    runs: Segments | None = None
+    for layer in range(header.first_layer, header.end_layer):
+        kind = layout.layer_kinds[layer]
+        if kind.keeps_pages:
+            if runs is None:
+                runs = _page_runs(layout, local_pages, remote_pages)
+            part = runs.copy()
+            part[:, :2] += layout.page_span(layer, 0).offset
+            parts.append(part)
+        if kind.keeps_state and local_slot is not None and remote_slot is not None:
+            span = layout.state_span(layer, local_slot)
+            target = layout.state_span(layer, remote_slot)
+            parts.append(np.array([[span.offset, target.offset, span.length]], dtype=np.int64))
+    return np.concatenate(parts) if parts else np.empty((0, 3), dtype=np.int64)
+
+
+def _page_runs(layout: CacheLayout, local: Sequence[int], remote: Sequence[int]) -> Segments:
+    """Return the segments of a layer with page 0 at byte 0."""
+    size = layout.block_bytes
+    here = np.asarray(local, dtype=np.int64) * size
+    there = np.asarray(remote, dtype=np.int64) * size
+    return merge_runs(here, there, size)
+
+
+def chunk_bytes(sizes: UnitSizes, header: ChunkHeader) -> int:
+    """Return the total bytes of the chunk's segments."""
+    return sum(
+        layer_bytes(sizes, layer, header.pages, header.carries_state)
+        for layer in range(header.first_layer, header.end_layer)
+    )
+
+
+def layer_bytes(sizes: UnitSizes, layer: int, pages: int, carries_state: bool) -> int:
+    """Return the bytes a forward has to send for one layer."""
+    blocks = pages * sizes.block_bytes if sizes.layer_kinds[layer].keeps_pages else 0
+    return blocks + (state_bytes(sizes, layer) if carries_state else 0)
+
+
+def merge_runs(local: NDArray[np.int64], remote: NDArray[np.int64], length: int) -> Segments:
+    """Return blocks of `length` bytes as segments; neighbours contiguous on both sides become
+    one."""
+    if len(local) == 0:
+        return np.empty((0, 3), dtype=np.int64)
+    breaks = (local[1:] - local[:-1] != length) | (remote[1:] - remote[:-1] != length)
+    inner = np.flatnonzero(breaks) + 1
+    # Filled in place, because each of numpy's helpers would cost as much as all of this.
+    edges = np.empty(len(inner) + 2, dtype=np.int64)
+    edges[0], edges[1:-1], edges[-1] = 0, inner, len(local)
+    segments = np.empty((len(inner) + 1, 3), dtype=np.int64)
+    segments[:, 0], segments[:, 1] = local[edges[:-1]], remote[edges[:-1]]
+    segments[:, 2] = (edges[1:] - edges[:-1]) * length
+    return segments
+
+
+def merge_segments(segments: Segments) -> Segments:
+    """Return the segments with neighbours contiguous on both sides merged, for any lengths."""
+    if len(segments) == 0:
+        return segments
+    ends = segments[:-1, :2] + segments[:-1, 2:]
+    starts = np.concatenate([[0], np.flatnonzero((segments[1:, :2] != ends).any(axis=1)) + 1])
+    merged: Segments = segments[starts]
+    merged[:, 2] = np.add.reduceat(segments[:, 2], starts)
+    return merged
+
+
+def check_bounds(segments: Segments, local_size: int, remote_size: int) -> None:
+    """Raise OutOfBounds naming the first segment outside either side's registered bytes."""
+    if len(segments) == 0 or _inside(segments, local_size, remote_size):
+        return
+    length = segments[:, 2]
+    for side, column, size in (("local", 0, local_size), ("remote", 1, remote_size)):
+        offset = segments[:, column]
+        # Not offset + length > size: near 2^63 the sum wraps around.
+        bad = np.flatnonzero(
+            (offset < 0) | (length < 1) | (length > size) | (offset > size - length)
+        )
+        if len(bad):
+            index = int(bad[0])
+            raise OutOfBounds(
+                f"piece {index}: {side} bytes at {int(offset[index])} of length "
+                f"{int(length[index])} are outside the {size} registered"
+            )
+
+
+def _inside(segments: Segments, local_size: int, remote_size: int) -> bool:
+    """Return True if all segments are inside. Takes as few passes as possible, because it runs
+    before every post."""
+    local, remote, length = segments[:, 0], segments[:, 1], segments[:, 2]
+    if int(segments.min()) < 0 or int(length.min()) < 1:
+        return False
+    # Both offsets are not negative, so no difference leaves int64.
+    return bool((local <= local_size - length).all()) and bool(
+        (remote <= remote_size - length).all()
+    )
+
+
+Indices = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Strip:
+    """`count` units of `length` bytes each, the first at `offset`, `stride` bytes apart."""
+
+    offset: int
+    length: int
+    stride: int
+    count: int
+
+
+@dataclass(frozen=True)
+class UnitPairs:
+    """local[i] is sent to remote[i]; [units] int32 each."""
+
+    local: Indices
+    remote: Indices
+
+
+@dataclass(frozen=True)
+class TransferUnits:
+    """Units of segments: the parts of an arena sent whole by chunks, as numbers.
+
+    A unit is a block, or the state of one GDN layer or draft layer in one slot. Every segment is
+    one unit or a run of blocks. Knows an arena's geometry, but not the layers' order, ids of
+    requests or transports. Pure. Invariant: unit i of two arenas with one layout has the same
+    length.
+
+    block_bytes, slab_bytes, state_bytes: bytes of a block, of a slab, and of a GDN layer's state.
+    states: GDN states of a slab. carry_bytes: bytes of a draft layer's state, stored behind the
+    others; 0 if there is none.
+    """
+
+    block_bytes: int
+    slab_bytes: int
+    state_bytes: int
+    states: int
+    carry_bytes: int = 0
+
+    @staticmethod
+    def of(layout: CacheLayout) -> "TransferUnits":
+        return TransferUnits(
+            layout.block_bytes,
+            layout.slab_bytes,
+            layout.state_layer_bytes,
+            layout.gdn_layers,
+            layout.carry_bytes,
+        )
+
+    def strips(self, arena_bytes: int) -> list[Strip]:
+        """Return all units of an arena in the order of their numbers: blocks, then each layer's
+        states."""
+        slabs = arena_bytes // self.slab_bytes
+        blocks = slabs * self.slab_bytes // self.block_bytes
+        states = [
+            Strip(layer * self.state_bytes, self.state_bytes, self.slab_bytes, slabs)
+            for layer in range(self.states)
+        ]
+        if self.carry_bytes:
+            states.append(Strip(self._carry_offset, self.carry_bytes, self.slab_bytes, slabs))
+        return [Strip(0, self.block_bytes, self.block_bytes, blocks), *states]
+
+    @property
+    def _carry_offset(self) -> int:
+        """Return the offset of a draft layer's state within a slab."""
+        return self.states * self.state_bytes
+
+    def indices(self, segments: Segments, local_bytes: int, remote_bytes: int) -> UnitPairs | None:
+        """Return the segments as units of arenas with these sizes; None if a segment is not made of
+        whole units.
+
+        pieces: [n, 3] int64, inside both arenas.
+        """
+        whole = (segments % self.block_bytes == 0).all(axis=1)
+        runs = segments if whole.all() else segments[whole]
+        counts = runs[:, 2] // self.block_bytes
+        local = _runs(runs[:, 0] // self.block_bytes, counts)
+        remote = _runs(runs[:, 1] // self.block_bytes, counts)
+        if len(runs) == len(segments):
+            return UnitPairs(local, remote)
+        # One by one: a chunk has few states, and an operation on an array costs as much as one of
+        # them.
+        states = []
+        for here, there, length in segments[~whole].tolist():
+            pair = (
+                self._state(here, length, local_bytes),
+                self._state(there, length, remote_bytes),
+            )
+            if None in pair:
+                return None
+            states.append(pair)
+        numbers = np.array(states, dtype=np.int32)
+        return UnitPairs(
+            np.concatenate([local, numbers[:, 0]]), np.concatenate([remote, numbers[:, 1]])
+        )
+
+    def _state(self, offset: int, length: int, arena_bytes: int) -> int | None:
+        """Return the number of the state with this offset and length; None if there is none."""
+        slot, within = divmod(offset, self.slab_bytes)
+        if self.carry_bytes and (within, length) == (self._carry_offset, self.carry_bytes):
+            layer = self.states
+        else:
+            layer, rest = divmod(within, self.state_bytes)
+            if rest or layer >= self.states or length != self.state_bytes:
+                return None
+        slabs = arena_bytes // self.slab_bytes
+        return slabs * self.slab_bytes // self.block_bytes + layer * slabs + slot
+
+
+def _runs(firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> Indices:
+    """Return the numbers of all runs: `counts` consecutive ones for each run, from its first."""
+    if len(counts) == 0:
+        return np.empty(0, dtype=np.int32)
+    ends = np.cumsum(counts)
+    steps = np.arange(int(ends[-1])) - np.repeat(ends - counts, counts)
+    numbers: Indices = (np.repeat(firsts, counts) + steps).astype(np.int32)
+    return numbers
+
+
+Offsets = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Places of a region's arenas if they are not neighbours: each rank's arena is on a GPU of its
+    own.
+
+    Offsets of the region are counted as if the arenas were one behind another. Kernels count them
+    from the lowest address. Pure. Invariant: a placed run is inside one arena.
+
+    addresses: addresses of the arenas in this process. size: bytes of each arena. stride: bytes
+    between the beginnings of two arenas in the region.
+    """
+
+    addresses: tuple[int, ...]
+    size: int
+    stride: int
+
+    @property
+    def region_bytes(self) -> int:
+        return (len(self.addresses) - 1) * self.stride + self.size
+
+    @property
+    def begin(self) -> int:
+        """Return the lowest address."""
+        return min(self.addresses)
+
+    @property
+    def extent(self) -> int:
+        """Return the bytes from `begin` to the highest end; most of them may belong to no arena."""
+        return max(self.addresses) + self.size - self.begin
+
+    @cached_property
+    def _from_begin(self) -> Offsets:
+        return np.array(self.addresses, dtype=np.int64) - self.begin
+
+    def placed(self, offsets: Offsets, lengths: Offsets) -> Offsets:
+        """Return the places of runs at these region offsets, in bytes from `begin`. Raises
+        OutOfBounds naming the first run not inside one arena."""
+        arenas = offsets // self.stride
+        inside = offsets - arenas * self.stride
+        wrong = (arenas < 0) | (arenas >= len(self.addresses)) | (lengths < 1)
+        wrong |= inside > self.size - lengths
+        if wrong.any():
+            index = int(wrong.argmax())
+            raise OutOfBounds(
+                f"piece {index}: bytes at {int(offsets[index])} of length {int(lengths[index])} "
+                f"are in none of {len(self.addresses)} arenas of {self.size}, {self.stride} apart"
+            )
+        placed: Offsets = self._from_begin[arenas] + inside
+        return placed

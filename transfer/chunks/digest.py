@@ -1,0 +1,277 @@
+"""Digests of layer chunks: they show if the arrived bytes equal the sent ones, each in its place.
+
+A block's sum is multilinear over its 64-bit words, sum(word[i] * key[i]) mod 2^64 with odd keys. It
+costs one multiply-add a word, in any order, so a CPU (cpp_cache/digest) or a GPU computes it at
+memory speed. A summed part is one head's share of a block, or the state of one layer.
+
+The sum is mixed with (room, generation, layer, logical page and head, or state), so right bytes in
+a wrong place fail. A chunk's digest is the sum of its parts' digests, on any of a model's ranks:
+heads are counted over all ranks. It finds accidents (flipped, swapped, stale, missing bytes), not
+forgers.
+
+Owns a view of the arena's bytes. Knows no peers. Thread rule: calls of one digester may run in
+parallel. Invariant: every block is a whole number of 64-bit words, because a page has 64 tokens and
+a state's columns are padded to 64 bytes.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasuki.pycache._cpp_cache import GpuDigester, RowDigester, WindowGeometry
+from tasuki.pycache._cpp_cache import WindowDigester as CompiledDigester
+from tasuki.pycache.layout import CacheLayout
+
+from .chunk import ChunkHeader
+from .descriptors import UnitSizes, state_bytes
+
+MASK = 2**64 - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_NOTHING = np.empty(0, dtype=np.int64)
+_WORD = 8
+"""Bytes of a word."""
+_STATE = 2**32
+"""Number of the state in place of a page's logical index; no prompt has so many pages."""
+_HEAD_SHIFT = 33
+"""Shift of the head's number, above the bits of a page or a state."""
+Parts = list[tuple[int, int, int]]
+"""For each part: its beginning in page 0 or slot 0 and its length, both in words, and its key."""
+
+
+def splitmix64(value: int) -> int:
+    """Mix a 64-bit integer: a bijection; every input bit affects every output bit."""
+    value = (value + _GOLDEN) & MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK
+    return value ^ (value >> 31)
+
+
+def splitmix64_all(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return splitmix64 of each value."""
+    return _mixed(values + np.uint64(_GOLDEN))
+
+
+def word_keys(count: int) -> NDArray[np.uint64]:
+    """Return odd keys [count] uint64: a mix of the word's index, lowest bit set."""
+    index = np.arange(1, count + 1, dtype=np.uint64)
+    return _mixed(index * np.uint64(_GOLDEN)) | np.uint64(1)
+
+
+def _mixed(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))
+
+
+@dataclass(frozen=True)
+class ChunkRows:
+    """Rows of a layer chunk, in order: int64 [rows] each.
+
+    offsets, lengths: in 64-bit words of the arena. seeds: bits mixed with a row's sum.
+    """
+
+    offsets: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    seeds: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ArenaChunk:
+    """Layer chunk at its place in an arena. slot is given exactly if header.carries_state."""
+
+    transfer_id: int
+    generation: int
+    header: ChunkHeader
+    pages: tuple[int, ...]
+    slot: int | None
+
+    @property
+    def places(self) -> tuple[int, int, int, int, int, tuple[int, ...], int | None]:
+        """Return the values in the form taken by compiled code."""
+        header = self.header
+        return (
+            self.transfer_id,
+            self.generation,
+            header.first_layer,
+            header.end_layer,
+            header.first_page,
+            self.pages,
+            self.slot,
+        )
+
+
+Digestible: TypeAlias = ArenaChunk | ChunkRows
+
+
+def row_table(chunks: Sequence[ChunkRows]) -> NDArray[np.int64]:
+    """Return the rows of all chunks as [5, columns] int64, equal to `WindowGeometry.rows` of the
+    same chunks.
+
+    Lines: offsets, lengths, seeds, the number of each row's chunk, and zeros to add digests to, at
+    least one for each chunk. The number of columns is even, because a GPU's kernel is compiled anew
+    for lines not aligned to 16 bytes.
+    """
+    count = sum(len(chunk.offsets) for chunk in chunks)
+    columns = max(count, len(chunks))
+    table = np.zeros((5, columns + columns % 2), dtype=np.int64)
+    first = 0
+    for number, rows in enumerate(chunks):
+        end = first + len(rows.offsets)
+        table[:3, first:end] = rows.offsets, rows.lengths, rows.seeds
+        table[3, first:end] = number
+        first = end
+    return table
+
+
+def chunk_rows(
+    layout: CacheLayout,
+    transfer_id: int,
+    generation: int,
+    header: ChunkHeader,
+    pages: Sequence[int],
+    slot: int | None,
+    sizes: UnitSizes | None = None,
+) -> ChunkRows:
+    """Return the rows of one layer chunk. sizes: sizes on the wire, from the beginning of each
+    unit; by default whole units. REQUIRES: ids are inside the arena; slot is given exactly if
+    header.carries_state."""
+    lengths = layout if sizes is None else sizes
+    rows: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]] = []
+    identity = splitmix64(splitmix64(transfer_id) ^ generation)
+    places = np.arange(header.first_page, header.first_page + len(pages), dtype=np.uint64)
+    for layer in range(header.first_layer, header.end_layer):
+        seed = np.uint64(splitmix64(identity ^ layer))
+        of_page, of_slot = layer_parts(layout, layer, lengths)
+        if of_page:
+            begins, words, keys = np.array(of_page, dtype=np.int64).T
+            # A page's parts are neighbours, as they are in a staged copy of it.
+            own = np.asarray(pages, dtype=np.int64)[:, None] * (layout.block_bytes // _WORD)
+            seeds = splitmix64_all(seed ^ places[:, None] ^ keys.astype(np.uint64))
+            shape = (len(pages), len(words))
+            rows.append(((own + begins).ravel(), np.broadcast_to(words, shape).ravel(), seeds))
+        if of_slot and slot is not None:
+            begins, words, keys = np.array(of_slot, dtype=np.int64).T
+            begins = begins + slot * (layout.slab_bytes // _WORD)
+            rows.append((begins, words, splitmix64_all(seed ^ keys.astype(np.uint64))))
+    return ChunkRows(
+        np.concatenate([_NOTHING, *(offsets for offsets, _, _ in rows)]),
+        np.concatenate([_NOTHING, *(words for _, words, _ in rows)]),
+        np.concatenate([_NOTHING, *(seeds.ravel().view(np.int64) for _, _, seeds in rows)]),
+    )
+
+
+def place_seeds(
+    transfer_id: int, generation: int, layer: int, places: NDArray[np.int64], head: int
+) -> NDArray[np.uint64]:
+    """Return the seeds mixed with the sums of a head's part of each page. places: indices of the
+    pages in their sequence."""
+    seed = np.uint64(_layer_seed(transfer_id, generation, layer) ^ head << _HEAD_SHIFT)
+    return splitmix64_all(seed ^ places.astype(np.uint64))
+
+
+def state_seeds(
+    transfer_id: int, generation: int, layer: int, parts: NDArray[np.int64]
+) -> NDArray[np.uint64]:
+    """Return the seeds mixed with the sums of a state's parts, by number."""
+    seed = np.uint64(_layer_seed(transfer_id, generation, layer) ^ _STATE)
+    return splitmix64_all(seed ^ parts.astype(np.uint64) << np.uint64(_HEAD_SHIFT))
+
+
+def _layer_seed(transfer_id: int, generation: int, layer: int) -> int:
+    return splitmix64(splitmix64(splitmix64(transfer_id) ^ generation) ^ layer)
+
+
+def layer_parts(layout: CacheLayout, layer: int, lengths: UnitSizes) -> tuple[Parts, Parts]:
+    """Return (parts of page 0, parts of slot 0) of one layer; either may be empty. lengths: lengths
+    on the wire, from the beginning of each unit."""
+    of_page: Parts = []
+    of_slot: Parts = []
+    kind = layout.layer_kinds[layer]
+    if kind.keeps_pages:
+        begin = layout.page_span(layer, 0).offset // _WORD
+        words = lengths.block_bytes // layout.kv_heads // _WORD
+        of_page = [
+            (begin + head * words, words, head << _HEAD_SHIFT) for head in range(layout.kv_heads)
+        ]
+    if kind.keeps_state:
+        begin = layout.state_span(layer, 0).offset // _WORD
+        of_slot = [(begin, state_bytes(lengths, layer) // _WORD, _STATE)]
+    return of_page, of_slot
+
+
+def chunk_geometry(layout: CacheLayout, sizes: UnitSizes | None = None) -> WindowGeometry:
+    """Return the compiled geometry of an arena with this layout. Its rows equal those of
+    `chunk_rows`, its reference. sizes: sizes on the wire, from the beginning of each unit; by
+    default whole units."""
+    lengths = layout if sizes is None else sizes
+    return WindowGeometry(
+        [layer_parts(layout, layer, lengths) for layer in range(len(layout.layer_kinds))],
+        layout.block_bytes // _WORD,
+        layout.slab_bytes // _WORD,
+    )
+
+
+class Digester(ABC):
+    """Digester of layer chunks in one arena, in host or GPU memory."""
+
+    @property
+    def of_gpu(self) -> GpuDigester | None:
+        """Return the compiled digester used beside a GPU's transfers; None in host memory."""
+        return None
+
+    @abstractmethod
+    def digest_all(self, chunks: Sequence[ArenaChunk]) -> list[int]:
+        """Return the 64-bit digest of each chunk, in one call for any number of them.
+
+        REQUIRES: ids are inside the arena.
+        """
+
+    @abstractmethod
+    def digest_rows(self, rows: ChunkRows) -> int:
+        """Return the 64-bit digest of one chunk, with rows at any place in the arena."""
+
+    def digest_each(self, chunks: Sequence[Digestible]) -> list[int]:
+        """Return the digests: by digest_all for chunks in the arena, one by one for rows."""
+        placed = [chunk for chunk in chunks if isinstance(chunk, ArenaChunk)]
+        found = iter(self.digest_all(placed) if placed else [])
+        return [
+            next(found) if isinstance(chunk, ArenaChunk) else self.digest_rows(chunk)
+            for chunk in chunks
+        ]
+
+    def digest(
+        self,
+        transfer_id: int,
+        generation: int,
+        header: ChunkHeader,
+        pages: Sequence[int],
+        slot: int | None,
+    ) -> int:
+        """Return the digest of one layer chunk, as digest_all does."""
+        chunk = ArenaChunk(transfer_id, generation, header, tuple(pages), slot)
+        return self.digest_all([chunk])[0]
+
+
+class ChunkDigester(Digester):
+    """Digester of one arena in host memory; runs on the calling thread without the GIL.
+
+    memory: the arena's bytes, uint8 [slabs * slab_bytes], shared and never copied. sizes: sizes of
+    units on the wire; the layout's own by default.
+    """
+
+    def __init__(
+        self, memory: NDArray[np.uint8], layout: CacheLayout, sizes: UnitSizes | None = None
+    ) -> None:
+        longest = max(layout.block_bytes, layout.state_layer_bytes, layout.carry_bytes) // _WORD
+        self._rows = RowDigester(memory, longest)
+        self._windows = CompiledDigester(self._rows, chunk_geometry(layout, sizes))
+
+    def digest_all(self, chunks: Sequence[ArenaChunk]) -> list[int]:
+        return self._windows.digest_all([chunk.places for chunk in chunks])
+
+    def digest_rows(self, rows: ChunkRows) -> int:
+        return self._rows.digest(rows.offsets, rows.lengths, rows.seeds)

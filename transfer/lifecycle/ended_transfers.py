@@ -1,0 +1,87 @@
+"""Ends of each connection's last rooms: their drains and their used numbers."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from itertools import islice
+
+from tasuki.transfer.reports import Drain
+
+_ROOMS = 1024
+_CONNECTIONS = 256
+
+_Transfer = tuple[int, int]
+"""Number and generation of a room."""
+
+
+class EndedTransfers:
+    """Ends of the last rooms of each connection. With them a late or repeated abort is answered
+    correctly, and no number is used twice.
+
+    Invariants: the ends of one connection's rooms are reported to no other. A forced drain is
+    remembered as long as its connection, because forgetting it would claim the end of all writes.
+    For a forgotten connection no answer is given.
+    """
+
+    def __init__(
+        self,
+        lives: Callable[[str], bool],
+        transfers: int = _ROOMS,
+        connections: int = _CONNECTIONS,
+    ) -> None:
+        """lives: returns True if a connection is not over; a live one is never forgotten, even
+        beyond the limit. rooms, connections: limits of remembered connections, and of drained rooms
+        of each."""
+        self._lives = lives
+        self._limit = transfers
+        self._connections_limit = connections
+        self._drained: OrderedDict[str, OrderedDict[_Transfer, None]] = OrderedDict()
+        self._forced: dict[str, set[_Transfer]] = {}
+
+    def began(self, connection: str) -> None:
+        """Answer for the connection's rooms from now on."""
+        self._drained[connection] = OrderedDict()
+        self._forced[connection] = set()
+        surplus = len(self._drained) - self._connections_limit
+        over = (name for name in self._drained if not self._lives(name))
+        for name in list(islice(over, max(0, surplus))):
+            del self._drained[name], self._forced[name]
+
+    def knows(self, connection: str) -> bool:
+        """Return True if the connection is or was one of this process, and is not forgotten."""
+        return connection in self._drained
+
+    def remember(self, connection: str, transfer_id: int, generation: int, drain: Drain) -> None:
+        """Remember the room's end; no effect if the connection is forgotten."""
+        drained = self._drained.get(connection)
+        if drained is None:
+            return
+        if drain is Drain.FORCED:
+            self._forced[connection].add((transfer_id, generation))
+            return
+        drained[transfer_id, generation] = None
+        while len(drained) > self._limit:
+            drained.popitem(last=False)
+
+    def drain(self, connection: str, transfer_id: int, generation: int) -> Drain | None:
+        """Return the room's drain; None if no remembered room of the connection has this number and
+        generation."""
+        key = (transfer_id, generation)
+        if key in self._forced.get(connection, ()):
+            return Drain.FORCED
+        return Drain.DRAINED if key in self._drained.get(connection, ()) else None
+
+    def refusal(
+        self, connection: str, transfer_id: int, generation: int, is_open: bool
+    ) -> str | None:
+        """Return the reason against opening the room on the connection; None if there is none.
+        is_open: a room with this number lives."""
+        if self.drain(connection, transfer_id, generation) is not None:
+            return f"room {transfer_id} is over: take a new room"
+        return f"room {transfer_id} is open: take a new room" if is_open else None
+
+    def aborted(self, connection: str, transfer_id: int, generation: int) -> Drain:
+        """Return the drain of a room no longer live. It counts as over from now on, even if its
+        opening comes after its abort."""
+        drain = self.drain(connection, transfer_id, generation) or Drain.DRAINED
+        self.remember(connection, transfer_id, generation, drain)
+        return drain

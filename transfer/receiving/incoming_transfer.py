@@ -1,0 +1,193 @@
+"""One room on the receiving side, and the layer barrier for computation on it.
+
+Owns the record of one room's arrived chunks. Thread rule of the barrier: one thread waits, any
+thread closes.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from tasuki.pycache.layout import CacheLayout
+from tasuki.transfer.chunks.chunk import ChunkHeader, Destination
+from tasuki.transfer.errors import ChunksMissing, DigestMismatch, OutOfBounds
+from tasuki.transfer.reports import KEPT_CHUNKS, ArrivedChunk, BarrierWait, ChunkDigest
+from tasuki.utils.signatures import Clock
+
+
+class IncomingTransfer:
+    """Record of one room on the receiving side: arrived layer chunks, their digests, and the
+    missing part.
+
+    Owns the record, and wakes the threads waiting for it. Does not know transports or clocks:
+    Receiver calls it under its lock. Invariant: a chunk counts once, even if it is announced
+    several times.
+    """
+
+    def __init__(
+        self,
+        transfer_id: int,
+        generation: int,
+        destination: Destination,
+        layout: CacheLayout,
+        changed: threading.Condition,
+    ) -> None:
+        """changed: over the receiver's lock; notified when a layer chunk has arrived, or the room
+        was forgotten."""
+        self.changed = changed
+        self.transfer_id = transfer_id
+        self.generation = generation
+        self.destination = destination
+        self.forgotten = False
+        """True once no more chunks of the room are counted."""
+        self.sealed = False
+        """Verified: later chunks are no part of it."""
+        self._spoiled: int | None = None
+        self._kinds = layout.layer_kinds
+        self._full = [region.layer for region in layout.regions]
+        self._arrived: dict[int, ChunkDigest] = {}
+        self.arrivals: deque[ArrivedChunk] = deque(maxlen=KEPT_CHUNKS)
+        self.waits: deque[BarrierWait] = deque(maxlen=KEPT_CHUNKS)
+        self._pages = np.zeros((len(self._kinds), len(destination.pages)), dtype=np.bool_)
+        # Without a granted slot no state is awaited.
+        self._states = np.full(len(self._kinds), destination.slot is None, dtype=np.bool_)
+
+    @property
+    def chunks_arrived(self) -> int:
+        return len(self._arrived)
+
+    def has(self, header: ChunkHeader) -> bool:
+        return header.sequence in self._arrived
+
+    def pages_of(self, header: ChunkHeader) -> tuple[int, ...]:
+        """Return the granted page ids filled by the chunk. Raises OutOfBounds on a header outside
+        the grant."""
+        granted = self.destination
+        first, end = header.first_page, header.first_page + header.pages
+        if not 0 <= header.first_layer < header.end_layer <= len(self._kinds):
+            raise OutOfBounds(
+                f"room {self.transfer_id}: window {header.sequence} names layers "
+                f"{header.first_layer} to "
+                f"{header.end_layer} of {len(self._kinds)}"
+            )
+        if header.carries_state and granted.slot is None:
+            raise OutOfBounds(
+                f"room {self.transfer_id}: window {header.sequence} carries a state, for which "
+                "no slot is "
+                "granted"
+            )
+        if header.pages and not granted.first_page <= first <= end <= granted.end_page:
+            raise OutOfBounds(
+                f"room {self.transfer_id}: window {header.sequence} names pages {first} to "
+                f"{end}, granted "
+                f"are {granted.first_page} to {granted.end_page}"
+            )
+        return granted.pages[first - granted.first_page : end - granted.first_page]
+
+    def arrive(
+        self, header: ChunkHeader, digest: int, landed_at: float, verified_at: float
+    ) -> None:
+        """Record an arrived chunk. REQUIRES: pages_of(header) did not raise, and has(header) is
+        False."""
+        self._arrived[header.sequence] = ChunkDigest(header, digest)
+        self.arrivals.append(ArrivedChunk(header.sequence, landed_at, verified_at))
+        first = header.first_page - self.destination.first_page
+        layers = slice(header.first_layer, header.end_layer)
+        if header.pages:
+            self._pages[layers, first : first + header.pages] = True
+        self._states[layers] |= header.carries_state
+
+    def layer_arrived(self, layer: int) -> bool:
+        """Return True if all bytes of the layer have arrived: its pages, or its final state."""
+        if self._kinds[layer].keeps_pages:
+            return bool(self._pages[layer].all()) and bool(self._states[layer])
+        return bool(self._states[layer])
+
+    def spoil(self, header: ChunkHeader) -> None:
+        """Mark the room as unverifiable: the chunk's arrived bytes may have been overwritten."""
+        self._spoiled = header.sequence
+
+    def missing(self, sent: Sequence[ChunkDigest]) -> list[int]:
+        """Return the sequence numbers of sent chunks not yet arrived."""
+        return [w.header.sequence for w in sent if w.header.sequence not in self._arrived]
+
+    def wait_for(self, sent: Sequence[ChunkDigest], timeout: float) -> None:
+        """Wait until all of them have arrived, the room is forgotten, or `timeout` seconds are
+        over."""
+        self.changed.wait_for(lambda: self.forgotten or not self.missing(sent), timeout)
+
+    def verify(self, sent: Sequence[ChunkDigest]) -> None:
+        """Raise ChunksMissing or DigestMismatch unless exactly `sent` arrived and fills the whole
+        grant."""
+        missing = self.missing(sent)
+        if missing:
+            raise ChunksMissing(
+                f"room {self.transfer_id}: {len(missing)} of {len(sent)} windows have not "
+                "landed, first "
+                f"{missing[0]}"
+            )
+        for chunk in sent:
+            arrived = self._arrived[chunk.header.sequence]
+            if arrived != chunk:
+                raise DigestMismatch(
+                    f"room {self.transfer_id}: window {chunk.header.sequence} (layers "
+                    f"{chunk.header.first_layer} to {chunk.header.end_layer}) landed with digest "
+                    f"{arrived.digest:#x}, sent was {chunk.digest:#x}"
+                )
+        if len(self._arrived) != len(sent):
+            raise DigestMismatch(
+                f"room {self.transfer_id}: {len(self._arrived)} windows landed, the sender names "
+                f"{len(sent)}"
+            )
+        if self._spoiled is not None:
+            raise DigestMismatch(
+                f"room {self.transfer_id}: window {self._spoiled} came again after it had been "
+                "decoded"
+            )
+        # Check all layers at once, because a check of each would cost more than everything else
+        # here.
+        if not (self._states.all() and self._pages[self._full].all()):
+            layer = next(i for i in range(len(self._kinds)) if not self.layer_arrived(i))
+            raise ChunksMissing(f"room {self.transfer_id}: layer {layer} was not sent completely")
+        self.sealed = True
+
+
+class LayerBarrier:
+    """Layer barrier of one room: a computation on a prompt still arriving waits here.
+
+    Owns only its closed flag; shares the room's record with the receiver, under the receiver's
+    lock. Thread rule: one thread waits, any thread closes.
+
+    Invariants: layer l is open only after all of the room's bytes of l have arrived and were
+    digested in the arena. From then on the sender writes nothing of l, and the waiting computation
+    may write beside it. The barrier of a forgotten room stays open for the arrived layers, and
+    never opens for the others.
+    """
+
+    def __init__(self, incoming: IncomingTransfer, clock: Clock) -> None:
+        self._incoming = incoming
+        self._changed = incoming.changed
+        self._clock = clock
+        self._closed = False
+
+    def wait(self, layer: int) -> bool:
+        """Block until all of the room's bytes of `layer` have arrived. Return False if they never
+        will: the room is over, or the barrier closed."""
+        with self._changed:
+            if not self._decided(layer):
+                began = self._clock()
+                self._changed.wait_for(lambda: self._decided(layer))
+                self._incoming.waits.append(BarrierWait(layer, began, self._clock()))
+            return not self._closed and self._incoming.layer_arrived(layer)
+
+    def _decided(self, layer: int) -> bool:
+        over = self._closed or self._incoming.forgotten
+        return over or self._incoming.layer_arrived(layer)
+
+    def close(self) -> None:
+        """Let no thread through any more, even for arrived layers. Idempotent."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
