@@ -16,6 +16,7 @@ from tasuki.model.grammar.grammar import Grammar, GrammarKind
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.ops.sampling.logit_adjustments import AdjustedRows, LogitAdjuster, TokensBefore
 from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.pycache.keys import PromptTokens
 from tasuki.utils.flags import parse_configs
 from tasuki.utils.options import option
 
@@ -80,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
 def _steps(grammars: GrammarCompiler, vocab: int, rows: int, steps: int) -> list[float]:
     """Return the processor time of each step. Rows without a grammar cost nothing here."""
     params = SamplingParams(grammar=GRAMMAR)
-    before = TokensBefore.of(params, np.zeros(1, dtype=np.int32), ())
+    before = TokensBefore.of(params, PromptTokens(np.zeros(1, dtype=np.int32)), ())
     adjusters = [
         LogitAdjuster(params, frozenset(), vocab, before, grammars.constraint(GRAMMAR, ()))
         for _ in range(rows)

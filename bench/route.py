@@ -24,6 +24,7 @@ from tasuki.engine import messages as m
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.proto import handover_pb2 as pb
 from tasuki.pycache._cpp_cache import prefix_hashes
+from tasuki.pycache.keys import Keys
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.routing.prefix_hints import HintTrust
 
@@ -52,7 +53,7 @@ def measure(nodes: int, prefixes: int, tokens: int, choices: int) -> dict[str, A
     Times are this thread's processor time."""
     random = Random(0)
     router = PrefillRouter("cost", "decode", seed=0, follow=lambda *_: nullcontext())
-    prompt = np.random.default_rng(0).integers(0, 50_000, tokens, dtype=np.int32)
+    prompt = Keys(np.random.default_rng(0).integers(0, 50_000, tokens, dtype=np.int32))
     wanted = m.HandoverWanted(
         m.RequestId("r"), m.TransferRequest(m.TransferId(1), 1, 0, SamplingParams(), _SALT), prompt
     )

@@ -18,6 +18,7 @@ from tasuki.engine.messages.proto import EVENT, GAP
 from tasuki.proto import inference_pb2 as pb
 from tasuki.pycache import _cpp_cache
 from tasuki.pycache._cpp_cache import PAGE_TOKENS, prefix_hashes
+from tasuki.pycache.keys import Keys
 from tasuki.pycache.packed import CacheEvent, EventGap
 
 from .channel import Wire
@@ -116,11 +117,11 @@ class PrefixIndex:
         cache. At least one token is left to compute. tokens: one-dimensional int32."""
         last = len(tokens) - 1
         whole = last // PAGE_TOKENS * PAGE_TOKENS
-        hashes = prefix_hashes(tokens[:whole], salt)
+        hashes = prefix_hashes(Keys(tokens[:whole]), salt)
         for page in range(len(hashes) - 1, -1, -1):
             tails = self._tails.get(hashes[page], {})
             for end in sorted({end for end in tails.values() if end <= last}, reverse=True):
-                if prefix_hashes(tokens[:end], salt)[-1] in tails:
+                if prefix_hashes(Keys(tokens[:end]), salt)[-1] in tails:
                     return end
             if hashes[page] in self.checkpoints:
                 return page * PAGE_TOKENS

@@ -19,8 +19,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-import numpy as np
-
 from tasuki.decode_node.config import HandoverSettings
 from tasuki.decode_node.passing_on import PassingOn
 from tasuki.decode_node.prefill_connection import PrefillConnection
@@ -35,6 +33,7 @@ from tasuki.decode_node.transfers import (
     event_of,
 )
 from tasuki.engine import messages as m
+from tasuki.pycache.keys import Keys, repeat_last
 from tasuki.routing.node_choice import RouteName
 from tasuki.server.discovery.membership import Membership
 from tasuki.transfer.control.driven_transfer import LiveTransfers
@@ -350,10 +349,10 @@ class HandoverClient:
 
     def _is_left_elsewhere(self, state: m.GivenState) -> bool:
         # A lookup ends before a prompt's last token, so repeat that token.
-        prompt = np.append(state.prompt, state.prompt[-1:])
+        prompt = repeat_last(state.prompt)
         return self._stands_elsewhere(prompt, state.salt, len(state.prompt))
 
-    def _stands_elsewhere(self, prompt: m.Tokens, salt: bytes, tokens: int) -> bool:
+    def _stands_elsewhere(self, prompt: Keys, salt: bytes, tokens: int) -> bool:
         return self._router.most_held(prompt, salt, self._links.closed_to_transfers(())) >= tokens
 
     def _has_attempt(self, asked: "_Asked") -> bool:

@@ -21,9 +21,9 @@ import grpc
 from tasuki.decode_node.prefill_connection import PrefillConnection
 from tasuki.decode_node.prefill_links import PrefillLink
 from tasuki.engine import messages as m
-from tasuki.engine.messages import Tokens
 from tasuki.proto import handover_pb2 as pb
 from tasuki.pycache._cpp_cache import FleetIndex
+from tasuki.pycache.keys import Keys
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.routing.node_choice import (
     HOLDERS,
@@ -140,7 +140,7 @@ class UsableIndex:
         return now - self._followed[number].heard_at <= FRESH_SECONDS
 
     def look_up(
-        self, prompt: Tokens, salt: bytes, enough: int, seed: int
+        self, prompt: Keys, salt: bytes, enough: int, seed: int
     ) -> tuple[dict[int, int], list[Beginning]]:
         """Return the prompt's held tokens by node, and the prompt's prefixes. Lists the nodes with
         the most tokens: `enough` of them, if there are as many. seed: chooses among nodes with
@@ -363,7 +363,7 @@ class PrefillRouter:
         number = connection.number
         return None if number is None or not self._follows else self.index.entries(number)
 
-    def most_held(self, prompt: m.Tokens, salt: bytes, excluded: Collection[PrefillLink]) -> int:
+    def most_held(self, prompt: Keys, salt: bytes, excluded: Collection[PrefillLink]) -> int:
         """Return the most tokens of the prompt known to be held by one node. excluded: nodes not
         counted."""
         held, _ = self.index.look_up(prompt, salt, HOLDERS, 0)

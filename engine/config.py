@@ -78,10 +78,11 @@ class EngineConfig:
             "kv_dtype",
             "ssm_dtype",
             "draft_layer",
+            "vision",
             "device",
         ),
         "Memory and batches": (
-            *("arena_mib", "gpu_memory_utilization", "host_cache_gib"),
+            *("arena_mib", "gpu_memory_utilization", "host_cache_gib", "picture_rows_mib"),
             *("disk_cache", "disk_cache_gib", "disk_write_budget"),
             *("remote_cache", "remote_cache_gib", "remote_write_budget"),
             *("remote_endpoint", "remote_credentials"),
@@ -129,6 +130,12 @@ class EngineConfig:
         "memory for it; equal on a pair",
         ("auto", "off"),
     )
+    vision: str = option(
+        "auto",
+        "pictures in prompts; auto: if the checkpoint has a vision tower, on a CPU as yet; off: no "
+        "memory for it",
+        ("auto", "off"),
+    )
     device: str = option(
         "cpu", "device of weights, arena and forwards: cpu, cuda or cuda:N", unit="DEVICE"
     )
@@ -147,6 +154,9 @@ class EngineConfig:
         None,
         "GiB of host memory for evicted cache entries, of all ranks; auto: half of the "
         "free memory; not given: none",
+    )
+    picture_rows_mib: int = option(
+        512, "MiB of computed rows of pictures, kept for prompts that show them again"
     )
     disk_cache: str | None = option(
         None,
@@ -262,7 +272,10 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if not _DEVICE.fullmatch(self.device):
             raise EngineConfigError(f"device must be cpu, cuda or cuda:N, not {self.device!r}")
-        for name in ("arena_mib", "max_batch", "draft_tokens", "threads", "tensor_parallel"):
+        for name in (
+            *("arena_mib", "max_batch", "draft_tokens", "threads", "tensor_parallel"),
+            "picture_rows_mib",
+        ):
             value = getattr(self, name)
             if not isinstance(value, Auto) and value < 1:
                 raise EngineConfigError(f"{name} must be at least 1, not {value}")

@@ -22,6 +22,7 @@ from tasuki.engine.roles.base import Handover, HandoverContext
 from tasuki.engine.roles.early_steps import PrefillsBehind
 from tasuki.engine.runner.base import Runner, SampledTokens
 from tasuki.engine.scheduling.admission import QueueLimit, Seats
+from tasuki.engine.scheduling.picture_encoder import PictureEncoder
 from tasuki.engine.scheduling.scheduled_forward import ScheduledForward
 from tasuki.engine.scheduling.scheduler import Scheduler
 from tasuki.engine.speculation.draft_limit import DraftLimit
@@ -79,11 +80,12 @@ class Memory:
 @dataclass(frozen=True)
 class Compute:
     """The parts for computing an engine's forwards. grammars: the runner's. drafts: limits the
-    drafts of an answer in a step."""
+    drafts of an answer in a step. pictures: encodes those of prompts; None: prompts have none."""
 
     runner: Runner
     grammars: GrammarCompiler
     drafts: DraftLimit
+    pictures: PictureEncoder | None = None
 
 
 @dataclass(frozen=True)
@@ -129,8 +131,10 @@ class Engine:
         self._queue = QueueLimit(config.queue_timeout, clock)
         seats = Seats(max_batch, sizes.per_token)
         self._scheduler = Scheduler(
-            cache, config, self._admit, self._queue, seats, compute.drafts, max_batch
+            *(cache, config, self._admit, self._queue, seats, compute.drafts, max_batch),
+            compute.pictures,
         )
+        self._pictures = compute.pictures
         self._grammars = grammars
         self._plans = PlanStream(runner, cache, self._scheduler.progress)
         self._tiers = None if memory.tiers is None else memory.tiers(cache, self._plans)
@@ -201,6 +205,8 @@ class Engine:
     def handle(self, message: m.Inbox) -> None:
         """Handle a message. Raises ValueError for a message meant for another role."""
         if isinstance(message, m.CacheQuery):
+            if isinstance(message, m.FlushCache) and self._pictures is not None:
+                self._pictures.store.clear()
             self._queries.handle(message)
         elif isinstance(message, m.Drain | m.Undrain):
             self._intake.handle(message)
@@ -226,6 +232,8 @@ class Engine:
         if self._tiers is not None:
             self._tiers.advance()
         self._handover.advance()
+        if self._pictures is not None:
+            self._encode(self._pictures)
         drafts = self._scheduler.drafts_next
         # Drafts follow the newest tokens. The number of accepted drafts of a row is unknown until
         # its forward is complete.
@@ -265,8 +273,18 @@ class Engine:
         self._stepped_at = ended
         if not self._handover.requests:
             self._intake.at_rest()
-        worked = bool(work) or goes_on or self._handover.waits
+        worked = bool(work) or goes_on or self._handover.waits or self._is_encoding
         return worked if self._tiers is None else self._goes_on(self._tiers, worked)
+
+    def _encode(self, pictures: PictureEncoder) -> None:
+        """Encode pictures for a while. Reject the requests of a failed one."""
+        running = self._scheduler.running
+        for unseen in pictures.advance(beside_answers=len(running) > len(running.prompts)):
+            self._handover.reject(unseen.request, unseen.error)
+
+    @property
+    def _is_encoding(self) -> bool:
+        return self._pictures is not None and self._pictures.is_busy
 
     @staticmethod
     def _goes_on(tiers: LowerTiers, worked: bool) -> bool:
@@ -358,7 +376,7 @@ class Engine:
         if self._tiers is None or request.scoring is not None:
             return True
         if request.lookup is None:
-            request.lookup = self._tiers.look_up(request.prompt, request.salt, request.cursor)
+            request.lookup = self._tiers.look_up(request.keys, request.salt, request.cursor)
         return request.lookup.is_over
 
     def _complete(self, flight: _Flight | None) -> None:

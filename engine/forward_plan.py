@@ -30,6 +30,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from tasuki.engine.pictures.row_store import PictureNumber
 from tasuki.model.ops.sampling.logit_adjustments import TokensBefore
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.arena import CopyKind, CopyOp
@@ -89,13 +90,15 @@ class JoinedSequence:
     index. max_rows: the most tokens ever on its lane. sampling: a runner needs only temperature,
     top_k, top_p and seed, unless it adjusts logits or wants top_logprobs. Only needed values are
     encoded. before: the tokens needed for the logit adjustments, None without adjustments; tokens
-    sampled on the lane follow them."""
+    sampled on the lane follow them. rope_delta: rotary position minus position of a token behind
+    all pictures; 0 for text."""
 
     batch_index: int
     slots: tuple[int, ...]
     max_rows: int
     sampling: SamplingParams
     before: TokensBefore | None = None
+    rope_delta: int = 0
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,29 @@ class Guess:
 
 
 @dataclass(frozen=True)
+class RowPositions:
+    """Rotary positions of the plan's row. positions [3, 1 + tokens] int32: on the axes frames, rows
+    and columns, of the row's tokens and of the one before them (-1 before the first). A row without
+    any has its positions plus its sequence's rope_delta."""
+
+    row: int
+    positions: Ints
+
+
+@dataclass(frozen=True)
+class PictureRows:
+    """Rows of a picture in place of embeddings. row: of the plan. token: index of the first of
+    their tokens in the row. picture: number of the stored rows. first: the first of these used.
+    count: rows."""
+
+    row: int
+    token: int
+    picture: PictureNumber
+    first: int
+    count: int
+
+
+@dataclass(frozen=True)
 class PlanRows:
     """The rows of the forward: columns [8, n] int32, one row a sequence. positions: the first
     token's. lengths: in tokens. Both are upper bounds if the flags place the value on the lane.
@@ -184,8 +210,8 @@ class ForwardPlan:
     """One forward for a runner. tokens: all tokens not on a lane, row by row. left: lanes. guesses:
     proposals after the last token sampled by the row. first_guesses: proposals after the row's
     first token. They are made before the forward from the data carried by the slot to read. They
-    are all the drafts of a verifying row without drafts yet, and replace its tokens. A plan without
-    rows only runs its copies."""
+    are all the drafts of a verifying row without drafts yet, and replace its tokens. rope and
+    pictures belong to rows of prompts with pictures. A plan without rows only runs its copies."""
 
     number: int
     copies: tuple[CopyOp, ...] = ()
@@ -199,6 +225,14 @@ class ForwardPlan:
     folds: tuple[Fold, ...] = ()
     guesses: tuple[Guess, ...] = ()
     first_guesses: tuple[Guess, ...] = ()
+    rope: tuple[RowPositions, ...] = ()
+    pictures: tuple[PictureRows, ...] = ()
+
+    @property
+    def has_pictures(self) -> bool:
+        """True if a sequence with pictures joins, or has a row of its prompt here."""
+        deltas = any(item.rope_delta for item in self.joined)
+        return bool(self.rope or self.pictures) or deltas
 
     def encode(self) -> bytes:
         counts = (
@@ -235,12 +269,16 @@ class ForwardPlan:
             *(ids.astype(_WIRE, copy=False).tobytes() for ids in pages),
             *(_encode_joined(item) for item in self.joined),
         ]
+        if self.has_pictures:
+            parts.append(_encode_pictures(self))
         return b"".join(parts)
 
 
 _WIRE = np.dtype("<i4")
 _HEAD = struct.Struct("<Q11I")
 _JOINED = struct.Struct("<iIIddiIIIII")
+_PICTURES = struct.Struct("<3I")
+_NUMBERS = np.dtype("<i8")
 
 
 def _encode_joined(item: JoinedSequence) -> bytes:
@@ -273,6 +311,23 @@ def _encode_joined(item: JoinedSequence) -> bytes:
             *(ids.astype(_WIRE, copy=False).tobytes() for ids in lists),
         )
     )
+
+
+def _encode_pictures(plan: ForwardPlan) -> bytes:
+    """Return the last part of a plan with pictures. Other plans have none."""
+    deltas = [(i, item.rope_delta) for i, item in enumerate(plan.joined) if item.rope_delta]
+    numbers = [number for delta in deltas for number in delta]
+    for item in plan.rope:
+        numbers += (item.row, item.positions.shape[1])
+    for rows in plan.pictures:
+        numbers += (rows.row, rows.token, rows.first, rows.count)
+    parts = [
+        _PICTURES.pack(len(deltas), len(plan.rope), len(plan.pictures)),
+        np.array(numbers, dtype=_WIRE).tobytes(),
+        np.array([rows.picture for rows in plan.pictures], dtype=_NUMBERS).tobytes(),
+        *(item.positions.astype(_WIRE, copy=False).tobytes() for item in plan.rope),
+    ]
+    return b"".join(parts)
 
 
 _NOTHING_BEFORE = TokensBefore(np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32))
@@ -328,6 +383,33 @@ class _Reader:
         except msgspec.MsgspecError as error:
             raise PlanError(f"a plan's sampling cannot be read: {error}") from error
 
+    @property
+    def is_over(self) -> bool:
+        return self._at == len(self._data)
+
+    def with_pictures(self, plan: ForwardPlan) -> ForwardPlan:
+        """Return the plan with the pictures of the last part; the plan itself without that part."""
+        if self.is_over:
+            return plan
+        deltas, ropes, pictures = _PICTURES.unpack(self.bytes(_PICTURES.size))
+        joined = list(plan.joined)
+        for place, delta in self.tuples(deltas, 2):
+            if not 0 <= place < len(joined):
+                raise PlanError(f"plan {plan.number} gives a rope delta to no joined sequence")
+            joined[place] = replace(joined[place], rope_delta=delta)
+        sizes, rows = self.tuples(ropes, 2), self.tuples(pictures, 4)
+        numbers = np.frombuffer(self.bytes(_NUMBERS.itemsize * pictures), dtype=_NUMBERS).tolist()
+        rope = tuple(RowPositions(row, self.ints(3 * n).reshape(3, n)) for row, n in sizes)
+        return replace(
+            plan,
+            joined=tuple(joined),
+            rope=rope,
+            pictures=tuple(
+                PictureRows(row, token, PictureNumber(number), first, count)
+                for (row, token, first, count), number in zip(rows, numbers, strict=True)
+            ),
+        )
+
     def end(self) -> None:
         if self._at != len(self._data):
             raise PlanError(f"a plan of {len(self._data)} bytes should end after {self._at}")
@@ -351,8 +433,7 @@ def decode_plan(data: bytes) -> ForwardPlan:
     ids = reader.ints(tokens)
     new_pages = tuple(NewPages(batch_index, reader.ints(count)) for batch_index, count in sizes)
     sequences = tuple(reader.joined() for _ in range(joined))
-    reader.end()
-    return ForwardPlan(
+    plan = ForwardPlan(
         number=number,
         copies=tuple(
             CopyOp(CopyKind(kind), source, destination) for kind, source, destination in copied
@@ -368,3 +449,6 @@ def decode_plan(data: bytes) -> ForwardPlan:
         guesses=tuple(Guess(*item) for item in guessed),
         first_guesses=tuple(Guess(*item) for item in guessed_first),
     )
+    plan = reader.with_pictures(plan)
+    reader.end()
+    return plan

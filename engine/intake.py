@@ -6,23 +6,33 @@ Thread rule: the engine loop's, except max_request_tokens.
 from dataclasses import dataclass
 
 from tasuki.model.ops.sampling.params import MAX_TOP_LOGPROBS, SamplingParams
+from tasuki.model.vision.prompt_positions import PicturePlaceError
+from tasuki.pycache.keys import Keys, has_pictures
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 from . import messages as m
+from .pictures.placed import PictureShape, PlacedPictures, placed_pictures
 
 MAX_PROMPT_SCORES = 1 << 18
 """The most logprobs of one prompt: for its own tokens and the likeliest ones. About 20 MB as
 JSON."""
 
 
+_BLIND = (
+    "prompt has pictures, and this node sees none: serve a checkpoint with a vision tower, with "
+    "--device cpu and --vision auto"
+)
+
+
 @dataclass(frozen=True)
 class PromptLimits:
     """Limits of a prompt. max_position and vocab_size are the model's. working_slots: slots of a
-    request in the arena besides its pages."""
+    request in the arena besides its pages. pictures: accepted ones; None: none are."""
 
     max_position: int
     vocab_size: int
     working_slots: int
+    pictures: PictureShape | None = None
 
 
 class Intake:
@@ -73,6 +83,26 @@ class Intake:
                 f"but at most {limit} fit: shorten the prompt or ask for fewer tokens",
             )
         return None
+
+    def placed(self, submit: m.Submit) -> PlacedPictures | m.RequestError | None:
+        """Return the prompt's pictures, or the reason to reject it; None for a prompt of text."""
+        shape = self._limits.pictures
+        if shape is None:
+            return m.RequestError(m.ErrorKind.INVALID, _BLIND) if submit.pictures else None
+        try:
+            return placed_pictures(submit, shape)
+        except PicturePlaceError as error:
+            return m.RequestError(m.ErrorKind.INVALID, f"prompt: {error}")
+
+    def handed_refusal(self, keys: Keys) -> m.RequestError | None:
+        """Return the reason, if any, why a peer's prompt cannot be computed here: its pictures stay
+        with the peer, as yet."""
+        if not has_pictures(keys):
+            return None
+        return m.RequestError(
+            m.ErrorKind.INVALID,
+            "prompt has pictures, which are not handed over as yet: compute it where it came in",
+        )
 
     def scoring_refusal(self, prompt: m.Tokens, top: int | None) -> m.RequestError | None:
         """Return the reason, if any, why a prompt cannot be scored. top: likeliest tokens to report

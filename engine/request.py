@@ -21,9 +21,11 @@ import numpy as np
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache._cpp_cache import Allocation, CheckpointKind
+from tasuki.pycache.keys import Keys, PromptTokens
 from tasuki.pycache.layout import PAGE_TOKENS
 
 from . import messages as m
+from .pictures.placed import PlacedPictures
 from .progress import Progress
 from .speculation.drafting import Drafting
 
@@ -151,6 +153,11 @@ class Prefilling(Active, phase=m.RequestPhase.PREFILLING):
 
 
 @dataclass
+class Encoding(Prefilling, phase=m.RequestPhase.ENCODING):
+    """As Prefilling. The rows of the next chunk's picture are not there yet."""
+
+
+@dataclass
 class Decoding(Active, phase=m.RequestPhase.DECODING):
     """One token a step."""
 
@@ -183,7 +190,8 @@ MOVES: dict[type, tuple[type, ...]] = {
     Receiving: (Decoding, Waiting, Finished, Aborted),
     Loading: (AwaitingGrant, Prefilling, Waiting, Aborted),
     AwaitingGrant: (Prefilling, Aborted),
-    Prefilling: (Decoding, HandingOver, Retracted, Finished, Aborted),
+    Prefilling: (Encoding, Decoding, HandingOver, Retracted, Finished, Aborted),
+    Encoding: (Prefilling, Retracted, Aborted),
     Decoding: (Retracted, Finished, Aborted),
     HandingOver: (Finished,),
     Retracted: (Waiting,),
@@ -198,7 +206,7 @@ class PromptScoring:
     prompt."""
 
     top: int
-    tokens: m.Tokens
+    tokens: PromptTokens
 
     def count(self, start: int, stop: int) -> int:
         """Return the number of rows in [start, stop) of a forward with a prompt token after
@@ -208,7 +216,8 @@ class PromptScoring:
 
 @dataclass(eq=False)
 class Request:
-    """The engine's record of one request. `tokens` is the prompt and every sampled token.
+    """The engine's record of one request. `tokens` are the prompt's and every sampled token. `keys`
+    are the prompt's, equal to its tokens outside of pictures.
 
     caller: its caller's id, for sharing the engine among callers. priority: within a caller the
     lowest goes first. due: latest time to begin, on the queue's clock. first_due: due time of its
@@ -220,11 +229,11 @@ class Request:
     prompt. They share the prompt but for the last token. The request has no answer of its own, and
     its client knows only the forks. carrier: for a fork, the id of the request that computed its
     prompt. An id is used because objects referring to each other stay in memory long after their
-    end. drafting: None if its answer is not drafted.
+    end. drafting: None if its answer is not drafted. pictures: of its prompt; None: it has none.
     """
 
     id: m.RequestId
-    prompt: m.Tokens
+    prompt: PromptTokens
     sampling: SamplingParams
     salt: bytes = b""
     cursor: int | None = None
@@ -244,6 +253,7 @@ class Request:
     carrier: m.RequestId | None = None
     purpose: m.Purpose = m.Purpose.ANSWER
     drafting: Drafting | None = None
+    pictures: PlacedPictures | None = None
     # An array, because a list keeps 36 bytes per token during the whole answer.
     output: "array[int]" = field(default_factory=lambda: array("i"))
     state: State = field(default_factory=Waiting)
@@ -308,6 +318,10 @@ class Request:
 
     def __post_init__(self) -> None:
         self._prompt_length = len(self.prompt)
+        self.keys = Keys(self.prompt)
+        if self.pictures is not None:
+            # The prompt of a carrier is a part of its answers' prompt.
+            self.keys = Keys(self.pictures.keys[: self._prompt_length])
 
     @property
     def length(self) -> int:
@@ -332,10 +346,24 @@ class Request:
         length = self.expected_length
         return max(length, min(length + PAGE_TOKENS, self.final_length))
 
-    def tokens(self) -> m.Tokens:
+    def tokens(self) -> PromptTokens:
+        """Return the tokens of prompt and output."""
+        return PromptTokens(self._with_output(self.prompt))
+
+    def all_keys(self) -> Keys:
+        """Return the keys of prompt and output. A sampled token is its own key."""
+        return Keys(self._with_output(self.keys))
+
+    def _with_output(self, prompt: m.Tokens) -> m.Tokens:
         if not self.output:
-            return self.prompt
-        return np.concatenate([self.prompt, np.asarray(self.output, dtype=np.int32)])
+            return prompt
+        return np.concatenate([prompt, np.asarray(self.output, dtype=np.int32)])
+
+    def output_keys(self, start: int, stop: int) -> Keys:
+        """Return keys [start, stop) of prompt and output. REQUIRES: none is of the prompt."""
+        first = self._prompt_length
+        assert start >= first
+        return Keys(np.asarray(self.output[start - first : stop - first], dtype=np.int32))
 
     def token_slice(self, start: int, stop: int) -> list[int]:
         """Return tokens [start, stop) of prompt and output, in O(stop - start)."""

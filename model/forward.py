@@ -17,6 +17,7 @@ Does not know layers or memory.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -85,6 +86,31 @@ class VerifyBatch:
         return self.positions.shape[0] // self.size
 
 
+class PicturesUnsupported(Exception):
+    """A forward with pictures on a device without operators for them. Use the CPU."""
+
+
+@dataclass(frozen=True)
+class RowSpan:
+    """Rows of a picture in place of embeddings. first: the first of its tokens, counted in the
+    sequence's slice or in the batch. rows [tokens, hidden]."""
+
+    first: int
+    rows: Tensor
+
+    def behind(self, tokens: int) -> "RowSpan":
+        """Return the same span, counted from `tokens` tokens earlier."""
+        return RowSpan(self.first + tokens, self.rows)
+
+
+def put_rows(embedded: Tensor, spans: Sequence[RowSpan]) -> Tensor:
+    """Write the rows of pictures over embeddings [T, hidden], and return these."""
+    for span in spans:
+        rows = span.rows.to(embedded.device, embedded.dtype)
+        embedded[span.first : span.first + len(rows)] = rows
+    return embedded
+
+
 @dataclass(frozen=True)
 class SequenceSlice:
     """The tokens of one request in one forward.
@@ -98,6 +124,10 @@ class SequenceSlice:
     stepped: the tokens are an answer's. Their recurrence goes token by token, as in decode steps.
     Their products have the precision of such steps (`Phase.STEP`). write_slot None: no state is
     stored.
+
+    Of a sequence with pictures: rope_delta is the rotary position of a token behind them, minus its
+    position. rope_positions [3, 1 + tokens]: of the tokens and of the one before; None: all are
+    behind the pictures. pictures: rows in place of embeddings.
     """
 
     token_ids: Sequence[int]
@@ -107,6 +137,41 @@ class SequenceSlice:
     write_slot: int | None
     checkpoints: Sequence[tuple[int, int]] = ()
     stepped: bool = False
+    rope_delta: int = 0
+    rope_positions: Tensor | None = None
+    pictures: Sequence[RowSpan] = ()
+
+    @property
+    def turns_as_text(self) -> bool:
+        """True if each token's rotary position is its position."""
+        return self.rope_positions is None and not self.rope_delta
+
+    def rope(self) -> Tensor:
+        """Return the rotary positions [3, 1 + tokens] int64, that of the token before first."""
+        if self.rope_positions is not None:
+            return self.rope_positions.long()
+        first = self.start + self.rope_delta - 1
+        return torch.arange(first, first + len(self.token_ids) + 1).repeat(3, 1)
+
+
+@dataclass(frozen=True)
+class RopePositions:
+    """Rotary positions on three axes: frames, rows, columns. tokens [3, T]: of the tokens. entries
+    [3, T]: of their entries in the draft layer, one behind the token before."""
+
+    tokens: Tensor
+    entries: Tensor
+
+    @staticmethod
+    def of(slices: Sequence[SequenceSlice], device: torch.device | str) -> "RopePositions | None":
+        """Return the positions of all slices; None if all are text."""
+        if all(item.turns_as_text for item in slices):
+            return None
+        each = [item.rope() for item in slices]
+        return RopePositions(
+            torch.cat([rope[:, 1:] for rope in each], dim=1).to(device),
+            torch.cat([rope[:, :-1] + 1 for rope in each], dim=1).to(device),
+        )
 
 
 @dataclass(frozen=True)
@@ -117,7 +182,8 @@ class Batch:
     cu_seqlens: [B+1] int64. context_lens: [B] int64, tokens before this forward. page_table: [B,
     pages] int64, rows padded with 0. read_slots: [B] int64. write_slots: one a sequence.
     checkpoints: for each sequence, (tokens of this forward before the mark, slot), ascending.
-    stepped: sequences with recurrence token by token.
+    stepped: sequences with recurrence token by token. rope: rotary positions; None: `positions`, as
+    in text. pictures: rows in place of embeddings.
     """
 
     token_ids: torch.Tensor
@@ -129,6 +195,8 @@ class Batch:
     write_slots: tuple[int | None, ...]
     checkpoints: tuple[tuple[tuple[int, int], ...], ...]
     stepped: frozenset[int] = frozenset()
+    rope: RopePositions | None = None
+    pictures: tuple[RowSpan, ...] = ()
 
     def saves(self) -> list[tuple[int, int, int]]:
         """Return the states stored by the forward: (sequence, tokens of this forward before it,
@@ -167,6 +235,12 @@ class Batch:
                 for item in slices
             ),
             stepped=frozenset(row for row, item in enumerate(slices) if item.stepped),
+            rope=RopePositions.of(slices, device),
+            pictures=tuple(
+                span.behind(before)
+                for item, before in zip(slices, accumulate(lengths, initial=0), strict=False)
+                for span in item.pictures
+            ),
         )
 
 

@@ -58,7 +58,7 @@ from tasuki.pycache.arena import Arena
 
 from .config import ModelConfig
 from .config_json import ModelConfigError
-from .forward import Batch, LayerHooks, NullHooks, SequenceSlice
+from .forward import Batch, LayerHooks, NullHooks, RowSpan, SequenceSlice, put_rows
 
 
 class NoDraftLayer(Exception):
@@ -195,7 +195,8 @@ class Qwen35Model:
         rows are needed."""
         operators = self.backend.bind(batch)
         tokens = self._on_device(batch.token_ids)
-        branch, residual = self.layers(tokens, operators, arena, hooks)
+        embedded = self._embedded(tokens, batch.pictures)
+        branch, residual = self._layers(embedded, operators, arena, hooks)
         if score is not None:
             score(lambda rows: self.head(branch[rows], residual[rows], operators))
         last = self._on_device(batch.cu_seqlens[1:] - 1)
@@ -310,7 +311,16 @@ class Qwen35Model:
     ) -> tuple[Tensor, Tensor]:
         """Return the last layer's branch and the residual stream before its addition, both [T,
         hidden], for token_ids [T]. It never waits on the host, so a graph may capture it."""
-        residual = functional.embedding(token_ids, self.weights.embedding)
+        return self._layers(self._embedded(token_ids, ()), operators, arena, hooks)
+
+    def _embedded(self, token_ids: Tensor, pictures: Sequence[RowSpan]) -> Tensor:
+        """Return the first layer's input [T, hidden]."""
+        return put_rows(functional.embedding(token_ids, self.weights.embedding), pictures)
+
+    def _layers(
+        self, residual: Tensor, operators: Operators, arena: Arena, hooks: LayerHooks
+    ) -> tuple[Tensor, Tensor]:
+        """Return the result of layers() for the first layer's input [T, hidden]."""
         branch = None
         for layer, weights in enumerate(self.weights.layers):
             hooks.before_layer(layer)
@@ -354,7 +364,8 @@ class Qwen35Model:
 class DraftStart:
     """Start of one sequence's drafts: the token sampled last, for `position`, and the model's final
     hidden state [hidden] of the token before it. Also its pages, a slot of its own, and the number
-    of drafts wanted. REQUIRES: its pages have space for the drafts."""
+    of drafts wanted. rope_delta: as in SequenceSlice. REQUIRES: its pages have space for the
+    drafts."""
 
     token: int
     position: int
@@ -363,6 +374,7 @@ class DraftStart:
     slot: int
     sampling: SamplingParams
     count: int
+    rope_delta: int = 0
 
 
 @torch.inference_mode()
@@ -381,6 +393,7 @@ def draft_tokens(
                 starts[place].pages,
                 starts[place].slot,
                 None,
+                rope_delta=starts[place].rope_delta,
             )
             for place in going
         ]

@@ -17,6 +17,7 @@ from typing import TypeAlias
 from tasuki.engine import messages as m
 from tasuki.engine.messages import transfer_proto as wire
 from tasuki.proto import handover_pb2 as pb
+from tasuki.pycache.keys import Keys
 from tasuki.transfer import peer_values
 from tasuki.transfer.control.driven_transfer import ReceivingTransfer, SendingTransfer
 from tasuki.transfer.control.writer_life import ConnectionBreaker, WriterLife
@@ -213,7 +214,7 @@ class OutgoingTransfer(SendingTransfer):
         self._pulled: m.PullReport | None = None
 
     @property
-    def prompt(self) -> m.Tokens:
+    def prompt(self) -> Keys:
         return self._reserve.prompt
 
     def facts(self) -> on.Look:

@@ -12,6 +12,8 @@ from typing import ClassVar, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from .keys import Keys
+
 PAGE_TOKENS: int
 
 class CacheError(Exception):
@@ -399,7 +401,7 @@ class HeldState:
     value: Final[float | None]
     """What the policy holds it to be worth, a page; None of one that only orders by age."""
 
-def prefix_hashes(tokens: NDArray[np.int32], salt: bytes = b"") -> list[bytes]:
+def prefix_hashes(tokens: Keys, salt: bytes = b"") -> list[bytes]:
     """The names that events give to the prefixes of tokens under that salt: of nothing, of each
     run of whole pages, and, where tokens end inside a page, of all of them. 16 bytes each, equal
     in every process."""
@@ -419,14 +421,12 @@ class FleetIndex:
     def forget(self, node: int) -> None:
         """Of a node that is gone or sends a snapshot: 20 ms at a million checkpoints."""
 
-    def holders(
-        self, prompt: NDArray[np.int32], salt: bytes, enough: int, seed: int
-    ) -> list[tuple[int, int]]:
+    def holders(self, prompt: Keys, salt: bytes, enough: int, seed: int) -> list[tuple[int, int]]:
         """(node, usable tokens) of the deepest `enough` holders, deepest first; equals in an
         order drawn by seed, 0 to 2^64 - 1. Raises InvalidArgument."""
 
     def look_up(
-        self, prompt: NDArray[np.int32], salt: bytes, enough: int, seed: int
+        self, prompt: Keys, salt: bytes, enough: int, seed: int
     ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         """The holders, and the prompt's beginnings as (tokens, name), shortest first: at each 512
         tokens and, from 8K on, each eighth of the depth more, up to 32K, without the last token.
@@ -443,9 +443,7 @@ class PrefixCache:
         """Who chooses victims now: under auto, lru or value, whichever does best."""
 
     # ask
-    def match(
-        self, tokens: NDArray[np.int32], salt: bytes = b"", cursor: int | None = None
-    ) -> Match:
+    def match(self, tokens: Keys, salt: bytes = b"", cursor: int | None = None) -> Match:
         """Changes nothing. Raises InvalidArgument on an empty prompt or a cursor of another salt.
 
         A cursor vouches that tokens extend what was published under it: the walk starts at its
@@ -466,7 +464,7 @@ class PrefixCache:
     # do
     def allocate(
         self,
-        tokens: NDArray[np.int32],
+        tokens: Keys,
         *,
         salt: bytes = b"",
         capacity_tokens: int,
@@ -477,7 +475,7 @@ class PrefixCache:
         None says that it will fit once others release. Raises ImpossibleRequest."""
     def allocate_or_load(
         self,
-        tokens: NDArray[np.int32],
+        tokens: Keys,
         *,
         salt: bytes = b"",
         capacity_tokens: int,
@@ -491,7 +489,7 @@ class PrefixCache:
         the load was acknowledged. Needs a working slot."""
     def allocate_to_receive(
         self,
-        tokens: NDArray[np.int32],
+        tokens: Keys,
         *,
         salt: bytes = b"",
         capacity_tokens: int,
@@ -503,15 +501,13 @@ class PrefixCache:
         - 1,
         whether or not a state stands there; nothing is forked: the state arrives in
         working_slots[0]."""
-    def allocate_to_send(
-        self, tokens: NDArray[np.int32], *, salt: bytes = b""
-    ) -> Allocation | None:
+    def allocate_to_send(self, tokens: Keys, *, salt: bytes = b"") -> Allocation | None:
         """Pin what is usable of the prompt, to be read by a sender: pages up to the last whole one,
         source_page and cow_source_slot. Takes no page and no slot; counts as no request. None:
         nothing is usable."""
     def extend(self, allocation: Allocation, capacity_tokens: int) -> bool:
         """More own pages, all or nothing."""
-    def append(self, allocation: Allocation, tokens: NDArray[np.int32]) -> None:
+    def append(self, allocation: Allocation, tokens: Keys) -> None:
         """Append the tokens that follow (sampled and forwarded)."""
     def take_checkpoint_slot(self, allocation: Allocation) -> int | None:
         """A destination slot for a snapshot, by eviction if need be; None: skip this checkpoint."""
@@ -574,7 +570,7 @@ class PrefixCache:
         """The `limit` heaviest subtrees, in tokens, of the tree or of the node of that name; None
         where it is gone. Decides nothing. Until 262,144 changes came without a view, each change
         counts its ancestors; the first view counts the tree."""
-    def node_at(self, tokens: NDArray[np.int32], salt: bytes = b"") -> tuple[int, int] | None:
+    def node_at(self, tokens: Keys, salt: bytes = b"") -> tuple[int, int] | None:
         """The deepest node that holds KV of the tokens, leaving one of them; None: the salt has
         nothing."""
     def most_valuable(self, limit: int) -> list[HeldState]:
@@ -582,7 +578,7 @@ class PrefixCache:
         open sessions wait at, then by value, then by last use; of the others none that is worth
         nothing, or from which one path leads on to another. Decides nothing; costs a look at each
         node and state."""
-    def path_to(self, state: HeldState) -> tuple[bytes, NDArray[np.int32]] | None:
+    def path_to(self, state: HeldState) -> tuple[bytes, Keys] | None:
         """The salt and the tokens behind which it stands, exactly; None: it does no more."""
 
     # maintenance
@@ -598,16 +594,14 @@ class PrefixCache:
     def next_write(self) -> TierWrite | None:
         """The next copy to be made downwards, begun by this call. None: none waits, or there is no
         room yet. What it is to read may be evicted while it is read: then it brings nothing."""
-    def label_of(
-        self, write: int
-    ) -> tuple[bytes, int, int | None, NDArray[np.int32], CheckpointKind]:
+    def label_of(self, write: int) -> tuple[bytes, int, int | None, Keys, CheckpointKind]:
         """What a write that is under way brings, by its tokens: salt, tokens before what is copied,
         the tier's page that ends there, the tokens from there to the state, its kind.
         InvalidArgument of any other transfer, and of a write whose source went."""
     def restore(
         self,
         tier: int,
-        tokens: NDArray[np.int32],
+        tokens: Keys,
         *,
         salt: bytes,
         pages: Sequence[int],
@@ -618,7 +612,7 @@ class PrefixCache:
         an id is another's, or the state stands already. InvalidArgument where the counts do not
         fit, or requests came before."""
     def adopt(
-        self, tier: int, tokens: NDArray[np.int32], *, salt: bytes, kind: CheckpointKind
+        self, tier: int, tokens: Keys, *, salt: bytes, kind: CheckpointKind
     ) -> tuple[list[int], int, int] | None:
         """The tier has the state behind these tokens, and their KV, since somebody else wrote them:
         its pages of the path in logical order, a tail's last, how many of them it had before, and

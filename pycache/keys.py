@@ -119,6 +119,16 @@ def prompt_keys(
     return Keys(keys)
 
 
+def first_keys(keys: Keys, count: int) -> Keys:
+    """Return the first `count` keys, a view."""
+    return Keys(keys[:count])
+
+
+def repeat_last(keys: Keys) -> Keys:
+    """Return the keys with one more, equal to the last: a match ends before a prompt's last key."""
+    return Keys(np.append(keys, keys[-1:]))
+
+
 def has_pictures(keys: Keys) -> bool:
     """Return True if a picture's key is among the keys."""
     return len(keys) > 0 and int(keys.min()) < 0

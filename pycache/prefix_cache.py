@@ -18,9 +18,6 @@ Invariants:
 import time
 from collections.abc import Callable, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ._cpp_cache import (
     Allocation,
     CheckpointKind,
@@ -30,6 +27,7 @@ from ._cpp_cache import (
     TreeConfig,
 )
 from .arena import Arena, CopyKind, CopyOp
+from .keys import Keys
 
 # Evicted prefixes are remembered by their tokens, a fraction of what their KV took.
 _LEAST_GHOSTS = 4096
@@ -88,7 +86,7 @@ class HybridPrefixCache(PrefixCache):
 
     def allocate(
         self,
-        tokens: NDArray[np.int32],
+        tokens: Keys,
         *,
         salt: bytes = b"",
         capacity_tokens: int,
@@ -112,7 +110,7 @@ class HybridPrefixCache(PrefixCache):
 
     def allocate_or_load(
         self,
-        tokens: NDArray[np.int32],
+        tokens: Keys,
         *,
         salt: bytes = b"",
         capacity_tokens: int,
@@ -153,7 +151,7 @@ class HybridPrefixCache(PrefixCache):
 
     def allocate_to_receive(
         self,
-        tokens: NDArray[np.int32],
+        tokens: Keys,
         *,
         salt: bytes = b"",
         capacity_tokens: int,

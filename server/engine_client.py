@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, get_args
 
 from tasuki.engine import messages as m
+from tasuki.pycache.keys import Keys
 from tasuki.pycache.packed import PackedEvents, PackedTree
 from tasuki.server.auth.callers import ANYBODY, Caller
 from tasuki.server.auth.limits import CallerLimits
@@ -420,7 +421,7 @@ class EngineClient:
         self,
         limit: int,
         under: m.NodeName | None = None,
-        prefix: m.Tokens | None = None,
+        prefix: Keys | None = None,
         salt: bytes = b"",
     ) -> PackedTree | None:
         """Return a view of the tree, as defined by TreeQuery and TreeReply."""

@@ -22,6 +22,7 @@ from tasuki.pycache._cpp_cache import (
     ImpossibleRequest,
     PrefixCache,
 )
+from tasuki.pycache.keys import Keys
 from tasuki.routing.node_load import PrefillSeconds, faded
 
 from .workload import Turn, Workload
@@ -139,7 +140,7 @@ class PrefillServer:
 
     def usable(self, turn: Turn) -> int:
         prompt = self._workload.prompt(turn)
-        return self._tree.match(prompt, salt=self._workload.salt(turn)).usable_tokens
+        return self._tree.match(Keys(prompt), salt=self._workload.salt(turn)).usable_tokens
 
     def put(self, prompt: Prompt, now: float) -> float | None:
         """Queue a prompt. Returns the end of its prefill if it starts now, or None if it waits."""
@@ -189,7 +190,7 @@ class PrefillServer:
         self._tree.advance_to(int(now * 1000))
         try:
             allocation = self._tree.allocate(
-                tokens[: request.prompt_tokens],
+                Keys(tokens[: request.prompt_tokens]),
                 salt=self._workload.salt(turn),
                 capacity_tokens=len(tokens),
                 working_slots=1,
@@ -217,7 +218,7 @@ class PrefillServer:
             slot = tree.take_checkpoint_slot(allocation)
             if slot is not None:
                 tree.insert(allocation, planned.position, slot, planned.kind)
-        tree.append(allocation, tokens[request.prompt_tokens :])
+        tree.append(allocation, Keys(tokens[request.prompt_tokens :]))
         forwarded = max(len(tokens) - 1, request.prompt_tokens)
         if forwarded > usable:
             hint = _HINTS.get(request.stop, "unknown")

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasuki.pycache._cpp_cache import FleetIndex
+from tasuki.pycache.keys import Keys
 from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
 from tasuki.routing.node_choice import (
     HOLDERS,
@@ -189,7 +190,7 @@ class CostRoute:
     ) -> tuple[dict[int, int], list[Candidate], list[Beginning]]:
         alive = self._turned(self._members.besides(tried))
         holders, begins = self._index.look_up(
-            self._workload.prompt(turn),
+            Keys(self._workload.prompt(turn)),
             self._workload.salt(turn),
             HOLDERS if len(alive) > SAMPLED_ABOVE else len(self._members.servers),
             self._random.getrandbits(64),
@@ -299,7 +300,7 @@ class PullRoute:
         """Return the tokens now in each node's tree, for the nodes named by the index."""
         servers = self._members.servers
         named = self._index.holders(
-            self._workload.prompt(turn), self._workload.salt(turn), len(servers), 0
+            Keys(self._workload.prompt(turn)), self._workload.salt(turn), len(servers), 0
         )
         return {
             node: servers[node].usable(turn)

@@ -18,6 +18,7 @@ from tasuki.engine import messages as m
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.prefill_node.handover_service import HandoverService
 from tasuki.proto import handover_pb2_grpc
+from tasuki.pycache.keys import Keys
 from tasuki.pycache.layout import CacheLayout, LayerKind
 from tasuki.server.discovery.membership import FixedMembership
 from tasuki.transfer.chunks.chunk import FinishedLayers, StepCounter
@@ -165,7 +166,8 @@ async def _hand_over_one(
     sampling = SamplingParams(max_new_tokens=2)
     transfer_request = m.TransferRequest(m.TransferId(number), 1, 0, sampling, b"")
     request = m.RequestId(f"bench-{number}")
-    client.deliver(m.HandoverWanted(request, transfer_request, np.arange(64, dtype=np.int32)))
+    keys = Keys(np.arange(64, dtype=np.int32))
+    client.deliver(m.HandoverWanted(request, transfer_request, keys))
     end = await asyncio.wait_for(over.get(), 10)
     if not isinstance(end, m.RemoteDone):
         raise RuntimeError(f"a hand-over of the bench was lost: {end}")

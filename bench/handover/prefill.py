@@ -20,6 +20,7 @@ from tasuki.engine.assembly.engines import build_cache, build_prefill_engine
 from tasuki.engine.config import EngineConfig
 from tasuki.model.config import ModelConfig
 from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.pycache.keys import Keys
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.transfer.chunks.chunk import Destination
 from tasuki.transfer.chunks.descriptors import Segments
@@ -145,7 +146,8 @@ class PrefillRig:
         transfer_request = m.TransferRequest(
             transfer_id, generation, held_pages * PAGE_TOKENS, sampling, b""
         )
-        self._engine.handle(m.PrefillReserve(transfer_request, np.asarray(prompt, dtype=np.int32)))
+        keys = Keys(np.asarray(prompt, dtype=np.int32))
+        self._engine.handle(m.PrefillReserve(transfer_request, keys))
         self._step_until(m.PrefillAccepted)
         ended: SimpleQueue[TransferEnd] = SimpleQueue()
         self._sender.open(transfer_id, generation, _PEER, destination, ended.put)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tasuki.engine.scheduling.checkpoints import plan_checkpoints
 from tasuki.model.costs import PrefillFlops
 from tasuki.pycache._cpp_cache import CheckpointKind, ImpossibleRequest, PrefixCache
+from tasuki.pycache.keys import Keys
 
 from .prompts import Prompts
 from .tiers import Transfers
@@ -104,7 +105,9 @@ class Player:
         transfers = self._transfers
         try:
             if transfers is None:
-                allocation = tree.allocate(prompt, capacity_tokens=len(tokens), working_slots=1)
+                allocation = tree.allocate(
+                    Keys(prompt), capacity_tokens=len(tokens), working_slots=1
+                )
             else:
                 allocation = transfers.allocate(prompt, len(tokens), request.timestamp_ms)
         except ImpossibleRequest:
@@ -127,7 +130,7 @@ class Player:
             if slot is not None:
                 tree.insert(allocation, planned.position, slot, planned.kind)
         forwarded = max(len(tokens) - 1, len(prompt)) // grain * grain
-        tree.append(allocation, tokens[len(prompt) :])
+        tree.append(allocation, Keys(tokens[len(prompt) :]))
         hint = _HINTS.get(request.stop, "unknown")
         if forwarded > match.usable_tokens:
             tree.insert(

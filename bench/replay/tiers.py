@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tasuki.bench.errors import ReplayError
 from tasuki.model.costs import PrefillFlops
 from tasuki.pycache._cpp_cache import Allocation, PrefixCache, TierConfig, TierLoad
+from tasuki.pycache.keys import Keys
 from tasuki.pycache.layout import CacheLayout
 
 GIB = 1 << 30
@@ -125,7 +126,7 @@ class Transfers:
         self.advance_to(now_ms)
         wait = max(0.0, max(self._free_at) - self._now) * self._tokens_a_second
         allocation = self._tree.allocate_or_load(
-            prompt, capacity_tokens=capacity_tokens, working_slots=1, load_wait=wait
+            Keys(prompt), capacity_tokens=capacity_tokens, working_slots=1, load_wait=wait
         )
         if allocation is not None and allocation.load is not None:
             self._arrive(allocation.load)

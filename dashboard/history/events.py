@@ -186,5 +186,5 @@ class PromptBlocks:
 
     def names(self, submit: Submit) -> list[str]:
         """Return one name for each page of 64 tokens, and one for the rest of the prompt."""
-        _, *names = prefix_hashes(submit.prompt, self._secret + submit.salt)
+        _, *names = prefix_hashes(submit.keys, self._secret + submit.salt)
         return [name[:_NAME_BYTES].hex() for name in names]

@@ -18,6 +18,7 @@ from tasuki.engine.intake import PromptLimits
 from tasuki.engine.messages import Targets
 from tasuki.engine.parallel.leader_runner import LeaderRunner
 from tasuki.engine.parallel.tiers import RankCopier
+from tasuki.engine.pictures.row_store import RowStore
 from tasuki.engine.roles.answers import Answers, AnswerTerms
 from tasuki.engine.roles.base import HandoverContext
 from tasuki.engine.roles.early_steps import EarlySteps, PrefillsBehind
@@ -26,6 +27,7 @@ from tasuki.engine.runner.base import EventRecorder, Runner, RunnerSizes
 from tasuki.engine.runner.cpu_runner import CpuRunner
 from tasuki.engine.runner.rows import widths
 from tasuki.engine.scheduling.checkpoints import read_tool_call_ids
+from tasuki.engine.scheduling.picture_encoder import PictureEncoder
 from tasuki.engine.speculation.draft_limit import DraftLimit, FixedLimit, MeasuredLimit
 from tasuki.engine.speculation.speculation import Speculation
 from tasuki.engine.tiers.disk.kept_index import restore
@@ -183,24 +185,45 @@ def _assemble(
 ) -> Engine:
     config = _drafting(config, parts)
     model, arena = parts.model_config, parts.arena
-    limits = PromptLimits(model.max_position, model.vocab, role.working_slots)
+    pictures = build_pictures(config, parts)
+    shape = None if pictures is None else pictures.shape
+    limits = PromptLimits(model.max_position, model.vocab, role.working_slots, shape)
     on_gpu = arena.bytes.device.type != "cpu"
     sizes = runner_sizes(config, role, parts)
     if on_gpu:
         size = arena.bytes.nbytes // 2**20
         log.info("an arena of %d MiB, and up to %d requests in a forward", size, sizes.batch)
-    runner = build_runner(parts, sizes, hands_on=role is Role.PREFILL, progress=progress)
+    rows = None if pictures is None else pictures.store
+    runner = build_runner(parts, sizes, hands_on=role is Role.PREFILL, progress=progress, rows=rows)
     wire = parts.wire or parts.layout
     per_token = None if role is Role.PREFILL else config.max_itl_seconds
     drafts = parts.drafts or draft_limit(config, sizes.drafts, on_gpu=on_gpu)
     return Engine(
         config,
         Memory(cache, build_tiers(parts), build_behind(config, parts, cache)),
-        Compute(runner, parts.grammars, drafts),
+        Compute(runner, parts.grammars, drafts, pictures),
         EngineSizes(limits, sizes.batch, wire, parts.model.weights.formats, per_token),
         side,
         parts.clock,
     )
+
+
+def build_pictures(config: EngineConfig, parts: EngineParts) -> PictureEncoder | None:
+    """Return the encoder of pictures; None without a tower. Raises EngineConfigError if the budget
+    of rows is smaller than the largest picture."""
+    tower = parts.tower
+    if tower is None:
+        return None
+    row_bytes = tower.config.out_hidden * tower.weights.dtype.itemsize
+    store = RowStore(config.picture_rows_mib * 2**20, row_bytes)
+    most = tower.rules.most // tower.rules.factor**2
+    if store.most_tokens < most:
+        needed = -(-most * row_bytes // 2**20)
+        raise EngineConfigError(
+            f"picture_rows_mib is {config.picture_rows_mib}, and the largest picture of {most} "
+            f"tokens takes {needed} MiB: give at least that, or --vision off"
+        )
+    return PictureEncoder(tower, store)
 
 
 def build_tiers(parts: EngineParts) -> MakeTiers | None:
@@ -272,12 +295,13 @@ def build_runner(
     *,
     hands_on: bool,
     progress: Progress = no_progress,
+    rows: RowStore | None = None,
 ) -> Runner:
     """Make the runner. On a GPU this captures the decode graphs. hands_on: steps are counted,
-    because the engine hands prompts over."""
+    because the engine hands prompts over. rows: of pictures; None: prompts have none."""
     if parts.runner is not None:
         return parts.runner(parts, hands_on)
-    runner = _runner_here(parts, sizes, hands_on, progress)
+    runner = _runner_here(parts, sizes, hands_on, progress, rows)
     if parts.ranks is None:
         return runner
     # Ranks do nothing together after this until the first plan.
@@ -286,11 +310,17 @@ def build_runner(
 
 
 def _runner_here(
-    parts: EngineParts, sizes: RunnerSizes, hands_on: bool, progress: Progress
+    parts: EngineParts,
+    sizes: RunnerSizes,
+    hands_on: bool,
+    progress: Progress,
+    rows: RowStore | None,
 ) -> Runner:
     """Make this rank's own runner."""
     if parts.arena.bytes.device.type == "cpu":
-        return CpuRunner(parts.model, parts.arena, parts.steps, parts.grammars, parts.together)
+        return CpuRunner(
+            parts.model, parts.arena, parts.steps, parts.grammars, parts.together, rows
+        )
     from tasuki.engine.runner.cuda_runner import CudaRunner, LayerEvents
 
     return CudaRunner(

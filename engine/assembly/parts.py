@@ -4,6 +4,7 @@ The device is chosen here, once: on a GPU the model gets Triton's operators. The
 imported only then, so a machine without Triton never needs them.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -46,6 +47,11 @@ from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.vocabulary import Vocabulary
 from tasuki.model.known_models import with_draft_layer
 from tasuki.model.qwen3_5 import DraftHead, Qwen35Model, draft_ids
+from tasuki.model.vision.config import VisionConfig
+from tasuki.model.vision.processor import PixelRules
+from tasuki.model.vision.prompt_positions import rotary_axes
+from tasuki.model.vision.tower import VisionTower
+from tasuki.model.vision.weights import has_tower, load_tower_weights
 from tasuki.model.weights.layers import ModelWeights
 from tasuki.model.weights.safetensors_folder import check_kernels, load_weights, multiplies_fp8
 from tasuki.pycache._cpp_cache import TierConfig
@@ -63,6 +69,10 @@ from tasuki.utils.signatures import Clock
 
 from .memory_plan import arena_slabs
 
+log = logging.getLogger(__name__)
+
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
+
 
 @dataclass(frozen=True)
 class EngineParts:
@@ -76,7 +86,7 @@ class EngineParts:
     for each tier. grammars: over the model's vocabulary. clock: seconds, for requests' waiting
     time. ranks: the other ranks of the model. together: the sampling with them. None for either:
     there is one rank. shared: the memory of all their arenas, on a node that hands over.
-    collectives: this rank's.
+    collectives: this rank's. tower: for pictures; None: prompts have none.
     """
 
     model_config: ModelConfig
@@ -98,6 +108,7 @@ class EngineParts:
     together: SampledTogether | None = None
     shared: SharedArenas | None = None
     collectives: Collectives | None = None
+    tower: VisionTower | None = None
 
     @property
     def sent_behind(self) -> StepCounter | None:
@@ -175,19 +186,48 @@ def build_parts(
     dtype = getattr(torch, config.compute_dtype)
     weights = load_weights(config.model, model_config, dtype, device, progress)
     contract = partial(_contract, config, model_config, weights, arena.layout)
+    tower = build_tower(config, device, role)
     disk = None if host is None else disk_memory(config, arena.layout, contract)
     remote = None if host is None else remote_memory(config, arena.layout, contract)
     vocabulary = Vocabulary.load(Path(config.model), model_config.vocab, model_config.eos_ids)
     return EngineParts(
         model_config,
-        build_model(model_config, weights, _drafted(config, model_config)),
+        build_model(
+            model_config, weights, _drafted(config, model_config), axes=_axes(tower, model_config)
+        ),
         arena,
         StepCounter(),
         host=host,
         disk=disk,
         remote=remote,
         grammars=GrammarCompiler(vocabulary),
+        tower=tower,
     )
+
+
+def build_tower(config: EngineConfig, device: torch.device, role: Role) -> VisionTower | None:
+    """Load the tower of the checkpoint's pictures. None: it has none, or is not to be used. A GPU,
+    several ranks and the nodes of a pair use none, as yet. Raises ModelConfigError, WeightsError,
+    EngineConfigError."""
+    folder = Path(config.model)
+    if config.vision == "off" or device.type != "cpu" or role is not Role.FUSED:
+        return None
+    vision = VisionConfig.load(folder)
+    if vision is None or not has_tower(folder):
+        return None
+    if not any((folder / name).is_file() for name in PROCESSOR_FILES):
+        log.warning("%s has a vision tower but no processor's file: text only", folder)
+        return None
+    rules = PixelRules.load(folder, vision)
+    weights = load_tower_weights(folder, vision, getattr(torch, config.compute_dtype), device)
+    return VisionTower(vision, weights, rules)
+
+
+def _axes(tower: VisionTower | None, model: ModelConfig) -> Tensor | None:
+    """Return the axis of each rotary pair; None without pictures."""
+    if tower is None:
+        return None
+    return rotary_axes(tower.config.rotary_sections, model.rotary_dim // 2)
 
 
 def _contract(
@@ -284,13 +324,14 @@ def build_model(
     drafted: Tensor | None = None,
     reduce: Reduce = one_rank,
     gather: Gather = one_rank,
+    axes: Tensor | None = None,
 ) -> Qwen35Model:
     """Build the model with the operators of its weights' device. drafted: token ids allowed as
-    drafts; None: all. reduce, gather: the ranks' exchanges, if config and weights are one
-    rank's."""
+    drafts; None: all. reduce, gather: the ranks' exchanges, if config and weights are one rank's.
+    axes: of the rotary pairs, for pictures."""
     device = weights.embedding.device
     drafts = DraftHead.of(weights.head, drafted)
-    backend: Backend = TorchBackend(config, reduce)
+    backend: Backend = TorchBackend(config, reduce, axes)
     if device.type != "cpu":
         from tasuki.model.backends.triton_backend import TritonBackend
 

@@ -12,10 +12,11 @@ from tasuki.engine.roles.base import HandoverContext
 from tasuki.engine.runner.base import AtRestQueue
 from tasuki.engine.scheduling.admission import AcceptWindow
 from tasuki.pycache._cpp_cache import Allocation, CheckpointKind, ImpossibleRequest
+from tasuki.pycache.keys import Keys, first_keys
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 
-def _allocated(cache: HybridPrefixCache, prompt: m.Tokens, salt: bytes) -> Allocation | None:
+def _allocated(cache: HybridPrefixCache, prompt: Keys, salt: bytes) -> Allocation | None:
     """Allocate space for KV and state of the whole prompt, to be written by another node. Return
     None if no memory is free now, or the prompt can never fit."""
     try:
@@ -89,7 +90,7 @@ class PullReceiver:
         # is over and fenced, messages with this number are about the old pull.
         if transfer_id in self._pulls:
             return False
-        allocation = _allocated(self._cache, request.prompt[:tokens], request.salt)
+        allocation = _allocated(self._cache, first_keys(request.keys, tokens), request.salt)
         if allocation is None:
             return False
         self._pulls[transfer_id] = _Pull(request, peer, allocation, tokens)
@@ -147,7 +148,7 @@ class _Fetch:
     """
 
     transfer_request: m.FetchRequest
-    prompt: m.Tokens
+    prompt: Keys
     holder: str
     allocation: Allocation | None = None
     quarantine: int | None = None
@@ -192,7 +193,7 @@ class Fetches:
         if not 0 < tokens < len(request.prompt):
             self.released.append(request)
             return
-        prompt = request.prompt[:tokens]
+        prompt = first_keys(request.keys, tokens)
         known = self._by_beginning.get((request.salt, prompt.tobytes()))
         if known is not None:
             known.waiting.append(request)
@@ -201,7 +202,7 @@ class Fetches:
         else:
             self.released.append(request)
 
-    def _open(self, holder: str, seconds: float, prompt: m.Tokens, request: Request) -> None:
+    def _open(self, holder: str, seconds: float, prompt: Keys, request: Request) -> None:
         transfer_id = m.TransferId(secrets.randbits(62) + 1)
         transfer_request = m.FetchRequest(transfer_id, next(self._generations), request.salt)
         fetch = _Fetch(transfer_request, prompt, holder, waiting=[request])

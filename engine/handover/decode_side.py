@@ -68,7 +68,7 @@ class HandBacks:
 
     def submit(self, message: m.Submit, available: bool) -> None:
         """Accept a hand-back. available: a prefill node is connected."""
-        match = self._cache.match(message.prompt, message.salt, message.cursor)
+        match = self._cache.match(message.keys, message.salt, message.cursor)
         held = message.prompt[: match.usable_tokens + 1]
         request = self._answers.take_aside(replace(message, prompt=held), self._refusal(available))
         if request is None:
@@ -93,7 +93,7 @@ class HandBacks:
         while self._waiting and self._transfers.count(m.Purpose.HAND_BACK) < AT_A_TIME:
             request = self._waiting.popleft()
             if isinstance(request.state, Waiting):
-                match = self._cache.match(request.prompt, request.salt, request.cursor)
+                match = self._cache.match(request.keys, request.salt, request.cursor)
                 self._transfers.ask(request, match)
 
     def lost(self, request: Request, message: m.HandoverFailed) -> None:
@@ -160,6 +160,8 @@ class DecodeHandover(Answers):
                     self._fetches.lost(message)
             case m.FetchAdvised():
                 self._fetch_first(message)
+            case m.Submit(pictures=[_, *_]):
+                self._refuse_pictures(message)
             case m.Submit(purpose=m.Purpose.HAND_BACK):
                 self._hand_backs.submit(message, self._prefill_available)
             case m.Submit():
@@ -195,6 +197,13 @@ class DecodeHandover(Answers):
             case _:
                 super().handle(message)
 
+    def _refuse_pictures(self, message: m.Submit) -> None:
+        """Reject a prompt with pictures: prefill nodes take none, as yet."""
+        reason = "prompt has pictures, which a decode node does not take as yet: ask a fused node"
+        error = m.RequestError(m.ErrorKind.INVALID, reason)
+        for request_id in message.answer_ids:
+            self._emit(m.Rejected(request_id, error))
+
     def _submit(self, message: m.Submit) -> None:
         refusal = None
         if (
@@ -212,7 +221,7 @@ class DecodeHandover(Answers):
         work there."""
         if not (self._prefill_available and self._others_wait):
             return 0.0
-        match = self._cache.match(request.prompt, request.salt, request.cursor)
+        match = self._cache.match(request.keys, request.salt, request.cursor)
         new = match.prompt_tokens - usable_here(match)
         return self._others_wait if new > self._router.local_tokens else 0.0
 
@@ -272,7 +281,7 @@ class DecodeHandover(Answers):
             # A prompt's scores are larger than its tokens, and the client needs them here. No
             # client reads the state left by a prompt alone.
             return None
-        match = self._cache.match(request.prompt, request.salt, request.cursor)
+        match = self._cache.match(request.keys, request.salt, request.cursor)
         if request.carrier is not None and match.usable_tokens == len(request.prompt) - 1:
             # The hand-over of its common prompt has brought this state.
             return None
@@ -443,7 +452,7 @@ class DecodeHandover(Answers):
         if request.output:
             # The first token was sent and will be part of the next allocation; the client's prompt
             # is not.
-            match = self._cache.match(request.prompt, request.salt, request.cursor)
+            match = self._cache.match(request.keys, request.salt, request.cursor)
             request.hit = breakdown(match, self._ledger.lost(match))
         request.move(Waiting())
         match request.purpose:

@@ -180,7 +180,7 @@ class DecodeTransfers:
             m.HandoverWanted(
                 request.told_as,
                 transfer_request,
-                request.prompt,
+                request.keys,
                 None if named is None else named.sender,
                 request.cursor,
                 request.purpose,
@@ -232,7 +232,7 @@ class DecodeTransfers:
     def _grant(self, transfer: DecodeTransfer) -> bool:
         request = transfer.request
         allocation = self._cache.allocate_to_receive(
-            request.prompt,
+            request.keys,
             salt=request.salt,
             capacity_tokens=request.next_capacity,
             working_slots=self._working_slots,

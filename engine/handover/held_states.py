@@ -10,16 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
-
 from tasuki.engine import messages as m
-from tasuki.engine.messages import Tokens
 from tasuki.engine.request import Request
 from tasuki.engine.roles.base import HandoverContext
 from tasuki.engine.runner.base import AtRestQueue
 from tasuki.engine.scheduling.admission import AcceptWindow
 from tasuki.engine.tiers.lower_tiers import LoadEnd
 from tasuki.pycache._cpp_cache import Allocation, ImpossibleRequest
+from tasuki.pycache.keys import Keys, first_keys, repeat_last
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.transfer.chunks.chunk import FinishedLayers
 from tasuki.transfer.sending.sender import Sender
@@ -39,7 +37,7 @@ class HeldStates:
         self._cache = context.cache
         self._tiers = context.tiers
 
-    def hold(self, tokens: Tokens, salt: bytes, loaded: Callable[[bool], None]) -> HeldState | None:
+    def hold(self, tokens: Keys, salt: bytes, loaded: Callable[[bool], None]) -> HeldState | None:
         """Pin or begin to load the state after `tokens`. Return None if the state is not on this
         node, or cannot be loaded now.
 
@@ -47,10 +45,10 @@ class HeldStates:
         state is gone.
         """
         # A match ends before a prompt's last token.
-        prompt = np.append(tokens, tokens[-1:])
+        prompt = repeat_last(tokens)
         return self._pinned(prompt, salt) or self._loading(prompt, salt, loaded)
 
-    def _pinned(self, prompt: Tokens, salt: bytes) -> HeldState | None:
+    def _pinned(self, prompt: Keys, salt: bytes) -> HeldState | None:
         allocation = self._cache.allocate_to_send(prompt, salt=salt)
         if allocation is None:
             return None
@@ -65,7 +63,7 @@ class HeldStates:
         return HeldState(allocation, (tuple(pages), allocation.cow_source_slot))
 
     def _loading(
-        self, prompt: Tokens, salt: bytes, loaded: Callable[[bool], None]
+        self, prompt: Keys, salt: bytes, loaded: Callable[[bool], None]
     ) -> HeldState | None:
         tiers, tokens = self._tiers, len(prompt) - 1
         if tiers is None:
@@ -145,7 +143,7 @@ class PullSender:
             return
         held = None
         if 0 < tokens < len(request.prompt):
-            beginning = request.prompt[:tokens]
+            beginning = first_keys(request.keys, tokens)
             held = self._states.hold(
                 beginning, request.salt, partial(self._loaded, transfer_id, tokens)
             )

@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import count
 
-import numpy as np
-
 from tasuki.engine import messages as m
-from tasuki.engine.messages import Tokens
 from tasuki.engine.request import Request
 from tasuki.engine.roles.base import HandoverContext
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache._cpp_cache import HeldState
+from tasuki.pycache.keys import Keys, PromptTokens, first_keys, repeat_last
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
@@ -37,11 +35,12 @@ _LAST = 1_000_000
 """Priority at a drain target: after all requests with a waiting client."""
 
 
-def as_request(name: m.RequestId, prompt: m.Tokens, salt: bytes) -> Request:
-    """Return a request of one token after the state stored before the prompt's last token."""
+def as_request(name: m.RequestId, keys: Keys, salt: bytes) -> Request:
+    """Return a request of one token after the state stored before the prompt's last token.
+    It is only named to other nodes: they compare its keys."""
     return Request(
         name,
-        prompt,
+        PromptTokens(keys),
         SamplingParams(max_new_tokens=1),
         salt,
         priority=_LAST,
@@ -56,7 +55,7 @@ def state_tokens(request: Request) -> int:
 
 def stands(cache: HybridPrefixCache, request: Request) -> bool:
     """Return True if the request's state is still in the cache."""
-    match = cache.match(request.prompt, request.salt)
+    match = cache.match(request.keys, request.salt)
     return match.usable_tokens == state_tokens(request)
 
 
@@ -170,7 +169,7 @@ class Leaving:
             return None
         salt, tokens = path
         # A match ends before a prompt's last token, so any last token will do.
-        prompt = np.append(tokens, tokens[-1:])
+        prompt = repeat_last(tokens)
         if self._intake.misfit(prompt, len(prompt)) is not None:
             return None
         return as_request(m.RequestId(f"{self._name}-{len(self._drawn)}"), prompt, salt)
@@ -193,7 +192,7 @@ class SoleReceivers:
         self._peers: OrderedDict[bytes, str | None] = OrderedDict()
         """Decode node by prefix name; None: a prefix of several prompts."""
 
-    def note(self, salt: bytes, tokens: Tokens, peer: str) -> None:
+    def note(self, salt: bytes, tokens: Keys, peer: str) -> None:
         """Record a prompt handed over to the decode node `peer`. tokens: the prompt's first tokens,
         before its state."""
         name = _name(salt, tokens)
@@ -202,11 +201,11 @@ class SoleReceivers:
         if len(self._peers) > MOST:
             self._peers.popitem(last=False)
 
-    def of(self, salt: bytes, tokens: Tokens) -> str | None:
+    def of(self, salt: bytes, tokens: Keys) -> str | None:
         return self._peers.get(_name(salt, tokens))
 
 
-def _name(salt: bytes, tokens: Tokens) -> bytes:
+def _name(salt: bytes, tokens: Keys) -> bytes:
     key = blake2b(salt).digest()
     return blake2b(tokens.tobytes(), key=key, digest_size=_NAME_BYTES).digest()
 
@@ -264,7 +263,7 @@ class LeftStates:
         size = leaving.whole_bytes(request)
         leaving.left_bytes -= size
         self._given[number] = _Given(tokens, size)
-        beginning = request.prompt[:tokens]
+        beginning = first_keys(request.keys, tokens)
         known = self._receivers.of(request.salt, beginning) == wanted.peer
         given = m.GivenState(number, beginning, request.salt, known)
         self._emit(m.LeftState(wanted.query_id, given, False))
@@ -312,7 +311,7 @@ class LeftStates:
             drawn = self._leaving.draw()
             if drawn is None:
                 break
-            owner = self._receivers.of(drawn.salt, drawn.prompt[: state_tokens(drawn)])
+            owner = self._receivers.of(drawn.salt, first_keys(drawn.keys, state_tokens(drawn)))
             if owner != peer and owner in asking:
                 self._aside.append((owner, drawn))
                 continue

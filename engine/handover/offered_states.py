@@ -12,8 +12,6 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import count
 
-import numpy as np
-
 from tasuki.engine import messages as m
 from tasuki.engine.handover.brought_states import Fetches
 from tasuki.engine.handover.decode_transfers import DecodeTransfer, DecodeTransfers
@@ -28,6 +26,7 @@ from tasuki.engine.handover.leaving import (
 from tasuki.engine.request import Aborted, Finished, Request
 from tasuki.engine.roles.base import HandoverContext
 from tasuki.engine.scheduling.admission import AcceptWindow
+from tasuki.pycache.keys import repeat_last
 from tasuki.pycache.layout import PAGE_TOKENS
 
 _DRAIN_TARGET = "heir"
@@ -185,7 +184,7 @@ class PassedOn(OfferedStates):
     def take(self, message: m.PassOn) -> None:
         """Fetch the state if needed; then it is offered."""
         state = message.state
-        prompt = np.append(state.prompt, state.prompt[-1:])
+        prompt = repeat_last(state.prompt)
         name = m.RequestId(f"{self._name}-{next(self._names)}")
         request = as_request(name, prompt, state.salt)
         self._queries[name] = message.query_id
@@ -275,7 +274,7 @@ class Offers:
             self._ask(self._passed_on, passed)
 
     def _ask(self, states: OfferedStates, request: Request) -> None:
-        match = self._cache.match(request.prompt, request.salt)
+        match = self._cache.match(request.keys, request.salt)
         transfer_id = self._transfers.ask(request, match)
         self._offers[transfer_id] = _Offer(request, states)
         states.opened(transfer_id, request)

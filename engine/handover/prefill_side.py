@@ -33,6 +33,7 @@ from tasuki.engine.scheduling.checkpoints import keep_completed
 from tasuki.engine.scheduling.scheduled_forward import ScheduledSequence
 from tasuki.model.ops.sampling.reference import Sampled
 from tasuki.pycache._cpp_cache import Allocation, Match
+from tasuki.pycache.keys import first_keys, same_tokens
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.pycache.packed import pack_events
 from tasuki.transfer.chunks.chunk import FinishedLayers
@@ -114,8 +115,10 @@ class PrefillHandover(Handover):
 
     def _reserve(self, message: m.PrefillReserve) -> None:
         transfer_request, prompt = message.transfer_request, message.prompt
-        error = self._intake.refusal(prompt, len(prompt)) or self._intake.sampling_refusal(
-            transfer_request.sampling
+        error = (
+            self._intake.handed_refusal(prompt)
+            or self._intake.refusal(prompt, len(prompt))
+            or self._intake.sampling_refusal(transfer_request.sampling)
         )
         if (
             transfer_request.transfer_id in self._transfers
@@ -129,7 +132,7 @@ class PrefillHandover(Handover):
             return
         request = Request(
             transfer_name(transfer_request.transfer_id),
-            prompt,
+            same_tokens(prompt),
             transfer_request.sampling,
             transfer_request.salt,
             marks=transfer_request.marks,
@@ -156,7 +159,7 @@ class PrefillHandover(Handover):
         wait = self._load.wait
         if wait > 0:
             self._emit(m.PrefillQueued(transfer_id, wait))
-        match = self._cache.match(request.prompt, request.salt, request.cursor)
+        match = self._cache.match(request.keys, request.salt, request.cursor)
         self._load.enter(transfer_id, usable_here(match), len(request.prompt), peer)
 
     def _show_what_was_left(self, request: Request | None) -> None:
@@ -227,7 +230,7 @@ class PrefillHandover(Handover):
         offered = request.transfer_request.offered
         if request.pull_tried or not offered or not self._pulls.window.has_room(peer, offered):
             return False
-        match = self._cache.match(request.prompt, request.salt, request.cursor)
+        match = self._cache.match(request.keys, request.salt, request.cursor)
         if request.load_failed is None and _loadable(match) >= offered:
             return False
         decision = self._router.pull(match, offered, self._seconds_ahead())
@@ -340,7 +343,7 @@ class PrefillHandover(Handover):
         assert request.transfer_request is not None
         if tokens and request.sampling.max_new_tokens != 1:
             peer = self._peers[request.transfer_request.transfer_id]
-            self._receivers.note(request.salt, request.prompt[:tokens], peer)
+            self._receivers.note(request.salt, first_keys(request.keys, tokens), peer)
 
     def reject(self, request: Request, error: m.RequestError) -> None:
         """Refuse a transfer unable to continue. Its allocation stays until PrefillEnd, because

@@ -2,11 +2,12 @@
 
 from dataclasses import field
 
+from tasuki.pycache.keys import Keys
 from tasuki.pycache.packed import PackedEvents, PackedTree
 
 from .reports import Eviction, StepReport, TierReport
 from .requests import RequestPhase
-from .types import Message, NodeName, Tokens
+from .types import Message, NodeName
 
 
 class OpenCursor(Message):
@@ -69,7 +70,7 @@ class TreeQuery(Message):
     query_id: int
     limit: int
     under: NodeName | None = None
-    prefix: Tokens | None = None
+    prefix: Keys | None = None
     salt: bytes = b""
 
 

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Set
 from dataclasses import field
 from enum import Enum
 
+from tasuki.pycache.keys import Keys
 from tasuki.transfer.peer_values import ByteCount, Name
 
-from .types import Message, OfTransfer, Tokens
+from .types import Message, OfTransfer
 
 
 class DrainTargetOutcome(Enum):
@@ -65,7 +66,7 @@ class GivenState(Message):
     """
 
     number: int
-    prompt: Tokens
+    prompt: Keys
     salt: bytes
     known: bool
 

@@ -3,7 +3,9 @@ pull it from there. Nothing is computed for it and no token is sampled."""
 
 from enum import Enum
 
-from .types import Message, OfTransfer, Tokens, TransferId
+from tasuki.pycache.keys import Keys
+
+from .types import Message, OfTransfer, TransferId
 
 
 class FetchOutcome(Enum):
@@ -31,7 +33,7 @@ class FetchReserve(Message):
     or FetchRefused; PrefillStart is answered by StateHeld. peer: as in PrefillReserve."""
 
     transfer_request: FetchRequest
-    prompt: Tokens
+    prompt: Keys
     peer: str = ""
 
 
@@ -66,7 +68,7 @@ class FetchWanted(Message):
     anything was granted."""
 
     transfer_request: FetchRequest
-    prompt: Tokens
+    prompt: Keys
     holder: str
     seconds: float
 

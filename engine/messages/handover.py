@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from tasuki.model.ops.sampling.params import SamplingParams, TopLogprobs
+from tasuki.pycache.keys import Keys
 from tasuki.pycache.packed import PackedEvents
 from tasuki.routing.node_load import PrefillSeconds
 from tasuki.transfer.chunks.chunk import Destination
@@ -13,7 +14,7 @@ from tasuki.transfer.reports import HandoverTimeline
 
 from .reports import HitBreakdown, PrefillChoice, PullReport, RouteReport, TransferReport
 from .requests import LifeMark, Purpose
-from .types import LossCause, Message, OfTransfer, RequestError, RequestId, Tokens, TransferId
+from .types import LossCause, Message, OfTransfer, RequestError, RequestId, TransferId
 
 
 class TransferRequest(Message):
@@ -63,7 +64,7 @@ class PrefillReserve(Message):
     turns."""
 
     transfer_request: TransferRequest
-    prompt: Tokens
+    prompt: Keys
     peer: str = ""
 
 
@@ -235,7 +236,7 @@ class HandoverWanted(Message):
 
     request_id: RequestId
     transfer_request: TransferRequest
-    prompt: Tokens
+    prompt: Keys
     sender: str | None = None
     session: int | None = None
     purpose: Purpose = Purpose.ANSWER

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field, replace
 from enum import Enum, StrEnum
+from functools import cached_property
 from itertools import repeat
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasuki.model.ops.sampling.params import SamplingParams, TopLogprobs
+from tasuki.pycache.keys import KeyedRun, Keys, PictureDigest, PromptTokens, prompt_keys
 
 from .reports import Usage
 from .types import (
@@ -55,6 +57,7 @@ class RequestPhase(StrEnum):
     LOADING = "Loading"
     AWAITING_GRANT = "AwaitingGrant"
     PREFILLING = "Prefilling"
+    ENCODING = "Encoding"
     DECODING = "Decoding"
     HANDING_OVER = "HandingOver"
     RETRACTED = "Retracted"
@@ -83,6 +86,7 @@ _STAGES = {
     RequestPhase.LOADING: Stage.QUEUED,
     RequestPhase.AWAITING_GRANT: Stage.QUEUED,
     RequestPhase.PREFILLING: Stage.PREFILL,
+    RequestPhase.ENCODING: Stage.PREFILL,
     RequestPhase.DECODING: Stage.DECODE,
     RequestPhase.HANDING_OVER: Stage.HANDOVER,
     RequestPhase.RETRACTED: Stage.QUEUED,
@@ -140,6 +144,25 @@ class Purpose(Enum):
     INHERIT = "inherit"
 
 
+class PromptPicture(Message):
+    """A picture in a prompt: one image, or one pair of video frames.
+
+    start: index of its first placeholder, right behind its opening token. rows, columns: of its
+    tokens. digest: names its content and size. levels [patches, values] uint8: its patches, in the
+    tower's order.
+    """
+
+    start: int
+    rows: int
+    columns: int
+    digest: PictureDigest
+    levels: NDArray[np.uint8]
+
+    @property
+    def run(self) -> KeyedRun:
+        return KeyedRun(self.start, self.rows * self.columns, self.digest)
+
+
 class Submit(Message):
     """Generate from `prompt`. salt isolates tenants; cursor is a session's place in the tree.
 
@@ -156,7 +179,8 @@ class Submit(Message):
     prompt_logprobs: answered by PromptScored too, with this many likeliest tokens per position. The
     cache is not used then, because it has no logits. None: not asked for. forks: more answers, each
     with its own end; the prompt is computed once for all. purpose: see Purpose. prediction: the
-    expected answer, used for drafts; it changes no token.
+    expected answer, used for drafts; it changes no token. pictures: by ascending place; they stand
+    in the prompt as placeholders.
     """
 
     request_id: RequestId
@@ -177,6 +201,13 @@ class Submit(Message):
     purpose: Purpose = Purpose.ANSWER
     prediction: Tokens = field(default_factory=lambda: _NO_TOKENS)
     message_end: int | None = None
+    pictures: tuple[PromptPicture, ...] = ()
+
+    @cached_property
+    def keys(self) -> Keys:
+        """Return the prompt's keys. REQUIRES: the pictures are where the message places them."""
+        runs = [picture.run for picture in self.pictures]
+        return prompt_keys(PromptTokens(self.prompt), runs)
 
     @property
     def answer_ids(self) -> tuple[RequestId, ...]:

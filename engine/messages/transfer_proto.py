@@ -15,6 +15,7 @@ from tasuki.engine import messages as m
 from tasuki.model.ops.sampling.params import MAX_TOP_LOGPROBS, SamplingParams, TopLogprobs
 from tasuki.proto import handover_pb2 as pb
 from tasuki.pycache._cpp_cache import CheckpointKind
+from tasuki.pycache.keys import Keys
 from tasuki.transfer import peer_values
 from tasuki.transfer.errors import PeerInvalid
 from tasuki.transfer.lifecycle import messages as say
@@ -53,16 +54,16 @@ class InvalidReserve(ValueError):
     """A Reserve or Fetch never sent by a receiver of this version. Names the field."""
 
 
-def _tokens_to_wire(tokens: m.Tokens) -> bytes:
+def _tokens_to_wire(tokens: Keys) -> bytes:
     return tokens.astype("<i4", copy=False).tobytes()
 
 
-def _tokens(sent: bytes, field: str) -> m.Tokens:
+def _tokens(sent: bytes, field: str) -> Keys:
     if not sent:
         raise InvalidReserve(f"{field} is empty: give at least one token")
     if len(sent) % _TOKEN.itemsize:
         raise InvalidReserve(f"{field} has {len(sent)} bytes, four make a token")
-    return np.frombuffer(sent, dtype=_TOKEN).astype(np.int32)
+    return Keys(np.frombuffer(sent, dtype=_TOKEN).astype(np.int32))
 
 
 def _salt(sent: bytes, field: str) -> bytes:
@@ -370,10 +371,10 @@ def load(reported: m.PrefillLoad, connection: str) -> pb.Load:
     )
 
 
-def _left_tokens(sent: bytes, field: str) -> m.Tokens:
+def _left_tokens(sent: bytes, field: str) -> Keys:
     if not sent or len(sent) % _TOKEN.itemsize:
         raise PeerInvalid(f"{field} has {len(sent)} bytes, four make a token")
-    return np.frombuffer(sent, dtype=_TOKEN).astype(np.int32)
+    return Keys(np.frombuffer(sent, dtype=_TOKEN).astype(np.int32))
 
 
 def _left_salt(sent: bytes, field: str) -> bytes:

@@ -11,7 +11,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from tasuki.engine import messages as m
 from tasuki.engine.accounting import usage_of
 from tasuki.engine.forward_plan import Ints
 from tasuki.engine.messages import ErrorKind, RequestError, RequestId
+from tasuki.engine.pictures.placed import PlacedPictures
 from tasuki.engine.request import (
     Aborted,
     Active,
@@ -39,6 +40,7 @@ from tasuki.engine.speculation.speculation import Speculation
 from tasuki.model.ops.sampling.prompt_scores import PromptScores
 from tasuki.model.ops.sampling.reference import Sampled, stop_ids
 from tasuki.pycache._cpp_cache import Allocation
+from tasuki.pycache.keys import PromptTokens
 
 _OWN_SALT_BYTES = 16
 """Bytes of a random salt shared by no other request."""
@@ -91,14 +93,19 @@ class Answers(Handover):
         if message.prompt_logprobs is not None:
             # Cached tokens have no logits. So the whole prompt is computed, apart from all others.
             salt, cursor = salt + secrets.token_bytes(_OWN_SALT_BYTES), None
+        pictures = self._intake.placed(message)
+        misplaced = pictures if isinstance(pictures, m.RequestError) else None
+        if isinstance(pictures, m.RequestError):
+            message, pictures = replace(message, pictures=()), None
         asked = [message, *map(message.of_fork, message.forks)]
         targets = self._refusal.targets(message.targets)
-        choices = [self._request(one, salt, cursor, targets) for one in asked]
+        choices = [self._request(one, salt, cursor, targets, pictures) for one in asked]
         first = choices[0]
         error = (
             refusal
             or _not_here(message)
             or self._intake.refusal(first.prompt, first.final_length)
+            or misplaced
             or self._intake.sampling_refusal(first.sampling)
             or self._intake.scoring_refusal(first.prompt, message.prompt_logprobs)
             or self._intake.prediction_refusal(message.prediction)
@@ -119,14 +126,19 @@ class Answers(Handover):
             self._scheduler.enqueue(choice)
 
     def _request(
-        self, message: m.Submit, salt: bytes, cursor: int | None, targets: m.Targets
+        self,
+        message: m.Submit,
+        salt: bytes,
+        cursor: int | None,
+        targets: m.Targets,
+        pictures: PlacedPictures | None,
     ) -> Request:
-        """Return a request for the message's own id. salt, cursor, targets: replace the
+        """Return a request for the message's own id. salt, cursor, targets, pictures: replace the
         message's."""
         scoring = scoring_of(message)
         return Request(
             message.request_id,
-            message.prompt,
+            PromptTokens(message.prompt),
             message.sampling,
             salt,
             cursor,
@@ -142,12 +154,13 @@ class Answers(Handover):
             findable=scoring is None,
             purpose=message.purpose,
             drafting=self._speculation.drafting(message),
+            pictures=pictures,
         )
 
     def take_aside(self, message: m.Submit, refusal: m.RequestError | None) -> Request | None:
         """Own a request without queueing it, even while the node drains. Return None if it is
         refused. REQUIRES: it has no forks."""
-        request = self._request(message, message.salt, message.cursor, m.NO_TARGETS)
+        request = self._request(message, message.salt, message.cursor, m.NO_TARGETS, None)
         error = refusal or self._intake.misfit(request.prompt, request.final_length)
         error = self._name_clash(message) or error
         if error is not None:
@@ -173,7 +186,7 @@ class Answers(Handover):
         first = choices[0]
         if len(choices) == 1 or len(first.prompt) == 1:
             return False
-        match = self._cache.match(first.prompt, first.salt, first.cursor)
+        match = self._cache.match(first.keys, first.salt, first.cursor)
         return match.usable_tokens < len(first.prompt) - 1
 
     def _elsewhere(self, request: Request) -> float:

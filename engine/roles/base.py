@@ -112,10 +112,10 @@ class Handover(ABC):
             "cursor": request.cursor,
         }
         if self._tiers is None or request.load_failed is not None:
-            allocation = self._cache.allocate(request.tokens(), **terms)
+            allocation = self._cache.allocate(request.all_keys(), **terms)
         else:
             wait = self._tiers.load_wait
-            allocation = self._cache.allocate_or_load(request.tokens(), **terms, load_wait=wait)
+            allocation = self._cache.allocate_or_load(request.all_keys(), **terms, load_wait=wait)
         if allocation is not None and allocation.load is None:
             self._note_hit(request, allocation)
         return allocation
@@ -199,6 +199,7 @@ class Handover(ABC):
                 request.marks,
                 request.branch_points,
                 request.message_end,
+                () if request.pictures is None else request.pictures.runs,
             )
         progress = self._scheduler.progress.begin(slots, computed, slot)
         return Prefilling(allocation, progress, checkpoints=planned)

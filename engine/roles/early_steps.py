@@ -340,7 +340,8 @@ class PrefillsBehind:
         is_sampled = draws and request.sampling.draws and request.scoring is None
         stop = min(request.length if is_sampled else request.length - 1, start + self._most)
         is_sampled = is_sampled and stop == request.length
-        if stop <= start:
+        # Rows of pictures are written between steps, and not awaited here.
+        if stop <= start or request.pictures is not None:
             return None
         if not self._steps.is_free:
             self.counts["busy"] += 1

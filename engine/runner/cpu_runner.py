@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tasuki.engine.forward_plan import Fold, ForwardPlan, PlanError
+from tasuki.engine.pictures.row_store import RowStore
 from tasuki.model.forward import Batch, LayerHooks, SequenceSlice
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.ops.sampling.prompt_scores import HeadOf, ScoredRows
@@ -103,7 +104,9 @@ class HeldInputs:
                     f"{0 if held is None else len(held.slice.token_ids)}"
                 )
             tokens = held.slice.token_ids[: fold.count]
-            slices.append(replace(held.slice, token_ids=tokens, write_slot=held.write_slot))
+            item = replace(held.slice, token_ids=tokens, write_slot=held.write_slot)
+            # A state depends on no rotary position.
+            slices.append(replace(item, rope_positions=None))
             inputs.append({layer: x[: fold.count] for layer, x in held.inputs.items()})
         if slices:
             together = {layer: torch.cat([some[layer] for some in inputs]) for layer in inputs[0]}
@@ -155,8 +158,10 @@ class CpuRunner:
         steps: StepCounter,
         grammars: GrammarCompiler,
         together: SampledTogether | None = None,
+        pictures: RowStore | None = None,
     ) -> None:
-        """together: the other ranks of the model; None: there are none."""
+        """together: the other ranks of the model; None: there are none. pictures: the rows of
+        pictures; None: plans have none."""
         self._model = model
         self._arena = arena
         self._steps = steps
@@ -164,6 +169,7 @@ class CpuRunner:
         self._sequences = SequenceStates(arena.slabs)
         self._adjustments = kept_adjustments(together)(model.config, grammars)
         self._together = together
+        self._find_rows = None if pictures is None else pictures.rows
         self._sampled: dict[int, list[int]] = {}
         self._held = HeldInputs()
         kinds = enumerate(arena.layout.layer_kinds)
@@ -199,7 +205,7 @@ class CpuRunner:
         return CpuForward(results, started - before, ended - started)
 
     def _compute(self, plan: ForwardPlan, rows: ResolvedRows) -> SampledTokens:
-        slices = self._sequences.slices(plan, rows, self._sampled)
+        slices = self._sequences.slices(plan, rows, self._sampled, self._find_rows)
         self._make_drafts(plan, rows, slices)
         batch = Batch.pack(slices)
         verifying = rows.verifies.nonzero()[0].tolist()
@@ -265,7 +271,14 @@ class CpuRunner:
             token = item.token_ids[0]
             wanted.append(
                 DraftStart(
-                    token, item.start, carried, item.pages, item.read_slot, sampling, guess.count
+                    token,
+                    item.start,
+                    carried,
+                    item.pages,
+                    item.read_slot,
+                    sampling,
+                    guess.count,
+                    item.rope_delta,
                 )
             )
         found = draft_tokens(self._model, self._arena, wanted)
@@ -297,6 +310,7 @@ class CpuRunner:
                     slices[row].read_slot,
                     self._sequences.sampling(int(rows.batch_indices[row])),
                     guess.count,
+                    slices[row].rope_delta,
                 )
             )
         found = draft_tokens(self._model, self._arena, wanted)

@@ -20,7 +20,7 @@ from torch import Tensor
 from tasuki.engine.forward_plan import ForwardPlan, PlanError
 from tasuki.model.backends.triton_backend import TritonBackend
 from tasuki.model.backends.triton_prefill import TritonPrefill
-from tasuki.model.forward import Batch, LayerHooks, NullHooks, SequenceSlice
+from tasuki.model.forward import Batch, LayerHooks, NullHooks, PicturesUnsupported, SequenceSlice
 from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.ops.attention.long_context import block_rows_of
 from tasuki.model.ops.sampling.prompt_scores import ScoredRows
@@ -280,6 +280,9 @@ class CudaRunner:
             begins = 0 if item.before is None else item.before.begins
             self._sampling.join(item.batch_index, item.sampling, begins)
         run_copies(self._arena, plan.copies)
+        if plan.has_pictures:
+            # All changes of the plan are applied, so runner and engine still agree.
+            raise PicturesUnsupported("a GPU sees no pictures as yet: serve them with --device cpu")
         parts: list[SampledPart] = []
         scores: dict[int, ScoredRows] = {}
         before, started = self._ends, _recorded(timed=True)

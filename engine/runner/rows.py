@@ -1,12 +1,15 @@
 """A plan's rows as numbers of this host, padded to the sizes of captured graphs.
 
-Owns the pages, slots and length of each batch index; knows no tensor. Thread rule: the runner's.
+Owns the pages, slots and length of each batch index, and no tensor. Thread rule: the runner's.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from tasuki.engine.forward_plan import (
     ForwardPlan,
@@ -18,7 +21,8 @@ from tasuki.engine.forward_plan import (
     RowFlag,
     UnknownBatchIndex,
 )
-from tasuki.model.forward import SequenceSlice
+from tasuki.engine.pictures.row_store import PictureNumber
+from tasuki.model.forward import RowSpan, SequenceSlice
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.layout import PAGE_TOKENS
 
@@ -45,6 +49,8 @@ def padded_sizes(largest: int) -> list[int]:
 # tokens held by the pages, slots (0: not joined).
 _POSITIONS, _PENDING, _MAX_ROWS, _CAPACITY, _SLOTS = range(5)
 _KEPT = 5
+FindRows = Callable[[PictureNumber], Tensor]
+"""Return stored rows of a picture [tokens, hidden]. Raises RowsGone."""
 # Plain integers, because numpy handles enumerations more slowly.
 _TOKENS, _POSITION = int(RowFlag.TOKENS_AT_INDEX), int(RowFlag.POSITION_AT_INDEX)
 _LENGTH, _DECODES = int(RowFlag.LENGTH_AT_INDEX), int(RowFlag.DECODES)
@@ -126,12 +132,17 @@ class SequenceStates:
         self._kept = np.zeros((_KEPT, batch_indices), dtype=np.int32)
         self._pages: dict[int, SequencePages] = {}
         self._sampling: dict[int, SamplingParams] = {}
+        self._rope_deltas: dict[int, int] = {}
+        """By batch index, of sequences with pictures."""
 
     def pages(self, batch_index: int) -> SequencePages:
         return self._pages[batch_index]
 
     def sampling(self, batch_index: int) -> SamplingParams:
         return self._sampling[batch_index]
+
+    def rope_delta(self, batch_index: int) -> int:
+        return self._rope_deltas.get(batch_index, 0)
 
     def apply(self, plan: ForwardPlan) -> ResolvedRows:
         """Apply the plan's changes; return its rows. Raises PlanGap with nothing changed, PlanError
@@ -151,6 +162,7 @@ class SequenceStates:
         if batch_index not in self._pages:
             raise UnknownBatchIndex(f"lane {batch_index} leaves, which no sequence has joined")
         del self._pages[batch_index], self._sampling[batch_index]
+        self._rope_deltas.pop(batch_index, None)
         self._kept[:, batch_index] = 0
 
     def _join(self, item: JoinedSequence) -> None:
@@ -165,6 +177,8 @@ class SequenceStates:
             raise PlanError(f"lane {item.batch_index} joins before its last sequence has left")
         self._pages[item.batch_index] = SequencePages()
         self._sampling[item.batch_index] = item.sampling
+        if item.rope_delta:
+            self._rope_deltas[item.batch_index] = item.rope_delta
         self._slots[item.batch_index, : len(item.slots)] = item.slots
         self._kept[:, item.batch_index] = (0, 0, item.max_rows, 0, len(item.slots))
 
@@ -245,10 +259,15 @@ class SequenceStates:
         )
 
     def slices(
-        self, plan: ForwardPlan, rows: ResolvedRows, sampled: dict[int, list[int]]
+        self,
+        plan: ForwardPlan,
+        rows: ResolvedRows,
+        sampled: dict[int, list[int]],
+        find: FindRows | None = None,
     ) -> list[SequenceSlice]:
-        """Return the rows in the model's form. drawn: tokens by batch index, for rows with tokens
-        there."""
+        """Return the rows in the model's form. sampled: tokens by batch index, for rows with tokens
+        there. find: finds the rows of pictures; None: of a runner without any. Raises PlanError,
+        RowsGone."""
         marks: dict[int, list[tuple[int, int]]] = {}
         for mark in plan.checkpoints:
             marks.setdefault(int(plan.rows.batch_indices[mark.row]), []).append(
@@ -272,9 +291,40 @@ class SequenceStates:
                     write_slot=None if verifies else int(rows.write_slots[row]),
                     checkpoints=marks.get(batch_index, ()),
                     stepped=verifies,
+                    rope_delta=self.rope_delta(batch_index),
                 )
             )
-        return slices
+        return with_pictures(plan, slices, find) if plan.rope or plan.pictures else slices
+
+
+def with_pictures(
+    plan: ForwardPlan, slices: list[SequenceSlice], find: FindRows | None
+) -> list[SequenceSlice]:
+    """Return a plan's slices with its rotary positions and its pictures' rows. Raises PlanError,
+    RowsGone."""
+    if find is None:
+        raise PlanError(f"plan {plan.number} has pictures, and this runner stores no rows")
+    found = list(slices)
+    for item in plan.rope:
+        tokens = len(found[item.row].token_ids)
+        if item.positions.shape != (3, tokens + 1):
+            raise PlanError(
+                f"plan {plan.number} has rope positions {list(item.positions.shape)} for "
+                f"{tokens} tokens"
+            )
+        found[item.row] = replace(found[item.row], rope_positions=torch.tensor(item.positions))
+    for picture in plan.pictures:
+        into, rows = found[picture.row], find(picture.picture)
+        span = rows[picture.first : picture.first + picture.count]
+        within = picture.token >= 0 and picture.token + picture.count <= len(into.token_ids)
+        if len(span) != picture.count or not within or picture.first < 0:
+            raise PlanError(
+                f"plan {plan.number} puts rows {picture.first} to {picture.first + picture.count} "
+                f"of {len(rows)} at token {picture.token} of {len(into.token_ids)}"
+            )
+        spans = (*into.pictures, RowSpan(picture.token, span))
+        found[picture.row] = replace(into, pictures=spans)
+    return found
 
 
 MOST_ROWS = 64

@@ -4,13 +4,13 @@ Thread rule: the engine loop's.
 """
 
 import json
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from tasuki.engine.messages import FinishReason
 from tasuki.engine.request import Active, PlannedCheckpoint, Request
+from tasuki.model.vision.prompt_positions import PictureRun
 from tasuki.pycache._cpp_cache import CheckpointKind, Match
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.pycache.prefix_cache import HybridPrefixCache
@@ -25,6 +25,7 @@ def plan_checkpoints(
     marks: Iterable[int],
     branches: Iterable[PlannedCheckpoint] = (),
     message_end: int | None = None,
+    runs: Sequence[PictureRun] = (),
 ) -> list[PlannedCheckpoint]:
     """Plan a prefill's checkpoints: at the prompt's end, the last message's end, branch points and
     the client's marks.
@@ -37,6 +38,10 @@ def plan_checkpoints(
     most tokens - 1). If that is inside an answer's opening, the message's end is kept instead. The
     last marks are kept if there are many, because they cover most. A mark inside a page is moved
     down to its boundary.
+
+    runs: the prompt's pictures. A state inside a picture needs its rows again to go on. So marks,
+    branches and interior places there are moved down to the page boundary before the picture. A
+    prompt's end there stays, with one more state at that boundary.
     """
     chosen: dict[int, CheckpointKind] = {}
 
@@ -44,22 +49,36 @@ def plan_checkpoints(
         if cached < position < tokens:
             chosen.setdefault(position, kind)
 
+    def keep_outside(position: int, kind: CheckpointKind) -> None:
+        keep(before_picture(position, runs), kind)
+
     last_page = (tokens - 1) // PAGE_TOKENS * PAGE_TOKENS
     before = max(cached, last_page - PAGE_TOKENS)
     if message_end is None or not before < message_end < last_page:
         keep(last_page, CheckpointKind.PROMPT_END)
+        keep_outside(last_page, CheckpointKind.PROMPT_END)
     if match.branch_tokens is not None and not _is_opening(match, match.branch_tokens):
-        keep(match.branch_tokens, CheckpointKind.BRANCH)
+        keep_outside(match.branch_tokens, CheckpointKind.BRANCH)
     for branch in branches:
-        keep(branch.position, branch.kind)
+        keep_outside(branch.position, branch.kind)
     for position in match.interior_tokens:
-        keep(position, CheckpointKind.INTERIOR)
+        keep_outside(position, CheckpointKind.INTERIOR)
     if message_end is not None:
         keep(message_end, CheckpointKind.MESSAGE_END)
     boundaries = {mark // PAGE_TOKENS * PAGE_TOKENS for mark in marks}
     for position in sorted(boundaries, reverse=True)[:MAX_MARKS]:
-        keep(position, CheckpointKind.MARK)
+        keep_outside(position, CheckpointKind.MARK)
     return [PlannedCheckpoint(position, chosen[position]) for position in sorted(chosen)]
+
+
+def before_picture(position: int, runs: Sequence[PictureRun]) -> int:
+    """Return the position, or the last page boundary before the opening token of the picture around
+    it. runs: of the pictures, ascending."""
+    for run in runs[bisect_right(runs, position, key=lambda run: run.start) - 1 :: -1]:
+        if not run.start <= position < run.end:
+            break
+        position = (run.start - 1) // PAGE_TOKENS * PAGE_TOKENS
+    return position
 
 
 def _is_opening(match: Match, branch: int) -> bool:
@@ -112,8 +131,7 @@ def keep_state(
     if computed == 0:
         return
     if allocation.tokens < computed:
-        missing = request.token_slice(allocation.tokens, computed)
-        cache.append(allocation, np.asarray(missing, dtype=np.int32))
+        cache.append(allocation, request.output_keys(allocation.tokens, computed))
     if computed == allocation.match.usable_tokens:
         return
     cache.insert(allocation, computed, active.state_slot, CheckpointKind.TURN_END, hint)

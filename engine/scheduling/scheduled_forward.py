@@ -7,7 +7,7 @@ batch index equals the runner's after it has run every plan made. So each plan m
 once and in order.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,11 +22,15 @@ from tasuki.engine.forward_plan import (
     Ints,
     JoinedSequence,
     NewPages,
+    PictureRows,
     PlanRows,
     RowCheckpoint,
     RowFlag,
+    RowPositions,
     ScoredRow,
 )
+from tasuki.engine.pictures.placed import PictureSpan, PlacedPictures
+from tasuki.engine.pictures.row_store import PictureNumber
 from tasuki.engine.progress import BatchIndices, NextTokens, ProgressTable
 from tasuki.engine.request import Active, PlannedCheckpoint, Request
 from tasuki.engine.speculation.draft_limit import StepShape
@@ -47,7 +51,7 @@ class ScheduledSequence:
     number accepted is known when it completes. first_guesses: the number of drafts if the model's
     draft layer makes them before the forward; the values in drafts are placeholders then.
     drafts_at_index: the drafts are placeholders for those stored in the runner. guesses: tokens to
-    be proposed after the sampled ones.
+    be proposed after the sampled ones. pictures: rows among its tokens, each with its number.
     """
 
     request: Request
@@ -62,6 +66,7 @@ class ScheduledSequence:
     first_guesses: int = 0
     drafts_at_index: bool = False
     guesses: int = 0
+    pictures: tuple[tuple[PictureSpan, PictureNumber], ...] = ()
 
     @property
     def write_slot(self) -> int:
@@ -219,6 +224,8 @@ class ForwardPlanner:
         scored: list[ScoredRow] = []
         guesses: list[Guess] = []
         first_guesses: list[Guess] = []
+        rope: list[RowPositions] = []
+        pictures: list[PictureRows] = []
         for row, item in enumerate(forward.sequences, first):
             tokens += self._sequence_row(item, columns[:, row], changes)
             scored += _scored(row, item)
@@ -228,6 +235,9 @@ class ForwardPlanner:
                 first_guesses.append(Guess(row, item.first_guesses))
             for planned, slot in item.checkpoints:
                 checkpoints.append(RowCheckpoint(row, planned.position, slot))
+            if item.request.pictures is not None:
+                rope += _rope(row, item, item.request.pictures)
+                pictures += _picture_rows(row, item)
         if self._joined_count > len(forward):
             changes.left += self._leave()
         return ForwardPlan(
@@ -243,6 +253,8 @@ class ForwardPlanner:
             folds,
             guesses=tuple(guesses),
             first_guesses=tuple(first_guesses),
+            rope=tuple(rope),
+            pictures=tuple(pictures),
         )
 
     def stores_alone(self, copies: tuple[CopyOp, ...], folds: tuple[Fold, ...] = ()) -> ForwardPlan:
@@ -321,6 +333,18 @@ class ForwardPlanner:
         return found
 
 
+def _rope(row: int, item: ScheduledSequence, pictures: PlacedPictures) -> Iterator[RowPositions]:
+    """Yield the row's rotary positions, unless it is behind all pictures with the token before
+    it."""
+    if item.start <= pictures.end:
+        yield RowPositions(row, pictures.rope_positions(item.start, item.stop))
+
+
+def _picture_rows(row: int, item: ScheduledSequence) -> Iterator[PictureRows]:
+    for span, number in item.pictures:
+        yield PictureRows(row, span.token, number, span.first, span.count)
+
+
 def _scored(row: int, item: ScheduledSequence) -> list[ScoredRow]:
     """Return the scored row of a prompt; none if the request is not scored or no prompt token
     follows the row's tokens."""
@@ -338,4 +362,5 @@ def _joined(batch_index: int, slots: tuple[int, ...], request: Request) -> Joine
     before = None
     if sampling.adjusts:
         before = TokensBefore.of(sampling, request.prompt, request.output)
-    return JoinedSequence(batch_index, slots, _MAX_ROWS, sampling, before)
+    delta = 0 if request.pictures is None else request.pictures.layout.delta
+    return JoinedSequence(batch_index, slots, _MAX_ROWS, sampling, before, delta)

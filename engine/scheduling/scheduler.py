@@ -19,11 +19,14 @@ import numpy as np
 
 from tasuki.engine.accounting import LineFit
 from tasuki.engine.config import EngineConfig
+from tasuki.engine.pictures.placed import PictureSpan
+from tasuki.engine.pictures.row_store import PictureNumber
 from tasuki.engine.progress import BatchIndices, ProgressTable
 from tasuki.engine.request import (
     Active,
     AwaitingGrant,
     Decoding,
+    Encoding,
     Loading,
     Prefilling,
     Request,
@@ -37,6 +40,7 @@ from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 from .admission import QueueLimit, Seats
 from .checkpoints import keep_state
+from .picture_encoder import PictureEncoder
 from .queues import CallerShares, RunningRequests, WaitingQueue
 from .scheduled_forward import ScheduledForward, ScheduledSequence
 from .shared_prompts import follow, leader_of, load_leader_of, pays
@@ -224,16 +228,19 @@ class Scheduler:
         seats: Seats,
         drafts: DraftLimit,
         max_batch: int,
+        pictures: PictureEncoder | None = None,
     ) -> None:
         """limit: notified of each request beginning to wait. seats: number of running requests;
         learns from the forwards. drafts: limits drafts of answers. max_batch: requests in one
-        forward; the config may leave it open."""
+        forward; the config may leave it open. pictures: encodes those of prompts; None: prompts
+        have none."""
         self._cache = cache
         self._admit = admit
         self._limit = limit
         self.max_batch = max_batch
         self.seats = seats
         self._drafts = drafts
+        self._pictures = pictures
         self._chunk = ChunkLimit(config.prefill_chunk_tokens, config.max_itl_seconds)
         self._chunk_seconds = LineFit()
         """Seconds of a forward by its prompt tokens."""
@@ -268,6 +275,8 @@ class Scheduler:
         """Forget a request in any place; the caller releases its allocation."""
         self.running.discard(request)
         self.waiting.discard(request)
+        if self._pictures is not None:
+            self._pictures.release(request)
 
     def set_apart(self, failed: Sequence[ScheduledSequence]) -> None:
         """Restart the requests of a failed forward, each alone in its forwards until one has
@@ -450,7 +459,7 @@ class Scheduler:
         leader = leader_of(request, self._computing)
         if leader is None:
             return False
-        match = self._cache.match(request.prompt, request.salt, request.cursor)
+        match = self._cache.match(request.keys, request.salt, request.cursor)
         if not pays(leader, match.usable_tokens):
             return False
         follow(leader)
@@ -460,7 +469,7 @@ class Scheduler:
     def _follows_load(self, request: Request) -> bool:
         if request.load_failed is not None or not self._loading():
             return False
-        match = self._cache.match(request.prompt, request.salt, request.cursor)
+        match = self._cache.match(request.keys, request.salt, request.cursor)
         leader = load_leader_of(request, self._computing, match.kv_tokens)
         if leader is None:
             return False
@@ -469,20 +478,14 @@ class Scheduler:
 
     def _chunks_of(self, budget: int, rows: int) -> list[ScheduledSequence]:
         """Return the prompt chunks of the forward, beside `rows` other rows."""
-        unfinished = self.running.unfinished_prompts()[: max(0, self.max_batch - rows)]
+        unfinished = self.running.unfinished_prompts()
+        if self._pictures is not None:
+            unfinished = [request for request in unfinished if self._has_rows(request)]
+        unfinished = unfinished[: max(0, self.max_batch - rows)]
         if not unfinished:
             return []
         prompts = [(request, _prefilling(request)) for request in unfinished]
-        demands = [
-            Demand(
-                request.caller,
-                state.progress.num_scheduled,
-                request.length,
-                self.waiting.sought(request, state.progress.num_scheduled, request.length),
-                self._limit.seconds_left(request),
-            )
-            for request, state in prompts
-        ]
+        demands = [self._demand(request, state) for request, state in prompts]
         line = self._chunk_seconds.line()
         speed = math.inf if line is None else budget / max(line.seconds(budget), _LEAST_SECONDS)
         stops = share_chunk(demands, budget, next(self._chunks), speed, self._owed)
@@ -492,6 +495,32 @@ class Scheduler:
             for (request, state), stop in zip(prompts, stops, strict=True)
             if stop > state.progress.num_scheduled
         ]
+
+    def _demand(self, request: Request, state: Prefilling) -> Demand:
+        start, stop = state.progress.num_scheduled, request.length
+        sought = self.waiting.sought(request, start, stop)
+        if self._pictures is not None and request.pictures is not None:
+            stop = self._pictures.ready_until(request, start)
+        left = self._limit.seconds_left(request)
+        return Demand(request.caller, start, stop, min(sought, stop), left)
+
+    def _has_rows(self, request: Request) -> bool:
+        """Return True if the rows of the prompt's next tokens exist. Move the request on to the
+        state that tells."""
+        if self._pictures is None or request.pictures is None:
+            return True
+        state = _prefilling(request)
+        start = state.progress.num_scheduled
+        ready = self._pictures.ready_until(request, start) > start
+        wanted = Prefilling if ready else Encoding
+        if type(state) is not wanted:
+            request.move(
+                wanted(
+                    *(state.allocation, state.progress, state.checkpoints),
+                    *(state.grant, state.pages_sent),
+                )
+            )
+        return ready
 
     def _growable(self) -> BatchIndices:
         """Return the batch indices of answering requests with memory for one more token. Others are
@@ -540,6 +569,8 @@ class Scheduler:
 
     def _give_way(self, request: Request) -> None:
         self.running.discard(request)
+        if self._pictures is not None:
+            self._pictures.release(request)
         request.move(Retracted())
         request.move(Waiting())
         self.requeue(request)
@@ -563,8 +594,20 @@ class Scheduler:
         if num_sampled and state.answers_here:
             guesses = _guesses(request, state, stop)
         return ScheduledSequence(
-            request, state, start, stop, read, written, num_sampled, tuple(kept), guesses=guesses
+            *(request, state, start, stop, read, written, num_sampled, tuple(kept)),
+            guesses=guesses,
+            pictures=self._rows_among(request, start, stop),
         )
+
+    def _rows_among(
+        self, request: Request, start: int, stop: int
+    ) -> tuple[tuple[PictureSpan, PictureNumber], ...]:
+        """Return the rows of pictures among the prompt's tokens [start, stop)."""
+        encoder, pictures = self._pictures, request.pictures
+        if encoder is None or pictures is None:
+            return ()
+        spans = pictures.spans(start, stop)
+        return tuple((span, encoder.number_of(request, span.index)) for span in spans)
 
 
 def _guesses(request: Request, state: Active, stop: int) -> int:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tasuki.engine import messages as m
-from tasuki.engine.messages import Tokens
 from tasuki.engine.request import (
     AwaitingGrant,
     Loading,
@@ -20,6 +19,7 @@ from tasuki.engine.request import (
 )
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache._cpp_cache import Allocation, CheckpointKind
+from tasuki.pycache.keys import Keys, PromptTokens
 from tasuki.pycache.layout import PAGE_TOKENS
 
 _LEAST_SAVED = 2 * PAGE_TOKENS
@@ -78,7 +78,7 @@ def load_leader_of(
         state = other.state
         if other is request or other.salt != request.salt or not isinstance(state, Loading):
             continue
-        common = min(common_tokens(request.prompt, other.prompt), state.boundary)
+        common = min(common_tokens(request.keys, other.keys), state.boundary)
         position = common // PAGE_TOKENS * PAGE_TOKENS
         if position - kv_tokens < _LEAST_SAVED:
             continue
@@ -95,7 +95,7 @@ def leader_of(request: Request, computing: Iterable[Request]) -> Leader | None:
         state = other.state
         if other.salt != request.salt or not isinstance(state, AwaitingGrant | Prefilling):
             continue
-        common = min(common_tokens(request.prompt, other.prompt), len(request.prompt) - 1)
+        common = min(common_tokens(request.keys, other.keys), len(request.prompt) - 1)
         position = common // PAGE_TOKENS * PAGE_TOKENS
         if position > (0 if best is None else best.position) and _may_keep(other, position):
             best = Leader(other, state.allocation, position)
@@ -140,7 +140,7 @@ def _computed(request: Request) -> int:
     return state.allocation.cached_tokens
 
 
-def common_tokens(one: Tokens, other: Tokens) -> int:
+def common_tokens(one: Keys, other: Keys) -> int:
     """Return the length of the common prefix."""
     length = min(len(one), len(other))
     if length == 0 or one[0] != other[0]:
@@ -169,7 +169,7 @@ def carrier_of(choices: Sequence[Request], taken: Collection[m.RequestId]) -> Re
     tokens = len(first.prompt) - 1
     carrier = Request(
         name,
-        first.prompt[:tokens],
+        PromptTokens(first.prompt[:tokens]),
         NOTHING_SAMPLED,
         first.salt,
         marks=tuple(mark for mark in first.marks if mark <= tokens),
@@ -180,6 +180,7 @@ def carrier_of(choices: Sequence[Request], taken: Collection[m.RequestId]) -> Re
         targets=first.targets,
         scoring=first.scoring,
         forks=tuple(choices),
+        pictures=first.pictures,
     )
     for choice in choices:
         choice.carrier, choice.scoring = carrier.id, None
@@ -210,4 +211,4 @@ def scoring_of(message: m.Submit) -> PromptScoring | None:
     """Return the scoring of the prompt; None if not asked for."""
     if message.prompt_logprobs is None:
         return None
-    return PromptScoring(message.prompt_logprobs, message.prompt)
+    return PromptScoring(message.prompt_logprobs, PromptTokens(message.prompt))

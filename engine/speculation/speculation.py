@@ -16,6 +16,7 @@ from tasuki.engine import messages as m
 from tasuki.engine.forward_plan import Ints
 from tasuki.model.grammar.constraint import Constraint
 from tasuki.model.grammar.grammar import Grammar
+from tasuki.pycache.keys import PromptTokens
 
 from .drafting import Chances, Drafter, Drafting, DraftSource, MtpDrafter
 
@@ -114,7 +115,7 @@ class TreeDrafter:
     """
 
     def __init__(
-        self, prompt: Ints, salt: bytes, most: int, left: SuffixIndex, least: int = 1
+        self, prompt: PromptTokens, salt: bytes, most: int, left: SuffixIndex, least: int = 1
     ) -> None:
         """most: tokens of the answer. left: index of ended requests. least: smallest number of
         drafts worth a try, at most 2."""
@@ -331,7 +332,8 @@ class Speculation:
             # This source goes before the layer, because it costs nothing and may be right for
             # longer. While its last drafts were wrong, the layer drafts.
             least = 1 if mtp is None else 2
-            drafters.append(TreeDrafter(message.prompt, message.salt, most, self._left, least))
+            tokens = PromptTokens(message.prompt)
+            drafters.append(TreeDrafter(tokens, message.salt, most, self._left, least))
         if mtp is not None:
             drafters.append(mtp)
         if message.sampling.grammar is not None and self._grammars is not None:
@@ -348,7 +350,7 @@ class Speculation:
         """True if ended requests are kept for other requests."""
         return self._left is not None
 
-    def ended(self, tokens: Ints, salt: bytes, known: int) -> None:
+    def ended(self, tokens: PromptTokens, salt: bytes, known: int) -> None:
         """Keep a request's prompt and answer for other requests. known: number of first tokens kept
         before. REQUIRES: remembers."""
         assert self._left is not None

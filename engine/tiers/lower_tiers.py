@@ -21,14 +21,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from tasuki.engine.messages import TierReport
 from tasuki.engine.runner.base import Event, EventRecorder
 from tasuki.engine.tiers.remote.remote_memory import NO_LOOKUP, Lookup, adopt
 from tasuki.engine.tiers.remote.remote_objects import Manifest
 from tasuki.pycache._cpp_cache import Allocation, TierStats, TierWrite
+from tasuki.pycache.keys import Keys
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tasuki.utils.signatures import Clock
 
@@ -155,7 +153,7 @@ class LowerTiers:
         """Return the names of the tiers, the nearest first."""
         return [tier.name for tier in self._tiers]
 
-    def look_up(self, tokens: NDArray[np.int32], salt: bytes, cursor: int | None) -> Lookup:
+    def look_up(self, tokens: Keys, salt: bytes, cursor: int | None) -> Lookup:
         """Look up in the remote store a prompt about to begin, beyond the tokens stored here.
         Results are added to the tree. A lookup not worth its cost is over at once."""
         if self._remote is None:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tasuki.model.config import ModelConfig, MoeShape
-from tasuki.model.forward import Batch, Reduce, one_rank
+from tasuki.model.forward import Batch, Reduce, RowSpan, one_rank, put_rows
 from tasuki.model.ops.attention.reference import (
     AttentionPlan,
     paged_attention,
@@ -36,22 +36,29 @@ from tasuki.pycache.layout import PAGE_TOKENS
 @dataclass(frozen=True)
 class TorchPlan:
     """Data shared by all layers of one forward, so layers have no index arithmetic. cos, sin: [T,
-    1, rotary_dim / 2] float32. carry: None without a draft layer. room: memory for the contexts
-    read."""
+    1, rotary_dim / 2] float32. entry_cos, entry_sin: of the draft layer. carry: None without a
+    draft layer. room: memory for the contexts read. pictures: rows in place of embeddings."""
 
     attention: AttentionPlan
     conv: ConvPlan
     gdn: GdnPlan
     cos: Tensor
     sin: Tensor
+    entry_cos: Tensor
+    entry_sin: Tensor
     carry: CarryPlan | None
     room: RowRoom
+    pictures: tuple[RowSpan, ...]
 
     @staticmethod
     def of(batch: Batch, config: ModelConfig, angles: RotaryAngles, room: RowRoom) -> "TorchPlan":
         lengths = batch.cu_seqlens.diff().tolist()
         saves = batch.saves()
-        cos, sin = angles.table(batch.positions)
+        if batch.rope is None:
+            turns = entry_turns = angles.table(batch.positions)
+        else:
+            turns = angles.axis_table(batch.rope.tokens)
+            entry_turns = angles.axis_table(batch.rope.entries)
         return TorchPlan(
             attention=plan_attention(
                 lengths,
@@ -63,24 +70,39 @@ class TorchPlan:
             ),
             conv=plan_conv(lengths, batch.read_slots, saves, config.conv_width - 1),
             gdn=plan_gdn(lengths, batch.read_slots, saves, batch.stepped),
-            cos=cos,
-            sin=sin,
+            cos=turns[0],
+            sin=turns[1],
+            entry_cos=entry_turns[0],
+            entry_sin=entry_turns[1],
             carry=(
                 plan_carry(batch.cu_seqlens, batch.read_slots, saves)
                 if config.draft_layers
                 else None
             ),
             room=room,
+            pictures=batch.pictures,
         )
+
+    def embedded(self, tokens: Tensor, embedding: Tensor) -> Tensor:
+        """Return the first layer's input for tokens [T]: embeddings, and the rows of pictures."""
+        return put_rows(functional.embedding(tokens, embedding), self.pictures)
+
+    def of_entries(self) -> "TorchPlan":
+        """Return the plan of the draft layer's attention."""
+        later = self.attention.without_first_key()
+        return replace(self, attention=later, cos=self.entry_cos, sin=self.entry_sin)
 
 
 class TorchBackend:
     """The back end in PyTorch. config: with one rank's heads and widths, like the weights. Owns the
     memory for contexts, used by one forward after the other. Thread rule: one thread."""
 
-    def __init__(self, config: ModelConfig, reduce: Reduce = one_rank) -> None:
+    def __init__(
+        self, config: ModelConfig, reduce: Reduce = one_rank, axes: Tensor | None = None
+    ) -> None:
+        """axes: as in RotaryAngles."""
         self._config = config
-        self._angles = RotaryAngles.of(config)
+        self._angles = replace(RotaryAngles.of(config), axes=axes)
         self._reduce = reduce
         self._room = RowRoom()
 
@@ -163,7 +185,7 @@ class TorchOperators:
     def join(
         self, tokens: Tensor, before: Tensor, embedding: Tensor, weights: DraftWeights
     ) -> Tensor:
-        embedded = functional.embedding(tokens, embedding)
+        embedded = self._plan.embedded(tokens, embedding)
         return _join(embedded, before, weights, self._config.norm_eps)
 
     def draft(self, x: Tensor, weights: DraftWeights, kv: Tensor) -> Tensor:
@@ -171,7 +193,7 @@ class TorchOperators:
         projected, residual = self.norm_project(
             None, x, layer.mixer_norm, weights.attention.in_proj
         )
-        later = replace(self._plan, attention=self._plan.attention.without_first_key())
+        later = self._plan.of_entries()
         mixed = TorchOperators(self._config, later, self._reduce).attention(
             projected, weights.attention, kv
         )
@@ -220,12 +242,13 @@ class TorchEntries:
     ) -> None:
         config, attention, eps = self.config, weights.attention, self.config.norm_eps
         before = states_before(hidden, carry, self.carry_plan)
-        x = _join(functional.embedding(tokens, embedding), before, weights, eps)
+        x = _join(self.plan.embedded(tokens, embedding), before, weights, eps)
         rows = 2 * config.kv_heads * config.head_dim
         normed = rms_norm(x, weights.layer.mixer_norm, eps)
         projected = product(normed, attention.in_proj.last_rows(rows))
         k, v = projected.view(len(x), 2, config.kv_heads, config.head_dim).unbind(1)
-        k = apply_rotary(rms_norm(k, attention.k_norm, eps), self.plan.cos, self.plan.sin)
+        plan = self.plan
+        k = apply_rotary(rms_norm(k, attention.k_norm, eps), plan.entry_cos, plan.entry_sin)
         write_pages(k, v, kv, self.plan.attention)
 
     def carry_over(self, hidden: Tensor, carry: Tensor) -> None:

@@ -9,7 +9,14 @@ from copy import copy
 import torch
 
 from tasuki.model.config import ModelConfig
-from tasuki.model.forward import Batch, DecodeBatch, Reduce, VerifyBatch, one_rank
+from tasuki.model.forward import (
+    Batch,
+    DecodeBatch,
+    PicturesUnsupported,
+    Reduce,
+    VerifyBatch,
+    one_rank,
+)
 from tasuki.model.ops.attention.long_context import warm
 from tasuki.model.ops.attention.rope import rotary_cache
 from tasuki.model.ops.linear.gemv import MOST_ROWS
@@ -45,7 +52,9 @@ class TritonBackend:
         return other
 
     def bind(self, batch: Batch) -> TritonPrefill:
-        """Return the operators of a batch on the host."""
+        """Return the operators of a batch on the host. Raises PicturesUnsupported."""
+        if batch.rope is not None or batch.pictures:
+            raise PicturesUnsupported("a GPU sees no pictures as yet: serve them with --device cpu")
         plan = PrefillPlan.of(batch, self._config, self._dtype, self._device)
         return TritonPrefill(self._config, plan, self._rotary, self._side, self._reduce)
 

@@ -6,9 +6,10 @@ from itertools import islice
 
 import numpy as np
 
-from tasuki.engine.messages import NodeName, Tokens
+from tasuki.engine.messages import NodeName
 from tasuki.engine.messages.proto import EVENT, GAP
 from tasuki.proto import inference_pb2 as pb
+from tasuki.pycache.keys import Keys
 from tasuki.pycache.packed import PackedEvents, PackedTree, Standing, TreeNode
 from tasuki.server.auth.tenants import salt_of
 from tasuki.server.errors import InvalidField
@@ -44,7 +45,7 @@ _LONGEST_NODE_NAME = len(f"{2**31}.{2**64}")
 
 def tree_question(
     request: pb.TreeRequest, tenant: str | None = None
-) -> tuple[int, NodeName | None, Tokens | None, bytes]:
+) -> tuple[int, NodeName | None, Keys | None, bytes]:
     """Return limit, under, prefix and salt of a TreeQuery. tenant: namespace of the prefix. Raises
     InvalidField."""
     limit = request.limit if request.HasField("limit") else _LIMIT
@@ -54,7 +55,7 @@ def tree_question(
     if request.HasField("prefix"):
         if not request.prefix.ids:
             raise InvalidField("prefix", "is empty: give tokens, or leave it out")
-        prefix = np.array(request.prefix.ids, dtype=np.int32)
+        prefix = Keys(np.array(request.prefix.ids, dtype=np.int32))
     under = read_node_name(request.under) if request.HasField("under") else None
     return limit, under, prefix, salt_of(tenant, request.cache_salt)
 

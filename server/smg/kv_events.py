@@ -23,6 +23,7 @@ import numpy as np
 from smg_grpc_proto.generated import common_pb2 as pb
 
 from tasuki.pycache._cpp_cache import PAGE_TOKENS, prefix_hashes
+from tasuki.pycache.keys import Keys
 from tasuki.pycache.packed import CacheEvent, PackedEvents
 
 
@@ -64,7 +65,7 @@ Change = Announced | Withdrawn | Cleared
 def namespace_of(salt: bytes) -> bytes:
     """Return the namespace of a salt: the name of the empty prefix under it, as in
     CacheEvent.namespace."""
-    return prefix_hashes(np.empty(0, dtype=np.int32), salt)[0]
+    return prefix_hashes(Keys(np.empty(0, dtype=np.int32)), salt)[0]
 
 
 class UsableBlocks:

@@ -1,4 +1,4 @@
-"""Keys of pictures: digests, their numbers, and prompts told apart in the tree, events and names."""
+"""Keys of pictures: digests, their numbers, and prompts told apart in tree, events and names."""
 
 from dataclasses import replace
 from itertools import combinations
@@ -13,8 +13,8 @@ from tasuki.pycache._cpp_cache import CheckpointKind, prefix_hashes
 from tasuki.pycache.arena import Arena
 from tasuki.pycache.keys import (
     KeyedRun,
-    KeySource,
     Keys,
+    KeySource,
     PictureDigest,
     PictureSource,
     PromptTokens,

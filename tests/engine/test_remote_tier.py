@@ -31,8 +31,8 @@ from tasuki.engine.tiers.remote.remote_memory import (
 from tasuki.engine.tiers.remote.remote_objects import (
     LEAST_TOKENS,
     MOST_BYTES,
-    Keys,
     Manifest,
+    ObjectKeys,
     Pages,
     RemoteObjects,
     decoded,
@@ -498,7 +498,7 @@ def test_a_prompt_finds_its_longest_beginning_by_names_alone() -> None:
     whole = of(5000)
     lengths = (256, 300, 700, 1023, 1024, 4096, 4999)
     names = [name_of(b"s", whole[:length]) for length in lengths]
-    keys = Keys(b"s", whole)
+    keys = ObjectKeys(b"s", whole)
     folders = keys.folders()
     assert len(folders) == 5 and len(set(folders)) == 5
     for length, name in zip(lengths, names, strict=True):
@@ -510,7 +510,7 @@ def test_a_prompt_finds_its_longest_beginning_by_names_alone() -> None:
     assert keys.matching([name_of(b"s", whole)], 0) is None
     other = whole.copy()
     other[250] += 1
-    for each in (Keys(b"t", whole), Keys(b"s", other)):
+    for each in (ObjectKeys(b"t", whole), ObjectKeys(b"s", other)):
         assert each.matching(names, 0) is None
         assert not set(each.folders()) & set(folders)
     nonsense = ["nonsense", "12-", "-1-" + "a" * 32, "9" * 5000 + "-" + "a" * 32]

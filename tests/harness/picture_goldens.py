@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -133,11 +133,11 @@ def golden_cases() -> list[tuple[str, str]]:
 class ThreeAxisAngles(RotaryAngles):
     """Angles of a prompt with pictures, and of its answer. positions [3, prompt]; axes [pairs]."""
 
-    positions: Tensor
-    delta: int
-    axes: Tensor
+    positions: Tensor = field(default_factory=lambda: torch.empty(3, 0))
+    delta: int = 0
 
     def table(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.axes is not None
         prompt = self.positions.shape[1]
         places = torch.where(
             positions < prompt,
@@ -180,9 +180,9 @@ def model_of(
     angles = ThreeAxisAngles(
         plain.frequencies,
         plain.scale,
+        rotary_axes(model.config.rotary_sections, len(plain.frequencies)),
         layout.positions(0, len(ids)),
         layout.delta,
-        rotary_axes(model.config.rotary_sections, len(plain.frequencies)),
     )
     backend = PictureBackend(config, angles)
     return Qwen35Model(config, replace(weights, embedding=table), backend), ids

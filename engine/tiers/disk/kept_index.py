@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tasuki.engine.tiers.copy_job import CopyJob
 from tasuki.engine.tiers.digests import TierDigests
 from tasuki.pycache._cpp_cache import CheckpointKind
+from tasuki.pycache.keys import Keys
 from tasuki.pycache.layout import PAGE_TOKENS, CacheLayout
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
@@ -543,5 +544,5 @@ def _stands(cache: HybridPrefixCache, tier: int, path: KeptPath) -> bool:
     except ValueError:
         return False
     return cache.restore(
-        tier, path.tokens, salt=path.salt, pages=path.pages, slot=path.slot, kind=kind
+        tier, Keys(path.tokens), salt=path.salt, pages=path.pages, slot=path.slot, kind=kind
     )

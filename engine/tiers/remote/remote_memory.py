@@ -19,13 +19,14 @@ from tasuki.engine.config import EngineConfig, EngineConfigError
 from tasuki.engine.tiers.digests import TierDigests
 from tasuki.engine.tiers.store import MakeContract, Patience, contract_digest, folder_of, within
 from tasuki.pycache._cpp_cache import CheckpointKind
+from tasuki.pycache.keys import Keys
 from tasuki.pycache.layout import CacheLayout
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tasuki.utils.signatures import Clock
 from tasuki.utils.system import name_this_thread
 
 from .bucket import Bucket, RemoteFailed, open_bucket, read_credentials
-from .remote_objects import MOST_BYTES, Keys, Manifest, RemoteObjects, Tokens, decoded
+from .remote_objects import MOST_BYTES, Manifest, ObjectKeys, RemoteObjects, Tokens, decoded
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +167,7 @@ class Lookups:
             self._any_found.set()
 
     def _look_up(self, lookup: Lookup) -> Manifest | None:
-        keys = Keys(lookup.salt, lookup.tokens)
+        keys = ObjectKeys(lookup.salt, lookup.tokens)
         for folder in keys.folders():
             listed = self._bucket.names(f"{folder}/")
             if keys.matching([each.name for each in listed], lookup.beyond) is None:
@@ -202,7 +203,7 @@ def adopt(
 ) -> None:
     """Add the state to the tree in tier `tier`, if it is stored nowhere yet and there is space.
     written: the tier's digests; gets the digests of the state's objects."""
-    found = cache.adopt(tier, manifest.prompt, salt=manifest.salt, kind=_KINDS[manifest.kind])
+    found = cache.adopt(tier, Keys(manifest.prompt), salt=manifest.salt, kind=_KINDS[manifest.kind])
     if found is None:
         return
     pages, first, slot = found

@@ -135,7 +135,7 @@ def digest_bytes(digests: Iterable[int]) -> bytes:
     return b"".join(each.to_bytes(_DIGEST_BYTES, "big") for each in digests)
 
 
-class Keys:
+class ObjectKeys:
     """Keys of a prompt's prefixes."""
 
     def __init__(self, salt: bytes, tokens: Tokens) -> None:
@@ -172,7 +172,7 @@ class Keys:
 def name_of(salt: bytes, tokens: Tokens) -> str:
     """Return the name of the state after these tokens. REQUIRES: LEAST_TOKENS at least."""
     *_, level = _levels(len(tokens))
-    folder, key = Keys(salt, tokens).of([level, len(tokens)])
+    folder, key = ObjectKeys(salt, tokens).of([level, len(tokens)])
     return f"{_FOLDER}/{folder}/{len(tokens)}-{key}"
 
 

@@ -1,6 +1,7 @@
 """Partial rotary embedding, neox halves, with YaRN if the model has it.
 
-Text positions are equal in all mrope sections, so mrope is plain rotary.
+Text positions are equal on all three axes, so text needs one number a token. Tokens of pictures
+have three: each pair of elements follows one axis.
 """
 
 import math
@@ -16,7 +17,8 @@ from tasuki.model.config_json import Yarn
 @dataclass(frozen=True)
 class RotaryAngles:
     """Angles of the rotary embedding. frequencies [rotary_dim / 2] float32, radians per position,
-    on the host; scale: factor of cos and sin.
+    on the host; scale: factor of cos and sin. axes [rotary_dim / 2] int64: the axis of each pair;
+    None: of a model without pictures.
 
     They are computed on the host for every device. At position 1,000,000 the last bit of another
     device's power is a hundredth of a radian.
@@ -24,6 +26,7 @@ class RotaryAngles:
 
     frequencies: Tensor
     scale: float
+    axes: Tensor | None = None
 
     @staticmethod
     def of(config: ModelConfig) -> "RotaryAngles":
@@ -46,7 +49,17 @@ class RotaryAngles:
     def table(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cos and sin, each [T, 1, rotary_dim / 2] float32, of positions [T] on any
         device."""
-        angles = positions.float()[:, None, None] * self.frequencies.to(positions.device)
+        return self._turned(positions.float()[:, None, None])
+
+    def axis_table(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cos and sin as table() does, of positions [3, T]. Equal axes give the bits of
+        table(). REQUIRES: axes."""
+        assert self.axes is not None, "the model's config names no axes"
+        by_pair = positions.float()[self.axes.to(positions.device)]
+        return self._turned(by_pair.T[:, None, :])
+
+    def _turned(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        angles = positions * self.frequencies.to(positions.device)
         return angles.cos() * self.scale, angles.sin() * self.scale
 
 

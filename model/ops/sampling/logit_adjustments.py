@@ -33,6 +33,7 @@ from torch import Tensor
 
 from tasuki.model.grammar.constraint import Constraint, Mask, every, keep_only, only, rule_out
 from tasuki.model.grammar.vocabulary import UnfinishedTokens
+from tasuki.pycache.keys import PromptTokens
 
 from .budgeted_thought import BudgetedThought
 from .params import SamplingParams
@@ -51,7 +52,7 @@ class TokensBefore:
     begins: int = 0
 
     @staticmethod
-    def of(params: SamplingParams, prompt: Ints, output: Sequence[int]) -> "TokensBefore":
+    def of(params: SamplingParams, prompt: PromptTokens, output: Sequence[int]) -> "TokensBefore":
         repeated = params.repetition_penalty != 1
         return TokensBefore(
             np.unique(prompt).astype(np.int32) if repeated else _NONE,

@@ -1,0 +1,174 @@
+"""The pictures of one prompt: places, keys and pixels, checked against the prompt's tokens.
+
+Immutable and pure. A check costs no more than the prompt's length. Errors name the place.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasuki.engine import messages as m
+from tasuki.model.vision.config import PictureTokens
+from tasuki.model.vision.grid import PictureGrid
+from tasuki.model.vision.prompt_positions import PicturePlaceError, PictureRun, PromptLayout
+from tasuki.pycache.keys import Keys, PictureDigest
+
+MOST_PICTURES = 1024
+"""Most pictures of a prompt, of any size."""
+
+
+@dataclass(frozen=True)
+class PictureShape:
+    """The pictures accepted by an engine. tokens: ids around and inside a picture. merge: patches
+    of a token's side. patch_values: levels of a patch. most_tokens: of one picture, by the budget
+    of rows."""
+
+    tokens: PictureTokens
+    merge: int
+    patch_values: int
+    most_tokens: int
+
+    @property
+    def placeholders(self) -> tuple[int, int]:
+        return self.tokens.image, self.tokens.video
+
+
+@dataclass(frozen=True)
+class PlacedPicture:
+    """One picture of a prompt. levels [patches, values] uint8."""
+
+    run: PictureRun
+    grid: PictureGrid
+    digest: PictureDigest
+    levels: NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class PictureSpan:
+    """A picture's rows in a part of a prompt. index: of the picture among the prompt's. token:
+    index of the first one in the part. first: its row of the picture. count: rows."""
+
+    index: int
+    token: int
+    first: int
+    count: int
+
+
+@dataclass(frozen=True)
+class PlacedPictures:
+    """All pictures of one prompt, by ascending place; at least one. keys: of the whole prompt."""
+
+    pictures: tuple[PlacedPicture, ...]
+    keys: Keys
+
+    @cached_property
+    def layout(self) -> PromptLayout:
+        return PromptLayout(self.runs)
+
+    @cached_property
+    def runs(self) -> tuple[PictureRun, ...]:
+        return tuple(picture.run for picture in self.pictures)
+
+    @property
+    def end(self) -> int:
+        """Return the index behind the last picture's last token."""
+        return self.runs[-1].end
+
+    def first_behind(self, start: int) -> int:
+        """Return the index of the first picture with a token at `start` or later."""
+        return bisect_right(self.runs, start, key=lambda run: run.end)
+
+    def spans(self, start: int, stop: int) -> Iterator[PictureSpan]:
+        """Yield the rows of the prompt's tokens [start, stop), picture by picture."""
+        for index in range(self.first_behind(start), len(self.runs)):
+            run = self.runs[index]
+            if run.start >= stop:
+                return
+            begin, end = max(run.start, start), min(run.end, stop)
+            yield PictureSpan(index, begin - start, begin - run.start, end - begin)
+
+    def rope_positions(self, start: int, stop: int) -> NDArray[np.int32]:
+        """Return the positions [3, 1 + stop - start] of the tokens from start - 1 to stop - 1. The
+        token before the first one has -1 on all axes."""
+        found = np.full((3, stop - start + 1), -1, dtype=np.int32)
+        first = max(0, start - 1)
+        found[:, first - start + 1 :] = self.layout.positions(first, stop).numpy()
+        return found
+
+
+def placed_pictures(submit: m.Submit, shape: PictureShape) -> PlacedPictures | None:
+    """Return the prompt's pictures; None if it has none. Raises PicturePlaceError for pictures that
+    disagree with the prompt's tokens, for placeholders without a picture, and for pixels of another
+    shape."""
+    prompt, image, video = submit.prompt, *shape.placeholders
+    pads = ((prompt == image) | (prompt == video)).nonzero()[0]
+    if not len(pads) and not submit.pictures:
+        return None
+    _check_count(submit, pads)
+    pictures = tuple(_placed(prompt, one, shape) for one in submit.pictures)
+    ends = [0, *(picture.run.end for picture in pictures)]
+    for end, picture in zip(ends, pictures, strict=False):
+        if picture.run.start <= end:
+            raise PicturePlaceError(
+                "a picture begins inside the one before; order them", picture.run.start
+            )
+    covered = sum(picture.run.tokens for picture in pictures)
+    if covered != len(pads):
+        raise _uncovered(pads, pictures)
+    return PlacedPictures(pictures, submit.keys)
+
+
+def _check_count(submit: m.Submit, pads: NDArray[np.intp]) -> None:
+    if not submit.pictures:
+        raise PicturePlaceError(
+            "a placeholder has no picture; attach one, or remove it", int(pads[0])
+        )
+    if len(submit.pictures) > MOST_PICTURES:
+        raise PicturePlaceError(
+            f"{len(submit.pictures)} pictures are more than {MOST_PICTURES}; send fewer",
+            len(submit.prompt),
+        )
+
+
+def _placed(prompt: m.Tokens, one: m.PromptPicture, shape: PictureShape) -> PlacedPicture:
+    start, merge = one.start, shape.merge
+    if not 0 < start < len(prompt) or min(one.rows, one.columns) < 1:
+        raise PicturePlaceError("no picture can stand here; give a place in the prompt", start)
+    tokens = one.rows * one.columns
+    if tokens > shape.most_tokens:
+        raise PicturePlaceError(
+            f"a picture of {tokens} tokens is larger than the {shape.most_tokens} of the row "
+            "budget; shrink it, or raise --picture-rows-mib",
+            start,
+        )
+    if int(prompt[start - 1]) != shape.tokens.start:
+        raise PicturePlaceError(f"no token {shape.tokens.start} opens the picture; add it", start)
+    held = prompt[start : start + tokens]
+    if len(held) < tokens or held[0] not in shape.placeholders or (held != held[0]).any():
+        raise PicturePlaceError(
+            f"no {tokens} equal placeholders stand for the picture; use its count", start
+        )
+    wanted = (tokens * merge * merge, shape.patch_values)
+    if one.levels.shape != wanted or one.levels.dtype != np.uint8:
+        raise PicturePlaceError(
+            f"patches of shape {list(one.levels.shape)} do not fit {one.rows} x {one.columns} "
+            f"tokens, which take {list(wanted)} uint8; use the model's own processor",
+            start,
+        )
+    grid = PictureGrid(one.rows * merge, one.columns * merge, merge)
+    return PlacedPicture(PictureRun(start, one.rows, one.columns), grid, one.digest, one.levels)
+
+
+def _uncovered(pads: NDArray[np.intp], pictures: tuple[PlacedPicture, ...]) -> PicturePlaceError:
+    """Return the error of the first placeholder outside all pictures."""
+    starts = np.array([picture.run.start for picture in pictures])
+    ends = np.array([picture.run.end for picture in pictures])
+    owner = np.searchsorted(starts, pads, side="right") - 1
+    outside = (owner < 0) | (pads >= ends[owner])
+    return PicturePlaceError(
+        "a placeholder has no picture; attach one, or remove it", int(pads[outside][0])
+    )

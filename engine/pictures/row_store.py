@@ -1,0 +1,130 @@
+"""The rows of pictures: finished embeddings, kept within a budget of bytes.
+
+A picture's rows are found under its salt only. Otherwise the time of an answer would reveal that
+another tenant sent the same picture. Rows needed by a prompt are pinned; of the others the least
+recently used go first.
+
+Owns the rows. Thread rule: the engine loop's, and its runner's on the same thread. Invariants: rows
+and reservations together are within the budget. Pinned rows stay where they are.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import NewType
+
+from torch import Tensor
+
+from tasuki.pycache.keys import PictureDigest
+
+PictureNumber = NewType("PictureNumber", int)
+"""Name of stored rows in plans, never used twice."""
+
+PictureName = tuple[bytes, PictureDigest]
+"""Salt and digest of a picture."""
+
+
+class RowsGone(Exception):
+    """Rows named by a plan are not stored. Engine and runner no longer agree; restart the node."""
+
+
+@dataclass
+class _Stored:
+    name: PictureName
+    rows: Tensor
+    pins: int = 0
+
+
+class RowStore:
+    def __init__(self, budget: int, row_bytes: int) -> None:
+        """budget: bytes of all rows. row_bytes: of one row."""
+        self._budget = budget
+        self._row_bytes = row_bytes
+        self._stored: OrderedDict[PictureNumber, _Stored] = OrderedDict()
+        """By number, the least recently used first."""
+        self._numbers: dict[PictureName, PictureNumber] = {}
+        self._reserved: dict[PictureName, int] = {}
+        self._next = 0
+        self.nbytes = 0
+        """Bytes of rows and reservations."""
+
+    @property
+    def most_tokens(self) -> int:
+        """Return the tokens of the largest picture that fits."""
+        return self._budget // self._row_bytes
+
+    @property
+    def pinned(self) -> int:
+        """Return the number of pins, of all rows together."""
+        return sum(stored.pins for stored in self._stored.values())
+
+    @property
+    def reservations(self) -> int:
+        return len(self._reserved)
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def pin(self, name: PictureName) -> PictureNumber | None:
+        """Keep a picture's rows until unpin(); None if they are not stored."""
+        number = self._numbers.get(name)
+        if number is not None:
+            self._stored[number].pins += 1
+            self._stored.move_to_end(number)
+        return number
+
+    def unpin(self, number: PictureNumber) -> None:
+        """Undo one pin(). REQUIRES: it is pinned."""
+        stored = self._stored[number]
+        assert stored.pins > 0
+        stored.pins -= 1
+
+    def reserve(self, name: PictureName, tokens: int) -> bool:
+        """Make space for a picture's rows, by eviction if need be. Return False, with nothing
+        changed, if pinned rows leave too little. REQUIRES: neither stored nor reserved."""
+        wanted = tokens * self._row_bytes
+        idle = [number for number, stored in self._stored.items() if not stored.pins]
+        free = self._budget - self.nbytes
+        victims = []
+        for number in idle:
+            if free >= wanted:
+                break
+            victims.append(number)
+            free += self._stored[number].rows.nbytes
+        if free < wanted:
+            return False
+        for number in victims:
+            self._drop(number)
+        self._reserved[name] = wanted
+        self.nbytes += wanted
+        return True
+
+    def cancel(self, name: PictureName) -> None:
+        """Give a reservation back."""
+        self.nbytes -= self._reserved.pop(name)
+
+    def put(self, name: PictureName, rows: Tensor) -> None:
+        """Store a picture's rows [tokens, hidden], unpinned. REQUIRES: they are as large as
+        reserved."""
+        assert rows.nbytes == self._reserved[name]
+        del self._reserved[name]
+        number = PictureNumber(self._next)
+        self._next += 1
+        self._stored[number] = _Stored(name, rows)
+        self._numbers[name] = number
+
+    def rows(self, number: PictureNumber) -> Tensor:
+        """Return stored rows [tokens, hidden]. Raises RowsGone."""
+        stored = self._stored.get(number)
+        if stored is None:
+            raise RowsGone(f"rows {number} of a picture are not stored; restart the node")
+        return stored.rows
+
+    def clear(self) -> None:
+        """Drop all rows that no prompt needs."""
+        for number in [number for number, stored in self._stored.items() if not stored.pins]:
+            self._drop(number)
+
+    def _drop(self, number: PictureNumber) -> None:
+        stored = self._stored.pop(number)
+        del self._numbers[stored.name]
+        self.nbytes -= stored.rows.nbytes

@@ -1,0 +1,226 @@
+"""Encodes of pictures, a few blocks between two steps, and the rows that prompts wait for.
+
+A picture goes through the tower alone, so its rows are a function of the picture. A part of an
+encode is some blocks of the tower, never some rows. Encodes run one after the other, in the order
+of the first wish. A prompt's pictures are wished for in order: the next one whose rows are missing,
+while the chunks before it run.
+
+Each prompt pins the rows of its pictures, up to the first missing one, until it has passed them. So
+a prompt with pins can always go on, and one with a wish waits for prompts that can. Rows are
+reserved whole when an encode begins.
+
+Owns wishes, pins and the encode in progress; shares the store with the runner. Thread rule: the
+engine loop's. Invariant: a request that is over, or retracted, has neither pin nor wish.
+"""
+
+import logging
+import math
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+from tasuki.engine import messages as m
+from tasuki.engine.pictures.placed import PictureShape, PlacedPicture
+from tasuki.engine.pictures.row_store import PictureName, PictureNumber, RowStore
+from tasuki.engine.request import Prefilling, Request
+from tasuki.model.vision.pixels import PicturePatches
+from tasuki.model.vision.tower import Encode, VisionTower
+from tasuki.utils.signatures import Clock
+
+log = logging.getLogger(__name__)
+
+_BESIDE_ANSWERS = 0.01
+"""Seconds of blocks between two steps while answers run."""
+_ALONE = 0.1
+"""Seconds of blocks at a time without answers. A message waits as long."""
+
+
+@dataclass
+class PictureCounts:
+    """Counters. encoded: pictures through the tower. kept: rows found in the store, once a prompt.
+    dropped: encodes given up because no request waits any more."""
+
+    encoded: int = 0
+    kept: int = 0
+    dropped: int = 0
+
+
+@dataclass
+class _Wish:
+    """A picture whose rows are missing. waiting: requests."""
+
+    picture: PlacedPicture
+    waiting: dict[Request, None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Running:
+    name: PictureName
+    encode: Encode
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """A request that ends because a picture of it cannot be encoded."""
+
+    request: Request
+    error: m.RequestError
+
+
+class PictureEncoder:
+    def __init__(
+        self, tower: VisionTower, store: RowStore, clock: Clock = time.perf_counter
+    ) -> None:
+        self._tower = tower
+        self._store = store
+        self._clock = clock
+        self._held: dict[Request, dict[int, PictureNumber]] = {}
+        """Pins by request and index of its picture."""
+        self._wishes: dict[PictureName, _Wish] = {}
+        self._running: _Running | None = None
+        self._block_seconds = 0.0
+        self.counts = PictureCounts()
+
+    @property
+    def shape(self) -> PictureShape:
+        """Return the pictures accepted here."""
+        config = self._tower.config
+        return PictureShape(
+            config.tokens, config.merge, config.patch_values, self._store.most_tokens
+        )
+
+    @property
+    def store(self) -> RowStore:
+        return self._store
+
+    @property
+    def is_busy(self) -> bool:
+        """True if blocks are left to run for some request."""
+        return bool(self._wishes)
+
+    def ready_until(self, request: Request, start: int) -> int:
+        """Return the end of the tokens from `start` on whose rows are stored: the request's length,
+        or the start of the first picture without rows. Wish for that picture. REQUIRES: the request
+        is Active and has pictures."""
+        pictures = request.pictures
+        assert pictures is not None
+        held = self._held.setdefault(request, {})
+        for index in range(pictures.first_behind(start), len(pictures.runs)):
+            run, picture = pictures.runs[index], pictures.pictures[index]
+            if run.start >= request.length:
+                break
+            if index in held:
+                continue
+            name = (request.salt, picture.digest)
+            number = self._store.pin(name)
+            if number is None:
+                self._wishes.setdefault(name, _Wish(picture)).waiting[request] = None
+                return max(start, run.start)
+            self.counts.kept += 1
+            held[index] = number
+        return request.length
+
+    def number_of(self, request: Request, index: int) -> PictureNumber:
+        """Return the stored rows of the request's picture. REQUIRES: ready_until() was behind
+        it."""
+        return self._held[request][index]
+
+    def release(self, request: Request) -> None:
+        """Drop a request's pins and wishes. Idempotent."""
+        for number in self._held.pop(request, {}).values():
+            self._store.unpin(number)
+        for name in [name for name, wish in self._wishes.items() if request in wish.waiting]:
+            wish = self._wishes[name]
+            del wish.waiting[request]
+            if not wish.waiting:
+                self._forget(name)
+                self.counts.dropped += 1
+
+    def advance(self, *, beside_answers: bool) -> list[Unseen]:
+        """Run blocks for a while, one at least. Return the requests whose pictures failed."""
+        if not self._held:
+            return []
+        self._unpin_passed()
+        limit = _BESIDE_ANSWERS if beside_answers else _ALONE
+        began = self._clock()
+        while self._begin_next():
+            running = self._running
+            assert running is not None
+            try:
+                failure = self._run_block(running)
+            except Exception as error:
+                log.exception("a picture's encode failed")
+                failure = f"a picture's encode failed: {error}; send it again"
+            if failure is not None:
+                return self._fail(running.name, failure)
+            if self._clock() - began + self._block_seconds > limit:
+                break
+        return []
+
+    def _begin_next(self) -> bool:
+        """Return True if an encode is in progress, or begins now."""
+        if self._running is not None:
+            return True
+        if not self._wishes:
+            return False
+        name, wish = next(iter(self._wishes.items()))
+        picture = wish.picture
+        if not self._store.reserve(name, picture.run.tokens):
+            return False
+        patches = PicturePatches(torch.from_numpy(picture.levels), picture.grid)
+        self._running = _Running(name, self._tower.begin(patches))
+        return True
+
+    def _run_block(self, running: _Running) -> str | None:
+        """Run one block; store the rows behind the last. Return a failure, if any."""
+        began = self._clock()
+        running.encode.run(1)
+        self._block_seconds = self._clock() - began
+        if running.encode.blocks_left:
+            return None
+        rows = running.encode.rows()
+        if not math.isfinite(float(rows.abs().sum())):
+            return "a picture's rows are NaN or infinite: check the checkpoint and its dtype"
+        self._store.put(running.name, rows)
+        self._running = None
+        self.counts.encoded += 1
+        self._hand_out(running.name)
+        return None
+
+    def _hand_out(self, name: PictureName) -> None:
+        """Pin new rows for all requests that wait for them. A request may have a picture twice."""
+        wish = self._wishes.pop(name)
+        for request in wish.waiting:
+            pictures = request.pictures
+            assert pictures is not None
+            held = self._held[request]
+            for index, picture in enumerate(pictures.pictures):
+                if picture.digest == wish.picture.digest and index not in held:
+                    number = self._store.pin(name)
+                    assert number is not None
+                    held[index] = number
+
+    def _unpin_passed(self) -> None:
+        """Unpin the rows of pictures whose tokens are all computed."""
+        for request, held in [*self._held.items()]:
+            state, pictures = request.state, request.pictures
+            if not isinstance(state, Prefilling) or pictures is None:
+                self.release(request)
+                continue
+            passed = pictures.first_behind(state.progress.num_computed)
+            for index in [index for index in held if index < passed]:
+                self._store.unpin(held.pop(index))
+
+    def _fail(self, name: PictureName, reason: str) -> list[Unseen]:
+        """Forget the picture. Return the requests that wait for it."""
+        error = m.RequestError(m.ErrorKind.INTERNAL, reason)
+        waiting = list(self._wishes[name].waiting)
+        self._forget(name)
+        return [Unseen(request, error) for request in waiting]
+
+    def _forget(self, name: PictureName) -> None:
+        del self._wishes[name]
+        if self._running is not None and self._running.name == name:
+            self._running = None
+            self._store.cancel(name)
