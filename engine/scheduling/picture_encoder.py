@@ -48,10 +48,10 @@ class PictureCounts:
 
 @dataclass
 class _Wish:
-    """A picture whose rows are missing. waiting: requests."""
+    """A picture whose rows are missing. waiting: requests, each with the index of its picture."""
 
     picture: PlacedPicture
-    waiting: dict[Request, None] = field(default_factory=dict)
+    waiting: dict[Request, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class PictureEncoder:
             name = (request.salt, picture.digest)
             number = self._store.pin(name)
             if number is None:
-                self._wishes.setdefault(name, _Wish(picture)).waiting[request] = None
+                self._wishes.setdefault(name, _Wish(picture)).waiting[request] = index
                 return max(start, run.start)
             self.counts.kept += 1
             held[index] = number
@@ -189,17 +189,12 @@ class PictureEncoder:
         return None
 
     def _hand_out(self, name: PictureName) -> None:
-        """Pin new rows for all requests that wait for them. A request may have a picture twice."""
-        wish = self._wishes.pop(name)
-        for request in wish.waiting:
-            pictures = request.pictures
-            assert pictures is not None
-            held = self._held[request]
-            for index, picture in enumerate(pictures.pictures):
-                if picture.digest == wish.picture.digest and index not in held:
-                    number = self._store.pin(name)
-                    assert number is not None
-                    held[index] = number
+        """Pin new rows for all requests that wait for them. A later place of the same picture is
+        not pinned: the prompt may wait for another picture before it."""
+        for request, index in self._wishes.pop(name).waiting.items():
+            number = self._store.pin(name)
+            assert number is not None
+            self._held[request][index] = number
 
     def _unpin_passed(self) -> None:
         """Unpin the rows of pictures whose tokens are all computed."""
