@@ -594,7 +594,9 @@ class PrefixCache:
     def next_write(self) -> TierWrite | None:
         """The next copy to be made downwards, begun by this call. None: none waits, or there is no
         room yet. What it is to read may be evicted while it is read: then it brings nothing."""
-    def label_of(self, write: int) -> tuple[bytes, int, int | None, NDArray[np.int32], CheckpointKind]:
+    def label_of(
+        self, write: int
+    ) -> tuple[bytes, int, int | None, NDArray[np.int32], CheckpointKind]:
         """What a write that is under way brings, by its tokens: salt, tokens before what is copied,
         the tier's page that ends there, the tokens from there to the state, its kind.
         InvalidArgument of any other transfer, and of a write whose source went."""

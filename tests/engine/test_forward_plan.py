@@ -1,5 +1,6 @@
 """A forward as plain data: its bytes, its numbers, and the plans rejected by a runner."""
 
+import hashlib
 import struct
 import time
 from contextlib import nullcontext
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tasuki.engine.forward_plan import (
     AT_INDEX,
@@ -17,21 +19,26 @@ from tasuki.engine.forward_plan import (
     Guess,
     JoinedSequence,
     NewPages,
+    PictureRows,
     PlanError,
     PlanGap,
     RowCheckpoint,
     RowFlag,
+    RowPositions,
     UnknownBatchIndex,
     decode_plan,
     plan_rows,
 )
 from tasuki.engine.messages import RequestId
+from tasuki.engine.pictures.row_store import PictureNumber
 from tasuki.engine.progress import ProgressTable
 from tasuki.engine.request import Decoding, Request
 from tasuki.engine.runner.cpu_runner import CpuRunner
 from tasuki.engine.runner.rows import SequenceStates
+from tasuki.engine.runner.rows import with_pictures as with_plan_pictures
 from tasuki.engine.scheduling.queues import RunningRequests
 from tasuki.engine.scheduling.scheduled_forward import ForwardPlanner, ScheduledForward
+from tasuki.model.forward import Batch, PicturesUnsupported, RowSpan, SequenceSlice
 from tasuki.model.ops.sampling.logit_adjustments import TokensBefore
 from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.arena import CopyKind, CopyOp
@@ -99,11 +106,73 @@ def test_a_plan_is_its_bytes() -> None:
         np.testing.assert_equal(asdict(decode_plan(plan.encode())), asdict(plan))
 
 
+def with_pictures() -> ForwardPlan:
+    """Return a plan with pictures that uses every field."""
+    plan = a_plan()
+    first, second, *others = plan.joined
+    positions = np.arange(12, dtype=np.int32).reshape(3, 4) - 1
+    return replace(
+        plan,
+        joined=(first, replace(second, rope_delta=-9), *others),
+        rope=(RowPositions(0, positions),),
+        pictures=(
+            PictureRows(0, 1, PictureNumber(2**40), 3, 2),
+            PictureRows(2, 0, PictureNumber(0), 0, 1),
+        ),
+    )
+
+
+def test_a_plan_with_pictures_is_its_bytes() -> None:
+    plan = with_pictures()
+    assert plan.has_pictures and not a_plan().has_pictures
+    np.testing.assert_equal(asdict(decode_plan(plan.encode())), asdict(plan))
+    for part in ({"rope": ()}, {"pictures": ()}, {"joined": a_plan().joined}):
+        some = replace(plan, **part)
+        assert some.has_pictures
+        np.testing.assert_equal(asdict(decode_plan(some.encode())), asdict(some))
+
+
+def test_a_plan_of_text_has_no_part_for_pictures() -> None:
+    """Text pays no byte: a plan with pictures only has more behind."""
+    plan, text = with_pictures(), a_plan().encode()
+    assert plan.encode().startswith(text)
+    assert hashlib.sha256(text).hexdigest() == (
+        "b70e05e5f12a54f82e4511f2ad2c56365d90d1f77b96577c93448d639e995316"
+    )
+
+
 def test_bytes_that_are_no_plan_are_refused() -> None:
-    data = a_plan().encode()
-    for broken in (b"", data[:20], data[:-1], data + b"\0"):
-        with pytest.raises(PlanError):
-            decode_plan(broken)
+    for data in (a_plan().encode(), with_pictures().encode()):
+        for broken in (b"", data[:20], data[:-1], data + b"\0"):
+            with pytest.raises(PlanError):
+                decode_plan(broken)
+
+
+def test_pictures_outside_of_a_row_are_refused() -> None:
+    rows = torch.zeros(4, 32)
+    slices = [SequenceSlice([1, 2, 3], 5, [0], 0, 1)]
+    fitting = PictureRows(0, 1, PictureNumber(0), 2, 2)
+    plan = ForwardPlan(0, pictures=(fitting,))
+    (found,) = with_plan_pictures(plan, slices, lambda number: rows)
+    assert [(span.first, len(span.rows)) for span in found.pictures] == [(1, 2)]
+    for changes in ({"first": 3}, {"token": 2}, {"token": -1}, {"first": -2}, {"count": 5}):
+        broken = replace(plan, pictures=(replace(fitting, **changes),))
+        with pytest.raises(PlanError, match="plan 0 puts rows"):
+            with_plan_pictures(broken, slices, lambda number: rows)
+    with pytest.raises(PlanError, match="this runner stores no rows"):
+        with_plan_pictures(plan, slices, None)
+    short = replace(plan, rope=(RowPositions(0, np.zeros((3, 3), dtype=np.int32)),))
+    with pytest.raises(PlanError, match="for 3 tokens"):
+        with_plan_pictures(short, slices, lambda number: rows)
+
+
+def test_a_gpu_refuses_pictures() -> None:
+    """Its operators would take them for text."""
+    bind = pytest.importorskip("tasuki.model.backends.triton_backend").TritonBackend.bind
+    for changes in ({"rope_delta": -3}, {"pictures": [RowSpan(0, torch.zeros(1, 32))]}):
+        batch = Batch.pack([replace(SequenceSlice([1, 2], 5, [0], 0, 1), **changes)])
+        with pytest.raises(PicturesUnsupported, match="--device cpu"):
+            bind(None, batch)
 
 
 def test_sampling_that_no_row_could_hold_is_no_plan() -> None:
@@ -333,5 +402,9 @@ def test_runners_see_plans_and_memory_only() -> None:
     """Another process has neither requests nor the tree."""
     files = [*(ROOT / "engine" / "runner").glob("*.py"), ROOT / "engine" / "forward_plan.py"]
     seen = {name for path in files for name in imports(path)}
-    assert {name[1] for name in seen if name[0] == "engine"} == {"forward_plan", "runner"}
+    assert {name[1:3] for name in seen if name[:2] == ("engine", "pictures")} == {
+        ("pictures", "row_store")
+    }
+    rooms = {name[1] for name in seen if name[0] == "engine"}
+    assert rooms == {"forward_plan", "runner", "pictures"}
     assert {name[1] for name in seen if name[0] == "pycache"} <= {"arena", "copies", "layout"}

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from tasuki.engine import messages as m
 from tasuki.engine.config import Role
+from tasuki.engine.request import PlannedCheckpoint
 from tasuki.engine.scheduling.checkpoints import plan_checkpoints
 from tasuki.model.ops.sampling.params import SamplingParams
+from tasuki.model.vision.prompt_positions import PictureRun
 from tasuki.pycache._cpp_cache import CheckpointKind
 from tasuki.pycache.layout import PAGE_TOKENS
 from tests.handover.test_pulls import give, reserve, said, sender_over
@@ -209,6 +211,30 @@ def test_where_it_is_planned() -> None:
     # At a page's end a repeat of the prompt resumes there too.
     assert planned(192) == [end]
     assert planned(195, cached=195) == planned(200, cached=195) == []
+
+
+def test_states_inside_a_picture_move_before_it() -> None:
+    tree = tree_of()
+    allocation = take(tree, text(400))
+
+    def planned(*runs: tuple[int, int], marks: tuple[int, ...] = (), end: int = 400) -> list[int]:
+        places = [PictureRun(start, 1, tokens) for start, tokens in runs]
+        branch = PlannedCheckpoint(192, CheckpointKind.BRANCH)
+        found = plan_checkpoints(end, 0, allocation.match, marks, (branch,), None, places)
+        return [each.position for each in found]
+
+    assert planned() == [192, 384]
+    # The prompt's end stays, with one more before the picture; the branch moves there.
+    assert planned((150, 240)) == [128, 384]
+    # A picture that begins right at a page's end has its opening token before it.
+    assert planned((192, 100)) == [128, 384]
+    assert planned((193, 100)) == [192, 384]
+    # Behind a picture's end nothing moves.
+    assert planned((93, 99)) == [192, 384]
+    # Two pictures side by side are left together.
+    assert planned((70, 60), (132, 100)) == [64, 384]
+    assert planned((10, 380), marks=(256, 320)) == [384]
+    assert planned((150, 100), marks=(256, 320)) == [128, 256, 320, 384]
 
 
 def test_the_page_is_its_own_and_the_prompt_goes_on_in_the_other() -> None:

@@ -21,6 +21,7 @@ from tasuki.transfer.sending.link import SourceArena
 from tasuki.transfer.sending.sender import Sender
 from tasuki.transfer.transports.loopback import LoopbackFabric, LoopbackTransport
 from tests.harness.engines import Lone, engine_config, submit, tiny_parts
+from tests.harness.tiny_pictures import Prompt
 
 TRANSFER_ID = m.TransferId(9)
 REPORT = m.PullReport(0, 1, 0.1)
@@ -57,6 +58,21 @@ def reserve(
         transfer_id, 1, 0, SamplingParams(max_new_tokens=4), b"", offered=offered
     )
     return m.PrefillReserve(transfer_request, prompt)
+
+
+def test_pictures_are_not_handed_over_as_yet(prefill: Lone, decode: Lone) -> None:
+    """A decode node refuses them, and a prefill node refuses keys without places."""
+    made = Prompt().text([1, 2, 3]).picture("a", 2, 3).text([4])
+    for name, purpose in (("r", m.Purpose.ANSWER), ("h", m.Purpose.HAND_BACK)):
+        asked = submit(name, made.tokens, 4, pictures=tuple(made.pictures), purpose=purpose)
+        decode.post(asked)
+        error = decode.rejected(name)
+        assert error.kind is m.ErrorKind.INVALID and "ask a fused node" in error.message
+    prefill.post(reserve(asked.keys, 0))
+    (refused,) = said(prefill, m.PrefillRefused)
+    assert "prompt has pictures" in refused.error.message
+    decode.assert_at_rest()
+    prefill.assert_at_rest()
 
 
 def said(node: Lone, kind: type) -> list:
