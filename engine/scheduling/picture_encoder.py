@@ -54,10 +54,12 @@ class _Wish:
     waiting: dict[Request, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Running:
+    """The picture whose rows are reserved. encode: None before its first block."""
+
     name: PictureName
-    encode: Encode
+    encode: Encode | None = None
 
 
 @dataclass(frozen=True)
@@ -165,21 +167,23 @@ class PictureEncoder:
         if not self._wishes:
             return False
         name, wish = next(iter(self._wishes.items()))
-        picture = wish.picture
-        if not self._store.reserve(name, picture.run.tokens):
+        if not self._store.reserve(name, wish.picture.run.tokens):
             return False
-        patches = PicturePatches(torch.from_numpy(picture.levels), picture.grid)
-        self._running = _Running(name, self._tower.begin(patches))
+        self._running = _Running(name)
         return True
 
     def _run_block(self, running: _Running) -> str | None:
         """Run one block; store the rows behind the last. Return a failure, if any."""
-        began = self._clock()
-        running.encode.run(1)
+        began, encode = self._clock(), running.encode
+        if encode is None:
+            picture = self._wishes[running.name].picture
+            patches = PicturePatches(torch.from_numpy(picture.levels), picture.grid)
+            encode = running.encode = self._tower.begin(patches)
+        encode.run(1)
         self._block_seconds = self._clock() - began
-        if running.encode.blocks_left:
+        if encode.blocks_left:
             return None
-        rows = running.encode.rows()
+        rows = encode.rows()
         if not math.isfinite(float(rows.abs().sum())):
             return "a picture's rows are NaN or infinite: check the checkpoint and its dtype"
         self._store.put(running.name, rows)

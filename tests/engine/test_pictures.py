@@ -18,7 +18,7 @@ from tasuki.engine.pictures.row_store import RowsGone, RowStore
 from tasuki.engine.scheduling import scheduler as scheduling
 from tasuki.engine.scheduling.scheduler import Demand
 from tasuki.model.ops.sampling.params import SamplingParams
-from tasuki.model.vision.tower import Encode
+from tasuki.model.vision.tower import Encode, VisionTower
 from tasuki.pycache.keys import PictureDigest
 from tasuki.pycache.layout import PAGE_TOKENS
 from tests.harness.engines import Lone, prompt, submit
@@ -381,7 +381,7 @@ def test_after_random_lives_nothing_is_held(count: int) -> None:
     assert store.nbytes == 0 and len(store) == 0
 
 
-@pytest.mark.parametrize("fault", ["raises", "infinite"])
+@pytest.mark.parametrize("fault", ["raises", "raises at once", "infinite"])
 def test_a_failed_encode_ends_its_requests_alone(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -392,14 +392,19 @@ def test_a_failed_encode_ends_its_requests_alone(
             raise MemoryError("no memory is left")
         return torch.full((self.grid.tokens, TOWER.out_hidden), float("inf"))
 
+    def begin(self: VisionTower, patches: object) -> Encode:
+        raise MemoryError("no memory is left")
+
     with monkeypatch.context() as broken:
         broken.setattr(Encode, "rows", rows)
+        if fault == "raises at once":
+            broken.setattr(VisionTower, "begin", begin)
         post(engine, MADE["short"](), "seeing")
         engine.post(submit("words", text(20), 8))
         engine.run()
     error = engine.rejected("seeing")
     assert error.kind is m.ErrorKind.INTERNAL
-    assert ("no memory is left" if fault == "raises" else "NaN or infinite") in error.message
+    assert ("NaN or infinite" if fault == "infinite" else "no memory is left") in error.message
     assert len(engine.tokens("words")) == 8
     assert_idle(engine)
     assert encoder(engine).store.nbytes == 0
