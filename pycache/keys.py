@@ -1,4 +1,4 @@
-"""Keys of prompts: the numbers by which prefixes are told apart.
+"""Keys of prompts: the numbers by which prefixes are compared.
 
 A prompt has two arrays of one length, int32. Its tokens go to embeddings, penalties, drafters,
 detokenisers and echoes. Its keys go to the tree, events, prefix hashes, peers and hit accounting.

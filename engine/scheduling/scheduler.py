@@ -505,8 +505,8 @@ class Scheduler:
         return Demand(request.caller, start, stop, min(sought, stop), left)
 
     def _has_rows(self, request: Request) -> bool:
-        """Return True if the rows of the prompt's next tokens exist. Move the request on to the
-        state that tells."""
+        """Return True if the rows of the prompt's next tokens exist. Move the request to Prefilling
+        if so, else to Encoding."""
         if self._pictures is None or request.pictures is None:
             return True
         state = _prefilling(request)
