@@ -95,7 +95,7 @@ _DECISIONS = 10
 _CHOSEN = {
     "only": "the only one left",
     "cost": "the cheapest",
-    "stale": "by hash, since nobody knew what nodes hold",
+    "stale": "by hash, because no node's contents were known",
     "sticky": "by hash",
     "fewest_rooms": "with the fewest prompts of this node",
     "moved": "the second choice, when the first had too much to do",
@@ -243,7 +243,7 @@ def _transfer(report: m.TransferReport) -> list[str]:
     total = report.hidden_seconds + report.exposed_seconds
     share = f"{100 * report.hidden_seconds / total:.0f}% hidden" if total else "no time"
     return [
-        f"  transfer {report.bytes / 2**20:.1f} MiB in {report.windows} windows, "
+        f"  transfer {report.bytes / 2**20:.1f} MiB in {report.windows} layer chunks, "
         f"{report.pages} pages, {share}, {report.exposed_seconds * 1000:.1f} ms after the forward"
     ]
 

@@ -250,7 +250,7 @@ class HandoverClient:
         try:
             self._open(wanted)
         except Exception as error:
-            log.exception("room %d could not be opened", wanted.transfer_request.transfer_id)
+            log.exception("transfer %d could not be opened", wanted.transfer_request.transfer_id)
             self._answer(
                 wanted.transfer_request.transfer_id, wanted.request_id, f"internal error: {error!r}"
             )

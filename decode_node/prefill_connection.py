@@ -41,7 +41,7 @@ _AFTER_SAYING = MappingProxyType(
 _LAST_WORDS_SECONDS = 1.0
 """Seconds to read on after a write failed: the peer's last messages may still be on their way, with
 the reason."""
-_CLOSED = "the prefill node closed the room"
+_CLOSED = "the prefill node closed the transfer"
 
 
 class TransferOnStream(Protocol):
@@ -107,8 +107,8 @@ class TransferStream:
             reason = await self._carry(self._open_call())
         except Exception as error:
             # For example, the channel was closed after the connection was chosen.
-            log.debug("no stream of rooms: %r", error)
-            reason = f"the room's stream could not be used: {error!r}"
+            log.debug("no stream of transfers: %r", error)
+            reason = f"the transfer's stream could not be used: {error!r}"
         self._break_off(reason)
 
     def _break_off(self, reason: str) -> None:
@@ -142,7 +142,7 @@ class TransferStream:
                 for message in batch.messages:
                     self._heard(message)
         except grpc.aio.AioRpcError as error:
-            return f"the room's stream broke: {error.code().name}: {error.details()}"
+            return f"the transfer's stream broke: {error.code().name}: {error.details()}"
         return _CLOSED
 
     def _heard(self, message: pb.SenderMessage) -> None:
@@ -169,7 +169,7 @@ class TransferStream:
             except TimeoutError:
                 return f"the prefill node took no message for {self._write_seconds} s"
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-                return f"the room's stream broke: {error!r}"
+                return f"the transfer's stream broke: {error!r}"
             for message in messages:
                 self._reached(message)
         raise AssertionError("the outbox is never closed")
@@ -183,11 +183,11 @@ class TransferStream:
         try:
             reach(_AFTER_SAYING[kind])
         except Exception as error:
-            log.exception("room %d broke", message.room)
+            log.exception("transfer %d broke", message.room)
             transfer = self._transfers.get(message.room)
             if transfer is not None:
                 self.leave(transfer)
-                transfer.stream_broke(f"the room's stream could not be used: {error!r}")
+                transfer.stream_broke(f"the transfer's stream could not be used: {error!r}")
 
 
 def _retrieved(task: "asyncio.Future[str]") -> None:

@@ -342,7 +342,7 @@ class PrefillLink:
             answer: pb.AbortResponse = await now.stub.Abort(request, timeout=timeout)
         except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
             # A channel closed meanwhile raises UsageError.
-            log.debug("abort of room %d at %s: %r", transfer_id, self.target, error)
+            log.debug("abort of transfer %d at %s: %r", transfer_id, self.target, error)
             return None
         return drain_from_wire(answer.drain)
 

@@ -66,7 +66,7 @@ class PullSender(SendingTransfer):
         side = Sending(PULL, grant.transfer_id, grant.generation, terms, time.monotonic())
         side.target(grant.destination)
         super().__init__(
-            side, asked_in.connection.id, sender, f"pull of room {grant.transfer_id}", {}
+            side, asked_in.connection.id, sender, f"pull of transfer {grant.transfer_id}", {}
         )
         self.id = grant.transfer_id
         self._grant = grant
@@ -337,7 +337,7 @@ class IncomingHandover(IncomingTransfer):
         if self._pull is not None:
             # Without this, room and pull would hold each other until a full collection.
             pull, self._pull = self._pull, None
-            pull.put(on.Stopped("its room is over"))
+            pull.put(on.Stopped("its transfer is over"))
 
 
 class IncomingFetch(IncomingTransfer):

@@ -58,7 +58,7 @@ class ProgressTable:
         """Begin a sequence. num_computed: its tokens without need of a forward; the state after
         them is in the working slot of index `slot`. REQUIRES: its lane is free."""
         batch_index = working_slots[0]
-        assert self.holders[batch_index] == 0, f"lane {batch_index} has a sequence already"
+        assert self.holders[batch_index] == 0, f"batch index {batch_index} has a sequence already"
         self._begun += 1
         self.holders[batch_index] = self._begun
         self._slots[batch_index] = len(working_slots)

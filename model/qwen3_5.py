@@ -117,11 +117,11 @@ def _listed(path: Path, vocab: int) -> set[int] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelConfigError(f"{path}: cannot be read ({error}); mend it or remove it") from error
+        raise ModelConfigError(f"{path}: cannot be read ({error}); fix it or remove it") from error
     whole = isinstance(found, list) and all(type(token) is int for token in found)
     if not whole or not found or not 0 <= min(found) <= max(found) < vocab:
         raise ModelConfigError(
-            f"{path}: is no list of token ids from 0 to {vocab - 1}; mend it or remove it"
+            f"{path}: is no list of token ids from 0 to {vocab - 1}; fix it or remove it"
         )
     return set(found)
 

@@ -219,7 +219,7 @@ class ReceiverConnections:
                 )
                 await asyncio.wait({reader}, timeout=self._heartbeat_seconds)
                 if heart.heartbeat_timeout.tick(time.monotonic()):
-                    log.warning("receiver %s answers no beats", connection.node.name)
+                    log.warning("receiver %s answers no heartbeats", connection.node.name)
                     break
         finally:
             reader.cancel()
@@ -365,7 +365,7 @@ class ReceiverStream:
             case "hang_up":
                 transfer.put(on.ReceiverLost())
             case other:
-                transfer.put(on.Stopped(f"{other} is not expected on a room that is open"))
+                transfer.put(on.Stopped(f"{other} is not expected on a transfer that is open"))
 
     def _reserve(self, message: pb.ReceiverMessage) -> None:
         number = message.room
@@ -373,7 +373,9 @@ class ReceiverStream:
             if self._leaving:
                 raise TransferRefused("the connection is over")
             if len(self._transfers) >= _MOST_TRANSFERS:
-                raise TransferRefused(f"{_MOST_TRANSFERS} rooms are open on this stream: end some")
+                raise TransferRefused(
+                    f"{_MOST_TRANSFERS} transfers are open on this stream: end some"
+                )
             say = partial(self._say, number)
             self._transfers[number] = self._open_transfer(self.connection, message, say)
         except TransferRefused as refusal:
@@ -420,7 +422,7 @@ class ReceiverStream:
         try:
             reach(places[kind])
         except Exception as error:
-            log.exception("room %d broke", message.room)
+            log.exception("transfer %d broke", message.room)
             transfer = self._transfers.get(message.room)
             if transfer is not None:
                 transfer.put(on.Stopped(f"internal error: {error!r}"))

@@ -109,7 +109,7 @@ class GatewayTransfers:
         elif isinstance(parked, GatewayCall):
             self._meet(parked, transfer)
         else:
-            raise DuplicateTransfer(f"room {transfer.id} has arrived on the remote side before")
+            raise DuplicateTransfer(f"transfer {transfer.id} has arrived on the remote side before")
 
     def first_token(self, transfer_id: m.TransferId, token: m.PrefillToken) -> None:
         """Answer the room's call with its first token."""
@@ -130,7 +130,7 @@ class GatewayTransfers:
             self._park(call.transfer_id, call)
         elif isinstance(parked, GatewayCall):
             raise InvalidRequest(
-                f"kv_bootstrap_info.bootstrap_room: room {call.transfer_id} has arrived on the "
+                f"kv_bootstrap_info.bootstrap_room: transfer {call.transfer_id} has arrived on the "
                 "local side "
                 "before"
             )

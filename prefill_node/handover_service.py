@@ -360,7 +360,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         transfer_request = reserve.transfer_request
         if number != transfer_request.transfer_id:
             raise TransferRefused(
-                f"room {number} is not its ticket's, {transfer_request.transfer_id}"
+                f"transfer {number} is not its transfer request's, {transfer_request.transfer_id}"
             )
         is_open = self._transfers.get(transfer_request.transfer_id) is not None
         refusal = self._ended.refusal(
@@ -401,7 +401,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         transfer.close()
         drain = transfer.ended.result()
         self._ended.remember(transfer.connection, transfer.transfer_id, transfer.generation, drain)
-        log.info("room over: %s", drain.name.lower(), extra=transfer.named)
+        log.info("transfer over: %s", drain.name.lower(), extra=transfer.named)
         if drain is Drain.FORCED or transfer.endpoint_failed:
             # A stuck or broken endpoint stays so. The receiver connects anew, over a new endpoint.
             self._connections.drop(transfer.connection)

@@ -85,7 +85,7 @@ class PullReceiver(ReceivingTransfer):
         terms = ReceivingTerms(deadlines, writer.terms(patience, patience))
         side = Receiving(PULL, grant.transfer_id, grant.generation, terms, time.monotonic())
         side.grant_first(say.Grant(grant.generation, grant.destination))
-        name = f"the pull of room {grant.transfer_id}"
+        name = f"the pull of transfer {grant.transfer_id}"
         super().__init__(side, shared.receiver, shared.breaker, writer, deadlines.landing, name, {})
         self.id = grant.transfer_id
         self._grant = grant
@@ -202,7 +202,9 @@ class OutgoingTransfer(SendingTransfer):
             "request_id": request_id,
             "room": transfer_request.transfer_id,
         }
-        super().__init__(side, connection, sender, f"room {transfer_request.transfer_id}", named)
+        super().__init__(
+            side, connection, sender, f"transfer {transfer_request.transfer_id}", named
+        )
         self.id = transfer_request.transfer_id
         self.ended: asyncio.Future[Drain] = asyncio.get_running_loop().create_future()
         self._reserve = reserve
@@ -292,7 +294,7 @@ class OutgoingTransfer(SendingTransfer):
         """End the room: post PrefillEnd to the engine and set the room's drain."""
         drain = self._side.drain if self._side.is_over else Drain.FORCED
         if self._pull is not None:
-            self._pull.put(on.Stopped("its room is over"))
+            self._pull.put(on.Stopped("its transfer is over"))
         if self._side.is_over:
             cause = self._side.given_up
             given_up = None if cause is None else m.LossCause[cause.name]

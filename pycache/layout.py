@@ -335,7 +335,7 @@ def share(pieces: int, ranks: int, rank: int) -> range:
         each = pieces // ranks
         return range(rank * each, (rank + 1) * each)
     if ranks % pieces:
-        raise ValueError(f"{pieces} pieces cannot be shared out evenly among {ranks} ranks")
+        raise ValueError(f"{pieces} segments cannot be shared out evenly among {ranks} ranks")
     first = rank * pieces // ranks
     return range(first, first + 1)
 

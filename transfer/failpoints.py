@@ -111,7 +111,7 @@ def _one(item: str) -> tuple[Place, Failpoint]:
     action, _, seconds = what.partition(":")
     place = Place(name)
     if chunk and place not in CHUNK_PLACES:
-        raise ValueError(f"{name} is not reached window by window")
+        raise ValueError(f"{name} is not reached layer chunk by layer chunk")
     return place, Failpoint(
         int(chunk) if chunk else None, Action(action), float(seconds) if seconds else 0.0
     )

@@ -20,8 +20,8 @@ from tasuki.transfer.chunks.chunk import ChunkHeader
 class Drain(Enum):
     """End of the posted transfers of a stopped room."""
 
-    DRAINED = "all of them finished or failed: no write can land any more"
-    FORCED = "given up after a deadline, or the wire broke: a write may still land"
+    DRAINED = "all of them finished or failed: no write can arrive any more"
+    FORCED = "given up after a deadline, or the wire broke: a write may still arrive"
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class Phase(Enum):
     ACCEPTED = "the sender is about to start"
     GRANTED = "the receiver's pages and slot are sent"
     READY = "the first token is sent"
-    DONE = "the final status is sent: every window is flushed"
-    VERIFIED = "every window landed and every digest is equal"
+    DONE = "the final status is sent: every layer chunk is flushed"
+    VERIFIED = "every layer chunk arrived and every digest is equal"
 
 
 @dataclass(frozen=True)

@@ -280,7 +280,7 @@ def weights(folder: str) -> Finding:
         if torch.cuda.is_available():
             check_kernels(folder, torch.device("cuda"))
     except (WeightsError, ModelConfigError) as error:
-        return failure("weights", str(error), "mend the folder, or give another one")
+        return failure("weights", str(error), "fix the folder, or give another one")
     size = sum(tensor.nbytes for tensor in tensors(found)) / _GIB
     drafts = "with a draft layer" if model.draft_layers else "without a draft layer"
     return ok("weights", f"{count} tensors, {size:.2f} GiB as {found.formats}, {drafts}")

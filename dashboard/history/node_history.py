@@ -275,18 +275,20 @@ class FaultLedger:
         match event:
             case {"kind": "lost", "room": transfer, "cause": cause, "reason": reason}:
                 then = "another node was asked" if event["elsewhere"] else "computed here"
-                self._note(event, f"lost.{cause}", f"room {transfer}", f"{reason}; {then}")
+                self._note(event, f"lost.{cause}", f"transfer {transfer}", f"{reason}; {then}")
                 self._wait(transfer, event["at"])
             case {"kind": "cancelled", "room": transfer}:
-                self._note(event, "cancelled", f"room {transfer}", "the client went away")
+                self._note(event, "cancelled", f"transfer {transfer}", "the client went away")
                 self._wait(transfer, event["at"])
             case {"kind": "fenced", "room": transfer}:
                 began = self._unfenced.pop(transfer, None)
                 if began is not None:
                     took = f"its ids are free again after {event['at'] - began:.3f} s"
-                    self._note(event, "fenced", f"room {transfer}", took)
+                    self._note(event, "fenced", f"transfer {transfer}", took)
             case {"kind": "pull_lost", "room": transfer}:
-                self._note(event, "pull_lost", f"room {transfer}", "its prompt is computed whole")
+                self._note(
+                    event, "pull_lost", f"transfer {transfer}", "its prompt is computed whole"
+                )
             case {"kind": "peers", "prefill_available": available}:
                 text = "a prefill node is connected" if available else "no prefill node is left"
                 self._note(event, "peers_up" if available else "peers_down", "", text)

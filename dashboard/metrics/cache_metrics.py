@@ -120,7 +120,9 @@ def cache_families(report: NodeReport) -> Iterator[Metric]:
         "source",
         report.chat_tokens,
     )
-    yield counter("handover_windows", "Windows sent here, by outcome.", "outcome", report.windows)
+    yield counter(
+        "handover_windows", "Layer chunks sent here, by outcome.", "outcome", report.windows
+    )
 
 
 _GAUGES = (

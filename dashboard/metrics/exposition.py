@@ -278,8 +278,10 @@ def engine_families(report: NodeReport) -> Iterator[Metric]:
     sent = report.sent
     if sent is not None:
         yield counter("handover_sent_rooms", "Rooms sent, by outcome.", "outcome", sent.rooms)
-        yield counter("handover_sent_windows", "Windows of rooms sent whole.", sent.windows)
-        yield counter("handover_sent_bytes", "Bytes of rooms sent whole.", sent.bytes)
+        yield counter(
+            "handover_sent_windows", "Layer chunks of transfers sent whole.", sent.windows
+        )
+        yield counter("handover_sent_bytes", "Bytes of transfers sent whole.", sent.bytes)
         seconds = {"hidden": sent.hidden_seconds, "exposed": sent.exposed_seconds}
         yield counter(
             "handover_sent_seconds",

@@ -74,7 +74,8 @@ class RequestMetrics:
         self._generated = made.counter("generated_tokens", "Tokens emitted to clients.")
         self._drafted = made.counter(
             "drafted_tokens",
-            "Tokens proposed and computed before they were drawn, by what proposed them and their "
+            "Tokens proposed and computed before they were sampled, by what proposed them "
+            "and their "
             "place in a forward's drafts.",
             *_DRAFT_LABELS,
         )
@@ -104,7 +105,8 @@ class RequestMetrics:
         )
         self._window = made.seconds(
             "handover_window",
-            "A window of a hand-over on its sender's clock, from its digest's begin to its flush.",
+            "A layer chunk of a hand-over on its sender's clock, from its digest's begin to "
+            "its flush.",
             WINDOW,
         )
 

@@ -43,9 +43,9 @@ class PrefillTransferMetrics:
         for cause in (LossCause.STALLED, LossCause.QUEUE_TIMEOUT):
             self._ended.labels(cause.value)
         self._queue = made.seconds(
-            "room_queue", "From a room's arrival until its prompt was computed.", QUEUE
+            "room_queue", "From a transfer's arrival until its prompt was computed.", QUEUE
         )
-        self._prefill = made.seconds("room_prefill", "Computing the prompt of a room.", PREFILL)
+        self._prefill = made.seconds("room_prefill", "Computing the prompt of a transfer.", PREFILL)
 
     def observe(self, transfer: TransferEnded) -> None:
         self._ended.labels(_outcome(transfer)).inc()
@@ -164,7 +164,7 @@ class FaultMetrics:
             "Hand-overs given up: the client went away, or the first token was the answer.",
         )
         self._fences = made.seconds(
-            "fence", "From a room's loss until its writer was certain to write no more.", FENCE
+            "fence", "From a transfer's loss until its writer was certain to write no more.", FENCE
         )
         self._open: dict[TransferId, float] = {}
 

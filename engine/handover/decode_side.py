@@ -203,7 +203,7 @@ class DecodeHandover(Answers):
         ):
             refusal = m.RequestError(
                 m.ErrorKind.INVALID,
-                f"room {message.gateway_transfer.transfer_id} is in use: make another",
+                f"transfer {message.gateway_transfer.transfer_id} is in use: make another",
             )
         self.submit(message, refusal)
 

@@ -35,11 +35,11 @@ class DecodeTransferState(Enum):
     WANTED = "the prefill node is about to start: an allocation is to be granted"
     BARE = "the prefill node computes the prompt for its first token alone: nothing was granted"
     GRANTED = "the request's allocation is the sender's to write"
-    READY = "the first token is out; windows may land"
-    DONE = "every window landed and matched, but the room's step still runs"
+    READY = "the first token is out; layer chunks may arrive"
+    DONE = "every layer chunk arrived and matched, but the transfer's step still runs"
     QUARANTINED = "lost: the sender may still write the ids"
     FENCED = "the sender writes no more; the step may for a layer more"
-    OVER = "holds nothing; the engine has forgotten the room"
+    OVER = "holds nothing; the engine has forgotten the transfer"
 
 
 _S = DecodeTransferState
@@ -85,7 +85,7 @@ class DecodeTransfer:
 
     def move(self, state: DecodeTransferState) -> None:
         if state not in MOVES[self.state]:
-            raise IllegalMove(f"room {self.id}: {self.state.name} -> {state.name}")
+            raise IllegalMove(f"transfer {self.id}: {self.state.name} -> {state.name}")
         self.state = state
 
     @property

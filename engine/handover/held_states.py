@@ -141,7 +141,7 @@ class PullSender:
         transfer is over."""
         transfer_id, tokens = message.transfer_id, message.tokens
         if request is None or transfer_id in self._pinned:
-            self._emit(m.PullRefused(transfer_id, "the room is over, or is pulled already"))
+            self._emit(m.PullRefused(transfer_id, "the transfer is over, or is pulled already"))
             return
         held = None
         if 0 < tokens < len(request.prompt):

@@ -294,7 +294,9 @@ class Offers:
             offer.bytes = size
             return True
         offer.refused = m.DrainTargetOutcome.TOO_MUCH
-        self._emit(m.PullRefused(message.transfer_id, "as much was left to heirs as may be"))
+        self._emit(
+            m.PullRefused(message.transfer_id, "as much was left to drain targets as may be")
+        )
         return False
 
     def gone(self, transfer_id: m.TransferId) -> None:

@@ -122,7 +122,7 @@ class PrefillHandover(Handover):
             or transfer_request.transfer_id in self._fetched.held
         ):
             error = m.RequestError(
-                m.ErrorKind.INVALID, f"room {transfer_request.transfer_id} is in use"
+                m.ErrorKind.INVALID, f"transfer {transfer_request.transfer_id} is in use"
             )
         if error is not None:
             self._emit(m.PrefillRefused(transfer_request.transfer_id, error))

@@ -356,7 +356,8 @@ class Ranks:
                 if follower.still is not None and follower.still.tick(now):
                     limit = follower.still.limit
                     self.lose(
-                        f"{follower.name} beats, and is no further in a forward for {limit:g} s "
+                        f"{follower.name} sends heartbeats, and is no further in a forward "
+                        f"for {limit:g} s "
                         "than when this rank began to wait for it (--rank-timeout)"
                     )
 

@@ -99,7 +99,8 @@ class HeldInputs:
             held = self._rows.pop(fold.batch_index, None)
             if held is None or not 0 < fold.count <= len(held.slice.token_ids):
                 raise PlanError(
-                    f"{fold.count} tokens of lane {fold.batch_index} are to be folded, which holds "
+                    f"{fold.count} tokens of batch index {fold.batch_index} are to be "
+                    f"folded, which holds "
                     f"{0 if held is None else len(held.slice.token_ids)}"
                 )
             tokens = held.slice.token_ids[: fold.count]
@@ -253,7 +254,9 @@ class CpuRunner:
     ) -> None:
         """Put the plan's first guesses into the rows. Raises PlanError."""
         if rows.drafts_at_index.any():
-            raise PlanError(f"plan {plan.number} has drafts on lanes, where a CPU leaves none")
+            raise PlanError(
+                f"plan {plan.number} has drafts at batch indices; a CPU leaves none there"
+            )
         if not plan.first_guesses:
             return
         carry = self._arena.carry[0]

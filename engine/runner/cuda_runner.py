@@ -304,7 +304,7 @@ class CudaRunner:
     def _folded(self, plan: ForwardPlan, rows: ResolvedRows) -> ResolvedRows:
         """Launch the plan's folds. Return its rows; as many verify drafts as there is space for."""
         if self._drafter is None and (plan.guesses or plan.first_guesses):
-            raise PlanError(f"plan {plan.number} asks for guesses, which nobody makes here")
+            raise PlanError(f"plan {plan.number} asks for guesses; no draft layer is loaded here")
         if self._verifier is None:
             if rows.verifies.any() or plan.folds:
                 raise PlanError(f"plan {plan.number} has drafts, which this runner has no room for")
@@ -374,7 +374,7 @@ class CudaRunner:
         `scores`."""
         prompts = rows.take(numbers)
         if prompts.at_index.any():
-            raise PlanError(f"plan {plan.number} has a prompt whose tokens are on its lane")
+            raise PlanError(f"plan {plan.number} has a prompt with tokens at its batch index")
         batch = Batch.pack(self._sequences.slices(plan, prompts, {}))
         operators = self._backend.bind(batch)
         tokens = self._to_device(batch.token_ids)

@@ -129,7 +129,7 @@ class RowDrafts:
         there = self._counts.get(batch_index, 0)
         if count > there:
             raise PlanError(
-                f"lane {batch_index} is to verify {count} drafts of its own, and has {there}"
+                f"batch index {batch_index} is to verify {count} drafts of its own, and has {there}"
             )
 
     def drop(self, batch_indices: Iterable[int]) -> None:

@@ -159,7 +159,7 @@ class DraftVerifier:
         ):
             if batch_index in self._later and self._later[batch_index].write_slot != slot:
                 raise PlanError(
-                    f"lane {batch_index} reads slot {slot}, which its fold does not store"
+                    f"batch index {batch_index} reads slot {slot}, which its fold does not store"
                 )
         self._turn = 1 - self._turn
         self._rows.fill(rows, each, ids, self._sampling, self._turn, self._later)
@@ -194,7 +194,8 @@ class DraftVerifier:
         ):
             if self._stored_drafts is None:
                 raise PlanError(
-                    f"lane {batch_index} is to verify drafts of its own, which nobody makes"
+                    f"batch index {batch_index} is to verify drafts of its own; no draft "
+                    f"layer is loaded here"
                 )
             self._stored_drafts.check(batch_index, int(length) - 1)
 
@@ -274,7 +275,8 @@ class DraftVerifier:
             row = self._held.pop(fold.batch_index, None)
             if row is None or not 0 < fold.count <= row.tokens:
                 raise PlanError(
-                    f"{fold.count} tokens of lane {fold.batch_index} are to be folded, which holds "
+                    f"{fold.count} tokens of batch index {fold.batch_index} are to be "
+                    f"folded, which holds "
                     f"{0 if row is None else row.tokens}"
                 )
             found[fold.batch_index] = row.fold(fold.count)

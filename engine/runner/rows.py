@@ -149,7 +149,9 @@ class SequenceStates:
 
     def _leave(self, batch_index: int) -> None:
         if batch_index not in self._pages:
-            raise UnknownBatchIndex(f"lane {batch_index} leaves, which no sequence has joined")
+            raise UnknownBatchIndex(
+                f"batch index {batch_index} leaves, which no sequence has joined"
+            )
         del self._pages[batch_index], self._sampling[batch_index]
         self._kept[:, batch_index] = 0
 
@@ -157,12 +159,15 @@ class SequenceStates:
         batch_indices, slots = self._slots.shape
         if not 0 <= item.batch_index < batch_indices or not 0 < len(item.slots) <= slots:
             raise PlanError(
-                f"lane {item.batch_index} joins with {len(item.slots)} slots: lanes go to "
+                f"batch index {item.batch_index} joins with {len(item.slots)} slots: batch "
+                f"indices end at "
                 f"{batch_indices}, each "
                 f"with at most {slots}"
             )
         if item.batch_index in self._pages:
-            raise PlanError(f"lane {item.batch_index} joins before its last sequence has left")
+            raise PlanError(
+                f"batch index {item.batch_index} joins before its last sequence has left"
+            )
         self._pages[item.batch_index] = SequencePages()
         self._sampling[item.batch_index] = item.sampling
         self._slots[item.batch_index, : len(item.slots)] = item.slots
@@ -172,7 +177,7 @@ class SequenceStates:
         pages = self._pages.get(grown.batch_index)
         if pages is None:
             raise UnknownBatchIndex(
-                f"lane {grown.batch_index} gets pages, which no sequence has joined"
+                f"batch index {grown.batch_index} gets pages, which no sequence has joined"
             )
         pages.grow(grown.pages)
         self._kept[_CAPACITY, grown.batch_index] = len(pages.ids) * PAGE_TOKENS
@@ -183,11 +188,11 @@ class SequenceStates:
             len(batch_indices)
             and not 0 <= batch_indices.min() <= batch_indices.max() < self._kept.shape[1]
         ):
-            raise UnknownBatchIndex(f"plan {plan.number} has rows of lanes that do not exist")
+            raise UnknownBatchIndex(f"plan {plan.number} has rows of unknown batch indices")
         position, pending, max_rows, capacity, slots = self._kept[:, batch_indices]
         if not slots.all():
             raise UnknownBatchIndex(
-                f"plan {plan.number} has rows of lanes that no sequence has joined"
+                f"plan {plan.number} has rows of batch indices without a sequence"
             )
         at_index, verifies = (flags & _TOKENS) != 0, (flags & _VERIFIES) != 0
         starts = np.where(flags & _POSITION, position, bounds)
@@ -199,8 +204,9 @@ class SequenceStates:
             "a length above its bound": most - lengths,
             "a row beyond its limit": limits - starts - lengths,
             "a row limit beyond its pages": capacity - limits,
-            "tokens that its lane does not have": np.where(at_index, -abs(pending - lengths), 0),
-            "more tokens drawn than its lane holds": max_rows - np.where(verifies, 1, num_sampled),
+            "tokens missing at its batch index": np.where(at_index, -abs(pending - lengths), 0),
+            "more sampled tokens than its batch index holds": max_rows
+            - np.where(verifies, 1, num_sampled),
             "drafts without a token before them": np.where(verifies, lengths - num_sampled, 0),
             "a slot to read that it does not have": np.minimum(read, slots - 1 - read),
             "a slot to write that it does not have": np.minimum(write, slots - 1 - write),
@@ -208,7 +214,7 @@ class SequenceStates:
         if np.array([*margins.values()]).min(initial=0) < 0:
             what, margin = next((what, m) for what, m in margins.items() if m.min() < 0)
             raise PlanError(
-                f"plan {plan.number} gives lane {batch_indices[margin.argmin()]} {what}"
+                f"plan {plan.number} gives batch index {batch_indices[margin.argmin()]} {what}"
             )
         host = np.where(at_index, 0, lengths)
         ends = host.cumsum(dtype=np.int32)
@@ -220,13 +226,13 @@ class SequenceStates:
             if starts[guess.row] + lengths[guess.row] + guess.count > capacity[guess.row]:
                 batch_index = batch_indices[guess.row]
                 raise PlanError(
-                    f"plan {plan.number} gives lane {batch_index} guesses beyond its pages"
+                    f"plan {plan.number} gives batch index {batch_index} guesses beyond its pages"
                 )
         for guess in plan.first_guesses:
             if not verifies[guess.row] or lengths[guess.row] != guess.count + 1:
                 batch_index = batch_indices[guess.row]
                 raise PlanError(
-                    f"plan {plan.number} gives lane {batch_index} guesses without a place"
+                    f"plan {plan.number} gives batch index {batch_index} guesses without a place"
                 )
         self._kept[_POSITIONS, batch_indices] = starts + lengths
         self._kept[_PENDING, batch_indices] = np.where(verifies, 0, num_sampled)

@@ -138,7 +138,7 @@ class CopyThread:
                 self._ended.extend((job.transfer, JobEnd.BROKEN) for job in jobs)
                 jobs.clear()
         log.error(
-            "a piece of a copy with tier %s has not ended within %g s: %d copies behind it are "
+            "a segment of a copy with tier %s has not ended within %g s: %d copies behind it are "
             "given up",
             *(self._name, STUCK_SECONDS, count),
         )

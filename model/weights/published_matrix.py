@@ -86,7 +86,7 @@ class PublishedMatrix:
         self._check_shape(self._shape)
         for scale in self._beside.scales():
             raise self._error(
-                f"has dtype {self._dtype}, and {scale} beside it is a scale that nobody reads",
+                f"has dtype {self._dtype}, and {scale} beside it is an unused scale",
                 "remove the scale if the weight is whole, else quantise the weight",
             )
         return Plain(self._tensors.read(self._values, part).to(dtype))

@@ -213,7 +213,7 @@ class SamplingDefaults:
             )
         except ValueError as error:
             raise GenerationConfigError(
-                f"{path}: {error}; mend it, or pass --generation-config {NONE}"
+                f"{path}: {error}; fix it, or pass --generation-config {NONE}"
             ) from error
 
 

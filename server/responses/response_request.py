@@ -156,7 +156,7 @@ def refuse_unserved(fields: RequestFields) -> None:
         fields.refuse_but(name, harmless)
     check_account_fields(fields)
     if fields.flag("background") and not is_stored(fields):
-        raise InvalidField("store", "must not be false beside background: nobody could fetch it")
+        raise InvalidField("store", "must not be false beside background: it could not be fetched")
     fields.integer("max_tool_calls")
     read_top_logprobs(fields, "top_logprobs")
     text = fields.fields("text")

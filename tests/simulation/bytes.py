@@ -99,7 +99,7 @@ class Arrivals:
         if any(not 0 <= each < len(self.arena.owners) for each in ids):
             raise OutOfBounds("an id is outside the arena")
         if transfer_id in self._transfers:
-            raise DuplicateTransfer(f"room {transfer_id} is expected already")
+            raise DuplicateTransfer(f"transfer {transfer_id} is expected already")
         self._transfers[transfer_id] = _Expected(generation, ids)
 
     def forget(self, transfer_id: int) -> None:
@@ -143,7 +143,9 @@ class Arrivals:
             if owner not in (
                 (kind, write.transfer_id) for kind in ("granted", "quarantined", "pull")
             ):
-                raise Violation(f"a write of room {write.transfer_id} lands in an id of {owner}")
+                raise Violation(
+                    f"a write of transfer {write.transfer_id} lands in an id of {owner}"
+                )
             self.arena.content[each] = write.content
         if is_announced:
             self.node.take(self.node.world.now, lambda: self._announced(write))
@@ -237,7 +239,7 @@ class Leaving:
         if self.leases.peer(peer) is None:
             raise TransferError(f"no connection {peer}")
         if transfer_id in self.transfers or (peer, transfer_id) in self._forced:
-            raise DuplicateTransfer(f"room {transfer_id} is open already")
+            raise DuplicateTransfer(f"transfer {transfer_id} is open already")
         ids = _ids_of(destination)
         if any(each >= len(self._arena.owners) for each in ids):
             raise OutOfBounds("an id is outside the arena")

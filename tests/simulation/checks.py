@@ -224,8 +224,8 @@ class Checks:
 
     def ready(self, transfer_id: int, generation: int, token: int) -> None:
         """Check the first token: each grant's token is another."""
-        self.require(token == generation, f"room {transfer_id} has the token of {token}")
-        self.require(generation not in self._tokens, f"room {transfer_id} has its token twice")
+        self.require(token == generation, f"transfer {transfer_id} has the token of {token}")
+        self.require(generation not in self._tokens, f"transfer {transfer_id} has its token twice")
         self._tokens.add(generation)
 
     def told_lost(self, name: str, generation: int, life: int = 0) -> None:
@@ -242,7 +242,9 @@ class Checks:
         if request.outcome is not None:
             if request.outcome.name == "GONE":
                 return
-            raise Violation(f"room {request.transfer_id} ended {request.outcome}, and {outcome}")
+            raise Violation(
+                f"transfer {request.transfer_id} ended {request.outcome}, and {outcome}"
+            )
         request.outcome = outcome
         self.outcomes[outcome] += 1
 
@@ -252,7 +254,7 @@ class Checks:
         decode, prefill = self.decode_desk, self.prefill_desk
         self.require(not self._living, f"still there: {[side.name for side in self._living]}")
         for request in self.requests:
-            self.require(request.outcome is not None, f"room {request.transfer_id} never ended")
+            self.require(request.outcome is not None, f"transfer {request.transfer_id} never ended")
         for desk in (decode, prefill):
             arena = desk.peer.arena
             owners = {owner for owner in arena.owners if owner[0] != "free"}

@@ -61,7 +61,7 @@ def require_whole(peer: Peer, transfer_id: int, generation: int, ids: tuple[int,
     for sequence, each in enumerate(ids):
         content = peer.arena.content[each]
         if content != (transfer_id, generation, sequence):
-            raise Violation(f"room {transfer_id} is committed with {content} in id {each}")
+            raise Violation(f"transfer {transfer_id} is committed with {content} in id {each}")
 
 
 class DecodeDesk:
@@ -126,7 +126,7 @@ class DecodeDesk:
             case do.TellRefused():
                 self._end(request, Outcome.HERE)
             case do.TellLost():
-                peer.checks.told_lost(f"room {transfer_id}", request.generation)
+                peer.checks.told_lost(f"transfer {transfer_id}", request.generation)
                 self._quarantine(transfer_id)
                 self._end(request, Outcome.HERE)
             case do.Commit():
@@ -175,7 +175,7 @@ class DecodeDesk:
         peer.node.after(
             peer.world.between(0.1, 2.0), lambda: arena.give_back(ids, ("working", transfer_id))
         )
-        peer.checks.committed(f"room {transfer_id}", request.generation)
+        peer.checks.committed(f"transfer {transfer_id}", request.generation)
         self._end(request, Outcome.HANDED_OVER)
 
     def _cancel(self, request: Request) -> None:
@@ -196,7 +196,7 @@ class DecodeDesk:
         stream.leave(transfer_id)
         pull = self.pulls.get(transfer_id)
         if pull is not None:
-            pull.put(on.Stopped("its room is over"))
+            pull.put(on.Stopped("its transfer is over"))
         self.requests.pop(transfer_id, None)
         if request.held is not None and pull is None:
             self.peer.arena.give_back(request.held, ("held", transfer_id))
@@ -291,7 +291,7 @@ class PrefillDesk:
             case None:
                 side.put(on.ReceiverLost())
             case say.Ask():
-                side.put(on.Stopped("reserve is not expected on a room that is open"))
+                side.put(on.Stopped("reserve is not expected on a transfer that is open"))
             case say.Done() | say.Ended():
                 if side.pull is not None:
                     side.pull.put(message)

@@ -318,7 +318,7 @@ class Stream:
             return
         if message is None:
             del self._lines[transfer_id]
-            line.hear(on.StreamBroke(f"the prefill node closed the room: {reason}"))
+            line.hear(on.StreamBroke(f"the prefill node closed the transfer: {reason}"))
         else:
             line.hear(message)
 

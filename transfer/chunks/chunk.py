@@ -109,7 +109,9 @@ class ChunkHeader:
         if magic != _MAGIC:
             raise ValueError(f"a notification starts with {_MAGIC!r}, not {magic!r}")
         if flags >> _CODE_SHIFT != code:
-            raise ValueError(f"a window is of precision {flags >> _CODE_SHIFT}, ours is {code}")
+            raise ValueError(
+                f"a layer chunk is of precision {flags >> _CODE_SHIFT}, ours is {code}"
+            )
         sequence, first_layer, end_layer, first_page, pages = numbers
         carries_state = bool(flags & _STATE_FLAG)
         header = ChunkHeader(sequence, first_layer, end_layer, first_page, pages, carries_state)

@@ -148,7 +148,7 @@ def check_bounds(segments: Segments, local_size: int, remote_size: int) -> None:
         if len(bad):
             index = int(bad[0])
             raise OutOfBounds(
-                f"piece {index}: {side} bytes at {int(offset[index])} of length "
+                f"segment {index}: {side} bytes at {int(offset[index])} of length "
                 f"{int(length[index])} are outside the {size} registered"
             )
 
@@ -333,7 +333,7 @@ class Spread:
         if wrong.any():
             index = int(wrong.argmax())
             raise OutOfBounds(
-                f"piece {index}: bytes at {int(offsets[index])} of length {int(lengths[index])} "
+                f"segment {index}: bytes at {int(offsets[index])} of length {int(lengths[index])} "
                 f"are in none of {len(self.addresses)} arenas of {self.size}, {self.stride} apart"
             )
         placed: Offsets = self._from_begin[arenas] + inside

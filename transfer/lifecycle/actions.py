@@ -32,8 +32,8 @@ class Loss(Enum):
 
     STREAM = "the peer ended it or contradicts itself"
     PROTOCOL = "the peer broke the protocol, or this node is defective"
-    MISSING = "not all that was sent has landed"
-    DIGEST = "what landed is not what was sent"
+    MISSING = "some sent bytes have not arrived"
+    DIGEST = "the arrived bytes differ from the sent bytes"
     STALLED = "nothing moved for too long"
     QUEUE_TIMEOUT = "the sender did not begin it in time"
     NO_ROOM = "this node has no memory for it"

@@ -76,8 +76,8 @@ class EndedTransfers:
         """Return the reason against opening the room on the connection; None if there is none.
         is_open: a room with this number lives."""
         if self.drain(connection, transfer_id, generation) is not None:
-            return f"room {transfer_id} is over: take a new room"
-        return f"room {transfer_id} is open: take a new room" if is_open else None
+            return f"transfer {transfer_id} is over: take a new number"
+        return f"transfer {transfer_id} is open: take a new number" if is_open else None
 
     def aborted(self, connection: str, transfer_id: int, generation: int) -> Drain:
         """Return the drain of a room no longer live. It counts as over from now on, even if its

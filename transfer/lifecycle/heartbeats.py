@@ -93,6 +93,6 @@ class Renewing:
         asked = self._asked.get(received)
         self._asked = {number: at for number, at in self._asked.items() if number >= received}
         if len(self._asked) > _MOST_UNHEARD:
-            raise PeerInvalid("it beats and confirms nothing")
+            raise PeerInvalid("it sends heartbeats and confirms nothing")
         self._asked[sequence] = now
         return asked

@@ -198,7 +198,7 @@ class Receiving:
         if not self.kind.brings and (target.pages or target.slot is not None):
             # Nothing was sent to the sender.
             self.fence.acknowledge(Drain.DRAINED, now)
-            return self._lose("a copy's room is granted ids", Loss.PROTOCOL, now)
+            return self._lose("a copy's transfer is granted ids", Loss.PROTOCOL, now)
         self.phases.mark(Phase.GRANTED, now)
         return [do.Expect(target), do.Say(grant)]
 
@@ -222,7 +222,7 @@ class Receiving:
                 return self._finished(event, now)
             case say.Ended(drain=drain, reason=given):
                 self._acknowledge(event, drain, now)
-                reason = "the prefill node ended the room" if given is None else given
+                reason = "the prefill node ended the transfer" if given is None else given
                 return self._lose(reason, Loss.STREAM, now)
             case say.PullAsked(payload=payload) if self.kind.queues:
                 if self._pulls or self.state is not ReceiverState.RESERVED:
@@ -357,7 +357,7 @@ class Receiving:
         return [*done, *self._ask(quarantine, now), *self._look_at_fence(quarantine, now)]
 
     def _end_pull(self) -> list[Action]:
-        return [do.EndPull("its room is over")] if self._pulls else []
+        return [do.EndPull("its transfer is over")] if self._pulls else []
 
     def _ask(self, quarantine: _Quarantine, now: float) -> list[Action]:
         """Ask for the drain, on the stream while it is open."""

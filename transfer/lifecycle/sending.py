@@ -151,7 +151,7 @@ class Sending:
                 return self._drained(drain)
             case on.Drained(drain=drain):
                 return self._drained(drain)
-        return self._stop(f"{type(event).__name__} is not expected on a room that is open")
+        return self._stop(f"{type(event).__name__} is not expected on a transfer that is open")
 
     def _begin(self, now: float) -> list[Action]:
         if self.kind.grants_first:
@@ -210,7 +210,7 @@ class Sending:
             return []
         if grant.generation != self.generation:
             return self._stop(
-                f"grant is of generation {grant.generation}, room of {self.generation}"
+                f"grant is of generation {grant.generation}, transfer of {self.generation}"
             )
         self._opening = grant
         return [do.Open(grant.destination)]
@@ -310,4 +310,4 @@ class Sending:
         return [do.Say(say.Ended(drain, failure, self.generation)), *self._end_pull()]
 
     def _end_pull(self) -> list[Action]:
-        return [do.EndPull("its room is over")] if self._pulls else []
+        return [do.EndPull("its transfer is over")] if self._pulls else []

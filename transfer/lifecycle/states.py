@@ -20,8 +20,8 @@ class SenderState(Enum):
     QUEUED = "in the engine's queue"
     PINNING = "asked for; the engine is to pin what was offered"
     ACCEPTED = "leased and about to start; a grant is awaited"
-    STREAMING = "granted: windows leave as layers finish"
-    READY = "the first token is sent, windows are in flight"
+    STREAMING = "granted: layer chunks leave as layers finish"
+    READY = "the first token is sent, layer chunks are in flight"
     HOLDING = "transfer complete, the first token is awaited"
     DRAINING = "stopped: posted transfers are awaited"
     DONE = "final status delivered"
@@ -48,7 +48,7 @@ class ReceiverState(Enum):
     NEW = "not asked yet"
     RESERVED = "asked for"
     ACCEPTED = "about to start there; a lease here is awaited"
-    GRANTED = "windows may land"
+    GRANTED = "layer chunks may arrive"
     READY = "the first token is here"
     VERIFYING = "final status is here; digests are compared"
     COMMITTED = "verified: pages and state belong to the tree"
@@ -64,7 +64,7 @@ class ReceiverEvent(Enum):
     GRANT = "pages and a slot were granted"
     READY = "first token"
     DONE = "final status"
-    VERIFIED = "every window landed and every digest matches"
+    VERIFIED = "every layer chunk arrived and every digest matches"
     LOSE = "cancelled, failed, mismatched, broken or too late"
     FENCED = "the writer can write no more"
 
@@ -187,7 +187,7 @@ class Announces(Enum):
     """The sender's message between the grant and the final status."""
 
     TOKEN = "the first token, once the prompt is computed"
-    HELD = "all windows may leave at once"
+    HELD = "all layer chunks may leave at once"
     NOTHING = "nothing"
 
 
@@ -272,7 +272,8 @@ class IllegalTransition(TransferError):
 
     def __init__(self, state: Enum, event: Enum) -> None:
         super().__init__(
-            f"{type(state).__name__} {state.name} knows no {event.name}; the room must be aborted"
+            f"{type(state).__name__} {state.name} knows no {event.name}; the transfer must "
+            f"be aborted"
         )
 
 

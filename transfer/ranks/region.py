@@ -71,7 +71,7 @@ class SpreadDigester(Digester):
         return self._own.digest_rows(replace(rows, offsets=(placed + self._further) // _WORD))
 
     def digest_all(self, chunks: Sequence[ArenaChunk]) -> list[int]:
-        raise AssertionError("a window of several ranks lies in no one arena")
+        raise AssertionError("a layer chunk of several ranks lies in no single arena")
 
 
 class RankRegion(Protocol):

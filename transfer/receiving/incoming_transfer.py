@@ -68,19 +68,21 @@ class IncomingTransfer:
         first, end = header.first_page, header.first_page + header.pages
         if not 0 <= header.first_layer < header.end_layer <= len(self._kinds):
             raise OutOfBounds(
-                f"room {self.transfer_id}: window {header.sequence} names layers "
+                f"transfer {self.transfer_id}: layer chunk {header.sequence} names layers "
                 f"{header.first_layer} to "
                 f"{header.end_layer} of {len(self._kinds)}"
             )
         if header.carries_state and granted.slot is None:
             raise OutOfBounds(
-                f"room {self.transfer_id}: window {header.sequence} carries a state, for which "
+                f"transfer {self.transfer_id}: layer chunk {header.sequence} carries a "
+                f"state, for which "
                 "no slot is "
                 "granted"
             )
         if header.pages and not granted.first_page <= first <= end <= granted.end_page:
             raise OutOfBounds(
-                f"room {self.transfer_id}: window {header.sequence} names pages {first} to "
+                f"transfer {self.transfer_id}: layer chunk {header.sequence} names pages "
+                f"{first} to "
                 f"{end}, granted "
                 f"are {granted.first_page} to {granted.end_page}"
             )
@@ -124,33 +126,37 @@ class IncomingTransfer:
         missing = self.missing(sent)
         if missing:
             raise ChunksMissing(
-                f"room {self.transfer_id}: {len(missing)} of {len(sent)} windows have not "
-                "landed, first "
+                f"transfer {self.transfer_id}: {len(missing)} of {len(sent)} layer chunks have not "
+                "arrived, first "
                 f"{missing[0]}"
             )
         for chunk in sent:
             arrived = self._arrived[chunk.header.sequence]
             if arrived != chunk:
                 raise DigestMismatch(
-                    f"room {self.transfer_id}: window {chunk.header.sequence} (layers "
-                    f"{chunk.header.first_layer} to {chunk.header.end_layer}) landed with digest "
+                    f"transfer {self.transfer_id}: layer chunk {chunk.header.sequence} (layers "
+                    f"{chunk.header.first_layer} to {chunk.header.end_layer}) arrived with digest "
                     f"{arrived.digest:#x}, sent was {chunk.digest:#x}"
                 )
         if len(self._arrived) != len(sent):
             raise DigestMismatch(
-                f"room {self.transfer_id}: {len(self._arrived)} windows landed, the sender names "
+                f"transfer {self.transfer_id}: {len(self._arrived)} layer chunks arrived, "
+                f"the sender names "
                 f"{len(sent)}"
             )
         if self._spoiled is not None:
             raise DigestMismatch(
-                f"room {self.transfer_id}: window {self._spoiled} came again after it had been "
+                f"transfer {self.transfer_id}: layer chunk {self._spoiled} came again after "
+                f"it had been "
                 "decoded"
             )
         # Check all layers at once, because a check of each would cost more than everything else
         # here.
         if not (self._states.all() and self._pages[self._full].all()):
             layer = next(i for i in range(len(self._kinds)) if not self.layer_arrived(i))
-            raise ChunksMissing(f"room {self.transfer_id}: layer {layer} was not sent completely")
+            raise ChunksMissing(
+                f"transfer {self.transfer_id}: layer {layer} was not sent completely"
+            )
         self.sealed = True
 
 

@@ -96,7 +96,7 @@ class Receiver:
         changed = threading.Condition(self._lock)
         with self._lock:
             if transfer_id in self._transfers:
-                raise DuplicateTransfer(f"room {transfer_id} is expected already")
+                raise DuplicateTransfer(f"transfer {transfer_id} is expected already")
             self._transfers[transfer_id] = IncomingTransfer(
                 transfer_id, generation, destination, self._layout, changed
             )
@@ -342,7 +342,7 @@ class _Arrival:
 
 
 def _not_expected(transfer_id: int, generation: int) -> ChunksMissing:
-    return ChunksMissing(f"room {transfer_id}, generation {generation} is not expected")
+    return ChunksMissing(f"transfer {transfer_id}, generation {generation} is not expected")
 
 
 @contextmanager

@@ -129,18 +129,18 @@ class OutgoingTransfer:
         ChunkPlanError, and then took nothing."""
         if self._last_planned:
             raise ChunkPlanError(
-                f"room {self.transfer_id}: a forward was planned after the one with the state"
+                f"transfer {self.transfer_id}: a forward was planned after the one with the state"
             )
         end = self._end_after(plan)
         if end > self.destination.end_page:
-            raise ChunkPlanError(f"room {self.transfer_id}: page {end - 1} was not granted")
+            raise ChunkPlanError(f"transfer {self.transfer_id}: page {end - 1} was not granted")
         self._last_planned = plan.state_slot is not None
         if (
             self._last_planned
             and max(end, self.destination.first_page) != self.destination.end_page
         ):
             raise ChunkPlanError(
-                f"room {self.transfer_id}: the last plan ends at page {end}, the grant at "
+                f"transfer {self.transfer_id}: the last plan ends at page {end}, the grant at "
                 f"{self.destination.end_page}"
             )
         if plan.local_pages:
@@ -156,13 +156,14 @@ class OutgoingTransfer:
             return lacks if self._planned_end is None else self._planned_end
         if self._planned_end is None and plan.first_logical_page > lacks:
             raise ChunkPlanError(
-                f"room {self.transfer_id}: the first plan starts at page "
+                f"transfer {self.transfer_id}: the first plan starts at page "
                 f"{plan.first_logical_page}, the "
                 f"receiver lacks pages from {lacks}"
             )
         if self._planned_end is not None and plan.first_logical_page != self._planned_end:
             raise ChunkPlanError(
-                f"room {self.transfer_id}: a plan starts at page {plan.first_logical_page}, the "
+                f"transfer {self.transfer_id}: a plan starts at page "
+                f"{plan.first_logical_page}, the "
                 "one "
                 f"before ended at {self._planned_end}; plan whole pages, each once"
             )

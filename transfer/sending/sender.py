@@ -49,7 +49,7 @@ from .outgoing_transfer import Digest, FairQueue, OnEnd, OutgoingTransfer, Poste
 log = logging.getLogger(__name__)
 
 _IDLE_SECONDS = 0.05
-_LEASE_ENDED = "the receiver's lease ended before a window was posted"
+_LEASE_ENDED = "the receiver's lease ended before a layer chunk was posted"
 
 
 @dataclass(frozen=True)
@@ -207,10 +207,10 @@ class Sender:
         opened nothing."""
         known = self._leases.peer(peer)
         if known is None:
-            raise PeerUnknown(f"room {transfer_id}: no connection {peer}; connect first")
+            raise PeerUnknown(f"transfer {transfer_id}: no connection {peer}; connect first")
         with self._lock:
             if transfer_id in self._transfers or (peer, transfer_id) in self._forced:
-                raise DuplicateTransfer(f"room {transfer_id} is open already")
+                raise DuplicateTransfer(f"transfer {transfer_id} is open already")
             (link,) = known.links
             destination.check(link.theirs.part, link.theirs.slabs)
             self._transfers[transfer_id] = OutgoingTransfer(
@@ -384,7 +384,7 @@ class Sender:
             return act(transfer)
         except Exception as error:
             # A defect of one room must not end the thread of all rooms.
-            log.exception("room %d broke", transfer.transfer_id)
+            log.exception("transfer %d broke", transfer.transfer_id)
             self._stop(transfer, f"internal error: {error!r}")
             return False
 
@@ -396,7 +396,7 @@ class Sender:
             self._stop(transfer, f"not renewed by the receiver for {self.settings.lease_seconds} s")
         patience = self.settings.stall_seconds + transfer.link.rate.patience()
         if transfer.stalled_seconds(self._clock()) > patience:
-            self._stop(transfer, f"no window was flushed for {patience:.1f} s")
+            self._stop(transfer, f"no layer chunk was flushed for {patience:.1f} s")
         return self._end_if_over(transfer) or moved
 
     def _load_next(self, leaving: "list[Leaving]", transfer: OutgoingTransfer) -> bool:
@@ -490,7 +490,7 @@ class Sender:
             leaving.transfer.endpoint_failed = True
             self._give_up(leaving, str(error))
         else:
-            log.error("room %d broke", leaving.transfer.transfer_id, exc_info=error)
+            log.error("transfer %d broke", leaving.transfer.transfer_id, exc_info=error)
             self._give_up(leaving, f"internal error: {error!r}")
 
     def _give_up(self, leaving: "Leaving", reason: str) -> None:
@@ -566,7 +566,9 @@ class Sender:
             transfer.flushed(posted)
         except Exception as error:
             # The chunk's bytes have arrived, but cannot be verified without a digest.
-            log.exception("a window of room %d could not be digested", transfer.transfer_id)
+            log.exception(
+                "a layer chunk of transfer %d could not be digested", transfer.transfer_id
+            )
             self._stop(transfer, f"internal error: {error!r}")
 
     def _end_if_over(self, transfer: OutgoingTransfer) -> bool:
@@ -616,7 +618,7 @@ class Sender:
         try:
             on_end(end)
         except Exception:
-            log.exception("a room's end was not taken: %s", end)
+            log.exception("a transfer's end was not taken: %s", end)
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,12 @@ class Fault(Enum):
     """Fault of one posted transfer."""
 
     NONE = "none"
-    FLIP_BIT = "a bit of the first piece's first byte lands wrong"
-    DUPLICATE = "bytes land and are announced twice"
-    HOLD = "stays pending, and lands when the fabric lets go"
+    FLIP_BIT = "a bit of the first segment's first byte arrives wrong"
+    DUPLICATE = "bytes arrive and are announced twice"
+    HOLD = "stays pending, and arrives when the fabric lets go"
     LOSE = "reported as done, and neither bytes nor notification arrive"
     REFUSE = "cannot be posted"
-    BREAK = "fails after it was posted, nothing landed"
+    BREAK = "fails after it was posted, nothing arrived"
 
 
 Faults = Callable[[int], Fault]

@@ -137,7 +137,7 @@ class DiskFile:
         if self._patience.failed():
             log.error(
                 "the disk of %s failed %d times in a row and is given up: what was there is "
-                "computed; mend it and restart this node, or leave disk_cache out",
+                "computed; fix it and restart this node, or leave disk_cache out",
                 *(self._folder, MOST_FAILURES),
             )
 

@@ -262,7 +262,7 @@ def remote_memory(
         objects = within(_START_SECONDS, lambda: _opened(bucket, layout), late)
     except RemoteFailed as error:
         raise EngineConfigError(
-            f"remote_cache {config.remote_cache}: {error}; mend that, or leave remote_cache out"
+            f"remote_cache {config.remote_cache}: {error}; fix that, or leave remote_cache out"
         ) from error
     budget = config.remote_write_budget
     log.info(

@@ -405,7 +405,7 @@ def _error(
             except OutOfBounds as error:
                 return error
         case PeerOutcome.MISALIGNED:
-            return OutOfBounds(f"peer_copy: pieces must be multiples of {ALIGNMENT} bytes")
+            return OutOfBounds(f"peer_copy: segments must be multiples of {ALIGNMENT} bytes")
         case PeerOutcome.REFUSED:
             return TransportError(f"peer_copy: {posted.why}")
     return None
