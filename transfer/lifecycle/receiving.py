@@ -61,9 +61,9 @@ class _Asking(Enum):
 class _Quarantine:
     """State of a lost transfer until its writer is fenced. Times are monotonic seconds.
 
-    since: time of the loss; patience counts from it. until: time for asking for the drain by a
-    call. severing: evidence for breaking the endpoints, once that has begun; else None. held_at:
-    earliest time of the next try after endpoints could not be broken.
+    since: time of the loss, or of the next try; patience counts from it. until: time for asking for
+    the drain by a call. severing: evidence for breaking the endpoints, once that has begun; else
+    None. held_at: earliest time of the next try after endpoints could not be broken.
     """
 
     since: float
