@@ -19,14 +19,13 @@ ALIGNMENT = 16
 
 @dataclass(frozen=True)
 class RowFormat:
-    """Format of rows of numbers in fewer bytes: bf16, or fp8 with one power of two as the scale of
-    a row (pycache/fp8_rows.py, with its error).
+    """Format of rows of numbers in fewer bytes: bf16, or fp8 with a power of two as each row's
+    scale (pycache/fp8_rows.py, with its error).
 
-    It is the naive reference of row_codec_kernel.py, also used by arenas in host memory. Encoding
-    decoded
-    rows changes nothing, so a prefix sent there and back loses digits only once. bf16's error is
-    |x| / 256; a number that is not finite stays unchanged. Pure; knows rows, not pages, layers or
-    arenas.
+    The naive reference of row_codec_kernel.py, also used by arenas in host memory. Encoding decoded
+    rows changes nothing, so a prefix sent there and back loses digits only once. The error of bf16
+    is |x| / 256; a number that is not finite stays unchanged. Pure; knows rows, not pages, layers
+    or arenas.
 
     An encoded unit is its codes [rows, width], then in fp8 its scales [rows], then zeros up to
     ALIGNMENT. An fp8 arena stores one head's share of a block in the same form. rows, width: `rows`
