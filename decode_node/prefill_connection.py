@@ -54,7 +54,7 @@ class TransferOnStream(Protocol):
         """Take a message of the peer for this transfer."""
 
     def stream_broke(self, reason: str) -> None:
-        """Handle the end of the stream: no more messages come."""
+        """Handle the end of the stream, for this transfer: no more messages come."""
 
 
 class TransferStream:
@@ -123,7 +123,8 @@ class TransferStream:
             transfer.stream_broke(reason)
 
     async def _carry(self, call: Call) -> str:
-        """Carry messages both ways until the call ends. Return the reason of its end."""
+        """Carry the transfers' messages both ways until the gRPC call ends. Return the reason of
+        its end."""
         reading = asyncio.ensure_future(self._read(call))
         writing = asyncio.ensure_future(self._write(call))
         try:

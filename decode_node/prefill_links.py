@@ -173,13 +173,14 @@ class PrefillLink:
 
     @property
     def takes_transfers(self) -> bool:
-        """Return True if the link is connected and its node is not leaving."""
+        """Return True if new transfers may use this link: it is connected, and its prefill node is
+        not ending."""
         connection = self.connection
         return connection is not None and connection.alive and not connection.leaves
 
     @property
     def leaves(self) -> bool:
-        """Return True if the link is connected and its node is leaving."""
+        """Return True if this link is connected and its prefill node is ending."""
         return self.connection is not None and self.connection.leaves
 
     def status(self) -> PrefillNodeStatus:
@@ -365,9 +366,9 @@ class PrefillLinks:
         self._make = make
         self._links: dict[str, PrefillLink] = {}
         self.members: tuple[PrefillLink, ...] = ()
-        """Links available for transfers, in the order of joining."""
+        """Links to the member prefill nodes, available for transfers, in the order of joining."""
         self._leaving: dict[PrefillLink, float] = {}
-        """Time until which each leaving link is kept though idle, in monotonic seconds."""
+        """End of each leaving link's grace time without transfers, in monotonic seconds."""
         self._tasks: dict[PrefillLink, asyncio.Task[None]] = {}
 
     @property
@@ -420,7 +421,8 @@ class PrefillLinks:
         return [*self._leaving, *closed]
 
     def end_idle(self, busy: Iterable[PrefillConnection]) -> None:
-        """End the leaving links without transfers. busy: connections with live transfers."""
+        """End the links of nodes no longer members, if no live transfer uses them. busy:
+        connections with live transfers."""
         used, now = set(busy), time.monotonic()
         for link, until in list(self._leaving.items()):
             if link.connection in used or (link.takes_transfers and now < until):
@@ -447,7 +449,8 @@ class PrefillLinks:
                 attempt.cancel()
 
     async def stop(self, patience: float) -> None:
-        """Cancel all links and wait until they have ended, at most `patience` seconds."""
+        """Cancel the links to all prefill nodes and wait until they have ended, at most `patience`
+        seconds."""
         tasks = [*self._tasks.values()]
         for task in tasks:
             task.cancel()

@@ -84,7 +84,7 @@ class UsableIndex:
         self._given = 0
 
     def __len__(self) -> int:
-        """Return the number of prefixes in the index, of all nodes together."""
+        """Return the number of held prefixes in the index, of all prefill nodes together."""
         return len(self._index)
 
     def entries(self, number: int) -> int | None:

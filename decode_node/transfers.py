@@ -106,7 +106,8 @@ class PullSender(SendingTransfer):
 
 
 def event_of(message: m.PullPinned | m.PullRefused) -> Event:
-    """Return the event for the engine's answer to PullAsked."""
+    """Return the event for a pull's state machine from the engine's answer to PullAsked: pinned or
+    rejected."""
     if isinstance(message, m.PullPinned):
         return on.Pinned(message.source)
     return on.Refusal(message.reason)

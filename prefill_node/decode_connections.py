@@ -68,7 +68,7 @@ class ConnectionOwner(Protocol):
 
     @property
     def leaves(self) -> bool:
-        """Return True if this node ends and has states to pass on."""
+        """Return True if this prefill node is ending and has states to pass on to other nodes."""
 
     def progress(self) -> NodeProgress:
         """Return this node's progress, sent with each heartbeat."""
@@ -82,7 +82,8 @@ class ConnectionOwner(Protocol):
         endpoints."""
 
     def pull_drained(self, drained: pb.DrainedPull) -> None:
-        """Handle a pull's drain, reported in a receiver's renewal."""
+        """Handle a receiver's report, in a renewal, of a pull's drain: its posted writes have
+        ended."""
 
 
 class ReceiverConnections:
@@ -134,7 +135,8 @@ class ReceiverConnections:
         return reported
 
     def heartbeat_timeout(self, name: str) -> HeartbeatTimeout:
-        """Return the connection's heartbeat timeout. REQUIRES: may_send_heartbeat(name)."""
+        """Return the connection's heartbeat timeout, counting the receiver's silence. REQUIRES:
+        may_send_heartbeat(name)."""
         return self._connections[name].heart.heartbeat_timeout
 
     def writer(self, name: str) -> WriterLife | None:

@@ -165,7 +165,8 @@ class GatewayTransfers:
             first.put(on.Missed())
 
     def _withdraw(self, transfer_id: m.TransferId, first: GatewayCall | OutgoingTransfer) -> None:
-        """End the wait of a side; no effect if it does not wait."""
+        """End the wait of one side for the other (the gateway's call or the decode node's
+        transfer); no effect if it does not wait."""
         if self._parked.get(transfer_id) is first:
             self._unpark(transfer_id)
 

@@ -30,14 +30,15 @@ class LeavingDesk:
         self._queries = count(1)
         self._waiting: dict[int, asyncio.Future[m.LeftState]] = {}
         self._given: dict[int, str] = {}
-        """Connection given each state, by the state's number, until the outcome is known."""
+        """Connection of the decode node given each state, by the state's number, until the outcome
+        is known."""
         self._asking = _NO_NODE
         self._declining = _NO_NODE
         self.leaves = False
         """True if heartbeats report this node as ending, with states to pass on."""
 
     def begin(self) -> None:
-        """Begin to give the node's states away."""
+        """Begin to give this ending node's states away, to decode nodes asking for them."""
         self.leaves = True
         self._look()
 

@@ -25,7 +25,7 @@ _MOST_WAITING = 1 << 16
 
 
 class _Reader:
-    """Reader of the feed: one decode node, with its unsent changes."""
+    """Reader of the feed of usable prefixes: one decode node, with its unsent changes."""
 
     def __init__(self, stands: dict[bytes, UsablePrefix]) -> None:
         self._stands = stands

@@ -56,14 +56,14 @@ class DataPlane:
     spans: RankSpans
 
     def source(self, steps: StepCounter) -> SourceArena:
-        """Return the arena in the form taken by a sender. steps: counter of the layers written into
-        it on every rank."""
+        """Return this arena as a `SourceArena`, for a sender of bytes from it. steps: counter of
+        the layers written into the arena on every rank."""
         return SourceArena(
             self.slabs, self.transport, self.chunk_source, steps, self.arena, self.spans.ranks
         )
 
     def target(self) -> TargetArena:
-        """Return the arena in the form taken by a receiver."""
+        """Return this arena as a `TargetArena`, for a receiver of bytes into it."""
         return TargetArena(
             *(self.slabs, self.transport, self.digester, self.chunk_sink, self.arena),
             spans=self.spans,
@@ -165,7 +165,8 @@ class DataPlane:
 
 
 def build_digester(memory: torch.Tensor, layout: CacheLayout, units: WireUnits) -> Digester:
-    """Return the digester of the arena's units, as many bytes of each as are sent."""
+    """Return the digester of an arena. units: lengths on the wire; only the sent part of each unit
+    is digested."""
     if memory.device.type == "cpu":
         return ChunkDigester(memory.numpy(), layout, units)
     from tasuki.transfer.chunks.digest_kernel import GpuChunkDigester

@@ -19,7 +19,7 @@ from tasuki.transfer.chunks.chunk import ChunkHeader
 
 
 class Drain(Enum):
-    """Way in which the posted writes of a stopped transfer ended."""
+    """End of a stopped transfer's posted writes: surely ended, or given up."""
 
     DRAINED = "all of them finished or failed: no write can land any more"
     FORCED = "given up after a deadline, or the wire broke: a write may still land"
@@ -145,7 +145,7 @@ class ArrivedChunk:
 
 @dataclass(frozen=True)
 class BarrierWait:
-    """Wait of a thread at the layer barrier, until the layer's bytes had arrived."""
+    """Wait of a computing thread at the layer barrier, until the layer's bytes had arrived."""
 
     layer: int
     began_at: float

@@ -59,7 +59,8 @@ class FinishedLayers:
         return self.first_logical_page + len(self.local_pages)
 
     def without_pages_before(self, logical_page: int) -> "FinishedLayers":
-        """Return the same forward without the pages already held by the receiver."""
+        """Return this plan without the pages before `logical_page`: the receiver has them
+        already."""
         held = min(max(logical_page - self.first_logical_page, 0), len(self.local_pages))
         return replace(
             self,

@@ -175,7 +175,8 @@ Indices = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Strip:
-    """`count` units of `length` bytes each, the first at `offset`, `stride` bytes apart."""
+    """Row of equally long units in an arena: `count` units of `length` bytes, the first at byte
+    `offset`, `stride` bytes apart."""
 
     offset: int
     length: int

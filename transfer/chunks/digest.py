@@ -33,7 +33,7 @@ MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _NOTHING = np.empty(0, dtype=np.int64)
 _WORD = 8
-"""Bytes of one summed word of a digest."""
+"""Bytes of a word, the unit of summing in a digest."""
 _STATE = 2**32
 """Number of a state in a digest, in the place of a page's logical index; no prompt has so many
 pages."""
@@ -53,7 +53,7 @@ def splitmix64(value: int) -> int:
 
 
 def splitmix64_all(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return splitmix64 of each value."""
+    """Return splitmix64 (a bijective mix of 64 bits) of each value."""
     return _mixed(values + np.uint64(_GOLDEN))
 
 
@@ -172,8 +172,8 @@ def chunk_rows(
 def place_seeds(
     transfer_id: int, generation: int, layer: int, places: NDArray[np.int64], head: int
 ) -> NDArray[np.uint64]:
-    """Return the bits to mix with one head's sum in each page. places: logical indices of the
-    pages. head: number of the head."""
+    """Return the bits to mix, in a digest, with one head's sum in each page. places: logical
+    indices of the pages. head: number of the head."""
     seed = np.uint64(_layer_seed(transfer_id, generation, layer) ^ head << _HEAD_SHIFT)
     return splitmix64_all(seed ^ places.astype(np.uint64))
 
@@ -181,7 +181,8 @@ def place_seeds(
 def state_seeds(
     transfer_id: int, generation: int, layer: int, parts: NDArray[np.int64]
 ) -> NDArray[np.uint64]:
-    """Return the bits to mix with the sum of each part of a state. parts: numbers of the parts."""
+    """Return the bits to mix, in a digest, with the sum of each part of a layer's state. parts:
+    numbers of the parts."""
     seed = np.uint64(_layer_seed(transfer_id, generation, layer) ^ _STATE)
     return splitmix64_all(seed ^ parts.astype(np.uint64) << np.uint64(_HEAD_SHIFT))
 
@@ -221,7 +222,8 @@ def chunk_geometry(layout: CacheLayout, sizes: UnitSizes | None = None) -> Windo
 
 
 class Digester(ABC):
-    """Digester of layer chunks in one arena, in host or GPU memory."""
+    """Digester (computes digests of 64 bits) of layer chunks in one arena, in host or GPU
+    memory."""
 
     @property
     def of_gpu(self) -> GpuDigester | None:

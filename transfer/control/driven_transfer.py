@@ -134,7 +134,7 @@ class ReceivingTransfer(DrivenTransfer):
 
     @property
     def progress(self) -> int:
-        """Return the number of arrived layer chunks."""
+        """Return the number of the transfer's arrived layer chunks."""
         return self._receiver.chunks_arrived(self.transfer_id)
 
     def facts(self) -> on.Look:

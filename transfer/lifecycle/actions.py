@@ -141,7 +141,8 @@ class TellFenced(Action):
 
 
 class ServePull(HandOn):
-    """Begin to send the pull asked for by the other node within this hand-over."""
+    """Begin to send the state pulled by the prefill node within this hand-over; the payload
+    describes it."""
 
 
 # Actions of a sender.
@@ -166,7 +167,8 @@ class Start(HandOn):
 
 
 class Plan(HandOn):
-    """Plan all layer chunks of the pinned state, so they can be sent."""
+    """Plan all layer chunks of the pinned state (held in the cache for this transfer), so they can
+    be sent."""
 
 
 class DrainNow(Action):
@@ -175,7 +177,8 @@ class DrainNow(Action):
 
 
 class BeginPull(HandOn):
-    """Begin to pull the state offered by the receiver."""
+    """Begin to pull the state offered by the receiver, a decode node, before the prompt is
+    computed."""
 
 
 # Actions of both sides.
@@ -183,6 +186,7 @@ class BeginPull(HandOn):
 
 @dataclass(frozen=True)
 class EndPull(Action):
-    """End this hand-over's pull, without waiting for its bytes."""
+    """End this hand-over's pull (a state sent from the decode node to the prefill node), without
+    waiting for its bytes."""
 
     reason: str

@@ -37,7 +37,7 @@ Event: TypeAlias = Message | Happening
 
 
 class Begin(Happening):
-    """First event of a transfer's side: begin."""
+    """First event of a transfer's side: it begins the transfer."""
 
 
 @dataclass(frozen=True)
@@ -129,16 +129,16 @@ class Severed(Happening):
 
 
 class Met(Happening):
-    """Arrival of the gateway's call for this transfer, with the same prompt as the receiver's
-    call."""
+    """Arrival of the gateway's call for this transfer. Its prompt equals the one in the decode
+    node's call."""
 
 
 class Missed(Happening):
-    """Timeout of the wait for the gateway's call."""
+    """Timeout: the gateway's call for this transfer did not come in time."""
 
 
 class Leased(Happening):
-    """Engine's allocation of the prompt's memory; the engine is about to start."""
+    """Engine's notice: it has allocated the prompt's memory and is about to start."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Waits(Happening):
 
 @dataclass(frozen=True)
 class Moved(Happening):
-    """Change of the prompt's position in the engine's queue."""
+    """Notice of the prompt's new position in the engine's queue."""
 
     position: int
 
@@ -172,11 +172,13 @@ class Refusal(Happening):
 
 
 class Pinned(Brought):
-    """Engine's pin of the state asked for by a pull; the payload gives the state's place."""
+    """Engine's answer about a pull: it has pinned the wanted state (holds it in the cache); the
+    payload gives its place."""
 
 
 class PullWanted(Brought):
-    """Engine's wish to pull the state offered by the receiver; the payload describes the pull."""
+    """Engine's wish to pull the state offered by the receiver of a hand-over; the payload describes
+    the pull."""
 
 
 class ReceiverLost(Happening):
@@ -184,7 +186,7 @@ class ReceiverLost(Happening):
 
 
 class Opened(Happening):
-    """Permission of the sender's thread: layer chunks may be sent to the destination."""
+    """Sender's notice: from now on layer chunks may be sent to the destination."""
 
 
 @dataclass(frozen=True)

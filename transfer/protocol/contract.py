@@ -28,7 +28,8 @@ the fix."""
 
 @dataclass(frozen=True)
 class Difference:
-    """A field with different values in two contracts."""
+    """Contract field with different values on the two nodes. ours: this node's value. theirs: the
+    peer's."""
 
     field: str
     ours: str
@@ -87,7 +88,7 @@ class Contract:
     weights_format: str = NOT_USED
 
     def flat(self) -> dict[str, str]:
-        """Return every contract field by name, with the fields of the layout among them."""
+        """Return all contract fields as texts by name; the layout's fields are among them."""
         values = {f.name: str(getattr(self, f.name)) for f in fields(self) if f.name != "layout"}
         for field in fields(self.layout):
             values[field.name] = str(getattr(self.layout, field.name))

@@ -84,10 +84,11 @@ class RankRegion(Protocol):
     """
 
     def register(self, transport: Transport) -> None:
-        """Register the region with the transport, once. Raises TransportError."""
+        """Register the memory region of all ranks with the transport, once. Raises
+        TransportError."""
 
     def digester(self) -> Digester:
-        """Return a digester of chunks anywhere in the region."""
+        """Return a digester of layer chunks anywhere in the region of all ranks."""
 
 
 @dataclass(frozen=True)

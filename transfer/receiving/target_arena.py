@@ -34,7 +34,8 @@ class ChunkSink:
     """
 
     def __init__(self, units: WireUnits, code: int, codec: LayerCodec) -> None:
-        """code: number of the precision; every notification must have it."""
+        """units: lengths of units on the wire. code: number of the precision; every notification
+        must have it. codec: decoder of a layer's units."""
         self.code = code
         self._units = units
         self._codec = codec

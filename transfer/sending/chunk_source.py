@@ -29,7 +29,7 @@ from tasuki.utils.system import name_this_thread
 
 
 class LoadedChunk(Protocol):
-    """One layer chunk, ready to be posted."""
+    """Layer chunk loaded by a source, ready to be posted."""
 
     def segments(self, destination: Destination) -> Segments:
         """Return the segments of the chunk's bytes: their places in this node's arena and at the
@@ -54,11 +54,12 @@ class ChunkSource(Protocol):
 
     @property
     def sizes(self) -> UnitSizes:
-        """Return the bytes of each kind of unit as it is sent."""
+        """Return the bytes sent for each kind of unit: a block, a GDN state, a draft layer's
+        values."""
 
     @property
     def code(self) -> int:
-        """Return the number of the precision in notifications."""
+        """Return the number naming the wire's precision in the notification of a chunk."""
 
     @property
     def digester(self) -> Digester:
@@ -71,7 +72,7 @@ class ChunkSource(Protocol):
 
     @property
     def most_together(self) -> int:
-        """Return the number of chunks worth loading before the first of them is posted."""
+        """Return the number of chunks to load before they are posted together."""
 
     def toward(self, theirs: RankSpans, slabs: int) -> "ChunkSource":
         """Return the source for sending to the peer's arenas. theirs: places of the peer's arenas.
@@ -101,7 +102,7 @@ class DirectSource:
     most_together = 64
 
     def __init__(self, layout: CacheLayout, digester: Digester) -> None:
-        """digester: a digester of whole units."""
+        """digester: digester of whole (not encoded) blocks and states of this arena."""
         self.digester = digester
         self._layout = layout
         self._geometry = chunk_geometry(layout)

@@ -273,6 +273,7 @@ class WriteLeases:
             del self._leaving[name]
 
     def has_endpoint(self, name: str) -> bool:
-        """Return True if the peer's endpoints may still be open."""
+        """Return True if the peer is connected, or is removed and its endpoints are not closed
+        yet."""
         with self._lock:
             return name in self._peers or name in self._leaving

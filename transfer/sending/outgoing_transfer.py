@@ -35,7 +35,7 @@ class Digest(Protocol):
     def done(self) -> bool: ...
 
     def result(self) -> int:
-        """Return the digest. Raises the digester's error. REQUIRES: `done` is True."""
+        """Return the chunk's digest. Raises the digester's error. REQUIRES: `done` is True."""
 
 
 @dataclass

@@ -48,7 +48,7 @@ class TransferState(Enum):
 
 
 class Endpoint(ABC):
-    """Endpoint: a connected peer, to be written to."""
+    """Endpoint of a connected peer, for writing into its registered region."""
 
     @property
     @abstractmethod
@@ -238,7 +238,7 @@ class Transport(ABC):
 
     @abstractmethod
     def release(self, transfer: Transfer) -> None:
-        """Release the write's handle; a pending write is cancelled as far as possible."""
+        """Release the handle of a posted write; a pending write is cancelled as far as possible."""
 
     @abstractmethod
     def notifications(self) -> list[bytes]:
