@@ -32,7 +32,7 @@ class DigestMismatch(TransferError):
 
 
 class PeerUnknown(TransferError):
-    """No connection has the given name; connect first."""
+    """No connection has the given peer name; connect first."""
 
 
 class DuplicateTransfer(TransferError):

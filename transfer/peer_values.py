@@ -108,7 +108,7 @@ def each(names: frozenset[str], bound: Bound) -> Bound:
 
 
 def no_peers(value: object, field: str) -> None:
-    """Reject a field, because peers never send it. Raises PeerInvalid."""
+    """Reject a field never sent by peers. Raises PeerInvalid."""
     raise PeerInvalid(f"{field} is no peer's field")
 
 
@@ -125,4 +125,4 @@ Number: TypeAlias = Annotated[float, partial(within, least=-math.inf, most=math.
 Finite: TypeAlias = Annotated[float, finite]
 Name: TypeAlias = Annotated[str, name]
 Shown: TypeAlias = Annotated[str, lambda value, _: shown(value)]
-"""Any text, cut and made printable."""
+"""Text of a peer, of any length and content; cut and made printable when read."""

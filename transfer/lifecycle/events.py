@@ -70,7 +70,7 @@ class Broke(Reasoned):
 
 
 class Stopped(Reasoned):
-    """Decision of this node to give the transfer up."""
+    """Decision of this node to give the transfer up, for example at shutdown."""
 
 
 class StreamBroke(Reasoned):

@@ -76,7 +76,8 @@ class Fence:
 
     @property
     def answered(self) -> bool:
-        """Return True if the writer has reported the end of its drain."""
+        """Return True if the writer has reported its drain: its posted writes have ended, or were
+        given up."""
         return self._drained or self._stopped_at is not None
 
     def reason(self, facts: WriterFacts, now: float) -> FenceReason | None:

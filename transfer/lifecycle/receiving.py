@@ -50,7 +50,7 @@ class ReceivingTerms:
 
 
 class _Asking(Enum):
-    """State of this side's request for the writer's drain."""
+    """State of this receiver's request for the writer's drain (the end of its posted writes)."""
 
     ON_STREAM = auto()
     CALLING = auto()

@@ -50,7 +50,7 @@ class Sending:
         self.endpoint_failed = False
         """True if another transfer to this peer would fail too."""
         self.drain = Drain.DRAINED
-        """How the posted writes ended, once the side is over."""
+        """End of this side's posted writes, drained or forced; valid once the side has ended."""
         self.given_up: Loss | None = None
         """Reason why this node ended the transfer; None if it did not."""
         self._terms = terms
@@ -291,8 +291,8 @@ class Sending:
     # The end
 
     def _stop(self, failure: str | None) -> list[Action]:
-        """Begin to drain the posted writes. failure: this side's reason; None if the receiver asked
-        for the end. The first reason is kept."""
+        """Stop sending and wait until the posted writes have ended. failure: this side's reason;
+        None if the receiver asked for the end. The first reason is kept."""
         before = self.state
         self._failure = self._failure or failure
         after = self._machine.apply(SenderEvent.STOP)

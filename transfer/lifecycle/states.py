@@ -230,7 +230,8 @@ HANDOVER = Kind(
     brings=True,
     drain_by=DrainBy.CALL,
 )
-"""A prefill node computes a prompt and hands its pages and state to a decode node."""
+"""Kind of transfer: a prefill node computes a prompt and hands its pages and state to a decode
+node."""
 PULL = Kind(
     "pull",
     PULL_SENDER,
@@ -241,7 +242,8 @@ PULL = Kind(
     brings=True,
     drain_by=DrainBy.RENEWAL,
 )
-"""A prefill node reads a part of a prompt's state from the decode node of the same hand-over."""
+"""Kind of transfer: a prefill node reads a part of a prompt's state from the decode node of the
+same hand-over."""
 FETCH = Kind(
     "fetch",
     SENDER,
@@ -252,7 +254,7 @@ FETCH = Kind(
     brings=True,
     drain_by=DrainBy.CALL,
 )
-"""A decode node reads a state held by a prefill node."""
+"""Kind of transfer: a decode node reads a state held by a prefill node."""
 COPY = Kind(
     "copy",
     SENDER,
@@ -263,8 +265,8 @@ COPY = Kind(
     brings=False,
     drain_by=DrainBy.CALL,
 )
-"""A decode node migrates a state to a prefill node: by a transfer of one token, within which the
-prefill node pulls the state."""
+"""Kind of transfer: a decode node migrates a state to a prefill node. It is a hand-over of one
+token; within it the prefill node pulls the state."""
 KINDS = (HANDOVER, PULL, FETCH, COPY)
 
 

@@ -67,17 +67,18 @@ class StagingBuffer:
         return self._count - len(self._free)
 
     def has_room(self, holder: str) -> bool:
-        """Return True if take() can give this holder a cell."""
+        """Return True if take() can give this holder, a peer, a free cell."""
         return bool(self._free) and self._held[holder] < self._count // 2
 
     def take(self, holder: str) -> Cell:
-        """Take a free cell for the holder. REQUIRES: has_room(holder)."""
+        """Take a free cell (fixed-size buffer in the arena) for the holder, a peer. REQUIRES:
+        has_room(holder)."""
         assert self.has_room(holder)
         self._held[holder] += 1
         return Cell(self._free.pop(), self.cell_bytes, holder)
 
     def give_back(self, cell: Cell) -> None:
-        """Make the cell free again. Call it once for each taken cell."""
+        """Make a taken cell free again. Call it once for each."""
         self._free.append(cell.offset)
         self._held[cell.holder] -= 1
         if not self._held[cell.holder]:

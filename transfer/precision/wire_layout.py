@@ -46,8 +46,8 @@ class RowFormat:
         return -(-(self.code_bytes + scales) // ALIGNMENT) * ALIGNMENT
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the encoded rows, uint8 [units, encoded_bytes]. values: [units, rows, width], a
-        floating dtype."""
+        """Return rows encoded in this format, uint8 [units, encoded_bytes]. values: [units, rows,
+        width], a floating dtype."""
         encoded = values.new_zeros(len(values), self.encoded_bytes, dtype=torch.uint8)
         codes = encoded[:, : self.code_bytes]
         if self.precision is Precision.BF16:
