@@ -119,8 +119,8 @@ def read_message_request(
     choice = read_thinking_choice(fields, hides_unasked=model.hides_unasked_thinking)
     rendered, tools = _read_prompt(model, request, fields, choice)
     tokens = rendered.tokens
-    transfer_id = max(1, model.max_tokens - len(tokens))
-    options = _read_options(model, fields, min(max_tokens, transfer_id), choice.budget)
+    free_tokens = max(1, model.max_tokens - len(tokens))
+    options = _read_options(model, fields, min(max_tokens, free_tokens), choice.budget)
     asked = answer_grammar(
         tools.choice, tools.offered, _format(fields), model.codec, parallel=tools.parallel
     )
@@ -141,7 +141,7 @@ def read_message_request(
         f"msg_{submit.request_id}",
         model.named(fields.text("model")),
         len(tokens),
-        fills_context=max_tokens > transfer_id,
+        fills_context=max_tokens > free_tokens,
         with_hit=wants_hit(request),
     )
     kept = submit_bytes(submit) + value_bytes(tools.definitions)

@@ -141,9 +141,9 @@ def _transfer(request: pb.GenerateRequest) -> GatewayTransfer | None:
 
 
 def _sampling(
-    wanted: pb.SamplingParams, model: GatewayModel, transfer_id: int, top_logprobs: int
+    wanted: pb.SamplingParams, model: GatewayModel, free_tokens: int, top_logprobs: int
 ) -> SamplingParams:
-    """Return the sampling parameters. room: largest number of tokens after the prompt."""
+    """Return the sampling parameters. free_tokens: largest number of tokens after the prompt."""
     for name, harmless in _WITHOUT_EFFECT.items():
         if getattr(wanted, name) not in harmless:
             raise InvalidField(f"sampling_params.{name}", f"must be left out, or {harmless[-1]}")
@@ -159,7 +159,7 @@ def _sampling(
             model.vocab_size,
             max_new_tokens=wanted.max_new_tokens
             if wanted.HasField("max_new_tokens")
-            else transfer_id,
+            else free_tokens,
             temperature=wanted.temperature if wanted.HasField("temperature") else 1.0,
             # Gateways send -1 for "every token".
             top_k=max(0, wanted.top_k),
