@@ -1,6 +1,6 @@
-"""JSON Schemas of the routes' answers. Pure.
+"""JSON Schemas of the replies of the HTTP routes. Pure.
 
-test_openapi.py compares each with real answers. A release may add fields.
+test_openapi.py compares each schema with real replies. A release may add fields.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ FLAG: Schema = {"type": "boolean"}
 
 
 def _all(fields: Fields) -> Schema:
-    """Return the schema of an object with all of these fields."""
+    """Return the schema of an object in which all of `fields` are required."""
     return object_of(fields, list(fields))
 
 
