@@ -51,8 +51,7 @@ class MessageTools:
 
     @property
     def definitions(self) -> list[Mapping[str, Any]]:
-        """Return the tool definitions in OpenAI's JSON shape, because chat templates expect that
-        shape."""
+        """Return the tool definitions in OpenAI's JSON shape, as chat templates expect them."""
         return [tool.definition for tool in self.offered]
 
 

@@ -126,8 +126,8 @@ def _joined(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
 
 
 def read_tools(fields: RequestFields) -> list[dict[str, Any]]:
-    """Return the request's tool definitions unchanged, except for a type where it is missing.
-    Return an empty list if `tool_choice` is "none"."""
+    """Return the request's tool definitions unchanged, but add a missing type. Return an empty list
+    if `tool_choice` is "none"."""
     tools = fields.items("tools", MAX_TOOLS)
     for index, tool in enumerate(tools):
         place = f"tools[{index}]"

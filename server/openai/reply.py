@@ -43,7 +43,7 @@ def with_fields(choice: bytes, fields: Mapping[str, Any]) -> bytes:
 
 
 class TextChoice:
-    """A stream choice prepared as JSON bytes, into which only a text is inserted, at one or more
+    """A stream choice prepared as JSON bytes. Only a text is inserted into it, at one or more
     positions."""
 
     def __init__(self, choice: BodyOf) -> None:
@@ -75,7 +75,7 @@ class ChunkEvents:
         return b"".join([b"%b%b]%b\n\n" % (self._before, one, fields) for one in choices])
 
     def of_text(self, choice: TextChoice) -> Callable[[str], bytes]:
-        """Return a function from a text to the event of `choice` with that text. It gives the same
+        """Return a function from a text to the event of `choice` with the text. It gives the same
         bytes as `of` at half the cost."""
         around = list(choice.around)
         around[0] = self._before + around[0]
@@ -189,8 +189,8 @@ class ChunkedReply:
         ]
 
     def end(self, number: int, ending: Ending) -> bytes:
-        """Record the end of choice `number`. Return the bytes that end the stream if it is the last
-        choice to end; otherwise return no bytes."""
+        """Record the end of choice `number`. Return the bytes ending the stream if no other choice
+        continues; otherwise return no bytes."""
         self._endings[number] = ending
         if len(self._endings) < len(self._shapes):
             return b""

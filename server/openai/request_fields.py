@@ -58,7 +58,7 @@ class RequestFields:
         return [name for name in self._values if name not in known and self.get(name) is not None]
 
     def changed(self, **values: Any) -> "RequestFields":
-        """Return a copy of the fields in which `values` replace fields of the same name."""
+        """Return a copy of the fields. `values` replace fields of the same name."""
         return RequestFields({**self._values, **values})
 
     def only(self, *names: str, **values: Any) -> "RequestFields":

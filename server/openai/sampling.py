@@ -173,7 +173,7 @@ class GenerationConfigError(ValueError):
 class SamplingDefaults:
     """Values for the sampling fields absent in an HTTP request. Fields are those of SamplingParams.
     max_new_tokens: limit for every answer, as in vLLM; None: no limit. Raises ValueError for a
-    value that no request may send. The error's text begins with the field's name."""
+    value no request may send. The error's text begins with the field's name."""
 
     temperature: float = 1.0
     top_p: float = 1.0

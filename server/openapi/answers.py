@@ -25,7 +25,7 @@ FLAG: Schema = {"type": "boolean"}
 
 
 def _all(fields: Fields) -> Schema:
-    """Return the schema of an object in which all of `fields` are required."""
+    """Return the schema of an object with all of `fields`, each required."""
     return object_of(fields, list(fields))
 
 

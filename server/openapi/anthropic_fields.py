@@ -33,7 +33,7 @@ MAX_USER_ID = 256
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 DISPLAYS = ("summarized", "omitted", "updates")
 ABSENT: tuple[Any, ...] = (None, [])
-"""Accepted values of block fields (such as `citations`) that no chat template shows: absent or
+"""Accepted values of block fields (such as `citations`) not shown by any chat template: absent or
 empty."""
 DIRECT: tuple[Any, ...] = (None, False, [], ["direct"])
 """Accepted values of some tool fields (such as `allowed_callers`). Other values would change the

@@ -121,8 +121,8 @@ INCLUDED = (
     *("web_search_call.action.sources", "message.input_image.image_url"),
     *("computer_call_output.output.image_url", "code_interpreter_call.outputs"),
 )
-"""Accepted values of `include`. All values except the first two name items that no reply of this
-node contains."""
+"""Accepted values of `include`. All values except the first two name items contained in no reply of
+this node."""
 PRESERVES = {None: None, "auto": None, "current_turn": False, "all_turns": True}
 """Value of the chat field `preserve_thinking`, by the value of `reasoning.context`; None: the
 template's default."""

@@ -135,8 +135,8 @@ VARIABLES = ("chat_template_kwargs", "enable_thinking", "preserve_thinking")
 @dataclass(frozen=True)
 class AskedTurn:
     """The conversation of a request, and the inputs of its prompt. messages: all messages, the
-    stored ones first. before: the stored turn to continue, if any. old: number of messages of that
-    turn. salt: cache salt of the prompt. named: the stored conversation named by the client, if
+    stored ones first. before: the stored turn to continue, if any. old: number of messages of
+    `before`. salt: cache salt of the prompt. named: the stored conversation named by the client, if
     any."""
 
     messages: Sequence[ChatMessage]

@@ -7,7 +7,7 @@ content is encoded with a checksum, not encrypted, because a client may send any
 therefore needs no key, and every node reads the items of other nodes. Pure functions.
 
 Reasoning: the text of a reasoning item, in plain and in encoded form. `encrypted_content` is the
-same text encoded, for clients that send back nothing else. It is no secret, because the item shows
+same text encoded, for clients sending back nothing else. It is no secret, because the item shows
 the text too. Pure functions.
 """
 

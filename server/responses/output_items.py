@@ -6,8 +6,8 @@ stream. One answer, one thread.
 
 MessageLogprobs matches an answer's tokens with a message's text, to show the tokens' logprobs. A
 parser emits text later than its tokens arrive, and drops markers such as tags. Owns the tokens
-whose text is not emitted yet. One answer, one thread. Invariant: a token is in at most one message,
-in order.
+waiting for their text to be emitted. One answer, one thread. Invariant: a token is in at most one
+message, in order.
 """
 
 import json
@@ -35,10 +35,10 @@ class MessageLogprobs:
         """names: rule for naming tokens in logprobs."""
         self._names = names
         self._waiting: deque[tuple[int, TokenOut]] = deque(maxlen=_MOST_WAITING)
-        """Tokens whose text is not in a message yet. Each comes with its text's length in
+        """Tokens with their text not in a message yet. Each comes with its text's length in
         characters."""
         self._surplus = 0
-        """Number of characters of the last returned token that are not in a message yet."""
+        """Number of characters of the last returned token not in a message yet."""
 
     def add(self, token: TokenOut, text: str) -> None:
         """Add the answer's next token. text: the text completed by the token."""

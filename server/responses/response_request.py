@@ -232,8 +232,8 @@ def _sampled(options: AnswerOptions) -> dict[str, Any]:
 
 
 def _echoed(fields: RequestFields) -> dict[str, Any]:
-    """Return the request's fields to repeat in the response. Their length is not bounded, unlike
-    that of _plain_fields()."""
+    """Return the request's fields to repeat in the response. Unlike the fields of _plain_fields(),
+    their length is not bounded."""
     return {
         "instructions": fields.get("instructions"),
         "metadata": fields.items_by_name("metadata"),

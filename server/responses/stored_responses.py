@@ -14,7 +14,7 @@ Messages: a conversation as JSON bytes. They take a little more memory than the 
 take up to fifty times as much. Pure functions; any thread. Invariant: reading returns the written
 values, also for lone surrogates, integers of any length and NaN. msgspec would not keep these.
 
-StoredItems: items of stored responses, for requests that send an item's id in place of the item. An
+StoredItems: items of stored responses, for requests with an item's id in place of the item. An
 item's id contains its response's id and its index there, so no table of items is needed. Any
 thread; one request.
 
@@ -53,8 +53,7 @@ _ENTRY_BYTES = 1500
 """Bytes of memory for a response's objects and its entries in the store's tables."""
 
 NO_CONTEXT = b""
-"""Value of `StoredTurn.context` for a turn whose tokens cannot be continued: it equals no
-digest."""
+"""Value of `StoredTurn.context` for a turn with tokens not to be continued: it equals no digest."""
 
 _Owner = tuple[str, str | None]
 
@@ -137,8 +136,8 @@ class Responses(Protocol):
     """Interface of the stored responses for reading a request. Methods are those of ResponseStore.
     Any thread; put() only on the event loop's thread.
 
-    unstored: function for a response that is not to be stored; None: such a response is dropped.
-    values: stored values of all kinds; None: another process has them.
+    unstored: function for a response not to be stored; None: such a response is dropped. values:
+    stored values of all kinds; None: another process has them.
     """
 
     @property

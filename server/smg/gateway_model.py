@@ -15,7 +15,7 @@ from tasuki.server.config import ServerConfig
 @dataclass(frozen=True)
 class GatewayModel:
     """The served model's properties for a gateway. folder: checkpoint folder. max_tokens: limit for
-    prompt and answer together. eos_ids: ids of the tokens that end an answer, unless the request
+    prompt and answer together. eos_ids: ids of the tokens ending an answer, unless the request
     ignores them."""
 
     folder: Path

@@ -234,8 +234,8 @@ class GatewayAnswer:
         detokenizer: IncrementalDetokenizer,
         abort: Callable[[], None],
     ) -> None:
-        """eos_ids: ids of the tokens that end an answer. abort: function to make the engine end
-        this request early; the engine still sends its Finished."""
+        """eos_ids: ids of the tokens ending an answer. abort: function to make the engine end this
+        request early; the engine still sends its Finished."""
         self._asked = asked
         self._abort = abort
         self._stop_ids = stop_ids(asked.submit.sampling, eos_ids)

@@ -1,11 +1,11 @@
 """Cache events for a gateway's router: the cached blocks usable as hits, as KvEventBatch messages.
 
 UsableBlocks: the cached pages on paths to a checkpoint. A hybrid model cannot use a page after the
-last checkpoint of its path. A router counting such pages would route to hits that do not exist.
-Owns the cached pages with their tokens, because gateways compute hashes of their own. One watch,
-one thread. Invariants: a page is announced exactly while a checkpoint exists at its end or below.
-Parents are announced before their children and withdrawn after them. Only blocks of the wanted
-namespace are announced, and two namespaces never share a block.
+last checkpoint of its path. A router counting such pages would route to nonexistent hits. Owns the
+cached pages with their tokens, because gateways compute hashes of their own. One watch, one thread.
+Invariants: a page is announced exactly while a checkpoint exists at its end or below. Parents are
+announced before their children and withdrawn after them. Only blocks of the wanted namespace are
+announced, and two namespaces never share a block.
 
 GatewayEvents: encoder of changes of the usable blocks as KvEventBatch messages. Pure except for the
 clock. A stream's sequence numbers continue from the subscriber's last one. The subscriber therefore
@@ -57,7 +57,7 @@ class Withdrawn:
 
 @dataclass(frozen=True)
 class Cleared:
-    """A change by which all blocks become unusable."""
+    """A change: all blocks become unusable."""
 
 
 Change = Announced | Withdrawn | Cleared

@@ -70,7 +70,7 @@ def loads_message(stats: StatsReply, max_running: int) -> pb.GetLoadsResponse:
 
 def scheduler_load(stats: StatsReply, max_running: int) -> pb.SchedulerLoad:
     """Return the load of one scheduler for the gateway. Usage counts KV pages: all pages in use,
-    and as `active` the pages that cannot be evicted."""
+    and as `active` the pages safe from eviction."""
     total = sum(stats.requests.values())
     waiting = sum(count for phase, count in stats.requests.items() if phase.is_queued)
     running = sum(count for phase, count in stats.requests.items() if phase.is_running)

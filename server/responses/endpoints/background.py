@@ -5,8 +5,8 @@ they end. One event loop's thread. Invariants: each response counts as a request
 a request of its key. Its memory counts against its caller until its events are dropped. Only its
 key and tenant can reach it. An ended response is stored.
 
-EventLog: the events of one response, kept for clients that connect again. Owns the events. One
-event loop's thread. Invariant: event number N is at index N.
+EventLog: the events of one response, kept for clients connecting again. Owns the events. One event
+loop's thread. Invariant: event number N is at index N.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from tasuki.server.responses.response_writer import ResponseWriter
 log = logging.getLogger(__name__)
 
 _FOLLOWED_SECONDS = 300.0
-"""Seconds after a response's end during which clients can still fetch its events."""
+"""Number of seconds after a response's end. Until then clients can still fetch its events."""
 _RESPONSE_BYTES = 4096
 """Bytes of memory for a response's objects and its entry in the table of background responses."""
 

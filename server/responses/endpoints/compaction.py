@@ -182,9 +182,9 @@ def _prompt(
     most: int,
 ) -> RenderedPrompt:
     """Return the prompt of the conversation and the question for its summary. before: the stored
-    turn to continue; None: there is none. old: number of messages of that turn. most: allowed
-    number of tokens; the older half of the messages is left out until the prompt has no more.
-    Raises PromptTooLong if no message fits."""
+    turn to continue; None: there is none. old: number of messages of `before`. most: allowed number
+    of tokens; the older half of the messages is left out until the prompt has no more. Raises
+    PromptTooLong if no message fits."""
     quiet = replace(asked, variables={**asked.variables, **_QUIET})
     if before is not None and before.context == asked.digest:
         # Only the question after the turn's own tokens is rendered differently, so continue the
@@ -207,8 +207,8 @@ def _prompt(
 
 def _newer_half(messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
     """Return the newer half of the messages, from its first user message on. Templates reject a
-    conversation that does not begin with a user message. Return no messages if the half has none of
-    the user."""
+    conversation beginning with another message. Return no messages if the half has none of the
+    user."""
     later = messages[len(messages) // 2 + len(messages) % 2 :]
     questions = (place for place, message in enumerate(later) if message.role == "user")
     first = next(questions, None)

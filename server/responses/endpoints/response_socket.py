@@ -244,8 +244,8 @@ class ResponseSocket:
         socket: TextSocket,
         ending: asyncio.Event,
     ) -> None:
-        """request: the HTTP request that opened the socket. ending: set when the server stops.
-        Constructed inside a running event loop."""
+        """request: the HTTP request for this socket. ending: set when the server stops. Constructed
+        inside a running event loop."""
         self._engine = engine
         self._model = model
         self._turns = turns
@@ -401,7 +401,7 @@ class SocketReply:
         self._socket = socket
         self._writer = writer
         self.failed: Exception | None = None
-        """The error of a response that failed after its first events; None without one."""
+        """The error of the response, if it failed after its first events; otherwise None."""
         self.ends = False
         """True once the last event is being sent. The client may then ask for the next response."""
         self._is_silent = False

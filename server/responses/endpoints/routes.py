@@ -143,7 +143,7 @@ class StoredHandlers:
         self._store = store
         self._background = background
         self._held = model.held
-        """Bytes of memory held for clients that read slowly."""
+        """Bytes of memory held for slowly reading clients."""
         self._work = model.codec.work
 
     async def retrieve(self, request: web.Request) -> web.StreamResponse:
