@@ -1,4 +1,5 @@
-"""Reader for the template's part of a chat request: `messages`, `tools`, and variables.
+"""Reader of a chat request's fields for the chat template: `messages`, `tools`, and template
+variables.
 
 Pure functions. An error names the position of the wrong value.
 

@@ -175,7 +175,7 @@ class ChunkedReply:
         """Endings of the answers already finished, by index of the choice."""
 
     def writers(self) -> list["ChoiceWriter"]:
-        """Return a writer for each choice."""
+        """Return an AnswerWriter for each choice, in order."""
         after = {"usage": None} if self._include_usage else {}
         chunks = ChunkEvents(self._fields, after)
         prompts, ids = self._prompt_tokens, self._ids

@@ -252,7 +252,7 @@ def _number(values: dict[str, Any], name: str, default: float) -> float:
 
 _UNBOUNDED = -1
 SHOWN_IDS = frozenset({"return_token_ids", "return_tokens_as_token_ids"})
-"""vLLM's fields for showing token ids in replies."""
+"""vLLM's request fields to show token ids in replies."""
 
 
 @dataclass(frozen=True)

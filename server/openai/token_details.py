@@ -75,9 +75,9 @@ class TokenIds:
 
 @dataclass(frozen=True)
 class TokenNames:
-    """The rule for naming tokens in logprobs. as_ids: vLLM's `return_tokens_as_token_ids`; True:
-    name a token by its id, False: by its text. Different tokens may have equal texts, but never
-    equal ids."""
+    """The rule for naming tokens in logprobs. as_ids: vLLM's `return_tokens_as_token_ids`. If True,
+    a token is named by its id, otherwise by its text. Different tokens may have equal texts, but
+    never equal ids."""
 
     tokenizer: Tokenizer | None
     as_ids: bool = False

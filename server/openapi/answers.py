@@ -205,7 +205,7 @@ SOME_LIST: Schema = {"type": "array"}
 ERROR = _all(
     {"error": _all({"message": STRING, "type": STRING, "param": TEXT, "code": or_null(STRING)})}
 )
-"""OpenAI's error body."""
+"""Schema of an error's body in OpenAI's shape."""
 ANTHROPIC_ERROR = _all(
     {
         "type": _named("error"),

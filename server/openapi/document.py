@@ -83,7 +83,7 @@ _ITEMS_ASKED: Fields = {
 _CONVERSATION, _ITEMS = "/v1/conversations/{name}", "/v1/conversations/{name}/items"
 
 SOCKETS = frozenset({("GET", "/v1/responses")})
-"""Routes of WebSockets. OpenAPI cannot describe them."""
+"""Routes of WebSockets. OpenAPI cannot describe them, so they have no operation."""
 RESPONSE_OPERATIONS: Mapping[Surface, Operation] = {
     ("POST", "/v1/responses"): Operation(
         "Make a response", RESPONSES, streamed(answers.RESPONSE_REPLY), RESPONSE, finds=True

@@ -43,7 +43,7 @@ from .common_fields import (
 from .openai_fields import MODES, VARIABLES
 
 MAX_NAMESPACE = 256
-"""Limit of a namespace's name in characters."""
+"""Largest length of a tool namespace's name in characters."""
 _PART: Schema = either(
     object_of(
         {"type": one_of(["input_text", "output_text", "text"]), "text": STRING}, ["type", "text"]

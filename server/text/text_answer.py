@@ -272,7 +272,7 @@ class GrowingText:
         """Bytes of memory of the joined pieces. The last few pieces are not counted."""
 
     def add(self, piece: str) -> None:
-        """Append a piece to the text."""
+        """Append a piece to the growing text."""
         self._pieces.append(piece)
         if len(self._pieces) >= _JOINED_AT_ONCE:
             joined = "".join(self._pieces)

@@ -59,7 +59,8 @@ class EventLog:
         return len(self._events)
 
     def add(self, events: bytes) -> int:
-        """Append whole server-sent events. Return their memory in bytes."""
+        """Append the events of a text with whole server-sent events. Return the added memory in
+        bytes."""
         added = [event + b"\n\n" for event in events.split(b"\n\n")[:-1]]
         self._events += added
         grown = len(events) + _EVENT_BYTES * len(added)

@@ -1,4 +1,4 @@
-"""OpenAI's Responses API over one engine, as routes."""
+"""HTTP routes of OpenAI's Responses API over one engine: new and stored responses."""
 
 from functools import partial
 

@@ -130,8 +130,9 @@ class ClosableJson:
         self._last_key = ""
         self._word = ""
         self._awaits = "{"
-        """Allowed next: { the object, k a key, K a key or the end, : a colon, v a value, V a value
-        or the end of a list, and , a comma or the end after a value."""
+        """The tokens allowed next, as one character. { is the object. k is a key. K is a key, or
+        the object's end. : is a colon. v is a value. V is a value, or the list's end. The comma is
+        a comma, or the end after a value."""
         self.ended = False
         self.broken = False
         self.keys: set[str] = set()
