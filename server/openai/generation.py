@@ -133,8 +133,8 @@ class ServedModel:
         )
 
     def hold(self, request: web.Request) -> AbstractContextManager[Hold]:
-        """Return a counter for the memory held by the request. The counter starts at zero and ends
-        with its `with` block."""
+        """Return a context manager to count the bytes of memory held by the request. The count
+        starts at zero and ends with the `with` block."""
         return self.held.hold(http_caller(request))
 
     async def read(

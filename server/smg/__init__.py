@@ -1,1 +1,1 @@
-"""The engine side of the gRPC protocol spoken by the smg gateway (SGLang's model gateway)."""
+"""The engine side of the gRPC protocol spoken by the model gateway smg."""

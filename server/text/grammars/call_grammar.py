@@ -2,9 +2,9 @@
 
 CallGrammar makes the grammar of tool calls. Calls have the syntax taught by the model's template.
 Arguments follow each tool's JSON schema, or a grammar of the tool's own. Pure functions.
-server/text/parsing/ reads a call's text; the reader does not change the meaning of a call following
-the grammar. For a string written between tags `format` is an annotation, as in JSON Schema, and is
-not enforced. Every other keyword is enforced, or rejected by its name.
+server/text/parsing/ reads a call's text; this parser does not change the meaning of a call
+following the grammar. For a string written between tags `format` is an annotation, as in JSON
+Schema, and is not enforced. Every other keyword is enforced, or rejected by its name.
 
 ToolChoice and OfferedTool are common to all APIs. Immutable values.
 """

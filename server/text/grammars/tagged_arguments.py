@@ -2,8 +2,8 @@
 
 A schema with supported keywords (model/grammar/held_schema.py) defines the accepted objects as
 branches: alternatives of named properties, in the schema's order. A property with a name outside
-the schema comes last, and only one may come. A reader would take a second property of the same name
-for text of the first.
+the schema comes last, and only one may come. The call parser would take a second property of the
+same name for text of the first.
 
 ObjectBranches: the branches of a schema. Pure functions over such schemas. References, allOf, anyOf
 and oneOf are followed. A keyword beyond a list of properties is rejected by its name.
@@ -372,7 +372,7 @@ class TaggedArguments:
 
 
 def _can_be_read(name: str) -> bool:
-    """Return True if a reader of calls takes the parameter's name unchanged from its tag."""
+    """Return True if the call parser takes the parameter's name unchanged from its tag."""
     is_short = 0 < len(name) <= LONGEST_NAME
     return is_short and name == name.strip() and not {">", "\n"} & set(name)
 

@@ -1,5 +1,5 @@
-"""Lark rules for one parameter written between tags: the texts a reader reads as values of a shape
-(see tagged_value.py).
+"""Lark rules for one parameter written between tags: the texts the call parser reads as values of a
+shape (accepted values, see tagged_value.py).
 
 Pure functions. Plain texts and JSON values are separate terminals, and no first character may begin
 both. A string is therefore excluded if its text begins like a list and a list is allowed.
@@ -19,12 +19,13 @@ from .tagged_value import FREE, Shape, joined
 _Letters = dict[str, "_Letters"]
 """A tree of tags: the possible continuations, by the next character."""
 LONGEST_QUOTED = 4096
-"""Largest number of characters of a string in quotes. A string is written in quotes if a reader
-would read its plain text as another value."""
+"""Largest number of characters of a string in quotes. A string is written in quotes if the call
+parser would read its plain text as another value."""
 
 _ENDS = ("/param", "/func", "/tool_call", "/toolcall", "parameter=")
-"""Beginnings of the tags known to a reader (parsing/call_reader.py), without their first character
-`<`. Tags may be in lower or upper case. The first character occurs nowhere else in them."""
+"""Beginnings of the tags known to the call parser (parsing/call_reader.py), without their first
+character `<`. Tags may be in lower or upper case. The first character occurs nowhere else in
+them."""
 _NUMBERS = frozenset({"integer", "number"})
 _SPACE = r"[\s\x1c-\x1f]*"
 _INTEGER, _FRACTION = "-?(0|[1-9][0-9]{0,99})", r"(\.[0-9]{1,99})?([eE][+-]?[0-9]{1,2})?"
@@ -96,7 +97,7 @@ def parameter_rules(
 ) -> Iterator[str]:
     """Yield the rules of a parameter; none if no value can be written. rule: name of the first
     rule. opening: Lark term before the parameter's text. end: text after it. shape: the accepted
-    values. read_as: JSON types a reader may read the text as. value: schema of the value,
+    values. read_as: JSON types the call parser may read the text as. value: schema of the value,
     definitions included. Raises GrammarError."""
     text = _text(shape, read_as)
     if text is None:
@@ -120,7 +121,7 @@ def parameter_rules(
 
 def _text(shape: Shape, read_as: frozenset[str]) -> str | None:
     """Return the terminal of values written without quotes or brackets. Return None if all values
-    are written as JSON. read_as: JSON types a reader may read the text as."""
+    are written as JSON. read_as: JSON types the call parser may read the text as."""
     if shape.strings is None or "string" not in read_as:
         return None
     if _takes_any_text(shape, read_as):
@@ -136,8 +137,8 @@ def _text(shape: Shape, read_as: frozenset[str]) -> str | None:
 
 
 def _takes_any_text(shape: Shape, read_as: frozenset[str]) -> bool:
-    """Return True if every text is an accepted value, for each of the types a reader may read it as
-    (`read_as`)."""
+    """Return True if every text is an accepted value, for each of the types the call parser may
+    read it as (`read_as`)."""
     open_types = (shape.types - shape.bounded) | {"string"}
     if None in shape.words:
         open_types |= {"null"}
@@ -157,8 +158,8 @@ def _json_beside(shape: Shape, read_as: frozenset[str]) -> frozenset[str]:
 
 
 def _read_otherwise(shape: Shape, read_as: frozenset[str]) -> Iterator[str]:
-    """Yield Lark terms to exclude some plain strings. Excluded are texts a reader would read as a
-    value outside the shape, and texts beginning like JSON."""
+    """Yield Lark terms to exclude some plain strings. Excluded are texts the call parser would read
+    as a value outside the shape, and texts beginning like JSON."""
     for word, letters in _READ_WORDS.items():
         if word not in shape.words and _TYPES_OF_WORDS[word] in read_as:
             yield f"~/{_SPACE}{letters}{_SPACE}/"

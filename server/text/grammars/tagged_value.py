@@ -2,8 +2,8 @@
 JSON.
 
 Pure functions over schemas with supported keywords (model/grammar/held_schema.py). A string is
-excluded if a reader would read its text as another value, outside the schema. The `format` of a
-string is not enforced.
+excluded if the call parser would read its text as another value, outside the schema. The `format`
+of a string is not enforced.
 
 SchemaVisits bounds the work on schemas reached repeatedly by references. One grammar, one thread.
 """
@@ -72,8 +72,8 @@ def _parts(schema: Mapping[str, Any]) -> int:
 
 
 FREE = "\0"
-"""Placeholder in Lark terms for all texts a reader reads as strings. These texts depend on the
-whole schema, so they are filled in later."""
+"""Placeholder in Lark terms for all texts the call parser reads as strings. These texts depend on
+the whole schema, so they are filled in later."""
 _NUMBERS = frozenset({"integer", "number"})
 _BOUNDING = {
     **dict.fromkeys(
@@ -186,8 +186,8 @@ class ShapeReader:
 
     def of(self, place: str, schema: Any, read_as: frozenset[str], depth: int = 0) -> Shape:
         """Return the shape (accepted values) of a schema. place: position of the parameter, for
-        errors. read_as: JSON types a reader may read the parameter's text as. depth: number of
-        schemas around this one. Raises InvalidField for a schema the grammar cannot enforce."""
+        errors. read_as: JSON types the call parser may read the parameter's text as. depth: number
+        of schemas around this one. Raises InvalidField for a schema the grammar cannot enforce."""
         if schema is False:
             return NOTHING
         if not isinstance(schema, Mapping):
@@ -319,8 +319,8 @@ def _of_values(values: Sequence[Any], read_as: frozenset[str]) -> Shape:
 
 
 def _is_read_back(text: str, read_as: frozenset[str]) -> bool:
-    """Return True if a reader of the plain text `text` reads it as this same string. read_as: JSON
-    types the reader may read it as."""
+    """Return True if the call parser reads the plain text `text` as this same string. read_as: JSON
+    types the parser may read it as."""
     if _TAGS.search(text):
         return False
     depth = JsonDepth()
