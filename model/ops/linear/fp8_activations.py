@@ -179,7 +179,7 @@ def _whole_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs in the shapes of the 9B model."""
+    """Return the specs to compile the kernels ahead of time, in the shapes of the 9B model."""
 
     def spec(name: str, kernel: Any, columns: int, block: int, warps: int) -> KernelSpec:
         sizes = {"COLUMNS": columns, "BLOCK": block, "DEPENDENT": True}

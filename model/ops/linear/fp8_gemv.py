@@ -253,7 +253,8 @@ def _fp8_gemv_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs of the shapes of 9B at batch 1, block scales."""
+    """Return the specs to compile the kernels ahead of time, for the shapes of 9B at batch 1, block
+    scales."""
 
     def spec(name: str, stream: Stream, columns: int, **given: Any) -> KernelSpec:
         sizes = {"COLUMNS": columns, "ROWS": stream.rows, "BLOCK": _block(stream, columns)}

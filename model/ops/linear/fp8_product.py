@@ -408,8 +408,8 @@ def _fp8_product_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs of out_proj, gate_up and in_proj of 9B, block scales, at each size
-    of batch."""
+    """Return the specs to compile the kernels ahead of time, for out_proj, gate_up and in_proj of
+    9B, block scales, at each size of batch."""
 
     def spec(name: str, batch: int, rows: int, columns: int, **absent: object) -> KernelSpec:
         tile = tile_for(batch, rows, columns, torch.bfloat16)

@@ -257,7 +257,7 @@ def _norm_product_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs of the shapes of 9B at batch 1."""
+    """Return the specs to compile the kernels ahead of time, for the shapes of 9B at batch 1."""
 
     def spec(
         name: str, kernel: Any, stream: Stream, columns: int, fp32: str = "", **more: object

@@ -152,7 +152,8 @@ def _nvfp4_product_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs of q, k and v of 35B-A3B at each size of batch."""
+    """Return the specs to compile the kernels ahead of time, for q, k and v of 35B-A3B at each size
+    of batch."""
 
     def spec(batch: int) -> KernelSpec:
         tile = tile_for(batch, 9216, 2048, torch.bfloat16)

@@ -104,7 +104,7 @@ def _small_batch_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs of out_proj and down of 9B."""
+    """Return the specs to compile the kernels ahead of time, for out_proj and down of 9B."""
     tile = {"BATCH": MOST_ROWS, "ROWS": _TILE.rows, "BLOCK": _TILE.columns, "STAGES": _TILE.stages}
     constants = tile | {"DEPENDENT": True}
     return [

@@ -80,7 +80,7 @@ def _split_sums_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs in the shapes of the 9B model."""
+    """Return the specs to compile the kernels ahead of time, in the shapes of the 9B model."""
 
     def spec(name: str, width: int, split: int, swiglu: bool) -> KernelSpec:
         sizes = {"WIDTH": width, "SPLIT": split, "SWIGLU": swiglu, "BLOCK": _BLOCK}

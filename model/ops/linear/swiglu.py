@@ -53,6 +53,6 @@ def _swiglu_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs in the shape of the 9B model."""
+    """Return the specs to compile the kernels ahead of time, in the shapes of the 9B model."""
     sizes = {"WIDTH": 12288, "BLOCK": _BLOCK, "DEPENDENT": True}
     return [KernelSpec.of("swiglu", _swiglu_kernel, sizes, _WARPS)]

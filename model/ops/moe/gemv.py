@@ -434,7 +434,8 @@ _STORED = {"bf16": (_PLAIN, None), "fp8": (_CODES, GROUP), "nvfp4": (_FOUR_BITS,
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs of 35B-A3B, plain, in FP8 blocks and in NVFP4."""
+    """Return the specs to compile the kernels ahead of time, for the model 35B-A3B, plain, in FP8
+    blocks and in NVFP4."""
     return [spec for stored in _STORED for spec in _specs(stored)]
 
 

@@ -131,7 +131,8 @@ def _index(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs for the published numbers of experts."""
+    """Return the specs to compile the kernels ahead of time, for the published numbers of
+    experts."""
     specs = []
     for count, chosen in ((256, 8), (512, 10)):
         sizes = {"EXPERTS": count, "PADDED": count, "CHOSEN": chosen, "STEP": _STEP}

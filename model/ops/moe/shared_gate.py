@@ -67,7 +67,8 @@ def _gate_sigmoid_mul_add(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs of 35B-A3B and 397B-A17B."""
+    """Return the specs to compile the kernels ahead of time, for the models 35B-A3B and
+    397B-A17B."""
     return [
         KernelSpec.of(
             f"moe_gate_sigmoid_mul_add_{hidden}",

@@ -90,7 +90,7 @@ def _norm_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs in the shape of the 9B model."""
+    """Return the specs to compile the kernels ahead of time, in the shapes of the 9B model."""
     sizes = {"HIDDEN": 4096, "BLOCK": 4096, "DEPENDENT": True}
     alone, summed = _warps(4096, _ALONE), _warps(4096, _WITH_SUM)
     return [

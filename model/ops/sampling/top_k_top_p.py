@@ -292,7 +292,8 @@ def _settle(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs of the published vocabulary, both kinds of logits."""
+    """Return the specs to compile the kernels ahead of time, for the published vocabulary, bf16 and
+    float32 logits."""
     runs = triton.next_power_of_2(triton.cdiv(248320, RUN))
 
     def spec(name: str, kernel: Any, dtype: str, results: str = "", **more: int) -> KernelSpec:
