@@ -18,7 +18,8 @@ _WARPS = 8
 def fused_gate_sigmoid_mul_add(
     x: Tensor, gate: Tensor, shared: Tensor, routed: Tensor, rows: Tensor
 ) -> Tensor:
-    """Return the sum as a new tensor [T, hidden]."""
+    """Return routed + sigmoid(gate . x) * shared as a new tensor [T, hidden]. rows [1]: number of
+    valid tokens."""
     tokens, hidden = x.shape
     out = torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
     _gate_sigmoid_mul_add[(tokens,)](
