@@ -150,7 +150,7 @@ def _read(fields: ConfigFields) -> QuantizationConfig:
 
 
 def _refuse_transforms(fields: ConfigFields) -> None:
-    """Raise ModelConfigError if the config says that weights were transformed or made sparse before
+    """Raise ModelConfigError if weights were transformed, by the config, or made sparse before
     storage."""
     if fields.object("transform_config") is not None:
         raise fields.error(
@@ -222,8 +222,8 @@ class Yarn:
 
 @dataclass(frozen=True)
 class RopeSettings:
-    """Rotary settings. theta: base of the frequencies. partial: fraction of a head that is rotated.
-    yarn: YaRN settings; None: the trained angles. positions: tokens of the longest context."""
+    """Rotary settings. theta: base of the frequencies. partial: rotated fraction of a head. yarn:
+    YaRN settings; None: the trained angles. positions: tokens of the longest context."""
 
     theta: float
     partial: float

@@ -107,8 +107,7 @@ def _of_guesses(config: ModelConfig, weights: ModelWeights) -> int:
 
 
 class ShapesOnly(PlainSource):
-    """A weight source that has every requested tensor, as a shape without memory (a meta
-    tensor)."""
+    """A weight source with every requested tensor, as a shape without memory (a meta tensor)."""
 
     def has(self, name: str) -> bool:
         return True

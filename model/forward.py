@@ -1,15 +1,15 @@
 """One forward: its rows as tensors, their phase, hooks between its layers, exchange among its
 ranks.
 
-Batch: the tokens, and the pages and slots that they read and write. DecodeBatch and VerifyBatch are
-at fixed addresses, read by a captured graph every time. Phase: the use of a forward's rows. It
+Batch: the tokens, and the pages and slots read and written for them. DecodeBatch and VerifyBatch
+are at fixed addresses, read by a captured graph every time. Phase: the use of a forward's rows. It
 decides their precision if weights are quantised.
 
 LayerHooks: the interface of the step counter and the layer barrier. They watch or block a forward
 between its layers. Hooks run on the thread of the forward and must not start another one.
 
-Reduce, Gather: the exchange among ranks that share a model. Ranks add up at the end of `project`
-and of `feed_forward`, twice a layer. They join their parts of the logits side by side. Each rank
+Reduce, Gather: the exchange among ranks sharing a model. Ranks add up at the end of `project` and
+of `feed_forward`, twice a layer. They join their parts of the logits side by side. Each rank
 computes the rest of a layer alone, on its own heads and its own part of every inner width.
 
 Does not know layers or memory.
@@ -138,8 +138,8 @@ class Batch:
     stepped: frozenset[int] = frozenset()
 
     def saves(self) -> list[tuple[int, int, int]]:
-        """Return all states that the forward stores, as (sequence, tokens of this forward before
-        the state, slot). A sequence's final state comes first, then its checkpoints."""
+        """Return all states stored by the forward, as (sequence, tokens of this forward before the
+        state, slot). A sequence's final state comes first, then its checkpoints."""
         lengths = self.cu_seqlens.diff().tolist()
         return [
             (sequence, offset, slot)
@@ -220,7 +220,7 @@ class LayerHooks(Protocol):
 
 
 class NullHooks(LayerHooks):
-    """Hooks that do nothing."""
+    """Hooks without any action."""
 
 
 class Reduce(Protocol):

@@ -1,9 +1,8 @@
 """Checkpoint folders of named models: the model bundled with the package, or a model on
 huggingface.co.
 
-hub_checkpoint() chooses the files of a repository that form a checkpoint. Blocks while it
-downloads. The cache, the token and offline mode are huggingface_hub's own: HF_HOME, HF_TOKEN,
-HF_HUB_OFFLINE.
+hub_checkpoint() chooses the files of a repository for a checkpoint. Blocks while it downloads. The
+cache, the token and offline mode are huggingface_hub's own: HF_HOME, HF_TOKEN, HF_HUB_OFFLINE.
 """
 
 import importlib.util

@@ -1,4 +1,4 @@
-"""Qwen3.5 text models, dense and MoE: the layer stack, and the layer that drafts tokens.
+"""Qwen3.5 text models, dense and MoE: the layer stack, and the layer for drafting tokens.
 
 Qwen35Model owns the weights. It knows pages and slots only as ids in a `Batch`, and memory only as
 views of the given arena. A forward is a function of (batch, arena), so one model serves several
@@ -79,7 +79,7 @@ def keep_entries(
     tokens: Tensor, hidden: Tensor, weights: ModelWeights, entries: EntryOperators, arena: Arena
 ) -> None:
     """Write the draft layer's KV of a forward's tokens into their pages. Write the hidden state of
-    the last token into every slot that the forward writes. tokens [T]; hidden [T, width]: hidden
+    the last token into every slot written by the forward. tokens [T]; hidden [T, width]: hidden
     states after the model's final norm. Raises NoDraftLayer."""
     draft, carry = of_model(weights), arena.carry[0]
     entries.write(tokens, hidden, weights.embedding, draft, arena.kv[-1], carry)
@@ -88,7 +88,7 @@ def keep_entries(
 
 def begin_step(tokens: Tensor, weights: ModelWeights, entries: StepEntries, arena: Arena) -> None:
     """Start to write the draft layer's KV of a decode step's tokens [B]. It runs in parallel with
-    the computations that follow. Raises NoDraftLayer."""
+    the following computations. Raises NoDraftLayer."""
     draft = of_model(weights)
     with entries.beside():
         entries.write(tokens, None, weights.embedding, draft, arena.kv[-1], arena.carry[0])
@@ -191,8 +191,8 @@ class Qwen35Model:
         score: Callable[[HeadOf], None] | None = None,
     ) -> Tensor:
         """Run a batch through the model, and write its pages and slots. Return the logits [B,
-        vocab] float32 of each sequence's last token. score: called once with a function that
-        computes the logits of other rows; None: no other rows are needed."""
+        vocab] float32 of each sequence's last token. score: called once with a function to compute
+        the logits of other rows; None: no other rows are needed."""
         operators = self.backend.bind(batch)
         tokens = self._on_device(batch.token_ids)
         branch, residual = self.layers(tokens, operators, arena, hooks)

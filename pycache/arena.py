@@ -1,6 +1,6 @@
 """The arena: one allocation, its typed views, and copies inside it and between two arenas.
 
-Owns the memory; does not know which requests use its page and slot ids. Thread rule: the engine
+Owns the memory; does not know the requests using its page and slot ids. Thread rule: the engine
 loop writes only the pages and slots allocated to it.
 """
 
@@ -28,8 +28,8 @@ class Arena:
     """The one allocation with every page and slot of one place (GPU or host) and one rank, and the
     layers' typed views of it.
 
-    Owns `slabs` slabs (parts of equal size, `layout` divides each). Does not know the requests that
-    use its page and slot ids.
+    Owns `slabs` slabs (parts of equal size, `layout` divides each). Does not know the requests
+    using its page and slot ids.
 
     Not thread-safe for writers. The engine loop writes the pages and slots allocated by it. A
     transport writes those granted to it as a destination. The two sets never overlap.

@@ -18,7 +18,7 @@ _SIDES = 2
 
 class LayerKind(Enum):
     """Kind of a model layer. FULL: full attention, with pages. GDN: Gated DeltaNet, with a state.
-    DRAFT: the layer that drafts tokens, after the model's own layers. It has attention, and a slot
+    DRAFT: the layer for drafting tokens, after the model's own layers. It has attention, and a slot
     column with the final hidden state of the previous token."""
 
     FULL = "full_attention"
@@ -317,7 +317,7 @@ class Place(Enum):
 @dataclass(frozen=True)
 class ArenaKey:
     """Name of an arena within its node: the place of its memory (GPU or host), and the
-    tensor-parallel rank of the layers that use it.
+    tensor-parallel rank of the layers using it.
 
     A page or slot id means the same tokens on all ranks of one place.
 

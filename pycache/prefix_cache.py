@@ -8,9 +8,10 @@ Invariants:
 1. A working slot returned by allocate() will be forked from a checkpoint or zeroed. The sender
    writes the slot returned by allocate_to_receive(). If an
    allocation loads from a tier, the copier writes its slot.
-2. A method that returns ids may also queue copies. A forward or another node may use the ids only
+2. A method with ids as its result may also queue copies. A forward or another node may use the ids
+   only
    after these copies. So the caller takes and runs them before it launches the next forward. They
-   also run before the GPU event after which another node may read or write the ids
+   also run before the GPU event awaited by nodes before they read or write the ids
    (engine/forward_stream.py). Copies for an allocation released meanwhile still run: in the list
    they come before the next use of its ids.
 """
@@ -121,8 +122,8 @@ class HybridPrefixCache(PrefixCache):
         cursor: int | None = None,
         load_wait: float = 0.0,
     ) -> Allocation | None:
-        """Return an allocation that loads cached tokens from a tier. Without such a load, return
-        the same as allocate()."""
+        """Return an allocation to load cached tokens from a tier. Without such a load, return the
+        same as allocate()."""
         self.advance_to(self._clock())
         allocation = super().allocate_or_load(
             tokens,
@@ -144,7 +145,7 @@ class HybridPrefixCache(PrefixCache):
         return super().next_write()
 
     def _fork(self, allocation: Allocation) -> None:
-        """Queue the copies that give the allocation its first state: its checkpoint, or zeros."""
+        """Queue the copies for the allocation's first state: its checkpoint, or zeros."""
         first = allocation.working_slots[0]
         if allocation.cow_source_slot is None:
             self._copies.append(CopyOp(CopyKind.ZERO_SLOT, first, first))

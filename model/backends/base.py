@@ -75,13 +75,13 @@ class BatchOperators(Operators, Protocol):
     """Operators of a forward of sequences with any number of tokens each."""
 
     def entries(self) -> "EntryOperators":
-        """Return the operators that store the draft layer's KV (its entries). REQUIRES: the model's
+        """Return the operators storing the draft layer's KV (its entries). REQUIRES: the model's
         config has a draft layer."""
 
 
 class EntryOperators(Protocol):
-    """Operators that store the draft layer's KV (one entry a token) and hidden states, for a
-    forward of T tokens."""
+    """Operators storing the draft layer's KV (one entry a token) and hidden states, for a forward
+    of T tokens."""
 
     def normed(self, branch: Tensor, residual: Tensor, norm: Tensor) -> Tensor:
         """Return the normed branch + residual, [T, hidden], see norm_project(). Neither input is
@@ -110,13 +110,12 @@ class StepOperators(Operators, Protocol):
     """Operators of a decode step: one token of each sequence."""
 
     def step_entries(self) -> "StepEntries":
-        """Return the operators that store the draft layer's KV (its entries) in this step.
-        REQUIRES: the model's config has a draft layer."""
+        """Return the operators storing the draft layer's KV (its entries) in this step. REQUIRES:
+        the model's config has a draft layer."""
 
 
 class StepEntries(Protocol):
-    """Operators that store the draft layer's KV and hidden states, for a decode step of B
-    tokens."""
+    """Operators storing the draft layer's KV and hidden states, for a decode step of B tokens."""
 
     def beside(self) -> AbstractContextManager[None]:
         """Return a context manager. Computations inside it run in parallel with those after it,
@@ -135,8 +134,8 @@ class StepEntries(Protocol):
         first of its sequence in this step."""
 
     def carry_over(self, branch: Tensor, residual: Tensor, norm: Tensor, carry: Tensor) -> None:
-        """Write the normed branch + residual, see norm_project(), into the slots that the step
-        writes. Neither input is changed."""
+        """Write the normed branch + residual, see norm_project(), into the slots written by the
+        step. Neither input is changed."""
 
 
 class DraftOperators(Protocol):

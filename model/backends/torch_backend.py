@@ -1,4 +1,4 @@
-"""The layer operators in PyTorch: the implementation for CPUs, and the reference that tests every
+"""The layer operators in PyTorch: the implementation for CPUs, and the reference for testing every
 kernel."""
 
 from dataclasses import dataclass, replace

@@ -5,7 +5,7 @@ Every address is fixed. The operators wait for nothing and allocate only through
 graph may capture them.
 
 A pass of the draft layer differs from a decode step in its attention only. Its queries do not read
-position 0, because no hidden state comes before it. Rows that need no further draft write nothing
+position 0, because no hidden state comes before it. Rows in need of no further draft write nothing
 into the pages.
 """
 
@@ -41,8 +41,8 @@ from .triton_entries import Product, StepEntries
 
 @dataclass(frozen=True)
 class DecodeScratch:
-    """Scratch memory shared by decode steps of up to `batch` sequences. All launches that use it
-    must be on one stream.
+    """Scratch memory shared by decode steps of up to `batch` sequences. All launches using it must
+    be on one stream.
 
     attention: memory for partial attention results. owners: [batch] int32, the numbers 0, 1, 2 and
     so on: row i belongs to sequence i.

@@ -25,11 +25,11 @@ from tasuki.model.weights.layers import DraftWeights
 from tasuki.model.weights.matrix import Matrix
 
 Product: TypeAlias = Callable[[Tensor, Matrix], Tensor]
-"""Function that returns x [T, k] times a transposed weight [n, k], without a sum over ranks."""
+"""Function returning x [T, k] times a transposed weight [n, k], without a sum over ranks."""
 
 
 class TritonEntries:
-    """Base class that stores the draft layer's KV, for prompts and decode steps.
+    """Base class for storing the draft layer's KV, for prompts and decode steps.
 
     read_slots: [B], the slot with the hidden state before each sequence's first token, by row of
     the page table. product: multiplies x [T, k] by a transposed weight [n, k], without a sum over
@@ -93,7 +93,7 @@ class PromptCarry:
 
     @staticmethod
     def of(batch: Batch, device: torch.device) -> "PromptCarry":
-        """Return the slots and rows of the hidden states that a batch stores. The batch is in host
+        """Return the slots and rows of the hidden states stored by a batch. The batch is in host
         memory. The copy to the device is asynchronous."""
         plan = plan_carry(batch.cu_seqlens, batch.read_slots, batch.saves())
         tables = (plan.read_slots, plan.rows, plan.slots)
@@ -153,7 +153,7 @@ def fold_carry(kept: Tensor, folds: FoldRows, carry: Tensor) -> None:
 
 class StepEntries(TritonEntries):
     """Triton's `StepEntries` of base.py: they store the draft layer's KV in a decode step. side:
-    the stream that computes it in parallel with the layers."""
+    the stream to compute it in parallel with the layers."""
 
     def __init__(
         self,

@@ -120,7 +120,7 @@ class PrefillPlan:
 
 def _padded(table: Tensor) -> Tensor:
     """Return the table with its last dimension padded to a multiple of 16. Kernels are compiled
-    anew for other strides, and for tables at addresses that are not multiples of 16 bytes."""
+    anew for other strides, and for tables at addresses other than multiples of 16 bytes."""
     return functional.pad(table, (0, -table.shape[-1] % 16))
 
 
@@ -135,7 +135,7 @@ class TritonPrefill:
         side: torch.cuda.Stream,
         reduce: Reduce,
     ) -> None:
-        """rotary: angles from `rotary_cache`; side: a second stream that runs the shared expert in
+        """rotary: angles from `rotary_cache`; side: a second stream to run the shared expert in
         parallel with the routed experts."""
         self._config = config
         self._plan = plan

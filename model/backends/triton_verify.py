@@ -1,4 +1,4 @@
-"""The operators that verify drafts in Triton: T tokens per sequence, every address fixed.
+"""The operators for verifying drafts in Triton: T tokens per sequence, every address fixed.
 
 All operators except attention and GDN are those of a decode step with T times as many rows. The
 operators wait for nothing and allocate only through PyTorch, so a CUDA graph may capture them.
@@ -29,9 +29,9 @@ from .triton_entries import VerifyEntries
 @dataclass(frozen=True)
 class VerifyScratch:
     """Memory shared by verification steps of up to `batch` sequences with up to `tokens` tokens
-    each. All launches that use it must be on one stream. kept: GDN inputs of this step and of the
-    last one, for folds (storing states after the accepted tokens). hidden [batch, tokens, width]:
-    final hidden states, for the same use; None without a draft layer."""
+    each. All launches using it must be on one stream. kept: GDN inputs of this step and of the last
+    one, for folds (storing states after the accepted tokens). hidden [batch, tokens, width]: final
+    hidden states, for the same use; None without a draft layer."""
 
     attention: DecodeWorkspace
     kept: KeptTurns

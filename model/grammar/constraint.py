@@ -25,7 +25,7 @@ token is a prefix of a longer one, so they are few."""
 
 
 _MOST_READ_AGAIN = 9000
-"""Length in tokens of the longest answer that may continue with a fresh lexer. Reading such an
+"""Length in tokens of the longest answer allowed to continue with a fresh lexer. Reading such an
 answer again blocks the engine's loop for 40 ms at most."""
 _LEAST_GAIN = 64
 _LEAST_SHARE = 8
@@ -39,8 +39,8 @@ def _never() -> Matcher | None:
 
 
 Renew: TypeAlias = Callable[[], Matcher | None]
-"""Function that returns a matcher with a fresh lexer, at the beginning of an answer; None if there
-is none."""
+"""Function returning a matcher with a fresh lexer, at the beginning of an answer; None if there is
+none."""
 
 
 class _Phase(Enum):
@@ -63,7 +63,7 @@ class Constraint:
         fresh: Renew = _never,
     ) -> None:
         """matcher: a matcher of its own, at the beginning of an answer. eos_ids: ids of the tokens
-        that end an answer. tokens: bytes of each token of the vocabulary. fresh: returns a matcher
+        ending an answer. tokens: bytes of each token of the vocabulary. fresh: returns a matcher
         with a fresh lexer once the last lexer is spent (it takes no more states); None if there is
         none. REQUIRES: all ids are in the vocabulary."""
         self._matcher = matcher
@@ -109,9 +109,9 @@ class Constraint:
         return bool(self._matcher.is_error())
 
     def forced(self, most: int) -> list[int]:
-        """Return up to `most` tokens of text forced by the grammar, the longest tokens first. Each
-        token needs one mask. For a grammar of ten letters, its whole forced text may take a
-        second."""
+        """Return up to `most` tokens of the text forced by the grammar. The tokens are the longest
+        possible. Each token needs one mask. For a grammar of ten letters, its whole forced text may
+        take a second."""
         found: list[int] = []
         if self._phase is not _Phase.HOLDS:
             return found
@@ -147,8 +147,8 @@ class Constraint:
         return found
 
     def allowed(self, tokens: Sequence[int]) -> int:
-        """Return the length of the longest start of `tokens` that the grammar allows. If the
-        grammar does not apply yet, return the whole length."""
+        """Return the length of the longest start of `tokens` allowed by the grammar. If the grammar
+        does not apply yet, return the whole length."""
         if self._phase is not _Phase.HOLDS:
             return len(tokens)
         found = int(self._matcher.validate_tokens(list(tokens)))
@@ -207,7 +207,7 @@ def _allow(mask: Mask, token: int) -> None:
 
 
 def only(token: int, vocab: int) -> Mask:
-    """Return a mask that allows only this token. vocab: number of tokens in the vocabulary."""
+    """Return a mask allowing only this token. vocab: number of tokens in the vocabulary."""
     mask = np.zeros(-(-vocab // 32), dtype=np.int32)
     _allow(mask, token)
     return mask
@@ -218,7 +218,7 @@ def allows(mask: Mask, token: int) -> bool:
 
 
 def every(vocab: int) -> Mask:
-    """Return a mask that allows all `vocab` tokens of the vocabulary."""
+    """Return a mask allowing all `vocab` tokens of the vocabulary."""
     mask = np.full(-(-vocab // 32), -1, dtype=np.int32)
     if vocab % 32:
         mask.view(np.uint32)[-1] = (1 << vocab % 32) - 1

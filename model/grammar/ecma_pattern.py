@@ -1,7 +1,7 @@
 """Translation of JSON Schema's regular expressions (ECMA-262) to the dialect of Rust's regex crate.
 
 Pure functions. A translated pattern matches the same texts as in ECMA-262 with its flag u. Syntax
-that Rust's dialect lacks or reads differently is rejected, and the error names its position.
+missing in Rust's dialect, or read differently there, is rejected, and the error names its position.
 """
 
 import re
@@ -141,8 +141,8 @@ def _code(text: str, at: int) -> int:
 
 
 def _letter(code: int, bare: frozenset[str]) -> str:
-    """Return the character with this code point as written in a Rust pattern. bare: characters that
-    need an escape there."""
+    """Return the character with this code point as written in a Rust pattern. bare: characters in
+    need of an escape there."""
     letter = chr(code)
     if letter in bare:
         return f"\\{letter}"

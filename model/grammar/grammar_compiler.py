@@ -6,14 +6,14 @@ engine loop calls it; the threads compile and touch nothing else.
 
 Invariants:
 
-- Only a source that passed its trial (trials/) is compiled here.
+- Only a source with a passed trial (trials/) is compiled here.
 - The loop never waits for a trial or a compilation: ready() begins them and returns.
 - A grammar is kept while a request waits for it or uses it.
 - The other compiled grammars take at most the capacity, by the memory measured in their trials. A
   dropped one is compiled again on request, with the same masks.
 - Only grammars with waiting requests are compiled (retain), with fair shares for the callers.
 - Answers with one grammar share its lexer. A spent lexer (its states have reached the bound) gets
-  no new request. A running answer continues with a fresh lexer if that is quickly made.
+  no new request. A running answer continues with a fresh lexer if it is quickly made.
 """
 
 import time
@@ -46,12 +46,12 @@ start, so it starts with the node."""
 _NO_TOKENS = Vocabulary((), ())
 
 _QUICK_SECONDS = 0.02
-"""Longest compilation, in seconds, that may block a running answer."""
+"""Longest compilation, in seconds, allowed to block a running answer."""
 
 _Key = tuple[str, str]
 
 Wanted = tuple[str, Grammar]
-"""A pair of a caller's name and a grammar that one of the caller's requests waits for or uses."""
+"""A pair of a caller's name and a grammar awaited or used by one of the caller's requests."""
 
 
 @dataclass
@@ -99,7 +99,7 @@ class GrammarCompiler:
         self._tree: Any = None
         self._unavailable = ""
         self.trials = trials or GrammarTrials.of(vocabulary or _NO_TOKENS)
-        """The client of the server that tries grammars; any thread may use it. An API server of
+        """The client of the server for trying grammars; any thread may use it. An API server of
         this node uses the same client, so no source is tried twice."""
         self._kept: BoundedCache[_Key, _Compiled] = BoundedCache(cache_bytes)
         self._used: dict[_Key, _Compiled] = {}
@@ -158,7 +158,7 @@ class GrammarCompiler:
         wait([begun.matcher for begun in self._begun.values() if begun.matcher is not None])
 
     def retain(self, wanted: Iterable[Wanted]) -> None:
-        """Cancel the trials and compilations that no living request needs. wanted: the grammars of
+        """Cancel the trials and compilations needed by no living request. wanted: the grammars of
         every living request, with their callers."""
         kept = {(caller, _key(grammar)) for caller, grammar in wanted}
         for begun in self._begun.keys() - kept:
@@ -174,8 +174,7 @@ class GrammarCompiler:
     def ready(self, grammar: Grammar, caller: str = "") -> bool:
         """Return true if the grammar is compiled, so that constraint() need not wait. Otherwise
         begin or continue its trial and compilation, and return false. caller: name of the client
-        whose share of the threads it uses. Raises GrammarError, GrammarsBusy,
-        GrammarsUnavailable."""
+        charged for the use of threads. Raises GrammarError, GrammarsBusy, GrammarsUnavailable."""
         key = _key(grammar)
         found = self._found(key)
         if found is not None and not found.is_spent:

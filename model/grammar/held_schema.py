@@ -27,7 +27,7 @@ MOST_IGNORED_FORMATS = 16
 ODD_FORMAT = "?"
 _FORMAT_NAME = re.compile(r"[!-+\-.0-~/]{1,64}")
 """Pattern of a format name fit for a header: printable ASCII without white space, and without the
-comma that separates names."""
+comma, the separator of names."""
 # Keywords without schemas in their values, and keywords of schemas by name.
 _WITHOUT_SCHEMAS = frozenset(
     {"const", "enum", "default", "examples", "example", "required", "type"}
@@ -39,8 +39,8 @@ _SCHEMAS_BY_NAME = frozenset(
 
 def ignored_formats(schema: Any) -> tuple[str, ...]:
     """Return the names of the unsupported string formats in a caller's schema, each once, in order,
-    at most MOST_IGNORED_FORMATS. ODD_FORMAT replaces names that are too long or have other
-    characters than a header may carry. The time is linear in the schema."""
+    at most MOST_IGNORED_FORMATS. ODD_FORMAT replaces long names, and names with characters not
+    allowed in a header. The time is linear in the schema."""
     found: dict[str, None] = {}
     left = [schema]
     while left and len(found) < MOST_IGNORED_FORMATS:
@@ -120,7 +120,7 @@ def held_pattern(pattern: str) -> str:
 
 
 def referred(reference: Any, root: Any) -> Any:
-    """Return the part of the schema `root` that a reference names; None if it does not exist."""
+    """Return the part of the schema `root` named by a reference; None if it does not exist."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     if reference == "#":
@@ -165,7 +165,7 @@ def _leads_into_definitions(reference: Any) -> bool:
 
 
 def _references(schema: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the subschemas that have a `$ref` to another schema."""
+    """Yield the subschemas with a `$ref` to another schema."""
     left = [schema]
     while left:
         item = left.pop()
@@ -298,8 +298,8 @@ class _Holding:
 
 
 def _meant(schema: Mapping[str, Any], alone: bool) -> Mapping[str, Any]:
-    """Return the keywords that restrict values. alone: keywords beside a `$ref` have no meaning, as
-    in old drafts."""
+    """Return the keywords with a restriction of values. alone: keywords beside a `$ref` have no
+    meaning, as in old drafts."""
     if alone and "$ref" in schema:
         return {key: value for key, value in schema.items() if key in _BESIDE_REFERENCE}
     kept = {
@@ -317,7 +317,7 @@ def _meant(schema: Mapping[str, Any], alone: bool) -> Mapping[str, Any]:
 
 
 def _says_nothing(keyword: str, value: Any, schema: Mapping[str, Any]) -> bool:
-    """Return true if the keyword accepts every value in this schema, so that it can be left out."""
+    """Return true if the keyword accepts every value in this schema, so it can be left out."""
     match keyword:
         case "format":
             return isinstance(value, str) and value not in FORMATS
@@ -349,7 +349,7 @@ def _takes_all(value: Any) -> bool:
 
 
 def _without(schema: Any, keywords: tuple[str, ...], only: str) -> Any:
-    """Return a schema for property names without keywords that hold for every name, such as its
+    """Return a schema for property names without the keywords true of every name, such as its
     type."""
     if not isinstance(schema, Mapping) or schema.get("type", only) != only:
         return schema

@@ -2,7 +2,7 @@
 
 Pure values. It does not encode text (server/text/tokenizer.py does).
 
-UnfinishedTokens: the tokens whose bytes end inside a UTF-8 character.
+UnfinishedTokens: the tokens with bytes ending inside a UTF-8 character.
 """
 
 import json
@@ -16,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 MOST_LACKING = 3
-"""Largest number of bytes that an unfinished UTF-8 character can lack. A character has up to four
+"""Largest number of bytes lacking in an unfinished UTF-8 character. A character has up to four
 bytes."""
 
 
 class UnfinishedTokens:
     def __init__(self, vocab: int, lacking: Mapping[int, int]) -> None:
-        """vocab: number of tokens in the vocabulary. lacking: number of bytes (1 to 3) that the
-        last character of a token lacks, by token id. Tokens with a complete last character are
+        """vocab: number of tokens in the vocabulary. lacking: number of bytes (1 to 3) missing from
+        the last character of a token, by token id. Tokens with a complete last character are
         absent."""
         self._finished = []
         for count in range(MOST_LACKING):
@@ -33,7 +33,7 @@ class UnfinishedTokens:
 
     @staticmethod
     def of(tokens: Sequence[bytes]) -> "UnfinishedTokens":
-        """Find the tokens that end inside a UTF-8 character. tokens: bytes of each token, by id."""
+        """Find the tokens ending inside a UTF-8 character. tokens: bytes of each token, by id."""
         found = {token: _lacking(text) for token, text in enumerate(tokens) if text[-1:] >= b"\x80"}
         lacking = {token: lacks for token, lacks in found.items() if lacks}
         return UnfinishedTokens(len(tokens), lacking)
@@ -46,7 +46,7 @@ class UnfinishedTokens:
 
 
 def _lacking(text: bytes) -> int:
-    """Return the number of bytes that the last UTF-8 character of `text` lacks. Return 0 if the
+    """Return the number of bytes missing from the last UTF-8 character of `text`. Return 0 if the
     character is complete, or if `text` has no first byte of a character."""
     for behind in range(min(len(text), MOST_LACKING)):
         byte = text[-1 - behind]
@@ -76,7 +76,7 @@ _CHARACTER_OF_LATIN = str.maketrans(
 
 def bytes_by_id(vocabulary: Mapping[str, int]) -> dict[int, bytes]:
     """Return the bytes of each token, by id. vocabulary: token ids by name, from a byte-level
-    tokenizer.json. Raises KeyError with the first character that stands for no byte."""
+    tokenizer.json. Raises KeyError with the first character standing for no byte."""
     return {
         token: bytes(_BYTE_OF_CHARACTER[character] for character in name)
         for name, token in vocabulary.items()
@@ -91,8 +91,8 @@ def name_of_bytes(content: bytes) -> str:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokens of a model as bytes. tokens: the bytes that each token id adds to the text; b""
-    for a token without text. eos_ids: ids of the tokens that end an answer."""
+    """The tokens of a model as bytes. tokens: the bytes added to the text by each token id; b"" for
+    a token without text. eos_ids: ids of the tokens ending an answer."""
 
     tokens: tuple[bytes, ...]
     eos_ids: tuple[int, ...]
@@ -111,8 +111,8 @@ class Vocabulary:
 
     @cached_property
     def unfinished(self) -> UnfinishedTokens:
-        """Return the tokens that end inside a UTF-8 character. The first call takes 50 ms for a
-        large vocabulary."""
+        """Return the tokens ending inside a UTF-8 character. The first call takes 50 ms for a large
+        vocabulary."""
         return UnfinishedTokens.of(self.tokens)
 
 

@@ -117,8 +117,8 @@ _GDN = r"linear_attn\.(?:in_proj_qkv|in_proj_z|out_proj)"
 
 @dataclass(frozen=True)
 class Recipe:
-    """A published format. modules: pairs (name pattern, codec). The first pattern that matches the
-    end of a module's name selects its codec."""
+    """A published format. modules: pairs (name pattern, codec). The first pattern matching the end
+    of a module's name selects its codec."""
 
     modules: tuple[tuple[str, Codec], ...]
     config: MakeConfig
@@ -191,7 +191,7 @@ RECIPES: Mapping[str, Recipe] = {
         _modelopt("MIXED_PRECISION"),
     ),
 }
-"""Quantisation recipes by the names that `tasuki quantise --format` accepts."""
+"""Quantisation recipes by the names accepted by `tasuki quantise --format`."""
 
 
 _FUSED = re.compile(r"\.experts\.(?:gate_up|down)_proj$")

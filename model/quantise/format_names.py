@@ -1,4 +1,4 @@
-"""Names of the formats that `tasuki quantise` can make; checkpoint.py explains them."""
+"""Names of the formats made by `tasuki quantise`; checkpoint.py explains them."""
 
 FORMATS = ("fp8", "fp8-channel", "fp8-tensor", "nvfp4", "nvfp4-ct", "mixed")
 

@@ -52,8 +52,8 @@ class EncodeFlops:
         return self.depth * self.quadratic * patches * patches / self.picture(patches)
 
     def blocks_within(self, flops: float, patches: int) -> int:
-        """Return the number of a picture's blocks that fit into `flops` FLOPs. It is at least 1, so
-        that every picture is finished."""
+        """Return the number of a picture's blocks fitting into `flops` FLOPs. It is at least 1, so
+        every picture is finished."""
         return max(1, min(self.depth, int(flops / self.block(patches))))
 
 

@@ -32,7 +32,7 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 """The supported picture formats, by Pillow's names. No other decoder of Pillow is tried."""
 _ORIENTATION = 0x0112
 _TURNED = frozenset({5, 6, 7, 8})
-"""EXIF orientations that exchange height and width."""
+"""EXIF orientations exchanging height and width."""
 _PNG_SIGNATURE = 8
 """Number of bytes before a PNG file's first chunk."""
 _PIXEL_CHUNKS = frozenset({b"IDAT", b"acTL", b"fcTL", b"fdAT"})

@@ -1,1 +1,1 @@
-"""A model's weights in memory, and the sources that they are read from."""
+"""A model's weights in memory, and the sources to read them from."""

@@ -107,8 +107,8 @@ def _factors(part: NvFp4) -> Tensor:
 
 
 _TILE = 32
-"""Number of matrix rows that a kernel reads at once. The boundary between gate and up, in the
-middle of a matrix, must be at a multiple of it."""
+"""Number of matrix rows read by a kernel at once. The boundary between gate and up, in the middle
+of a matrix, must be at a multiple of it."""
 
 
 def for_kernels(segments: Sequence[Segment]) -> tuple[Segment, ...]:

@@ -1,4 +1,4 @@
-"""A model's weights in the form that the operators use: projections of one input are fused into one
+"""A model's weights in the form used by the operators: projections of one input are fused into one
 matrix.
 
 Owns the fused shapes, and how they are put together from published tensors of any `TensorSource`.
@@ -140,7 +140,7 @@ def assemble(
     device: torch.device | str = "cpu",
     progress: Progress = no_progress,
 ) -> ModelWeights:
-    """Read every tensor that the config needs from the source, one at a time. progress: called with
+    """Read every tensor needed by the config from the source, one at a time. progress: called with
     the number of layers done and in all. Raises WeightsError."""
     return _Assembler(config, source, dtype, torch.device(device)).model(progress)
 

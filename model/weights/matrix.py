@@ -1,4 +1,4 @@
-"""Matrices of a model, the segments that they are stored as, and parts of both.
+"""Matrices of a model, the segments (stored parts) of a matrix, and parts of both.
 
 A part is a range of a tensor's elements. WeightsError is the error for anything unreadable.
 

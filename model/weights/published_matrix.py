@@ -10,7 +10,7 @@ decide its storage format.
 
 Neither a list of module names nor `quant_method` decides, because both are wrong for some
 checkpoints. Weights would be dropped then, or codes read as numbers. An unused scale is an error
-that names the weight and the scale.
+naming the weight and the scale.
 """
 
 from math import prod

@@ -173,7 +173,7 @@ _Waiting = list[tuple[Tensor, Error]]
 
 class PendingChecks:
     """Checks of tensor values, run for many small tensors together. Raises WeightsError for the
-    first tensor that fails, in done() at the latest."""
+    first failing tensor, in done() at the latest."""
 
     def __init__(self) -> None:
         self._scales: _Waiting = []
@@ -191,7 +191,7 @@ class PendingChecks:
         self._add(self._codes, codes, error)
 
     def done(self) -> None:
-        """Run all waiting checks. Raises WeightsError for the first tensor that fails."""
+        """Run all waiting checks. Raises WeightsError for the first failing tensor."""
         scales, codes = self._scales, self._codes
         self._scales, self._codes, self._bytes = [], [], 0
         _check(scales, _are_finite)

@@ -5,9 +5,9 @@ the meaning of a tensor. The vision tower is never read. The draft layer is read
 one. Reading is lazy, one slice of a tensor at a time. The files stay open until the `Checkpoint` is
 closed; one thread uses it.
 
-check_left_over() rejects a scale or a quantised tensor that no weight used, because its weight was
-read in a wrong format. Plain tensors may be unread: the vision tower, a draft layer that is not
-served, buffers.
+check_left_over() rejects a scale or a quantised tensor used by no weight, because its weight was
+read in a wrong format. Plain tensors may be unread: the vision tower, a draft layer not served,
+buffers.
 """
 
 import gc
@@ -50,7 +50,7 @@ prefix is never read."""
 
 
 Elsewhere = Callable[[str], bool]
-"""Function that returns true if another rank reads the tensor with this name."""
+"""Function returning true if another rank reads the tensor with this name."""
 
 
 def nowhere_else(name: str) -> bool:
@@ -105,7 +105,7 @@ def is_of_draft_layer(name: str) -> bool:
 
 
 def _beside(tensors: StoredTensors, name: str) -> str:
-    """Return a text that lists the other tensors of the same module, for an error message."""
+    """Return a text with the other tensors of the same module, for an error message."""
     module = name.rpartition(".")[0]
     near = [f"{other} ({tensors.dtype(other)})" for other in tensors if _is_near(other, name)]
     return f"are {', '.join(near[:4])}" if near else f"{module} holds nothing"
@@ -300,7 +300,7 @@ class Checkpoint:
     """
 
     def __init__(self, directory: Path, tensors: type[StoredTensors] = StoredTensors) -> None:
-        """tensors: class that opens the files. With `StoredShapes`, tensors have no memory."""
+        """tensors: class for opening the files. With `StoredShapes`, tensors have no memory."""
         self._directory = directory
         scheme = QuantizationConfig.load(directory).activation_scheme
         self._static_inputs = scheme == "static"

@@ -27,7 +27,7 @@ class UnfitSize(ModelConfigError):
 
 
 class ExpertCut(Enum):
-    """The way in which ranks divide the routed experts."""
+    """Division among ranks of the routed experts."""
 
     BY_WIDTH = "tensor"
     """Every rank has a part of each expert's inner width."""
@@ -112,8 +112,8 @@ def check_fits(config: ModelConfig, shard: Shard) -> None:
 
 
 def _misfit(config: ModelConfig, shard: Shard) -> str | None:
-    """Return a text that names the first size not divisible among the ranks; None if the model can
-    be divided."""
+    """Return a text naming the first size not divisible among the ranks; None if the model can be
+    divided."""
     ranks, shape = shard.ranks, config.feed_forward
     counts = {"query heads": config.query_heads, "key heads of GDN layers": config.key_heads}
     if isinstance(shape, DenseShape):
@@ -144,8 +144,8 @@ _WHOLE = frozenset(
         *("pre_fc_norm_embedding", "pre_fc_norm_hidden"),
     }
 )
-"""Names of weights that every rank has whole. A norm covers one head or the whole residual stream.
-Routers must choose alike on every rank. An embedding is only looked up."""
+"""Names of weights present whole on every rank. A norm covers one head or the whole residual
+stream. Routers must choose alike on every rank. An embedding is only looked up."""
 
 
 @dataclass(frozen=True)
@@ -240,8 +240,8 @@ def _of_width(shard: Shard, leaf: str, width: int) -> Cut | None:
 
 
 def _cut(shard: Shard, dim: int, *segments: tuple[int, int]) -> Cut:
-    """Return the rank's part of a tensor that joins several segments along `dim`. segments: (number
-    of pieces, number of elements) of each segment."""
+    """Return the rank's part of a tensor of several segments along `dim`. segments: (number of
+    pieces, number of elements) of each segment."""
     spans, begin = [], 0
     for pieces, size in segments:
         each, own = size // pieces, shard.of(pieces)

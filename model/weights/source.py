@@ -135,8 +135,8 @@ class ShardedSource:
         return cut
 
     def _fix(self, name: str, unit: int) -> str:
-        """Return a text for an error message: the numbers of ranks that divide this matrix between
-        its blocks of `unit` rows or columns."""
+        """Return a text for an error message: the numbers of ranks able to divide this matrix
+        between its blocks of `unit` rows or columns."""
         sizes = [
             ranks
             for ranks in fitting_sizes(self._config, self._shard.experts)

@@ -83,7 +83,7 @@ class Companions:
 
 
 FoundAgain = Callable[[], WeightsError | None]
-"""Function that checks the stacked modules one by one, and returns the first error; None without an
+"""Function to check the stacked modules one by one, returning the first error; None without an
 error."""
 
 
@@ -120,7 +120,7 @@ class StackedTensors:
         return name in self._columns
 
     def path(self, name: str) -> Path:
-        """Return the path of the file that has the first module's tensor."""
+        """Return the path of the file with the first module's tensor."""
         return self._tensors.path(name)
 
     def dtype(self, name: str) -> str:

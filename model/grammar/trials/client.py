@@ -1,11 +1,11 @@
-"""The client side of a node's trial server, the process that tries grammars: its start, its
+"""The client side of a node's trial server, the process for trying grammars: its start, its
 connections, its verdicts.
 
 TrialHost starts the server at the first connection, and again if the server ends. It owns the
-listening socket, the server's process, and a thread that waits for both. Invariants: the server
-ends with this object, and with this process. Connections opened during the start are kept by the
-system and served afterwards. The socket has an abstract name, so it leaves no file. The name is
-random, and the server serves processes of its own user alone.
+listening socket, the server's process, and a thread to wait for both. Invariants: the server ends
+with this object, and with this process. Connections opened during the start are kept by the system
+and served afterwards. The socket has an abstract name, so it leaves no file. The name is random,
+and the server serves processes of its own user alone.
 
 GrammarTrials owns one process's connection, its thread, and the futures of waiting callers.
 Invariants: every future ends within MAX_WAIT_SECONDS. Cancelling a future ends its trial, unless
@@ -86,8 +86,8 @@ class TrialHost:
 
 
 class _Watch:
-    """The thread that starts and watches the trial server. It has no reference to its TrialHost, so
-    the host can be garbage-collected."""
+    """The thread to start and watch the trial server. It has no reference to its TrialHost, so the
+    host can be garbage-collected."""
 
     def __init__(self, listener: socket.socket, job: TrialJob) -> None:
         self._listener = listener
@@ -191,7 +191,7 @@ _Verdicts = BoundedCache[tuple[GrammarKind, str], Verdict]
 
 class GrammarTrials:
     def __init__(self, address: Callable[[], str]) -> None:
-        """address: function that returns the trial server's address."""
+        """address: function returning the trial server's address."""
         self._address = address
         self._remembered: _Verdicts = BoundedCache(_REMEMBERED_BYTES)
         self._lock = threading.Lock()
@@ -211,7 +211,7 @@ class GrammarTrials:
 
     def verdict(self, caller: str, kind: GrammarKind, source: str) -> "Future[Verdict]":
         """Begin the trial of a grammar source, or return its remembered verdict. caller: name of
-        the client whose share of trials it uses."""
+        the client charged for the trial."""
         known = self._remembered.get((kind, source)) or self._closed
         future: Future[Verdict] = Future()
         if known is None and not _is_text(source):
@@ -244,8 +244,8 @@ class GrammarTrials:
             return
 
     def give_up(self, reason: str) -> None:
-        """End every trial that this process waits for with GrammarsBusy. reason: text for the
-        callers. Later calls begin new trials."""
+        """End every trial awaited by this process with GrammarsBusy. reason: text for the callers.
+        Later calls begin new trials."""
         with self._lock:
             link = self._link
         if link is not None:

@@ -1,4 +1,4 @@
-"""Messages between the trial server (the process that tries grammars) and its clients, and their
+"""Messages between the trial server (the process for trying grammars) and its clients, and their
 frames.
 
 Immutable values; pure functions. A frame is the length of its body in 4 bytes, little-endian, then
@@ -45,7 +45,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 class Ask(msgspec.Struct, frozen=True, tag=True):
     """Message of a client: try this grammar source. number: the client's own number of the message,
-    used once. caller: name of the user whose share of trials it uses."""
+    used once. caller: name of the user charged for the trial."""
 
     number: int
     caller: str
@@ -77,7 +77,7 @@ def frame_of(message: msgspec.Struct) -> bytes:
 
 
 class FrameBuffer:
-    """Buffer that joins received bytes into frames. One thread uses it."""
+    """Buffer for joining received bytes into frames. One thread uses it."""
 
     def __init__(self) -> None:
         self._held = bytearray()

@@ -1,4 +1,4 @@
-"""The order of grammar trials: the next source to try, the requests that wait for it, and the
+"""The order of grammar trials: the next source to try, the requests waiting for it, and the
 processor time of each caller.
 
 Pure: no clock, process or socket. The server (server.py) carries the actions out. One thread.
@@ -107,7 +107,7 @@ class QueueBounds:
 
 @dataclass
 class _Wanted:
-    """The requests that wait for the verdict of one source, with the caller's name of each."""
+    """The requests waiting for the verdict of one source, with the caller's name of each."""
 
     askers: dict[Asker, str] = field(default_factory=dict)
 
@@ -123,7 +123,7 @@ class _Running:
 
 
 class _Use:
-    """Processor seconds that each caller's trials used lately."""
+    """Processor seconds used lately by each caller's trials."""
 
     def __init__(self) -> None:
         self._used: dict[str, tuple[float, float]] = {}
@@ -219,7 +219,7 @@ class TrialQueue:
         return [*answers, *self._started(now)]
 
     def overdue(self, now: float) -> list[Action]:
-        """Give up the trials that have run longer than `patience`. Return the actions to kill
+        """Give up the trials running for longer than `patience`. Return the actions to kill
         them."""
         late = [
             (trial, running)

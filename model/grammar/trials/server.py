@@ -1,4 +1,4 @@
-"""`python -m tasuki.model.grammar.trials.server FD`: the process that tries the grammars of a node.
+"""`python -m tasuki.model.grammar.trials.server FD`: the process for trying the grammars of a node.
 
 FD: file descriptor of the listening socket. The server reads its settings (a TrialJob) from
 standard input. Not for people: a TrialHost starts it, and it ends with the host's process.
@@ -30,7 +30,7 @@ from .queue import Action, Answer, Asker, Kill, QueueBounds, Source, Start, Tria
 from .trial import Child, Trees, Try, fork_trial
 
 _LOOK_SECONDS = 0.5
-"""Seconds between two checks for trials that have run too long."""
+"""Seconds between two checks for trials running for too long."""
 _READ_BYTES = 64 << 10
 _MOST_UNREAD_BYTES = 1 << 20
 """Largest number of answer bytes waiting for a client to read them. A client with more is
@@ -226,7 +226,7 @@ def _named(name: str) -> Any:
 
 
 def _unavailable(reason: str) -> Try:
-    """Return a Try (a trial function) that gives the verdict UNAVAILABLE for every source."""
+    """Return a Try (a trial function) with the verdict UNAVAILABLE for every source."""
     return lambda trees, source: Verdict(Outcome.UNAVAILABLE, reason)
 
 

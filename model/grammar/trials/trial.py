@@ -30,7 +30,7 @@ MAX_SECONDS = 2
 MAX_ADDRESS_BYTES = 512 << 20
 """Limit of a trial's address space in bytes, the vocabulary's token tree included."""
 _STACK_BYTES = 2 << 20
-"""Limit of a trial's stack in bytes. Every thread that compiles the grammar later has a larger
+"""Limit of a trial's stack in bytes. Any later thread for compiling the grammar has a larger
 stack."""
 _LOWEST_PRIORITY = 19
 _FIRST_TO_END = "1000"
@@ -207,7 +207,7 @@ def _resident_bytes() -> int:
 
 def _verdict_of(status: int, answer: bytes) -> Verdict:
     """Return the verdict of an ended child process. status: its exit status from wait4(); answer:
-    the bytes that it wrote."""
+    the bytes written by it."""
     if os.WIFSIGNALED(status):
         ended_by_kernel = os.WTERMSIG(status) == signal.SIGKILL
         return _OUT_OF_MEMORY if ended_by_kernel else TOO_COSTLY

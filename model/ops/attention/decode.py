@@ -42,8 +42,8 @@ class DecodeWorkspace:
 
     shares: number of programs per key head if pages hold plain numbers; FP8 rows use twice as many.
     outputs: [2 shares + batch, query_heads, head_dim] float32. weights: [2 shares + batch,
-    query_heads] float32, log2 of the sum of exponentials. All launches that use one workspace must
-    be on one stream.
+    query_heads] float32, log2 of the sum of exponentials. All launches using one workspace must be
+    on one stream.
     """
 
     shares: int

@@ -25,7 +25,7 @@ def carry_normed(
     write_slots: Tensor,
     rows: Tensor,
 ) -> None:
-    """Write each row's normed final hidden state into the slot that the step writes.
+    """Write each row's normed final hidden state into the slot written by the step.
 
     branch, residual: [B, width], contiguous and unchanged. norm: [width] float32, 1 + w. carry:
     [slots, width], rows of unit stride. write_slots: [B] int32. rows: [1] int32, number of valid

@@ -2,10 +2,10 @@
 `model/weights/kernel_layout.py`.
 
 A value is e2m1. Its bits, moved to bf16's exponent and mantissa, are the value times 2^-126. This
-takes two
-instructions per number and no table. The scale of its group of 16, times 2^119, makes value * group
-* 2^-7 of it. bf16 holds the product's six significant bits, and 2^-7 lets the largest scale fit.
-References: `NvFp4Halves.rows`, and the arithmetic of Triton's interpreter and float32 here.
+takes two instructions per number and no table. The scale of its group of 16, times 2^119, makes
+value * group * 2^-7 of it. bf16 holds the product's six significant bits, and 2^-7 lets the largest
+scale fit. References: `NvFp4Halves.rows`, and the arithmetic of Triton's interpreter and float32
+here.
 """
 
 import triton

@@ -21,8 +21,8 @@ class BudgetedThought:
     def __init__(
         self, budget: ThinkingBudget, unfinished: UnfinishedTokens | None, output: Sequence[int]
     ) -> None:
-        """budget: the answer's thinking budget. unfinished: the vocabulary's tokens that end inside
-        a UTF-8 character; None: the tokens' texts are not known. output: tokens of the answer so
+        """budget: the answer's thinking budget. unfinished: the vocabulary's tokens ending inside a
+        UTF-8 character; None: the tokens' texts are not known. output: tokens of the answer so
         far."""
         self._budget = budget
         self._unfinished = unfinished

@@ -76,9 +76,9 @@ class LogitAdjuster:
         constraint: Constraint | None = None,
         unfinished: UnfinishedTokens | None = None,
     ) -> None:
-        """ends: ids of the tokens that end the answer (reference.stop_ids). vocab: number of tokens
+        """ends: ids of the tokens ending the answer (reference.stop_ids). vocab: number of tokens
         in the vocabulary. before: earlier tokens. constraint: the grammar's constraint after
-        `before`. unfinished: the vocabulary's tokens that end inside a UTF-8 character, for a
+        `before`. unfinished: the vocabulary's tokens ending inside a UTF-8 character, for a
         thinking budget; None: the tokens' texts are not known. REQUIRES: the params adjust logits;
         their named_tokens and the earlier tokens are in the vocabulary."""
         self.params = params

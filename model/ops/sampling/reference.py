@@ -63,7 +63,7 @@ def _top(logits: Tensor, count: int) -> TopLogprobs:
 
 
 def stop_ids(params: SamplingParams, eos_ids: Sequence[int]) -> frozenset[int]:
-    """Return the ids of the tokens that end the answer. ignore_eos removes the model's end tokens,
+    """Return the ids of the tokens ending the answer. ignore_eos removes the model's end tokens,
     never the caller's."""
     return frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else eos_ids)
 

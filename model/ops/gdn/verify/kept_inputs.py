@@ -3,7 +3,7 @@
 accepted tokens is known later.
 
 Owns the buffers; does not know batch indices. Inputs are kept, never state updates: a fold computes
-the updates again from the state. So its error does not grow with every token. All launches that use
+the updates again from the state. So its error does not grow with every token. All launches using
 the buffers must be on one stream. There are two sets of buffers, turns 0 and 1. Forwards alternate:
 each folds the set of the forward before, and keeps its inputs in the other. Invariant: place r of a
 set holds row r of the last forward with this turn.
