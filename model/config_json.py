@@ -29,7 +29,7 @@ _MOST = sys.float_info.max
 
 
 class ModelConfigError(ValueError):
-    """An error in a config.json. The message names the file, the field and the fix."""
+    """Error in a config.json. The message names the file, the field and the fix."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def _read(fields: ConfigFields) -> QuantizationConfig:
 
 
 def _refuse_transforms(fields: ConfigFields) -> None:
-    """Raise ModelConfigError if weights were transformed, by the config, or made sparse before
+    """Raise ModelConfigError if, by the config, weights were transformed or made sparse before
     storage."""
     if fields.object("transform_config") is not None:
         raise fields.error(

@@ -192,7 +192,7 @@ class Phase(Enum):
 
 
 class LayerHooks(Protocol):
-    """Hooks called on the thread of the forward for every layer of any kind, in order."""
+    """Functions called around each layer (of any kind, in order), on the thread of the forward."""
 
     def before_layer(self, layer: int) -> None:
         """Announce that the forward will begin the layer. The layer has read nothing of the arena

@@ -147,7 +147,7 @@ class DraftHead:
     @staticmethod
     def of(head: Matrix, ids: Tensor | None) -> "DraftHead | None":
         """Return the draft head for the token ids `ids`. head: the model's. None if any token may
-        be a draft, or if the head is quantised: its rows share scales."""
+        be a draft, or if the head is quantised (its rows share scales)."""
         if ids is None or head.kinds != {Kind.PLAIN}:
             return None
         rows = head.plain.index_select(0, ids.to(head.plain.device))
@@ -191,8 +191,8 @@ class Qwen35Model:
         score: Callable[[HeadOf], None] | None = None,
     ) -> Tensor:
         """Run a batch through the model, and write its pages and slots. Return the logits [B,
-        vocab] float32 of each sequence's last token. score: called once with a function to compute
-        the logits of other rows; None: no other rows are needed."""
+        vocab] float32 of each sequence's last token. score: called with a function to compute other
+        rows' logits; None: no other rows are needed."""
         operators = self.backend.bind(batch)
         tokens = self._on_device(batch.token_ids)
         branch, residual = self.layers(tokens, operators, arena, hooks)

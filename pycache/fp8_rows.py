@@ -6,8 +6,8 @@ smallest power of two 2^k with max|x| <= 448 * 2^k, kept as the byte k + 127, as
 formats. Multiplying by it is exact on every device. Encoding decoded rows again changes nothing.
 
 Error: |decoded - x| <= max(|x| / 16, scale / 1024). So it is at most a sixteenth of the row's
-largest |x|. A number without a finite value makes its whole row NaN, so the fault is visible. A row
-of zeros stays zero.
+largest |x|. An infinite or NaN number makes its whole row NaN, so the fault is visible. A row of
+zeros stays zero.
 
 Pure functions; does not know pages, layers or wire formats.
 """
@@ -51,7 +51,7 @@ def row_scales(numbers: torch.Tensor) -> torch.Tensor:
     """Return each row's scale as a byte value: the exponent of its power of two plus 127, int32
     [...]. numbers: [..., width] float32.
 
-    The value 255 marks a row with a number without a finite value.
+    The value 255 marks a row with an infinite or NaN number.
     """
     # Of numbers without sign, the larger one has the larger bits; so have infinity and NaN.
     largest = (numbers.view(torch.int32) & 0x7FFFFFFF).amax(-1)

@@ -6,14 +6,13 @@ list, in the order of their decisions, until take_copies() returns them.
 Invariants:
 
 1. A working slot returned by allocate() will be forked from a checkpoint or zeroed. The sender
-   writes the slot returned by allocate_to_receive(). If an
-   allocation loads from a tier, the copier writes its slot.
-2. A method with ids as its result may also queue copies. A forward or another node may use the ids
-   only
-   after these copies. So the caller takes and runs them before it launches the next forward. They
-   also run before the GPU event awaited by nodes before they read or write the ids
-   (engine/forward_stream.py). Copies for an allocation released meanwhile still run: in the list
-   they come before the next use of its ids.
+   writes the slot returned by allocate_to_receive(). If an allocation loads from a tier, the
+   copier writes its slot.
+2. A method may return ids and also queue copies. A forward or another node may use the ids only
+   after these copies. So the caller takes and runs them before it launches the next forward. It
+   also runs them before it records the GPU event for other nodes, after which these may read or
+   write the ids (engine/forward_stream.py). Copies for an allocation released meanwhile still run:
+   in the list they come before the next use of its ids.
 """
 
 import time

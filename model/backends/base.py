@@ -107,7 +107,7 @@ class EntryOperators(Protocol):
 
 
 class StepOperators(Operators, Protocol):
-    """Operators of a decode step: one token of each sequence."""
+    """Layer operators of a decode step, with one token per sequence."""
 
     def step_entries(self) -> "StepEntries":
         """Return the operators storing the draft layer's KV (its entries) in this step. REQUIRES:

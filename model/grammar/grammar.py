@@ -41,7 +41,7 @@ class GrammarsBusy(RuntimeError):
 
 @dataclass(frozen=True)
 class Grammar:
-    """A grammar and the first place in the answer for it to apply.
+    """A grammar for an answer, and the place of its text in the answer.
 
     closing: the token at the end of the model's thinking. The grammar applies after it; None: it
     applies from the first token. opening: token with which the answer may begin its thinking; None,

@@ -78,7 +78,7 @@ class Encode:
 
     @property
     def next_block(self) -> int:
-        """Return the number of blocks that have run."""
+        """Return the index of the next block to run, equal to the number of blocks run so far."""
         return self._next
 
     @property

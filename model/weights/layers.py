@@ -24,9 +24,9 @@ from .source import RandomSource, TensorSource
 class GdnWeights:
     """Weights of a GDN layer.
 
-    in_proj: [q | k | v | z | b | a rows, hidden]. conv: [channels, width]. decay_rate:
-    [value_heads] fp32, -exp(A_log). dt_bias: [value_heads] fp32. norm: [value_dim] fp32. out_proj:
-    [hidden, value_heads * value_dim].
+    in_proj: [q | k | v | z | b | a rows, hidden]. conv: [channels, width], the convolution.
+    decay_rate: [value_heads] fp32, -exp(A_log). dt_bias: [value_heads] fp32, bias of the decay.
+    norm: [value_dim] fp32, weight of the gated norm. out_proj: [hidden, value_heads * value_dim].
     """
 
     in_proj: Matrix
@@ -78,7 +78,8 @@ class MoeWeights:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """Weights of a layer. mixer_norm, mlp_norm [hidden] fp32, 1 + w."""
+    """Weights of a transformer layer: its mixer (attention or GDN) and its feed-forward.
+    mixer_norm, mlp_norm [hidden] fp32: weights of the norms before them, as 1 + w."""
 
     mixer_norm: Tensor
     mixer: GdnWeights | AttentionWeights

@@ -1,4 +1,5 @@
-"""The gated delta rule token by token: decode's step, and the reference of the chunked form."""
+"""The gated delta rule token by token in PyTorch: the step of decode, and the reference of the
+chunked form."""
 
 import torch
 from torch import Tensor

@@ -28,7 +28,8 @@ _EXACT = Tile(32, 16, 1, 2, 4)
 
 
 def tile_for(batch: int, rows: int, columns: int, dtype: torch.dtype) -> Tile:
-    """Choose a tile by shapes alone, so a captured graph holds one of them."""
+    """Choose the kernel's tile by the shapes alone, so a captured CUDA graph has one tile for its
+    shapes."""
     if dtype is not torch.bfloat16:
         return _EXACT
     split = split_for(triton.cdiv(rows, 64), columns)

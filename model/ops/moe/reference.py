@@ -53,7 +53,8 @@ def mixture(
 
 
 def gated_shared(x: Tensor, gate_up: Matrix, down: Matrix, gate: Tensor) -> Tensor:
-    """Return sigmoid(gate . x) times the shared expert, [T, hidden]; gate [1, hidden]."""
+    """Return the shared expert's output for x, times sigmoid(gate . x): [T, hidden]. gate: [1,
+    hidden]."""
     return functional.linear(x, gate).sigmoid() * swiglu(x, gate_up, down)
 
 

@@ -14,7 +14,8 @@ from .thinking_budget import ThinkingBudget
 
 MAX_TOP_K = 2**31 - 1
 MIN_TEMPERATURE = 1e-5
-"""Below this temperature, sampling is greedy for all logits distinct in float32."""
+"""Least temperature above 0. Below it, sampling would be greedy for any logits distinct in
+float32."""
 MAX_TEMPERATURE = 100.0
 """Highest temperature allowed. Above it, the noise exceeds the precision of the logit in
 float32."""
