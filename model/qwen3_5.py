@@ -262,9 +262,8 @@ class Qwen35Model:
         hooks.after_layer(layer, branch, residual)
 
     def step(self, tokens: Tensor, operators: StepOperators, arena: Arena) -> tuple[Tensor, Tensor]:
-        """Run a decode step's tokens [B] through the layers, and return the result of layers(). If
-        the arena has a draft layer, store its KV and hidden states too. A CUDA graph may capture
-        it."""
+        """Run a decode step's tokens [B] through layers(), and return the result. Store the draft
+        layer's KV and hidden states if the arena has such a layer. A CUDA graph may capture it."""
         if not arena.layout.draft_layers:
             return self.layers(tokens, operators, arena, NullHooks())
         entries = operators.step_entries()
@@ -275,9 +274,9 @@ class Qwen35Model:
 
     @torch.inference_mode()
     def fold(self, batch: Batch, inputs: Mapping[int, Tensor], arena: Arena) -> None:
-        """Store the states of a batch, for tokens that went through the layers before. inputs: by
-        layer, the tensors received by hooks.mixer_inputs() for these tokens. Only layers with a
-        state are read."""
+        """Advance and store the states of a batch, for tokens computed before. inputs: by layer,
+        the tensors received by hooks.mixer_inputs() for these tokens. Only layers with a state are
+        read."""
         operators = self.backend.bind(batch)
         for layer, weights in enumerate(self.weights.layers):
             mixer = weights.mixer
@@ -312,7 +311,7 @@ class Qwen35Model:
         self, token_ids: Tensor, operators: Operators, arena: Arena, hooks: LayerHooks
     ) -> tuple[Tensor, Tensor]:
         """Run token_ids [T] through all layers. Return the last branch and the residual stream, [T,
-        hidden], not yet added. It never waits on the host, so a CUDA graph may capture it."""
+        hidden], not yet added. A CUDA graph may capture it: it never waits on the host."""
         residual = functional.embedding(token_ids, self.weights.embedding)
         branch = None
         for layer, weights in enumerate(self.weights.layers):
@@ -340,8 +339,7 @@ class Qwen35Model:
         arena: Arena,
         hooks: LayerHooks,
     ) -> tuple[Tensor, Tensor]:
-        """Run the layer's mixer. Return its output before the projection, and the residual
-        stream."""
+        """Run the layer's mixer. Return its output before out_proj, and the residual stream."""
         index, mixer = arena.layout.kind_index(layer), weights.mixer
         projected, residual = operators.norm_project(
             branch, residual, weights.mixer_norm, mixer.in_proj
