@@ -117,9 +117,9 @@ class ModelConfig:
 
     @property
     def constants(self) -> str:
-        """Return a text of the constants with an effect on the model's results, and none on its
-        weights or the cache's layout: rotary settings, norm_eps, chosen experts. Two nodes compare
-        their texts."""
+        """Return a text of the constants with an effect on results, but none on weights or the
+        cache's layout. They are rotary settings, norm_eps and the number of chosen experts. Two
+        nodes compare their texts."""
         stretched = "as trained" if self.yarn is None else str(self.yarn)
         found = f"{self.rotary_dim} elements of base {self.rope_theta!r}, {stretched}"
         found += f"; norms beyond {self.norm_eps!r}"

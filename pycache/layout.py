@@ -112,10 +112,10 @@ class CacheLayout:
     destination's check reads them for every page.
 
     Two nodes compare these fields before they exchange KV. layer_kinds: the model's layers, then
-    DRAFT if there is a draft layer. A draft layer keeps KV as the others do, but entry j, at
-    position j >= 1, is made from token j and the final hidden state of token j - 1. carry_width,
-    carry_dtype: width and dtype of the carry, the final hidden state of the last token. Without a
-    draft layer the width is 0.
+    DRAFT if there is a draft layer. A draft layer keeps KV as the others do, but from other inputs:
+    entry j, at position j >= 1, is made from token j and the final hidden state of token j - 1.
+    carry_width, carry_dtype: width and dtype of the carry, the final hidden state of the last
+    token. Without a draft layer the width is 0.
 
     Shapes: KV of a page in a layer [kv_heads, 2 (key, value), PAGE_TOKENS, head_dim]. So a head's
     part of a page is one run of bytes. With FP8_ROWS this run has the codes, then their scales [2,
@@ -147,8 +147,9 @@ class CacheLayout:
 
     @cached_property
     def columns(self) -> tuple[SlotColumn, ...]:
-        """Return the columns of a slot, without gaps: conv and recurrent state of every GDN layer,
-        in layer order, then a draft layer's carry (the final hidden state of the last token)."""
+        """Return the columns of a slot, without gaps. They are conv and recurrent state of every
+        GDN layer, in layer order, then a draft layer's carry (the last token's final hidden
+        state)."""
         of_kind: dict[LayerKind, tuple[tuple[str, tuple[int, ...], str], ...]] = {
             LayerKind.GDN: (
                 ("conv", self.conv_shape, self.conv_dtype),

@@ -1,5 +1,5 @@
-"""The draft layer's data stored by a forward, in Triton: a key and value (an entry) of every token
-in its page, and the hidden state at every stored position in its slot.
+"""The draft layer's data stored by a forward, in Triton. Every token has an entry (a key and a
+value) in its page. Every stored position has its hidden state in its slot.
 
 In a decode step, each token is the first of its sequence. So the inputs of its entry exist when the
 step begins. The entries are computed on another stream, in parallel with the step's layers.

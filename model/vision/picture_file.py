@@ -6,8 +6,8 @@ pure functions of the bytes and of Pillow's version. Decoding may take long even
 so untrusted bytes are decoded in a process of their own. Pillow is the optional extra `vision`, and
 is imported at the first call.
 
-Colours follow transformers 5.24: EXIF's orientation first, then transparency on white, then RGB. Of
-an animation, the first frame is decoded.
+Colours follow transformers 5.24: EXIF's orientation first, then transparency on white, then RGB.
+The first frame of an animation is decoded.
 """
 
 import io

@@ -211,8 +211,9 @@ def attend_pages(
     FIRST_KEY: tl.constexpr = 0,
 ):
     """Add attention to all tiles [first, last) of a sequence, with queries as loaded; otherwise
-    like attend_tile(). Every query sees the tiles [first, full) whole. Of [full, last) it sees keys
-    up to its own of `positions` [M] and before `end`. No key before FIRST_KEY is seen."""
+    like attend_tile(). Every query sees the tiles [first, full) whole. In the tiles [full, last) it
+    sees keys up to its own position (`positions` [M]) and before `end`. No key before FIRST_KEY is
+    seen."""
     queries, scale = exact_queries(queries, scale, scales)
     output, largest, total = attend_whole(
         queries, kv, scales, table, kv_head, first, full, output, largest, total, scale,

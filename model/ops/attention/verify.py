@@ -1,10 +1,10 @@
 """Attention to verify drafts: the last tokens of each sequence (a token and its drafts) attend to
 its pages. Every key and value is read once for all of these tokens.
 
-The pages are shared out as in `decode.py`. A program multiplies a tile of keys with the queries of
-all tokens of a row, for all query heads of the key head, in one matrix instruction. In the last
-tiles a token sees the keys up to its own. `attention_merge` joins partial results and counts a
-row's tokens as further heads.
+The pages are shared out as in `decode.py`. One matrix instruction multiplies a tile of keys with a
+row's queries, for all its tokens and all query heads of the key head. In the last tiles a token
+sees the keys up to its own. `attention_merge` joins partial results and counts a row's tokens as
+further heads.
 
 Reference: `reference.paged_attention`.
 """

@@ -163,8 +163,8 @@ def _gdn_decode_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the specs to compile the kernels ahead of time, for the models 9B, 4B and 35B-A3B: 16
-    key and 32 value heads of 128, bfloat16 with float32 state."""
+    """Return the specs to compile the kernels ahead of time. They have the shapes of the models 9B,
+    4B and 35B-A3B: 16 key and 32 value heads of 128, bfloat16 with float32 state."""
     heads = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128}
     stream = {"LINE": 32, "BLOCK": _BLOCK, "STAGES": _STAGES, "AHEAD": 32768, "DEPENDENT": True}
     return [

@@ -165,8 +165,8 @@ def _gdn_step_inputs_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the specs to compile the kernels ahead of time, for the models 9B, 4B and 35B-A3B: 16
-    key and 32 value heads of 128, bfloat16."""
+    """Return the specs to compile the kernels ahead of time. They have the shapes of the models 9B,
+    4B and 35B-A3B: 16 key and 32 value heads of 128, bfloat16."""
     heads = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128, "DIM": 128}
     window = {"WIDTH": 4, "TAPS": 4, "DEPENDENT": True}
     return [

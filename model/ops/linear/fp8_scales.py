@@ -28,7 +28,7 @@ def scale_sizes(weight: Fp8) -> dict[str, int]:
 
 
 FP4_GROUP = 16
-"""Number of neighbouring columns with a common NVFP4 scale. As a kernel constant it identifies
+"""Number of neighbouring columns with a common NVFP4 scale. This kernel constant also identifies
 NVFP4 matrices."""
 
 

@@ -107,8 +107,8 @@ def _fp8_grouped_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the specs to compile the kernels ahead of time, for gate_up and down of 35B-A3B in
-    blocks: a step of 128 requests, a chunk of 8192 tokens."""
+    """Return the specs to compile the kernels ahead of time. They have the shapes of gate_up and
+    down of 35B-A3B in blocks: a step of 128 requests, a chunk of 8192 tokens."""
 
     def spec(name: str, size: tuple[int, int], codes: bool) -> KernelSpec:
         rows, columns = size

@@ -145,8 +145,8 @@ def _choose(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the specs to compile the kernels ahead of time: 256 experts top 8 and 512 top 10, bf16
-    logits, one token and many; float32 for tests against stored results."""
+    """Return the specs to compile the kernels ahead of time. Cases: 256 experts top 8 and 512 top
+    10, bf16 logits, one token and many; float32 for tests against stored results."""
     return [
         KernelSpec.of(
             f"moe_choose_{experts}_{chosen}_{'bf16' if narrow else 'fp32'}_tile{tile}",

@@ -268,8 +268,8 @@ def _join_runs(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the specs to compile the kernels ahead of time, for the published vocabulary: with and
-    without a cut by top_k and top_p, and under a mask."""
+    """Return the specs to compile the kernels ahead of time. They have the published vocabulary,
+    with and without a cut by top_k and top_p, and under a mask."""
     width = {"RUNS": triton.next_power_of_2(triton.cdiv(248320, RUN))}
     cuts = "cut_keys cut_left cut_equals"
 

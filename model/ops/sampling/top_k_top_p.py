@@ -266,8 +266,8 @@ def _settle(
     RUNS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Store the result of both searches: the higher of the two keys, the number of tokens kept at
-    this key, and the number of such tokens in each run."""
+    """Store the result of both searches: the higher of the two keys, and the number of tokens kept
+    at this key. Store the number of tokens with this key in each run too."""
     wait_for_inputs(DEPENDENT)
     run, row = tl.program_id(0), tl.program_id(1)
     NARROW: tl.constexpr = DIGITS == 4

@@ -1,5 +1,5 @@
-"""First launch of a GDN layer in a verification of drafts: it convolves every token, computes the
-gates, and keeps both as inputs of a later fold (storing the state after accepted tokens).
+"""First launch of a GDN layer in a verification of drafts. It convolves every token and computes
+the gates. It keeps both as inputs of a later fold (storing the state after accepted tokens).
 
 A program owns some heads of a row, of q, k or v, and goes through its tokens. With few rows a
 program has one token, and reads the tokens before it anew. Each window is summed as in
@@ -177,8 +177,8 @@ def _gdn_verify_inputs_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the specs to compile the kernels ahead of time, for the models 9B, 4B and 35B-A3B: 16
-    key and 32 value heads of 128, bfloat16."""
+    """Return the specs to compile the kernels ahead of time. They have the shapes of the models 9B,
+    4B and 35B-A3B: 16 key and 32 value heads of 128, bfloat16."""
     heads = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128, "DIM": 128}
     return [
         KernelSpec.of(
