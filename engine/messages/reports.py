@@ -45,8 +45,8 @@ CAUSES_IN_ORDER = (
     "kv_evicted",
     "new",
 )
-"""Causes for a prompt token without usable cache, in the order of their tokens: from the last usable
-token on, tokens of the first cause come first."""
+"""Causes for a prompt token without usable cache, in the order of their tokens: from the last
+usable token on, tokens of the first cause come first."""
 CAUSES = frozenset(CAUSES_IN_ORDER)
 NOT_PULLED = "not_pulled"
 """Cause of tokens computed on one node while another held their KV and state. It comes before the
