@@ -182,7 +182,7 @@ class ScheduledForward:
 _DECODES, _AT_INDEX, _VERIFIES = RowFlag.DECODES.value, AT_INDEX.value, RowFlag.VERIFIES.value
 _DRAFTS_AT_INDEX = RowFlag.DRAFTS_AT_INDEX.value
 _MAX_ROWS = 1
-"""Most rows sampled by a forward for one sequence, as told to the runner."""
+"""Most sampled tokens stored in the runner for a sequence: a forward samples one for it."""
 
 
 class _Changes:
