@@ -347,8 +347,8 @@ class PeerCollectives:
     A rank's part is stored unchanged into its peers' memory, so a sum carries n - 1 times its
     bytes. For two ranks no method carries fewer. The host never waits. Thread rule: one stream.
 
-    Implements Collectives. timeout: seconds a kernel waits for the slowest rank, at least; it may
-    wait up to twice as long.
+    Implements Collectives. timeout: seconds a kernel waits for the slowest rank. It may wait up
+    to twice as long.
     """
 
     def __init__(self, mailboxes: Mailboxes, timeout: float) -> None:
