@@ -240,7 +240,7 @@ class EvictionLedger:
         return made
 
     def lost(self, match: Match) -> EvictedCheckpoint | None:
-        """Return the evicted state of the prompt with the greatest use; None if the cache remembers
+        """Return the evicted state with the most tokens of the prompt; None if the cache remembers
         none."""
         lost = match.lost
         if lost is None:
@@ -430,9 +430,9 @@ class TransferNames:
             self._requests.popitem(last=False)
 
     def told_here(self, hit: HitBreakdown) -> HitBreakdown:
-        """Return a hit with the request causing the eviction of the prompt's state named by this
-        node's id. The prefill node's report names its transfer. A transfer of another decode node
-        keeps its own name."""
+        """Return the hit with this node's request id for the request causing the eviction of the
+        prompt's state. The prefill node's report names this request by its transfer. A transfer of
+        another decode node keeps its name."""
         if hit.lost is None or hit.lost.eviction is None or hit.lost.eviction.taken_by is None:
             return hit
         taker = RequestId(hit.lost.eviction.taken_by)

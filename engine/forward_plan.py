@@ -184,9 +184,9 @@ def plan_rows(numbers: list[int]) -> PlanRows:
 class ForwardPlan:
     """One forward for a runner. tokens: all tokens not stored at a batch index, row by row. left:
     batch indices of ended sequences. guesses: proposals after the last token sampled by the row.
-    first_guesses: proposals after the row's first token. They are made before the forward from the
-    data carried by the slot to read. They are all the drafts of a verifying row without drafts yet,
-    and replace its tokens. A plan without rows only runs its copies and folds."""
+    first_guesses: proposals after the row's first token. They are made before the forward, from the
+    hidden state carried by the slot to read. They are all the drafts of a verifying row without
+    drafts yet, and replace its tokens. A plan without rows only runs its copies and folds."""
 
     number: int
     copies: tuple[CopyOp, ...] = ()

@@ -94,9 +94,9 @@ class Loading(State, phase=m.RequestPhase.LOADING):
 
 @dataclass(frozen=True)
 class Ahead:
-    """The part of a request computed behind its load. tokens: the number of its first tokens
-    without need of a forward. The state after them is in the allocation's last working slot.
-    sampled: the token sampled after them, if any."""
+    """The part of a request computed behind its load (before the load had ended). tokens: number of
+    its first tokens without need of a forward. The state after them is in the allocation's last
+    working slot. sampled: the token sampled after them, if any."""
 
     tokens: int
     sampled: Sampled | None

@@ -298,8 +298,9 @@ class Router:
         return self.costs.rates()
 
     def state_bytes(self, held: int, tokens: int) -> int:
-        """Return the bytes of a transfer to a node: the state, and the pages of `tokens` tokens it
-        lacks. held: number of first tokens with KV at this node."""
+        """Return the bytes to send to a node for its missing part of a prompt: the state after
+        `tokens` tokens, and their pages. held: number of first tokens with KV at this node
+        already."""
         pages = -(-tokens // PAGE_TOKENS) - held // PAGE_TOKENS
         return pages * len(self._layout.regions) * self._wire.block_bytes + self._state_bytes()
 

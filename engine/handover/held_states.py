@@ -2,8 +2,8 @@
 in a lower tier is loaded first.
 
 Owns no state after returning it: its user calls let_go(). Thread rule: the engine loop's.
-Invariant: a state is sent only for exactly the named tokens under their salt, after all its pages
-are written.
+Invariant: only the state after exactly the named tokens, under their salt, is sent, once every page
+was acknowledged (a load is complete and verified).
 """
 
 from collections.abc import Callable

@@ -42,8 +42,8 @@ class TransferRequest(Message):
 class Grant(Message):
     """The destination granted by the receiver: its own page and slot ids.
 
-    pages[i] is the receiver's page for logical page first_page + i. first_page counts the
-    receiver's pages at the time of the grant. It may be below the transfer request's kv_matched,
+    pages[i] is the receiver's page for logical page first_page + i. first_page: number of the
+    prompt's first pages with KV at the receiver. It may be below the transfer request's kv_matched,
     because a queued transfer pins nothing. slot: the id for the state; None, with no pages, if only
     the first token is wanted.
     """
@@ -90,15 +90,15 @@ class ReadUsable(Message):
 
 
 class PeersChanged(Message):
-    """(decode) At least one prefill node is connected now, or none. Without one, prompts are
-    prefilled locally."""
+    """(decode) A change of the connected prefill nodes. prefill_available: True if at least one is
+    connected now. Without one, prompts are prefilled locally."""
 
     prefill_available: bool
 
 
 class PrefillBusy(Message):
-    """(decode) Prefill work queued for other decode nodes: others_wait_seconds is its seconds at
-    the prefill node with the least."""
+    """(decode) A change of the prefill nodes' work. others_wait_seconds: seconds of prefill queued
+    for other decode nodes, at the prefill node with the least."""
 
     others_wait_seconds: float
 
@@ -193,8 +193,9 @@ class PrefillLoad(Message):
 
     wait_seconds: seconds of prefill left in all transfers. seconds: coefficients of a prompt's
     prefill time here. pull: fixed seconds of a pull, and seconds for each pulled token; None if
-    unknown. stored_seconds: seconds of prefill saved by the states stored here, counted as in
-    NodeLoad. waits: each transfer owner's (PrefillReserve.peer) part of wait_seconds.
+    unknown. stored_seconds: seconds of prefill spent on the states stored here, with less weight
+    for older ones, as in NodeLoad. waits: each transfer owner's (PrefillReserve.peer) part of
+    wait_seconds.
     """
 
     wait_seconds: float

@@ -30,11 +30,11 @@ from .types import Message, Targets
 TIERS = frozenset({"host", "disk"})
 """Names of the tiers below the arena."""
 LOAD_FAILED = "load_failed"
-"""Cause of missing a token, although a lower tier held it: the load was late or wrong. It comes
+"""Cause of tokens computed although a lower tier held them: the load was late or wrong. It comes
 before the causes found by the prefix tree. Only the engine asking for the load sets it
 (engine/accounting.py)."""
 LOAD_DECLINED = "load_declined"
-"""Cause of missing a token held by a lower tier: computing it was cheaper than the load."""
+"""Cause of tokens computed although a lower tier held them: computing was cheaper than the load."""
 CAUSES_IN_ORDER = (
     LOAD_FAILED,
     LOAD_DECLINED,
@@ -53,8 +53,8 @@ NOT_PULLED = "not_pulled"
 causes found by the prefix tree. Only a comparison of both nodes' caches sets it
 (engine/accounting.py)."""
 TEMPLATE_CHANGED = "template_changed"
-"""Cause of tokens counted as new by the prefix tree, because the chat template renders an earlier
-turn differently than in the last turn. No prefix tree can see this."""
+"""Cause of tokens counted as new by the prefix tree: the chat template renders an earlier turn
+differently than in the last turn. No prefix tree can see this."""
 EVICTION_KINDS = frozenset({"checkpoint", "tail", "pages"})
 CheckpointName: TypeAlias = Annotated[str, one_of(frozenset(k.value for k in CheckpointKind))]
 """Reason for keeping a state in the cache, as a text (CheckpointKind's values)."""

@@ -110,15 +110,13 @@ def _give(
 
 @triton.jit
 def _word(words, number):
-    """Return the address of word `number` in the host's memory. words: address of the first
-    word."""
+    """Return the address of word `number` in host memory. words: address of the first word."""
     return words.to(tl.pointer_type(tl.int32)) + number
 
 
 @triton.jit
 def _wait(mailbox, peer, round, spins, words, PLACES: tl.constexpr):
-    """Wait for the peer's chunk of this round. Return True if it arrived. spins: most looks at its
-    flag. words: address of Mailboxes.words."""
+    """Wait for the peer's chunk of the round; return True if it arrived. words: see Mailboxes."""
     flag = _flag(mailbox, peer, PLACES)
     left = spins
     # Compare by difference, because round numbers wrap.
@@ -298,8 +296,7 @@ class Mailboxes:
         return len(self.addresses)
 
     def check(self) -> None:
-        """Check a completed forward. Raises RankTimedOut if a kernel gave up waiting for another
-        rank."""
+        """Check a completed forward. Raises RankTimedOut if a kernel gave up waiting."""
         if self.words[0]:
             raise RankTimedOut(
                 f"rank {self.rank} waited in vain for another rank inside a forward: its result is "

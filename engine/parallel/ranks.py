@@ -149,8 +149,8 @@ class Ranks:
     Owns their processes, and one thread to read their messages. Thread rule: send(), sampled() and
     blame() are the engine's thread's. loaded(), join(), joined() and close() belong to the building
     thread. `on_loss` is called once, on the thread with the loss. Invariants: the first loss is the
-    reason for the node's end, and every follower is killed with it, so no rank waits for a lost
-    one. Every wait is bounded: a dead rank is noticed by its pidfd, a hanging one by its heartbeat
+    reason for the node's end. Every follower is killed with it, so no rank waits for a lost one.
+    Every wait is bounded: a dead rank is noticed by its pidfd, a hanging one by its heartbeat
     timeout.
     """
 

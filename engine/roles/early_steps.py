@@ -16,8 +16,7 @@ Invariants:
    batch with the same tokens. A step is dropped by discarding its result.
 3. The owner of the pages and slots keeps them until `ended`. A cancelled step may be inside a
    layer, and its launched work may run long after the host gave it up. So `ended` is set in one
-   place, after a wait for the stream, whatever the step's outcome. If this wait fails, the pages
-   and slots are kept forever.
+   place, after a wait for the stream. If this wait fails, they are kept forever.
 """
 
 import logging
@@ -110,9 +109,8 @@ class EarlyStep:
     """One forward computed on the early thread, while its input still arrives.
 
     sequence: the tokens to compute, with pages and slots. sampling: parameters for the next token;
-    None: no token is sampled. adjuster: changes the logits before sampling, if any. sampled: the
-    sampled token. seconds: duration of computing, without waiting; None before all layers were
-    computed.
+    None: no token is sampled. adjuster: changes the logits, if any. sampled: the sampled token.
+    seconds: duration without waiting; None before all layers were computed.
     """
 
     barrier: Barrier
@@ -281,8 +279,7 @@ class PrefillBehind:
     """A forward behind a load (begun before the load has ended).
 
     kept: checkpoints it stores, each with its slot. stop: number of the request's tokens computed
-    after it. is_alone: True if it writes another slot than the loaded one, so the loaded state
-    stays intact after any outcome.
+    after it. is_alone: True if it writes another slot, so the loaded state stays intact.
     """
 
     step: EarlyStep
@@ -314,8 +311,7 @@ class PrefillsBehind:
     1. A layer is computed after all its inputs were loaded. The loaded data is verified only at the
        load's end. Until then no result is in the prefix tree, sampled or given to anyone. If the
        load fails, the results are discarded with the allocation.
-    2. A forward writes only pages and slots of its allocation. They belong to no other request
-       before it has ended.
+    2. A forward writes only pages and slots of its allocation, unused by others before its end.
     """
 
     def __init__(self, cache: HybridPrefixCache, steps: EarlySteps, most_tokens: int) -> None:

@@ -271,7 +271,7 @@ class DraftVerifier:
 
     def fold(self, folds: Iterable[Fold], later: Collection[int]) -> None:
         """Store the requested states after accepted tokens. later: batch indices with rows in the
-        next step; this step folds them itself, if there is space. Raises PlanError."""
+        next step; if there is space, the next step stores their states itself. Raises PlanError."""
         found: dict[int, HeldFold] = {}
         for fold in folds:
             if fold.batch_index in self._alone and fold.count == 1:

@@ -143,8 +143,8 @@ class RunningRequests(Collection[Request]):
 
     def answering(self) -> BatchIndices:
         """Return the batch indices of answers with one token to forward, if they may be in the next
-        forward. The order is the requests' start. The token may still be computed by the previous
-        forward."""
+        forward, in the order of the requests' start. The token may still be computed by the
+        previous forward."""
         suspect = self._suspect()
         batch_indices = (
             self._in_order() if suspect is None else np.array([self._batch_indices[suspect]])

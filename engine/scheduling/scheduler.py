@@ -86,8 +86,8 @@ _OLDEST_EVERY = 4
 class Demand:
     """A prompt's demand for tokens of a forward: tokens [start, length) are still to be forwarded.
 
-    sought: the end needed first, at most length. seconds_left: until its first token is due;
-    infinite without a due time.
+    sought: position to be reached first, for requests waiting there, at most length. seconds_left:
+    seconds until its first token is due; infinite without a due time.
 
     share_chunk() divides the chunk. Each caller has an equal part. A part left unused while more
     was wanted is owed to the caller: deficit round robin (Shreedhar and Varghese, 1995). Within a

@@ -107,9 +107,9 @@ _OWN_TOKENS = 1 << 17
 
 
 class TreeDrafter:
-    """Drafts from tokens found after the same tokens in the prompt, the answer so far, or texts of
-    ended requests with the same salt. It needs no weights. For example, an agent rewriting a file
-    repeats most of it.
+    """Drafts from tokens found after the same tokens before: in the prompt, the answer so far, or
+    texts of ended requests with the same salt. It needs no weights. For example, an agent rewriting
+    a file repeats most of it.
 
     Owns an index of its own request's tokens, and the number of drafts to try. The number doubles
     after all drafts were accepted and halves after none was. While it is below `least`, no drafts

@@ -1,5 +1,5 @@
-"""A copy of pages and a state between two places as plain data, its segments in layer order, and
-the barrier for computations behind it.
+"""A copy of pages and a state between two places, as plain data. Its segments are in layer order; a
+barrier lets computations wait for each layer.
 
 Plain values, except LoadBarrier. Thread rule: one thread copies and opens a barrier, one waits, any
 thread closes it.

@@ -220,7 +220,8 @@ class LowerTiers:
             self._tiers[tier].copier.cancel(transfer)
 
     def advance(self) -> None:
-        """Begin copies with a passed event, acknowledge ended copies, give up late loads."""
+        """Begin copies once their recorded event has passed, acknowledge ended copies, give up late
+        loads."""
         self._begin_at_rest()
         if self._remote is not None:
             for manifest in self._remote[1].lookups.advance():

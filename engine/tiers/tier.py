@@ -90,7 +90,8 @@ class TierPrices:
 
 
 class Copier(Protocol):
-    """The methods of CopyThread, for a tier's copies; tests may replace it."""
+    """The interface of a tier's copies for the engine loop, implemented by CopyThread and, for
+    several ranks, RankCopier."""
 
     @property
     def written(self) -> TierDigests:
