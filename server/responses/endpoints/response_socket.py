@@ -185,7 +185,8 @@ def _beginning(codec: TextCodec, turn: AskedTurn) -> RenderedPrompt:
 
 log = logging.getLogger(__name__)
 
-_SILENCE_SECONDS = 0.75 * KEEP_ALIVE_SECONDS
+_SILENCE_SECONDS = 0.5 * KEEP_ALIVE_SECONDS
+"""Seconds between two checks. The longest time without an event has two of them."""
 
 _CREATE = "response.create"
 
