@@ -1,4 +1,4 @@
-"""`tasuki ray`: its flags, and the start of the fleet in modules with an import of Ray."""
+"""`tasuki ray`: reads its flags, and starts the fleet. Only the fleet's modules import Ray."""
 
 import importlib.util
 from collections.abc import Sequence
