@@ -59,15 +59,16 @@ _KINDS: dict[type[ObservedMessage], str] = {
     m.StateLeft: "left",
     m.StateFetched: "fetched",
 }
-"""Kinds of the messages whose event has all the message's fields."""
+"""Kinds of events made from messages field by field. Their events have all fields of the
+message."""
 
 
 _SHOWN = {"transfer_id": "room"}
-"""Names in events of fields with other names in messages."""
+"""Renamed fields: names in events, by the names of the same fields in messages."""
 
 
 def event_of(message: ObservedMessage) -> Event:
-    """Return the message as an event."""
+    """Return an engine's message as an event, without its time."""
     match message:
         case m.Submit(request_id=request, prompt=prompt, session=session, caller=caller):
             return _event(
@@ -121,8 +122,8 @@ def _event(kind: str, **values: object) -> Event:
 
 
 def to_json(value: Any) -> Any:
-    """Return the value as JSON. A data class becomes an object. An enumeration becomes its name in
-    lower case, a string enumeration its string. Other values stay."""
+    """Return the value in plain JSON types. A data class becomes an object. An enumeration becomes
+    its name in lower case, a string enumeration its string. Other values stay."""
     if isinstance(value, StrEnum):
         return value.value
     if isinstance(value, Enum):
@@ -142,8 +143,8 @@ _FRESH = 512
 
 @dataclass(frozen=True)
 class EventsSince:
-    """Events from a number on. next: the number of the following event. missed: number of forgotten
-    events."""
+    """The journal's events from a requested number on. next: number of the event to come. missed:
+    number of requested events already forgotten."""
 
     events: tuple[Event, ...]
     next: int
@@ -158,7 +159,7 @@ class EventJournal:
 
     @property
     def end(self) -> int:
-        """Return the number of the next event."""
+        """Return the number of the next event to come."""
         return self._count
 
     def add(self, event: Event) -> None:
@@ -185,6 +186,7 @@ class PromptBlocks:
         self._secret = secrets.token_bytes(16)
 
     def names(self, submit: Submit) -> list[str]:
-        """Return one name for each page of 64 tokens, and one for the rest of the prompt."""
+        """Return the names of a prompt's blocks: one for each page of 64 tokens, and one for the
+        rest of the prompt."""
         _, *names = prefix_hashes(submit.prompt, self._secret + submit.salt)
         return [name[:_NAME_BYTES].hex() for name in names]

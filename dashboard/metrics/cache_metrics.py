@@ -23,7 +23,8 @@ _SLAB_USES = ("free", "pages", "slots")
 
 
 def by_owner(counts: Mapping[str, int]) -> dict[str, int]:
-    """Return the parts of a pool; their sum is the whole. pinned and evictable are the tree's."""
+    """Return a pool's pages or slots by owner; their sum is the whole pool. pinned and evictable
+    belong to the radix tree. counts: from the engine's stats."""
     return {
         "free": counts["free"],
         "working": counts["working"],
@@ -35,7 +36,7 @@ def by_owner(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def arena_use(stats: StatsReply) -> MemoryUse | None:
-    """Return memory_use() of the arena in these stats."""
+    """Return the use of the arena's memory in these stats, from memory_use()."""
     return memory_use(
         by_owner(stats.pages),
         by_owner(stats.slots),
@@ -148,7 +149,7 @@ _COUNTERS = (
 
 
 def tier_families(tiers: Sequence[TierReport]) -> Iterator[Metric]:
-    """Yield the families of tiers; none for a node without tiers."""
+    """Yield the metric families of the cache's lower tiers; none for a node without tiers."""
     if not tiers:
         return
     kinds = ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS))

@@ -88,7 +88,8 @@ class PullMetrics:
 
 
 class _Copies:
-    """States copied in one direction by outcome, and the tokens and bytes of the arrived ones."""
+    """Counters of states copied in one direction: states by outcome, and the tokens and bytes of
+    the arrived states."""
 
     def __init__(
         self,
@@ -99,7 +100,8 @@ class _Copies:
         tokens: str,
         size: str,
     ) -> None:
-        """states, tokens, size: the help text of each counter."""
+        """Register the counters. states, tokens, size: help texts of the counters of states, tokens
+        and bytes."""
         self._states = made.counter(name, states, "outcome")
         for outcome in outcomes:
             self._states.labels(outcome.value)

@@ -21,9 +21,9 @@ _CONTEXTS = (8_192, 50_000)
 
 
 def dry_run(engine_config: EngineConfig, config: DryRunConfig) -> str:
-    """Return the plan as text. Raises EngineConfigError. Raises ModelConfigError if the model does
-    not exist. Raises WeightsError if its weights or its draft layer cannot be read, or have no
-    kernels."""
+    """Return the memory plan as text. Raises EngineConfigError. Raises ModelConfigError if the
+    model does not exist. Raises WeightsError if its weights or its draft layer cannot be read, or
+    have no kernels."""
     if not engine_config.model:
         raise EngineConfigError("model is not set: give a folder or a published name with --model")
     name = engine_config.model
@@ -80,7 +80,7 @@ def gpu_bytes(name: str) -> tuple[int, int]:
 
 
 def as_text(plan: MemoryPlan, config: EngineConfig) -> str:
-    """Return the plan as lines of text. config: the planned engine's."""
+    """Return the memory plan as lines of text. config: config of the planned engine."""
     layout = plan.layout
     ranks = config.tensor_parallel
     of_ranks = f"{ranks:>10}      each on a GPU of its own, of which this is the plan of one"

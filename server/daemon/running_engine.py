@@ -1,12 +1,13 @@
-"""Interfaces between the two sides of a node, in one process or in two.
+"""Interfaces between the front (API servers) and the engine side of a node, in one process or in
+two.
 
 A front sees a RunningEngine; an engine's owner sees a Front; the hand-over's control sees a
 HandoverFront. NearEngine has both sides in one process; engine_process.py and engine_host.py have
 them in two.
 
 NearEngine is an engine on a thread of its front's process. For the hand-over's control it is also
-the front. It owns the engine's thread. Life: hold, attach, start, stop, once each. Build it inside
-the front's running event loop.
+the front. It owns the engine's thread. Order of calls: hold, attach, start, stop, once each. Build
+it inside the front's running event loop.
 """
 
 import asyncio
@@ -33,17 +34,18 @@ OBSERVED_INBOX = (
 
 
 class Front(Protocol):
-    """Methods belong to the event loop's thread, except deliver() and lose()."""
+    """The front of a node, as its engine's owner sees it. Methods belong to the event loop's
+    thread, except deliver() and lose()."""
 
     tracing: Tracing
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
     def deliver(self, messages: Sequence[m.Outbox]) -> None:
-        """Pass on a step's messages. Called on the engine's thread."""
+        """Pass on the messages of an engine's step to the front. Called on the engine's thread."""
 
     def take(self, messages: Sequence[Any]) -> None:
-        """Handle a step's messages for the front."""
+        """Handle the messages of an engine's step for the front."""
 
     def observe(self, message: ObservedMessage) -> None: ...
     def count_tokens(self, count: int) -> None:
@@ -55,7 +57,7 @@ class Front(Protocol):
 
 class RunningEngine(Protocol):
     def attach(self, front: Front) -> None:
-        """Set the front. Called once, before start()."""
+        """Set the front of this engine. Called once, before start()."""
 
     def post(self, message: m.Inbox) -> None:
         """Send a message to the engine, from the front's event loop. Never waits."""
@@ -78,11 +80,11 @@ class HandoverFront(Protocol):
         """End every request in flight with `reason` and refuse new ones: this node cannot go on."""
 
     def progress(self) -> NodeProgress:
-        """Return the delays of the engine and of the front's event loop, in seconds. Call it from
-        one thread, neither the engine's nor the front's."""
+        """Return the delays of the engine's steps and of the front's event loop, in seconds. Call
+        it from one thread, neither the engine's nor the front's."""
 
     def header(self, request: m.RequestId) -> str:
-        """Return the request's traceparent, as Tracing.header does."""
+        """Return the traceparent of the request's span, as Tracing.header does."""
 
     def begin_transfer(self, transfer_id: m.TransferId, request: str, traceparent: str) -> None:
         """Begin the transfer's trace, as Tracing.begin_transfer does. Call it before any message of
@@ -90,12 +92,12 @@ class HandoverFront(Protocol):
 
 
 class EngineSide(Protocol):
-    """The node's part in its engine's process. One event loop's thread, except deliver(), called on
-    the engine's thread, and status(), called on any."""
+    """The engine side of a node: its part in the engine's process. One event loop's thread, except
+    deliver(), called on the engine's thread, and status(), called on any."""
 
     @property
     def engine(self) -> Any:
-        """Return the Engine."""
+        """Return the node's Engine."""
 
     @property
     def handover_address(self) -> str | None:
@@ -107,19 +109,19 @@ class EngineSide(Protocol):
     def status(self) -> HandoverStatus: ...
     async def start(self) -> None: ...
     async def retire(self) -> None:
-        """Withdraw this node, before the front drains: no other node learns of it or sends it new
-        work."""
+        """Withdraw this node from hand-overs, before the front drains: no other node learns of it
+        or sends it new work."""
 
     async def end_handover(self) -> None:
         """End the transfers in flight. Give them up after their timeout."""
 
     async def stop(self) -> None:
-        """Stop the rest, in order. REQUIRES: the engine has ended."""
+        """Stop all parts except the engine, in order. REQUIRES: the engine has ended."""
 
 
 class NearEngine:
-    """A RunningEngine and a HandoverFront in one process. Call hold() and attach() before any other
-    method."""
+    """A RunningEngine on a thread of the front's process. It is the HandoverFront too. Call hold()
+    and attach() before any other method."""
 
     def __init__(self, engine: Engine | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -130,7 +132,8 @@ class NearEngine:
             self.hold(engine)
 
     def hold(self, engine: Engine) -> None:
-        """Set the engine, if it is built only after this object, its front."""
+        """Set the engine. It may be built only after this object, because the engine needs a
+        front."""
         self._thread = EngineThread(
             engine,
             lambda messages: self._front.deliver(messages),
