@@ -78,7 +78,7 @@ def _extras(record: logging.LogRecord) -> dict[str, object]:
 log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
-"""Called with (done, whole); done ascends to whole."""
+"""A function called with the progress of long work: (done, whole). done ascends to whole."""
 
 _WIDTH = 30
 _PAUSE_SECONDS = 0.05
@@ -86,7 +86,7 @@ _LINE_SECONDS = 5.0
 
 
 def no_progress(done: int, whole: int) -> None:
-    """Shows nothing."""
+    """Show no progress. A Progress function."""
 
 
 def progress_bar(
@@ -94,8 +94,9 @@ def progress_bar(
     stream: TextIO | None = None,
     clock: Clock = time.monotonic,
 ) -> Progress:
-    """Return a progress bar. stream: None means standard error. If the stream is no terminal, or
-    the log is JSON, progress is a log line every five seconds."""
+    """Return a function to show progress as a bar. name: name of the work. stream: output; None
+    means standard error. If the stream is no terminal, or the log is JSON, progress is a log line
+    every five seconds."""
     screen = stream or sys.stderr
     began = shown = clock()
 
