@@ -160,8 +160,8 @@ def fused(flags: Sequence[str]) -> Iterator[str]:
 def disaggregated(
     flags: Sequence[str], decode_flags: Sequence[str] = (), prefill_flags: Sequence[str] = ()
 ) -> Iterator[str]:
-    """Run a prefill and a decode daemon, `flags` for both. Yields the HOST:PORT of the decode
-    daemon, used by clients."""
+    """Run a prefill daemon and a decode daemon. flags: flags of both. decode_flags, prefill_flags:
+    flags of one. Yields the HOST:PORT of the decode daemon, for clients."""
     with ExitStack() as stack:
         daemon = _started(stack, "prefill", [*flags, *prefill_flags])
         address = daemon.wait_ready()
@@ -171,8 +171,8 @@ def disaggregated(
 
 
 def _http_off(command: str, flags: Sequence[str]) -> list[str]:
-    """Return `--no-http` for a `serve` without HTTP flags. `serve` has an HTTP server by default; a
-    child has one only if its flags ask for it."""
+    """Return `--no-http` for a `serve` command without HTTP flags, else no flag. `serve` has an
+    HTTP server by default; a child has one only if its flags ask for it."""
     asking = ("--config", "--http-bind", "--host", "--port")
     asked = any(flag.startswith(asking) for flag in flags)
     return ["--no-http"] if command == "serve" and not asked else []

@@ -118,7 +118,7 @@ _MEANING = {
 
 
 def story(report: pb.ExplainResponse) -> list[str]:
-    """Return one request's report, in lines."""
+    """Return the report of one request as lines of text."""
     head = f"request {report.request_id}, ended {report.ended_seconds_ago:.1f} s ago"
     if report.WhichOneof("end") == "rejected":
         return [f"{head}: refused", f"  {report.rejected}"]

@@ -14,8 +14,8 @@ from .errors import ClientError, RetryPolicy, next_pause
 
 @dataclass(frozen=True)
 class Piece:
-    """A segment of an answer. text holds whole characters only, so it may lag behind token_ids.
-    choice: number of the answer among the prompt's answers."""
+    """A segment of an answer. text: whole characters only, so it may lag behind token_ids. choice:
+    index of the answer among the prompt's answers."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -24,9 +24,9 @@ class Piece:
 
 @dataclass(frozen=True)
 class PromptLogprobs:
-    """Scores of the prompt's tokens from the second on, in parallel. logprobs: natural logarithms.
-    ranks: number of tokens at least as likely, itself included. top: the likeliest tokens with
-    their logprobs, as many as requested."""
+    """Scores of a prompt's tokens from the second on. The fields are parallel, an entry a token.
+    logprobs: natural logarithms. ranks: number of tokens at least as likely, itself included. top:
+    the likeliest tokens with their logprobs, as many as requested."""
 
     logprobs: tuple[float, ...]
     ranks: tuple[int, ...]
@@ -116,7 +116,7 @@ def _top(top: pb.TopLogprobs) -> tuple[tuple[int, float], ...]:
 
 
 class TurnOwner(Protocol):
-    """The session of an answer's turn. It is told of the turn's result."""
+    """The session of an answer's turn. It receives the turn's result."""
 
     def turn_failed(self, error: ClientError) -> bool:
         """Record a failed call of the turn. Its effect on the node is unknown. Return True if the
@@ -157,7 +157,7 @@ class AsyncAnswer:
 
     @property
     def finished(self) -> bool:
-        """Return True once all answers have been read."""
+        """Return True once all answers to the prompt have been read."""
         return self._parts.finished
 
     async def begin(self) -> None:
@@ -238,7 +238,7 @@ class AnswerStream:
 
     @property
     def finished(self) -> bool:
-        """Return True once all answers have been read."""
+        """Return True once all answers to the prompt have been read."""
         return self._answer.finished
 
     def __iter__(self) -> Generator[Piece, None, None]:

@@ -34,7 +34,7 @@ _OPTIONS = (
 
 
 def open_channel(target: str, tls: ClientTls | None) -> grpc.Channel:
-    """Open a channel. target: HOST:PORT. Raises TlsError."""
+    """Open a gRPC channel. target: HOST:PORT. tls: TLS files; None: plain text. Raises TlsError."""
     if tls is None:
         return grpc.insecure_channel(target, options=_OPTIONS)
     return grpc.secure_channel(target, tls.grpc_credentials(), options=_OPTIONS)
@@ -76,7 +76,8 @@ class ResponseStream(ABC):
 
     @abstractmethod
     async def read(self) -> Any:
-        """Return the next response, or None at the end. Raises ClientError."""
+        """Return the next response of the streaming call, or None at its end. Raises
+        ClientError."""
 
     def cancel(self) -> None:
         """End the streaming call on both sides."""
@@ -108,13 +109,15 @@ class Wire(ABC):
 
     @abstractmethod
     async def call(self, method: Any, request: Any, seconds: float | None = None) -> Any:
-        """Return the response of a unary call. Raises ClientError.
+        """Make a unary call and return its response. method: the stub's method. Raises ClientError.
 
-        seconds: timeout; None: none."""
+        seconds: timeout; None: no timeout.
+        """
 
     @abstractmethod
     def stream(self, method: Any, request: Any, metadata: Metadata = ()) -> ResponseStream:
-        """Begin a streaming call. Raises ClientError."""
+        """Begin a streaming call, and return its responses to be read. method: the stub's method.
+        Raises ClientError."""
 
     @abstractmethod
     async def sleep(self, seconds: float) -> None:

@@ -46,7 +46,8 @@ class FleetCalls:
 
 
 class Fleet:
-    """A channel to each decode node. Any thread may use it. Raises ClientError."""
+    """A client of several decode nodes, with a channel to each. Any thread may use it. Raises
+    ClientError."""
 
     def __init__(
         self,

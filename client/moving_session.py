@@ -140,7 +140,7 @@ class MovingSession(SessionLife):
         self._nodes = nodes
         self._targets = targets
         self._asked_at = ""
-        """Node of the last attempt to open the session."""
+        """Address of the node asked last to open the session; empty before the first attempt."""
         self._refused: dict[str, str] = {}
         """Reasons of rejections of the present call, by the rejecting node."""
         self._slow = False

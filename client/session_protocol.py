@@ -42,7 +42,7 @@ class Pause:
 
 @dataclass(frozen=True)
 class ReadTurn:
-    """A step: read the answer of this turn to its end."""
+    """A step: read the answer of a session's turn to its end."""
 
     turn: "Turn"
 
@@ -178,7 +178,8 @@ class SessionLife:
             self._conversation.answered(answer.token_ids)
 
     def _persist(self, method: str | None, request: Any = None) -> Steps[Any]:
-        """Make a call on the session. If the node has lost the session, open it again first."""
+        """Make a call on the session, and open the session again first if the node has lost it.
+        method: name of the call; None: only open a lost session."""
         pauses = self.retry.pauses()
         while True:
             try:

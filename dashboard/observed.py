@@ -1,7 +1,7 @@
 """Inputs of metrics, history and traces: plain values.
 
-ObservedMessage: the type of the engine's messages given to metrics, history and traces. Of tokens,
-they get only the number. NodeReport: a node's counters at one moment, the source of every gauge.
+ObservedMessage: the type of the engine's messages given to metrics, history and traces. They get
+only the number of tokens. NodeReport: a node's counters at one moment, the source of every gauge.
 FrontReport: the API server's own state at one moment, available even if the engine does not answer.
 """
 
@@ -53,7 +53,7 @@ class NodeReport:
 
 class NodeState(Enum):
     """State of a node for load balancers. starting: the engine has not answered yet. lost: the
-    engine has died, or the watchdog gave it up."""
+    engine has died, or the watchdog declared it dead."""
 
     STARTING = "starting"
     READY = "ready"

@@ -180,11 +180,11 @@ class EngineClient:
         queue_limit: int = 4096,
         drain_grace: float = 0.0,
     ) -> None:
-        """post: sends a message to the engine, from any thread.
+        """Set up the client. post: sends a message to the engine, from any thread.
 
         handover: takes hand-over messages on the engine's thread; None if the role has none.
-        limits: callers' limits; None: no limits. queue_limit: limit of unread tokens for one
-        reader. drain_grace: seconds between a call of drain and the first refusal.
+        limits: callers' limits; None: no limits. queue_limit: largest number of unread tokens of
+        one reader. drain_grace: seconds between a call of drain and the first refusal.
         """
         self._post = post
         self._loop = loop
@@ -250,8 +250,8 @@ class EngineClient:
 
     @asynccontextmanager
     async def admitted(self, caller: Caller, given: m.RequestId) -> AsyncIterator[m.RequestId]:
-        """Call admit(). Inside `with`, reserve an id unique among the caller's calls: `given` if it
-        is free."""
+        """Call admit(). Inside `with`, reserve a request id unique among the caller's calls. It is
+        `given` if no other request has it."""
         await self.admit(caller)
         with self.reserved(caller, given) as reserved:
             yield reserved
@@ -261,7 +261,8 @@ class EngineClient:
         return self._names.reserved(caller, given)
 
     def awaits_end(self, name: m.RequestId) -> bool:
-        """Return True until the engine has ended the request named `name`."""
+        """Return True until the engine has ended the request. name: the engine's id of the
+        request."""
         return name in self._unread
 
     def answered(self, caller: Caller, tokens: int) -> None:
@@ -419,7 +420,7 @@ class EngineClient:
         return replace(load, draining=load.draining or self.rotation.left)
 
     async def flush(self) -> int:
-        """Drop unused cache entries. Return the number of dropped pages and checkpoints."""
+        """Drop the cache entries not in use. Return the number of dropped pages and checkpoints."""
         return (await self._query(m.FlushReply, m.FlushCache)).dropped
 
     async def tree(

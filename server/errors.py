@@ -56,7 +56,7 @@ class ServerError(Exception):
     kind = "internal"
     retry = Retry.NEVER
     retry_after: float | None = None
-    """Seconds before a retry, if known."""
+    """Number of seconds before a retry, if known."""
 
     def __init_subclass__(
         cls,
@@ -200,7 +200,7 @@ def error_classes(base: type[ServerError] = ServerError) -> Iterator[type[Server
 
 
 def error_kinds() -> set[str]:
-    """Return the kinds of all errors of calls."""
+    """Return the kinds (names for programs) of all errors of calls."""
     return {ServerError.kind, *(one.kind for one in error_classes()), *(k.value for k in ErrorKind)}
 
 
@@ -224,9 +224,9 @@ Failed = Callable[[str], None]
 
 @asynccontextmanager
 async def refusals(context: CallContext, failed: Failed = lambda kind: None) -> AsyncIterator[None]:
-    """End the call with the error's status if the body raises a ServerError. failed: counts the
-    call by the error's kind, or as `internal` if it is untyped. A call ended by its own abort() is
-    not counted."""
+    """A context manager for the body of a gRPC call. If the body raises a ServerError, the call
+    ends with the error's status. failed: counts the call by the error's kind, or as `internal` for
+    any other exception. A call ended by its own abort() is not counted."""
     try:
         yield
     except ServerError as error:

@@ -46,8 +46,8 @@ _SPAN_OF = {
 
 class OtelTracing:
     def __init__(self, endpoint: str, node: str, role: str, model: str) -> None:
-        """endpoint: http://HOST:PORT of a collector, or https for TLS. node: this node's name.
-        model: the clients' name for the model."""
+        """Open the connection to a collector. endpoint: http://HOST:PORT, or https for TLS. node:
+        this node's name. model: the clients' name for the model."""
         self._model = model
         resource = Resource.create(
             {

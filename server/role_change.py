@@ -159,7 +159,8 @@ def _tuned(role: str, given: Mapping[str, str]) -> dict[str, Setting]:
 
 
 def become(wanted: NextRole) -> NoReturn:
-    """Replace this process by the daemon of the wanted role. REQUIRES: all servers have ended."""
+    """Replace this process by a daemon of the wanted role, under the same process id. REQUIRES: all
+    servers have ended."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2:
             _close_on_exec(int(name))
@@ -171,8 +172,8 @@ def become(wanted: NextRole) -> NoReturn:
 
 
 def _inherited(name: str, settings: Mapping[str, Setting]) -> str:
-    """Return the path of a file in memory. The new process inherits it, and no other process can
-    open it."""
+    """Write the settings to a file in memory, and return its path. The new process inherits it, and
+    no other process can open it."""
     descriptor = os.memfd_create(name, 0)
     os.write(descriptor, _toml(settings).encode())
     os.set_inheritable(descriptor, True)

@@ -85,7 +85,7 @@ class TokenLog:
 
     @property
     def capacity(self) -> int:
-        """Return the size of the present buffer in tokens."""
+        """Return the size of the log's present buffer in tokens."""
         return len(self._buffer)
 
     @property
@@ -185,7 +185,7 @@ class SessionStore:
         return len(self._sessions)
 
     async def open(self, caller: Caller, salt: bytes, tenant: str | None = None) -> Session:
-        """Open a session. Raises SessionLimit."""
+        """Open a session of the caller. salt: salt of its prompts. Raises SessionLimit."""
         with self._room_for(caller):
             cursor = await self._engine.open_cursor(salt)
         return self._add(caller, TokenLog(), salt, cursor, Tail.EMPTY, tenant)

@@ -41,7 +41,8 @@ class SinkTurn:
         self._unread: list[UnreadAnswer] = []
 
     def wait(self, unread: "UnreadAnswer") -> None:
-        """Feed `unread` in the next round of the event loop, once for each call."""
+        """Call feed() of `unread` in the next round of the event loop, once for each call of
+        wait()."""
         if not self._unread:
             self._loop.call_soon(self._feed)
         self._unread.append(unread)
@@ -127,8 +128,8 @@ class UnreadAnswer:
         self._clear()
 
     async def read(self) -> AnswerPart:
-        """Return at most _MOST_AT_ONCE waiting tokens, as soon as there are any; after the last
-        one, the end. Raises the error of the answer."""
+        """Return at most _MOST_AT_ONCE waiting tokens, as soon as there are any. After the last
+        token, return the answer's end. Raises the error of the answer."""
         if not self._tokens and not self._packed and self._end is None:
             self._reader = self._loop.create_future()
             await self._reader
@@ -142,7 +143,7 @@ class UnreadAnswer:
         return self._end
 
     def feed(self) -> None:
-        """Give waiting tokens to the sink. REQUIRES: there is a sink."""
+        """Give waiting tokens to the answer's sink. REQUIRES: there is a sink."""
         self._scheduled = False
         if self._reader is None or not (self._tokens or self._packed):
             return  # The reader has read all, or must read earlier tokens first.
@@ -162,7 +163,8 @@ class UnreadAnswer:
             self._wake()
 
     def _make_room(self) -> bool:
-        """Pack the oldest of the tokens kept as objects. Return False if the limit is reached."""
+        """Pack the oldest of the waiting tokens kept as objects. Return False if the limit is
+        reached."""
         left = self._limit - _MOST_AT_ONCE * len(self._packed)
         if len(self._tokens) >= left:
             return False

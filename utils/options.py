@@ -55,8 +55,8 @@ def option(
 
 
 class Auto(StrEnum):
-    """The value of a config's field `int | Auto`, written "auto" on a command line and in a
-    file."""
+    """The value "auto" of a config's field of type `int | Auto`. It is written so on a command line
+    and in a file."""
 
     AUTO = "auto"
 
@@ -69,7 +69,8 @@ Setting = str | int | float | bool
 
 
 def file_flags(path: str, fields: Sequence[str]) -> list[str]:
-    """Return a TOML file's settings as flags. fields: allowed settings. Raises ConfigFileError."""
+    """Return the settings in a TOML file as command-line flags. fields: allowed settings. Raises
+    ConfigFileError."""
     return flags_of(file_settings(path, fields))
 
 

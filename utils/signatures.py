@@ -9,7 +9,7 @@ Clock: TypeAlias = Callable[[], float]
 """A function returning the time now in seconds. Its owner defines the clock and its zero."""
 
 Notice: TypeAlias = Callable[[], None]
-"""A function called when an event happens. The parameter's name tells the event. Returns at
+"""A function called when an event happens. The parameter's name gives the event. Returns at
 once."""
 
 EndNotice: TypeAlias = Callable[[str], None]

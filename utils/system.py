@@ -34,7 +34,7 @@ _SET_DEATH_SIGNAL = 1
 _SET_NAME = 15
 """Number of the option PR_SET_NAME of prctl(2): name of a thread."""
 _LONGEST = 15
-"""The longest thread name of the system, in bytes."""
+"""Longest name of a thread in the system, in bytes."""
 
 
 def name_this_thread() -> None:
@@ -104,8 +104,8 @@ _BF16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 
 
 def has_bf16_units(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Return True if the CPU multiplies bf16 in units of its own; False if the system does not
-    say."""
+    """Return True if the CPU has units for bf16 multiplication. Return False if the system does not
+    say. cpuinfo: path of the system's file."""
     try:
         with cpuinfo.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
@@ -138,8 +138,8 @@ CallLater: TypeAlias = Callable[[float, Notice], None]
 
 
 def map_large_blocks() -> None:
-    """Map large blocks of this process separately, independent of earlier frees. Does nothing
-    without glibc. Any thread."""
+    """Have glibc map large blocks of this process separately, independent of earlier frees. Does
+    nothing without glibc. Any thread."""
     try:
         set_option = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
@@ -197,8 +197,9 @@ class FreeMemory:
         self._trim(0)
 
     def give_back_later(self) -> None:
-        """Give memory back in a second, or at the next allowed time: memory in use now may be free
-        then. If a call is waiting, give back once more after it."""
+        """Give free memory back to the system in a second, or at the next allowed time: memory in
+        use now may be free then. If a call is waiting already, give memory back once more after
+        it."""
         with self._lock:
             if self._waits:
                 self._asked_again = True

@@ -20,7 +20,7 @@ DEFAULT_BOUND = 192
 
 @dataclass(frozen=True)
 class Tool:
-    """One tool offered to the model. schema: JSON schema of its arguments, an object."""
+    """One tool offered to the model. schema: JSON schema of the tool's arguments, an object."""
 
     name: str
     schema: Mapping[str, Any]
@@ -188,7 +188,7 @@ class Api(Protocol):
     path: str
 
     def body(self, model: str, question: Question) -> dict[str, Any]:
-        """Return the body of a request for a whole reply at temperature 0."""
+        """Return the body of a request for a whole (not streamed) reply at temperature 0."""
 
     def stream_body(self, model: str, question: Question) -> dict[str, Any]:
         """Return the body of the same request as in body(), as a stream with usage."""

@@ -1,6 +1,7 @@
 """A conformance check, and the caller for sending its requests.
 
-The caller sends requests to one API of one endpoint. It tells an unsupported feature from a fault.
+The caller sends requests to one API of one endpoint. It distinguishes an unsupported feature from a
+fault.
 
 Used on one event loop's thread, with one request at a time.
 

@@ -52,8 +52,8 @@ class Reply:
 
     @property
     def events(self) -> list[Event]:
-        """Return the stream's events, without comments. Raises Departure if the reply is not a
-        stream of events."""
+        """Return the reply's server-sent events, without comments. Raises Departure if the reply is
+        not a stream of events."""
         if self.content_type != "text/event-stream":
             raise Departure("content type of a stream", "text/event-stream", self.content_type)
         text = self.body.decode(errors="replace").replace("\r\n", "\n")

@@ -210,7 +210,7 @@ class ConformanceError(Exception):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command. Returns 1 if a row failed, else 0."""
+    """Run `tasuki conformance`. Returns 1 if a check failed, else 0."""
     parser = FlagParser("tasuki conformance", "Whether an endpoint answers as its APIs say.")
     parser.add_argument("url", help="of the server, as http://127.0.0.1:8000")
     parser.add_config(ConformanceConfig)

@@ -33,15 +33,15 @@ class Row:
 
 
 class Departure(Exception):
-    """The server departed from its API. The message names the rule, and the expected and the
-    received value."""
+    """An answer of the server departs from its API. The message names the rule, and the expected
+    and the received value."""
 
     def __init__(self, what: str, expected: Any, got: Any) -> None:
         super().__init__(f"{what}: expected {shown(expected)}, got {shown(got)}")
 
 
 class Unserved(Exception):
-    """A check cannot run: the server lacks the feature, or refuses it by name."""
+    """A check is skipped: the server lacks the tested feature, or refuses it by name."""
 
 
 def shown(value: Any) -> str:

@@ -162,7 +162,7 @@ class FleetConfig:
 
     @property
     def credentials(self) -> Credentials:
-        """Return the credentials for nodes. Raises FleetConfigError."""
+        """Return the credentials for polling nodes. Raises FleetConfigError."""
         try:
             tls = ssl.create_default_context(cafile=self.ca) if self.ca else None
         except OSError as error:

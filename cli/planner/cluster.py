@@ -4,7 +4,8 @@ Also holds nodes placed one by one, as a cluster for a planner.
 
 Owns one handle for each node. It starts slow operations through the handle, and polls later for
 their end. Thread rule: one thread at a time. Invariants: one question to a node is in flight at a
-time. Decode nodes get the addresses of ready prefill nodes before a prefill node is told to leave.
+time. Decode nodes get the addresses of ready prefill nodes before a prefill node gets the order to
+leave.
 """
 
 import logging
@@ -81,7 +82,7 @@ class NodeHandle(Protocol):
         nodes. change_role(role) changes its role. drain() finishes requests in flight."""
 
     def end(self) -> None:
-        """Release the node after its drain, or if it cannot drain."""
+        """Release the node and its resources, after its drain, or if it cannot drain."""
 
 
 @dataclass
@@ -99,7 +100,7 @@ class _Placed:
 
 class PlacedNodes:
     def __init__(self, start: Callable[[NodeRole, str], NodeHandle]) -> None:
-        """Set up an empty cluster. start: begins to place a node of the given role and name, and
+        """Set up an empty cluster. start: function to place a node of the given role and name. It
         returns at once."""
         self._start = start
         self._placed: dict[str, _Placed] = {}

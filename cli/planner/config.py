@@ -116,12 +116,12 @@ class PlannerConfig:
 
     @property
     def access(self) -> NodeAccess:
-        """Return the access to nodes. Raises PlannerConfigError."""
+        """Return the planner's access to its nodes. Raises PlannerConfigError."""
         return NodeAccess(self._key, self.plan_ca, self.drain_seconds)
 
     def credentials(self, insecure: bool) -> Credentials:
-        """Return the credentials for nodes. insecure: the key may leave this host in plain text.
-        Raises PlannerConfigError."""
+        """Return the credentials for polling nodes. insecure: the key may leave this host in plain
+        text. Raises PlannerConfigError."""
         try:
             tls = ssl.create_default_context(cafile=self.plan_ca) if self.plan_ca else None
         except OSError as error:

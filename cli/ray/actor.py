@@ -94,7 +94,7 @@ class RayNode:
         self._role = role
 
     def pid(self) -> int:
-        """Return the daemon's process id. REQUIRES: address() was called."""
+        """Return the process id of the node's daemon. REQUIRES: address() was called."""
         assert self._daemon is not None
         return self._daemon.pid
 

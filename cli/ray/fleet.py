@@ -68,8 +68,9 @@ class RayFleet:
             self.nodes[name] = actor.remote(role, name, own, config.host, gpus=gpus)
 
     def look(self, patience: float = _ANSWER_SECONDS) -> dict[str, str]:
-        """Get every node's address, and give decode nodes the prefill nodes' addresses. Getting an
-        address also restarts a dead daemon. patience: timeout in seconds for all nodes together."""
+        """Get every node's address, and send the prefill nodes' addresses to the decode nodes.
+        Getting an address also restarts a dead daemon. patience: timeout in seconds for all nodes
+        together. Return HOST:PORT by the node's name."""
         asked = {name: node.address.remote() for name, node in self.nodes.items()}
         ray.wait([*asked.values()], num_returns=len(asked), timeout=patience)
         self.addresses = {
@@ -85,7 +86,8 @@ class RayFleet:
         return self.addresses
 
     def wait_ready(self, seconds: float = _FIRST_SECONDS) -> dict[str, str]:
-        """Return every node's address. Raises TimeoutError naming the nodes without an answer."""
+        """Wait until all nodes are ready, and return their addresses by name. Raises TimeoutError
+        after `seconds`, naming the nodes without an answer."""
         deadline = time.monotonic() + seconds
         while len(self.look()) < len(self.nodes):
             if time.monotonic() > deadline:
@@ -131,7 +133,7 @@ def _answered(call: Any) -> str | None:
 
 def supervise(config: RayConfig, flags: Sequence[str]) -> None:
     """Run the fleet until Ctrl-C, then drain it. Prints the nodes' addresses as one line of JSON,
-    and again after each move."""
+    and again after each change of an address."""
     ray.init(address=config.address)
     with RayFleet(config, flags) as fleet:
         try:

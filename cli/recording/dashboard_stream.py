@@ -150,7 +150,8 @@ def _denied(message: str) -> "ClientError":
 
 
 def _refusal(error: Exception) -> str:
-    """Return the node's own error message, or an empty string if no node refused."""
+    """Return the node's own error message in a failed request, or an empty string if no node
+    refused it."""
     if not isinstance(error, urllib.error.HTTPError):
         return ""
     try:

@@ -167,8 +167,8 @@ def _hit_of(gained: Gained | None, role: str) -> dict[str, Any] | None:
 def _routing_of(gained: Gained | None) -> dict[str, Any] | None:
     """Return the choices of prefill nodes: their count by reason, their mean regret, and the gap.
 
-    regret: mean additional cost of the chosen node over the best one, in seconds. gap: missing
-    share of the expected usable tokens; None if it is not known. Return None without a choice.
+    regret: mean additional cost of the chosen node over the best one, in seconds. gap: share of the
+    expected usable tokens not found; None if it is not known. Return None without a choice.
     """
     if gained is None:
         return None
@@ -377,12 +377,12 @@ class Fleet:
 
 
 def _commonest(names: Iterable[str]) -> dict[str, int]:
-    """Return the commonest names with their counts, without the empty name."""
+    """Return the _MOST_NAMES commonest names with their counts, without the empty name."""
     return dict(Counter(filter(None, names)).most_common(_MOST_NAMES))
 
 
 def _sum(rates: Iterable[float | None]) -> float | None:
-    """Return the sum of the known rates; None if no rate is known."""
+    """Return the sum of the known rates; None if no rate is known. An unknown rate is None."""
     known = [rate for rate in rates if rate is not None]
     return sum(known) if known else None
 

@@ -91,10 +91,10 @@ WANTED = frozenset(
 
 
 Labels = tuple[tuple[str, str], ...]
-"""Label names and values, in the order of the names."""
+"""The labels of a sample: pairs of a label's name and its value, in the order of the names."""
 
 Samples = dict[str, dict[Labels, float]]
-"""Values by a sample's name and its labels."""
+"""The parsed samples of /metrics: values by the metric's name, then by the sample's labels."""
 
 NO_LABELS: Labels = ()
 
@@ -132,8 +132,8 @@ class LabelTexts:
 
 
 def read_samples(text: str, wanted: frozenset[str], texts: LabelTexts | None = None) -> Samples:
-    """Return the samples of the wanted names. texts: shared by all nodes. Raises ValueError if the
-    text has no metric of tasuki."""
+    """Parse an answer of /metrics and return the samples of the wanted names. texts: cache of
+    parsed labels, shared by all nodes. Raises ValueError if the text has no metric of tasuki."""
     texts = texts or LabelTexts()
     found: Samples = {}
     ours = False
@@ -154,7 +154,7 @@ def read_samples(text: str, wanted: frozenset[str], texts: LabelTexts | None = N
 
 
 def one(samples: Samples, name: str) -> float | None:
-    """Return the value of the sample without labels; None if it does not exist."""
+    """Return the value of the metric's sample without labels; None if it does not exist."""
     return samples.get(name, {}).get(NO_LABELS)
 
 
@@ -169,7 +169,7 @@ def by_label(samples: Samples, name: str, label: str) -> dict[str, float]:
 
 
 def labels_of(samples: Samples, name: str) -> Mapping[str, str]:
-    """Return the labels of the first sample with this name; empty without one."""
+    """Return the labels of the metric's first sample, by label name; empty without a sample."""
     return dict(next(iter(samples.get(name, {})), NO_LABELS))
 
 
@@ -224,7 +224,8 @@ def buckets_by(samples: Samples, name: str, label: str) -> dict[str, Buckets]:
 
 
 def add_buckets(sums: Buckets, more: Mapping[float, float]) -> None:
-    """Add `more` to `sums`. REQUIRES: equal bounds, or no bounds in one of the two."""
+    """Add the histogram `more` to the histogram `sums`, in place. REQUIRES: equal bucket bounds, or
+    no bounds in one of the two."""
     for bound, count in more.items():
         sums[bound] = sums.get(bound, 0.0) + count
 
@@ -300,8 +301,8 @@ class Gained:
     added: Samples
 
     def rate(self, name: str) -> float | None:
-        """Return the gain a second of the counter without labels; None if the node has no such
-        counter."""
+        """Return the gain a second of the counter `name`, without labels; None if the node has no
+        such counter."""
         added = one(self.added, name)
         return None if added is None else added / self.seconds
 
@@ -311,7 +312,7 @@ class RecentSamples:
         self._kept: deque[tuple[float, Samples]] = deque()
         self.latest: Samples = {}
         self.gained: Gained | None = None
-        """Recent gains; None before two samples."""
+        """Recent gains of the node's counters; None before two samples."""
 
     def take(self, at: float, samples: Samples) -> None:
         """Record a node's samples. at: seconds of a monotonic clock."""

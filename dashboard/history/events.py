@@ -94,8 +94,8 @@ def _ended(message: m.Finished) -> Event:
 
 
 def pools_event(report: NodeReport, generated_tokens: int) -> Event:
-    """Return a sample of the node's counters as an event. generated_tokens: tokens of answers since
-    the start."""
+    """Return a sample of the node's counters as an event. generated_tokens: number of tokens in all
+    answers since the start."""
     stats = report.stats
     memory = arena_use(stats)
     return _event(

@@ -91,8 +91,8 @@ class RequestHistory:
         return self._ended.get(name) or self._drawn.get(name)
 
     def latest(self, count: int) -> list[dict[str, Any]]:
-        """Return the newest `count` records, newest first, without the details of a single
-        request's view."""
+        """Return the records of the newest `count` ended requests, newest first. They lack the
+        details shown only for a single request."""
         records = list(self._ended.values())[-count:]
         return [_summary(record) for record in reversed(records)]
 
@@ -302,7 +302,7 @@ class FaultLedger:
                 self._note(event, "integrity", "", integrity)
 
     def latest(self, count: int) -> list[dict[str, Any]]:
-        """Return the newest faults, newest first."""
+        """Return the newest `count` faults, newest first."""
         return list(self._entries)[: -count - 1 : -1]
 
     def recent(self, since: float) -> Counter[str]:

@@ -291,7 +291,8 @@ class PoolHistory:
         return rates[-1] if rates else None
 
     def series(self, seconds: int, points: int) -> dict[str, Any]:
-        """Return the arena's memory and the output's rate, thinned to at most `points` samples."""
+        """Return series of the arena's memory and of the answers' tokens a second, over the last
+        `seconds`, thinned to at most `points` samples."""
         kept = self._since(seconds)
         stride = max(1, -(-len(kept) // points))
         kept = kept[::-1][::stride][::-1]

@@ -64,7 +64,7 @@ def _row(family: Metric) -> str:
 
 
 def _exposition() -> Exposition:
-    """Return an exposition after one observation of every message with labels."""
+    """Return an Exposition after it has observed one message of every kind with labels."""
     exposition = Exposition()
     request, transfer_id = m.RequestId(_LABEL_ONLY), m.TransferId(0)
     hit = m.HitBreakdown(0, 0, 0, {_LABEL_ONLY: 0}, None, loaded={_LABEL_ONLY: 0})

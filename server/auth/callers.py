@@ -65,7 +65,7 @@ CERTIFIED = Caller("certified", frozenset({Scope.CALLER, Scope.METRICS, Scope.GA
 caller but does not identify it."""
 
 OWNER = Caller("default", EVERY_SCOPE)
-"""The caller with the key of --api-key."""
+"""The caller with the API key of --api-key. It has every scope."""
 
 RESERVED_NAMES = frozenset(caller.name for caller in (ANYBODY, NOBODY, CERTIFIED, OWNER))
 """Callers' names refused in a file of keys, because the node uses them itself."""
@@ -84,9 +84,9 @@ class ApiKeys:
 
     @staticmethod
     def load(path: Path) -> "ApiKeys":
-        """Read a file of keys. A line has a name, a key and the key's scopes, separated by commas.
-        The default scope is `caller`. `#` begins a comment. Each caller is a tenant of its own.
-        Raises ApiKeyError."""
+        """Read a file of API keys. A line has a name, a key and the key's scopes, separated by
+        commas. The default scope is `caller`. `#` begins a comment. Each caller is a tenant of its
+        own. Raises ApiKeyError."""
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:

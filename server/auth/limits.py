@@ -188,7 +188,8 @@ class RateLimits:
         return self._tokens.per_minute > 0
 
     def answered(self, caller: Caller, tokens: int) -> None:
-        """Take the tokens of an answer from the caller's allowance."""
+        """Take the tokens of a finished part of an answer from the caller's allowance. It may
+        become a debt."""
         self._tokens.spend(caller, tokens)
 
 
@@ -202,7 +203,7 @@ class CallerLimits:
 
     @staticmethod
     def none() -> "CallerLimits":
-        """Return limits of zero: nothing is limited."""
+        """Return limits without any effect: nothing is limited."""
         return CallerLimits(
             RateLimits(0, 0, lambda: 0.0),
             ConcurrencyCaps(RequestLimit, "requests in flight", 0),
@@ -332,7 +333,7 @@ _SCORE_BYTES = 12
 """Bytes of a token's score in the engine's arrays: a token id and a float64, or a logprob and a
 rank."""
 _WRITTEN_SCORE_BYTES = 200
-"""Bytes of one token's logprob in the reply's JSON, while the reply is written."""
+"""Estimated bytes of one token's logprob in the reply's JSON, while the reply is written."""
 
 
 def submit_bytes(submit: Submit) -> int:

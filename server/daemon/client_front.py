@@ -133,8 +133,8 @@ class ClientFront:
         return client_routes(client, self._served, self._config, self._responses)
 
     def workers(self, engine: EngineProcess, sockets: NodeSockets | None) -> NodeWorkers | None:
-        """Return the front workers of the node. sockets: None if this process answers clients
-        itself; then None is returned."""
+        """Return the front workers of the node, not started. sockets: the node's Unix sockets. None
+        if this process answers clients itself; then None is returned."""
         if sockets is None:
             return None
         job = WorkerJob(

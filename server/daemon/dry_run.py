@@ -54,7 +54,7 @@ def dry_run(engine_config: EngineConfig, config: DryRunConfig) -> str:
 
 
 def _check_folder(folder: Path) -> None:
-    """Check the folder's weights. Raises WeightsError if a GPU could not run them,
+    """Check the weights in the checkpoint folder. Raises WeightsError if a GPU could not run them,
     EngineConfigError if their size is unknown."""
     if any(folder.glob("*.safetensors")):
         check_kernels(folder, torch.device("cuda"))
@@ -68,8 +68,9 @@ def _check_folder(folder: Path) -> None:
 
 
 def gpu_bytes(name: str) -> tuple[int, int]:
-    """Return the free and total bytes of the named GPU, with all of it free, or else of this
-    machine's GPU. Raises EngineConfigError. REQUIRES: a name, or a GPU here."""
+    """Return the (free, total) bytes of a GPU. name: a known GPU, or a size in MiB; all of its
+    memory counts as free. Empty: this machine's GPU. Raises EngineConfigError. REQUIRES: a name, or
+    a GPU in this machine."""
     if name.lower() in GPUS:
         return (GPUS[name.lower()] * MIB,) * 2
     if name.isdecimal():

@@ -162,7 +162,7 @@ class EngineHost:
             self._side.deliver(other)
 
     def _receive(self, messages: Sequence[Any]) -> None:
-        """Handle messages of the front. Called on the link's thread."""
+        """Handle messages sent by the front. Called on the link's thread."""
         for message in messages:
             match message:
                 case c.RequestTraced(request_id, header):

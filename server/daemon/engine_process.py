@@ -210,8 +210,8 @@ class EngineProcess:
 
     @staticmethod
     def _hand_on(front: Front, messages: Sequence[Any]) -> None:
-        """Pass messages to the front. If an observer fails on one message, the others still
-        arrive."""
+        """Pass messages of the engine to the front. If an observer fails on one message, the others
+        still arrive."""
         mine: list[Any] = []
         for message in messages:
             try:
@@ -232,7 +232,8 @@ class EngineProcess:
             front.take(mine)
 
     def link_ended(self, why: Exception | None) -> None:
-        """Handle the end of the socket: the process has ended, or can no longer be reached."""
+        """Handle the end of the socket to the engine's process: the process has ended, or can no
+        longer be reached. why: the socket's error, if any."""
         if self._ending:
             return  # stop() waits for it.
         self._end_seen = self._loop.create_task(self._follow_to_its_end(why))

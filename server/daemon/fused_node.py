@@ -39,7 +39,8 @@ def run(
 async def serve(
     engine_config: EngineConfig, server_config: ServerConfig, build: BuildParts, name: str
 ) -> None:
-    """Run startup, main loop and drain, with the engine on a thread."""
+    """Run the node's startup, main loop and drain, with the engine on a thread. build: loads the
+    model. name: the node's name, shown on pages."""
     side = FusedSide(engine_config, build)
     codec = node_codec(engine_config, server_config, side.model, side.grammars)
     engine = side.engine
@@ -65,8 +66,8 @@ async def serve(
 async def serve_apart(
     engine_config: EngineConfig, server_config: ServerConfig, build: BuildParts, name: str
 ) -> None:
-    """Run startup, main loop and drain, with the engine in a process of its own, and with front
-    workers if configured."""
+    """Run the node's startup, main loop and drain, with the engine in a process of its own, and
+    with front workers if configured. build: loads the model. name: the node's name."""
     with node_sockets(server_config) as sockets:
         engine = await EngineProcess.launch(
             partial(run_engine, engine_config, server_config, build, sockets)

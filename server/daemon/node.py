@@ -196,7 +196,7 @@ class Node:
         self._observer.count_tokens(count)
 
     async def _report(self) -> NodeReport:
-        """Return the node's current counters. Raises ServerError if the engine has died."""
+        """Return the present counters of the node. Raises ServerError if the engine has died."""
         stats = await self.engine.counters()
         chat_tokens = self._front.chat_tokens()
         if self._workers is not None:
@@ -221,7 +221,7 @@ class Node:
 
     @property
     def http_address(self) -> str | None:
-        """Return HOST:PORT of the HTTP server; None if there is none."""
+        """Return HOST:PORT of the node's HTTP server; None if it has none."""
         return self._http_address
 
     async def startup(self, guests: Sequence[Service] = (), host: LoopThread | None = None) -> str:
@@ -246,8 +246,8 @@ class Node:
         return self._server.address
 
     async def _begin(self, address: str) -> None:
-        """Start the engine, the registration and the sampling, and announce the node. address:
-        HOST:PORT of the gRPC server."""
+        """Start the engine, the registration in etcd and the sampling of counters, and announce the
+        node. address: HOST:PORT of the gRPC server."""
         self.engine.http_address = self._http_address or ""
         await self._running.start()
         if self._config.http_etcd and self._http_address is not None:

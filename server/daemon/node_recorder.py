@@ -127,7 +127,8 @@ class ActivityLog:
         self._output = 0
 
     def observe(self, message: ObservedMessage) -> None:
-        """Count the prompt of an ended request, or, on a prefill node, of an ended transfer."""
+        """Count the prompt of an ended request, for the next line. On a prefill node, count the
+        prompt of an ended transfer."""
         match message:
             case Finished(usage=usage):
                 self._count_prompt(usage.prompt_tokens, usage.hit)
@@ -160,7 +161,7 @@ class ActivityLog:
                 log.info(line)
 
     def line(self, stats: StatsReply, seconds: float) -> str | None:
-        """Return a line about the counts of the last `seconds`, and reset the counts. Return None
+        """Return a line about the activity of the last `seconds`, and reset its counts. Return None
         if the node was idle. stats: the current counters. A prompt counts once its request has
         ended."""
         prompt, usable, output = self._prompt, self._usable, self._output

@@ -70,13 +70,13 @@ class NodeFiles:
 
 
 def folders_of(config: EngineConfig) -> dict[str, str]:
-    """Return the folders written by the engine, by setting."""
+    """Return the paths of the folders written by the engine, by the name of their setting."""
     return {} if config.disk_cache is None else {"disk_cache": config.disk_cache}
 
 
 def _dates(path: str) -> list[float]:
-    """Return the end dates of a file's certificates in ascending order, in seconds since 1970;
-    empty if it cannot be read."""
+    """Return the end dates of the certificates in a file in ascending order, in seconds since 1970;
+    empty if the file cannot be read."""
     try:
         with open(path, encoding="ascii", errors="replace") as file:
             return sorted(not_after_dates(file.read()))

@@ -60,7 +60,7 @@ class PairSide:
         self.loop = LoopThread("tasuki-handover", lose)
 
     async def give_up(self) -> None:
-        """End the event loop after a failed start of the node."""
+        """End the hand-over's event loop after a failed start of the node."""
         await asyncio.to_thread(self.loop.stop, LOOP_SECONDS)
 
     async def stop(self) -> None:
@@ -80,7 +80,7 @@ class PairNode(Protocol):
     @property
     def handover_address(self) -> str | None: ...
     async def startup(self) -> str:
-        """Start the node. Return the front's HOST:PORT."""
+        """Start the node. Return the HOST:PORT of gRPC for clients."""
 
     async def shutdown(self) -> None:
         """Let requests in flight end within the drain timeout, or cut them. Then stop the other
@@ -117,7 +117,7 @@ class PairDaemon(ABC, Generic[Config]):
         front workers; None: it has none."""
 
     def engine_apart(self) -> bool:
-        """Return whether the engine has a process of its own. Raises EngineConfigError."""
+        """Return whether the engine runs in a process of its own. Raises EngineConfigError."""
         engine = self.engine_config
         return self.server_config.engine_apart(engine.device, engine.tensor_parallel)
 

@@ -30,7 +30,7 @@ OBSERVED_INBOX = (
     m.PullLost,
     m.PullFenced,
 )
-"""Messages from the hand-over's control to the engine, kept by the front's record too."""
+"""Types of messages from the hand-over's control to the engine also recorded by the front."""
 
 
 class Front(Protocol):
@@ -49,7 +49,7 @@ class Front(Protocol):
 
     def observe(self, message: ObservedMessage) -> None: ...
     def count_tokens(self, count: int) -> None:
-        """Count tokens sent to front workers."""
+        """Count the tokens the engine has sent to front workers."""
 
     def lose(self, reason: str) -> None:
         """Handle the death of the engine, or of a part it needs. Called on any thread."""
@@ -66,14 +66,14 @@ class RunningEngine(Protocol):
         """Start the engine. Return when it is ready to step, or has failed."""
 
     async def stop(self) -> None:
-        """Stop the engine after the step in progress. Requests still alive are dropped."""
+        """Stop the engine after the step in progress. Requests still in flight are dropped."""
 
 
 class HandoverFront(Protocol):
     """The front as the hand-over's control sees it. Any thread; no method waits."""
 
     def post_observed(self, message: m.Inbox) -> None:
-        """Send the message to the engine. If it is one of OBSERVED_INBOX, add it to the front's
+        """Send the message to the engine. If its type is in OBSERVED_INBOX, send it to the front's
         record too."""
 
     def lose(self, reason: str) -> None:
@@ -87,8 +87,8 @@ class HandoverFront(Protocol):
         """Return the traceparent of the request's span, as Tracing.header does."""
 
     def begin_transfer(self, transfer_id: m.TransferId, request: str, traceparent: str) -> None:
-        """Begin the transfer's trace, as Tracing.begin_transfer does. Call it before any message of
-        the transfer reaches the engine. Its end is then reported later."""
+        """Begin the trace of a transfer, as Tracing.begin_transfer does. Call it before any message
+        of the transfer reaches the engine, because the transfer's end must be reported later."""
 
 
 class EngineSide(Protocol):
@@ -104,7 +104,7 @@ class EngineSide(Protocol):
         """Return HOST:PORT of the separate server for decode nodes. REQUIRES: started."""
 
     def deliver(self, message: m.Outbox) -> None:
-        """Take a message of the engine for the hand-over's control."""
+        """Handle a message of the engine for the hand-over's control."""
 
     def status(self) -> HandoverStatus: ...
     async def start(self) -> None: ...
@@ -113,7 +113,7 @@ class EngineSide(Protocol):
         or sends it new work."""
 
     async def end_handover(self) -> None:
-        """End the transfers in flight. Give them up after their timeout."""
+        """End the transfers in flight. Abandon them after their timeout."""
 
     async def stop(self) -> None:
         """Stop all parts except the engine, in order. REQUIRES: the engine has ended."""

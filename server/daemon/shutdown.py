@@ -27,8 +27,8 @@ _STDIN = 0
 
 class StopRequest:
     """The requests to stop a daemon. Enter it with `async with` around the daemon's life. The first
-    SIGTERM or SIGINT requests a drain. A second one skips the grace before the drain, if there is
-    one. The next exits at once."""
+    SIGTERM or SIGINT requests a drain. A second signal skips the grace before the drain, if there
+    is one. The next signal exits at once."""
 
     def __init__(self, *, exit_with_parent: bool = False, rotation: Rotation | None = None) -> None:
         """Set up the signal handlers. exit_with_parent: the end of stdin requests a drain too, so

@@ -86,7 +86,8 @@ class Etcd:
         return Snapshot(tuple(entries), int(reply["header"]["revision"]))
 
     async def changed(self, prefix: str, after: int) -> AsyncGenerator[None, None]:
-        """Yield once for each change under the prefix after revision `after`. Raises EtcdError."""
+        """Yield once for each change of a key under the prefix after the store's revision `after`.
+        Raises EtcdError."""
         create = {**_prefix_range(prefix), "start_revision": after + 1}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_SECONDS)
         headers = await self._headers()

@@ -247,7 +247,8 @@ def grpc_watch_scope(keys: ApiKeys, context: CallContext) -> WatchScope:
 
 
 def named_tenant(context: CallContext) -> str | None:
-    """Return the tenant named in an operator's call; None: no tenant. Raises InvalidField."""
+    """Return the tenant named in an operator's call; None: the call names none. Raises
+    InvalidField."""
     return tenant_of(OWNER, _values(context, TENANT_KEY))
 
 

@@ -301,8 +301,9 @@ def _interceptors(
     bridge: Bridge | None = None,
     forward: "Interceptor | None" = None,
 ) -> list[Interceptor]:
-    """Return the interceptors in the order of a call. The bridge is first, so callers are checked
-    on the services' loop, as over HTTP. A call is forwarded only after the check of its key."""
+    """Return the interceptors in the order of their run. The bridge is first, so callers are
+    checked on the services' loop, as over HTTP. A call is forwarded only after the check of its
+    key."""
     order = (
         *(bridge, RequireScope(access.keys, calls.failed), forward),
         *(MalformedRequests(calls.failed), UnimplementedMethods(calls.failed)),

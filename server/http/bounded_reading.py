@@ -69,8 +69,8 @@ class HttpConnections:
         return lambda: _Connection(self, make())
 
     def let_in(self, transport: asyncio.BaseTransport | None) -> None:
-        """Stop counting the connection as a stranger's, because one of its requests was
-        admitted."""
+        """Stop counting the connection among those without an admitted request, because one of its
+        requests was admitted."""
         connection = None if transport is None else self._open.get(transport)
         if connection is not None and connection.stranger_at is not None:
             self._forget_stranger(connection)
@@ -289,7 +289,8 @@ async def refuse_encodings(request: web.Request, handler: Handler) -> web.Stream
 
 @web.middleware
 async def end_with_unread_bodies(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Close the connection after the answer if the body was not read. The outermost middleware."""
+    """Close the connection after the answer if the request's body was not read. The outermost
+    middleware."""
     response = await handler(request)
     if not request.content.is_eof() and not response.prepared:
         response.force_close()
@@ -301,8 +302,8 @@ async def end_with_unread_bodies(request: web.Request, handler: Handler) -> web.
 
 
 def may_send(request: web.Request) -> None:
-    """Mark the caller as admitted. More of a too large body is then read before the connection is
-    cut."""
+    """Mark the caller of the request as admitted. More of a too large body is then read before the
+    connection is cut."""
     request[_MAY_SEND] = True
 
 

@@ -157,8 +157,8 @@ class DashboardHandlers:
 
 
 def page_file(page: dict[str, PageFile], name: str) -> web.Response:
-    """Return the page's file with headers against foreign scripts. Raises HttpRefusal for an
-    unknown file."""
+    """Return a file of the page as a response, with headers against foreign scripts. name: the
+    file's path in the page's folder. Raises HttpRefusal for an unknown file."""
     file = page.get(name)
     if file is None:
         raise HttpRefusal(404, "not_found", f"the page has no file {name!r}")

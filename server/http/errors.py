@@ -76,7 +76,7 @@ def error_kind(error: Exception) -> str:
 
 
 def count_failure(request: web.Request, error: Exception) -> None:
-    """Count a call failed or rejected by the error."""
+    """Count the request as failed or rejected, by the error's kind."""
     _count(request, error_kind(error))
 
 
@@ -93,7 +93,8 @@ def error_status(error: Exception) -> int:
 
 
 def error_body(error: Exception) -> dict[str, Any]:
-    """Return the body of a refusal. An untyped error shows no details to the client."""
+    """Return the JSON body for an error in OpenAI's shape. An error without a type shows no details
+    to the client."""
     message, code = "internal error: see this node's log", "internal"
     if isinstance(error, HttpRefusal):
         message, code = str(error), error.code

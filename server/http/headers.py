@@ -26,8 +26,8 @@ _ID = web.RequestKey("request_id", str)
 
 @web.middleware
 async def name_request(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Set the request's id. Run it before any middleware, because a middleware may reject the
-    request."""
+    """Set the request's id: the client's, or a new one. Run it before any middleware, because a
+    middleware may reject the request."""
     given = request.headers.get(REQUEST_ID_HEADER, "")
     usable = 0 < len(given) <= MAX_REQUEST_ID and given.isascii() and given.isprintable()
     request[_ID] = given if usable else uuid4().hex

@@ -65,7 +65,7 @@ class TextEvent:
 
 
 async def send_json(request: web.Request, body: bytes) -> web.StreamResponse:
-    """Send the body, and return the response once nearly all of it has left.
+    """Send the JSON body, and return the response once nearly all of it has left.
 
     A disconnect ends the wait: the connection is lost, and the handler is cancelled.
     """
@@ -147,14 +147,15 @@ class EventStream:
         )
 
     def write_now(self, events: bytes) -> None:
-        """Write the events without a wait, cheaper than aiohttp's writer. REQUIRES: `flows`."""
+        """Write the events without a wait, cheaper than aiohttp's writer. REQUIRES: `flows` is
+        True."""
         assert self._transport is not None
         if events:
             self._transport.write(b"%x\r\n%b\r\n" % (len(events), events))
             self._looks_left = _LOOKS
 
     def keep_no_longer(self) -> None:
-        """Stop the keep-alives. Call it before the end, or after a disconnect."""
+        """Stop writing keep-alives. Call it before the stream's end, or after a disconnect."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -237,7 +238,8 @@ class AnswerWriter(Protocol):
         ...
 
     def keep_alive(self) -> bytes:
-        """Return an event without content, for clients and proxies with an idle timeout."""
+        """Return a server-sent event without content, for clients and proxies with an idle
+        timeout."""
         ...
 
     def whole(self) -> dict[str, Any]:

@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 
 
 class HttpLog(logging.LoggerAdapter[logging.Logger]):
-    """The log of aiohttp's server. Invariant: errors not caused by a client keep their level and
+    """The logger of aiohttp's server. Invariant: errors not caused by a client keep their level and
     traceback."""
 
     def __init__(self) -> None:

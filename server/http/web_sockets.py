@@ -44,13 +44,13 @@ class OpenSockets:
         return self._caps.held(caller)
 
     def leave(self) -> None:
-        """Close the open sockets, each after its response in progress, because the node has left
-        the rotation or returned. Later sockets stay open."""
+        """Close the open sockets, each after its response in progress. The node has left load
+        balancers' rotation or returned to it. Later sockets stay open."""
         self.ending.set()
         self.ending = asyncio.Event()
 
     async def end(self, application: web.Application) -> None:
-        """Close the open sockets. For `on_shutdown`."""
+        """Close the open sockets at the server's end. For `on_shutdown`."""
         self.ending.set()
 
 

@@ -130,7 +130,7 @@ class WorkerPool:
         return claim.address
 
     async def _started(self) -> "_WorkerProcess":
-        """Start one worker. Raises WorkerError, and OSError if the system allows no more
+        """Start one front worker. Raises WorkerError, and OSError if the system allows no more
         processes."""
         number = next(self._numbers)
         worker = _WorkerProcess(number, self._registry)
@@ -171,7 +171,7 @@ class WorkerPool:
 
 
 class WorkerLink(FrameProtocol):
-    """The registry's end of the socket to a worker."""
+    """The registry's end of the socket to a front worker."""
 
     def __init__(self, worker: "_WorkerProcess") -> None:
         super().__init__("a front worker", worker_frames())
@@ -234,7 +234,8 @@ class _WorkerProcess:
             self._process.kill()
 
     async def ended(self) -> str:
-        """Wait until the worker has ended unasked and left the registry. Return how it ended."""
+        """Wait until the worker's process has ended unasked and the worker has left the registry.
+        Return the cause as text."""
         await self._left.wait()
         await self._killed()
         assert self._process is not None
@@ -263,7 +264,7 @@ class _WorkerProcess:
             await self._process.wait()
 
     def take(self, message: Any) -> None:
-        """Handle a message of the worker."""
+        """Handle a message sent by the front worker."""
         match message:
             case w.WorkerStands():
                 self._seat.stood = True
@@ -281,7 +282,7 @@ class _WorkerProcess:
                 self._seat.take(message)
 
     def link_ended(self) -> None:
-        """Handle the end of the worker's socket."""
+        """Handle the end of the socket to the front worker."""
         if not self._stands.done():
             self._stands.set_exception(WorkerError("a front worker has ended before it stood"))
         self._left.set()

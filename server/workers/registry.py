@@ -173,7 +173,7 @@ class AskTable(Generic[BegunT]):
         return AskState.BEGUN
 
     def end_all(self) -> None:
-        """Record the end of every ask, because its worker is gone."""
+        """Record the end of every ask of the table, because their worker is gone."""
         for call, entry in [*self._entries.items()]:
             if entry.state is AskState.ENDED_FIRST:
                 del self._entries[call]
@@ -269,7 +269,7 @@ class WorkerSeat:
         """The engine's ids of the answers admitted and not ended yet."""
 
     def take(self, message: Any) -> None:
-        """Handle a message of the worker."""
+        """Handle a message sent by the front worker."""
         match message:
             case w.Enter():
                 self.chat_tokens = message.chat_tokens

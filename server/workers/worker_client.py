@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 _UNREAD_TOKENS = 4096
 _TOOK_TOKENS = 64
-"""Number of a call's tokens taken before the registry is told to count them, if callers have
+"""Number of a call's tokens taken before their number is sent to the registry, if callers have
 limits."""
 
 
@@ -70,7 +70,7 @@ class WorkerClient:
         return None if self._lost is None else self._lost.message
 
     def engine_lost(self, reason: str) -> None:
-        """End all calls with the reason, like EngineClient.engine_lost."""
+        """End all calls of this worker with the reason, like EngineClient.engine_lost."""
         self._lost = m.RequestError(m.ErrorKind.INTERNAL, reason)
         for unread in self._unread.values():
             unread.end(RequestRejected(self._lost))
@@ -227,15 +227,15 @@ class _EnteredCall:
             self._link.notify(w.Took(self.number, self._counted()))
 
     def leave(self) -> None:
-        """Tell the registry: no client reads the call's answers any more. Do nothing if every
+        """Report to the registry: no client reads the call's answers any more. Do nothing if every
         answer has ended."""
         if self._unread:
             self._unread = 0
             self._link.notify(w.Leave(self.number, self._counted(), bool(self.names)))
 
     async def end(self, answer: int) -> None:
-        """Tell the registry: the answer at index `answer` was read to its end. Return once the
-        registry has seen the engine's end too. Do nothing after leave()."""
+        """Report to the registry: the client has read the answer at index `answer` to its end.
+        Return once the registry has seen the engine's end too. Do nothing after leave()."""
         if not self._unread:
             return
         self._unread -= 1

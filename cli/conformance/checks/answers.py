@@ -40,7 +40,8 @@ async def whole_by_default(caller: Caller) -> None:
 
 
 async def stream_is_whole(caller: Caller) -> None:
-    """Compare a stream with its whole answer: they must be equal, including white space."""
+    """Check a stream against the whole (not streamed) answer: their texts must be equal, including
+    white space."""
     whole, streamed = await caller.whole(TEXT), await caller.streamed(TEXT)
     if whole.parts != streamed.parts and (await caller.whole(TEXT)).parts != whole.parts:
         raise Unserved(_UNSTEADY)
@@ -75,7 +76,8 @@ async def usage_is_alike(caller: Caller) -> None:
 
 
 async def usage_counts(caller: Caller) -> None:
-    """Check the token counts of prompt and answer, and the answer's limit."""
+    """Check an answer's usage: the token counts of prompt and answer, and the limit of the
+    answer."""
     answer = await caller.whole(TEXT)
     assert answer.usage is not None
     must(answer.usage.prompt > 0, "tokens of the prompt", "more than 0", answer.usage.prompt)

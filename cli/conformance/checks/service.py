@@ -46,7 +46,8 @@ _MODEL = {"id": str, "object": {"model"}, "created": NUMBER, "owned_by": str}
 
 
 async def listed_models(endpoint: Endpoint) -> list[dict[str, Any]]:
-    """Return the list of models. Raises Unserved without a list, Departure for a malformed one."""
+    """Return the endpoint's list of models. Raises Unserved if the endpoint has no list, Departure
+    for a malformed list."""
     reply = await endpoint.get(PATH)
     if reply.status in (404, 405, 501):
         raise Unserved(f"no {PATH} here: {reply.status}")
