@@ -1,9 +1,10 @@
 """The rules of a session over several decode nodes, and the choice of its node.
 
-The node of a session has its cursor and the turn's end. The session stays there until the node
-rejects it or is gone. It also moves if its tokens missed their target and another node promises
-clearly better. Before it moves, it asks the old node to hand its state back to a prefill node, for
-use by the next node. If this fails or is slow, the prompt is computed again. Makes no call itself.
+The node of a session holds its cursor and the state at the last turn's end. The session stays there
+until the node rejects it or is gone. It also moves if its tokens missed their target and another
+node promises clearly better. Before it moves, it asks the old node to hand its state back to a
+prefill node, for use by the next node. If this fails or is slow, the prompt is computed again.
+Makes no call itself.
 
 DecodeNodes holds addresses, no channels. Any thread may use it. Invariant: a failed node is not
 selected for a while if there are others, so a thousand sessions do not each hit the failure.

@@ -1,8 +1,9 @@
 """State of a node's drain: its place in load balancers' rotation, and calls in progress.
 
-Rotation: the node's place in the load balancers' rotation, and the grace after it leaves. A node
-out of rotation is not ready but still takes requests. After the grace it may reject them. One event
-loop's thread; any thread may read `left`. Invariant: a node that returns gets a whole grace again.
+Rotation: the node's place in the load balancers' rotation, and the grace (seconds from leaving to
+the first refusal). A node out of rotation is not ready but still takes requests. After the grace it
+may reject them. One event loop's thread; any thread may read `left`. Invariant: a node that returns
+gets a whole grace again.
 
 CallsInProgress: counts of the calls in progress and of the failed calls. A call is in progress
 until the end of its answer was sent to the client. One event loop's thread.

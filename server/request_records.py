@@ -6,9 +6,10 @@ loop's thread. Invariants: an id in flight is taken for its caller and free for 
 engine uses the caller's own id for a request unless another caller's request has it. No two calls
 of a caller have reserved the same id.
 
-RequestLog: the ends of the last requests, by id: the source of `explain`. Owns a bounded memory:
-the oldest goes first. An end is kept as bytes, a tenth of its objects' memory, because few are ever
-read. Timelines, the largest part of an end, are kept for fewer requests. One event loop's thread.
+RequestLog: the ends of the last requests, by id: the source of `tasuki explain`. Owns a bounded
+number of ends: the oldest is dropped first. An end is kept as bytes, a tenth of its objects'
+memory, because few are ever read. Timelines, the largest part of an end, are kept for fewer
+requests. One event loop's thread.
 """
 
 import itertools

@@ -2,10 +2,10 @@
 
 TokenLog: a conversation's tokens. It grows at the end and is read without a copy.
 
-SessionStore owns the token logs and their cursors in the engine. Has no part in proto, text or
+SessionStore owns the token logs and their cursors in the engine. Independent of protobuf, text and
 templates. One event loop's thread. Invariants: a log only grows, except that an unfinished turn is
 removed. A session has one turn at a time. Every opened cursor is closed once. A cursor covers only
-tokens of its log, so it is closed with a removed turn. A session is visible only to its opener.
+tokens of its log, so it is closed when a turn is removed. A session is visible only to its opener.
 
 Sessions: reads a log's end, appends to it, and opens a turn. The interface is the same for logs in
 this process (HeldSessions) and in the node's registry (server/workers). One event loop's thread.

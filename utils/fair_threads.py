@@ -4,7 +4,7 @@ with the fewest running pieces is next.
 Owns the threads and the lines. Thread rule: any thread may submit; work must be safe on any thread.
 Invariants: at most `of_a_line` pieces of one line run. The last free thread begins no second piece
 of a line, so another line finds a thread. Pieces begin in their line's order, and never after their
-future was cancelled. At the capacity, the longest line loses a piece.
+future was cancelled. At the capacity, a new piece replaces the last piece of the longest line.
 """
 
 import threading

@@ -7,25 +7,25 @@ page of a running node, a recording, and the page of a recording. An event has `
 | kind | meaning | fields |
 | --- | --- | --- |
 | submit | a request arrived | request, session, caller, prompt_tokens; blocks in recordings |
-| finished | it ended | request, reason, usage, life, hint |
-| rejected | it was refused | request, error |
+| finished | a request ended | request, reason, usage, life, hint |
+| rejected | a request was refused | request, error |
 | room | a prompt for another node ended | room, prompt_tokens, hit, handed_on, life |
-| evicted | the cache evicted | evictions |
-| lost, cancelled, fenced | a hand-over | room; of lost reason, elsewhere, cause |
-| pulled, pull_lost, pull_fenced | a pull of a prompt's prefix | room; of pulled report |
+| evicted | the cache evicted entries | evictions |
+| lost, cancelled, fenced | result of a hand-over | room; of lost reason, elsewhere, cause |
+| pulled, pull_lost, pull_fenced | result of a pull | room; of pulled report |
 | left | result of migrating a state to drain targets | outcome, tokens, bytes, heir |
 | fetched | result of fetching a state from another node | outcome, tokens, bytes, holder |
 | peers | availability of prefill nodes | prefill_available |
 | pools | a sample of the node's counters | see pools_event |
 
-EventJournal owns a bounded ring of numbered events, in order, for followers: a recorder, or a
+EventJournal owns a bounded buffer of numbered events, in order, for followers: a recorder, or a
 page's stream. One thread. A follower reads the events from a number on, and gets its next number. A
 slow follower gets the count of missed events. Only the newest events, read by most followers, are
-kept as dicts. The others are kept as bytes, a fifth of the memory.
+kept as dicts. Older events are kept as bytes, with a fifth of the memory.
 
-PromptBlocks names the blocks of prompts, for recordings. Equal names mean equal prefixes, and
-reveal nothing else. It owns a secret of this process, so a guess of a prompt cannot be checked
-against a name. Names under two salts never agree.
+PromptBlocks names the blocks of prompts (64 tokens each), for recordings. Equal names mean equal
+prefixes, and reveal nothing else. It owns a secret of this process, so a guess of a prompt cannot
+be checked against a name. Names under two salts never agree.
 """
 
 import secrets

@@ -14,8 +14,8 @@ waterfall's totals equal the node's counters of ended requests, and the sum of t
 usages.
 
 FaultLedger owns a bounded list of faults and their ends, the newest last, and their counts since
-the start. It also owns the transfers possibly waiting for their fence. A transfer lost before its
-destination was granted never needs one.
+the start. It also owns the transfers possibly waiting for their fence (proof of a stopped writer).
+A transfer lost before its destination was granted never needs one.
 """
 
 from collections import Counter, OrderedDict, deque

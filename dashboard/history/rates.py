@@ -1,4 +1,5 @@
-"""Numbers of a node over time: pace, hits, drafts, pools, and the savings of a larger arena.
+"""Numbers of a node over time: latency, cache hits, drafts, counters, and the savings of a larger
+arena.
 
 One thread; each class owns its numbers, and is fed with events.
 

@@ -1,8 +1,9 @@
 """Metrics of a node's cache: its arena, the tiers below it, and its evictions.
 
-cache_families() and tier_families() turn a node's report into Prometheus families. Pure: the tree
-and the engine count. The cache's counters come from the tree itself, so this node's waterfall
-includes retracted and aborted requests. request_metrics.py counts each of those once.
+cache_families() and tier_families() turn a node's report into Prometheus families. Pure: the
+numbers come from the tree and the engine. The cache's counters come from the tree itself, so this
+node's token counts include retracted and aborted requests. request_metrics.py counts each request
+once.
 
 EvictionMetrics counts evictions by kind and by the policy's score. Borrows its registry. One
 thread.

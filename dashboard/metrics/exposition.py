@@ -1,15 +1,15 @@
 """A node's metrics in Prometheus' text format: its own, and the same under other engines' names.
 
 node_families(): the node's name and its links. health_families(): its state, failed calls,
-certificates and disks. engine_families(): the engine's steps, and the sending of a prefill node.
-Pure functions.
+certificates and disks. engine_families(): the engine's steps, and the hand-overs sent by a prefill
+node. Pure functions.
 
 translated() gives tasuki's numbers under the names of vLLM and SGLang, for existing dashboards.
 Pure. Only numbers of equal meaning are renamed.
 
 GenAiMetrics counts by OpenTelemetry's GenAI conventions, version 1.41.1, in Prometheus's spelling.
-The metrics are gen_ai.server.request.duration and the two beside it, with the conventions' bounds.
-It borrows its registry, and owns the operations of requests in flight.
+The metrics are gen_ai.server.request.duration, time_to_first_token and time_per_output_token, with
+the conventions' bounds. It borrows its registry, and owns the operations of requests in flight.
 
 Exposition owns a registry of its own, so several nodes of one process share nothing. One thread.
 """

@@ -1,6 +1,6 @@
 """Metrics of requests, callers, targets, chosen prefill nodes, and hand-overs by sender.
 
-seconds_by_phase() and its siblings read a request's life and usage. Pure.
+seconds_by_phase() and its siblings read a request's life (its phases with times) and usage. Pure.
 
 RequestMetrics counts requests by their final messages. Invariant: prompt tokens == usable tokens +
 the sum of lost tokens over causes, exactly as in the usages sent to clients.

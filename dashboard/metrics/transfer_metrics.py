@@ -6,7 +6,7 @@ PrefillTransferMetrics: a prefill node's transfers, fed as each ends. PullMetric
 by a prefill node from decode nodes instead of being computed. CopiedStateMetrics: states copied
 without a waiting request. An ending node leaves states to prefill nodes; a decode node fetches
 states. FaultMetrics: lost hand-overs, and the time until their granted pages could be used again.
-It owns the transfers waiting for their fence.
+It owns the transfers waiting for their fence (proof of a stopped writer).
 """
 
 import time

@@ -1,13 +1,14 @@
 """Limits by caller: requests and watches at once, requests and tokens a minute, bytes in memory.
 
 ConcurrencyCaps owns a count for each caller with at least one hold. One event loop's thread.
-Invariants: a refusal counts for nothing; every hold is released exactly once. A key's cap applies
-only if there are several keys: the only key takes from no other caller.
+Invariants: a refused request is not counted; every hold is released exactly once. A key's cap
+applies only if there are several keys: the only key takes from no other caller.
 
 RateLimits owns an allowance for each caller's name. An allowance refills evenly and never holds
 more than one minute's worth. One event loop's thread. Invariants: a request is charged before its
 body is read, its prompt before it is computed, its answer while it is written. A long answer may
-therefore leave a debt, and later requests wait for it. A refusal takes nothing from an allowance.
+therefore leave a debt, and later requests wait for it. A refused request takes nothing from an
+allowance.
 
 HeldBytes owns the counts. One event loop's thread. Invariants: the bytes of all holds never exceed
 the bound. One of several keys has at most half of the bound, so no key can take all the memory. A

@@ -4,9 +4,9 @@ StopRequest owns the process's signal handlers while a StopRequest is entered. O
 thread.
 
 TimeForDrainTargets bounds the time for migrating a draining node's states to prefill nodes, its
-drain targets. One event loop's thread. Invariants: it begins with the drain, beside the requests in
-flight. It ends within the drain's timeout, and at most alone_seconds() after the last of these
-requests.
+drain targets. One event loop's thread. Invariants: the time begins with the drain, while requests
+in flight go on. It ends within the drain's timeout, and at most alone_seconds() after the last of
+these requests.
 """
 
 import asyncio

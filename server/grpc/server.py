@@ -1,14 +1,14 @@
 """The gRPC server of every daemon's services: health, reflection, keepalive, message cap.
 
-Server: reads no message. Thread rule: a server lives on the event loop it was started on; another
-loop may end it.
+Server: the started server; it reads no message. Thread rule: a server lives on the event loop it
+was started on; another loop may end it.
 
 Bridge: runs a gRPC server on one event loop and the services' methods on another. It is the first
 interceptor. Messages cross as bytes, so reading them and checking the caller cost the server's loop
 nothing. Thread rule: intercept_service and its returned handler run on the server's loop. Later
-interceptors, handlers and deserializers run on the other one, with a context calling back to the
-server's loop. Invariants: the end of a call on either side ends it on the other. If the other loop
-is blocked, the caller gets a typed error after `patience` seconds, and the server's loop loses
+interceptors, handlers and deserializers run on the services' loop, with a context calling back to
+the server's loop. Invariants: the end of a call on either side ends it on the other. If the other
+loop is blocked, the caller gets a typed error after `patience` seconds, and the server's loop loses
 nothing.
 """
 

@@ -1,4 +1,5 @@
-"""The HTTP server beside a daemon's gRPC server: probes, version, and the routes of its caller.
+"""The HTTP server of a daemon, next to its gRPC server: probes, version, and the routes given by
+its caller.
 
 One event loop's thread. A client's disconnect cancels its handler. Invariant: a request without a
 valid key costs only the reading of its header. Connections are counted first. Then Host, encoding

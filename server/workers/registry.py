@@ -1,9 +1,10 @@
 """The one registry of a node with front workers: callers' limits, ids, sessions, stored responses.
 
-Registry owns a WorkerSeat for each worker. One event loop's thread. Invariants: a request let in
+Registry owns a WorkerSeat for each worker. One event loop's thread. Invariants: a request admitted
 for a worker is accounted like one of this process, however its worker ends. When a worker leaves or
-ends, its share of callers' caps, ids and sessions is given back. A worker's End is answered only
-after the engine's own end was seen here. Its client therefore finds the node's state up to date.
+ends, its share of callers' limits, ids and sessions is given back. A worker's End is answered only
+after the engine's own end was seen by the registry. Its client therefore finds the node's state up
+to date.
 
 WorkerSeat is the registry's side of one front worker. It takes the worker's messages and answers
 each ask once. It owns the worker's asks that have begun something (AskTable), and one holding task
@@ -13,9 +14,9 @@ the worker leaves, everything is given back.
 
 AskTable keeps a state for each ask of one worker that begins something. Pure. Such an ask has one
 ending message, or one for each of its parts. The ending message may come before the ask, with it,
-before its grant, or later. Invariants: an entry leaves once its ask and its end have come and
-nothing is held for it. A refused ask was never granted and leaves at its refusal. A later end of an
-ask that has left changes nothing.
+before its grant, or later. Invariants: an entry is removed once its ask and its end have come and
+nothing is held for it. A refused ask was never granted and is removed at its refusal. A later end
+of a removed ask changes nothing.
 
 | event   | no entry    | ASKED     | BEGUN  | WITHDRAWN | ENDING | OVER   | ENDED_FIRST |
 | ------- | ----------- | --------- | ------ | --------- | ------ | ------ | ----------- |
