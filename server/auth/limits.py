@@ -189,7 +189,7 @@ class RateLimits:
         return self._tokens.per_minute > 0
 
     def answered(self, caller: Caller, tokens: int) -> None:
-        """Take the tokens of a finished part of an answer from the caller's allowance. It may
+        """Take the tokens of an answer, or of a part of it, from the caller's allowance. It may
         become a debt."""
         self._tokens.spend(caller, tokens)
 

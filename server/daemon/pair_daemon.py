@@ -55,7 +55,8 @@ class PairSide:
     heartbeat."""
 
     def __init__(self, ends: TransferEngine, lose: EndNotice) -> None:
-        """Start with the ends of transfers. lose: called with a reason if the event loop dies."""
+        """Set up the side, with its event loop not started. ends: sending and receiving end of
+        transfers. lose: called with a reason if the event loop dies."""
         self._ends = ends
         self.loop = LoopThread("tasuki-handover", lose)
 
