@@ -6,7 +6,7 @@ PrefillTransferMetrics: a prefill node's transfers, fed as each ends. PullMetric
 by a prefill node from decode nodes instead of being computed. CopiedStateMetrics: states copied
 without a waiting request. An ending node leaves states to prefill nodes; a decode node fetches
 states. FaultMetrics: lost hand-overs, and the time until their granted pages could be used again.
-It owns the transfers waiting for their fence.
+It owns the transfers waiting for their fence (proof of a stopped writer).
 """
 
 import time
@@ -88,7 +88,8 @@ class PullMetrics:
 
 
 class _Copies:
-    """States copied in one direction by outcome, and the tokens and bytes of the arrived ones."""
+    """Counters of states copied in one direction: states by outcome, and the tokens and bytes of
+    the arrived states."""
 
     def __init__(
         self,
@@ -99,7 +100,8 @@ class _Copies:
         tokens: str,
         size: str,
     ) -> None:
-        """states, tokens, size: the help text of each counter."""
+        """Register the counters. states, tokens, size: help texts of the counters of states, tokens
+        and bytes."""
         self._states = made.counter(name, states, "outcome")
         for outcome in outcomes:
             self._states.labels(outcome.value)
