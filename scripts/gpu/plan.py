@@ -1,4 +1,4 @@
-"""The checks only a GPU can run, in order of their importance: tests first, then figures.
+"""The list of checks needing a GPU, in order of their importance: tests first, then figures.
 
 Pure values. A figure is a file written by `tasuki bench`, named like in docs/results.
 """
@@ -15,8 +15,8 @@ _BENCH = ("-m", "tasuki.cli.main", "bench")
 
 @dataclass(frozen=True)
 class Plan:
-    """The runs of one campaign. results: the folder of the figures. commit: commit of the source,
-    if it is not a git tree. arena_mib: arena of each node of a pair, and of the node beside it."""
+    """The commands to run. results: folder for the figures. commit: commit of the source, if it is
+    not a git tree. arena_mib: arena of each node in the serving figures, MiB."""
 
     results: Path
     commit: str
@@ -26,7 +26,8 @@ class Plan:
         return [*_tests(), *self._pairs(), *self._steps(), *self._ranks()]
 
     def _pairs(self) -> list[Run]:
-        """Return the runs of agents on two GPUs, and on one of them."""
+        """Return the serving runs with a prefill and a decode node on two GPUs, and with one node
+        on one GPU."""
         arena = f"--arena-mib {self.arena_mib}"
         alone = ("--node-flags", f"--device cuda:0 {arena}")
         one = ("--agents", *alone)

@@ -1,4 +1,5 @@
-"""smg's `e2e_test`, including SGLang's server tests: a copy with a plain node as backend."""
+"""The suite `e2e_test` of smg, including SGLang's server tests: a copy with a plain node as
+backend."""
 
 import shutil
 

@@ -1,4 +1,5 @@
-"""vLLM's `tests/entrypoints`: a copy with a server fixture starting a real `tasuki serve`."""
+"""The suite `tests/entrypoints` of vLLM: a copy with a server fixture starting a real `tasuki
+serve`."""
 
 import shutil
 
