@@ -1,7 +1,7 @@
-"""Checkpoints with golden outputs, and how to run a model against them.
+"""Checkpoints with golden outputs (by transformers), and helpers running a model against them.
 
-The ones in this folder are made by `python -m tools.goldens` and always exist. Larger ones may lie
-beside the repository. Every test of all MODELS, or of QUANTISED, then has them too.
+The goldens in this folder are made by `python -m tools.goldens` and always exist. Larger ones may
+lie beside the repository. Every test of all MODELS, or of QUANTISED, then has them too.
 """
 
 import json
@@ -31,17 +31,18 @@ MODELS = OWN_MODELS + tuple(
 QUANTISED = tuple(
     name for name in ("tp4-dense-fp8", "moe-fp8", "moe-nvfp4-ct") if (BESIDE / name).is_dir()
 )
-"""Goldens of dequantised weights in float32, repeated by the CPU path."""
+"""Names of the goldens with quantised weights. Their outputs are of the dequantised weights in
+float32; the CPU path repeats them."""
 
 
 def reference_dir(model: str) -> Path:
-    """Return the folder of one of MODELS or QUANTISED."""
+    """Return the folder of a golden model, one of MODELS or QUANTISED."""
     return (OWN if model in OWN_MODELS else BESIDE) / model
 
 
 def model_cases(array: str = "") -> list[tuple[str, str]]:
-    """Return (model, case) of every golden with an array whose name begins with `array`, for
-    parametrize."""
+    """Return (model, case) of every golden with an array named `array...`, for parametrize. array:
+    beginning of the array's name."""
     cases = []
     for model in MODELS + QUANTISED:
         folder = reference_dir(model)
@@ -56,7 +57,7 @@ def model_cases(array: str = "") -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Golden:
-    """One case: prompt and expected greedy tokens, and its float32 arrays by name."""
+    """One golden case: a prompt, its expected greedy tokens, and its float32 arrays by name."""
 
     prompt: list[int]
     greedy: list[int]
@@ -67,7 +68,8 @@ class Golden:
         return torch.from_numpy(self.arrays[name])
 
     def states(self) -> list[tuple[str, int, int]]:
-        """Return (array name, tokens, layer) of each GDN state after prompt tokens."""
+        """Return (array name, prompt tokens, layer) of each stored GDN state. The state is the one
+        after this number of prompt tokens."""
         found = []
         for name in self.arrays:
             parts = name.split(".")
@@ -104,7 +106,8 @@ def load_model(model: str, dtype: torch.dtype = torch.float32) -> Qwen35Model:
 def final_hidden(
     model: Qwen35Model, batch: Batch, arena: Arena, hooks: LayerHooks | None = None
 ) -> torch.Tensor:
-    """Return the residual stream after the final norm, [T, hidden], of every token."""
+    """Forward the batch, and return the hidden states after the final norm, [T, hidden], of every
+    token."""
     operators = model.backend.bind(batch)
     token_ids = batch.token_ids.to(model.weights.embedding.device)
     branch, residual = model.layers(token_ids, operators, arena, hooks or NullHooks())
@@ -112,12 +115,12 @@ def final_hidden(
 
 
 def logits_of(model: Qwen35Model, hidden: torch.Tensor) -> torch.Tensor:
-    """Return [n, vocab] float32 of final-normed hidden states [n, hidden]."""
+    """Return logits [n, vocab] float32 of hidden states [n, hidden] after the final norm."""
     return product(hidden, model.weights.head).float()
 
 
 class Workspace:
-    """An arena full of NaN with a bump allocator, in place of a cache.
+    """An arena full of NaN with page and slot ids handed out in order, in place of a cache.
 
     A fresh slot is zeroed, as the cache does for a request without a checkpoint. No id is freed.
     """
