@@ -132,7 +132,8 @@ class Workspace:
         cache_dtype: str | None = None,
         kv_dtype: str | None = None,
     ) -> None:
-        """Build the arena. kv_dtype: dtype of the pages alone; None: the same as the rest."""
+        """Build the arena. slabs: its size. cache_dtype: dtype of pages and states. kv_dtype: dtype
+        of the pages alone; None: cache_dtype."""
         # Models this small only lose by threads, the more so when several tests share the cores.
         torch.set_num_threads(1)
         self.model = model
@@ -155,8 +156,8 @@ class Workspace:
         return slot
 
     def pages(self, tokens: int) -> list[int]:
-        """Return page ids for this many tokens. The last page of each slab comes first, so no two
-        are contiguous."""
+        """Return new page ids for this many tokens. The last page of each slab comes first, so no
+        two are contiguous."""
         layout = self.arena.layout
         pages: list[int] = []
         while len(pages) * PAGE_TOKENS < tokens:
@@ -165,12 +166,12 @@ class Workspace:
         return pages[: -(-tokens // PAGE_TOKENS)]
 
     def forward(self, *slices: SequenceSlice, hooks: LayerHooks | None = None) -> torch.Tensor:
-        """Return logits [sequences, vocab] float32."""
+        """Forward one batch of the given slices, and return logits [sequences, vocab] float32."""
         return self.model.forward(Batch.pack(slices), self.arena, hooks or NullHooks())
 
 
 class Request:
-    """One sequence over a workspace, with pages for all its tokens and two working slots."""
+    """One sequence in a workspace, with pages for all its tokens and two working state slots."""
 
     def __init__(self, workspace: Workspace, capacity: int) -> None:
         self.workspace = workspace
@@ -181,8 +182,8 @@ class Request:
     def slice(
         self, token_ids: list[int], checkpoints: tuple[tuple[int, int], ...] = ()
     ) -> SequenceSlice:
-        """Return a slice of the next tokens. It reads one slot and writes the other; then they are
-        swapped."""
+        """Return the batch slice for the next tokens. It reads one state slot and writes the other;
+        then they are swapped. checkpoints: positions with stored states."""
         item = SequenceSlice(
             token_ids, self.tokens, self.pages, self.slots[0], self.slots[1], checkpoints
         )
@@ -193,12 +194,13 @@ class Request:
     def forward(
         self, token_ids: list[int], checkpoints: tuple[tuple[int, int], ...] = ()
     ) -> torch.Tensor:
-        """Return logits [vocab] after the last of the tokens."""
+        """Forward the next tokens, and return logits [vocab] after the last one. checkpoints:
+        positions with stored states."""
         return self.workspace.forward(self.slice(token_ids, checkpoints))[0]
 
     def greedy(self, logits: torch.Tensor, steps: int) -> list[int]:
-        """Return `steps` tokens: the greedy choice of the logits, then the next ones. The last one
-        is forwarded too."""
+        """Return `steps` greedy tokens: the choice of the logits, then of each next forward. The
+        last token is forwarded too."""
         tokens = []
         for _ in range(steps):
             tokens.append(int(logits.argmax()))
