@@ -208,7 +208,7 @@ class CoreWorld(SimulatedPair):
         ]
 
     def deadlines(self, of: str, **seconds: str) -> None:
-        """Change the deadlines of a transfer's side. of: `decode`, `prefill`, or the side of a
+        """Change the deadlines of a transfer's side. `of`: `decode`, `prefill`, or the side of a
         pull, `decode-pull`."""
         node, _, pull = of.partition("-")
         desk = {"decode": self._decode, "prefill": self._prefill}[node]

@@ -232,7 +232,8 @@ class Lone:
         return [replace(node, name=None, unused=0) for node in view]
 
     def assert_at_rest(self) -> None:
-        """Assert that no ended request holds anything and every id is accounted for."""
+        """Check the engine at rest: no ended request holds anything, and every page and slot id is
+        accounted for."""
         stats = self.stats()
         assert stats.integrity == "ok"
         assert stats.requests == {}

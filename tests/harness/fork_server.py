@@ -2,7 +2,7 @@
 instead of seconds of processor time for the start of an interpreter.
 
 The fork server starts at the first child and has no other thread. A child has the environment and
-the folder of its starter. It has the namespaces of the fork server: those of the process at its
+the folder of its starter. It has the fork server's namespaces, inherited from the process at its
 first child.
 """
 

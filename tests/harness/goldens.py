@@ -183,7 +183,7 @@ class Request:
         self, token_ids: list[int], checkpoints: tuple[tuple[int, int], ...] = ()
     ) -> SequenceSlice:
         """Return the batch slice for the next tokens. It reads one state slot and writes the other;
-        then they are swapped. checkpoints: positions with stored states."""
+        then they are swapped. checkpoints: pairs of a position and the slot storing its state."""
         item = SequenceSlice(
             token_ids, self.tokens, self.pages, self.slots[0], self.slots[1], checkpoints
         )
@@ -194,8 +194,8 @@ class Request:
     def forward(
         self, token_ids: list[int], checkpoints: tuple[tuple[int, int], ...] = ()
     ) -> torch.Tensor:
-        """Forward the next tokens, and return logits [vocab] after the last one. checkpoints:
-        positions with stored states."""
+        """Forward the next tokens, and return logits [vocab] after the last one. checkpoints: like
+        in slice()."""
         return self.workspace.forward(self.slice(token_ids, checkpoints))[0]
 
     def greedy(self, logits: torch.Tensor, steps: int) -> list[int]:

@@ -314,7 +314,7 @@ class HandoverWorld(RealTime):
         self._drains = self._drains and name != "abort"
 
     async def speak_over(self, channel: str) -> None:
-        """Send new transfers over a closed channel, or to a deaf server: the kernel accepts
+        """Make new transfers use a closed channel, or one to a deaf server: the kernel accepts
         connections but no process answers. A call's metadata is then never sent."""
         address = f"127.0.0.1:{self.both.port}"
         if channel == "deaf":

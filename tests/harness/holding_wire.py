@@ -1,8 +1,8 @@
-"""A loopback transport posting held writes by itself at layer ticks, as a GPU's transport does. It
-is the reference of the compiled code (cpp_cache/dataplane/peer_writer.h), so the sender's part is
+"""A loopback transport posting held writes by itself at layer ticks, like a GPU's transport. It is
+the reference of the compiled code (cpp_cache/dataplane/peer_writer.h), so the sender's part is
 tested without a GPU.
 
-Owns a thread waiting for ticks. Thread rule: as any transport.
+Owns a thread waiting for ticks. Thread rule: like any transport's.
 """
 
 import threading

@@ -78,7 +78,7 @@ def running_http(
     workers: int = 1,
 ) -> Iterator[HttpFront]:
     """Yield a real HTTP server on loopback, beside the gRPC server of running_front. routes:
-    replace OpenAI's. model: replaces the served model named tiny. workers: as in running_front;
+    replace OpenAI's. model: replaces the served model named tiny. workers: like in running_front;
     they use their own routes and model."""
     config = config or ServerConfig()
     if workers > 1:

@@ -246,8 +246,8 @@ class Pair:
         return end
 
     def assert_arrived(self, opened: Opened) -> None:
-        """Assert that pages and state at the target equal the source's, as changed by the wire
-        format."""
+        """Check pages and state at the target: they equal the source's, except for the wire
+        format's rounding."""
         units = WireUnits.of(self.source.layout, self.source.precision)
         sent = opened.pages[opened.granted.first_page :]
         for ours, theirs in zip(opened.granted.pages, sent, strict=True):

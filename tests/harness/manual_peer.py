@@ -40,8 +40,8 @@ class ManualPeer:
         return handover_pb2_grpc.HandoverStub(channel)
 
     def connection_of(self, of: str) -> str:
-        """Return a connection id. of: `decode`, `stranger`, or a name; EPOCH in a name is replaced
-        by the prefill node's epoch."""
+        """Return a connection id. `of`: `decode`, `stranger`, or a name; EPOCH in a name is
+        replaced by the prefill node's epoch."""
         connection = self._both.client.links[0].connection
         assert connection is not None
         own = connection.id
@@ -75,7 +75,7 @@ class ManualPeer:
 
     async def transfer(self, number: str, change: str = "", of: str = "decode") -> None:
         """Open a transfer by sending Reserve. change: fields of the message to replace, as text.
-        of: connection to name."""
+        `of`: connection to name."""
         reserve = wire.reserve(wanted(int(number)), "")
         text_format.Merge(change, reserve)
         self._transfer_id = reserve.room or reserve.reserve.ticket.room

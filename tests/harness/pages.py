@@ -36,7 +36,7 @@ class Opened:
         page.on("request", lambda request: self._asked(request.url))
 
     def assert_fits(self, width: int) -> None:
-        """Assert that the page is at most `width` pixels wide. A table redrawn at a new window size
+        """Check the width of the page: at most `width` pixels. A table redrawn at a new window size
         takes its place a frame later."""
         self.page.wait_for_function(
             "width => document.documentElement.scrollWidth <= width", arg=width

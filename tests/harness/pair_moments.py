@@ -36,7 +36,7 @@ def in_transfer(
 
 
 def handed_over(pair: Pair, number: int) -> Usage:
-    """Send a question and run its whole transfer. Returns its stream."""
+    """Send a question and run its whole transfer and answer. Returns the answer's usage."""
     usage = pair.right(number, pair.ask(number)).usage
     assert usage.prefilled_on == "prefill" and not usage.local_fallback
     assert usage.transfer is not None and usage.transfer.bytes > 0

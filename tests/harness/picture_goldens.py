@@ -105,8 +105,8 @@ class PictureModel:
         return PictureCase(values, items, positions, logits)
 
     def patches(self, item: GoldenItem) -> tuple[PicturePatches, ...]:
-        """Return the patches of an item's pictures: of one image, or of each frame pair of a
-        clip."""
+        """Return the patches of an item's pictures. An image is one picture, and a clip has one for
+        each frame pair."""
         frames = item.frames()
         if item.values["kind"] == "image":
             return (image_patches(frames[0], self.rules),)
@@ -136,8 +136,8 @@ def golden_cases() -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class ThreeAxisAngles(RotaryAngles):
-    """Rotary angles of a prompt with pictures, and of its answer. positions: of the prompt's
-    tokens, [3, prompt]. axes: position axis of each pair, [pairs]."""
+    """Rotary angles of a prompt with pictures, and of its answer. positions: positions of the
+    prompt's tokens, [3, prompt]. axes: position axis of each pair, [pairs]."""
 
     positions: Tensor
     delta: int

@@ -27,7 +27,7 @@ from tests.harness.waiting import ManualClock
 ANN = Caller("ann")
 OF_ANN = RequestContext(ANN)
 RESTED = 6
-"""Number of event loop turns after which no work is left."""
+"""Number of event loop turns until no work is left."""
 BEGUN, ENDED, SECOND_ENDED = 1, 2, 3
 """Numbers of three worker messages: begin a request, end it, and end its second answer."""
 
@@ -136,8 +136,8 @@ class Played:
                 self._check_done(message.call)
 
     def _check_done(self, call: int) -> None:
-        """Check that a worker's End is answered only after the engine's end of its answer, and the
-        last End only after the caller's caps are free."""
+        """Check the answers to a worker's End: each comes only after the engine's end of the
+        answer. The last one comes only after the caller's caps are free."""
         if self.left_call or BEGUN in self.refused or not self.replies[BEGUN]:
             return
         if self.ends_answers and call - ENDED not in self.seen_ends:

@@ -38,8 +38,9 @@ def source_ids() -> tuple[tuple[int, ...], int]:
 
 
 def main(channel: Connection, layers: int) -> None:
-    """Send its port, then the name of every inbox message; run until told to stop, or killed.
-    layers: number of a transfer's layers computed by its engine before the first token."""
+    """Run the process: send its gRPC port, then the name of every message to its engine; run until
+    told to stop, or killed. layers: number of a transfer's layers computed by its engine before the
+    first token."""
     asyncio.run(serve(channel, layers))
 
 
