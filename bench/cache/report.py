@@ -13,9 +13,9 @@ RUST = "sglang-0.5.23"
 
 @dataclass(frozen=True)
 class Target:
-    """One row's target; None: not required. `limit`: largest value, in the row's own unit. `ratio`:
-    required speedup over SGLang's Rust core. `lead`: required speedup over the fastest peer.
-    `growth`: largest ratio to our own row `of`."""
+    """One row's target; None: not required. `limit`: largest value in the row's own unit (smallest,
+    if more is better). `ratio`: required speedup over SGLang's Rust core. `lead`: required speedup
+    over the fastest peer. `growth`: largest ratio to our own row `of`."""
 
     row: str
     limit: float | None = None

@@ -176,8 +176,8 @@ def _sender_dies(
 def _receiver_dies(
     nodes: Victims, question: Question, point: Point, salt: bytes, seconds: float
 ) -> Death:
-    """Let the receiver die at the point, and check the survivor. Arguments and errors are those of
-    _sender_dies."""
+    """Let the receiver die at the point, and check the surviving sender and the client's stream.
+    Arguments and errors are those of _sender_dies."""
     victim, survivor = nodes.mortal_receiver, nodes.sender
     victim.reborn(str(point))
     nodes.met(victim)

@@ -89,8 +89,8 @@ def _line(verdict: Verdict) -> str:
 
 
 def equivalents(document: Path) -> dict[str, str]:
-    """Return the reasons for equivalent mutants, by key. document: text with table rows `| `key` |
-    reason |`."""
+    """Return the reasons for equivalent mutants, by key. document: Markdown file with table rows `|
+    `key` | reason |`."""
     _, _, section = document.read_text().partition(_TITLE)
     section = section.partition("\n## ")[0]
     return {row["key"].replace("\\|", "|"): row["reason"] for row in _ROW.finditer(section)}

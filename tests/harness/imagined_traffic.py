@@ -91,8 +91,8 @@ def _turn(session: _Session, chance: random.Random) -> m.Usage:
 
 
 def _written(talk: Sequence[tuple[float, Event]], until: float) -> int:
-    """Return the number of tokens the turn has written at the time `until`. An answer writes evenly
-    from its first token to its end."""
+    """Return the number of answer tokens written at the time `until`. An answer writes evenly from
+    its first token to its end."""
     tokens = 0.0
     for at, event in talk:
         if event["kind"] == "finished":

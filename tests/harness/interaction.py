@@ -82,8 +82,8 @@ class RealTime:
 
 @dataclass
 class Block:
-    """A part of a script: commands and their expected result lines. first, last: line numbers of
-    the expected lines."""
+    """A part of a script: commands and their expected result lines. first: line number of the first
+    expected line."""
 
     commands: list[str] = field(default_factory=list)
     expected: list[str] = field(default_factory=list)

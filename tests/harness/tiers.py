@@ -149,8 +149,8 @@ def tiered_parts(
 
 
 class Copies:
-    """The faulty copies between an arena and the host memory below it, available once their engine
-    is made."""
+    """The copies of a tiered engine, available once the engine is made. made: between arena and
+    host memory, with faults. disk: thread copying to and from the disk tier."""
 
     made: FaultyCopies
     disk: CopyThread
