@@ -357,7 +357,7 @@ def _start(
 
 
 def _steps(rig: Rig, answers: Sequence[Answer], own: DecodeConfig) -> list[float]:
-    """Return the seconds of each timed step."""
+    """Run decode steps, and return the seconds of each timed step."""
     youngest = max(answers, key=lambda answer: answer.times[0])
     rig.run_until_tokens([youngest], own.warmup_steps + own.steps + 1)
     times = youngest.times[own.warmup_steps :]

@@ -140,7 +140,8 @@ class Measured:
     after: int
 
     def kib_of_each(self, streams: int) -> float:
-        """Return the process's growth for each of `streams` streams, in KiB."""
+        """Return the process's growth while the streams were open, for each of `streams` streams,
+        in KiB."""
         return (self.peak - self.before) / streams / _KIB
 
 

@@ -44,7 +44,7 @@ def percentile_us(taken: Sequence[int], percent: float) -> float:
 
 
 class _HeapUse(ctypes.Structure):
-    """glibc's struct mallinfo2."""
+    """The C struct mallinfo2 of glibc: counters of malloc."""
 
     _fields_ = [
         (name, ctypes.c_size_t)

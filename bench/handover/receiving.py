@@ -63,7 +63,7 @@ class Receiving:
         self._receiver.forget(transfer_id)
 
     def sum_words(self, first: int, end: int) -> int:
-        """Return the sum of the arena's int64 words in [first, end)."""
+        """Return the sum of the arena's int64 words with index in [first, end)."""
         return int(self._memory.view(torch.int64)[first:end].sum().item())
 
     def take_notes(self, count: int) -> None:

@@ -122,6 +122,6 @@ def descendants(root: int) -> Iterator[int]:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the process state on, the third field."""
+    """Return the fields of /proc/PID/stat, from the third one (the process state) on."""
     # The name before the fields may contain anything, but ends with the last parenthesis.
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

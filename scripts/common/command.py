@@ -33,7 +33,7 @@ def show(line: str) -> None:
 
 
 def row(*cells: object) -> str:
-    """Return a line of a Markdown table."""
+    """Return a line of a Markdown table with the given cells."""
     flat = (str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells)
     return f"| {' | '.join(flat)} |"
 

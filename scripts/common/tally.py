@@ -38,7 +38,7 @@ class MemoryTrail:
         return min(last) - min(middle)
 
     def is_flat(self, share: float = 0.03) -> bool:
-        """Return True if the growth is at most `share` of the process's memory."""
+        """Return True if growth() is at most `share` of the process's memory."""
         return not self._samples or self.growth <= share * self._samples[-1]
 
     def __str__(self) -> str:

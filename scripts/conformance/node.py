@@ -142,7 +142,7 @@ def _runner(dictation: Dictation, built: EngineParts, hands_on: bool) -> Runner:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the node. argv: serve and its flags."""
+    """Run the node. argv: `serve` and its arguments."""
     return int(fused.main(argv[1:], parts))
 
 

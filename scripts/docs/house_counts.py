@@ -32,7 +32,7 @@ _MANY_PARAMETERS = 9
 _LEAST_LINES, _MOST_LINES = 80, 400
 
 Sources = Mapping[str, str]
-"""Source texts by path."""
+"""Source texts of files, by path."""
 
 
 def sources(commit: str) -> Sources:

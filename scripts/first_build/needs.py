@@ -36,7 +36,7 @@ TEMPORARY_BYTES = 1 * GIB
 COMPILERS = ("c++", "g++", "clang++")
 COMPILE_SECONDS = 60.0
 SAMPLE = "#include <concepts>\n#include <span>\nint main() { return std::span<int>{}.size(); }\n"
-"""A source accepted by a C++20 compiler, and rejected by an older one."""
+"""A C++ source text: a C++20 compiler accepts it, and an older compiler rejects it."""
 _FEDORA = {"compiler": "gcc-c++", "venv": "{0}", "headers": "{0}-devel"}
 PACKAGES = {
     "apt-get": {"compiler": "g++", "venv": "{0}-venv", "headers": "{0}-dev"},

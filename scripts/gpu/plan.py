@@ -60,7 +60,7 @@ class Plan:
         ]
 
     def _steps(self) -> list[Run]:
-        """Return the runs of whole models on one GPU."""
+        """Return the bench runs of whole models on one GPU."""
         drafted = "--kernels --points 1x8192,1x50000,16x8192,64x8192"
         both = "--quantization fp8 --kv-dtype fp8"
         large = f"{both} --alone --kernels --arena-mib 8192 --max-batch 4 --points 4x50000"
@@ -90,7 +90,7 @@ class Plan:
         ]
 
     def _ranks(self) -> list[Run]:
-        """Return the runs of models shared by two GPUs."""
+        """Return the bench runs of models shared by two GPUs (tensor parallel)."""
         small = "decode --tensor-parallel 2 --points 1x50000,64x8192"
         large = "--model 27b --tensor-parallel 2 --arena-mib 16000"
         experts = "decode --model 35b-a3b --tensor-parallel 2 --points 1x50000"

@@ -1,4 +1,5 @@
-"""One command on a machine with GPUs: bounded, in a process group of its own, output in a file."""
+"""Runs one command on a machine with GPUs: with a time limit, in a process group of its own, its
+output in a file."""
 
 import os
 import signal

@@ -78,7 +78,7 @@ class _Sample:
             return self._waiting.pop(0) if self._waiting else None
 
     def verdicts(self) -> list[Verdict]:
-        """Return the verdicts of valid mutants, in the order of the sample."""
+        """Return the known verdicts of valid mutants, in the order of the sample."""
         return [each for each in self._known() if each.status != Status.INVALID.value]
 
     def _known(self) -> list[Verdict]:

@@ -65,7 +65,7 @@ class Measured:
 
 
 def measured(kind: Kind, texts: Iterable[Text]) -> Measured:
-    """Count rows (a) to (f) over the texts of one kind."""
+    """Count the rows (a) to (f) of plain English over the texts of one kind."""
     texts = list(texts)
     found = [(text, sentence) for text in texts for sentence in sentences(text.text)]
     words = sum(len(sentence.words) for _, sentence in found)

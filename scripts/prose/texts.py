@@ -116,7 +116,7 @@ def _literal(node: ast.expr) -> str:
 
 
 def _help() -> Iterator[Text]:
-    """Yield the `--help` texts of each command and each flag."""
+    """Yield the `--help` texts of each command and each flag of `tasuki`."""
     from tasuki.cli.completion import described
     from tasuki.utils.program import COMMANDS
 

@@ -76,7 +76,7 @@ class Nodes(Daemons):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Return HOST:PORT of the nodes' HTTP."""
+        """Return HOST:PORT of each node's HTTP server."""
         return tuple(node.http_address for node in self._nodes)
 
     def restart(self, number: int) -> Restart:

@@ -133,7 +133,7 @@ async def _ask(
 async def _trouble(
     session: aiohttp.ClientSession, address: str, ask: Ask, known: bool, words: Words
 ) -> str:
-    """Return the reason an answer is not whole, or an empty string if it is."""
+    """Send a request. Returns the reason its answer is not whole, or an empty string if it is."""
     headers = {"x-session-id": ask.session} if ask.session else {}
     url = f"http://{address}/v1/completions"
     async with session.post(url, json=ask.body, headers=headers) as reply:

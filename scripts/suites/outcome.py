@@ -1,4 +1,4 @@
-"""The outcome of one test of a suite."""
+"""The outcome of one test of another project's test suite, and a reader of outcomes."""
 
 import json
 from collections.abc import Iterable

@@ -66,7 +66,7 @@ def read_rules(folder: Path, suite: str) -> list[Rule]:
 
 
 def explain(failures: Iterable[Outcome], rules: Sequence[Rule]) -> list[Explained]:
-    """Assign each failure the first rule covering it."""
+    """Assign each failure the first rule covering it, or None."""
     return [
         Explained(each, next((rule for rule in rules if rule.covers(each)), None))
         for each in failures

@@ -22,7 +22,7 @@ _SECONDS = 1200.0
 
 
 def run(place: Workplace) -> list[Outcome]:
-    """Run the suite. Raises MissingSuite."""
+    """Run the suite in the folders of `place`, and return the outcomes. Raises MissingSuite."""
     install(_PACKAGE)
     copied = place.copy(place.suite(NAME, ORIGIN), "copy")
     (copied / "node_modules").symlink_to(FOLDER / _PACKAGE / "node_modules")

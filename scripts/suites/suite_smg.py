@@ -25,7 +25,7 @@ LEFT_OUT = {
 
 
 def run(place: Workplace) -> list[Outcome]:
-    """Run the suite. Raises MissingSuite."""
+    """Run smg's suite in the folders of `place`, and return the outcomes. Raises MissingSuite."""
     source = place.suite(NAME, ORIGIN)
     root = place.folder / "copy"
     shutil.copytree(source / "e2e_test", root / "e2e_test")

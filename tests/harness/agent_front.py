@@ -41,7 +41,8 @@ class AgentFront:
     held: HeldBytes = field(default_factory=HeldBytes)
 
     def say(self, *answers: str) -> None:
-        """Set the engine's next answers, in order. The last one is repeated for ever."""
+        """Set the engine's next answers as texts, in order. The last one is repeated without
+        end."""
         left = list(answers)
 
         def answer(submit: m.Submit) -> list[int]:

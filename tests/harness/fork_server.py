@@ -20,8 +20,8 @@ _PRELOADED = [
     *("tasuki.cli.main", "llguidance", "jinja2.ext", "pytest"),
     *("tests.harness.forked_daemon", "tests.harness.frozen_heap"),
 ]
-"""Modules to preload; frozen_heap is the last. NIXL is left out, because it reads its environment
-when it is loaded."""
+"""Modules the fork server imports in advance; frozen_heap is the last. NIXL is left out, because it
+reads its environment when it is loaded."""
 
 
 def fork_context() -> ForkServerContext:

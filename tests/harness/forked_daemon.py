@@ -35,7 +35,7 @@ class ForkedDaemon(Daemon):
         environment: Mapping[str, str] | None = None,
         main: Callable[[list[str]], int] = cli.main,
     ) -> None:
-        """Start the daemon. environment: differences from this process's. main: a module's
+        """Start the daemon. environment: variables different from this process's. main: a module's
         function, or a partial of one, with the arguments COMMAND and its flags."""
         self._environment = environment
         self._main = main

@@ -92,7 +92,7 @@ def golden(model: str, case: str) -> Golden:
 
 
 def cases_of(model: str) -> dict[str, Golden]:
-    """Return the model's goldens by case."""
+    """Return the goldens of a model, by case name."""
     return {case: golden(model, case) for owner, case in model_cases() if owner == model}
 
 

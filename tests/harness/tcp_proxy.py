@@ -56,7 +56,7 @@ class TcpProxy:
         self.address = f"{host}:{port}"
 
     def cut(self) -> None:
-        """Reset every connection, and each new one until heal()."""
+        """Reset every connection through the proxy, and each new one until heal()."""
 
         def reset() -> None:
             self._link.refuses = True

@@ -279,7 +279,7 @@ class Stream:
                 decode.node.take(decode.world.now + random.uniform(0.05, 0.5), deliver)
 
     def leave(self, transfer_id: int) -> None:
-        """Close the decode node's end of a transfer."""
+        """Close the decode node's end of a transfer, and tell the prefill node."""
         if self._lines.pop(transfer_id, None) is not None:
             self.say_up(transfer_id, None)
 

@@ -176,6 +176,6 @@ class Channel:
 
 @dataclass
 class Link:
-    """The network between two nodes."""
+    """The network between two nodes. silent_until: messages wait until this time of the world."""
 
     silent_until: float = 0.0

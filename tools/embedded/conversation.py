@@ -86,7 +86,8 @@ class ConversationMaker:
         return found
 
     def _sequence(self, at: int, length: int, chooser: random.Random) -> tuple[list[int], int]:
-        """Return `length` tokens from sentence `at` on, and the number of sentences used."""
+        """Return a sequence of `length` tokens from sentence number `at` on, and the number of
+        sentences used."""
         chat = chooser.random() >= _PLAIN_SHARE
         tokens: list[int] = []
         used = 0

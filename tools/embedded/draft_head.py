@@ -183,10 +183,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class StepScores:
-    """Scores of one step of the chains, means over tokens, on the device. divergence: of the
-    model's distribution from the draft layer's, nats. cross_entropy: against the text's tokens,
-    nats. agreed: share of equal greedy tokens. overlap: common part of the two distributions, the
-    upper bound of accepted sampled drafts."""
+    """Scores of one step of the chains, means over tokens, on the device. divergence: distance of
+    the model's distribution from the draft layer's, nats. cross_entropy: cross entropy against the
+    text's tokens, nats. agreed: share of equal greedy tokens. overlap: common part of the two
+    distributions, the upper bound of accepted sampled drafts."""
 
     divergence: Tensor
     cross_entropy: Tensor

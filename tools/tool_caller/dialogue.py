@@ -150,7 +150,7 @@ class DialogueMaker:
         return [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
 
     def _around(self, request: str) -> str:
-        """Return the request, sometimes with other words before it."""
+        """Return the request text, sometimes with random words before it."""
         if self._random.random() < 0.7:
             return request
         before = self._prose(self._random.randint(1, 12))

@@ -51,7 +51,7 @@ def prefer_near(model: nn.Module, strength: float) -> None:
 
 @torch.no_grad()
 def sharpen(model: nn.Module, factor: float) -> None:
-    """Multiply the attention layer's scores by the factor."""
+    """Multiply the attention layer's scores by `factor`, so it attends to fewer places."""
     weight = model.model.layers[-1].self_attn.q_norm.weight
     # The layer multiplies by the weight plus one.
     weight.copy_((1 + weight) * factor - 1)

@@ -20,12 +20,14 @@ _SERVER_FAULT = "500"
 
 
 def heavy_texts(attempt: Attempt) -> None:
-    """Send nested, quoted and repeated texts in bodies, and metadata to be echoed."""
+    """Send request bodies with nested, quoted and repeated texts, and with metadata the answer
+    echoes."""
     _send_all(attempt, texts(), _LEAVE_SECONDS)
 
 
 def heavy_answers(attempt: Attempt) -> None:
-    """Request answers with long stop strings, with tools, and with both."""
+    """Request answers with a high reading cost: with long stop strings, with tools, and with
+    both."""
     _send_all(attempt, answers(), _LEAVE_SECONDS)
 
 
