@@ -155,7 +155,7 @@ class DictatedNode:
 @contextmanager
 def dictated_node(folder: Path, template: str) -> Iterator[DictatedNode]:
     """Yield a running node with dictated answers. folder: an empty folder for the text files.
-    template: name of the chat template."""
+    template: source text of the chat template."""
     write_text_files(folder, template)
     config = engine_config(folder)
     codec = TextCodec.load(folder, _VOCABULARY, _CONTEXT)
