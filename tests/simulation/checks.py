@@ -228,8 +228,8 @@ class Checks:
 
     def ready(self, transfer_id: int, generation: int, token: int) -> None:
         """Check a transfer's first token: it is its own generation's, not another's."""
-        self.require(token == generation, f"room {transfer_id} has the token of {token}")
-        self.require(generation not in self._tokens, f"room {transfer_id} has its token twice")
+        self.require(token == generation, f"transfer {transfer_id} has the token of {token}")
+        self.require(generation not in self._tokens, f"transfer {transfer_id} has its token twice")
         self._tokens.add(generation)
 
     def told_lost(self, name: str, generation: int, life: int = 0) -> None:
