@@ -120,7 +120,7 @@ class LinkOwner(Protocol):
         """Handle the start or the end of a connection to a prefill node."""
 
     def loads_changed(self) -> None:
-        """Handle a prefill node's report of its load."""
+        """Handle new loads reported by the prefill nodes."""
 
     def node_leaves(self, link: "PrefillLink", connection: PrefillConnection) -> None:
         """Handle a prefill node's notice of its end, with states to pass on; called once for a

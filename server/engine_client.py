@@ -211,8 +211,8 @@ class EngineClient:
         known."""
 
     def deliver(self, messages: Sequence[m.Outbox]) -> None:
-        """Deliver the messages of an engine's step, on the engine's thread. Wakes the event loop
-        once."""
+        """Deliver the messages of an engine's step, on the engine's thread. All messages for
+        callers wake the event loop once; each hand-over message wakes its own loop."""
         mine, others = parted(messages)
         if mine:
             self._loop.call_soon_threadsafe(self.take, mine)

@@ -385,7 +385,8 @@ class Sessions(Protocol):
         self, caller: Caller, session_id: str, after: Tail, added: SessionInput
     ) -> Appended:
         """Append the input `added` to the session's log. after: kind of the log's end when `added`
-        was read. Raises UnknownSession, SessionBusy, PromptTooLong, InvalidRequest."""
+        was read; SessionBusy if it has changed. Raises UnknownSession, SessionBusy, PromptTooLong,
+        InvalidRequest."""
 
     def turn(
         self, caller: Caller, tenant: str | None, session_id: str

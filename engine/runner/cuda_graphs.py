@@ -288,8 +288,9 @@ class GuessGraphs:
                 self._graphs[size, count, cuts] = graph
 
     def replay(self, rows: int, count: int, *, cuts: bool) -> None:
-        """Make `count` guesses for each of `rows` rows. cuts: True if a row samples from a part of
-        the vocabulary only. REQUIRES: rows are filled, the block table is written."""
+        """Make guesses for `rows` rows. count: largest number of guesses of a row; a row with fewer
+        is idle in the last ones. cuts: True if a row samples from a part of the vocabulary only.
+        REQUIRES: rows are filled, the block table is written."""
         size = self._sizes[bisect_left(self._sizes, rows)]
         self._graphs[size, count, cuts].replay()
 

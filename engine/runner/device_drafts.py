@@ -376,9 +376,9 @@ class LayerDrafter:
         return replace(rows, drafts_at_index=at_index)
 
     def behind(self, plan: ForwardPlan, rows: ResolvedRows) -> dict[int, int]:
-        """Make the plan's guesses after its rows' sampled tokens, for as many rows as there is
-        space. Return the number of drafts stored at the batch index, by row. REQUIRES: the rows are
-        launched."""
+        """Make the plan's guesses after the tokens sampled by its rows. The number of rows is
+        limited by the drafts' page table. Return the number of drafts kept for each row, by the
+        row's number in the plan. REQUIRES: the rows are launched."""
         if not plan.guesses:
             return {}
         numbers, wanted = self._seat(plan.guesses[: self._most], rows)

@@ -114,7 +114,7 @@ class ClientFront:
 
     @property
     def grammars(self) -> GrammarTrials:
-        """Return the trial runs of grammars, as NodeFront.grammars."""
+        """Return the client of the process for trial compilation of callers' grammars."""
         return self._codec.grammars
 
     def chat_tokens(self) -> dict[str, int]:

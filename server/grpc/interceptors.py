@@ -7,8 +7,9 @@ MalformedRequests ends a call with the status of the ServerError raised by its m
 unreadable bytes with INVALID_ARGUMENT. gRPC itself reports both as a crash of the method, with a
 traceback. Reads no message's fields.
 
-UnimplementedMethods rejects tasuki's methods not served by this node, and OpenAI's paths on a node
-without clients. Unlike gRPC's own refusal, it names the fix. Uses only services' names.
+UnimplementedMethods rejects known methods without a service on this node. Unlike gRPC's own
+refusal, it names the fix. unimplemented_routes() does the same for HTTP paths on a node without
+callers. Both use only names.
 
 One event loop's thread.
 """

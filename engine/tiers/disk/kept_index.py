@@ -2,7 +2,7 @@
 their use after a restart.
 
 KeptIndex owns the index file. Standing holds the disk's contents according to the records. Thread
-rule: the thread opening the index, and then the copier's alone. All else is pure.
+rule: the thread opening the index, and then the copier's alone.
 """
 
 import logging
