@@ -374,7 +374,7 @@ class HandoverClient:
         return pull
 
     def _say(self, request: m.RequestId, message: m.Inbox) -> None:
-        """Post the message to the engine. If it reports a loss, tell if another prefill node can be
+        """Post the message to the engine. If it reports a loss, say if another prefill node can be
         tried."""
         if isinstance(message, m.HandoverFailed):
             asked = self._asked.get(request, _Asked())

@@ -50,7 +50,7 @@ class TransferOnStream(Protocol):
 
     @property
     def transfer_id(self) -> int: ...
-    def hear(self, message: pb.SenderMessage) -> None:
+    def receive(self, message: pb.SenderMessage) -> None:
         """Take a message of the peer for this transfer."""
 
     def stream_broke(self, reason: str) -> None:
@@ -89,8 +89,8 @@ class TransferStream:
             self._outbox.put(message)
 
     def leave(self, transfer: TransferOnStream) -> None:
-        """Remove an ended transfer from the stream; tell the peer, unless the peer closed it first.
-        Idempotent."""
+        """Remove an ended transfer from the stream. Notify the peer, unless it closed the transfer
+        first. Idempotent."""
         self.say(transfer, pb.ReceiverMessage(hang_up=pb.HangUp()))
         self.part(transfer)
 
@@ -157,7 +157,7 @@ class TransferStream:
             # The message was sent before the sender knew of the room's end.
             return
         if message.WhichOneof("message") != "closed":
-            transfer.hear(message)
+            transfer.receive(message)
             return
         del self._transfers[message.room]
         why = peer_values.text(message.closed.reason)

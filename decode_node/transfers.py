@@ -192,7 +192,7 @@ class IncomingTransfer(ReceivingTransfer):
         """Perform an action telling the engine of the transfer: ready, rejected, lost, or one of
         its pull."""
 
-    def hear(self, message: pb.SenderMessage) -> None:
+    def receive(self, message: pb.SenderMessage) -> None:
         self.put(wire.read_message(self.id, message, self.connection.node.name))
 
     def stream_broke(self, reason: str) -> None:

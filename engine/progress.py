@@ -7,7 +7,7 @@ pages. Thread rule: the engine loop's.
 Invariants:
 1. A batch index is the first working slot of an allocation, so two sequences never share one at a
    time. Sequences are numbered 1, 2, 3, ...; holders[i] is the number of the sequence at batch
-   index i, or 0. Batch index and number together tell if a sequence still runs.
+   index i, or 0. Batch index and number together show if a sequence still runs.
 2. num_computed <= num_scheduled. With two working slots, the forward in flight never writes the
    slot of the computed tokens.
 3. A Progress of an ended sequence cannot be read, because another sequence may have its batch

@@ -229,7 +229,7 @@ class PassedOn(OfferedStates):
 class _Offer:
     request: Request
     states: OfferedStates
-    """The source of the offered state, told of its outcome."""
+    """The source of the offered state, notified of its outcome."""
     bytes: int = 0
     """Bytes allowed for the drain target's pull; 0 before the pull."""
     refused: m.DrainTargetOutcome = m.DrainTargetOutcome.DECLINED

@@ -50,7 +50,7 @@ class Abort(Message):
 @dataclass(frozen=True)
 class Queued(Message):
     """Position in the sender's queue. wait: seconds of prefill before this transfer's prompt; None:
-    not told in this message."""
+    not given in this message."""
 
     position: int
     wait: float | None = None
