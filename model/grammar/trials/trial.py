@@ -1,9 +1,10 @@
-"""One trial: a grammar compiled in a forked child, within bounds kept by the kernel.
+"""One grammar trial: the grammar is compiled in a forked child process, within limits kept by the
+kernel.
 
 The child has its own limits of address space, processor time and stack, and the lowest priority. If
-memory is short, the kernel ends it first. It writes one verdict to its pipe and ends. A grammar
-with too high a cost ends it by a signal, and the signal is a verdict too. Thread rule: the parent's
-one thread forks; the child runs on it.
+memory is short, the kernel ends it first. It writes one verdict to its pipe and ends. If a grammar
+costs too much, a signal ends the child, and this signal counts as the verdict. Thread rule: the
+parent's one thread forks; the child runs on it.
 """
 
 import gc
@@ -25,14 +26,15 @@ from .messages import Outcome, Verdict
 from .queue import Source
 
 MAX_SECONDS = 2
-"""Seconds of processor time of one trial."""
+"""Limit of a trial's processor time, in seconds."""
 MAX_ADDRESS_BYTES = 512 << 20
-"""Bytes of address space of one trial, the vocabulary's tree included."""
+"""Limit of a trial's address space in bytes, the vocabulary's token tree included."""
 _STACK_BYTES = 2 << 20
-"""Bytes of stack, less than in any thread compiling the grammar later."""
+"""Limit of a trial's stack in bytes. Any later thread for compiling the grammar has a larger
+stack."""
 _LOWEST_PRIORITY = 19
 _FIRST_TO_END = "1000"
-"""Highest value of oom_score_adj."""
+"""Highest value of oom_score_adj: if memory is short, the kernel ends this process first."""
 MAX_ANSWER_BYTES = 16 << 10
 
 TOO_COSTLY = Verdict(
@@ -46,25 +48,28 @@ _OUT_OF_MEMORY = Verdict(
 )
 
 Try = Callable[["Trees", Source], Verdict]
-"""Compiles the source and returns the verdict. Runs in the child."""
+"""Function that compiles a source and returns the verdict. It runs in the child process of a
+trial."""
 
 
 @dataclass(frozen=True)
 class Trees:
-    """Token trees from token_tree(). vocabulary: the model's. letters: all bytes."""
+    """Token trees from token_tree(). vocabulary: tree of the model's tokens. letters: tree of a
+    small vocabulary with all bytes."""
 
     vocabulary: Any
     letters: Any
 
     @classmethod
     def of(cls, vocabulary: Vocabulary) -> "Trees":
-        """Build both trees. Raises GrammarsUnavailable."""
+        """Build the token trees of the model's vocabulary and of all bytes. Raises
+        GrammarsUnavailable."""
         return cls(token_tree(vocabulary), token_tree(ALL_BYTES))
 
 
 def tried(trees: Trees, source: Source) -> Verdict:
-    """Compile the source over all bytes, then over the model's vocabulary. Raises the errors of a
-    broken installation."""
+    """Compile the grammar source for a vocabulary of all bytes, then for the model's vocabulary.
+    Return the verdict. Raises the errors of a broken installation."""
     before = _resident_bytes()
     try:
         grammar = Grammar(source.kind, source.text)
@@ -79,7 +84,8 @@ def tried(trees: Trees, source: Source) -> Verdict:
 
 @dataclass
 class Child:
-    """A running trial, seen from its parent. pipe: carries its answer; reads do not block."""
+    """The child process of a running trial, as its parent sees it. pipe: carries the child's
+    verdict; reads do not block."""
 
     pid: int
     pipe: int
@@ -87,13 +93,14 @@ class Child:
     is_reaped: bool = False
 
     def kill(self) -> None:
-        """End the child. Does nothing once it was reaped: its number may be another process's."""
+        """Kill the child process. Do nothing once it was reaped, because its process id may belong
+        to another process."""
         if not self.is_reaped:
             os.kill(self.pid, signal.SIGKILL)
 
     def read(self) -> bool:
-        """Read the child's output. Return true if more may come. Kill a child after output beyond
-        one answer."""
+        """Read available bytes of the child's verdict. Return true if more may come. Kill the child
+        if it writes more than one verdict can have."""
         while len(self.answer) <= MAX_ANSWER_BYTES:
             try:
                 data = os.read(self.pipe, MAX_ANSWER_BYTES)
@@ -106,7 +113,7 @@ class Child:
         return False
 
     def reaped(self) -> tuple[Verdict, float] | None:
-        """Return the verdict and the processor seconds, if the child has ended; else None."""
+        """Return the verdict and the processor seconds of the child if it has ended; else None."""
         pid, status, usage = os.wait4(self.pid, os.WNOHANG)
         if pid == 0:
             return None
@@ -115,13 +122,13 @@ class Child:
         return _verdict_of(status, bytes(self.answer)), usage.ru_utime + usage.ru_stime
 
     def close(self) -> None:
-        """Close the pipe. REQUIRES: the child was reaped."""
+        """Close the pipe to the child. REQUIRES: the child was reaped."""
         os.close(self.pipe)
 
 
 def fork_trial(try_source: Try, trees: Trees, source: Source) -> Child:
-    """Start a trial. REQUIRES: this process has one thread. Raises OSError if no process can be
-    started."""
+    """Fork a child process to try the grammar source. REQUIRES: this process has one thread. Raises
+    OSError if no process can be started."""
     read_end, write_end = os.pipe()
     os.set_blocking(read_end, False)
     parent = os.getpid()
@@ -138,7 +145,8 @@ def fork_trial(try_source: Try, trees: Trees, source: Source) -> Child:
 
 
 def _run(try_source: Try, trees: Trees, source: Source, write_end: int, parent: int) -> NoReturn:
-    """Run the child. No error here returns to the parent's code."""
+    """Run the trial in the child process, and end the process. No error returns to the parent's
+    code."""
     try:
         _bound_this_process(write_end, parent)
         answer = msgspec.msgpack.encode(try_source(trees, source))
@@ -198,7 +206,8 @@ def _resident_bytes() -> int:
 
 
 def _verdict_of(status: int, answer: bytes) -> Verdict:
-    """Return the verdict of an ended child. status: from wait4()."""
+    """Return the verdict of an ended child process. status: its exit status from wait4(); answer:
+    the bytes written by it."""
     if os.WIFSIGNALED(status):
         ended_by_kernel = os.WTERMSIG(status) == signal.SIGKILL
         return _OUT_OF_MEMORY if ended_by_kernel else TOO_COSTLY
