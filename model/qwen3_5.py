@@ -195,8 +195,7 @@ class Qwen35Model:
         rows' logits; None: no other rows are needed."""
         operators = self.backend.bind(batch)
         tokens = self._on_device(batch.token_ids)
-        embedded = self._embedded(tokens, batch.pictures)
-        branch, residual = self._layers(embedded, operators, arena, hooks)
+        branch, residual = self.layers(tokens, operators, arena, hooks, batch.pictures)
         if score is not None:
             score(lambda rows: self.head(branch[rows], residual[rows], operators))
         last = self._on_device(batch.cu_seqlens[1:] - 1)
@@ -309,20 +308,17 @@ class Qwen35Model:
         return None if rows is None else Slice(rows.start, self._gather)
 
     def layers(
-        self, token_ids: Tensor, operators: Operators, arena: Arena, hooks: LayerHooks
+        self,
+        token_ids: Tensor,
+        operators: Operators,
+        arena: Arena,
+        hooks: LayerHooks,
+        pictures: Sequence[RowSpan] = (),
     ) -> tuple[Tensor, Tensor]:
         """Run token_ids [T] through all layers. Return the last branch and the residual stream, [T,
-        hidden], not yet added. A CUDA graph may capture it: it never waits on the host."""
-        return self._layers(self._embedded(token_ids, ()), operators, arena, hooks)
-
-    def _embedded(self, token_ids: Tensor, pictures: Sequence[RowSpan]) -> Tensor:
-        """Return the first layer's input [T, hidden]."""
-        return put_rows(functional.embedding(token_ids, self.weights.embedding), pictures)
-
-    def _layers(
-        self, residual: Tensor, operators: Operators, arena: Arena, hooks: LayerHooks
-    ) -> tuple[Tensor, Tensor]:
-        """Return the result of layers() for the first layer's input [T, hidden]."""
+        hidden], not yet added. A CUDA graph may capture it: it never waits on the host. pictures:
+        rows in place of embeddings."""
+        residual = put_rows(functional.embedding(token_ids, self.weights.embedding), pictures)
         branch = None
         for layer, weights in enumerate(self.weights.layers):
             hooks.before_layer(layer)

@@ -219,9 +219,9 @@ class Watched(Qwen35Model):
         super().__init__(model.config, model.weights)
         self.steps: list[list[float]] = []
 
-    def layers(self, tokens: Any, operators: Any, arena: Any, hooks: Any) -> Any:
+    def layers(self, tokens: Any, operators: Any, arena: Any, hooks: Any, *more: Any) -> Any:
         if not is_early_step():
-            return super().layers(tokens, operators, arena, hooks)
+            return super().layers(tokens, operators, arena, hooks, *more)
         opened: list[float] = []
         self.steps.append(opened)
 
@@ -234,7 +234,7 @@ class Watched(Qwen35Model):
                 hooks.before_layer(layer)
                 opened.append(time.thread_time())
 
-        return super().layers(tokens, operators, arena, Noted())
+        return super().layers(tokens, operators, arena, Noted(), *more)
 
     def head(self, *args: Any) -> torch.Tensor:
         logits = super().head(*args)

@@ -37,10 +37,10 @@ class Slow(Qwen35Model):
     written: torch.Tensor
     breaks = False
 
-    def layers(self, tokens: Any, operators: Any, arena: Any, hooks: Any) -> Any:
+    def layers(self, tokens: Any, operators: Any, arena: Any, hooks: Any, *more: Any) -> Any:
         torch.cuda._sleep(LONG_CYCLES)  # type: ignore[no-untyped-call]
         self.written.fill_(1)
-        return super().layers(tokens, operators, arena, hooks)
+        return super().layers(tokens, operators, arena, hooks, *more)
 
     def head(self, *args: Any) -> torch.Tensor:
         if self.breaks:
