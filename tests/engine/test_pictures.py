@@ -52,10 +52,17 @@ def post(engine: Lone, made: Prompt, name: str = "r", count: int = 8, **changes:
     engine.post(submit(name, made.tokens, count, pictures=tuple(made.pictures), **changes))
 
 
+def without_end(made: Prompt) -> Prompt:
+    """Return the prompt without its last token, which closes a picture."""
+    assert made.tokens.pop() == END
+    return made
+
+
 MADE: dict[str, Callable[[], Prompt]] = {
     "short": lambda: Prompt().text(text(20)).picture("a", 2, 3).text(text(9, 1)),
     "first": lambda: Prompt().picture("a", 9, 11).text(text(5, 1)),
     "last": lambda: Prompt().text(text(50)).picture("a", 9, 11),
+    "open": lambda: without_end(Prompt().text(text(50)).picture("a", 9, 11)),
     "several": lambda: (
         Prompt()
         .text(text(30))
@@ -317,13 +324,15 @@ def test_retracted_requests_compute_their_pictures_again() -> None:
     assert_idle(engine)
 
 
-def test_forked_answers_share_their_pictures() -> None:
+@pytest.mark.parametrize("name", ["several", "open"])
+def test_forked_answers_share_their_pictures(name: str) -> None:
+    """A carrier computes all but the last token, here also one of a picture."""
     engine = seeing_engine()
-    made = MADE["several"]()
+    made = MADE[name]()
     sampling = SamplingParams(max_new_tokens=8, ignore_eos=True, temperature=1.0, seed=1)
     forks = tuple(m.Fork(m.RequestId(f"f{seed}"), seed) for seed in (2, 3))
     ask(engine, made, sampling=sampling, forks=forks)
-    assert encoder(engine).counts.encoded == 2
+    assert encoder(engine).counts.encoded == len({one.digest for one in made.pictures})
     for name, seed in (("r", 1), ("f2", 2), ("f3", 3)):
         own = replace(sampling, seed=seed)
         assert_alike(answer(engine, name), answer_to(made, sampling=own))
