@@ -89,6 +89,10 @@ class InvalidField(InvalidRequest):
         self.field = field
 
 
+class PictureMissing(InvalidField, kind="picture_missing"):
+    """A token id of the prompt is a picture's placeholder, and no picture is there."""
+
+
 class PromptTooLong(InvalidRequest, kind="too_long"):
     """The model's context, or this node's memory, cannot hold the prompt and its answer."""
 

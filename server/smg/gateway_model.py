@@ -9,13 +9,14 @@ from pathlib import Path
 
 from tasuki.engine.config import EngineConfig
 from tasuki.model.config import ModelConfig
+from tasuki.model.vision.config import placeholder_ids
 from tasuki.server.config import ServerConfig
 
 
 @dataclass(frozen=True)
 class GatewayModel:
     """folder: the checkpoint's. max_tokens: prompt and answer together. eos_ids end an answer
-    unless it ignores them."""
+    unless it ignores them. placeholders: token ids that stand for pictures."""
 
     folder: Path
     name: str
@@ -25,6 +26,7 @@ class GatewayModel:
     vocab_size: int
     max_tokens: int
     eos_ids: tuple[int, ...]
+    placeholders: frozenset[int] = frozenset()
 
     @staticmethod
     def of(
@@ -44,4 +46,5 @@ class GatewayModel:
             vocab_size=model.vocab,
             max_tokens=max_tokens,
             eos_ids=model.eos_ids,
+            placeholders=placeholder_ids(folder),
         )

@@ -35,6 +35,7 @@ from tasuki.server.errors import InvalidField, InvalidRequest, PromptTooLong
 from tasuki.server.request_checks import (
     MAX_STOP_TOKENS,
     asked_sampling,
+    check_prompt_ids,
     check_stops,
     check_vocabulary,
     read_request_id,
@@ -84,9 +85,10 @@ def read_gateway_request(
 ) -> GatewayRequest:
     """Return the gateway's request. tenant: owner of the prompt. codec: codec of the sampling node;
     None: another node samples, gets the same grammar and checks it. Raises InvalidRequest."""
-    prompt = _prompt(request, model)
+    # Before the prompt: its ids have placeholders for such inputs.
     if request.HasField("mm_inputs") or request.HasField("encode_bootstrap_info"):
         raise InvalidField("mm_inputs", "is not supported here: this model reads text only")
+    prompt = _prompt(request, model)
     if not 0 <= request.top_logprobs_num <= MAX_TOP_LOGPROBS:
         raise InvalidField("top_logprobs_num", f"must be in [0, {MAX_TOP_LOGPROBS}]")
     if request.token_ids_logprob:
@@ -123,7 +125,7 @@ def _prompt(request: pb.GenerateRequest, model: GatewayModel) -> Tokens:
             "answer: send less"
         )
     ids = np.array(given, dtype=np.int64)
-    check_vocabulary("tokenized.input_ids", ids, model.vocab_size)
+    check_prompt_ids("tokenized.input_ids", ids, model.vocab_size, model.placeholders)
     return ids.astype(np.int32)
 
 

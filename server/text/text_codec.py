@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from tasuki.model.grammar.trials.client import GrammarTrials
 from tasuki.model.grammar.vocabulary import ALL_BYTES
+from tasuki.model.vision.config import placeholder_ids
 from tasuki.server.errors import Busy, InvalidRequest
 from tasuki.server.text.rendering.chat_template import DEFAULT_CACHE_BYTES, ChatTemplate
 from tasuki.utils.fair_threads import FairThreads, LinesFull
@@ -88,12 +89,13 @@ def _tidied(work: Work[Result], memory: FreeMemory) -> Result:
 class TextCodec:
     """Immutable, any thread. tokenizer and template are None if the checkpoint has none. Without a
     tokenizer, token ids still work, answers have no text, and requests for text are refused.
-    max_tokens: the model's context."""
+    max_tokens: the model's context. placeholders: token ids that stand for pictures."""
 
     vocab_size: int
     max_tokens: int
     tokenizer: Tokenizer | None
     template: ChatTemplate | None
+    placeholders: frozenset[int] = frozenset()
     work: WorkThreads = field(default_factory=WorkThreads, repr=False, compare=False)
     grammars: GrammarTrials = field(
         default_factory=lambda: GrammarTrials.of(ALL_BYTES), repr=False, compare=False
@@ -109,13 +111,14 @@ class TextCodec:
     ) -> "TextCodec":
         """Load the codec of a checkpoint folder. cache_bytes: bound of the cache of conversations'
         tokens. grammars: the node's trials; None: a trial server of its own, without a vocabulary.
-        Raises TokenizerError and ChatTemplateError if a file is broken."""
+        Raises TokenizerError, ChatTemplateError and ModelConfigError if a file is broken."""
         tokenizer = Tokenizer.load(model_dir)
         template = None
         if tokenizer is not None:
             template = ChatTemplate.load(model_dir, tokenizer, cache_bytes)
         trials = GrammarTrials.of(ALL_BYTES) if grammars is None else grammars
-        return TextCodec(vocab_size, max_tokens, tokenizer, template, grammars=trials)
+        placeholders = placeholder_ids(model_dir)
+        return TextCodec(vocab_size, max_tokens, tokenizer, template, placeholders, grammars=trials)
 
     def require_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
