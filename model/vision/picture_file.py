@@ -1,9 +1,10 @@
 """Encoded pictures to RGB: formats by name, bounds before pixels, orientation, transparency.
 
-read_header reads a file's format and size, without its pixels. decode returns the pixels. Both are
-pure functions of the bytes and of Pillow's version. Decoding may take any time within the bounds,
-so untrusted bytes are decoded in a process of their own. Pillow is the optional extra `vision`, and
-is imported at the first call.
+read_header reads a file's format and size, without its pixels. read_pixels returns the pixels,
+decode the same as a tensor. All are pure functions of the bytes and of Pillow's version. Decoding
+may take any time within the bounds, so untrusted bytes are decoded in a process of their own.
+Pillow is the optional extra `vision`, and is imported at the first call. A front and a decoding
+process have no torch, so decode alone imports it.
 
 Colours follow transformers 5.24: EXIF's orientation first, then transparency on white, then RGB.
 The first frame of an animation is taken.
@@ -18,14 +19,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from .grid import PictureError
 from .processor import Size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from torch import Tensor
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 """Formats served, by Pillow's names. No other decoder of Pillow is tried."""
@@ -72,7 +73,14 @@ def read_header(content: bytes, bounds: PictureBounds) -> PictureHeader:
         return _header(image, content)
 
 
-def decode(content: bytes, bounds: PictureBounds) -> Tensor:
+def decode(content: bytes, bounds: PictureBounds) -> "Tensor":
+    """Return the pixels [height, width, 3] uint8. Raises PictureError, PillowMissing."""
+    import torch
+
+    return torch.from_numpy(read_pixels(content, bounds))
+
+
+def read_pixels(content: bytes, bounds: PictureBounds) -> NDArray[np.uint8]:
     """Return the pixels [height, width, 3] uint8. Raises PictureError, PillowMissing."""
     with _opened(content, bounds) as image:
         from PIL import ImageOps
@@ -80,7 +88,7 @@ def decode(content: bytes, bounds: PictureBounds) -> Tensor:
         wanted = _header(image, content).size
         image.load()
         upright = ImageOps.exif_transpose(image)
-        found = torch.from_numpy(np.array(_on_white(upright)))
+        found = np.array(_on_white(upright), dtype=np.uint8)
         if Size(*found.shape[:2]) != wanted:
             raise PictureError(
                 f"the picture has {found.shape[1]} x {found.shape[0]} pixels, its header says "
