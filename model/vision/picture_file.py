@@ -43,6 +43,10 @@ second."""
 _TOO_MANY = "a picture's file is in too many parts; save it again"
 
 
+class OversizedPicture(PictureError):
+    """A picture beyond its bounds of bytes or pixels."""
+
+
 class PillowMissing(RuntimeError):
     """Pillow is not installed."""
 
@@ -119,7 +123,7 @@ def _opened(content: bytes, bounds: PictureBounds) -> Iterator["Image"]:
     except ImportError as error:
         raise PillowMissing from error
     if len(content) > bounds.most_bytes:
-        raise PictureError(
+        raise OversizedPicture(
             f"a picture has {len(content)} bytes, {bounds.most_bytes} are allowed; send a smaller "
             "file"
         )
@@ -130,7 +134,7 @@ def _opened(content: bytes, bounds: PictureBounds) -> Iterator["Image"]:
     except PictureError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise PictureError(f"a picture is too large ({error}); send fewer pixels") from error
+        raise OversizedPicture(f"a picture is too large ({error}); send fewer pixels") from error
     except UnidentifiedImageError as error:
         raise PictureError(f"a file is no picture; send {', '.join(FORMATS)}") from error
     except Exception as error:
@@ -143,7 +147,7 @@ def _opened(content: bytes, bounds: PictureBounds) -> Iterator["Image"]:
 
 def _check_size(size: Size, bounds: PictureBounds) -> None:
     if size.pixels > bounds.most_pixels:
-        raise PictureError(
+        raise OversizedPicture(
             f"a picture has {size.width} x {size.height} pixels, {bounds.most_pixels} are allowed; "
             "send a smaller one"
         )

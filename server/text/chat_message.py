@@ -27,12 +27,27 @@ class ToolCall:
 @dataclass(frozen=True)
 class ChatMessage:
     """tool_calls, reasoning: only in an assistant's message. reasoning None: it is unknown, and a
-    template may look for it in the content."""
+    template may look for it in the content. pictures: ascending places of pictures in the content,
+    in characters. The pictures themselves are beside the messages, in the same order."""
 
     role: str
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
     reasoning: str | None = None
+    pictures: tuple[int, ...] = ()
+
+    def content_parts(self) -> list[str | None]:
+        """Return the content cut at its pictures: texts, and None for each picture."""
+        parts: list[str | None] = []
+        begin = 0
+        for place in self.pictures:
+            if place > begin:
+                parts.append(self.content[begin:place])
+            parts.append(None)
+            begin = place
+        if begin < len(self.content):
+            parts.append(self.content[begin:])
+        return parts
 
 
 class ConversationBuilder:
@@ -53,7 +68,7 @@ class ConversationBuilder:
         if self._joining:
             last = self._messages[-1]
             content = "".join([last.content, *self._joining])
-            self._messages[-1] = ChatMessage(last.role, content)
+            self._messages[-1] = ChatMessage(last.role, content, pictures=last.pictures)
             self._joining.clear()
         return self._messages
 
@@ -72,19 +87,19 @@ class ConversationBuilder:
         else:
             self._joining.append(f"\n{_reminder(text)}")
 
-    def user(self, text: str) -> None:
+    def user(self, text: str, pictures: tuple[int, ...] = ()) -> None:
         self.end_turn()
-        self.messages.append(ChatMessage("user", text))
+        self.messages.append(ChatMessage("user", text, pictures=pictures))
 
     def message(self, message: ChatMessage) -> None:
         """Add a message of any role but system's, unchanged."""
         self.end_turn()
         self.messages.append(message)
 
-    def tool(self, text: str) -> None:
+    def tool(self, text: str, pictures: tuple[int, ...] = ()) -> None:
         """Add the result of a call."""
         self.end_turn()
-        self.messages.append(ChatMessage("tool", text))
+        self.messages.append(ChatMessage("tool", text, pictures=pictures))
 
     def reasoning(self, text: str) -> None:
         """Add reasoning to the assistant's turn. Reasoning comes first: after content or a call it

@@ -1,0 +1,91 @@
+"""Bytes of pictures in texts: base64, `data:` URLs, and URLs refused by their scheme.
+
+Pure functions. A call costs no more than the length of its text, and its bound is checked first. An
+error names the place and never repeats a long text.
+"""
+
+import binascii
+
+from tasuki.server.errors import InvalidField, PictureNotFetched, PictureTooLarge
+
+_SPACE = b" \t\r\n"
+_LINES = 16
+"""Share of white space allowed on top: MIME breaks a line of 76 characters by two."""
+_MOST_HEAD = 256
+"""Characters of a `data:` URL before its data."""
+_FIX = "send data:image/png;base64,..."
+
+
+def read_base64(text: str, place: str, most_bytes: int) -> bytes:
+    """Return the decoded bytes. White space is dropped. Raises InvalidField, PictureTooLarge."""
+    most = 4 * (most_bytes // 3 + 1)
+    if len(text) > most + most // _LINES:
+        raise _too_large(place, f"{len(text)} characters of base64", most_bytes)
+    try:
+        encoded = text.encode("ascii")
+    except UnicodeEncodeError as error:
+        raise InvalidField(place, "is not base64: it holds characters beyond ASCII") from error
+    try:
+        content = _decoded(encoded)
+    except binascii.Error as error:
+        raise InvalidField(
+            place, f"is not base64 ({str(error)[:80]}): encode the file's bytes, with padding"
+        ) from error
+    if not content:
+        raise InvalidField(place, "is empty: send the file's bytes in base64")
+    if len(content) > most_bytes:
+        raise _too_large(place, f"{len(content)} bytes", most_bytes)
+    return content
+
+
+def read_url(url: str, place: str, most_bytes: int) -> bytes:
+    """Return the bytes of a picture's URL. Raises InvalidField, PictureTooLarge, and
+    PictureNotFetched for an address."""
+    scheme, colon, _ = url[:_MOST_HEAD].partition(":")
+    match scheme.lower() if colon else "":
+        case "data":
+            return _read_data(url, place, most_bytes)
+        case "https" | "http":
+            raise PictureNotFetched(
+                place, f"is an address, and this node fetches no pictures: {_FIX}"
+            )
+        case "":
+            raise InvalidField(place, f"is no URL: {_FIX}")
+        case other:
+            raise InvalidField(place, f"has the scheme {other!r:.40}: {_FIX}")
+
+
+def _read_data(url: str, place: str, most_bytes: int) -> bytes:
+    head, comma, _ = url[:_MOST_HEAD].partition(",")
+    if not comma:
+        raise InvalidField(place, f"has no comma in its first {_MOST_HEAD} characters: {_FIX}")
+    declared, *parameters = (part.strip().lower() for part in head[len("data:") :].split(";"))
+    check_declared(declared, place)
+    if not parameters or parameters[-1] != "base64":
+        raise InvalidField(place, f"is not in base64: {_FIX}")
+    return read_base64(url[len(head) + 1 :], place, most_bytes)
+
+
+def check_declared(declared: str, place: str) -> None:
+    """Check a declared media type. It need not be the content's. Raises InvalidField."""
+    if not declared:
+        raise InvalidField(place, f"has no media type: {_FIX}")
+    if declared == "application/pdf":
+        raise InvalidField(place, "is a PDF file: send its pages as pictures")
+    if not declared.startswith("image/"):
+        raise InvalidField(place, f"is of type {declared!r:.60}, not a picture's: {_FIX}")
+
+
+def _decoded(encoded: bytes) -> bytes:
+    """Return the bytes of base64. Raises binascii.Error."""
+    try:
+        return binascii.a2b_base64(encoded, strict_mode=True)
+    except binascii.Error:
+        plain = encoded.translate(None, _SPACE)
+        if len(plain) == len(encoded):
+            raise
+    return binascii.a2b_base64(plain, strict_mode=True)
+
+
+def _too_large(place: str, size: str, most_bytes: int) -> PictureTooLarge:
+    return PictureTooLarge(place, f"has {size}, and {most_bytes} bytes are allowed: shrink it")
