@@ -11,16 +11,14 @@ from tasuki.server.errors import InvalidField, PictureNotFetched, PictureTooLarg
 _SPACE = b" \t\r\n"
 _LINES = 16
 """Share of white space allowed on top: MIME breaks a line of 76 characters by two."""
-_MOST_HEAD = 256
+MOST_HEAD = 256
 """Characters of a `data:` URL before its data."""
 _FIX = "send data:image/png;base64,..."
 
 
 def read_base64(text: str, place: str, most_bytes: int) -> bytes:
     """Return the decoded bytes. White space is dropped. Raises InvalidField, PictureTooLarge."""
-    most = 4 * (most_bytes // 3 + 1)
-    if len(text) > most + most // _LINES:
-        raise _too_large(place, f"{len(text)} characters of base64", most_bytes)
+    _check_length(len(text), place, most_bytes)
     try:
         encoded = text.encode("ascii")
     except UnicodeEncodeError as error:
@@ -41,7 +39,7 @@ def read_base64(text: str, place: str, most_bytes: int) -> bytes:
 def read_url(url: str, place: str, most_bytes: int) -> bytes:
     """Return the bytes of a picture's URL. Raises InvalidField, PictureTooLarge, and
     PictureNotFetched for an address."""
-    scheme, colon, _ = url[:_MOST_HEAD].partition(":")
+    scheme, colon, _ = url[:MOST_HEAD].partition(":")
     match scheme.lower() if colon else "":
         case "data":
             return _read_data(url, place, most_bytes)
@@ -56,14 +54,17 @@ def read_url(url: str, place: str, most_bytes: int) -> bytes:
 
 
 def _read_data(url: str, place: str, most_bytes: int) -> bytes:
-    head, comma, _ = url[:_MOST_HEAD].partition(",")
+    head, comma, _ = url[:MOST_HEAD].partition(",")
     if not comma:
-        raise InvalidField(place, f"has no comma in its first {_MOST_HEAD} characters: {_FIX}")
+        raise InvalidField(place, f"has no comma in its first {MOST_HEAD} characters: {_FIX}")
     declared, *parameters = (part.strip().lower() for part in head[len("data:") :].split(";"))
     check_declared(declared, place)
     if not parameters or parameters[-1] != "base64":
         raise InvalidField(place, f"is not in base64: {_FIX}")
-    return read_base64(url[len(head) + 1 :], place, most_bytes)
+    begin = len(head) + 1
+    # Before the data is copied.
+    _check_length(len(url) - begin, place, most_bytes)
+    return read_base64(url[begin:], place, most_bytes)
 
 
 def check_declared(declared: str, place: str) -> None:
@@ -85,6 +86,13 @@ def _decoded(encoded: bytes) -> bytes:
         if len(plain) == len(encoded):
             raise
     return binascii.a2b_base64(plain, strict_mode=True)
+
+
+def _check_length(characters: int, place: str, most_bytes: int) -> None:
+    """Raise PictureTooLarge for more characters of base64 than the bytes may have."""
+    most = 4 * (most_bytes // 3 + 1)
+    if characters > most + most // _LINES:
+        raise _too_large(place, f"{characters} characters of base64", most_bytes)
 
 
 def _too_large(place: str, size: str, most_bytes: int) -> PictureTooLarge:

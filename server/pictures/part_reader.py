@@ -15,7 +15,7 @@ from typing import Any
 
 from tasuki.server.errors import InvalidField, PictureTooLarge
 
-from .encoded_bytes import check_declared, read_base64, read_url
+from .encoded_bytes import MOST_HEAD, check_declared, read_base64, read_url
 from .sent_picture import Detail, PictureLimits, SentPicture, media_type, read_detail
 
 CHAT_PARTS = ("image_url", "image", "input_image")
@@ -78,14 +78,14 @@ class PictureReader:
                     raise InvalidField(f"{at}.data", "must be a string of base64")
                 if not isinstance(declared, str):
                     raise InvalidField(f"{at}.media_type", "must be a string such as image/png")
-                check_declared(declared.lower(), f"{at}.media_type")
+                check_declared(declared[:MOST_HEAD].lower(), f"{at}.media_type")
                 content = read_base64(data, f"{at}.data", self._limits.each.most_bytes)
             case "url":
                 content = self._read_url(source.get("url"), f"{at}.url")
             case "file":
                 raise InvalidField(f"{at}.file_id", _FILE_ID)
-            case other:
-                raise InvalidField(f"{at}.type", f"is {other!r:.40}: use base64 or url")
+            case _:
+                raise InvalidField(f"{at}.type", "must be base64 or url")
         self._add(place, content, Detail.AUTO)
 
     def _of_url(self, part: Mapping[str, Any], name: str, place: str) -> None:

@@ -90,5 +90,5 @@ def read_detail(value: object, place: str) -> Detail:
     if value is None:
         return Detail.AUTO
     if not isinstance(value, str) or value not in list(Detail):
-        raise InvalidField(place, f"must be one of {', '.join(Detail)}, not {value!r:.40}")
+        raise InvalidField(place, f"must be one of {', '.join(Detail)}")
     return Detail(value)

@@ -80,7 +80,7 @@ def test_every_form_becomes_one_value(
         (response(), f"{PLACE}.image_url", "must be a URL"),
         (block(None), f"{PLACE}.source", "base64 or url"),
         (block({"type": "file", "file_id": "f"}), f"{PLACE}.source.file_id", "stores none"),
-        (block({"type": "text", "data": BASE64}), f"{PLACE}.source.type", "'text'"),
+        (block({"type": "text", "data": BASE64}), f"{PLACE}.source.type", "base64 or url"),
         (block({"type": "base64", "data": BASE64}), f"{PLACE}.source.media_type", "image/png"),
         (
             block({"type": "base64", "media_type": "image/png", "data": None}),
