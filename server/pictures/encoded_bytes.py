@@ -1,10 +1,14 @@
 """Bytes of pictures in texts: base64, `data:` URLs, and URLs refused by their scheme.
 
-Pure functions. A call costs no more than the length of its text, and its bound is checked first. An
-error names the place and never repeats a long text.
+A text is bounded when it is read, and decoded when its bytes are needed. Agents send the same
+pictures each turn: a known one is recognised by its text, and decoding would be most of its cost.
+
+Pure functions and values. A call costs no more than the length of its text. An error names the
+place and never repeats a long text.
 """
 
 import binascii
+from dataclasses import dataclass
 
 from tasuki.server.errors import InvalidField, PictureNotFetched, PictureTooLarge
 
@@ -16,28 +20,42 @@ MOST_HEAD = 256
 _FIX = "send data:image/png;base64,..."
 
 
-def read_base64(text: str, place: str, most_bytes: int) -> bytes:
-    """Return the decoded bytes. White space is dropped. Raises InvalidField, PictureTooLarge."""
+@dataclass(frozen=True)
+class Base64:
+    """Bytes as base64. text: ASCII, not checked further. place: of the text in the request.
+    most_bytes: bound of the decoded bytes."""
+
+    text: bytes
+    place: str
+    most_bytes: int
+
+    def decoded(self) -> bytes:
+        """Return the bytes. White space is dropped. Raises InvalidField, PictureTooLarge."""
+        try:
+            content = _decoded(self.text)
+        except binascii.Error as error:
+            raise InvalidField(
+                self.place,
+                f"is not base64 ({str(error)[:80]}): encode the file's bytes, with padding",
+            ) from error
+        if not content:
+            raise InvalidField(self.place, "is empty: send the file's bytes in base64")
+        if len(content) > self.most_bytes:
+            raise _too_large(self.place, f"{len(content)} bytes", self.most_bytes)
+        return content
+
+
+def read_base64(text: str, place: str, most_bytes: int) -> Base64:
+    """Return a text within its bound. Raises InvalidField, PictureTooLarge."""
     _check_length(len(text), place, most_bytes)
     try:
-        encoded = text.encode("ascii")
+        return Base64(text.encode("ascii"), place, most_bytes)
     except UnicodeEncodeError as error:
         raise InvalidField(place, "is not base64: it holds characters beyond ASCII") from error
-    try:
-        content = _decoded(encoded)
-    except binascii.Error as error:
-        raise InvalidField(
-            place, f"is not base64 ({str(error)[:80]}): encode the file's bytes, with padding"
-        ) from error
-    if not content:
-        raise InvalidField(place, "is empty: send the file's bytes in base64")
-    if len(content) > most_bytes:
-        raise _too_large(place, f"{len(content)} bytes", most_bytes)
-    return content
 
 
-def read_url(url: str, place: str, most_bytes: int) -> bytes:
-    """Return the bytes of a picture's URL. Raises InvalidField, PictureTooLarge, and
+def read_url(url: str, place: str, most_bytes: int) -> Base64:
+    """Return the data of a picture's URL. Raises InvalidField, PictureTooLarge, and
     PictureNotFetched for an address."""
     scheme, colon, _ = url[:MOST_HEAD].partition(":")
     match scheme.lower() if colon else "":
@@ -53,7 +71,17 @@ def read_url(url: str, place: str, most_bytes: int) -> bytes:
             raise InvalidField(place, f"has the scheme {other!r:.40}: {_FIX}")
 
 
-def _read_data(url: str, place: str, most_bytes: int) -> bytes:
+def check_declared(declared: str, place: str) -> None:
+    """Check a declared media type. It need not be the content's. Raises InvalidField."""
+    if not declared:
+        raise InvalidField(place, f"has no media type: {_FIX}")
+    if declared == "application/pdf":
+        raise InvalidField(place, "is a PDF file: send its pages as pictures")
+    if not declared.startswith("image/"):
+        raise InvalidField(place, f"is of type {declared!r:.60}, not a picture's: {_FIX}")
+
+
+def _read_data(url: str, place: str, most_bytes: int) -> Base64:
     head, comma, _ = url[:MOST_HEAD].partition(",")
     if not comma:
         raise InvalidField(place, f"has no comma in its first {MOST_HEAD} characters: {_FIX}")
@@ -67,23 +95,13 @@ def _read_data(url: str, place: str, most_bytes: int) -> bytes:
     return read_base64(url[begin:], place, most_bytes)
 
 
-def check_declared(declared: str, place: str) -> None:
-    """Check a declared media type. It need not be the content's. Raises InvalidField."""
-    if not declared:
-        raise InvalidField(place, f"has no media type: {_FIX}")
-    if declared == "application/pdf":
-        raise InvalidField(place, "is a PDF file: send its pages as pictures")
-    if not declared.startswith("image/"):
-        raise InvalidField(place, f"is of type {declared!r:.60}, not a picture's: {_FIX}")
-
-
-def _decoded(encoded: bytes) -> bytes:
+def _decoded(text: bytes) -> bytes:
     """Return the bytes of base64. Raises binascii.Error."""
     try:
-        return binascii.a2b_base64(encoded, strict_mode=True)
+        return binascii.a2b_base64(text, strict_mode=True)
     except binascii.Error:
-        plain = encoded.translate(None, _SPACE)
-        if len(plain) == len(encoded):
+        plain = text.translate(None, _SPACE)
+        if len(plain) == len(text):
             raise
     return binascii.a2b_base64(plain, strict_mode=True)
 

@@ -6,8 +6,9 @@
 | Messages | block `image` with `source` of type `base64` or `url`; in `tool_result` too |
 | Responses | `input_image` with `image_url`, `detail`; in `function_call_output` too |
 
-PictureReader collects the pictures in the order of the request, within its bounds. Files, stored
-files, audio and video are refused by name. One request, one thread. An error names the place.
+PictureReader collects the pictures in the order of the request, within its bounds. It decodes none:
+see PictureSizes. Files, stored files, audio and video are refused by name. One request, one thread.
+An error names the place.
 """
 
 from collections.abc import Mapping
@@ -15,8 +16,8 @@ from typing import Any
 
 from tasuki.server.errors import InvalidField, PictureTooLarge
 
-from .encoded_bytes import MOST_HEAD, check_declared, read_base64, read_url
-from .sent_picture import Detail, PictureLimits, SentPicture, media_type, read_detail
+from .encoded_bytes import MOST_HEAD, Base64, check_declared, read_base64, read_url
+from .sent_picture import PictureLimits, SentPicture, read_detail
 
 CHAT_PARTS = ("image_url", "image", "input_image")
 """Types of picture parts of chats."""
@@ -79,14 +80,14 @@ class PictureReader:
                 if not isinstance(declared, str):
                     raise InvalidField(f"{at}.media_type", "must be a string such as image/png")
                 check_declared(declared[:MOST_HEAD].lower(), f"{at}.media_type")
-                content = read_base64(data, f"{at}.data", self._limits.each.most_bytes)
+                found = read_base64(data, f"{at}.data", self._limits.each.most_bytes)
             case "url":
-                content = self._read_url(source.get("url"), f"{at}.url")
+                found = self._read_url(source.get("url"), f"{at}.url")
             case "file":
                 raise InvalidField(f"{at}.file_id", _FILE_ID)
             case _:
                 raise InvalidField(f"{at}.type", "must be base64 or url")
-        self._add(place, content, Detail.AUTO)
+        self.pictures.append(SentPicture(place, found))
 
     def _of_url(self, part: Mapping[str, Any], name: str, place: str) -> None:
         self._check_count(place)
@@ -99,9 +100,9 @@ class PictureReader:
                 detail, of_detail = value["detail"], f"{at}.detail"
             value, at = value.get("url"), f"{at}.url"
         read = read_detail(detail, of_detail)
-        self._add(place, self._read_url(value, at), read)
+        self.pictures.append(SentPicture(place, self._read_url(value, at), read))
 
-    def _read_url(self, url: Any, place: str) -> bytes:
+    def _read_url(self, url: Any, place: str) -> Base64:
         if not isinstance(url, str):
             raise InvalidField(place, "must be a URL: send data:image/png;base64,...")
         return read_url(url, place, self._limits.each.most_bytes)
@@ -112,8 +113,3 @@ class PictureReader:
             raise PictureTooLarge(
                 place, f"is picture {most + 1} of the request, and {most} are allowed: send fewer"
             )
-
-    def _add(self, place: str, content: bytes, detail: Detail) -> None:
-        # Here, so that an error names the field before any other work.
-        media_type(content, place)
-        self.pictures.append(SentPicture(place, content, detail))

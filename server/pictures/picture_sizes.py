@@ -1,13 +1,14 @@
-"""Sizes of a request's pictures: headers, grids, and a cache of headers.
+"""Sizes of a request's pictures: digests, headers, grids, and a cache of the first two.
 
 A picture's grid of tokens follows from its header, its detail and the checkpoint's processor. No
-pixel is decoded. Agents send the same pictures each turn, so headers are remembered, by the digest
-of their bytes. They are remembered under the salt: otherwise the time of an answer would reveal
-that another tenant sent the same picture.
+pixel is decoded. Agents send the same pictures each turn. A known one costs a digest of its text,
+without base64. Pictures are known under their salt: otherwise the time of an answer would reveal
+that another tenant sent the same one.
 
-PictureSizes owns the cache. Any thread. A header's cost is bounded by its file's length.
+PictureSizes owns the cache. Any thread. The cost of a picture is bounded by its file's length.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,20 +23,21 @@ from tasuki.model.vision.processor import PixelRules, Size
 from tasuki.server.errors import InvalidField, NotServedHere, PictureTooLarge
 from tasuki.utils.bounded_cache import BoundedCache
 
-from .sent_picture import Detail, PictureLimits, SentPicture
+from .sent_picture import Detail, PictureLimits, SentPicture, media_type
 
 _CACHE_BYTES = 4 << 20
-"""Bytes for some ten thousand headers."""
-_HEADER_BYTES = 200
+"""Bytes for some ten thousand pictures."""
+_KNOWN_BYTES = 300
 LOW_PIXELS = 512 * 512
 """Pixels of a picture of low detail after its resize."""
 
 
 @dataclass(frozen=True)
 class MeasuredPicture:
-    """A picture with its grid. size: pixels after the resize."""
+    """A picture with its grid. sha256: of its content. size: pixels after the resize."""
 
     sent: SentPicture
+    sha256: bytes
     header: PictureHeader
     size: Size
     grid: PictureGrid
@@ -46,16 +48,22 @@ class MeasuredPicture:
         return self.grid.tokens
 
 
+@dataclass(frozen=True)
+class _Known:
+    sha256: bytes
+    header: PictureHeader
+
+
 class PictureSizes:
     def __init__(
         self, rules: PixelRules, limits: PictureLimits, cache_bytes: int = _CACHE_BYTES
     ) -> None:
-        """rules: the checkpoint's. cache_bytes: bound of the headers remembered."""
+        """rules: the checkpoint's. cache_bytes: bound of the pictures remembered."""
         self.limits = limits
         usual = rules.limited(limits.shown_pixels)
         self._rules = {detail: usual for detail in Detail}
         self._rules[Detail.LOW] = usual.limited(LOW_PIXELS)
-        self._headers: BoundedCache[tuple[bytes, bytes], PictureHeader] = BoundedCache(cache_bytes)
+        self._remembered: BoundedCache[tuple[bytes, bytes], _Known] = BoundedCache(cache_bytes)
 
     def rules(self, detail: Detail) -> PixelRules:
         """Return the rules of a detail. A picture's pixels must follow the same ones later."""
@@ -79,25 +87,32 @@ class PictureSizes:
         return tuple(found)
 
     def _measured(self, salt: bytes, picture: SentPicture) -> MeasuredPicture:
-        header, rules = self._header(salt, picture), self._rules[picture.detail]
+        known, rules = self._known(salt, picture), self._rules[picture.detail]
         try:
-            size, grid = rules.size(header.size), rules.grid(header.size)
+            size, grid = rules.size(known.header.size), rules.grid(known.header.size)
         except PictureError as error:
             raise InvalidField(picture.place, f"is refused: {error!s:.200}") from error
-        return MeasuredPicture(picture, header, size, grid)
+        return MeasuredPicture(picture, known.sha256, known.header, size, grid)
 
-    def _header(self, salt: bytes, picture: SentPicture) -> PictureHeader:
-        key = (salt, picture.sha256)
-        known = self._headers.get(key)
-        if known is not None:
-            return known
+    def _known(self, salt: bytes, picture: SentPicture) -> _Known:
+        key = (salt, picture.name)
+        known = self._remembered.get(key)
+        if known is None:
+            known = self._read(picture)
+            self._remembered.put(key, known, len(salt) + len(picture.name) + _KNOWN_BYTES)
+        return known
+
+    def _read(self, picture: SentPicture) -> _Known:
+        """Decode a picture's text and read its header."""
+        content = picture.content
+        # Pillow would name no other kind of file.
+        media_type(content, picture.place)
         try:
-            header = read_header(picture.content, self.limits.each)
+            header = read_header(content, self.limits.each)
         except PillowMissing as error:
             raise NotServedHere(f"this node reads no pictures: {error}") from error
         except OversizedPicture as error:
             raise PictureTooLarge(picture.place, f"is refused: {error!s:.200}") from error
         except PictureError as error:
             raise InvalidField(picture.place, f"is refused: {error!s:.200}") from error
-        self._headers.put(key, header, len(salt) + len(picture.sha256) + _HEADER_BYTES)
-        return header
+        return _Known(hashlib.sha256(content).digest(), header)

@@ -1,6 +1,6 @@
 """One picture as a client sent it, and the bounds of a request's pictures.
 
-SentPicture is the neutral value of all APIs: bytes, detail, place in the request. Its kind of file
+SentPicture is the neutral value of all APIs: data, detail, place in the request. Its kind of file
 is found by content, because names and declared types lie. Plain values, any thread.
 """
 
@@ -11,6 +11,8 @@ from functools import cached_property
 
 from tasuki.model.vision.picture_file import FORMATS, PictureBounds
 from tasuki.server.errors import InvalidField
+
+from .encoded_bytes import Base64
 
 SERVED = ", ".join(FORMATS)
 """Served formats, for errors."""
@@ -57,20 +59,24 @@ class PictureLimits:
 
 @dataclass(frozen=True)
 class SentPicture:
-    """place: of the part in the request. content: the encoded file."""
+    """place: of the part in the request. data: the encoded file, or its base64."""
 
     place: str
-    content: bytes
+    data: bytes | Base64
     detail: Detail = Detail.AUTO
 
     @cached_property
-    def sha256(self) -> bytes:
-        return hashlib.sha256(self.content).digest()
+    def name(self) -> bytes:
+        """Return a digest of the data as sent. Equal names have equal content."""
+        kind, data = (b"f", self.data) if isinstance(self.data, bytes) else (b"t", self.data.text)
+        found = hashlib.sha256(kind)
+        found.update(data)
+        return found.digest()
 
-    @property
-    def media_type(self) -> str:
-        """Return the media type, by content. Raises InvalidField for files not served."""
-        return media_type(self.content, self.place)
+    @cached_property
+    def content(self) -> bytes:
+        """Return the encoded file. Raises InvalidField, PictureTooLarge."""
+        return self.data if isinstance(self.data, bytes) else self.data.decoded()
 
 
 def media_type(content: bytes, place: str) -> str:

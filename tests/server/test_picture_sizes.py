@@ -1,6 +1,7 @@
 """Tests of grids from headers: detail, bounds, damaged files, and headers remembered by salt."""
 
-from dataclasses import replace
+import base64
+import hashlib
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from tasuki.model.vision.picture_file import PictureBounds
 from tasuki.model.vision.processor import PixelRules, Size
 from tasuki.server.errors import InvalidField, NotServedHere, PictureTooLarge
 from tasuki.server.pictures import picture_sizes
+from tasuki.server.pictures.encoded_bytes import Base64, read_base64, read_url
 from tasuki.server.pictures.picture_sizes import LOW_PIXELS, PictureSizes
 from tasuki.server.pictures.sent_picture import Detail, PictureLimits, SentPicture
-from tests.harness.picture_files import picture_file, png_chunk, png_of
+from tests.harness.picture_files import data_url, picture_file, png_chunk, png_of
 
 RULES = PixelRules(16, 2, 2, 65536, 16777216, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 SALT = b"salt"
@@ -133,7 +135,7 @@ def test_headers_are_bounded_by_bytes() -> None:
     found = PictureSizes(RULES, PictureLimits(), cache_bytes=2000)
     for width in range(64, 128):
         found.measured(SALT, [sent(png_of(width, 64))])
-    assert 0 < found._headers.used <= 2000
+    assert 0 < found._remembered.used <= 2000
 
 
 def test_a_node_without_pillow_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +147,48 @@ def test_a_node_without_pillow_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         sizes().measured(SALT, [sent(png_of(64, 64))])
 
 
-def test_the_digest_is_of_the_bytes() -> None:
-    one, other = sent(png_of(64, 64)), sent(png_of(64, 64, png_chunk(b"tEXt", b"a\0b")))
-    assert one.sha256 != other.sha256
-    assert replace(one, place="elsewhere").sha256 == one.sha256
+def of_text(content: bytes, text: str | None = None) -> SentPicture:
+    encoded = base64.b64encode(content).decode() if text is None else text
+    return SentPicture("messages[0]", read_base64(encoded, "messages[0].url", 1 << 20))
+
+
+def test_the_digest_is_of_the_content() -> None:
+    content = png_of(64, 64)
+    lines = base64.encodebytes(content).decode()
+    found = sizes().measured(SALT, [sent(content), of_text(content), of_text(content, lines)])
+    assert {one.sha256 for one in found} == {hashlib.sha256(content).digest()}
+    assert len({one.sent.name for one in found}) == 3
+    other = png_of(64, 64, png_chunk(b"tEXt", b"a\0b"))
+    assert sizes().measured(SALT, [sent(other)])[0].sha256 != found[0].sha256
+
+
+def test_a_known_picture_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, content = sizes(), png_of(64, 64)
+    found.measured(b"ann", [of_text(content)])
+    decoded: list[Base64] = []
+
+    def counted(self: Base64) -> bytes:
+        decoded.append(self)
+        return content
+
+    monkeypatch.setattr(Base64, "decoded", counted)
+    (known,) = found.measured(b"ann", [of_text(content)])
+    assert known.sha256 == hashlib.sha256(content).digest() and not decoded
+    # Its bytes are there when they are needed, and another salt knows nothing.
+    assert known.sent.content == content and len(decoded) == 1
+    found.measured(b"ben", [of_text(content)])
+    assert len(decoded) == 2
+
+
+def test_a_text_without_base64_is_refused_by_its_own_place() -> None:
+    with pytest.raises(InvalidField) as refused:
+        sizes().measured(SALT, [of_text(b"", "%%%%")])
+    assert refused.value.field == "messages[0].url"
+
+
+def test_the_kind_of_file_is_found_by_content() -> None:
+    with pytest.raises(InvalidField, match="a PDF file"):
+        sizes().measured(SALT, [of_text(b"%PDF-1.7")])
+    url = data_url(picture_file(format="JPEG"), "image/png")
+    picture = SentPicture("a", read_url(url, "a", 1 << 20))
+    assert sizes().measured(SALT, [picture])[0].header.format == "JPEG"

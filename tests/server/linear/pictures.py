@@ -58,7 +58,10 @@ def pictures() -> list[Entry]:
 
 
 def _read(ask: Callable[[PictureReader], None], limits: PictureLimits = _LIMITS) -> None:
-    ask(PictureReader(limits))
+    reader = PictureReader(limits)
+    ask(reader)
+    for picture in reader.pictures:
+        PictureSizes(_RULES, limits, cache_bytes=0).measured(b"", [picture])
 
 
 def _read_response(url: str) -> None:
