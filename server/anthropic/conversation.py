@@ -2,8 +2,8 @@
 
 Pure functions; an error names the position of the wrong value.
 
-Content: a text, or blocks of text, thinking, tool calls and their results. Images, documents and
-blocks of Anthropic's own tools are rejected by type.
+Content: a text, or blocks of text, thinking, tool calls and their results. Documents and blocks of
+Anthropic's own tools are rejected by type, and so are images without a PictureReader.
 
 Thinking: its request, its display, and its return by the client. A thinking block carries a
 signature. Clients send the signature back with it. If the text is not to be shown, the signature
@@ -23,7 +23,13 @@ from tasuki.server.errors import InvalidField
 from tasuki.server.openai.messages import message_items
 from tasuki.server.openai.request_fields import RequestFields, is_among, required
 from tasuki.server.openapi.anthropic_fields import ABSENT, DISPLAYS
-from tasuki.server.text.chat_message import ChatMessage, ConversationBuilder, ToolCall
+from tasuki.server.pictures.part_reader import MESSAGE_BLOCKS, PictureReader
+from tasuki.server.text.chat_message import (
+    ChatMessage,
+    ConversationBuilder,
+    ShownContent,
+    ToolCall,
+)
 from tasuki.server.text.chat_renderer import effort_of_budget
 
 _CARRIED = "tasuki.text."
@@ -128,23 +134,11 @@ def read_tool_use(block: dict[str, Any], place: str) -> ToolCall:
     return ToolCall(required(block, "name", str, place), required(block, "input", dict, place))
 
 
-def read_tool_result(block: dict[str, Any], place: str) -> str:
-    """Return the text of a tool result. `is_error` is ignored, because templates have no field for
-    it. The text describes the error."""
-    required(block, "tool_use_id", str, place)
-    content = block.get("content")
-    return "" if content is None else texts_of(content, f"{place}.content")
-
-
 def read_thinking_block(block: dict[str, Any], place: str) -> str:
     thinking, signature = required(block, "thinking", str, place), block.get("signature")
     return read_thinking(thinking, signature if isinstance(signature, str) else "")
 
 
-USER_BLOCKS: dict[str, Callable[[dict[str, Any], str], str]] = {
-    "text": read_text,
-    "tool_result": read_tool_result,
-}
 ASSISTANT_BLOCKS: dict[str, Callable[[dict[str, Any], str], str | ToolCall]] = {
     "text": read_text,
     "thinking": read_thinking_block,
@@ -166,10 +160,11 @@ class Conversation:
     breakpoints: tuple[int, ...]
 
 
-def read_conversation(fields: RequestFields) -> Conversation:
-    """Return the request's conversation. Raises InvalidField, PromptTooLong."""
+def read_conversation(fields: RequestFields, pictures: PictureReader | None = None) -> Conversation:
+    """Return the request's conversation. pictures: collects its pictures; None: refuse them. Raises
+    InvalidField, PromptTooLong."""
     messages = message_items(fields)
-    reader = _Reader()
+    reader = _Reader(pictures)
     if fields.get("system") is not None:
         reader.instructions(fields.get("system"), "system")
     for index, message in enumerate(messages):
@@ -191,8 +186,9 @@ class _Reader:
     """A reader of one message after the other. A message may become several of the template's,
     because each tool result is a separate message there."""
 
-    def __init__(self) -> None:
+    def __init__(self, pictures: PictureReader | None) -> None:
         self._builder = ConversationBuilder()
+        self._pictures = pictures
         self.breakpoints: dict[int, None] = {}
         self._asked = 0
 
@@ -211,16 +207,53 @@ class _Reader:
         self._marks(content, place)
 
     def user(self, content: Any, place: str) -> None:
-        texts: list[str] = []
-        for kind, text in read_blocks(content, place, USER_BLOCKS):
-            if kind == "text":
-                texts.append(text)
-                continue
-            self._said(texts)
-            self._builder.tool(text)
-        if texts or not blocks_of(content, place):
-            self._said(texts or [""])
+        said = ShownContent()
+
+        def result(block: dict[str, Any], at: str) -> None:
+            nonlocal said
+            read = self._tool_result(block, at)
+            self._said(said)
+            said = ShownContent()
+            self._builder.tool(read.content, read.pictures)
+
+        self._read_shown(content, place, lambda: said, {"tool_result": result})
+        if not blocks_of(content, place):
+            said.text("")
+        self._said(said)
         self._marks(content, place)
+
+    def _tool_result(self, block: dict[str, Any], place: str) -> ShownContent:
+        """Return the content of a tool result. `is_error` is ignored, because templates have no
+        field for it. The text describes the error."""
+        required(block, "tool_use_id", str, place)
+        shown = ShownContent()
+        if block.get("content") is not None:
+            self._read_shown(block["content"], f"{place}.content", lambda: shown, {})
+        return shown
+
+    def _read_shown(
+        self,
+        content: Any,
+        place: str,
+        shown: Callable[[], ShownContent],
+        others: dict[str, Callable[[dict[str, Any], str], None]],
+    ) -> None:
+        """Read blocks of text and pictures. shown: returns the content for the next block. others:
+        readers of other types."""
+
+        def text(block: dict[str, Any], at: str) -> None:
+            shown().text(read_text(block, at))
+
+        def picture(block: dict[str, Any], at: str) -> None:
+            assert self._pictures is not None
+            self._pictures.message_block(block, at)
+            shown().picture()
+
+        readers = {"text": text, **others}
+        if self._pictures is not None:
+            readers |= dict.fromkeys(MESSAGE_BLOCKS, picture)
+        for _ in read_blocks(content, place, readers):
+            pass
 
     def assistant(self, content: Any, place: str) -> None:
         thoughts: list[str] = []
@@ -241,10 +274,9 @@ class _Reader:
     def breakpoint_here(self) -> None:
         self.breakpoints[len(self.messages)] = None
 
-    def _said(self, texts: list[str]) -> None:
-        if texts:
-            self._builder.user("".join(texts))
-            texts.clear()
+    def _said(self, shown: ShownContent) -> None:
+        if not shown.is_empty:
+            self._builder.user(shown.content, shown.pictures)
 
     def _marks(self, content: Any, place: str) -> None:
         """Set a checkpoint at a message's end if any of its blocks asks for one. Raises

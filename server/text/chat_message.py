@@ -1,7 +1,7 @@
 """The messages of a conversation, in the form chat templates take. Plain values, any thread.
 
 ConversationBuilder builds such a conversation from APIs with other turn parts. One conversation,
-one thread.
+one thread. ShownContent joins the parts of one message.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,6 +48,36 @@ class ChatMessage:
         if begin < len(self.content):
             parts.append(self.content[begin:])
         return parts
+
+
+class ShownContent:
+    """The content of one message while its parts are read: texts, and places of pictures."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._length = 0
+        self._pictures: list[int] = []
+
+    @property
+    def is_empty(self) -> bool:
+        """Return True if no part was added, not even an empty text."""
+        return not self._texts and not self._pictures
+
+    @property
+    def content(self) -> str:
+        return "".join(self._texts)
+
+    @property
+    def pictures(self) -> tuple[int, ...]:
+        """Return the pictures' places in the content, as ChatMessage.pictures."""
+        return tuple(self._pictures)
+
+    def text(self, text: str) -> None:
+        self._texts.append(text)
+        self._length += len(text)
+
+    def picture(self) -> None:
+        self._pictures.append(self._length)
 
 
 class ConversationBuilder:

@@ -6,10 +6,16 @@ from collections.abc import Callable, Mapping
 
 from tasuki.model.vision.picture_file import PictureBounds
 from tasuki.model.vision.processor import PixelRules
+from tasuki.server.anthropic.conversation import read_conversation
+from tasuki.server.auth.tenants import ANONYMOUS
 from tasuki.server.errors import ServerError
+from tasuki.server.openai.messages import read_chat_messages
+from tasuki.server.openai.request_fields import RequestFields
 from tasuki.server.pictures.part_reader import PictureReader, check_part_type
 from tasuki.server.pictures.picture_sizes import PictureSizes
 from tasuki.server.pictures.sent_picture import Detail, PictureLimits, SentPicture
+from tasuki.server.responses.input_items import read_input
+from tasuki.server.responses.stored_responses import ResponseStore, StoredItems
 from tests.harness.picture_files import picture_file, png_chunk, png_of
 
 from .entries import Entry, Input, Whole
@@ -54,7 +60,67 @@ def pictures() -> list[Entry]:
             _refusable(_measured),
             20 << 20,
         ),
+        *_conversations(),
     ]
+
+
+def _conversations() -> list[Entry]:
+    """Return the entries of messages with many parts."""
+    stored = StoredItems(ResponseStore(lambda: 0.0, 1 << 20, 0, 1.0), ANONYMOUS)
+
+    def chat(parts: list[object]) -> object:
+        return read_chat_messages(_fields(parts), _many())
+
+    def message(parts: list[object]) -> object:
+        return read_conversation(_fields(parts), _many())
+
+    def response(parts: list[object]) -> object:
+        items = [{"role": "user", "content": parts}]
+        return read_input(items, (), stored, pictures=_many())
+
+    url = _HEAD + base64.b64encode(_PNG).decode()
+    picture = {"type": "image_url", "image_url": {"url": url}}
+    of_response = {"type": "input_image", "image_url": url}
+    block = {"type": "image", **_block(url.removeprefix(_HEAD))}
+    return [
+        Whole(
+            "chat with pictures",
+            ("server/openai/messages.py:read_chat_messages",),
+            _parts(picture),
+            _refusable(chat),
+        ),
+        Whole(
+            "message with pictures",
+            ("server/anthropic/conversation.py:read_conversation",),
+            _parts(block),
+            _refusable(message),
+        ),
+        Whole(
+            "response with pictures",
+            ("server/responses/input_items.py:read_input",),
+            _parts(of_response),
+            _refusable(response),
+        ),
+    ]
+
+
+def _fields(parts: list[object]) -> RequestFields:
+    return RequestFields({"messages": [{"role": "user", "content": parts}]})
+
+
+def _many() -> PictureReader:
+    return PictureReader(PictureLimits(most_pictures=1 << 30))
+
+
+def _parts(picture: dict[str, object]) -> Mapping[str, Input]:
+    text = {"type": "text", "text": "so"}
+    size_of = 300
+    return {
+        "texts": lambda size: [text] * (size // 30),
+        "pictures": lambda size: [picture] * (size // size_of),
+        "texts between pictures": lambda size: [text, picture] * (size // size_of),
+        "other parts": lambda size: [text] * (size // 30) + [{"type": "video"}],
+    }
 
 
 def _read(ask: Callable[[PictureReader], None], limits: PictureLimits = _LIMITS) -> None:
