@@ -1,13 +1,13 @@
-# What a checkout needs most; docs/testing.md has the other commands. Targets make what they need; nothing outside this
-# folder is touched.
+# The most used commands; docs/testing.md has the others. A target makes its needs first. Nothing outside this folder
+# changes.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 SOURCES := pyproject.toml constraints.txt cpp_cache/CMakeLists.txt $(filter-out cpp_cache/tests/% cpp_cache/dataplane_tests/%,$(wildcard cpp_cache/*/*.h cpp_cache/*/*.cpp))
 
-# Three for two cores: much of a test is waiting for its daemons.
+# Three workers for two cores, because tests mostly wait for their daemons.
 WORKERS ?= $(shell echo $$((($$(nproc) * 3 + 1) / 2)))
-# How tests are shared out among them; pytest-xdist has the words.
+# The distribution of tests to workers, in pytest-xdist's words.
 DIST ?= loadfile
 
 .PHONY: demo install dev test test-slow lint types format stubs docs wheel wheel-use clean
@@ -15,26 +15,26 @@ DIST ?= loadfile
 demo: $(VENV)/installed
 	@$(BIN)/tasuki demo
 
-# All that `.venv/bin/tasuki` needs, and nothing else.
+# The needs of `.venv/bin/tasuki` alone.
 install: $(VENV)/installed
 
-# With the development tools: what tests, linters and the programs of `scripts` and `bench` want.
+# With the development tools of tests, linters, `scripts` and `bench`.
 dev: $(VENV)/dev-installed
 
-# A file in one of the processes: a file's tests may share daemons. Files come as they are listed, since those with
-# the most tests are not the longest. Each torch keeps to its core. Sources are compiled once, whatever the caller's
-# shell says, for the hundred interpreters that tests start.
+# All tests of a file run in one process, because they may share daemons. Files run in listed order, because files
+# with the most tests are not the longest. Each torch uses one core. Sources are compiled once, for the hundred
+# interpreters of the tests.
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist $(DIST) --no-loadscope-reorder
 test test-slow: export OMP_NUM_THREADS ?= 1
 test test-slow: export PYTHONDONTWRITEBYTECODE :=
-# UCX's memory hooks keep its cache of registrations true, which TCP has none of. To place them takes each process that
-# loads NIXL a third of a second of a core. `make test-slow` has them, as nodes do.
+# UCX's memory hooks keep its cache of registrations true. TCP has no registrations. Placing the hooks costs each
+# process with NIXL a third of a second of a core. `make test-slow` has them, as nodes do.
 test: export UCX_MEM_MMAP_HOOK_MODE ?= none
 
 test: $(VENV)/dev-installed
 	$(PYTEST) -m 'not slow' $(PYTEST_ARGS)
 
-# Sweeps, soaks, loads and what is built for them: minutes each.
+# Sweeps, soaks and loads: minutes each.
 test-slow: $(VENV)/dev-installed
 	$(PYTEST) -m slow $(PYTEST_ARGS)
 
@@ -51,7 +51,7 @@ format: $(VENV)/dev-installed
 	$(BIN)/ruff format .
 	find cpp_cache -name '*.h' -o -name '*.cpp' | xargs $(BIN)/clang-format -i
 
-# The generator wants an older protobuf than the daemons run on, so it has an environment of its own.
+# The generator needs an older protobuf than the daemons, so it has its own environment.
 stubs: .venv-stubs/installed
 	.venv-stubs/bin/python proto/generate.py
 
@@ -60,34 +60,34 @@ stubs: .venv-stubs/installed
 	.venv-stubs/bin/pip install --progress-bar off -q "grpcio-tools==$$(sed -n 's/^TOOLS = "\(.*\)"/\1/p' proto/generate.py)" 'setuptools<81'
 	@touch $@
 
-# The documentation as a site in build/site; what is broken in it fails.
+# The documentation as a site in build/site. A broken link or page fails.
 docs: $(VENV)/dev-installed
 	$(BIN)/python -m scripts.clients.install docs
 	NO_MKDOCS_2_WARNING=1 build/clients/docs/bin/python -m mkdocs build -q
 
-# A wheel in dist/ for this machine's Python and for Linux machines with its C library or a newer one, from what is
-# built already: seconds. `auditwheel show` says which libraries it needs, and of which age.
+# A wheel in dist/, for this machine's Python and for Linux machines with its C library or a newer one. It uses the
+# finished build: seconds. `auditwheel show` lists its libraries and their versions.
 wheel: $(VENV)/installed
 	$(BIN)/pip install --progress-bar off -q -c constraints.txt auditwheel
 	rm -f dist/tasuki-*-linux_*.whl
 	$(BIN)/pip wheel --progress-bar off -q --no-deps --no-build-isolation -w dist .
 	$(BIN)/auditwheel show dist/tasuki-*-linux_*.whl
 
-# The same, installed into an empty environment and used from there: a node of the embedded model answers.
+# The wheel, installed into an empty environment. A node of the embedded model answers from there.
 wheel-use: wheel
 	$(BIN)/python -m scripts.first_build.wheel_use dist/tasuki-*-linux_*.whl
 
 clean:
 	rm -rf $(VENV) .venv-stubs build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-# What pip says goes into a file, and to the screen where it fails.
+# pip's output goes to a file, and to the screen if pip fails.
 INSTALL_LOG := build/install.log
 STEP = @$(PYTHON) -m scripts.first_build.logged_step $(INSTALL_LOG)
 NEEDS = @command -v $(PYTHON) >/dev/null || { echo "tasuki: $(PYTHON) is not there: install Python 3.11 or newer" >&2; exit 1; }; \
 	$(PYTHON) -m scripts.first_build.needs $(VENV)
 PIP = $(BIN)/pip --disable-pip-version-check
 
-# torch comes first and pinned, so that nothing else pulls another build of it.
+# torch is installed first and pinned, so no other package installs another build.
 $(VENV)/torch:
 	$(NEEDS)
 	@mkdir -p build && rm -f $(INSTALL_LOG)

@@ -1,4 +1,4 @@
-"""`tasuki bench`: the engine's distance from the hardware floor, both measured in one run.
+"""`tasuki bench`: measures the engine and the hardware floor in one run, and shows their distance.
 
-bench/cache has scripts of its own environments and is no part of this package.
+bench/cache has scripts with environments of their own and is no part of this package.
 """

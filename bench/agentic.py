@@ -1,7 +1,8 @@
-"""`tasuki bench agentic`: sessions of an agent with a prompt growing turn by turn.
+"""`tasuki bench agentic`: the time of agent sessions, each with a prompt growing turn by turn.
 
-A turn's prompt is the previous prompt, its answer and new tokens. A token is eligible for a hit if
-its prefix was forwarded before: all of a prompt except its new tokens.
+A turn's prompt is the previous prompt, the previous answer and new tokens. A prompt token is
+eligible for a cache hit if its prefix was forwarded before: all tokens of a prompt except the new
+ones.
 """
 
 from collections.abc import Sequence
@@ -35,13 +36,15 @@ class AgenticConfig:
 
 @dataclass
 class Session:
-    """One conversation. tokens: tokens of both sides so far. answers: one for each turn."""
+    """One conversation. tokens: token ids of the prompt and the answers so far. answers: one answer
+    for each turn."""
 
     tokens: list[int]
     answers: list[Answer] = field(default_factory=list)
 
     def take_turn(self, rig: Rig, new_tokens: int) -> Answer:
-        """Submit the whole conversation so far."""
+        """Submit the whole conversation so far as a prompt. new_tokens: the largest number of
+        answer tokens."""
         answer = rig.submit(self.tokens, new_tokens)
         self.answers.append(answer)
         return answer
@@ -69,7 +72,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _warm_up(rig: Rig, own: AgenticConfig) -> None:
-    """Run every shape of a turn once, so nothing compiles or allocates during the measurement."""
+    """Run every shape of forward of a turn once, so nothing compiles or allocates during the
+    measurement."""
     _play(rig, own, 1, turns=2)
     rig.flush()
     _lone_turn(rig, own)
@@ -77,7 +81,7 @@ def _warm_up(rig: Rig, own: AgenticConfig) -> None:
 
 
 def _lone_turn(rig: Rig, own: AgenticConfig) -> tuple[Answer, Answer]:
-    """Run a turn added to a cached prompt, then the same prompt again."""
+    """Run a turn appended to a cached prompt, then the same prompt again. Returns both answers."""
     session = Session(rig.prompt(own.first_turn))
     first = session.take_turn(rig, own.short_answer)
     rig.run()
@@ -115,7 +119,7 @@ def _lone_rows(
 
 
 def _play(rig: Rig, own: AgenticConfig, count: int, turns: int | None = None) -> list[Session]:
-    """Run all turns of `count` sessions, the turns of all sessions side by side."""
+    """Run all turns of `count` sessions; the sessions run concurrently."""
     sessions = [Session(rig.prompt(own.first_turn)) for _ in range(count)]
     for _ in range(turns or own.turns):
         answers = [session.take_turn(rig, own.answer) for session in sessions]
@@ -171,7 +175,7 @@ def _percentiles(
 
 
 def hit_rate(answers: Sequence[Answer]) -> float:
-    """Return the share of eligible prompt tokens not computed again."""
+    """Return the share of eligible prompt tokens read from the cache instead of computed again."""
     usable = eligible = 0
     for answer in answers:
         hit = _hit(answer)

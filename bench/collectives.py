@@ -1,4 +1,5 @@
-"""`tasuki bench collectives`: exchanges between ranks on GPUs, beside NCCL and symmetric memory."""
+"""`tasuki bench collectives`: the time of all-reduces and exchanges between ranks on GPUs, beside
+NCCL and symmetric memory."""
 
 import json
 import math
@@ -31,11 +32,11 @@ from .errors import BenchError
 
 _LIMIT_SECONDS = 30.0
 _CALLS = 40
-"""Calls in one graph, enough to hide the graph's own launch."""
+"""Number of calls in one CUDA graph, enough to make the graph's own launch time negligible."""
 _REPLAYS = 9
 _MOST_DELAY_CYCLES = 40_000
 _TOGETHER = 1000
-"""Replays between checks of the clock."""
+"""Number of replays between two checks of the time limit."""
 _OFF = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0"}
 
 
@@ -54,7 +55,7 @@ class ExchangeRank:
     """
 
     def __init__(self, meeting: Path, rank: int, ranks: int) -> None:
-        """Join the ranks. meeting: a file for one use; NCCL uses another one beside it."""
+        """Join the ranks. meeting: path of a file for one use; NCCL uses another file beside it."""
         os.environ.update(_OFF)
         self.rank, self.ranks = rank, ranks
         self.device = torch.device("cuda", rank)
@@ -76,7 +77,7 @@ class ExchangeRank:
         torch.distributed.destroy_process_group()
 
     def part(self, elements: int, seed: int, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
-        """Return every rank's part, on this device, in rank order."""
+        """Return every rank's input tensor of `elements` numbers, on this device, in rank order."""
         found = []
         for rank in range(self.ranks):
             generator = torch.Generator(self.device).manual_seed(1000 * seed + rank)
@@ -97,8 +98,8 @@ class ExchangeRank:
         return equal
 
     def seconds(self, kind: str, elements: int) -> float:
-        """Return the seconds of one all-reduce of `elements` bf16 numbers, or inf if the kind is
-        unavailable here."""
+        """Return the seconds of one all-reduce of `elements` bf16 numbers. kind: the
+        implementation. Returns inf if the implementation is unavailable here."""
         try:
             call = getattr(self, f"_{kind}")(elements)
         except (RuntimeError, AttributeError, ImportError) as error:
@@ -136,7 +137,7 @@ class ExchangeRank:
         return self._symmetric("two_shot_all_reduce_", elements)
 
     def _timed(self, call: Callable[[], object], *, in_graph: bool) -> float:
-        """Return the median seconds of one call, over replays."""
+        """Return the median seconds of one `call`, over repeated runs of many calls."""
         for _ in range(3):
             call()
         torch.cuda.synchronize()
@@ -160,10 +161,10 @@ class ExchangeRank:
         return median(found)
 
     def differences(self, replays: int, sizes: list[int], seconds: float) -> tuple[int, int]:
-        """Replay sums, and return the number of wrong results and of replays. Stops after
-        `replays`, or when all ranks reach `seconds`. Each rank is delayed by random times before
-        each replay. Numbers are whole and change each time, so a sum is exact and data of another
-        round shows. sizes: elements of float32; each replay uses one size."""
+        """Replay all-reduces, and return the number of wrong results and the number of replays.
+        Stops after `replays`, or when one rank has run `seconds`. Each rank waits a random time
+        before about every other replay. Numbers are whole and change each time, so a sum is exact
+        and data of another replay shows. sizes: elements of float32; each replay uses one size."""
         wrong = torch.zeros(1, dtype=torch.int64, device=self.device)
         graphs = []
         for size in sizes:
@@ -226,7 +227,7 @@ class CollectivesConfig:
     commit: str = option("", "of the source, where it is no git tree")
 
     def sizes(self) -> list[int]:
-        """Return the sizes in bytes."""
+        """Return the message sizes in bytes."""
         return [int(text) << 10 for text in self.kib.split(",")]
 
 
@@ -282,7 +283,7 @@ def _others(config: CollectivesConfig, meeting: Path) -> Iterator[None]:
 def _follow(
     config: CollectivesConfig, meeting: Path, number: int, connection: socket.socket
 ) -> int:
-    """Run as another rank: the same calls, in the same order."""
+    """Run as a rank other than the first: make the same calls in the same order."""
     rank = ExchangeRank(meeting, number, config.ranks)
     wrong = _compare(rank)
     for size in config.sizes():
@@ -300,7 +301,7 @@ _COMPARED = len(_SHAPES) * len(_DTYPES) * _SEEDS
 
 
 def _compare(rank: ExchangeRank) -> int:
-    """Return the number of wrong sums."""
+    """Return the number of all-reduces with a wrong sum."""
     return sum(
         not rank.sums_exactly(elements, seed, dtype)
         for elements in _SHAPES

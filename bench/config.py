@@ -1,4 +1,5 @@
-"""Flags of every `tasuki bench`, their engine, and the formats of its weights and pages."""
+"""Flags common to all of `tasuki bench`, the engine config made from them, and the measured formats
+of weights and KV."""
 
 import gc
 from dataclasses import dataclass, replace
@@ -19,8 +20,8 @@ from .errors import BenchError
 
 @dataclass(frozen=True)
 class StoredForm:
-    """quantization: format of the weights. kv_dtype: dtype of keys and values, with a name of
-    `tasuki serve`. "" means the engine's dtype."""
+    """Formats of one measured engine. quantization: format of the weights; "": the engine's dtype.
+    kv_dtype: dtype of keys and values, by its name in `tasuki serve`; "": the engine's dtype."""
 
     quantization: str = ""
     kv_dtype: str = ""
@@ -35,8 +36,9 @@ class StoredForm:
         return self == StoredForm()
 
     def row(self, row: Row, plain: float | None) -> Row:
-        """Return the row named after the form, without the targets of plain rows, beside `plain`
-        seconds. A plain form's row is returned unchanged."""
+        """Return the row with the format in its name and without the targets of plain rows. plain:
+        seconds of the same work in the plain format, added for comparison; None: unknown. For the
+        plain format the row is returned unchanged."""
         if self.is_plain:
             return row
         others = {} if plain is None else {"plain": plain}
@@ -45,7 +47,7 @@ class StoredForm:
 
 
 def free_memory(device: torch.device) -> None:
-    """Free the memory of an engine with no references left."""
+    """Free the memory of an unreferenced engine on the device."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -94,8 +96,8 @@ class BenchConfig:
         return dtype
 
     def reported(self, bench: str) -> Report:
-        """Measure the floors and show the report's head. Raises BenchError if there are fewer GPUs
-        than needed."""
+        """Measure the device's floors, print the report's head, and return the report. Raises
+        BenchError if there are fewer GPUs than needed."""
         needed = self.tensor_parallel if self.device == "cuda" else 0
         if torch.cuda.device_count() < needed:
             raise BenchError(
@@ -114,7 +116,7 @@ class BenchConfig:
 
     @property
     def forms(self) -> list[StoredForm]:
-        """Return the forms of one rank, in order of measurement."""
+        """Return the formats measured with one rank, in order of measurement."""
         asked = self.asked_form
         if self.alone and self.tensor_parallel > 1:
             return []
@@ -123,7 +125,8 @@ class BenchConfig:
     def engine_config(
         self, form: StoredForm = PLAIN, *, speculate: str = "off", draft_tokens: int = 1
     ) -> EngineConfig:
-        """Return the engine's config. Raises EngineConfigError, ModelConfigError."""
+        """Return the engine's config for the format `form`. Raises EngineConfigError,
+        ModelConfigError."""
         config = self._engine(self.arena_mib)
         kv_dtype = form.kv_dtype or config.kv_dtype
         config = replace(config, kv_dtype=kv_dtype, speculate=speculate, draft_tokens=draft_tokens)
@@ -133,19 +136,20 @@ class BenchConfig:
         return replace(config, arena_mib=self._plan(config, form).arena // MIB)
 
     def of_ranks(self) -> EngineConfig:
-        """Return the config of a node of tensor_parallel ranks. Each rank plans its own GPU."""
+        """Return the engine config of a node with tensor_parallel ranks. Each rank plans its own
+        GPU's memory."""
         return replace(
             self._engine(self.arena_mib), speculate="off", tensor_parallel=self.tensor_parallel
         )
 
     def drafting_model(self, engine: EngineConfig) -> ModelConfig:
-        """Return the model with the draft layer its drafts need, if any. Raises
+        """Return the model's config, with a draft layer if the engine drafts by one. Raises
         ModelConfigError."""
         return replace(self.model_config(), draft_layers=int(engine.drafts_by_layer))
 
     def engine_config_of_two(self) -> EngineConfig:
-        """Return the config for each of two engines sharing a GPU and the weights, one with a draft
-        layer. Raises the errors of engine_config()."""
+        """Return one config for both of two engines sharing a GPU and the weights; one engine has a
+        draft layer. Raises the errors of engine_config()."""
         if self.device == "cpu" or not isinstance(self.arena_mib, Auto):
             return self._engine(self.arena_mib)
         memory = torch.cuda.get_device_properties(0).total_memory
@@ -155,8 +159,8 @@ class BenchConfig:
         return self._engine((plan.arena - others) // 2 // MIB)
 
     def memory_note(self, engine: EngineConfig, form: StoredForm = PLAIN) -> str:
-        """Return a note with the planned memory beside the arena and the memory taken now.
-        REQUIRES: a GPU."""
+        """Return a note: the memory planned outside the arena, and the memory taken now. REQUIRES:
+        a GPU."""
         plan = self._plan(engine, form)
         free, total = torch.cuda.mem_get_info()
         return (

@@ -47,10 +47,11 @@ from .workload import (
 
 _BUDGET_SEED = 3
 _CLOSING, _TAG = (198, 248069, 271), 248069
-"""The end of a thought in Qwen3.5. A smaller vocabulary uses these tokens modulo its size."""
+"""The token ids ending a thought in Qwen3.5: the whole closing text, and its tag. A smaller
+vocabulary uses these ids modulo its size."""
 _FAR = 1 << 20
 _STEPS_BETWEEN = 4
-"""Steps between two closings of thoughts: 64 rows then think 256 tokens each."""
+"""Steps between two ends of thoughts: 64 sequences then think 256 tokens each."""
 _PROFILED_STEPS = 16
 _BUDGET_TURNS = 3
 _PROMPT_TOKENS_A_STEP = 8192
@@ -173,7 +174,7 @@ def main(argv: Sequence[str]) -> int:
 def _ranks(
     config: BenchConfig, own: DecodeConfig, report: Report, alone: Mapping[Point, float]
 ) -> None:
-    """Measure several ranks. alone: seconds of a step of one rank."""
+    """Measure decode steps of several ranks. alone: seconds of a step with one rank, by point."""
     with rank_rig(config.of_ranks()) as (rig, part):
         floor = ModelFloor.of(part, rig.parts.layout, report.floors)
         for point in own.parsed():
@@ -218,7 +219,8 @@ def _drafted_form(
     form: StoredForm,
     plain: dict[str, float],
 ) -> None:
-    """Measure one form with drafts. plain: seconds of plain rows by name; new ones are added."""
+    """Measure one storage format with drafts. plain: seconds of rows in the plain format, by row
+    name; missing rows are added."""
     engine = config.engine_config(form, speculate=own.speculate, draft_tokens=own.draft_tokens)
     model = config.drafting_model(engine)
     script = Script.parse(own.accept, own.draft_tokens)
@@ -284,7 +286,7 @@ def _drafted_row(
 def _add_constrained(
     report: Report, rig: Rig, point: Point, own: DecodeConfig, plain: float
 ) -> None:
-    """Add a row with grammars. plain: mean seconds of a step without grammars."""
+    """Add a row for steps with grammars. plain: mean seconds of a step without grammars."""
     count = round(own.constrained * point.batch)
     answers = _start(rig, point, count)
     # The mean: short and long steps take turns.
@@ -294,8 +296,8 @@ def _add_constrained(
 
 
 def _add_budgets(report: Report, rig: Rig, point: Point, own: DecodeConfig) -> None:
-    """Add rows with thinking budgets, measured in turns with steps without budgets. Uses the mean,
-    because only a few steps are longer."""
+    """Add rows for steps with thinking budgets, measured in alternation with steps without budgets.
+    Uses the mean, because only a few steps are longer."""
     # The first answers decode while the last ones are prefilled.
     first = own.warmup_steps + point.batch * point.context // _PROMPT_TOKENS_A_STEP
     one_by_one = [first + _STEPS_BETWEEN * number for number in range(point.batch)]
@@ -318,8 +320,9 @@ def _add_budgets(report: Report, rig: Rig, point: Point, own: DecodeConfig) -> N
 
 
 def _beside_plain(point: Point, what: str, seconds: float, plain: float, most: float) -> Row:
-    """Return a row compared with a plain one. seconds, plain: mean seconds of its step, and of one
-    without the feature. most: largest accepted ratio."""
+    """Return the row of a step with a feature, compared with a step without it. `what`: name of the
+    feature. seconds, plain: mean seconds of a step with and without it. most: largest accepted
+    ratio of the two."""
     name = f"step of {point.batch} x {point.context} tokens, {what}"
     row = Row(name, seconds, extra={"times the step without": seconds / plain})
     return row.asked((f"<= {most:g}x the step without", seconds <= most * plain))
@@ -333,9 +336,10 @@ def _start(
     temperature: float = 0.0,
     budgets: Sequence[int] = (),
 ) -> list[Answer]:
-    """Start requests and decode all of them, the first `constrained` with a grammar. The first ones
-    decode while the last ones are prefilled. tokens: limit of an answer; default: its prompt's
-    length. budgets: thinking tokens of each answer; empty: no budgets."""
+    """Start requests and decode all of them, the first `constrained` with a grammar. The first
+    requests decode while the last ones are prefilled. tokens: largest number of tokens of an
+    answer; default: its prompt's length. budgets: thinking tokens allowed for each answer; empty:
+    no budgets."""
     vocab = rig.model.vocab
     closing, tag = tuple(token % vocab for token in _CLOSING), _TAG % vocab
     answers = [
@@ -353,7 +357,7 @@ def _start(
 
 
 def _steps(rig: Rig, answers: Sequence[Answer], own: DecodeConfig) -> list[float]:
-    """Return the seconds of each timed step."""
+    """Run decode steps, and return the seconds of each timed step."""
     youngest = max(answers, key=lambda answer: answer.times[0])
     rig.run_until_tokens([youngest], own.warmup_steps + own.steps + 1)
     times = youngest.times[own.warmup_steps :]

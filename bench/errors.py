@@ -1,8 +1,8 @@
-"""The errors of a bench and a replay."""
+"""The errors of a bench and of a trace replay."""
 
 
 class BenchError(Exception):
-    """A measurement is impossible; the message names it and the fix."""
+    """A measurement is impossible; the message names the reason and the fix."""
 
 
 class ReplayError(ValueError):

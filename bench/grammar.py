@@ -1,5 +1,6 @@
-"""`tasuki bench grammar`: the host's cost of grammars in a decode step, with a vocabulary of the
-model's size. Measures the masks of constrained rows, and the acceptance of sampled tokens."""
+"""`tasuki bench grammar`: the CPU time of grammars in a decode step, with a vocabulary of the
+model's size. Measures the token masks of constrained sequences, and the acceptance of sampled
+tokens."""
 
 import json
 import time
@@ -42,7 +43,7 @@ SCHEMA = {
     "required": ["name", "age", "kind", "parts"],
     "additionalProperties": False,
 }
-"""A schema too long for any answer to end within a measurement."""
+"""A JSON schema with answers too long to end within a measurement."""
 GRAMMAR = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA))
 
 
@@ -78,7 +79,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _steps(grammars: GrammarCompiler, vocab: int, rows: int, steps: int) -> list[float]:
-    """Return the processor time of each step. Rows without a grammar cost nothing here."""
+    """Return the CPU seconds of each step. grammars: one for each constrained sequence. rows:
+    sequences in a step; those without a grammar cost nothing here."""
     params = SamplingParams(grammar=GRAMMAR)
     before = TokensBefore.of(params, np.zeros(1, dtype=np.int32), ())
     adjusters = [

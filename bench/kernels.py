@@ -1,4 +1,5 @@
-"""`tasuki bench kernels`: every kernel alone, beside the traffic or the FLOPs it cannot avoid."""
+"""`tasuki bench kernels`: the time of every kernel alone, beside its least memory traffic or
+FLOPs."""
 
 import importlib
 from collections.abc import Sequence

@@ -1,4 +1,5 @@
-"""`tasuki bench BENCH`: each prints measured, floor and share."""
+"""`tasuki bench BENCH`: runs one bench. A bench prints rows of measured time, hardware floor and
+their ratio."""
 
 import importlib
 import sys

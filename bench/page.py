@@ -1,5 +1,5 @@
-"""`tasuki bench page TOPIC.jsonl`: the page of a file of runs, rewritten; adds runs to the file, or
-splits them out of it."""
+"""`tasuki bench page TOPIC.jsonl`: rewrites the page of a file of runs, after adding runs to the
+file or splitting runs out of it."""
 
 import json
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ _DESCRIBE = {
 
 def main(argv: Sequence[str]) -> int:
     """Write the page. Raises BenchError if a file holds no runs, or only runs without a page made
-    here."""
+    by this program."""
     parser = FlagParser("tasuki bench page", "The page of a file of runs.")
     parser.add_argument("file", type=Path, help="TOPIC.jsonl; TOPIC.md is its page")
     parser.add_argument(
@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def describe(document: Document) -> Section:
-    """Return a run as a section of a page. Raises BenchError."""
+    """Return a stored run as a page's section. Raises BenchError."""
     if "floors" in document:
         return report.describe(document)
     bench = document.get("bench", "")

@@ -1,7 +1,7 @@
-"""`tasuki bench prefill`: the time to an uncached prompt's first token, and the cost of ticks.
+"""`tasuki bench prefill`: the time to an uncached prompt's first token, and the cost of layer
+ticks.
 
-The time counts from the prompt's Submit. Ticks are those of the step counter at every layer of a
-forward.
+The time counts from the prompt's Submit. A tick raises the step counter after a layer of a forward.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,16 +42,17 @@ _WARMUPS = 2
 
 @dataclass(frozen=True)
 class TickCost:
-    """Median seconds of a forward."""
+    """Median seconds of a forward. ticked: with a tick of the step counter after each layer. plain:
+    without ticks."""
 
     ticked: float
     plain: float
 
 
 def tick_cost(rig: Rig, tokens: int) -> TickCost:
-    """Measure the ticks of a prompt of `tokens` tokens. The same forward runs with and without
-    ticks, in turns in one run, so clock drift affects both. REQUIRES: a GPU; the arena has no pages
-    in use or published, because its pages are overwritten."""
+    """Measure the cost of ticks in the forward of a prompt of `tokens` tokens. The same forward
+    runs with and without ticks, in alternation in one run, so clock drift affects both. REQUIRES: a
+    GPU; the arena has no pages in use or published, because its pages are overwritten."""
     parts = rig.parts
     layout, device = parts.arena.layout, parts.arena.bytes.device
     count = -(-tokens // PAGE_TOKENS)
@@ -145,7 +146,7 @@ def main(argv: Sequence[str]) -> int:
 def _ranks(
     config: BenchConfig, own: PrefillConfig, report: Report, alone: Mapping[int, float]
 ) -> None:
-    """Measure several ranks. alone: seconds of a prompt on one rank."""
+    """Measure prompts on several ranks. alone: seconds of a prompt with one rank, by its length."""
     with rank_rig(config.of_ranks()) as (rig, part):
         floor = ModelFloor.of(part, rig.parts.layout, report.floors)
         for length in own.lengths():
@@ -166,7 +167,8 @@ def _pair(config: BenchConfig, own: PrefillConfig, report: Report) -> None:
 
 
 def _prefills(rig: Rig, length: int, repeats: int) -> list[float]:
-    """Return the seconds to each first token, after one untimed prompt."""
+    """Return the seconds to each prompt's first token, after one untimed prompt. length: tokens of
+    a prompt."""
     seconds = []
     for _ in range(1 + repeats):
         answer = rig.submit(rig.prompt(length), 1)

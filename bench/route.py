@@ -1,7 +1,7 @@
-"""`tasuki bench route`: a decode node's cost of choosing a prefill node.
+"""`tasuki bench route`: the CPU time of a decode node's choice of a prefill node.
 
-Measures processor time of a choice for one long prompt, and the index's memory. All nodes hold the
-same number of prefixes, and some hold parts of the prompt. Prints a JSON object. Sends nothing.
+Measures the choice for one long prompt, and the memory of the prefix index. All nodes hold the same
+number of prefixes, and some hold parts of the prompt. Prints a JSON object. Sends nothing.
 """
 
 import argparse
@@ -29,12 +29,12 @@ from tasuki.routing.prefix_hints import HintTrust
 
 _SALT = b"salt"
 _HELD = 80
-"""Number of nodes with a part of the prompt."""
+"""Number of nodes holding a part of the prompt."""
 
 
 @dataclass
 class _Connection:
-    """The fields of a PrefillConnection read by a choice."""
+    """A stand-in for PrefillConnection, with the fields read by a choice."""
 
     number: int | None = None
     alive: bool = True
@@ -48,8 +48,9 @@ class _Link:
 
 
 def measure(nodes: int, prefixes: int, tokens: int, choices: int) -> dict[str, Any]:
-    """Measure choices. prefixes: number of each node's prefixes. tokens: length of the prompt.
-    Times are this thread's processor time."""
+    """Measure choices of a prefill node. nodes: number of nodes. prefixes: number of prefixes held
+    by each node. tokens: length of the prompt. choices: number of measured choices. Times are this
+    thread's CPU time."""
     random = Random(0)
     router = PrefillRouter("cost", "decode", seed=0, follow=lambda *_: nullcontext())
     prompt = np.random.default_rng(0).integers(0, 50_000, tokens, dtype=np.int32)
@@ -118,7 +119,7 @@ def _timed(choose: Callable[[], object], choices: int) -> Sequence[float]:
 
 
 def _resident() -> int:
-    """Return the resident bytes."""
+    """Return the resident bytes of this process."""
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 

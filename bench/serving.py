@@ -1,6 +1,6 @@
-"""`tasuki bench serving`: the cost of a node's host side, and its behaviour under many clients.
+"""`tasuki bench serving`: the CPU cost of a node's host side, and its behaviour under many clients.
 
-Starts real daemons (a fused one, or a prefill and a decode node), and asks them from client
+Starts real daemons (a fused node, or a prefill and a decode node), and sends requests from client
 processes over real sockets. Measures CPU time by role, tokens a second, first tokens and gaps.
 """
 
@@ -41,20 +41,21 @@ from .errors import BenchError
 
 _SETTLE_SECONDS = 1.0
 _PACE = 0.5
-"""Share of the node's highest tokens a second. At this pace the API server keeps up with the
-engine."""
+"""Pace of the measurement, as a share of the node's highest tokens a second. At this pace the API
+server keeps up with the engine."""
 _LIMIT_SECONDS = 5.0
 _MOST_FOR_LIMIT = 256
-"""Most streams in the measurement of the highest rate."""
+"""Largest number of streams in the measurement of the node's highest rate."""
 _SHOWN_OF_LIMIT = ("tokens_per_second", "front_us_per_token", "gap_ms", "ttft_ms")
-"""Shown figures of the highest rate's measurement. The engine's are left out: its tokens reach
-clients after the window."""
+"""Figures shown from the measurement of the node's highest rate. The engine's figures are left out:
+its tokens reach clients after the window."""
 _WORKING = 2
 _SLOTS = 8
-"""Room for checkpoints of every session, in addition to its working slots."""
+"""Slots for checkpoints of each session, in addition to its working slots."""
 _LEAST_ARENA_MIB = 64
 _AS_ON_A_GPU = ("--engine-process", "process")
-"""The flags of a free model in a GPU's place, for the figures of the arrangement on a GPU."""
+"""The flags giving a cost-free model the process arrangement of a GPU node, to measure this
+arrangement."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -87,9 +88,10 @@ def _endless(config: ServingConfig, folder: Path) -> Figures:
 def _at_a_pace(
     config: ServingConfig, folder: Path, measure: Callable[[ServingConfig], Figures]
 ) -> Figures:
-    """Return the figures of `measure` at a pace the API server can follow. With zero-time steps a
-    free model runs ahead: answers end in the engine before clients have them, and its steps have
-    few rows. So the node's highest rate is measured first, then the figures at a lower pace."""
+    """Return the figures of `measure` at a pace the API server can follow. With forwards of no
+    duration a cost-free model runs ahead: answers end in the engine before clients have them, and
+    its steps have few rows. So the node's highest rate is measured first, then the figures at a
+    lower pace."""
     if config.step_ms or not config.free_model:
         return measure(config)
     fastest = replace(
@@ -142,7 +144,8 @@ _CASES = {
 def _measured(
     config: ServingConfig, load: Load, front: NodeProcess, nodes: Sequence[NodeProcess]
 ) -> tuple[list[Answer], Window, list[NodeWindow]]:
-    """Run the load on the front's node, sampling all nodes."""
+    """Run the load on the node `front`, sampling all `nodes`. Returns the answers, the measured
+    window, and each node's samples."""
     with _clients(config, load, front) as asking:
         if not load.admitted_first:
             before = [node.begin_sample() for node in nodes]
@@ -171,7 +174,7 @@ def _measured(
 
 
 def _warm_up(config: ServingConfig, front: NodeProcess) -> None:
-    """Send the agents' common prefix in advance, unmeasured."""
+    """Send the agents' common prefix to the node before the measurement."""
     if not config.kind.has_agents or not config.warm:
         return
     load = WarmUp(config.agents_load, config.warm)
@@ -196,7 +199,7 @@ def _clients(config: ServingConfig, load: Load, front: NodeProcess) -> Iterator[
 
 @contextmanager
 def _node(config: ServingConfig, role: str, folder: Path, *more: str) -> Iterator[NodeProcess]:
-    """Start one node. more: flags of this node."""
+    """Start one node. folder: its model folder and log. more: further flags of this node."""
     model = folder / "model"
     if not model.exists():
         write_model_folder(model, _shape(config))
@@ -222,7 +225,7 @@ def _shape(config: ServingConfig) -> dict[str, Any]:
 
 
 def _free_arena_mib(config: ServingConfig) -> int:
-    """Return an arena size large enough to avoid evictions, in MiB."""
+    """Return an arena size in MiB, large enough to avoid evictions."""
     layout = ModelConfig.from_dict(_shape(config)).cache_layout("bfloat16", "bfloat16", "float32")
     sessions = config.load.sessions
     # The last page of a session is its own, and possibly the last page of each turn too.

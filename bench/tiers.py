@@ -1,5 +1,5 @@
-"""`tasuki bench tiers`: the rate of copies below the arena, the first token of a session loaded
-from there, and the copies' cost to concurrent steps."""
+"""`tasuki bench tiers`: copies between the arena and host memory. Measures their rate, the first
+token of a session loaded from host memory, and their cost to concurrent engine steps."""
 
 import threading
 import time
@@ -33,11 +33,11 @@ _END_SECONDS = 30.0
 
 
 class Mover:
-    """Copies between two arenas of its own, at a steady rate, beside other work. Thread rule: the
-    caller's. During moving() a separate thread copies."""
+    """Copies at a steady rate between two arenas of its own, as load beside other work. Thread
+    rule: the caller's thread. During moving() a separate thread copies."""
 
     def __init__(self, copies: SegmentCopies, layout: CacheLayout, slabs: int) -> None:
-        """Set up the copies. slabs: number of slabs of both arenas, unused by anything else."""
+        """Set up the copies. slabs: number of slabs of both arenas; nothing else uses them."""
         self._copies = copies
         self._layout = layout
         self._pages = [(page, page) for page in page_ids(layout, range(1, slabs))]
@@ -45,11 +45,12 @@ class Mover:
 
     @property
     def size(self) -> int:
-        """Return the bytes moved by one call of the methods below: pages and a slot."""
+        """Return the bytes of one whole copy: all pages and a slot."""
         return len(self._pages) * self._layout.page_bytes + self._layout.slot_bytes
 
     def move(self, way: Direction) -> float:
-        """Return the seconds to write, or to load, everything once."""
+        """Copy everything once, and return the seconds. way: to the lower arena (a write), or up
+        from it (a load)."""
         began = time.perf_counter()
         self._copy(CopyJob(0, way, tuple(self._pages), (0, 0)))
         return time.perf_counter() - began
@@ -65,7 +66,7 @@ class Mover:
     @contextmanager
     def moving(self, direction: Direction, bytes_a_second: float) -> Iterator[None]:
         """Copy at the given rate in the given direction until the block ends. Raises BenchError if
-        the rate was lower."""
+        the reached rate was lower."""
         ends = threading.Event()
         self._moved = 0
         thread = threading.Thread(target=self._move, args=(direction, bytes_a_second, ends))
@@ -100,15 +101,15 @@ class Mover:
 
 
 LEAST_SHARE = 0.8
-"""Share of the link's own rate required of copies with digests."""
+"""Lowest accepted rate of copies with digests, as a share of the link's own rate."""
 MOST_OF_A_RETURN = 1.3
-"""Largest accepted ratio to the longer one of load and prefill."""
+"""Largest accepted ratio of a returning session's first-token time to max(load, prefill)."""
 MOST_SLOWED = 0.02
 _LINK_BYTES = {"cuda": 1 << 30, "cpu": 1 << 26}
 _SPARE_SLABS = 8
-"""Slabs beside a session's pages: working slots, states, the suffix."""
+"""Slabs of the arena in addition to a session's pages: for working slots, states and the suffix."""
 _SESSIONS = 4
-"""Number of sessions in host memory."""
+"""Number of sessions the host memory has space for."""
 _ROUNDS = 6
 _LONGER = 8192
 
@@ -160,7 +161,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _link_rate(config: BenchConfig, way: Direction) -> float:
-    """Return the link's rate in bytes a second."""
+    """Return the measured rate between arena and host memory, bytes a second. way: direction of the
+    copy."""
     size, device = _LINK_BYTES[config.device], config.torch_device
     host = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
     there = torch.zeros(size, dtype=torch.uint8, device=device)
@@ -171,7 +173,7 @@ def _link_rate(config: BenchConfig, way: Direction) -> float:
 def _rig(
     model: ModelConfig, engine: EngineConfig, layout: CacheLayout, slabs: int, device: str
 ) -> Rig:
-    """Build a rig with an arena for one session and little more."""
+    """Build an engine with an arena for one session and little more."""
     slabs += _SPARE_SLABS
     engine = replace(engine, arena_mib=-(-slabs * layout.slab_bytes // MIB))
     parts = random_parts(model, engine)
@@ -181,7 +183,8 @@ def _rig(
 
 
 def _returns(rig: Rig, own: TiersConfig, report: Report, load: float) -> None:
-    """Measure two sessions in turns: each evicts the other one from the arena."""
+    """Measure first tokens of two sessions in alternation: each evicts the other one from the arena
+    to host memory. load: seconds to load one session."""
     sessions = [_session(rig, own), _session(rig, own)]
     standing = [_first_token(rig, own, sessions[1])[0] for _ in range(1 + own.repeats)][1:]
     before = rig.computed_behind_loads
@@ -213,7 +216,8 @@ def _returns(rig: Rig, own: TiersConfig, report: Report, load: float) -> None:
 
 
 def _session(rig: Rig, own: TiersConfig) -> list[int]:
-    """Return the tokens of an answered session, now below the arena."""
+    """Run a new session's first turn, and copy the session below the arena. Returns the token ids
+    of its prompt and answer."""
     prompt = rig.prompt(own.session_tokens)
     answer = rig.submit(prompt, 1)
     rig.rest()
@@ -221,8 +225,8 @@ def _session(rig: Rig, own: TiersConfig) -> list[int]:
 
 
 def _first_token(rig: Rig, own: TiersConfig, session: list[int]) -> tuple[float, int]:
-    """Return the seconds of a first token, and the loaded tokens. Each call continues the session
-    with new tokens."""
+    """Continue a session with new tokens. Returns the seconds to the first token, and the number of
+    tokens loaded from a lower tier."""
     answer = rig.submit(session + rig.prompt(own.suffix_tokens - 1), 1)
     rig.rest()
     assert answer.usage is not None and answer.usage.hit is not None

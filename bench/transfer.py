@@ -1,8 +1,9 @@
-"""`tasuki bench transfer`: a transfer's rate against its link's, and its hidden share.
+"""`tasuki bench transfer`: a transfer's rate against its link's rate, and the share of its time
+overlapped by compute.
 
 With two GPUs: layer chunks of scattered blocks, transfers during prefill, whole nodes. On a CPU:
-bytes through NIXL beside a raw put of the same bytes, posting cost, control round trips, early
-starts, and fewer bytes on the wire.
+bytes through NIXL beside a raw put of the same bytes, and posting cost. Also control round trips,
+early starts of decoding, and fewer bytes on the wire.
 """
 
 import os

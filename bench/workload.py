@@ -1,4 +1,4 @@
-"""The target of each measured point; rows are marked as met or missed by it.
+"""The targets of measured points, used to mark report rows as met or missed.
 
 Targets are for one H200 and the published shapes; elsewhere a row has none.
 """
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Point:
-    """`batch` requests of `context` tokens each."""
+    """A measured point: `batch` requests of `context` tokens each."""
 
     batch: int
     context: int
@@ -37,11 +37,12 @@ DRAFT_TARGETS = {
     ("35b-a3b", Point(1, 8_192)): 1.15,
     ("35b-a3b", Point(64, 8_192)): 2.0,
 }
-"""Ratio of tokens a second with drafts to those without, at the acceptance of ACCEPTED. For
-MOST_DRAFTED answers and more the node chooses the number of drafts; otherwise it is DRAFTS."""
+"""Least ratio of tokens a second with drafts to tokens a second without, at the acceptance
+ACCEPTED. From MOST_DRAFTED answers on the node chooses the number of drafts; with fewer it is
+DRAFTS."""
 DRAFTS, MOST_DRAFTED = 3, 64
 MOST_SLOWER_BY_DRAFTS = 0.01
-"""Largest accepted slowdown, as a share, if the node chooses the number of drafts."""
+"""Largest accepted slowdown by drafts, as a share, if the node chooses the number of drafts."""
 ACCEPTED = ".80/.75/.72"
 RANK_DECODE_TARGETS = {
     ("9b", Point(1, 50_000)): 1.5,
@@ -49,7 +50,7 @@ RANK_DECODE_TARGETS = {
     ("27b", Point(1, 50_000)): 1.6,
     ("35b-a3b", Point(1, 50_000)): 1.2,
 }
-"""Ratio of steps a second of two ranks to those of one, in the same run."""
+"""Least ratio of steps a second of two ranks to steps a second of one rank, in the same run."""
 RANK_PREFILL_TARGETS = {("27b", 50_000): 1.7}
 PREFILL_TARGETS = {("9b", 8_192): 0.216, ("9b", 50_000): 1.50}
 # At 50K cached: 64 tokens answered and 800 new; then the same prompt again.
@@ -57,9 +58,10 @@ TURN_TARGETS = {"9b": (45e-3, 15e-3)}
 # Against transformers with fla in the same run, with one request.
 DECODE_PEER_RATIO = 12.0
 GRAMMAR_RATIO = 1.05
-"""Ratio of a step with grammars on half of the answers to one without grammars."""
+"""Largest accepted ratio: a step with grammars on half of the answers over a step without
+grammars."""
 BUDGET_RATIO = 1.01
-"""Ratio of a step of answers with thinking budgets to one without budgets."""
+"""Largest accepted ratio: a step of answers with thinking budgets over a step without budgets."""
 PREFILL_PEER_RATIO = 1.35
 # Allowed cost of a draft layer's entries for a step and for a prompt, both without drafts.
 MOST_ENTRIES_OF_A_STEP, MOST_ENTRIES_OF_A_PROMPT = 0.01, 0.015

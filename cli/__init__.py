@@ -1,1 +1,1 @@
-"""The command line: one module a command, folders for those of several files."""
+"""The command line: one module or one folder for each `tasuki` command."""

@@ -63,7 +63,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def sampling_of(config: ChatConfig) -> "SamplingOptions":
-    """Return the sampling options of every answer."""
+    """Return the sampling options used for every answer of the chat. config: the command's
+    settings."""
     return {
         "max_new_tokens": config.max_new_tokens,
         "temperature": config.temperature,
@@ -73,7 +74,8 @@ def sampling_of(config: ChatConfig) -> "SamplingOptions":
 
 
 def _lines(source: TextIO, out: TextIO) -> Iterator[str]:
-    """Yield the lines of `source`, with a prompt before each on a terminal."""
+    """Yield the lines of `source`. If it is a terminal, write a prompt to `out` before each
+    line."""
     while True:
         if source.isatty():
             out.write("> ")

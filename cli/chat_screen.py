@@ -1,4 +1,4 @@
-"""A conversation on a screen: one line a turn, with the cached tokens under each answer.
+"""A conversation on a screen, with the count of cached tokens under each answer.
 
 Owns one session at a time, and the sessions it was forked from. Used by one thread.
 """
@@ -19,11 +19,12 @@ HELP = """/new    forget the conversation and begin another
 
 
 class Chat:
-    """A chat on one client; call run() once. run() raises ClientError if the node is gone before
+    """A chat on one client. Call run() once. run() raises ClientError if the node is gone before
     the first turn."""
 
     def __init__(self, client: Client, system: str, sampling: SamplingOptions, out: TextIO) -> None:
-        """Open the chat. system: message at the start of every conversation; empty for none."""
+        """Open the chat. system: text of the system message at the start of every conversation;
+        empty for none."""
         self._client = client
         self._system = system
         self._sampling = sampling
@@ -43,7 +44,7 @@ class Chat:
             session.close()
 
     def _obey(self, line: str) -> None:
-        """Run a command, or send any other line to the model."""
+        """Run `line` as a chat command if it is one. Otherwise send it to the model."""
         match line:
             case "":
                 pass
@@ -110,7 +111,8 @@ class Chat:
 
 
 def summary(usage: Usage) -> str:
-    """Return the line under an answer."""
+    """Return the line shown under an answer: its token counts, cached tokens and time to first
+    token."""
     cached = 0 if usage.hit is None else usage.hit.usable_tokens
     return (
         f"[{usage.prompt_tokens} prompt tokens, {cached} cached, prefilled on "

@@ -1,7 +1,9 @@
-"""`tasuki completion SHELL`: a script for completing commands, flags and the values of choices.
+"""`tasuki completion SHELL`: a shell script for completing commands, flags and the values of
+choices.
 
-Built from each command's own description of its flags, so it cannot lag behind them. Usage: `source
-<(tasuki completion bash)`, or write the output to your shell's folder of completions.
+The script is built from each command's own description of its flags, so it is never out of date.
+Usage: `source <(tasuki completion bash)`, or write the output to your shell's folder of
+completions.
 """
 
 import importlib
@@ -20,7 +22,8 @@ SHELLS = ("bash", "zsh", "fish")
 
 @dataclass(frozen=True)
 class Command:
-    """One command of the script. flags: in FlagParser's description format."""
+    """One command in the completion script. flags: description of each flag, as printed by
+    FlagParser."""
 
     name: str
     about: str
@@ -37,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def described(name: str) -> Command:
-    """Return a command's description. Imports the command."""
+    """Return the command `name` with the description of its flags. Imports the command's module."""
     module = importlib.import_module(f"{PACKAGE}.{COMMANDS[name][0]}")
     printed = io.StringIO()
     with redirect_stdout(printed), redirect_stderr(io.StringIO()), suppress(SystemExit):

@@ -2,8 +2,8 @@
 
 Both run at the same time: with two cores each has its own, because a daemon computes on one.
 
-The daemons draft answers with the model's own draft layer, if it has one and while drafting gains.
-The process drafts nothing.
+The two daemons draft answers with the model's own draft layer, if it has one and while drafting
+gains. The one process drafts nothing.
 
 Owns the daemons while they run; leaves no process and no file behind.
 
@@ -16,8 +16,9 @@ names of their parts, two to a letter.
 The session's table has one row a turn, built from the usage reported by the server. It measures
 nothing: pure functions of usage objects.
 
-The verdict compares the tokens of two runs of one session. Pure. The oracle's margins mark near
-ties, because rounding may decide such a choice.
+The verdict compares the tokens of two runs of one session. Pure. The oracle (the single process)
+reports margins, the gaps between its two best tokens. They mark near ties, because rounding may
+decide such a choice.
 """
 
 import sys
@@ -46,8 +47,8 @@ Turn = Sequence[Mapping[str, str]]
 
 
 def scripted_turns() -> list[Turn]:
-    """Return the messages of the ten turns, each with role and content. Answers come between
-    them."""
+    """Return the messages of the ten turns, each with role and content. The model's answers come
+    between them."""
     parts = _parts()
     (scene,), (notes,) = parts["scene"], parts["notes"]
     script = [_turn(parts, number, notes) for number in range(1 + len(parts["requests"]))]
@@ -56,13 +57,14 @@ def scripted_turns() -> list[Turn]:
 
 
 def edited_turns() -> list[Turn]:
-    """Return the last of turns() again, each time with another end. All share the same prefix."""
+    """Return the last turn's messages once for each other ending of its text. All share the same
+    prefix."""
     parts = _parts()
     return [_turn(parts, len(parts["requests"]), ending) for ending in parts["endings"]]
 
 
 def _turn(parts: Mapping[str, list[str]], number: int, end: str) -> Turn:
-    """Return a user turn with the tool's result. end: its last paragraph."""
+    """Return the user's turn `number` with the tool's result. end: last paragraph of the turn."""
     (opening,) = parts["opening"]
     pairs = iter(parts["letters"])
     letters = list(zip(pairs, pairs, strict=True))
@@ -72,7 +74,7 @@ def _turn(parts: Mapping[str, list[str]], number: int, end: str) -> Turn:
 
 
 def _parts() -> dict[str, list[str]]:
-    """Return paragraphs, a line each, by the name of their part."""
+    """Return the paragraphs of demo_letters.txt, a line each, by the name of their part."""
     parts: dict[str, list[str]] = {}
     for block in (
         (files(f"{PACKAGE}.cli") / "demo_letters.txt").read_text(encoding="utf-8").split("\n\n")
@@ -85,7 +87,7 @@ def _parts() -> dict[str, list[str]]:
 
 
 def _found(letters: Sequence[tuple[str, str]], number: int, end: str) -> str:
-    """Return the tool's result: a letter, another letter, and the end."""
+    """Return the tool's result: letter `number`, another letter, and the paragraph `end`."""
     first, second = letters[number]
     beside = " ".join(letters[(number + 4) % len(letters)])
     return (
@@ -98,7 +100,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 NEW = "new"
-"""The miss reason of tokens never computed before: they are not lost."""
+"""The miss reason of tokens never computed before. The table does not count them as lost."""
 COLUMNS = {
     "turn": 4,
     "prompt": 7,
@@ -112,7 +114,7 @@ COLUMNS = {
     "tokens/s": 8,
     "drafts held": 11,
 }
-"""Column widths by title."""
+"""Widths of the table's columns in characters, by title."""
 LAST_TITLE = "lost and why"
 
 
@@ -122,7 +124,7 @@ def header() -> str:
 
 
 def row(turn: str, usage: Usage) -> str:
-    """Return the table row of one turn. A dash marks an unmeasured value."""
+    """Return the table row of one turn as text. A dash marks an unmeasured value."""
     hit = usage.hit
     texts = (
         turn,
@@ -142,8 +144,8 @@ def row(turn: str, usage: Usage) -> str:
 
 
 def lost(usage: Usage) -> str:
-    """Return the recomputed prompt tokens by miss reason, largest first. Also marks a lost
-    transfer."""
+    """Return a turn's recomputed prompt tokens by miss reason, largest first, as text. Also marks a
+    lost transfer."""
     causes = {} if usage.hit is None else usage.hit.causes
     parts = [
         f"{cause} {count}"
@@ -156,7 +158,8 @@ def lost(usage: Usage) -> str:
 
 
 def handed_over(transfer: TransferReport | None) -> str:
-    """Return the sent bytes in binary units with three significant digits, or a dash."""
+    """Return the bytes sent by the transfer as text, in binary units with three significant digits.
+    Returns a dash without a transfer."""
     if transfer is None:
         return "-"
     value, unit = float(transfer.bytes), 0
@@ -166,16 +169,16 @@ def handed_over(transfer: TransferReport | None) -> str:
 
 
 def pages_sent(usage: Usage) -> str:
-    """Return the pages sent by the transfer, of all pages of the prompt. The other pages were
-    already there."""
+    """Return as text the number of pages sent by the transfer, of all pages of the prompt. The
+    decode node had the other pages already."""
     if usage.transfer is None:
         return "-"
     return f"{usage.transfer.pages} of {_pages(usage)}"
 
 
 def hidden_share(transfer: TransferReport | None) -> str:
-    """Return the share of the transfer's time overlapped with the forward. Returns a dash if the
-    transfer took no time."""
+    """Return the share of the transfer's time overlapped with the prefill forward, as text. Returns
+    a dash if the transfer took no time."""
     if transfer is None:
         return "-"
     whole = transfer.hidden_seconds + transfer.exposed_seconds
@@ -183,7 +186,8 @@ def hidden_share(transfer: TransferReport | None) -> str:
 
 
 def decode_rate(usage: Usage) -> str:
-    """Return the tokens a second after the first, or a dash for answers of one token."""
+    """Return the answer's tokens a second after its first token, as text. Returns a dash for
+    answers of one token."""
     seconds = usage.seconds - usage.time_to_first_token
     if usage.completion_tokens < 2 or seconds <= 0:
         return "-"
@@ -191,14 +195,15 @@ def decode_rate(usage: Usage) -> str:
 
 
 def drafts_held(usage: Usage) -> str:
-    """Return the accepted drafts, of all verified drafts, or a dash if there were none."""
+    """Return the number of accepted drafts, of all verified drafts, as text. Returns a dash if
+    there were none."""
     if not usage.drafted_tokens:
         return "-"
     return f"{usage.accepted_tokens} of {usage.drafted_tokens}"
 
 
 def drafts(usages: Sequence[Usage]) -> str:
-    """Return a sentence on the drafts of a whole session."""
+    """Return a sentence with the accepted and drafted tokens of a whole session."""
     drafted = sum(usage.drafted_tokens for usage in usages)
     if not drafted:
         return "No token of the answers was drafted."
@@ -211,8 +216,8 @@ def drafts(usages: Sequence[Usage]) -> str:
 
 
 def hand_overs(usages: Sequence[Usage]) -> str:
-    """Return sentences on the transfers of a whole session: prompts, computed tokens, and pages
-    sent."""
+    """Return sentences on the transfers of a whole session: number of prompts, computed tokens, and
+    pages sent."""
     handed = [(usage, usage.transfer) for usage in usages if usage.transfer is not None]
     if not handed:
         return "Nothing was handed over."
@@ -239,9 +244,10 @@ TIE_SHARE = 1e-3
 
 @dataclass(frozen=True)
 class Verdict:
-    """The comparison of two runs. tokens: number compared. ties: (turn, position) of each
-    divergence at a near tie; tokens after it are another text, and not compared. difference: the
-    first divergence without a near tie."""
+    """The comparison of two runs of a session. tokens: number of compared tokens. ties: (turn,
+    position) of each divergence at a near tie. Later tokens of such a turn belong to another text,
+    and are not compared. difference: (turn, position) of the first divergence without a near
+    tie."""
 
     tokens: int
     ties: tuple[tuple[int, int], ...]
@@ -263,7 +269,8 @@ class Verdict:
 
 
 def compare(answers: Sequence[Answer], oracle: Sequence[Answer]) -> Verdict:
-    """Compare one session's answers, turn by turn, with the oracle's of the same session."""
+    """Return the comparison of a session's answers, turn by turn, with the oracle's answers in the
+    same session."""
     tokens = 0
     for turn, (ours, theirs) in enumerate(zip(answers, oracle, strict=True), 1):
         rows = zip_longest(ours.token_ids, theirs.token_ids, theirs.margins)
@@ -295,7 +302,7 @@ class DemoConfig:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command. Returns 0 only if both runs gave equal tokens."""
+    """Run the command. Returns 0 only if the daemons and the single process gave equal tokens."""
     config = parse_config("tasuki demo", "Ten turns of an agent.", argv, DemoConfig)
     model = config.model or str(embedded_model())
     flags = ["--model", model, "--dtype", "float32", "--arena-mib", str(config.arena_mib)]
@@ -333,9 +340,9 @@ def play(
     write: Callable[[str], None],
     given_up: threading.Event,
 ) -> list[Answer]:
-    """Run the whole session through these daemons, writing a table row at the end of each turn. It
-    has the ten turns, then the last one again with other endings. Raises CancelledError before a
-    turn once `given_up` is set."""
+    """Run the whole session through these daemons, writing a table row at the end of each turn. The
+    session has the ten turns, then the last one again with other endings. Raises CancelledError
+    before a turn once `given_up` is set."""
     sampling: SamplingOptions = {**SAMPLING, "max_new_tokens": answer_tokens}
     answers = []
 

@@ -1,8 +1,8 @@
 """`tasuki explain REQUEST`: the run of one request, on one screen.
 
-Shows the prompt's match, the resumed state, and lost cached tokens with the evicting request. Shows
-the evictions made for it, its transfer's timeline, and its seconds by state. Prints the node's
-report and computes nothing.
+Shows the prompt's match in the cache and the resumed state. Shows the lost cached tokens, with the
+request causing their eviction. Shows the evictions made for this request, its transfer's timeline,
+and its seconds by state. Prints the node's report and computes nothing.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tasuki.proto import inference_pb2 as pb
 
 _ANSWERS = ("chatcmpl", "cmpl")
-"""Prefixes of answer ids over HTTP, before the request's own id."""
+"""Prefixes of answer ids over HTTP. The request's own id follows them."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -39,7 +39,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _explained(client: "Client", request: str) -> "pb.ExplainResponse":
-    """Find the request by the given id, then by the request's part of an answer's id."""
+    """Return the report of the request with the given id. If there is none, take the id as an
+    answer's id, and look for the request's id in it."""
     from tasuki.client.errors import ClientError
 
     try:

@@ -1,4 +1,5 @@
-"""`tasuki generate`: answers to prompts, computed by daemons it starts and stops."""
+"""`tasuki generate`: answers to prompts. The command starts the daemons for the answers, then stops
+them."""
 
 import json
 import sys
@@ -94,7 +95,7 @@ class GenerateConfig:
         return self.tensor_parallel if given is None else given
 
     def rank_flags(self, ranks: int) -> list[str]:
-        """Return the flags of a daemon with `ranks` ranks."""
+        """Return the flags of a daemon with `ranks` ranks (processes computing one model)."""
         by_expert = self.expert_parallel and ranks > 1
         return [
             *("--tensor-parallel", str(ranks)),
@@ -137,8 +138,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def daemons(config: GenerateConfig) -> AbstractContextManager[str]:
-    """Start the answering daemons; yields HOST:PORT. With two daemons every prompt is transferred,
-    short ones too."""
+    """Start the daemons for the answers. Yields the HOST:PORT for clients. With two daemons every
+    prompt is transferred, short ones too."""
     from .launcher import disaggregated, fused
 
     if config.disaggregated:
@@ -155,7 +156,7 @@ def daemons(config: GenerateConfig) -> AbstractContextManager[str]:
 
 
 def read_prompts(config: GenerateConfig) -> "list[Prompt]":
-    """Return the prompts. Raises PromptFileError."""
+    """Return the configured prompts. Raises PromptFileError."""
     from tasuki.client.prompt import Prompt
 
     if config.prompt_ids is None:
@@ -165,7 +166,8 @@ def read_prompts(config: GenerateConfig) -> "list[Prompt]":
 
 
 def read_predictions(config: GenerateConfig, prompts: int) -> list[list[int]]:
-    """Return one prediction a prompt, all empty if none are given. Raises PromptFileError."""
+    """Return one prediction for each prompt, all empty if none are given. Raises
+    PromptFileError."""
     if config.prediction is None:
         return [[] for _ in range(prompts)]
     lists = _read_ids("--prediction", config.prediction)

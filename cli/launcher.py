@@ -1,4 +1,4 @@
-"""A launcher of daemons as child processes; it stops them even if the caller dies.
+"""A launcher of daemons as child processes. It stops them even if the caller dies.
 
 Owns its own children and no others. A child reads stdin and stops at its end (--exit-with-parent).
 So even a killed caller leaves no child behind.
@@ -25,12 +25,14 @@ _TAIL_LINES = 40
 
 
 class Daemon:
-    """One child. Call `wait_ready` once, then `stop` once, both on the starting thread."""
+    """One daemon as a child process. Call `wait_ready` once, then `stop` once, both on the starting
+    thread."""
 
     _tail_lines = _TAIL_LINES
 
     def __init__(self, command: str, flags: Sequence[str], bind: str = "127.0.0.1:0") -> None:
-        """Start `tasuki COMMAND FLAGS`. bind: HOST:PORT; default: a free loopback port."""
+        """Start `tasuki COMMAND FLAGS` as a child process. bind: HOST:PORT of its gRPC server;
+        default: a free loopback port."""
         self._command = command
         self._process = self._spawn([command, *_http_off(command, flags), *flags, "--bind", bind])
         self._http: str | None = None
@@ -62,28 +64,28 @@ class Daemon:
 
     @property
     def exit_status(self) -> int | None:
-        """Return the exit status, or None while it runs."""
+        """Return the daemon's exit status, or None while it runs."""
         return self._process.poll()
 
     @property
     def http_address(self) -> str | None:
-        """Return HOST:PORT of its HTTP server, if it has one. REQUIRES: wait_ready."""
+        """Return HOST:PORT of the daemon's HTTP server, if it has one. REQUIRES: wait_ready."""
         return self._http
 
     @property
     def handover_address(self) -> str | None:
-        """Return HOST:PORT for decode nodes, or None if it is the address of wait_ready. REQUIRES:
-        wait_ready."""
+        """Return HOST:PORT of the daemon's separate server for decode nodes. Returns None if decode
+        nodes use the address from wait_ready. REQUIRES: wait_ready."""
         return self._handover
 
     @property
     def last_words(self) -> tuple[str, ...]:
-        """Return the last lines written to stderr so far."""
+        """Return the last lines written by the daemon to stderr so far."""
         return tuple(self._tail)
 
     def wait_ready(self, timeout: float = READY_SECONDS) -> str:
-        """Wait until the child takes calls, and return its HOST:PORT. Raises LaunchError with the
-        end of its stderr."""
+        """Wait until the daemon takes calls, and return its gRPC HOST:PORT. timeout: seconds.
+        Raises LaunchError with the end of the daemon's stderr."""
         deadline = time.monotonic() + timeout
         while True:
             try:
@@ -101,13 +103,15 @@ class Daemon:
                 return announced["ready"]
 
     def ask_to_stop(self) -> None:
-        """Send SIGTERM once: the child drains and ends. A second one would end it at once."""
+        """Send SIGTERM to the daemon once, so it drains and ends. A second SIGTERM would end it at
+        once."""
         if not self._asked and self._process.poll() is None:
             self._process.terminate()
         self._asked = True
 
     def stop(self, timeout: float = STOP_SECONDS) -> int:
-        """Call ask_to_stop, then send SIGKILL after `timeout` seconds. Returns the exit status."""
+        """Call ask_to_stop, then send SIGKILL after `timeout` seconds. Returns the daemon's exit
+        status."""
         self.ask_to_stop()
         try:
             self._process.wait(timeout)
@@ -131,8 +135,8 @@ class Daemon:
 
     @staticmethod
     def _read(pipe: IO[str] | None, take: Callable[[str | None], None]) -> threading.Thread:
-        """Pass on each line, then None at the end. Without a reader a child blocks on a full
-        pipe."""
+        """Call `take` with each line of a child's pipe, then with None at its end. Without a reader
+        a child blocks on a full pipe."""
         assert pipe is not None
 
         def run() -> None:
@@ -147,7 +151,7 @@ class Daemon:
 
 @contextmanager
 def fused(flags: Sequence[str]) -> Iterator[str]:
-    """Run one `serve` daemon; yields its HOST:PORT."""
+    """Run one `tasuki serve` daemon. Yields its HOST:PORT."""
     with ExitStack() as stack:
         yield _started(stack, "serve", flags).wait_ready()
 
@@ -156,8 +160,8 @@ def fused(flags: Sequence[str]) -> Iterator[str]:
 def disaggregated(
     flags: Sequence[str], decode_flags: Sequence[str] = (), prefill_flags: Sequence[str] = ()
 ) -> Iterator[str]:
-    """Run a prefill and a decode daemon, `flags` for both. Yields the HOST:PORT of the decode
-    daemon, used by clients."""
+    """Run a prefill daemon and a decode daemon. flags: flags of both. decode_flags, prefill_flags:
+    flags of one. Yields the HOST:PORT of the decode daemon, for clients."""
     with ExitStack() as stack:
         daemon = _started(stack, "prefill", [*flags, *prefill_flags])
         address = daemon.wait_ready()
@@ -167,8 +171,8 @@ def disaggregated(
 
 
 def _http_off(command: str, flags: Sequence[str]) -> list[str]:
-    """Return `--no-http` for a `serve` without HTTP flags. `serve` has an HTTP server by default; a
-    child has one only if its flags ask for it."""
+    """Return `--no-http` for a `serve` command without HTTP flags, else no flag. `serve` has an
+    HTTP server by default; a child has one only if its flags ask for it."""
     asking = ("--config", "--http-bind", "--host", "--port")
     asked = any(flag.startswith(asking) for flag in flags)
     return ["--no-http"] if command == "serve" and not asked else []
@@ -181,7 +185,7 @@ def _started(stack: ExitStack, command: str, flags: Sequence[str]) -> Daemon:
 
 
 def _announcement(line: str) -> dict[str, str] | None:
-    """Return the fields of a daemon's ready line, or None for any other line."""
+    """Return the fields of a daemon's ready line (JSON), or None for any other line."""
     try:
         fields = json.loads(line)
     except ValueError:

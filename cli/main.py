@@ -13,8 +13,8 @@ from tasuki.utils.program import COMMANDS, PACKAGE, is_expected, line_of, packag
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command. Returns the exit status: 0 done, 1 failed with one line on stderr, 2 not
-    understood."""
+    """Run the command named first in `argv`. Returns the exit status: 0 for success, 1 for a
+    failure with one line on stderr, 2 for an unknown command or flag."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(_help())
@@ -39,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _meant(command: str) -> str:
-    """Return a hint: the nearest command, or the command for a list of all."""
+    """Return a hint for an unknown command: the nearest known command, or the command for a list of
+    all."""
     known = [*COMMANDS, "version"]
     begun = [name for name in known if command and name.startswith(command)]
     close = begun[:1] or difflib.get_close_matches(command, known, n=1)

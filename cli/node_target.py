@@ -1,5 +1,5 @@
-"""A node's address: from either of its ports to the port needed by a command. HTTP reports the gRPC
-port, and gRPC reports the HTTP port.
+"""A node's address for a command: finds the node's HTTP port from its gRPC port, or the reverse.
+HTTP reports the gRPC port, and gRPC reports the HTTP port.
 
 Imports gRPC only before a gRPC call. Blocks, each wait for at most _SECONDS.
 
@@ -23,8 +23,8 @@ FIX = "give the HOST:PORT of its HTTP or gRPC, as its start shows them, and --ca
 
 @contextmanager
 def asking(target: str) -> Iterator[None]:
-    """Convert errors of calls without an answering node. Inside `with`, such a call raises a
-    ClientError naming the target and the fix instead of gRPC's text. target: HOST:PORT."""
+    """Convert errors of calls inside `with` to a node without an answer. The raised ClientError
+    names the target and the fix, instead of gRPC's text. target: HOST:PORT."""
     import grpc
 
     from tasuki.client.errors import ClientError
@@ -45,12 +45,12 @@ def asking(target: str) -> Iterator[None]:
 _SECONDS = 5.0
 _MOST_READ = 64 << 10
 _USUAL = ("127.0.0.1:8000", "127.0.0.1:50051")
-"""Default addresses: the HTTP of `tasuki serve`, and the gRPC of every node."""
+"""Default addresses of a node: the HTTP of `tasuki serve`, and the gRPC of every node."""
 
 
 @dataclass(frozen=True)
 class NodeTarget:
-    """The settings of a command for a running node."""
+    """The settings of a command for reaching a running node."""
 
     target: str = option(
         "",
@@ -61,11 +61,11 @@ class NodeTarget:
     api_key: str = option("", "key of the node, if it requires one")
 
     def grpc_address(self) -> str:
-        """Return HOST:PORT of gRPC. Raises ClientError."""
+        """Return HOST:PORT of the node's gRPC server. Raises ClientError."""
         return grpc_address(self.target or _usual(), self.ca, self.api_key)
 
     def http_address(self) -> str:
-        """Return HOST:PORT of HTTP. Raises ClientError."""
+        """Return HOST:PORT of the node's HTTP server. Raises ClientError."""
         return http_address(self.target or _usual(), self.ca, self.api_key)
 
 
@@ -100,7 +100,7 @@ def http_address(target: str, ca: str, api_key: str) -> str:
 
 
 def answers_http(address: str, ca: str, api_key: str) -> bool:
-    """Return True if a node answers HTTP there."""
+    """Return True if a node answers HTTP at `address`."""
     from tasuki.client.errors import ClientError
 
     try:
@@ -110,8 +110,8 @@ def answers_http(address: str, ca: str, api_key: str) -> bool:
 
 
 def _http_by_grpc(target: str, ca: str, api_key: str) -> str:
-    """Return the bound HOST:PORT of HTTP, or an empty string if there is none. Raises
-    ClientError."""
+    """Return HOST:PORT of the node's HTTP server, as reported by its gRPC server at `target`. It is
+    empty if the node has no HTTP server. Raises ClientError."""
     import grpc
 
     from tasuki.client.channel import bearing, open_channel
@@ -130,8 +130,9 @@ def _http_by_grpc(target: str, ca: str, api_key: str) -> str:
 
 
 def _beside(target: str, known: str) -> str:
-    """Return HOST:PORT of a node's other server. known: its bound address. Keeps the host used for
-    the first server, because a certificate may name it, if both are the same host."""
+    """Return HOST:PORT of a node's other server. target: address of the reached server. known:
+    address bound by the other server. The result keeps the host of `target` if both are the same
+    host, because a certificate may name it."""
     reached, _, _ = target.rpartition(":")
     host, _, port = known.rpartition(":")
     bare = host.strip("[]")
@@ -148,7 +149,7 @@ def _is_unspecified(host: str) -> bool:
 
 
 def _addresses(host: str) -> set[str]:
-    """Return the host itself and its resolved addresses."""
+    """Return the host itself and its IP addresses."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
@@ -157,7 +158,7 @@ def _addresses(host: str) -> set[str]:
 
 
 def _usual() -> str:
-    """Return the first of the usual addresses with a listener. Raises ClientError."""
+    """Return the first of the default addresses with a listening server. Raises ClientError."""
     for place in _USUAL:
         try:
             socket.create_connection(_host_and_port(place), timeout=_SECONDS).close()
@@ -179,8 +180,8 @@ class _Answer:
 
 
 def _asked(target: str, ca: str, api_key: str) -> _Answer | None:
-    """Return the HTTP answer at `target`, or None if the listener speaks no HTTP. Raises
-    ClientError if nothing listens."""
+    """Return the answer of the HTTP server at `target`, or None if the server there speaks no HTTP.
+    Raises ClientError if no server listens."""
     host, port = _host_and_port(target)
     connection = http.client.HTTPConnection(host, port, timeout=_SECONDS)
     if ca:
@@ -211,7 +212,7 @@ def _asked(target: str, ca: str, api_key: str) -> _Answer | None:
 
 
 def _trusting(ca: str) -> ssl.SSLContext:
-    """Return a TLS context trusting the CA. Raises ClientError."""
+    """Return a TLS context with trust in the CA's PEM file. Raises ClientError."""
     try:
         return ssl.create_default_context(cafile=ca)
     except OSError as error:
@@ -219,7 +220,7 @@ def _trusting(ca: str) -> ssl.SSLContext:
 
 
 def _host_and_port(target: str) -> tuple[str, int]:
-    """Split HOST:PORT. Raises ClientError."""
+    """Split HOST:PORT into host and port. Raises ClientError."""
     host, _, port = target.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) <= 65535:
         _refuse(f"--target {target!r} is not HOST:PORT: write for example 127.0.0.1:8000")

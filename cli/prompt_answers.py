@@ -1,4 +1,4 @@
-"""Answers to prompts sent all at once, and their output."""
+"""The prompts of `tasuki generate`: sent all at once, and their answers printed."""
 
 import time
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ _LOOK_SECONDS = 0.02
 
 
 def wait_until_met(client: Client) -> None:
-    """Wait for the connection to each prefill node, at most READY_SECONDS. The daemon takes calls
-    earlier, and would prefill their prompts itself."""
+    """Wait for the node's connection to each prefill node, at most READY_SECONDS. A decode daemon
+    takes calls earlier, and would then prefill the prompts itself."""
     deadline = time.monotonic() + READY_SECONDS
     while time.monotonic() < deadline and any(
         node.state != pb.PREFILL_NODE_STATE_CONNECTED for node in client.stats().prefill_nodes
@@ -33,7 +33,8 @@ def answer_all(
     predictions: Sequence[Sequence[int]],
     sampling: SamplingOptions,
 ) -> list[Answer]:
-    """Send all prompts at once, and return the answers in order. Raises the first ClientError."""
+    """Send all prompts at once, and return their answers in the prompts' order. Raises the first
+    ClientError."""
 
     def answer(prompt: Prompt, prediction: Sequence[int]) -> Answer:
         return client.generate(prompt, prediction=prediction, **sampling).result()
@@ -51,16 +52,16 @@ def as_json(answer: Answer) -> dict[str, Any]:
 
 
 def count_predictions(answers: Sequence[dict[str, Any]]) -> None:
-    """Set missing counts of predicted tokens to 0. A node treats an empty prediction as none, so it
-    accepts and rejects no tokens."""
+    """Set missing counts of predicted tokens to 0, in place. A node treats an empty prediction as
+    none, so it reports no accepted and no rejected tokens."""
     for answer in answers:
         for field in ("accepted_prediction_tokens", "rejected_prediction_tokens"):
             answer["usage"][field] = answer["usage"][field] or 0
 
 
 def as_text(index: int, answer: Answer, *, with_ids: bool) -> str:
-    """Return an answer as text. An answer without text, from a model without a tokenizer, always
-    shows its ids."""
+    """Return an answer as text, with its prompt's index. An answer without text (a model without a
+    tokenizer) always shows its token ids."""
     usage = answer.usage
     lines = [answer.text] if answer.text else []
     lines.append(f"prompt {index}: {answer.reason.value}")

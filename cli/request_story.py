@@ -1,8 +1,8 @@
-"""One request's report, in lines: its prompt's match, its lost tokens and their takers, its
-transfer's timeline, and its seconds by state. Pure.
+"""One request's report, in lines. It shows the prompt's match, its lost tokens with the evicting
+requests, its transfer's timeline, and its seconds by state. Pure.
 
-Also shows timelines of a transfer and of a pull as lines of text: two tracks, each on its own
-clock. Pure functions.
+Also shows timelines of a transfer and of a pull as lines of text: a track of each node, on that
+node's clock. Pure functions.
 """
 
 from collections.abc import Sequence
@@ -24,8 +24,8 @@ from tasuki.transfer.reports import (
 _Drawn = tuple[SentChunk, Sequence[float]]
 _WIDTH = 60
 _ROWS = 12
-"""Most rows of a track. With more layer chunks only every n-th is shown, and always the first and
-the last."""
+"""Largest number of layer chunks shown of one node's track. With more layer chunks only every n-th
+is shown, and always the first and the last."""
 
 
 def chart(timeline: HandoverTimeline) -> list[str]:
@@ -37,7 +37,8 @@ def chart(timeline: HandoverTimeline) -> list[str]:
 
 
 def pull_chart(timeline: HandoverTimeline) -> list[str]:
-    """Return the chart of a pull. It has no ticks, because its layers were complete before."""
+    """Return the chart of a pull (a prefix copied from another node). It marks no finished layers,
+    because all layers were complete before the pull."""
     none = [()] * len(timeline.sender.windows)
     return [
         *_sender("giver", timeline.sender, none, "= sending"),
@@ -48,7 +49,8 @@ def pull_chart(timeline: HandoverTimeline) -> list[str]:
 def _sender(
     name: str, track: SenderTrack, ticks: Sequence[Sequence[float]], meaning: str
 ) -> list[str]:
-    """Return the sender's track. ticks: times to mark in the bar of each layer chunk."""
+    """Return the sender's track in the chart. ticks: for each layer chunk, the times to mark in its
+    bar. meaning: legend of the bars."""
     if not track.windows:
         return []
     end = max([chunk.flushed_at for chunk in track.windows] + [m.at for m in track.phases])
@@ -95,7 +97,7 @@ _DECISIONS = 10
 _CHOSEN = {
     "only": "the only one left",
     "cost": "the cheapest",
-    "stale": "by hash, since nobody knew what nodes hold",
+    "stale": "by hash, because no node's contents were known",
     "sticky": "by hash",
     "fewest_rooms": "with the fewest prompts of this node",
     "moved": "the second choice, when the first had too much to do",
@@ -116,7 +118,7 @@ _MEANING = {
 
 
 def story(report: pb.ExplainResponse) -> list[str]:
-    """Return one request's report, in lines."""
+    """Return the report of one request as lines of text."""
     head = f"request {report.request_id}, ended {report.ended_seconds_ago:.1f} s ago"
     if report.WhichOneof("end") == "rejected":
         return [f"{head}: refused", f"  {report.rejected}"]
@@ -160,7 +162,7 @@ def _drafts(usage: m.Usage) -> list[str]:
 
 
 def _drafts_of(use: m.DraftUse) -> str:
-    """Return the accepted drafts by place in a step: accepted of drafted ones at the first place,
+    """Return the line of a draft source: accepted of drafted tokens at the first place in a step,
     at the second, and so on."""
     pairs = zip(use.accepted, use.drafted, strict=True)
     places = ", ".join(f"{accepted} of {drafted}" for accepted, drafted in pairs)
@@ -188,7 +190,8 @@ def _route(route: m.RouteReport) -> list[str]:
 
 
 def _prefill_choice(choice: m.PrefillChoice) -> list[str]:
-    """Return one line for each weighed node, cheapest first."""
+    """Return the lines about the choice of the prefill node: the reason, then one line for each
+    weighed node, cheapest first."""
     why = _CHOSEN.get(choice.reason, choice.reason)
     moved = f", {choice.moved_from} had it before" if choice.moved_from else ""
     head = f"  node     {why}, of {choice.weighed}{moved}"
@@ -243,13 +246,14 @@ def _transfer(report: m.TransferReport) -> list[str]:
     total = report.hidden_seconds + report.exposed_seconds
     share = f"{100 * report.hidden_seconds / total:.0f}% hidden" if total else "no time"
     return [
-        f"  transfer {report.bytes / 2**20:.1f} MiB in {report.windows} windows, "
+        f"  transfer {report.bytes / 2**20:.1f} MiB in {report.windows} layer chunks, "
         f"{report.pages} pages, {share}, {report.exposed_seconds * 1000:.1f} ms after the forward"
     ]
 
 
 def _lost(lost: m.EvictedCheckpoint) -> list[str]:
-    """Return the lines of the evicted state needed by the prompt, and of the evicting request."""
+    """Return the line about the evicted state needed by the prompt, with the request responsible
+    for its eviction."""
     taken = "what took it is forgotten"
     if lost.eviction is not None:
         taken = f"taken by {lost.eviction.taken_by or 'a flush, or a request that is gone'}"
@@ -261,7 +265,7 @@ def _lost(lost: m.EvictedCheckpoint) -> list[str]:
 
 
 def _took(evictions: Sequence[m.Eviction]) -> list[str]:
-    """Return the policy's evictions for this request, each with its score."""
+    """Return the lines of the cache evictions made for this request, each with its score."""
     lines = []
     for eviction in evictions[:_DECISIONS]:
         kept_for = f" of a {eviction.checkpoint_kind}" if eviction.checkpoint_kind else ""

@@ -20,7 +20,7 @@ _POLL_SECONDS = 0.1
 
 
 class RoleNotTaken(RuntimeError):
-    """The node accepted, but was not ready in its new role in time."""
+    """The node accepted the change of its role, but was not ready in the new role in time."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ def main(argv: Sequence[str]) -> int:
 def change_role(
     channel: "grpc.Channel", role: str, settings: Mapping[str, str], wait_seconds: float
 ) -> None:
-    """Change a node's role and return once the node serves in it. Raises ClientError,
-    RoleNotTaken."""
+    """Change a node's role and return once the node serves in it. settings: settings of the new
+    role by name. wait_seconds: timeout. Raises ClientError, RoleNotTaken."""
     import grpc
 
     from tasuki.client.errors import client_error

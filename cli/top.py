@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def screen(overview: Mapping[str, Any]) -> list[str]:
-    """Return one screen, in lines."""
+    """Return one screen about the node, in lines. overview: data of the node's dashboard page."""
     about, totals = overview["about"], overview["totals"]
     prompt = totals.get("prompt", 0)
     return [
@@ -58,7 +58,7 @@ def screen(overview: Mapping[str, Any]) -> list[str]:
 
 
 def _figures(name: str, overview: Mapping[str, Any]) -> list[str]:
-    """Return the page's top figures: the last minute."""
+    """Return the lines with the node's health and its figures of the last minute."""
     figures = overview["figures"]
     health = figures["health"]
     why = "; ".join(trouble["text"] for trouble in health["reasons"])
@@ -75,15 +75,15 @@ def _figures(name: str, overview: Mapping[str, Any]) -> list[str]:
 
 
 def _queue(now: float, figures: Mapping[str, Any]) -> str:
-    """Return the queue's line, with the age of its counters if they are old. A long engine step
-    delays them."""
+    """Return the text with the waiting and running requests. It adds the counters' age if they are
+    old, because a long engine step delays them."""
     age = now - figures["sampled_at"]
     line = f"{figures['waiting']} waiting, {figures['running']} running"
     return line if age < _STALE_SECONDS else f"{line} ({age:.0f} s ago)"
 
 
 def _hit(hit: Mapping[str, Any]) -> str:
-    """Return the hit rate with the two most expensive miss reasons."""
+    """Return the hit rate as text, with the two most expensive miss reasons."""
     lost = sorted(hit["lost"].items(), key=lambda item: -item[1])[:2]
     causes = ", ".join(f"{cause} {_share(tokens, hit['prompt'])}" for cause, tokens in lost)
     return _share(hit["usable"], hit["prompt"]) + (f" ({causes})" if causes else "")
@@ -118,8 +118,8 @@ def _what_if(answer: Mapping[str, Any]) -> list[str]:
 
 
 def _drafts(totals: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the drafted tokens of answers, by source of the drafts. An older recording may have
-    none."""
+    """Return a line on the drafted tokens of answers, by source of the drafts. An older recording
+    may have none."""
     lines = []
     for source, of in totals.items():
         drafted, share = of["drafted"], _share(of["accepted"], of["drafted"])

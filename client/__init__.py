@@ -1,5 +1,5 @@
-"""The caller's side: sessions over gRPC. Import public names from this package, because its modules
-may change."""
+"""The client library: sessions over gRPC. Import public names from this package, because its
+modules may change."""
 
 from .aio import AsyncClient, AsyncSession
 from .answer import Answer, AnswerStream, AsyncAnswer, Piece

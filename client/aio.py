@@ -1,10 +1,10 @@
-"""The client of one node for asyncio, and its sessions.
+"""The asyncio client of one node, and its sessions.
 
 A session outlives its node. After a restart or an expiry, the conversation is opened again and
 replayed from the client's copy. The cache then still holds most of its prefix. Every node gives the
 same answers. client/session_protocol.py has the rules of reopening and retrying.
 
-Over an AioWire everything belongs to one event loop. session.py runs it over a BlockingWire.
+Over an AioWire everything belongs to one event loop. session.py runs this code over a BlockingWire.
 """
 
 from collections.abc import AsyncGenerator
@@ -34,14 +34,14 @@ Result = TypeVar("Result")
 
 
 class NodeCalls:
-    """The calls to one node over either wire. Raises ClientError."""
+    """The calls to one node, over blocking or awaited connections. Raises ClientError."""
 
     def __init__(self, wire: Wire, retry: RetryPolicy | None) -> None:
         self.wire = wire
         self._retry = retry or RetryPolicy()
 
     def answer(self, request: pb.GenerateRequest, choices: int) -> AsyncAnswer:
-        """Return the answer to be read. choices: how many answers."""
+        """Send the request and return its answer, not yet read. choices: number of answers."""
 
         async def start() -> ResponseStream:
             return self.wire.stream(self.wire.stubs().inference.Generate, request)
@@ -54,18 +54,18 @@ class NodeCalls:
         await self.wire.call(self.wire.stubs().inference.Abort, request)
 
     async def open_session(self, cache_salt: bytes = b"") -> "AsyncSession":
-        """Open a conversation. Only conversations of one salt share cached prefixes."""
+        """Open a conversation. cache_salt: only conversations of one salt share cached prefixes."""
         life = SessionLife(Conversation(cache_salt), self._retry, id="")
         return await opened(life, self.wire)
 
     async def stats(self) -> pb.StatsResponse:
-        """Return counts of pages and slots by state, and the cache's counters."""
+        """Return the node's counts of pages and slots by state, and its cache's counters."""
         reply: pb.StatsResponse = await self._admin("Stats", pb.StatsRequest())
         return reply
 
     async def explain(self, request_id: str) -> pb.ExplainResponse:
-        """Return a request's end on this node. Raises ClientError, of kind unknown_request if the
-        node has no record of the id."""
+        """Return the report on an ended request of this node. Raises ClientError, of kind
+        unknown_request if the node has no record of the id."""
         request = pb.ExplainRequest(request_id=request_id)
         reply: pb.ExplainResponse = await self._admin("Explain", request)
         return reply
@@ -75,9 +75,9 @@ class NodeCalls:
         return int((await self._admin("Flush", pb.FlushRequest())).dropped)
 
     async def watch_cache(self, stream: str = "usable") -> AsyncGenerator[EventBatch, None]:
-        """Yield the changes of the node's cache, a snapshot first; PrefixIndex follows them. Has no
-        end: close the iterator. `stream`: usable (prefixes with a checkpoint) or all (pages
-        too)."""
+        """Yield the changes of the node's cache as batches, a snapshot first; PrefixIndex applies
+        them. The iterator never ends: close it. `stream`: usable (prefixes with a checkpoint) or
+        all (pages too)."""
         watch = CacheWatch(self.wire, stream)
         try:
             while (batch := await watch.next_batch()) is not None:
@@ -99,7 +99,7 @@ class NodeCalls:
 
 
 class AsyncClient(NodeCalls, ClientRequests[AsyncAnswer]):
-    """A client with one channel to a decode or fused daemon. Raises ClientError."""
+    """An asyncio client with one channel to a decode or fused daemon. Raises ClientError."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class AsyncClient(NodeCalls, ClientRequests[AsyncAnswer]):
         api_key: str = "",
         retry: RetryPolicy | None = None,
     ) -> None:
-        """Open the channel, as Client. REQUIRES: a running event loop."""
+        """Open the channel. Arguments are those of Client. REQUIRES: a running event loop."""
         super().__init__(AioWire({"": open_async_channel(target, tls)}, api_key), retry)
 
     def _ask(self, request: pb.GenerateRequest, choices: int) -> AsyncAnswer:
@@ -117,7 +117,8 @@ class AsyncClient(NodeCalls, ClientRequests[AsyncAnswer]):
 
 
 class AsyncSession(SessionRequests[AsyncAnswer]):
-    """A conversation with its tokens on the server; one task at a time. `async with` closes it."""
+    """A conversation with its tokens on the server. One task at a time may use it. `async with`
+    closes it."""
 
     def __init__(self, wire: Wire, life: SessionLife) -> None:
         self._wire = wire
@@ -130,7 +131,7 @@ class AsyncSession(SessionRequests[AsyncAnswer]):
 
     @property
     def moves(self) -> tuple[Move, ...]:
-        """Return the moves between the fleet's nodes so far."""
+        """Return the session's moves between the fleet's nodes so far."""
         return moves_of(self._life)
 
     @property
@@ -140,11 +141,12 @@ class AsyncSession(SessionRequests[AsyncAnswer]):
         return self._life.node
 
     async def append(self, prompt: Prompt) -> int:
-        """Add to the end of the conversation. Return its length in tokens."""
+        """Add a prompt to the end of the conversation. Return the conversation's length in
+        tokens."""
         return await self.take(self._life.append(prompt))
 
     def answer(self, request: pb.SessionGenerateRequest) -> AsyncAnswer:
-        """Return the next turn's answer, to be read."""
+        """Request the next turn's answer and return it, not yet read."""
         life = self._life
 
         async def start() -> ResponseStream:
@@ -160,14 +162,16 @@ class AsyncSession(SessionRequests[AsyncAnswer]):
         return self.answer(request)
 
     async def fork(self) -> "AsyncSession":
-        """Return a second session with the same conversation. The two then diverge."""
+        """Return a second session with the same conversation. Later turns of the two are
+        independent."""
         return AsyncSession(self._wire, await self.take(self._life.fork()))
 
     async def close(self) -> None:
         await self.take(self._life.close())
 
     async def take(self, steps: Steps[Result]) -> Result:
-        """Run the steps of an operation, awaiting each. Raises ClientError."""
+        """Run the steps of a session's operation, awaiting each. Return its result. Raises
+        ClientError."""
         outcome: Any = None
         while True:
             step = advance(steps, outcome)

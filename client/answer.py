@@ -1,4 +1,4 @@
-"""One answer for the caller: segments as they come, then the whole."""
+"""One answer for the caller: its segments as they arrive, then the whole answer."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from .errors import ClientError, RetryPolicy, next_pause
 
 @dataclass(frozen=True)
 class Piece:
-    """A segment of an answer. text holds whole characters only, so it may lag behind token_ids.
-    choice: number of the answer among the prompt's answers."""
+    """A segment of an answer. text: whole characters only, so it may lag behind token_ids. choice:
+    index of the answer among the prompt's answers."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -24,9 +24,9 @@ class Piece:
 
 @dataclass(frozen=True)
 class PromptLogprobs:
-    """Scores of the prompt's tokens from the second on, in parallel. logprobs: natural logarithms.
-    ranks: number of tokens at least as likely, itself included. top: the likeliest tokens with
-    their logprobs, as many as requested."""
+    """Scores of a prompt's tokens from the second on. The fields are parallel, an entry a token.
+    logprobs: natural logarithms. ranks: number of tokens at least as likely, itself included. top:
+    the likeliest tokens with their logprobs, as many as requested."""
 
     logprobs: tuple[float, ...]
     ranks: tuple[int, ...]
@@ -35,9 +35,9 @@ class PromptLogprobs:
 
 @dataclass(frozen=True)
 class Answer:
-    """token_ids, logprobs and margins are parallel. top_logprobs is parallel too, if requested: the
-    likeliest tokens at each position with their logprobs. usage: the server's counts.
-    prompt_logprobs: present if requested."""
+    """One whole answer. token_ids, logprobs and margins are parallel, an entry a token.
+    top_logprobs is parallel too, if requested: the likeliest tokens at each position with their
+    logprobs. usage: the server's counts. prompt_logprobs: present if requested."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -50,11 +50,11 @@ class Answer:
 
 
 class AnswerParts:
-    """The chunks of a prompt's answers as they come, until each has its Finished. Independent of
-    channels."""
+    """A collector of the answers to one prompt. It gathers their chunks until each answer has its
+    Finished message. Independent of channels."""
 
     def __init__(self, choices: int = 1) -> None:
-        """choices: number of answers."""
+        """Set up a collector. choices: number of answers."""
         self._chunks: list[list[pb.TokenChunk]] = [[] for _ in range(choices)]
         self._finished: dict[int, pb.Finished] = {}
         self._scored: list[pb.PromptLogprobs] = []
@@ -68,7 +68,8 @@ class AnswerParts:
         return len(self._finished) == len(self._chunks)
 
     def take(self, response: pb.GenerateResponse) -> Piece | None:
-        """Return the response's segment of an answer; None for other responses."""
+        """Add a response of the stream. Return its segment of an answer; None for other
+        responses."""
         match response.WhichOneof("event"):
             case "finished":
                 self._finished[response.choice] = response.finished
@@ -80,7 +81,7 @@ class AnswerParts:
         return Piece(tuple(response.chunk.token_ids), response.chunk.text, response.choice)
 
     def answers(self) -> list[Answer]:
-        """Return every answer. Raises ConnectionError if the stream ended early."""
+        """Return every answer, complete. Raises ConnectionError if the stream ended early."""
         if not self.finished:
             raise ConnectionError("the server ended the stream without Finished: ask again")
         return [
@@ -115,19 +116,19 @@ def _top(top: pb.TopLogprobs) -> tuple[tuple[int, float], ...]:
 
 
 class TurnOwner(Protocol):
-    """The owner of an answer's turn: a session's life."""
+    """The session of an answer's turn. It receives the turn's result."""
 
     def turn_failed(self, error: ClientError) -> bool:
-        """Record a failed call. Its effect on the node is unknown. Return True if the turn should
-        be tried at once on another node."""
+        """Record a failed call of the turn. Its effect on the node is unknown. Return True if the
+        turn should be tried at once on another node."""
 
     def turn_finished(self, answer: Answer) -> None:
-        """Record the whole answer, once it has been read."""
+        """Record the turn's whole answer, once it has been read."""
 
 
 class AsyncAnswer:
-    """An answer: `async for` segments, or await `result`. Cancelling the reading task aborts the
-    request.
+    """An answer in asyncio: use `async for` to get segments, or await `result`. Cancelling the
+    reading task aborts the request.
 
     A call failing before its first segment is retried if useful. After the first segment, the
     caller handles a failure. Raises ClientError.
@@ -141,8 +142,9 @@ class AsyncAnswer:
         owner: TurnOwner | None = None,
         choices: int = 1,
     ) -> None:
-        """start: makes one attempt; raises ClientError. owner: None if the answer is not a
-        session's turn. choices: number of answers."""
+        """Set up an answer without a call. start: makes one attempt; raises ClientError. owner: the
+        session of the turn; None if the answer is not a session's turn. choices: number of
+        answers."""
         self._wire = wire
         self._start = start
         self._owner = owner
@@ -155,11 +157,11 @@ class AsyncAnswer:
 
     @property
     def finished(self) -> bool:
-        """Return True once all answers have been read."""
+        """Return True once all answers to the prompt have been read."""
         return self._parts.finished
 
     async def begin(self) -> None:
-        """Make attempts until a call has begun."""
+        """Call the node until a call has begun. Failed calls are retried by the retry policy."""
         while self._call is None:
             try:
                 self._call = await self._start()
@@ -167,7 +169,7 @@ class AsyncAnswer:
                 await self._wire.sleep(self._pause_after(error))
 
     async def next_piece(self) -> Piece | None:
-        """Return the next piece, or None once the stream has ended."""
+        """Return the next segment of an answer, or None once the stream has ended."""
         while not self._ended:
             if self._failure is not None:
                 raise self._failure
@@ -194,23 +196,23 @@ class AsyncAnswer:
             yield piece
 
     async def result(self) -> Answer:
-        """Read the rest and return the whole answer, the first of several."""
+        """Read the rest of the stream and return the whole answer, the first of several."""
         return (await self.results())[0]
 
     async def results(self) -> list[Answer]:
-        """Read the rest and return every answer."""
+        """Read the rest of the stream and return every answer."""
         while await self.next_piece() is not None:
             pass
         return self._parts.answers()
 
     def cancel(self) -> None:
-        """Abort the request."""
+        """Abort the request on the node."""
         self.cancelled = True
         if self._call is not None:
             self._call.cancel()
 
     def _pause_after(self, error: ClientError) -> float:
-        """Return the seconds before the next attempt. Raises `error` if there is no further
+        """Return the seconds to wait before the next attempt. Raises `error` if there is no further
         attempt; later reads raise it again."""
         self._failure = error
         moves = self._owner is not None and self._owner.turn_failed(error)
@@ -222,21 +224,21 @@ class AsyncAnswer:
 
 
 class AnswerStream:
-    """An answer: iterate it for segments, or call `result` for the whole. `cancel` aborts the
-    request.
+    """An answer for blocking callers: iterate it for segments, or call `result` for the whole.
+    `cancel` aborts the request.
 
-    It retries as AsyncAnswer, and makes the first attempt at once. Owned by one thread; any thread
-    may call cancel. Raises ClientError.
+    It retries as AsyncAnswer, and makes the first attempt at construction. Owned by one thread; any
+    thread may call cancel. Raises ClientError.
     """
 
     def __init__(self, answer: AsyncAnswer) -> None:
-        """answer: an answer over a BlockingWire."""
+        """Make the first attempt of the call. answer: an answer over a BlockingWire."""
         self._answer = answer
         run(answer.begin())
 
     @property
     def finished(self) -> bool:
-        """Return True once all answers have been read."""
+        """Return True once all answers to the prompt have been read."""
         return self._answer.finished
 
     def __iter__(self) -> Generator[Piece, None, None]:
@@ -244,13 +246,13 @@ class AnswerStream:
             yield piece
 
     def result(self) -> Answer:
-        """Read the rest and return the whole answer, the first of several."""
+        """Read the rest of the stream and return the whole answer, the first of several."""
         return run(self._answer.result())
 
     def results(self) -> list[Answer]:
-        """Read the rest and return every answer."""
+        """Read the rest of the stream and return every answer."""
         return run(self._answer.results())
 
     def cancel(self) -> None:
-        """Abort the request."""
+        """Abort the request on the node."""
         self._answer.cancel()

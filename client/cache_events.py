@@ -1,6 +1,6 @@
-"""The events of one cache, as sent over the wire, and an index of its prefixes.
+"""The events of one node's cache, as sent to clients, and an index of its prefixes.
 
-The wire carries neither the reason for keeping a state nor a page's tokens. A namespace is the name
+An event carries neither the reason for keeping a state nor a page's tokens. A namespace is the name
 of the empty prefix under the same salt. Nodes without namespaces give None.
 
 PrefixIndex owns hashes, never tokens. It is independent of the tree, of other caches, and of the
@@ -25,7 +25,8 @@ from .channel import Wire
 
 @dataclass(frozen=True)
 class EventBatch:
-    """Changes up to `sequence`, or a snapshot in place of all earlier batches."""
+    """A batch of cache events: the changes up to number `sequence`, or a snapshot in place of all
+    earlier batches. gap: the events lost before it, if any."""
 
     sequence: int
     is_snapshot: bool
@@ -40,10 +41,11 @@ class EventBatch:
 
 
 class CacheWatch:
-    """A reader of the batches of one WatchEvents call. `cancel` ends it."""
+    """A reader of a node's cache events, one WatchEvents call. `cancel` ends the call."""
 
     def __init__(self, wire: Wire, stream: str) -> None:
-        """Begin the call. stream: usable or all. Raises ClientError, and ValueError."""
+        """Begin the WatchEvents call. stream: usable (prefixes with a checkpoint) or all (pages
+        too). Raises ClientError, and ValueError."""
         wanted = pb.WatchEventsRequest.Stream.Value(f"STREAM_{stream.upper()}")
         request = pb.WatchEventsRequest(stream=wanted)
         self._call = wire.stream(wire.stubs().admin.WatchEvents, request)
@@ -51,18 +53,18 @@ class CacheWatch:
         self._gap: EventGap | None = None
 
     async def next_batch(self) -> EventBatch | None:
-        """Return the next batch, or None at the end. Raises ClientError."""
+        """Return the next batch of events, or None at the end of the call. Raises ClientError."""
         while (part := await self._call.read()) is not None:
             if (batch := self._take(part)) is not None:
                 return batch
         return None
 
     def cancel(self) -> None:
-        """End the call."""
+        """End the WatchEvents call."""
         self._call.cancel()
 
     def _take(self, part: pb.WatchEventsResponse) -> EventBatch | None:
-        """Add a part. Return the batch after its last part, otherwise None."""
+        """Add one message of a batch. Return the batch after its last message, otherwise None."""
         if part.HasField("gap"):
             self._gap = GAP.from_wire(part.gap)
         self._events += (
@@ -76,16 +78,16 @@ class CacheWatch:
 
 
 Event = CacheEvent | _cpp_cache.CacheEvent
-"""An event from a wire, or from the tree itself."""
+"""A cache event received by a client, or given by the cache's own tree."""
 Batch = EventBatch | _cpp_cache.EventBatch
 
 
 class MissedEvents(ValueError):
-    """A batch does not follow the one before it: watch again, or wait for the next snapshot."""
+    """A batch does not follow the batch before it: watch again, or wait for the next snapshot."""
 
 
 class PrefixIndex:
-    """An index of prefixes. It follows the batches of one watch, in order."""
+    """An index of the prefixes in a cache. It applies the batches of one watch, in order."""
 
     def __init__(self) -> None:
         self._sequence: int | None = None
@@ -98,8 +100,8 @@ class PrefixIndex:
         self._tails: dict[bytes, dict[bytes, int]] = {}
 
     def apply(self, batch: Batch) -> None:
-        """Apply the batch. Raises MissedEvents, and changes nothing, if a batch was lost on the
-        way."""
+        """Apply the batch to the index. If a batch was lost on the way, raises MissedEvents and
+        changes nothing."""
         if batch.is_snapshot:
             self._clear()
         elif self._sequence is None or batch.sequence - len(batch) != self._sequence:
@@ -112,8 +114,8 @@ class PrefixIndex:
         self._sequence = batch.sequence
 
     def usable_tokens(self, tokens: NDArray[np.int32], salt: bytes = b"") -> int:
-        """Return the length in tokens of the longest prefix with a checkpoint, like a match in the
-        cache. At least one token is left to compute. tokens: one-dimensional int32."""
+        """Return the length in tokens of the longest prefix of `tokens` with a checkpoint, like a
+        match in the cache. At least one token is left to compute. tokens: one-dimensional int32."""
         last = len(tokens) - 1
         whole = last // PAGE_TOKENS * PAGE_TOKENS
         hashes = prefix_hashes(tokens[:whole], salt)

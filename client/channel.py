@@ -34,21 +34,21 @@ _OPTIONS = (
 
 
 def open_channel(target: str, tls: ClientTls | None) -> grpc.Channel:
-    """Open a channel. target: HOST:PORT. Raises TlsError."""
+    """Open a gRPC channel. target: HOST:PORT. tls: TLS files; None: plain text. Raises TlsError."""
     if tls is None:
         return grpc.insecure_channel(target, options=_OPTIONS)
     return grpc.secure_channel(target, tls.grpc_credentials(), options=_OPTIONS)
 
 
 def open_async_channel(target: str, tls: ClientTls | None) -> grpc.aio.Channel:
-    """Open a channel for asyncio, as open_channel."""
+    """Open a channel for asyncio. Arguments and errors are those of open_channel."""
     if tls is None:
         return grpc.aio.insecure_channel(target, options=_OPTIONS)
     return grpc.aio.secure_channel(target, tls.grpc_credentials(), options=_OPTIONS)
 
 
 def bearing(channel: grpc.Channel, api_key: str) -> grpc.Channel:
-    """Return the channel with `authorization: Bearer API_KEY` on each call."""
+    """Return the channel with the metadata `authorization: Bearer API_KEY` on each call."""
     return grpc.intercept_channel(channel, _Bearer(api_key))
 
 
@@ -68,24 +68,25 @@ class _Bearer(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientIntercepto
 
 
 class ResponseStream(ABC):
-    """Responses of one streaming call."""
+    """The responses of one streaming call."""
 
     def __init__(self, call: Any) -> None:
-        """call: gRPC's call, blocking or asyncio's."""
+        """Wrap a streaming call. call: gRPC's call object, blocking or asyncio's."""
         self._call = call
 
     @abstractmethod
     async def read(self) -> Any:
-        """Return the next response, or None at the end. Raises ClientError."""
+        """Return the next response of the streaming call, or None at its end. Raises
+        ClientError."""
 
     def cancel(self) -> None:
-        """End the call on both sides."""
+        """End the streaming call on both sides."""
         self._call.cancel()
 
 
 @dataclass(frozen=True)
 class Stubs:
-    """Stubs of one node's services."""
+    """The gRPC stubs of one node's services."""
 
     inference: Any
     session: Any
@@ -93,32 +94,34 @@ class Stubs:
 
 
 class Wire(ABC):
-    """Open channels to one client's nodes."""
+    """Open gRPC channels to the nodes of one client, and the calls over them."""
 
     def __init__(self, channels: Mapping[str, Any], api_key: str) -> None:
-        """channels: channels by address; a single one has the empty name. api_key: key for all
-        calls; empty: none."""
+        """Set up the calls over open channels. channels: channels by the node's address; a single
+        channel has the empty name. api_key: key for all calls; empty: none."""
         self.channels = channels
         self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
         self._stubs = {node: _stubs(channel) for node, channel in channels.items()}
 
     def stubs(self, node: str = "") -> Stubs:
-        """Return the stubs of the node at this address."""
+        """Return the gRPC stubs of the node at this address."""
         return self._stubs[node]
 
     @abstractmethod
     async def call(self, method: Any, request: Any, seconds: float | None = None) -> Any:
-        """Return the response of a unary call. Raises ClientError.
+        """Make a unary call and return its response. method: the stub's method. Raises ClientError.
 
-        seconds: timeout; None: none."""
+        seconds: timeout; None: no timeout.
+        """
 
     @abstractmethod
     def stream(self, method: Any, request: Any, metadata: Metadata = ()) -> ResponseStream:
-        """Begin a streaming call. Raises ClientError."""
+        """Begin a streaming call, and return its responses to be read. method: the stub's method.
+        Raises ClientError."""
 
     @abstractmethod
     async def sleep(self, seconds: float) -> None:
-        """Wait, as calls do."""
+        """Wait for `seconds`, blocking or awaited like the calls."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -133,7 +136,7 @@ def _stubs(channel: Any) -> Stubs:
 
 
 class AioWire(Wire):
-    """A wire with awaited calls. REQUIRES: one running event loop."""
+    """A wire (channels to nodes) with awaited calls. REQUIRES: one running event loop."""
 
     async def call(self, method: Any, request: Any, seconds: float | None = None) -> Any:
         try:
@@ -161,7 +164,8 @@ class _AioStream(ResponseStream):
 
 
 class BlockingWire(Wire):
-    """A wire with blocking calls. It never suspends a coroutine. Any thread may use it."""
+    """A wire (channels to nodes) with blocking calls. It never suspends a coroutine. Any thread may
+    use it."""
 
     async def call(self, method: Any, request: Any, seconds: float | None = None) -> Any:
         with _typed_errors():
@@ -200,7 +204,8 @@ def _typed_errors() -> Iterator[None]:
 
 
 def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """Run a coroutine over a BlockingWire to its end on this thread."""
+    """Run a coroutine over a BlockingWire to its end on this thread, without an event loop. Return
+    its result."""
     try:
         coroutine.send(None)
     except StopIteration as end:

@@ -10,8 +10,8 @@ import grpc
 
 class ClientError(Exception):
     """A call was rejected or lost. status: the gRPC status. kind: the error's name for programs
-    (docs/errors.md); None if the failure is not the server's. retry_after: seconds to wait before a
-    retry; None if the server set none."""
+    (docs/errors.md); None if the server did not report the failure. retry_after: seconds to wait
+    before a retry; None if the server set none."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class LaunchError(RuntimeError):
 
 
 def client_error(error: grpc.RpcError) -> ClientError:
-    """Return the typed form of grpc's error, from blocking or asyncio calls."""
+    """Return gRPC's error as a ClientError. error: from blocking or asyncio calls."""
     if not isinstance(error, grpc.Call | grpc.aio.AioRpcError):
         return ClientError(str(error), grpc.StatusCode.UNKNOWN, None)
     trailing: dict[str, str | bytes] = dict(error.trailing_metadata() or ())  # type: ignore[arg-type]
@@ -58,9 +58,9 @@ _TRANSIENT_STATUS = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANC
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """attempts: number of calls, the first included. first_pause: seconds before the second
-    attempt; it doubles, with jitter, up to longest_pause. deadline: seconds until the last start of
-    a new attempt."""
+    """The rule for retrying failed calls. attempts: number of calls, the first included.
+    first_pause: seconds before the second attempt; the pause doubles, with jitter, up to
+    longest_pause. deadline: seconds until the last start of a new attempt."""
 
     attempts: int = 5
     first_pause: float = 0.1
@@ -68,7 +68,7 @@ class RetryPolicy:
     deadline: float = 60.0
 
     def pauses(self) -> Iterator[float]:
-        """Yield the seconds to wait before each further attempt. Ends when none is left."""
+        """Yield the seconds to wait before each further attempt. Ends when no attempt is left."""
         begun = time.monotonic()
         pause = self.first_pause
         for _ in range(self.attempts - 1):
@@ -80,8 +80,8 @@ class RetryPolicy:
 
 
 def next_pause(pauses: Iterator[float], error: ClientError) -> float:
-    """Return the seconds to wait before another attempt. Raises `error` if a retry is useless or
-    none is left."""
+    """Return the seconds to wait before another attempt. pauses: from RetryPolicy.pauses(). Raises
+    `error` if a retry is useless or no attempt is left."""
     pause = next(pauses, None) if is_transient(error) else None
     if pause is None:
         raise error
@@ -89,6 +89,6 @@ def next_pause(pauses: Iterator[float], error: ClientError) -> float:
 
 
 def is_transient(error: ClientError) -> bool:
-    """Return True if another node, or this node a moment later, may answer. An unknown session
-    counts too: the node lost it, and the client rebuilds it."""
+    """Return True if a retry of the call may succeed, on another node or on this node later. An
+    unknown session counts too: the node lost it, and the client rebuilds it."""
     return error.status in _TRANSIENT_STATUS or error.kind in _TRANSIENT_KINDS

@@ -1,4 +1,4 @@
-"""Sessions over several decode nodes: Fleet with blocking calls, AsyncFleet awaited.
+"""Sessions over several decode nodes: Fleet with blocking calls, AsyncFleet with awaited calls.
 
 moving_session.py has the rules and the choice of nodes.
 """
@@ -19,7 +19,8 @@ ANY = SessionTargets()
 
 
 class FleetCalls:
-    """The placement of sessions on nodes over either wire. Raises ClientError."""
+    """The placement of sessions on a fleet's nodes, over blocking or awaited connections. Raises
+    ClientError."""
 
     def __init__(self, nodes: DecodeNodes, wire: Wire, retry: RetryPolicy | None) -> None:
         self._nodes = nodes
@@ -29,8 +30,8 @@ class FleetCalls:
     async def open_session(
         self, cache_salt: bytes = b"", targets: SessionTargets = ANY
     ) -> AsyncSession:
-        """Open a session on the better of two nodes. It moves if its node rejects it, dies, or
-        misses a target."""
+        """Open a session on the better of two nodes. The session moves if its node rejects it,
+        dies, or misses a latency target. targets: latency targets of the session."""
         life = MovingSession(Conversation(cache_salt), self._retry, self._nodes, targets)
         return await opened(life, self._wire)
 
@@ -45,7 +46,8 @@ class FleetCalls:
 
 
 class Fleet:
-    """A channel to each decode node. Any thread may use it. Raises ClientError."""
+    """A client of several decode nodes, with a channel to each. Any thread may use it. Raises
+    ClientError."""
 
     def __init__(
         self,
@@ -55,15 +57,16 @@ class Fleet:
         api_key: str = "",
         retry: RetryPolicy | None = None,
     ) -> None:
-        """targets: HOST:PORT of each node; all have the same model and keys. Other arguments are
-        Client's. Raises TlsError, and ValueError for an empty list or a repeated target."""
+        """Open the channels. targets: HOST:PORT of each node; all have the same model and keys.
+        Other arguments are Client's. Raises TlsError, and ValueError for an empty list or a
+        repeated target."""
         nodes = DecodeNodes(targets)
         channels = {node: open_channel(node, tls) for node in nodes.addresses}
         self._calls = FleetCalls(nodes, BlockingWire(channels, api_key), retry)
 
     def open_session(self, cache_salt: bytes = b"", targets: SessionTargets = ANY) -> Session:
-        """Open a session on the better of two nodes. It moves if its node rejects it, dies, or
-        misses a target."""
+        """Open a session on the better of two nodes. The session moves if its node rejects it,
+        dies, or misses a latency target. targets: latency targets of the session."""
         return Session(run(self._calls.open_session(cache_salt, targets)))
 
     def close(self) -> None:
@@ -77,7 +80,7 @@ class Fleet:
 
 
 class AsyncFleet(FleetCalls):
-    """A Fleet on one event loop. Raises ClientError."""
+    """A Fleet for asyncio: its calls are awaited on one event loop. Raises ClientError."""
 
     def __init__(
         self,
@@ -87,7 +90,7 @@ class AsyncFleet(FleetCalls):
         api_key: str = "",
         retry: RetryPolicy | None = None,
     ) -> None:
-        """Open the channels, as Fleet. REQUIRES: a running event loop."""
+        """Open the channels. Arguments are those of Fleet. REQUIRES: a running event loop."""
         nodes = DecodeNodes(targets)
         channels = {node: open_async_channel(node, tls) for node in nodes.addresses}
         super().__init__(nodes, AioWire(channels, api_key), retry)

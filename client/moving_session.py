@@ -1,9 +1,10 @@
 """The rules of a session over several decode nodes, and the choice of its node.
 
-The node of a session has its cursor and the turn's end. The session stays there until the node
-rejects it or is gone. It also leaves if its tokens missed their target and another node promises
-clearly better. Before it leaves, it asks the old node to hand its state back to a prefill node, for
-use by the next node. If this fails or is slow, the prompt is computed again. Makes no call itself.
+The node of a session holds its cursor and the state at the last turn's end. The session stays there
+until the node rejects it or is gone. It also moves if its tokens missed their target and another
+node promises clearly better. Before it moves, it asks the old node to hand its state back to a
+prefill node, for use by the next node. If this fails or is slow, the prompt is computed again.
+Makes no call itself.
 
 DecodeNodes holds addresses, no channels. Any thread may use it. Invariant: a failed node is not
 selected for a while if there are others, so a thousand sessions do not each hit the failure.
@@ -27,16 +28,17 @@ from .errors import ClientError, RetryPolicy
 from .session_protocol import Call, Conversation, SessionLife, Steps
 
 DRAWN = 2
-"""Number of nodes compared. The better of two is nearly as good as the best of all, and the fleet
-gets few load queries."""
+"""Number of decode nodes compared for a session. The better of two is nearly as good as the best of
+all, and the fleet gets few load queries."""
 MOST_ASKED = 8
-"""Limit of nodes queried if the first ones do not answer."""
+"""Largest number of nodes queried for one session if the first ones do not answer."""
 _LEFT_ALONE_SECONDS = 5.0
 
 
 class DecodeNodes:
     def __init__(self, addresses: Sequence[str], clock: Clock = time.monotonic) -> None:
-        """addresses: HOST:PORT of each node. At least one; no repeats."""
+        """Set up the choice of nodes. addresses: HOST:PORT of each node. At least one; no
+        repeats."""
         if not addresses or len({*addresses}) != len(addresses):
             raise ValueError(f"name decode nodes, each once: not {list(addresses)}")
         self.addresses = tuple(addresses)
@@ -46,8 +48,8 @@ class DecodeNodes:
         self._lock = Lock()
 
     def in_turn(self, without: Collection[str]) -> list[str]:
-        """Return at most MOST_ASKED nodes in random order, recently failed ones last. Nodes in
-        `without` are left out, unless no other node exists."""
+        """Return at most MOST_ASKED nodes to try, in random order, recently failed ones last. Nodes
+        in `without` are left out, unless no other node exists."""
         with self._lock:
             now = self._clock()
             failed = {node for node, at in self._failed.items() if now - at < _LEFT_ALONE_SECONDS}
@@ -64,13 +66,13 @@ class DecodeNodes:
             self._failed.pop(node, None)
 
     def placed(self, node: str) -> int:
-        """Return the number of sessions on the node."""
+        """Return the number of this client's sessions on the node."""
         with self._lock:
             return self._placed[node]
 
     def moved(self, before: str | None, after: str | None) -> None:
-        """Count a session's move between nodes. before: None for a new session. after: None for a
-        closed one."""
+        """Count a session's move between nodes. before: its old node; None for a new session.
+        after: its new node; None for a closed session."""
         with self._lock:
             if before is not None:
                 self._placed[before] -= 1
@@ -82,24 +84,24 @@ LOAD_SECONDS = 1.0
 TTFT_HEADER = "x-slo-ttft-ms"
 _SLOW = "slow"
 _LEAST_JUDGED = 8
-"""Least number of token gaps for judging a node's pace."""
+"""Least number of gaps between tokens for judging a node's pace."""
 _REFUSALS = frozenset(
     {
         *("draining", "overloaded", "queue_timeout", "busy", "behind"),
         *("session_limit", "not_served_here"),
     }
 )
-"""Rejections leading a session to another node. Rejections by the caller's own limits are not
-included."""
+"""Kinds of a node's rejections of a session. After such a rejection the session tries another node.
+Rejections by the caller's own limits are not included."""
 _GONE = frozenset({StatusCode.UNAVAILABLE, StatusCode.CANCELLED, StatusCode.DEADLINE_EXCEEDED})
 
 
 @dataclass(frozen=True)
 class SessionTargets:
-    """Targets in seconds; None: any. first_token: until a turn's first token; a node rejects the
-    turn if it expects to miss the target (`x-slo-ttft-ms`). between_tokens: mean time between an
-    answer's tokens. hand_back: longest wait of a move for the old node's state; 0: do not ask for
-    it."""
+    """A session's latency targets in seconds; None: no target. first_token: time until a turn's
+    first token; a node rejects the turn if it expects to miss the target (`x-slo-ttft-ms`).
+    between_tokens: mean time between an answer's tokens. hand_back: longest wait of a move for the
+    old node's state; 0: do not ask for it."""
 
     first_token: float | None = None
     between_tokens: float | None = None
@@ -108,10 +110,10 @@ class SessionTargets:
 
 @dataclass(frozen=True)
 class Move:
-    """A session's move from one node to another. why: the refusal's kind or status, or `slow`.
+    """A session's move from one node to another. why: the rejection's kind or status, or `slow`.
     pulled_tokens: tokens fetched by a prefill node from the old node. It is 0 if the prefill node
-    had as much, if computing was faster, or if the caller may not see it. None: no state was handed
-    back."""
+    had as many tokens, if computing was faster, or if the number is hidden from the caller. None:
+    no state was handed back."""
 
     left: str
     entered: str
@@ -132,19 +134,20 @@ class MovingSession(SessionLife):
         id: str = "",
         node: str = "",
     ) -> None:
-        """id, node: present id and node of the session, if any."""
+        """Set up a session. id, node: the session's present id and node; empty if it has none."""
         super().__init__(conversation, retry, id)
         self.node = node
         self.moves: list[Move] = []
         self._nodes = nodes
         self._targets = targets
         self._asked_at = ""
-        """Node of the last attempt to open the session."""
+        """Address of the node asked last to open the session; empty before the first attempt."""
         self._refused: dict[str, str] = {}
-        """The reasons of the nodes' rejections of the present call, by node."""
+        """Reasons of rejections of the present call, by the rejecting node."""
         self._slow = False
         self._handed_back: dict[str, int | None] = {}
-        """Tokens pulled from the old node, by the session's id there."""
+        """Number of tokens pulled from the old node, by the session's id on that node; None: no
+        state was handed back."""
         if node:
             self._ask_at(node)
         if targets.first_token is not None:
@@ -212,8 +215,8 @@ class MovingSession(SessionLife):
         self._handed_back = {}
 
     def _place(self) -> Steps[str]:
-        """Return the better of two answering nodes. If none answers, return the first, for its
-        failure to be raised."""
+        """Return the node for the session: the better of two answering nodes. If none answers,
+        return the first, for its failure to be raised."""
         loads: dict[str, DecodeLoad] = {}
         in_turn = self._nodes.in_turn(self._refused)
         for node in in_turn:
@@ -251,7 +254,8 @@ class MovingSession(SessionLife):
         return int(reply.pulled.tokens)
 
     def _look_around(self) -> Steps[None]:
-        """Prepare to leave a node after a slow answer, if another node promises better."""
+        """After a slow answer, compare other nodes with the session's node. If another node
+        promises better, mark the session to move."""
         target = self._targets.between_tokens
         busy = self._turn is not None or self._lost or self._closed
         if not self._slow or target is None or busy:

@@ -1,4 +1,4 @@
-"""The client's requests: a prompt, the sampling of its answer, and the calls for both."""
+"""The client's requests: a prompt, the sampling of its answer, and the calls for sending them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from tasuki.engine.messages.proto import TARGETS
 from tasuki.proto import inference_pb2 as pb
 
 AnswerOf = TypeVar("AnswerOf")
-"""AnswerStream or AsyncAnswer."""
+"""Type of the returned answer: AnswerStream (blocking) or AsyncAnswer (asyncio)."""
 
 
 class SamplingOptions(TypedDict, total=False):
-    """Fields of tasuki.v1.Sampling; a missing one has the server's default. At most one of
-    json_schema (its text), regex, grammar and choices."""
+    """Sampling options of an answer: the fields of tasuki.v1.Sampling. A missing field has the
+    server's default. At most one of json_schema (its text), regex, grammar and choices."""
 
     max_new_tokens: int
     temperature: float
@@ -42,7 +42,7 @@ class SamplingOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Prompt:
-    """Exactly one of text, token_ids and messages (each with role and content)."""
+    """A prompt: exactly one of text, token_ids and messages (each with role and content)."""
 
     text: str | None = None
     token_ids: Sequence[int] | None = None
@@ -54,7 +54,7 @@ class Prompt:
             raise ValueError("give exactly one of text, token_ids and messages")
 
     def fields(self) -> dict[str, Any]:
-        """Return the keyword arguments of a request; None for missing ones."""
+        """Return the prompt as keyword arguments of a request; None for missing ones."""
         ids, messages = self.token_ids, self.messages
         return {
             "text": self.text,
@@ -73,7 +73,7 @@ def sampling_to_proto(sampling: SamplingOptions) -> pb.Sampling:
 
 
 class ClientRequests(Generic[AnswerOf]):
-    """The requests of a client, blocking or awaited."""
+    """The requests of a client without a session, blocking or awaited."""
 
     def generate(
         self,
@@ -94,10 +94,10 @@ class ClientRequests(Generic[AnswerOf]):
 
         Client makes the call at once, AsyncClient when the answer is first awaited. priority: the
         lowest of a caller's requests begins first. n: number of answers; answer i is sampled with
-        seed + i. prompt_logprobs: number of likeliest tokens shown with each of the prompt's
+        seed + i. prompt_logprobs: number of likeliest tokens returned with each of the prompt's
         tokens; None: no scores. prediction: expected tokens of the answer; the answer may then come
-        sooner. targets: a node rejects the request at once if it expects to miss one, with a
-        ClientError of kind `overloaded` and retry_after. Raises ValueError.
+        sooner. targets: latency targets; a node rejects the request at once if it expects to miss
+        one, with a ClientError of kind `overloaded` and retry_after. Raises ValueError.
         """
         if n < 1:
             raise ValueError(f"n must be at least 1, not {n}")
@@ -120,7 +120,7 @@ class ClientRequests(Generic[AnswerOf]):
 
 
 class SessionRequests(Generic[AnswerOf]):
-    """The requests of a session, blocking or awaited."""
+    """The requests on a session, blocking or awaited."""
 
     def generate(
         self,
@@ -130,8 +130,8 @@ class SessionRequests(Generic[AnswerOf]):
         targets: Targets = NO_TARGETS,
         **sampling: Unpack[SamplingOptions],
     ) -> AnswerOf:
-        """Answer the conversation so far. A finished answer becomes part of it. priority: the
-        lowest of a caller's requests begins first."""
+        """Request an answer to the conversation so far. A finished answer becomes part of the
+        conversation. priority: the lowest of a caller's requests begins first."""
         request = pb.SessionGenerateRequest(
             request_id=request_id,
             sampling=sampling_to_proto(sampling),

@@ -1,4 +1,5 @@
-"""The blocking client of one node, and its sessions. It runs those of aio.py to their ends.
+"""The blocking client of one node, and its sessions. It runs the coroutines of aio.py to their
+ends.
 
 It uses no loop and no extra thread: each call blocks its caller (channel.py).
 """
@@ -29,8 +30,8 @@ class Client(ClientRequests[AnswerStream]):
         api_key: str = "",
         retry: RetryPolicy | None = None,
     ) -> None:
-        """target: HOST:PORT. tls: None for plain text. retry: rule for failed calls. Raises
-        TlsError."""
+        """Open the channel. target: HOST:PORT. tls: None for plain text. retry: rule for failed
+        calls. Raises TlsError."""
         self._calls = NodeCalls(BlockingWire({"": open_channel(target, tls)}, api_key), retry)
 
     def _ask(self, request: pb.GenerateRequest, choices: int) -> AnswerStream:
@@ -45,19 +46,19 @@ class Client(ClientRequests[AnswerStream]):
         return Session(run(self._calls.open_session(cache_salt)))
 
     def stats(self) -> pb.StatsResponse:
-        """Return the node's counts, as AsyncClient.stats."""
+        """Return the node's counts of pages and slots, as AsyncClient.stats."""
         return run(self._calls.stats())
 
     def explain(self, request_id: str) -> pb.ExplainResponse:
-        """Return a request's end, as AsyncClient.explain."""
+        """Return the report on an ended request, as AsyncClient.explain."""
         return run(self._calls.explain(request_id))
 
     def flush(self) -> int:
-        """Drop cached states, as AsyncClient.flush."""
+        """Drop the unused cached states of the node, as AsyncClient.flush."""
         return run(self._calls.flush())
 
     def watch_cache(self, stream: str = "usable") -> Iterator[EventBatch]:
-        """Yield the cache's changes, as AsyncClient.watch_cache."""
+        """Yield the changes of the node's cache, as AsyncClient.watch_cache."""
         watch = CacheWatch(self._calls.wire, stream)
         try:
             while (batch := run(watch.next_batch())) is not None:
@@ -82,7 +83,7 @@ class Session(SessionRequests[AnswerStream]):
     """
 
     def __init__(self, session: AsyncSession) -> None:
-        """session: a session over a BlockingWire."""
+        """Wrap an asyncio session. session: a session over a BlockingWire."""
         self._session = session
 
     @property
@@ -92,7 +93,7 @@ class Session(SessionRequests[AnswerStream]):
 
     @property
     def moves(self) -> tuple[Move, ...]:
-        """Return the moves so far, as AsyncSession.moves."""
+        """Return the session's moves between nodes so far, as AsyncSession.moves."""
         return self._session.moves
 
     @property
@@ -108,7 +109,7 @@ class Session(SessionRequests[AnswerStream]):
         return AnswerStream(self._session.answer(request))
 
     def fork(self) -> "Session":
-        """Return a second session, as AsyncSession.fork."""
+        """Return a second session with the same conversation, as AsyncSession.fork."""
         return Session(run(self._session.fork()))
 
     def close(self) -> None:

@@ -2,8 +2,8 @@
 
 Each operation is a generator of steps. It yields a Call, a Pause or a ReadTurn, and receives the
 step's result. If the step failed, a ClientError is thrown into it (`advance`). AsyncSession runs
-the steps. Makes no call itself. Invariant: the conversation holds only input and answers confirmed
-by the node.
+the steps. This module makes no call itself. Invariant: the conversation holds only input and
+answers confirmed by the node.
 """
 
 from collections.abc import Generator, Iterator, Sequence
@@ -25,8 +25,9 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Call:
-    """One unary call of the Session service, by the method's name. Its result is the response.
-    node: the address; empty if the client has only one node. seconds: timeout; None: no timeout."""
+    """A step: one unary call of the Session service, by the method's name. Its result is the
+    response. node: the address; empty if the client has only one node. seconds: timeout; None: no
+    timeout."""
 
     method: str
     request: Any
@@ -41,19 +42,19 @@ class Pause:
 
 @dataclass(frozen=True)
 class ReadTurn:
-    """A step: read the answer of this turn to its end."""
+    """A step: read the answer of a session's turn to its end."""
 
     turn: "Turn"
 
 
 class Turn(Protocol):
-    """An answer in the course of being read."""
+    """A session's turn with an answer being read."""
 
     cancelled: bool
 
     @property
     def finished(self) -> bool:
-        """Return True once the whole answer has been read."""
+        """Return True once the turn's whole answer has been read."""
 
 
 Steps = Generator[Call | Pause | ReadTurn, Any, Result]
@@ -61,14 +62,14 @@ Steps = Generator[Call | Pause | ReadTurn, Any, Result]
 
 @dataclass(frozen=True)
 class Over(Generic[Result]):
-    """The result of an operation after its last step."""
+    """The end of an operation, with its result, after its last step."""
 
     result: Result
 
 
 def advance(steps: Steps[Result], outcome: Any) -> Call | Pause | ReadTurn | Over[Result]:
-    """Return the next step. outcome: the last step's result, None before the first, or the
-    ClientError of a failed step. Raises ClientError if it ends the operation."""
+    """Return the operation's next step. outcome: the last step's result, None before the first, or
+    the ClientError of a failed step. Raises ClientError if this error ends the operation."""
     try:
         return steps.throw(outcome) if isinstance(outcome, ClientError) else steps.send(outcome)
     except StopIteration as end:
@@ -97,7 +98,7 @@ class Conversation:
         return Conversation(self.cache_salt, self._pieces)
 
     def replay(self, session_id: str) -> Iterator[pb.SessionAppendRequest]:
-        """Yield the appends for rebuilding the conversation in an empty session."""
+        """Yield the Append requests to rebuild the conversation in an empty session."""
         for piece in self._pieces:
             request = pb.SessionAppendRequest(session_id=session_id)
             request.MergeFrom(piece)
@@ -109,18 +110,19 @@ CLOSE_SECONDS = 1.0
 
 
 class SessionLife:
-    """A conversation with a node. The node may forget it. One operation at a time. A subclass
-    selects the node and decides about moves (moving_session.py).
+    """A conversation and its session on a node. The node may forget the session. One operation at a
+    time. A subclass selects the node and decides about moves (moving_session.py).
 
     node: address of the node with this id; empty if there is only one node.
     """
 
     node = ""
     metadata: tuple[tuple[str, str], ...] = ()
-    """gRPC metadata of its turns."""
+    """gRPC metadata sent with each turn of the session."""
 
     def __init__(self, conversation: Conversation, retry: RetryPolicy, id: str) -> None:
-        """id: the node's id of the session; empty until the node has given one."""
+        """Set up a session. id: the node's id of the session; empty until the node has given
+        one."""
         self.id = id
         self.retry = retry
         self._conversation = conversation
@@ -132,7 +134,7 @@ class SessionLife:
         yield from self._persist(None)
 
     def append(self, prompt: Prompt) -> Steps[int]:
-        """Append the prompt. Return the conversation's length in tokens."""
+        """Append the prompt to the conversation. Return the conversation's length in tokens."""
         reply = yield from self._persist("Append", pb.SessionAppendRequest(**prompt.fields()))
         self._conversation.appended(prompt)
         return int(reply.total_tokens)
@@ -165,8 +167,8 @@ class SessionLife:
         self._turn = turn
 
     def turn_failed(self, error: ClientError) -> bool:
-        """Mark the session as lost after a failed attempt, because the node may or may not have the
-        answer. Return True if another node should be tried at once."""
+        """Mark the session as lost after a failed attempt of its turn, because the node may or may
+        not have the answer. Return True if another node should be tried at once."""
         self._lost = True
         return self._goes_elsewhere(error)
 
@@ -176,7 +178,8 @@ class SessionLife:
             self._conversation.answered(answer.token_ids)
 
     def _persist(self, method: str | None, request: Any = None) -> Steps[Any]:
-        """Make a call on the session. If the node has lost the session, open it again first."""
+        """Make a call on the session, and open the session again first if the node has lost it.
+        method: name of the call; None: only open a lost session."""
         pauses = self.retry.pauses()
         while True:
             try:
@@ -222,11 +225,12 @@ class SessionLife:
                 yield Call("Close", closing, left[0], CLOSE_SECONDS)
 
     def _twin(self, conversation: Conversation, id: str) -> "SessionLife":
-        """Return a session with `id` on the same node."""
+        """Return a session of `conversation` on the same node. id: the node's id of the new
+        session."""
         return SessionLife(conversation, self.retry, id)
 
     def _look_around(self) -> Steps[None]:
-        """Mark the session as lost, before a call, if it should move."""
+        """Mark the session as lost, before a call, if it should move to another node."""
         yield from ()
 
     def _where_to_open(self) -> Steps[str]:
@@ -234,11 +238,11 @@ class SessionLife:
         return self.node
 
     def _entered(self, left: str) -> None:
-        """Record the opening on a new node. left: the old node; empty: none."""
+        """Record the session's opening on a new node. left: the old node's address; empty: none."""
 
     def _goes_elsewhere(self, error: ClientError) -> bool:
-        """Return True if the failure is a reason to try at once on another node."""
+        """Return True if the call's failure is a reason to try at once on another node."""
         return False
 
     def _taken(self) -> None:
-        """Record a call accepted by the node."""
+        """Record a call accepted by the session's node."""

@@ -1,1 +1,1 @@
-"""Metrics, a node's history and its page, all from the engine's messages."""
+"""Metrics, a node's history and its dashboard page, all from the engine's messages."""

@@ -1,7 +1,7 @@
 """A node's health and its faults, in words for its page and the fleet's page. Pure.
 
-troubles_of() lists the faults for both pages. health() gives the word and its reasons at the top of
-a node's page.
+troubles_of() lists the faults for both pages. health() gives one word on the node, and the reasons
+for it, shown at the top of the node's page.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -13,11 +13,11 @@ from tasuki.engine.messages.types import ErrorKind
 
 CONNECTED = "connected"
 BUSY = (ErrorKind.OVERLOADED, ErrorKind.QUEUE_TIMEOUT)
-"""Refusals caused by a lack of capacity. Other refusals are caused by the client."""
+"""Kinds of refusals caused by a lack of capacity. The client causes all other refusals."""
 
 
 class Level(IntEnum):
-    """Urgency of a fault. A node is sorted and marked by its worst level."""
+    """Urgency of a fault. A node is sorted and marked by its worst fault's level."""
 
     FINE = 0
     SLOW = 1
@@ -38,8 +38,8 @@ def troubles_of(
     lost_handovers: float,
     refused: float,
 ) -> list[Trouble]:
-    """Return the faults. links: to prefill nodes, by state. lost_handovers, refused: requests, in
-    the last minute."""
+    """Return the node's faults. links: number of links to prefill nodes, by state. lost_handovers,
+    refused: numbers of requests in the last minute."""
     found = []
     if not invariants_hold:
         found.append(Trouble(Level.FAULTY, "the cache's invariants are broken"))
@@ -67,19 +67,21 @@ def to_json(trouble: Trouble) -> Mapping[str, object]:
 
 
 _STANDS = 10.0
-"""Seconds. An older sample of the counters shows an engine without a step since then."""
+"""Age in seconds. If the last sample of the counters is older, the engine has taken no step since
+then."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """A node's own state. lost: the reason of its engine's death; None while the engine lives."""
+    """A node's own state. lost: the reason of its engine's death; None while the engine lives.
+    draining: the node drains."""
 
     lost: str | None = None
     draining: bool = False
 
 
 AskStanding = Callable[[], Standing]
-"""Returns a node's own state, now."""
+"""A function without arguments. Returns a node's present state."""
 
 
 def health(

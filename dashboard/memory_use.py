@@ -1,7 +1,8 @@
 """The use of an arena's memory, in the one unit shown by pages, log and terminal.
 
-Pure. Shares are of the arena's bytes. A slot takes a slab. A page takes its part of a slab,
-independent of the slab's other pages. So a gap between pages is free.
+Pure. Shares are of the arena's bytes. A slab is a fixed-size part of the arena. A state slot takes
+a whole slab. A KV page takes its part of a slab, independent of the slab's other pages. So a gap
+between pages is free.
 """
 
 from collections.abc import Mapping
@@ -13,8 +14,9 @@ _CACHED = "evictable"
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Bytes. in_use: held by requests, hand-overs and fences; none of it can be evicted now.
-    cached: kept for later prompts, and evicted if memory is needed. size: all of the arena."""
+    """The use of an arena's memory, in bytes. in_use: held by requests, hand-overs and fences; none
+    of it can be evicted now. cached: kept for later prompts, and evicted if memory is needed. size:
+    all of the arena."""
 
     in_use: float
     cached: float
@@ -29,7 +31,7 @@ class MemoryUse:
         return max(0.0, self.size - self.in_use - self.cached)
 
     def words(self) -> str:
-        """Return both shares as a text for log and terminal."""
+        """Return the shares in use and cached as a text for log and terminal."""
         return f"memory {self._share(self.in_use)} in use, {self._share(self.cached)} cached"
 
     def to_json(self) -> dict[str, float]:
@@ -51,8 +53,9 @@ def memory_use(
     slab_bytes: float,
     page_bytes: float,
 ) -> MemoryUse | None:
-    """Return the memory use; None if the size of the arena or of a page is not known. pages, slots:
-    counts by owner. slabs: number in the arena. page_bytes: bytes of one page, over all layers."""
+    """Return the memory use of an arena; None if the size of the arena or of a page is not known.
+    pages, slots: number of each by owner. slabs: number of slabs in the arena. page_bytes: bytes of
+    one page, over all layers."""
     if slabs <= 0 or slab_bytes <= 0 or page_bytes <= 0:
         return None
     page = slab_bytes / max(1, slab_bytes // page_bytes)

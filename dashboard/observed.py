@@ -1,8 +1,8 @@
 """Inputs of metrics, history and traces: plain values.
 
-ObservedMessage: the engine's messages observed by them. Observers see only the number of tokens.
-NodeReport: a node's counters at one moment, the source of every gauge. FrontReport: the API
-server's own state at one moment, available even if the engine does not answer.
+ObservedMessage: the type of the engine's messages given to metrics, history and traces. They get
+only the number of tokens. NodeReport: a node's counters at one moment, the source of every gauge.
+FrontReport: the API server's own state at one moment, available even if the engine does not answer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,11 +34,12 @@ ObservedMessage = (
 
 @dataclass(frozen=True)
 class NodeReport:
-    """Counters of a node. prefill_nodes: counts by state. windows: counts of layer chunks sent
-    here, by outcome. sent: counters of a node handing prompts over. peers: the progress reported by
-    linked nodes, by address or name. chat_tokens: tokens of rendered conversations, by their
-    source; empty for a node without rendering. links: a decode node's links to prefill nodes.
-    about: `node` (its name), `role`, `model`, `version`, and `started_at` in seconds since 1970."""
+    """The counters of a node at one moment. prefill_nodes: number of prefill nodes by state.
+    windows: number of layer chunks sent here, by outcome. sent: counters of a node handing prompts
+    over. peers: the progress reported by linked nodes, by address or name. chat_tokens: tokens of
+    rendered conversations, by their source; empty for a node without rendering. links: a decode
+    node's links to prefill nodes. about: `node` (its name), `role`, `model`, `version`, and
+    `started_at` in seconds since 1970."""
 
     stats: StatsReply
     prefill_nodes: Mapping[str, int] = field(default_factory=dict)
@@ -52,7 +53,7 @@ class NodeReport:
 
 class NodeState(Enum):
     """State of a node for load balancers. starting: the engine has not answered yet. lost: the
-    engine has died, or the watchdog gave it up."""
+    engine has died, or the watchdog declared it dead."""
 
     STARTING = "starting"
     READY = "ready"
@@ -62,7 +63,8 @@ class NodeState(Enum):
 
 @dataclass(frozen=True)
 class DiskRoom:
-    """Bytes of a file system. free: available to a user without privileges. total: all."""
+    """Space of a file system in bytes. free: space available to a user without privileges. total:
+    all space."""
 
     free: int
     total: int
@@ -70,10 +72,10 @@ class DiskRoom:
 
 @dataclass(frozen=True)
 class FrontReport:
-    """The API server's state. silent_seconds: time for which the engine has owed its counters; 0 if
-    the counters are current. failures: clients' calls ended by an error, by kind. certificates:
-    expiry of the certificates in use in seconds since 1970, by setting. disks: free space of each
-    configured folder, by its setting."""
+    """The API server's state at one moment. silent_seconds: time since the unanswered question for
+    the engine's counters; 0 if the counters are current. failures: number of clients' calls ended
+    by an error, by kind. certificates: expiry of the certificates in use in seconds since 1970, by
+    setting. disks: free space of each configured folder, by its setting."""
 
     state: NodeState = NodeState.READY
     silent_seconds: float = 0.0

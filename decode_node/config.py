@@ -1,4 +1,4 @@
-"""Settings of a decode node beside those of its engine and server, and the deadlines of
+"""Settings of a decode node, without those of its engine and server, and the deadlines of
 hand-overs."""
 
 from dataclasses import dataclass, field
@@ -83,8 +83,8 @@ class DecodeConfig(WireOptions):
             check_target(target, "prefill")
 
     def membership(self, access: EtcdAccess) -> Membership:
-        """Return the source of prefill nodes set by the settings. access: to etcd. Raises
-        EtcdAccessError."""
+        """Return the source of prefill nodes named by the settings: a list, a file or etcd. access:
+        access to etcd. Raises EtcdAccessError."""
         if self.etcd:
             # This loads aiohttp, and no command line should wait for that.
             from tasuki.server.discovery.etcd import Etcd
@@ -105,16 +105,16 @@ class DecodeConfig(WireOptions):
 
 @dataclass(frozen=True)
 class HandoverSettings:
-    """Deadlines of hand-overs, in seconds unless said otherwise.
+    """Limits for hand-overs on a decode node, in seconds unless said otherwise.
 
-    silence: heartbeat timeout of a prefill node; shorter than the lease, or else rooms would be
+    silence: heartbeat timeout of a prefill node; shorter than the lease, or else transfers would be
     stopped one by one before. connect: limit of one attempt to connect. retry_first, retry_last:
-    first and longest pause between attempts; the pause doubles each time. landing: time between
-    Done and the arrival of the last layer chunk. acknowledge: limit of one abort's reply. write:
-    limit for the prefill node to take one message of a room. patience: limit for a lost room to be
-    fenced; beyond it the connection is given up, so its lease runs out. attempts: number of prefill
-    nodes tried for one prompt before it is prefilled here. deadlines, pull: deadlines of rooms and
-    of pulls, by state.
+    first and longest pause between attempts; the pause doubles each time. landing: limit from a
+    transfer's final status until its last layer chunk arrives. acknowledge: limit of one abort's
+    reply. write: limit for the prefill node to take one message of a transfer. patience: limit for
+    a lost transfer to be fenced; beyond it the connection is given up, so its lease runs out.
+    attempts: number of prefill nodes tried for one prompt before this node prefills it. deadlines,
+    pull: longest time without progress in each state, of transfers and of pulls.
     """
 
     silence: float = 3.0

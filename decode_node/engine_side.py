@@ -1,7 +1,7 @@
-"""Part of a decode node inside its engine's process: engine, receiver and links to prefill nodes.
+"""Part of a decode node in its engine's process: engine, receiver and links to prefill nodes.
 
-Owns the receiver, the sender (for pulls), the links and the hand-over's event loop. Links and rooms
-live on this loop, so client requests never delay a heartbeat. Implements EngineSide.
+Owns the receiver, the sender (for pulls), the links and the hand-over's event loop. Links and
+transfers live on this loop, so client requests never delay a heartbeat. Implements EngineSide.
 """
 
 import asyncio
@@ -29,9 +29,9 @@ from tasuki.utils.tls import ClientTls
 
 
 def dialling(server_config: ServerConfig, config: DecodeConfig) -> Dialling:
-    """Return how to dial prefill nodes; this node shows them the certificate of its client server.
-    Raises TlsError, and MembershipError if a prefill node named by the settings must not be
-    dialled."""
+    """Return the rule for connecting to prefill nodes; this node shows them the certificate of its
+    client server. Raises TlsError, and MembershipError if a prefill node named by the settings must
+    not be connected to."""
     credentials = None
     if config.prefill_ca:
         tls = ClientTls(config.prefill_ca, server_config.tls_cert, server_config.tls_key)
@@ -47,8 +47,8 @@ def _settings(config: EngineConfig) -> HandoverSettings:
 
 
 class DecodeSide(PairSide):
-    """Engine's side of a decode node. REQUIRES: `plane` is over parts.arena. Raises TlsError,
-    MembershipError."""
+    """Engine's side of a decode node. REQUIRES: the data plane `plane` is over the engine's arena,
+    parts.arena. Raises TlsError, MembershipError."""
 
     handover_address = None
 
@@ -116,7 +116,7 @@ class DecodeSide(PairSide):
             raise
 
     async def retire(self) -> None:
-        """Do nothing: a decode node does not announce itself."""
+        """Do nothing: a decode node is registered nowhere for its peers."""
 
     async def end_handover(self) -> None:
         await self.loop.end(self.links.stop(), STOP_SECONDS)

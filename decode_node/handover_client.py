@@ -1,14 +1,14 @@
-"""Receiving half of hand-overs: links to prefill nodes, and a room for each prompt sent to one.
+"""Receiving half of hand-overs: links to prefill nodes, and a transfer for each prompt sent to one.
 
-Owns live rooms, and the links through `prefill_links`. Turns engine messages into rooms' events and
-back; knows no bytes and no caches.
+Owns live transfers, and the links through `prefill_links`. Turns engine messages into transfers'
+events and back; knows no bytes and no caches.
 
 Thread rule: the hand-over's event loop; deliver() may be called from any thread.
 
 Invariants: every HandoverWanted is answered, because the engine waits for the answer without a
 deadline of its own. The answer comes at once if no prefill node is connected. It comes also if a
-room fails in an unforeseen way. A room unknown to this client has no writer, so a grant or a
-cancellation that crossed its end is fenced at once.
+transfer fails in an unforeseen way. A transfer unknown to this client has no writer. So a
+destination or a cancellation arriving after its end is answered as fenced at once.
 """
 
 import asyncio
@@ -52,23 +52,24 @@ from tasuki.transfer.transports.base import Transport
 log = logging.getLogger(__name__)
 
 _BUSY_SECONDS = 0.5
-"""Seconds between two checks of the load of all prefill nodes."""
+"""Least seconds between two reports to the engine about the load of all prefill nodes."""
 _FETCH_SLACK = 4.0
-"""Factor on the estimated compute time, to limit a fetch. The limit is at least _FETCH_LEAST."""
+"""Time limit of a fetch, as a multiple of the time to compute the fetched tokens. It is limited by
+_FETCH_LEAST and _FETCH_MOST seconds."""
 _FETCH_LEAST, _FETCH_MOST = 2.0, 10.0
 _HOLDERS_FAULT = frozenset({m.FetchOutcome.LATE, m.FetchOutcome.LOST})
 _NOT_FETCHED_FROM_SECONDS = 60.0
-"""Seconds without fetches from a node after a fetch failed by its fault. A node with a long list
-and no data must not delay every prompt."""
+"""Seconds without fetches from a prefill node after it failed one. A node listing many prefixes
+without their data must not delay every prompt."""
 
 
 @dataclass
 class _Asked:
-    """Attempts made for one prompt.
+    """Attempts to prefill one prompt on prefill nodes.
 
-    tried: targets already tried, and not tried again. chosen: the latest of them. moves_to,
-    moved_from: new target, if another node begins the prompt sooner, and the old one; a prompt
-    moves once.
+    tried: HOST:PORT of nodes already tried, not tried again. chosen: choice of the latest node.
+    moves_to: node to move the prompt to, because it can begin sooner; None: no move. moved_from:
+    node the prompt was moved from; empty before a move. A prompt moves once.
     """
 
     tried: tuple[str, ...] = ()
@@ -77,7 +78,8 @@ class _Asked:
     moved_from: str = ""
 
     def move(self) -> None:
-        """Move the prompt to the second choice. REQUIRES: the choice has a second."""
+        """Record the move of the prompt to the second-best node of its choice. REQUIRES: the choice
+        has a second node."""
         assert self.chosen is not None
         # The node is not at fault: it may be asked again if the other one is lost.
         self.tried = self.tried[:-1]
@@ -89,7 +91,8 @@ def _untraced(request: m.RequestId) -> str:
 
 
 class HandoverClient:
-    """Receiving half of hand-overs. Implements LinkOwner too."""
+    """Receiving half of hand-overs, with all links and transfers of a decode node. Implements
+    LinkOwner too."""
 
     def __init__(
         self,
@@ -108,11 +111,11 @@ class HandoverClient:
         route: RouteName = "auto",
         pull_tokens: int = 32,
     ) -> None:
-        """loop: the hand-over's event loop; all methods but deliver() and links run on it.
-        dialling: by default plain text, and on this host only. traceparent: returns the
-        `traceparent` of a live request's span, empty if it has none. progress: returns this node's
-        progress. route: policy to choose a prompt's prefill node. pull_tokens: least tokens worth a
-        pull before any measurement."""
+        """post: sends a message to the engine. loop: the hand-over's event loop; all methods but
+        deliver() and links run on it. dialling: rule for connecting; by default in plain text, and
+        on this host only. traceparent: returns the `traceparent` of a live request's span, empty if
+        it has none. progress: returns this node's progress. route: policy to choose a prompt's
+        prefill node. pull_tokens: least tokens worth a pull before any measurement."""
         self._pull_tokens = pull_tokens
         self._traceparent = traceparent
         self._post = post
@@ -123,12 +126,12 @@ class HandoverClient:
         self._pulls: LiveTransfers[m.TransferId, PullSender] = LiveTransfers()
         self._fetches: LiveTransfers[m.TransferId, IncomingFetch] = LiveTransfers(self._fetch_over)
         self._asked: dict[m.RequestId, _Asked] = {}
-        """By request: the attempts of prompts given to prefill nodes, until they are done,
-        cancelled or prefilled here."""
+        """Attempts of each prompt given to prefill nodes, by request, until it is received,
+        cancelled or prefilled on this node."""
         breaker = ConnectionBreaker(transport, receiver, self._lose_all)
         self._shared = SharedMeans(receiver, breaker, self._settings)
         self._unanswered: set[m.TransferId] = set()
-        """Rooms without an end reported to the engine yet."""
+        """Transfers with an end not reported to the engine yet."""
         self._available = False
         self._busy = m.PrefillBusy(0.0)
         self._busy_looked_at = -math.inf
@@ -152,12 +155,12 @@ class HandoverClient:
 
     @property
     def links(self) -> tuple[PrefillLink, ...]:
-        """Return the links to the present member prefill nodes. It may be called from any
-        thread."""
+        """Return the links to the present prefill nodes. It may be called from any thread."""
         return self._links.members
 
     def statuses(self) -> tuple[PrefillNodeStatus, ...]:
-        """Return the status of each link, with its node's known cache and load. From any thread."""
+        """Return the status of each link, with the known cache and load of its node. It may be
+        called from any thread."""
         return tuple(self._status(link) for link in self.links)
 
     def _status(self, link: PrefillLink) -> PrefillNodeStatus:
@@ -171,8 +174,8 @@ class HandoverClient:
         )
 
     async def start(self) -> None:
-        """Begin to connect; return once every prefill node was reached or its attempt failed.
-        Raises MembershipError."""
+        """Begin to connect. Return once each prefill node is connected or its first attempt has
+        failed. Raises MembershipError."""
         self._links.follow(await anext(self._membership))
         self._following = self._loop.create_task(self._follow(), name="membership")
         await self._links.first_contact(self._settings.connect)
@@ -188,8 +191,8 @@ class HandoverClient:
             log.exception("prefill nodes that come or go are not seen any more: restart this node")
 
     async def stop(self) -> None:
-        """Cancel every room and wait for its fence, at most `patience` seconds; then stop the
-        links."""
+        """Cancel every transfer and wait for its fence, at most `patience` seconds of the settings;
+        then stop the links."""
         await self._passing.stop(self._settings.patience)
         for transfer in self._transfers:
             transfer.put(on.Cancelled())
@@ -207,7 +210,7 @@ class HandoverClient:
         await self._transfers.end(self._settings.patience)
 
     def deliver(self, message: m.Outbox) -> None:
-        """Handle an engine's message about hand-overs."""
+        """Handle a message of the engine about hand-overs. It may be called from any thread."""
         self._loop.call_soon_threadsafe(self._dispatch, message)
 
     def _dispatch(self, message: m.Outbox) -> None:
@@ -245,12 +248,12 @@ class HandoverClient:
                     pull.put(event_of(message))
 
     def _begin(self, wanted: m.HandoverWanted) -> None:
-        """Open a room, or report a loss to the engine on failure."""
+        """Begin the transfer of a wanted hand-over; on an error report its loss to the engine."""
         self._unanswered.add(wanted.transfer_request.transfer_id)
         try:
             self._open(wanted)
         except Exception as error:
-            log.exception("room %d could not be opened", wanted.transfer_request.transfer_id)
+            log.exception("transfer %d could not be opened", wanted.transfer_request.transfer_id)
             self._answer(
                 wanted.transfer_request.transfer_id, wanted.request_id, f"internal error: {error!r}"
             )
@@ -287,15 +290,16 @@ class HandoverClient:
         self._transfers.start(transfer.id, transfer)
 
     def _advise(self, wanted: m.HandoverWanted, holder: Holder) -> None:
-        """Advise the engine to fetch the holder's state. The engine then asks anew."""
+        """Advise the engine to fetch a prefix's state from `holder` first. The engine then asks for
+        the hand-over again."""
         transfer_id = wanted.transfer_request.transfer_id
         self._unanswered.discard(transfer_id)
         seconds = min(max(_FETCH_SLACK * holder.seconds, _FETCH_LEAST), _FETCH_MOST)
         self._post(m.FetchAdvised(transfer_id, holder.link.target, holder.tokens, seconds))
 
     def _fetch(self, wanted: m.FetchWanted) -> None:
-        """Open the room of a fetch, or report a loss to the engine on failure, because prompts wait
-        for the fetch."""
+        """Begin the transfer of a wanted fetch. On an error report its loss to the engine, because
+        prompts wait for the fetch."""
         try:
             is_open = self._open_fetch(wanted)
         except Exception:
@@ -305,7 +309,8 @@ class HandoverClient:
             self._post(m.FetchLost(wanted.transfer_request.transfer_id, m.FetchOutcome.LOST))
 
     def _open_fetch(self, wanted: m.FetchWanted) -> bool:
-        """Return False if the holder is no connected prefill node."""
+        """Begin the transfer of a fetch. Return False if its holder is no connected prefill
+        node."""
         link = self._links.living(wanted.holder)
         connection = None if link is None else link.connection
         if link is None or connection is None:
@@ -327,7 +332,8 @@ class HandoverClient:
         self._end_idle_links()
 
     def _choose(self, wanted: m.HandoverWanted) -> Chosen | None:
-        """Return the chosen prefill node; None if no node or no attempt is left."""
+        """Return the choice of a prefill node for the prompt; None if no node or no attempt is
+        left."""
         asked = self._asked.get(wanted.request_id, _Asked())
         if not self._has_attempt(asked):
             return None
@@ -342,7 +348,8 @@ class HandoverClient:
         return self._router.choose(wanted, excluded, busy, moved_from=asked.moved_from)
 
     def _is_held(self, wanted: m.HandoverWanted) -> bool:
-        """Return True if a prefill node is known to hold the offered tokens and is not leaving."""
+        """Return True if a prefill node, not a leaving one, is known to hold all tokens offered by
+        this node."""
         transfer_request = wanted.transfer_request
         return self._stands_elsewhere(
             wanted.prompt, transfer_request.salt, transfer_request.offered
@@ -360,13 +367,15 @@ class HandoverClient:
         return len(asked.tried) < self._settings.attempts
 
     def _begin_pull(self, grant: m.PullGrant, asked_in: IncomingTransfer) -> PullSender:
-        """Start to send a pull. REQUIRES: the room has no live pull."""
+        """Begin to send a pull. asked_in: transfer of the hand-over pulling. REQUIRES: this
+        transfer has no live pull."""
         pull = PullSender(grant, asked_in, self._post, self._sender, self._settings.pull)
         self._pulls.start(grant.transfer_id, pull)
         return pull
 
     def _say(self, request: m.RequestId, message: m.Inbox) -> None:
-        """Post the message to the engine; add to a loss if another node can be asked."""
+        """Post the message to the engine. If it reports a loss, say if another prefill node can be
+        tried."""
         if isinstance(message, m.HandoverFailed):
             asked = self._asked.get(request, _Asked())
             if message.cause is m.LossCause.MOVED:
@@ -388,12 +397,12 @@ class HandoverClient:
         self._end_idle_links()
 
     def _incoming(self, number: m.TransferId) -> IncomingTransfer | None:
-        """Return the live fetch or hand-over with this number."""
+        """Return the live fetch or hand-over with this transfer id; None if there is none."""
         fetch = self._fetches.get(number)
         return self._transfers.get(number) if fetch is None else fetch
 
     def _answer(self, transfer_id: m.TransferId, request: m.RequestId, reason: str) -> None:
-        """Report a loss if the engine still waits for the room's answer."""
+        """Report a transfer's loss to the engine if no end was reported yet."""
         if transfer_id in self._unanswered:
             self._unanswered.discard(transfer_id)
             self._asked.pop(request, None)
@@ -419,8 +428,8 @@ class HandoverClient:
             self._post(m.PeersChanged(available))
 
     def loads_changed(self) -> None:
-        """Report to the engine the load of other decode nodes on all prefill nodes. Reports at most
-        twice a second, because many nodes report all the time."""
+        """Report to the engine the least prefill wait on any prefill node caused by other decode
+        nodes. Reports at most twice a second, because nodes send their loads all the time."""
         now = time.monotonic()
         if now - self._busy_looked_at < _BUSY_SECONDS:
             return

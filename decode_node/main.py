@@ -18,8 +18,8 @@ CONFIGS = (EngineConfig, ServerConfig, DecodeConfig)
 
 
 def main(argv: Sequence[str], build: "BuildParts | None" = None) -> int:
-    """Run the decode daemon. build: builds the served parts; None: the checkpoint named by the
-    flags."""
+    """Run the decode daemon. build: builds the engine's parts; None: build them from the checkpoint
+    named by the flags."""
     engine_config, server_config, config = parse_configs(
         "tasuki decode", "A decode node.", argv, *CONFIGS
     )

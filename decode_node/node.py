@@ -25,9 +25,9 @@ from tasuki.transfer.data_plane import DataPlane
 
 
 class DecodeNode:
-    """Front and engine in one process. Build it inside a running event loop. Call startup, wait as
-    the daemon does, then call shutdown. REQUIRES: `plane` is over parts.arena. Raises TlsError,
-    MembershipError."""
+    """Decode node with front and engine in one process. Build it inside a running event loop. Call
+    startup, wait as the daemon does, then call shutdown. REQUIRES: the data plane `plane` is over
+    parts.arena. Raises TlsError, MembershipError."""
 
     handover_address = None
 
@@ -71,7 +71,7 @@ class DecodeNode:
         )
 
     async def startup(self) -> str:
-        """Start the node. Return the front's HOST:PORT."""
+        """Start the node. Return HOST:PORT of the server for clients."""
         await self._side.start()
         try:
             return await self.front.startup()
@@ -97,8 +97,9 @@ def decode_front(
     handover: Emit | None = None,
     workers: NodeWorkers | None = None,
 ) -> Node:
-    """Return the front of a decode node, for an engine in this process or in another. handover,
-    workers: see Node."""
+    """Return the front (server for clients) of a decode node, for an engine in this process or in
+    another. handover: takes the engine's messages about hand-overs. workers: front workers
+    answering clients in place of this process."""
     authorities = {"prefill_ca": config.prefill_ca} if config.prefill_ca else {}
     about = about_node(config.name, "decode", front.folder, server_config)
     return Node(

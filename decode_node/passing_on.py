@@ -1,12 +1,12 @@
-"""Requests for the states of ending prefill nodes, to pass each on to a staying prefill node.
+"""Requests for the states of ending prefill nodes, to pass each state on to a staying prefill node.
 
-Asks one by one for states. Owns the asking tasks: a few for each connection with heartbeats of a
-leaving node. Owns also the list of states given to the engine to pass on. Thread rule: the
-hand-over's event loop.
+Asks for one state at a time. Owns the asking tasks: WORKERS for each connection to a leaving node.
+Owns also the list of states given to the engine to pass on. Thread rule: the hand-over's event
+loop.
 
 Invariants: at most WORKERS tasks ask one connection at a time, each with one state in hand. Each
 question reports the outcome of the previous state, unless the connection is lost. Every wait for an
-answer is bounded. If no prefill node stays, nothing is asked for.
+answer is bounded. If no prefill node stays, no state is asked for.
 """
 
 import asyncio
@@ -28,11 +28,11 @@ log = logging.getLogger(__name__)
 WORKERS = 2
 _ASK_SECONDS = 5.0
 _AGAIN_SECONDS = 0.25
-"""Pause in seconds after an answer without a state to pass on now."""
+"""Pause in seconds before the next question, after a leaving node had no state to give now."""
 _FETCH_SECONDS = 5.0
 _PASS_ON_SECONDS = 30.0
-"""Limit in seconds of the fetch and of the room at the drain target. It is longer than the time
-given by an ending node."""
+"""Limit in seconds for passing on one state: its fetch, and its transfer to the drain target. It is
+longer than the time given by an ending node."""
 
 
 class PassingOn:
@@ -44,8 +44,8 @@ class PassingOn:
         on_idle: Callable[[], None],
     ) -> None:
         """post: sends a message to the engine. has_drain_target: returns True if a prefill node
-        stays. is_held: returns True if such a node is known to hold the state. on_idle: called when
-        a connection is no longer asked."""
+        stays. is_held: returns True if a staying node is known to hold the state. on_idle: called
+        when a connection is no longer asked for states."""
         self._post = post
         self._has_drain_target = has_drain_target
         self._is_held = is_held
@@ -56,12 +56,12 @@ class PassingOn:
 
     @property
     def connections(self) -> Iterable[PrefillConnection]:
-        """Return the connections asked now."""
+        """Return the connections to leaving nodes being asked for states."""
         return self._tasks.values()
 
     def leaves(self, link: PrefillLink, connection: PrefillConnection) -> None:
-        """Begin to ask the connection's node for its states, because it ends. REQUIRES: not called
-        before for this connection."""
+        """Begin to ask the connection's node for its states, because it ends. REQUIRES: called once
+        for each connection."""
         for number in range(WORKERS):
             asking = self._ask_all(link, connection)
             task = asyncio.get_running_loop().create_task(asking, name=f"heirs-{number}")
@@ -75,8 +75,8 @@ class PassingOn:
         self._on_idle()
 
     def passed_on(self, message: m.StatePassedOn) -> None:
-        """Handle the engine's report of a state passed on; drop it if no task waits for it any
-        more."""
+        """Handle the engine's report about passing on a state; drop it if no task waits for the
+        report."""
         asked = self._asked.pop(message.query_id, None)
         if asked is not None and not asked.done():
             asked.set_result(message)

@@ -1,11 +1,12 @@
-"""One life of the link to a prefill node: the node's known facts, and the stream of its rooms.
+"""One connection to a prefill node: the facts known of the node, and the stream of its transfers.
 
-Messages of rooms leave in order, in batches. Each incoming message is put before its room. Owns the
-call, from the first room to its end. Knows no state machine. Thread rule: the event loop.
+A link has a new connection after each loss. Messages of transfers are sent in order, in batches.
+Each incoming message is given to its transfer. Owns the streaming call, from the first transfer to
+its end. Knows no state machine. Thread rule: the event loop.
 
-Invariants: say() never waits, so a peer cannot delay a room's next event. The call may fail in any
-way: its channel is closed before it was opened, a write never ends, or the peer does not read. Each
-room on it is then notified exactly once, and of nothing after its failure.
+Invariants: say() never waits, so a peer cannot delay a transfer's next event. The call may fail in
+any way: its channel is closed before it was opened, a write never ends, or the peer does not read.
+Each transfer on it is then notified exactly once, and gets no message after that.
 """
 
 import asyncio
@@ -39,65 +40,69 @@ _AFTER_SAYING = MappingProxyType(
     {"reserve": Place.RECEIVER_AFTER_RESERVE, "grant": Place.RECEIVER_AFTER_GRANT}
 )
 _LAST_WORDS_SECONDS = 1.0
-"""Seconds to read on after a write failed: the peer's last messages may still be on their way, with
-the reason."""
-_CLOSED = "the prefill node closed the room"
+"""Seconds for reading on after a write failed: the peer's last messages may still be on their way,
+with the reason."""
+_CLOSED = "the prefill node closed the transfer"
 
 
 class TransferOnStream(Protocol):
-    """Interface of a room for its stream."""
+    """Interface of a transfer for the stream of its messages."""
 
     @property
     def transfer_id(self) -> int: ...
-    def hear(self, message: pb.SenderMessage) -> None:
-        """Take a message of the peer for this room."""
+    def receive(self, message: pb.SenderMessage) -> None:
+        """Take a message of the peer for this transfer."""
 
     def stream_broke(self, reason: str) -> None:
-        """Handle the end of the stream: no more messages come."""
+        """Handle the end of the stream, for this transfer: no more messages come."""
 
 
 class TransferStream:
     def __init__(
         self, connection: str, open_call: Callable[[], Call], write_seconds: float
     ) -> None:
-        """connection: its name, given by the peer. write_seconds: limit for the peer to take one
-        batch."""
+        """connection: id of the connection, given by the peer. open_call: opens the streaming call.
+        write_seconds: limit for the peer to take one batch."""
         self.open = True
-        """True while rooms may join. False once the call ends, so its failure does not reach new
-        rooms."""
+        """True while transfers may join the stream. It becomes False when the call ends, so the
+        call's failure does not reach new transfers."""
         self._connection = connection
         self._open_call = open_call
         self._write_seconds = write_seconds
         self._transfers: dict[int, TransferOnStream] = {}
-        """Rooms receiving messages: from join() until they leave or the peer closes them."""
+        """Transfers receiving messages, by id: from join() until they leave or the peer closes
+        them."""
         self._outbox: Outbox[pb.ReceiverMessage] = Outbox()
         self._carrying: asyncio.Task[None] | None = None
 
     def join(self, transfer: TransferOnStream) -> None:
-        """Add a room to the stream. REQUIRES: `open` is True, and no room with its number is on the
-        stream."""
+        """Add a transfer to the stream. REQUIRES: `open` is True, and no transfer with its id is on
+        the stream."""
         self._transfers[transfer.transfer_id] = transfer
         if self._carrying is None:
             self._carrying = asyncio.get_running_loop().create_task(self._run(), name="rooms")
 
     def say(self, transfer: TransferOnStream, message: pb.ReceiverMessage) -> None:
-        """Send a message of a room; dropped if the room is no longer on the stream."""
+        """Send a transfer's message; drop it if the transfer is no longer on the stream."""
         if self._transfers.get(transfer.transfer_id) is transfer:
             message.room = transfer.transfer_id
             self._outbox.put(message)
 
     def leave(self, transfer: TransferOnStream) -> None:
-        """Remove an ended room, and hang up unless the peer did. Idempotent."""
+        """Remove an ended transfer from the stream. Notify the peer, unless it closed the transfer
+        first. Idempotent."""
         self.say(transfer, pb.ReceiverMessage(hang_up=pb.HangUp()))
         self.part(transfer)
 
     def part(self, transfer: TransferOnStream) -> None:
-        """Forget a finished room: the peer closes it unasked. Idempotent."""
+        """Remove a finished transfer from the stream without telling the peer: it closes the
+        transfer by itself. Idempotent."""
         if self._transfers.get(transfer.transfer_id) is transfer:
             del self._transfers[transfer.transfer_id]
 
     def end(self, reason: str) -> None:
-        """Break off all rooms, and hang up. Idempotent."""
+        """End the stream: notify all its transfers with the reason, and cancel the call.
+        Idempotent."""
         self._break_off(reason)
         if self._carrying is not None:
             self._carrying.cancel()
@@ -107,8 +112,8 @@ class TransferStream:
             reason = await self._carry(self._open_call())
         except Exception as error:
             # For example, the channel was closed after the connection was chosen.
-            log.debug("no stream of rooms: %r", error)
-            reason = f"the room's stream could not be used: {error!r}"
+            log.debug("no stream of transfers: %r", error)
+            reason = f"the transfer's stream could not be used: {error!r}"
         self._break_off(reason)
 
     def _break_off(self, reason: str) -> None:
@@ -118,7 +123,8 @@ class TransferStream:
             transfer.stream_broke(reason)
 
     async def _carry(self, call: Call) -> str:
-        """Carry messages both ways until the call ends. Return the reason of its end."""
+        """Carry the transfers' messages both ways until the gRPC call ends. Return the reason of
+        its end."""
         reading = asyncio.ensure_future(self._read(call))
         writing = asyncio.ensure_future(self._write(call))
         try:
@@ -142,7 +148,7 @@ class TransferStream:
                 for message in batch.messages:
                     self._heard(message)
         except grpc.aio.AioRpcError as error:
-            return f"the room's stream broke: {error.code().name}: {error.details()}"
+            return f"the transfer's stream broke: {error.code().name}: {error.details()}"
         return _CLOSED
 
     def _heard(self, message: pb.SenderMessage) -> None:
@@ -151,7 +157,7 @@ class TransferStream:
             # The message was sent before the sender knew of the room's end.
             return
         if message.WhichOneof("message") != "closed":
-            transfer.hear(message)
+            transfer.receive(message)
             return
         del self._transfers[message.room]
         why = peer_values.text(message.closed.reason)
@@ -169,29 +175,30 @@ class TransferStream:
             except TimeoutError:
                 return f"the prefill node took no message for {self._write_seconds} s"
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-                return f"the room's stream broke: {error!r}"
+                return f"the transfer's stream broke: {error!r}"
             for message in messages:
                 self._reached(message)
         raise AssertionError("the outbox is never closed")
 
     def _reached(self, message: pb.ReceiverMessage) -> None:
-        """Reach the failpoint behind a sent message of this kind. A failure there ends only the
-        message's room."""
+        """Reach the failpoint after sending a message of this kind. An error there ends only the
+        message's transfer."""
         kind = message.WhichOneof("message")
         if kind not in _AFTER_SAYING:
             return
         try:
             reach(_AFTER_SAYING[kind])
         except Exception as error:
-            log.exception("room %d broke", message.room)
+            log.exception("transfer %d broke", message.room)
             transfer = self._transfers.get(message.room)
             if transfer is not None:
                 self.leave(transfer)
-                transfer.stream_broke(f"the room's stream could not be used: {error!r}")
+                transfer.stream_broke(f"the transfer's stream could not be used: {error!r}")
 
 
 def _retrieved(task: "asyncio.Future[str]") -> None:
-    """Retrieve the task's exception, because the stream's end has reported it already."""
+    """Retrieve the ended task's exception, so asyncio does not log it: the stream's end has
+    reported it already."""
     if not task.cancelled():
         task.exception()
 
@@ -200,25 +207,25 @@ class PrefillNodeLoad(NodeLoad):
     """Load of a connected prefill node: its latest report, and the work sent to it since.
 
     Thread rule: the event loop. Invariants: a node's reported values are finite and bounded before
-    use. A report counts from `sent_by`: all work sent earlier had then reached the node. So no work
-    is left out of both. Times are this node's monotonic seconds.
+    use. A report counts from `sent_by`: all work sent before this time had then reached the node.
+    So all work is in the report or counted after it. Times are this node's monotonic seconds.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.seconds: PrefillSeconds | None = None
-        """Cost of a prefill on the node; None until it was reported."""
+        """Seconds of a prefill on the node by its tokens; None until it was reported."""
         self.pull: tuple[float, float] | None = None
-        """Seconds of any pull and of each of its tokens; None if unknown."""
+        """Cost of a pull on the node: (fixed seconds, seconds for each token); None if unknown."""
         self.reported_wait: float | None = None
-        """Seconds of prefill waiting on the node, from the latest report; None until there is one.
-        From any thread."""
+        """Seconds of prefill waiting on the node, from the latest report; None before one. It may
+        be read from any thread."""
         self._others, self._others_at = 0.0, 0.0
         self._as_of = -math.inf
 
     def take(self, load: pb.Load, sent_by: float, now: float) -> None:
-        """Take a report. sent_by: all work sent before this time had reached the node. Raises
-        PeerInvalid, and then keeps the previous values."""
+        """Take the node's load report. sent_by: all work sent before this time had reached the
+        node. Raises PeerInvalid, and then keeps the previous values."""
         wait = peer_values.seconds(load.wait_seconds, "load.wait_seconds")
         seconds = PrefillSeconds(
             peer_values.seconds(load.fixed_seconds, "load.fixed_seconds"),
@@ -238,11 +245,13 @@ class PrefillNodeLoad(NodeLoad):
         self._report(wait, sent_by, now, stored)
 
     def answered(self, wait: float, sent_at: float, now: float) -> None:
-        """Record an answer: a room sent at `sent_at` found `wait` seconds of prefill before it."""
+        """Record the node's answer to a prompt sent at time `sent_at`: `wait` seconds of prefill
+        were before the prompt."""
         self._report(wait, math.nextafter(sent_at, -math.inf), now)
 
     def others_wait(self, now: float) -> float:
-        """Return the least part of wait() due to other decode nodes, from the latest report."""
+        """Return the least part of wait(), in seconds, caused by other decode nodes, from the
+        latest report."""
         return max(0.0, self._others - (now - self._others_at))
 
     def _report(self, wait: float, sent_by: float, now: float, stored: float | None = None) -> None:
@@ -254,7 +263,7 @@ class PrefillNodeLoad(NodeLoad):
 
 
 class PrefillConnection:
-    """One life of the link: from Connect until the heartbeat ends."""
+    """One connection to a prefill node: from its Connect call until its heartbeats end."""
 
     def __init__(
         self,
@@ -263,30 +272,34 @@ class PrefillConnection:
         transport: Transport,
         write_seconds: float,
     ) -> None:
-        """write_seconds: see TransferStream. Raises PeerInvalid, MetadataUnusable."""
+        """connected: the node's answer to Connect. write_seconds: limit for the node to take one
+        batch of messages. Raises PeerInvalid, MetadataUnusable."""
         self.id = peer_values.name(connected.connection_id, "connection_id")
         self.node: NodeIdentity = node_from_wire(connected.node)
         self.stub = stub
         self.lost = asyncio.Event()
         self.progress: NodeProgress | None = None
-        """Progress from the latest heartbeat with one."""
+        """Progress of the node, from its latest heartbeat with a report of it; None before one."""
         self.load = PrefillNodeLoad()
         self.hints = HintTrust()
         self.gives_from = 0.0
-        """Nothing is fetched from the node before this time, in monotonic seconds."""
+        """Time in monotonic seconds before which no state is fetched from the node."""
         self.leaves = False
-        """Its node ends: it takes no rooms except fetches."""
+        """True once the node ends: it accepts no more transfers except fetches."""
         self.number: int | None = None
-        """Number of the node in the index of held prefixes, while it is followed."""
+        """Number of the node in the index of held prefixes; None while the index does not contain
+        it."""
         self.writer = WriterLife(
             self.node.process,
             lease_from_wire(connected.lease_seconds),
             transport.retry_seconds,
             transport.settle_seconds,
         )
-        """The prefill node as the writer of handed-over bytes."""
+        """Evidence about the prefill node as the writer of handed-over bytes: its lease and
+        process."""
         self.arrived = 0
-        """Layer chunks arrived in all its rooms, as counted at their looks."""
+        """Number of layer chunks arrived in all transfers of this connection, as counted at their
+        checks."""
         self._drained: list[pb.DrainedPull] = []
         self._write_seconds = write_seconds
         self._transfers = self._new_stream()
@@ -295,7 +308,8 @@ class PrefillConnection:
         return TransferStream(self.id, lambda: self.stub.Transfer(), self._write_seconds)
 
     def stream(self) -> TransferStream:
-        """Return a stream open to new rooms. REQUIRES: alive."""
+        """Return a stream for new transfers; a new one if the last has ended. REQUIRES: the
+        connection is alive."""
         if not self._transfers.open:
             self._transfers = self._new_stream()
         return self._transfers
@@ -305,20 +319,21 @@ class PrefillConnection:
         return not self.lost.is_set()
 
     def end(self) -> None:
-        """End the connection: no more heartbeats are answered and no room gets messages.
+        """End the connection: no more heartbeats are answered and no transfer gets messages.
         Idempotent."""
         self.lost.set()
         self.writer.lose()
         self._transfers.end(f"prefill node {self.node.name} is lost")
 
     def drained(self, transfer_id: int, generation: int, drain: Drain) -> None:
-        """Record the end of a pull sent by this node; the next renewal reports it."""
+        """Record the drain of a pull sent by this node; the next renewal reports it."""
         self._drained.append(
             pb.DrainedPull(room=transfer_id, generation=generation, drain=drain_to_wire(drain))
         )
 
     def renewal(self, sequence: int, progress: NodeProgress) -> pb.Renewal:
-        """Return a renewal with the pulls drained since the last one. progress: this node's."""
+        """Return the renewal answering a heartbeat, with the pulls drained since the last one.
+        sequence: number of the heartbeat. progress: this node's progress."""
         drained, self._drained = self._drained, []
         return pb.Renewal(
             connection_id=self.id,

@@ -1,11 +1,11 @@
 """Prefill nodes of a decode node: their membership, a link to each, and their orderly leaving.
 
-Owns the links and their tasks. Knows of rooms only the connections they use. Thread rule: the
+Owns the links and their tasks. Knows of transfers only the connections they use. Thread rule: the
 hand-over's event loop; members may be read from any thread.
 
-Invariants: a target has at most one link. A leaving link is given no new room. It ends once its
-last room has ended and its node had time to offer its states. So a membership change breaks nothing
-in flight.
+Invariants: a prefill node's address has at most one link. A leaving link is given no new transfer.
+It ends once its last transfer has ended and its node had time to offer its states. So a membership
+change breaks nothing in flight.
 """
 
 import asyncio
@@ -61,20 +61,21 @@ _FIELD = "prefill_ca"
 
 @dataclass(frozen=True)
 class Dialling:
-    """Rule for dialling prefill nodes: over TLS, or in plain text if no other host can read it.
+    """Rule for connecting to prefill nodes: over TLS, or in plain text if no other host can read
+    it.
 
-    Prompts, salts and the key to this node's memory go over these channels, to any answering peer.
+    Prompts, salts and the key to this node's memory are sent to any peer answering at the address.
     Immutable; any thread may use it. Invariant: plain text does not leave this host, unless the
-    operator declared the network private. credentials: None is plain text. private_network: plain
-    text may leave this host.
+    operator declared the network private. credentials: of TLS; None: plain text. private_network:
+    True if plain text may leave this host.
     """
 
     credentials: grpc.ChannelCredentials | None = None
     private_network: bool = False
 
     def refusal(self, target: str) -> Difference | None:
-        """Return the reason not to dial the target, HOST:PORT; None if it may be dialled. Only the
-        name `localhost` counts as loopback, because the addresses of other names may change."""
+        """Return the reason not to connect to the target, HOST:PORT; None if it is allowed. Only
+        the name `localhost` counts as loopback, because the addresses of other names may change."""
         if self.credentials is not None or self.private_network or _on_this_host(target):
             return None
         return Difference(
@@ -85,13 +86,13 @@ class Dialling:
         )
 
     def check(self, target: str) -> None:
-        """Raise MembershipError if the target must not be dialled."""
+        """Raise MembershipError if this node must not connect to the target."""
         refusal = self.refusal(target)
         if refusal is not None:
             raise MembershipError(f"prefill {refusal.theirs}, {refusal.field} is {refusal.ours}")
 
     def channel(self, target: str) -> grpc.aio.Channel:
-        """Return a channel to the target. REQUIRES: the target is not rejected."""
+        """Return a gRPC channel to the target, HOST:PORT. REQUIRES: refusal(target) is None."""
         if self.credentials is None:
             return grpc.aio.insecure_channel(target, options=(*_OPTIONS, _DIRECT))
         return grpc.aio.secure_channel(target, self.credentials, options=_OPTIONS)
@@ -105,7 +106,7 @@ def _on_this_host(target: str) -> bool:
 
 
 class LinkOwner(Protocol):
-    """Owner of the links, notified on the event loop."""
+    """Owner of the links to prefill nodes, notified on the event loop."""
 
     def progress(self) -> NodeProgress:
         """Return this node's progress, sent with each renewal."""
@@ -113,29 +114,31 @@ class LinkOwner(Protocol):
     def standing(
         self, link: "PrefillLink", connection: PrefillConnection
     ) -> AbstractContextManager[None]:
-        """Return a context manager, entered for as long as the connection lives."""
+        """Return a context manager; the link is inside it for as long as the connection lives."""
 
     def links_changed(self) -> None:
-        """Handle the start or the end of a connection."""
+        """Handle the start or the end of a connection to a prefill node."""
 
     def loads_changed(self) -> None:
-        """Handle a node's report of its load."""
+        """Handle new loads reported by the prefill nodes."""
 
     def node_leaves(self, link: "PrefillLink", connection: PrefillConnection) -> None:
-        """Handle a node's notice of its end, sent once, with states to pass on."""
+        """Handle a prefill node's notice of its end, with states to pass on; called once for a
+        connection."""
 
 
 class PrefillLink:
-    """Link to one prefill node: it connects with the contract, answers heartbeats, notices the end
-    and connects again.
+    """Link to one prefill node: it connects with the contract, answers heartbeats, notices the
+    connection's end and connects again.
 
-    Owns the channel and the live connection. Knows no rooms. Thread rule: the hand-over's event
-    loop; status() may be called from any thread. Both sides may write to each other. A heartbeat
+    Owns the channel and the live connection. Knows no transfers. Thread rule: the hand-over's event
+    loop; status() may be called from any thread. Both nodes may write to each other. A heartbeat
     asks for the prefill node's lease, and a renewal answers it. A renewal asks for this node's
-    lease, and the confirming heartbeat answers it.
+    lease, and the heartbeat confirming it answers.
 
-    Invariants: a heartbeat is answered only on a live connection. After lost() none is answered, so
-    the sender's lease runs out. A broken connection is never used again; a new one has a new name.
+    Invariants: a heartbeat is answered only on a live connection. After the connection's end none
+    is answered, so the prefill node's lease runs out. A broken connection is never used again; a
+    new one has a new name.
     """
 
     def __init__(
@@ -149,15 +152,17 @@ class PrefillLink:
         dialling: Dialling,
         owner: LinkOwner,
     ) -> None:
-        """sender: writes the prefill node's pulls over the transport."""
+        """target: HOST:PORT of the prefill node. sender: writes the bytes of the prefill node's
+        pulls."""
         self.target = target
         self.connection: PrefillConnection | None = None
         self.refused: tuple[Difference, ...] = ()
-        """Reasons of the latest attempt's rejection; empty if it was not rejected."""
+        """Contract fields with different values, if the latest attempt to connect was rejected for
+        them; else empty."""
         self.tried = asyncio.Event()
-        """Set once the first attempt to connect is over, with or without success."""
+        """Event set once the first attempt to connect has succeeded or failed."""
         self._latest: PrefillConnection | None = None
-        """The latest connection, live or not."""
+        """Latest connection, live or not; None before the first."""
         self._contract = contract
         self._node = node
         self._transport = transport
@@ -168,13 +173,14 @@ class PrefillLink:
 
     @property
     def takes_transfers(self) -> bool:
-        """Return True if the link is connected and its node is not leaving."""
+        """Return True if new transfers may use this link: it is connected, and its prefill node is
+        not ending."""
         connection = self.connection
         return connection is not None and connection.alive and not connection.leaves
 
     @property
     def leaves(self) -> bool:
-        """Return True if the link is connected and its node is leaving."""
+        """Return True if this link is connected and its prefill node is ending."""
         return self.connection is not None and self.connection.leaves
 
     def status(self) -> PrefillNodeStatus:
@@ -188,8 +194,8 @@ class PrefillLink:
         return PrefillNodeStatus(self.target, name, state, refused)
 
     async def run(self) -> None:
-        """Connect, answer heartbeats and reconnect until cancelled. A forbidden target is reported
-        once, and stays rejected."""
+        """Connect, answer heartbeats and reconnect until cancelled. If connecting to the target is
+        forbidden, report it once, and stay rejected."""
         refusal = self._dialling.refusal(self.target)
         if refusal is not None:
             self.refused = (refusal,)
@@ -219,7 +225,8 @@ class PrefillLink:
             pause = min(2 * pause, self._settings.retry_last)
 
     async def _connect(self, stub: handover_pb2_grpc.HandoverStub) -> PrefillConnection:
-        """Connect with the contract. Raises ContractMismatch, AioRpcError, TransportError."""
+        """Connect with the contract; return the connection. Raises ContractMismatch, AioRpcError,
+        TransportError."""
         asked_at = time.monotonic()
         answer: pb.ConnectResponse = await stub.Connect(
             pb.ConnectRequest(
@@ -276,7 +283,7 @@ class PrefillLink:
             self._owner.links_changed()
 
     async def _heartbeat(self, connection: PrefillConnection) -> None:
-        """Answer heartbeats until they stop."""
+        """Answer the connection's heartbeats until they stop coming."""
         call = connection.stub.Heartbeat()
         now = time.monotonic()
         heartbeat_timeout = HeartbeatTimeout(self._settings.silence, now)
@@ -327,10 +334,11 @@ class PrefillLink:
     async def abort(
         self, connection: PrefillConnection, transfer_id: int, generation: int, timeout: float
     ) -> Drain | None:
-        """Send the unary abort of a room of `connection`; return None if no answer came in time.
+        """Ask by a separate call to abort a transfer of `connection`; return how its writes ended.
+        Return None if no answer came within `timeout` seconds.
 
-        It goes over the connection live now. Another process at the address refuses to answer for
-        the room.
+        The call uses the link's present connection. Another process at the address refuses to
+        answer for the transfer.
         """
         now = self.connection
         if now is None:
@@ -342,25 +350,25 @@ class PrefillLink:
             answer: pb.AbortResponse = await now.stub.Abort(request, timeout=timeout)
         except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
             # A channel closed meanwhile raises UsageError.
-            log.debug("abort of room %d at %s: %r", transfer_id, self.target, error)
+            log.debug("abort of transfer %d at %s: %r", transfer_id, self.target, error)
             return None
         return drain_from_wire(answer.drain)
 
 
 LINGER_SECONDS = 5.0
-"""Time in seconds to keep a link without rooms after its node left the members. An ending node is
-first removed from lists and stores, and then begins to leave its states."""
+"""Seconds for keeping an idle link after its node left the members. An ending node is first removed
+from lists and stores, and then begins to give its states away."""
 
 
 class PrefillLinks:
     def __init__(self, make: Callable[[str], PrefillLink]) -> None:
-        """make: returns a link to a target, HOST:PORT, before it begins to connect."""
+        """make: returns a new link to a target, HOST:PORT, not connected yet."""
         self._make = make
         self._links: dict[str, PrefillLink] = {}
         self.members: tuple[PrefillLink, ...] = ()
-        """Links available for rooms, in the order of joining."""
+        """Links to the member prefill nodes, available for transfers, in the order of joining."""
         self._leaving: dict[PrefillLink, float] = {}
-        """End of each leaving link's time without rooms, in monotonic seconds."""
+        """End of each leaving link's grace time without transfers, in monotonic seconds."""
         self._tasks: dict[PrefillLink, asyncio.Task[None]] = {}
 
     @property
@@ -368,7 +376,8 @@ class PrefillLinks:
         return any(link.takes_transfers for link in self._links.values())
 
     def follow(self, targets: Iterable[str]) -> None:
-        """Make these the members. REQUIRES: called on the event loop."""
+        """Make these targets, HOST:PORT each, the member nodes: begin new links, and let the others
+        leave. REQUIRES: called on the event loop."""
         wanted = dict.fromkeys(targets)
         for target in [target for target in self._links if target not in wanted]:
             log.info("prefill node %s is no member any more", target)
@@ -383,8 +392,8 @@ class PrefillLinks:
         self.members = tuple(self._links.values())
 
     def _back(self, target: str) -> PrefillLink | None:
-        """Return the link to a node that left and is a member again. A new link would end the old
-        connection."""
+        """Return the still connected link of a leaving node, now a member again. A new link would
+        end its connection."""
         links = (link for link in self._leaving if link.target == target)
         link = next((link for link in links if link.takes_transfers), None)
         if link is not None:
@@ -392,26 +401,28 @@ class PrefillLinks:
         return link
 
     def any_connected(self, beside: Collection[str]) -> bool:
-        """Return True if a member other than these targets takes rooms."""
+        """Return True if a member node not in `beside` accepts transfers. beside: HOST:PORT of
+        nodes."""
         return any(
             link.takes_transfers for target, link in self._links.items() if target not in beside
         )
 
     def living(self, target: str) -> PrefillLink | None:
-        """Return the target's link with a live connection, including a leaving one."""
+        """Return the target's link if it has a live connection, even a leaving link; else None."""
         links = (link for link in self._tasks if link.target == target)
         return next((link for link in links if link.connection and link.connection.alive), None)
 
     def closed_to_transfers(self, beside: Iterable[str]) -> list[PrefillLink]:
-        """Return the links closed to rooms: leaving ones, members or not, and members with these
-        targets."""
+        """Return the links not to be used for new transfers: links of leaving nodes, and links to
+        the targets in `beside`."""
         tried = set(beside)
         members = self._links.items()
         closed = (link for target, link in members if target in tried or link.leaves)
         return [*self._leaving, *closed]
 
     def end_idle(self, busy: Iterable[PrefillConnection]) -> None:
-        """End the leaving links without rooms. busy: the connections of live rooms."""
+        """End the links of nodes no longer members, if no live transfer uses them. busy:
+        connections with live transfers."""
         used, now = set(busy), time.monotonic()
         for link, until in list(self._leaving.items()):
             if link.connection in used or (link.takes_transfers and now < until):
@@ -423,14 +434,14 @@ class PrefillLinks:
             self._tasks.pop(link).cancel()
 
     def lose_all(self) -> None:
-        """Lose every live connection; members connect anew."""
+        """End every live connection; the links of members then connect again."""
         for link in self._tasks:
             if link.connection is not None:
                 link.connection.lost.set()
 
     async def first_contact(self, timeout: float) -> None:
-        """Wait until every member was reached or the attempt failed. Otherwise the first prompts
-        would be prefilled here by accident."""
+        """Wait at most `timeout` seconds until each member's first attempt to connect has ended.
+        Without this wait the first prompts would be prefilled on this node."""
         attempts = [asyncio.create_task(link.tried.wait()) for link in self._links.values()]
         if attempts:
             _, late = await asyncio.wait(attempts, timeout=timeout)
@@ -438,7 +449,8 @@ class PrefillLinks:
                 attempt.cancel()
 
     async def stop(self, patience: float) -> None:
-        """Cancel the links and wait for their ends, at most `patience` seconds."""
+        """Cancel the links to all prefill nodes and wait until they have ended, at most `patience`
+        seconds."""
         tasks = [*self._tasks.values()]
         for task in tasks:
             task.cancel()

@@ -1,8 +1,8 @@
-"""Choice of the prefill node of each prompt among the connected ones.
+"""Choice of the prefill node for each prompt, among the connected ones.
 
-Owns each node's entries in the index while its connection lives, and the task reading its stream of
-entries. The load belongs to the connection. Thread rule: the hand-over's event loop. Invariant: a
-lost node is forgotten at once, and its number is not reused before.
+Owns the index of the prefixes held by each node while its connection lives, and the task reading
+them. The load belongs to the connection. Thread rule: the hand-over's event loop. Invariant: a lost
+node is forgotten at once, and its number is not reused before.
 """
 
 import asyncio
@@ -49,7 +49,8 @@ from tasuki.transfer.protocol.messages import prefixes_from_wire
 log = logging.getLogger(__name__)
 
 FRESH_SECONDS = 5.0
-"""Seconds in which an entry list counts as fresh; a node sends a batch a second."""
+"""Seconds for which a node's list of held prefixes counts as fresh; a node sends a batch a
+second."""
 MOST_OF_A_NODE = 1 << 16
 MOST_OF_ALL = 1 << 21
 _MOST_NODES = 1 << 16
@@ -57,9 +58,9 @@ _MOST_NODES = 1 << 16
 
 @dataclass
 class _Followed:
-    """Stream of one node's entries.
+    """Reading state of one node's stream of held prefixes.
 
-    entries: number of its entries in the index. sequence: number of its latest batch. heard_at:
+    entries: number of its prefixes in the index. sequence: number of its latest batch. heard_at:
     time of the latest batch in monotonic seconds; -inf before any snapshot.
     """
 
@@ -73,8 +74,8 @@ class UsableIndex:
 
     Owns the numbers of nodes in the C++ index. Thread rule: the event loop. Invariants: entries are
     hints, because the node itself looks again. A node loses all its entries if it breaks a bound or
-    an order; no other node loses any. No node has more than MOST_OF_A_NODE entries, and all
-    together no more than MOST_OF_ALL.
+    an order; other nodes lose none. No node has more than MOST_OF_A_NODE entries, and all together
+    no more than MOST_OF_ALL.
     """
 
     def __init__(self) -> None:
@@ -83,17 +84,18 @@ class UsableIndex:
         self._given = 0
 
     def __len__(self) -> int:
-        """Return the number of entries of all nodes."""
+        """Return the number of held prefixes in the index, of all prefill nodes together."""
         return len(self._index)
 
     def entries(self, number: int) -> int | None:
-        """Return the entries of one node; None if it is not followed. From any thread."""
+        """Return the number of one node's prefixes in the index; None if the node is not in it. It
+        may be called from any thread."""
         node = self._followed.get(number)
         return None if node is None else node.entries
 
     def add(self) -> int:
-        """Add a node and return its number, unused for long. Raises PeerInvalid if there are too
-        many nodes."""
+        """Add a node to the index; return its number, not used for a long time. Raises PeerInvalid
+        if there are too many nodes."""
         if len(self._followed) == _MOST_NODES:
             raise PeerInvalid(f"usable: {_MOST_NODES} nodes are followed already")
         while (number := self._given % _MOST_NODES) in self._followed:
@@ -103,19 +105,20 @@ class UsableIndex:
         return number
 
     def discard(self, number: int) -> None:
-        """Remove a lost node and its entries."""
+        """Remove a lost node and its prefixes from the index."""
         self.start_over(number)
         del self._followed[number]
 
     def start_over(self, number: int) -> None:
-        """Forget the node's entries: its stream begins anew, with a snapshot."""
+        """Remove the node's prefixes from the index, because its stream begins again, with a
+        snapshot."""
         if self._followed[number].entries:
             self._index.forget(number)
         self._followed[number] = _Followed()
 
     def apply(self, number: int, batch: pb.UsableBatch, now: float) -> int:
-        """Apply the next batch of the node's stream; return its number of prefixes. Raises
-        PeerInvalid if it is not the next batch; then call start_over()."""
+        """Apply the next batch of the node's stream; return the number of prefixes in it. Raises
+        PeerInvalid if it is not the next batch; the caller then calls start_over()."""
         node = self._followed[number]
         if batch.sequence != node.sequence + 1:
             raise PeerInvalid(f"usable.sequence {batch.sequence} follows {node.sequence}")
@@ -142,9 +145,9 @@ class UsableIndex:
     def look_up(
         self, prompt: Tokens, salt: bytes, enough: int, seed: int
     ) -> tuple[dict[int, int], list[Beginning]]:
-        """Return the prompt's held tokens by node, and the prompt's prefixes. Lists the nodes with
-        the most tokens: `enough` of them, if there are as many. seed: chooses among nodes with
-        equally many."""
+        """Return the number of the prompt's tokens held by each node, by node number, and the
+        prompt's prefixes. Only the nodes holding most are returned, at least `enough` of them if
+        there are as many. seed: random number choosing among nodes with equally many."""
         holders, beginnings = self._index.look_up(prompt, salt, enough, seed)
         return dict(holders), beginnings
 
@@ -152,17 +155,17 @@ class UsableIndex:
 _FIRST_PAUSE, _LAST_PAUSE = 0.5, 30.0
 _LEAST_BETWEEN = 0.01
 _PREFIXES_A_SECOND = 100_000
-"""Limit of the prefixes read from a node in a second; one costs this loop about 2 us."""
+"""Most prefixes read from one node in a second; one prefix costs the event loop about 2 us."""
 
 
 @contextmanager
 def following(connection: PrefillConnection, index: UsableIndex, number: int) -> Iterator[None]:
-    """Keep the index up to date with the node's entries, inside `with`. number: the node's in the
-    index.
+    """Keep the index up to date with the node's held prefixes, inside `with`. number: number of the
+    node in the index.
 
-    Invariants: a node's messages cost this loop a bounded share of its time, and at most the node's
-    entries. A broken or invalid stream is opened again, at growing intervals. It begins with a
-    snapshot.
+    Invariants: a node's messages take a bounded share of the event loop's time, and can damage only
+    the node's own entries. A broken or invalid stream is opened again, at growing intervals. It
+    begins with a snapshot.
     """
     task = asyncio.create_task(_follow_always(connection, index, number), name="usable")
     try:
@@ -172,7 +175,8 @@ def following(connection: PrefillConnection, index: UsableIndex, number: int) ->
 
 
 async def _follow_always(connection: PrefillConnection, index: UsableIndex, number: int) -> None:
-    """Follow the node's entries until cancelled."""
+    """Read the node's held prefixes into the index until cancelled, over one stream after
+    another."""
     pause = _FIRST_PAUSE
     while True:
         began = time.monotonic()
@@ -192,7 +196,8 @@ async def _follow_always(connection: PrefillConnection, index: UsableIndex, numb
 
 
 async def _follow(connection: PrefillConnection, index: UsableIndex, number: int) -> None:
-    """Follow one stream of entries until it ends. Raises PeerInvalid, AioRpcError."""
+    """Read one stream of the node's held prefixes into the index until it ends. Raises PeerInvalid,
+    AioRpcError."""
     call = connection.stub.Usable(pb.UsableRequest(connection_id=connection.id))
     try:
         while isinstance(batch := await call.read(), pb.UsableBatch):
@@ -209,12 +214,15 @@ Standing = tuple[PrefillLink, PrefillConnection]
 
 @dataclass(frozen=True)
 class Chosen:
-    """Prefill node chosen for a prompt, with the reason, and the decision to move on. Values alone.
+    """Prefill node chosen for a prompt, with the reason, and the rule for moving the prompt. Values
+    only.
 
-    link, connection: the chosen node's. choice: the reason. standing: link and connection of each
-    node looked at. tokens: length of the prompt. seconds: cost of a prefill. asked_at: monotonic
-    seconds. beginnings: prefixes of the prompt. held: the prompt's held tokens by node, for the
-    nodes known to hold most. moved_from: previous target.
+    link, connection: the chosen node's. choice: costs of all considered nodes, and the reason.
+    standing: link and connection of each considered node, by number. tokens: length of the prompt.
+    seconds: cost of a prefill by its tokens. asked_at: time of the choice in monotonic seconds.
+    beginnings: prefixes of the prompt. held: number of the prompt's tokens held by a node, for the
+    nodes known to hold most. moved_from: HOST:PORT the prompt was moved from; empty if it was not
+    moved.
     """
 
     link: PrefillLink
@@ -230,28 +238,30 @@ class Chosen:
 
     @property
     def second(self) -> str | None:
-        """Return the target of the second choice, for a move of the prompt. None if costs did not
-        decide or the prompt has moved already."""
+        """Return HOST:PORT of the second-best node, to move the prompt to. Return None if costs did
+        not decide the choice or the prompt was moved already."""
         second = self.choice.second
         if self.choice.reason is not Reason.COST or second is None or self.moved_from:
             return None
         return self.standing[second.candidate.node][0].target
 
     def should_move(self, wait: float) -> bool:
-        """Return True if the second choice is cheaper, with `wait` seconds of prefill before the
-        prompt. REQUIRES: there is a second choice."""
+        """Return True if the second-best node is cheaper after all. wait: seconds of prefill before
+        the prompt on the chosen node, as it reports them. REQUIRES: there is a second node."""
         second = self.choice.second
         assert second is not None
         return should_move(self.choice.chosen, second, wait)
 
     @property
     def listed(self) -> int:
-        """Return the number of tokens in the node's list, believed or not."""
+        """Return the number of the prompt's tokens in the chosen node's list of held prefixes,
+        trusted or not."""
         return self.held.get(self.choice.chosen.candidate.node, 0)
 
     def report(self, wait: float | None, usable: int) -> m.PrefillChoice:
-        """Return a report of the choice. wait: seconds of prefill before the prompt; None for a
-        short wait. usable: tokens of the prompt with state on the node."""
+        """Return a report of the choice for the usage. wait: reported seconds of prefill before the
+        prompt; None: a short wait, not reported. usable: tokens of the prompt found with a state on
+        the node."""
         choice, chosen = self.choice, self.choice.chosen
         shown = list(choice.bids[:_SHOWN_BIDS])
         if not any(bid is chosen for bid in shown):
@@ -288,20 +298,21 @@ class Chosen:
 
 
 _UNKNOWN = PrefillSeconds(0.01, 1e-4, 0.0)
-"""Cost of a prefill on a node without a report."""
+"""Assumed seconds of a prefill while no node has reported its own."""
 _KEYED_TOKENS = 512
-"""Length of the prompt's prefix hashed as the key if the prompt continues no session."""
+"""Length in tokens of the prompt's prefix hashed to choose a node, if the prompt continues no
+session."""
 _FRESH_FOR = 0.25
-"""Seconds in which the result of _is_fresh() is cached."""
+"""Seconds for which the result of _is_fresh() is cached."""
 
 Follow = Callable[[PrefillConnection, UsableIndex, int], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Node with the state behind the first `tokens` of a prompt.
+    """Prefill node holding the state behind the first `tokens` tokens of a prompt.
 
-    seconds: time for the chosen node to compute its missing part.
+    seconds: time for the chosen node to compute the missing ones of these tokens.
     """
 
     link: PrefillLink
@@ -318,26 +329,26 @@ class PrefillRouter:
         seed: int | None = None,
         follow: Follow = following,
     ) -> None:
-        """node: name of this decode node, hashed with its sessions. seed: seed of random numbers;
-        by default another one in each process. follow: keeps a connection's entries of the index up
-        to date, inside `with`."""
+        """route: policy for the choice. node: name of this decode node, hashed with its sessions.
+        seed: seed of random numbers; None: a different one in each process. follow: returns a
+        context manager keeping a connection's prefixes in the index up to date."""
         self._follow = follow
         self.index = UsableIndex()
         self._route = route
         self._node = node
         self._random = Random(seed)
         self._follows = route in ("auto", "cost")
-        """True if the route uses the prefixes held by nodes."""
+        """True if the route's policy needs the prefixes held by nodes."""
         self._sent = SentPrefixes()
         self._standing: dict[int, Standing] = {}
         self._numbers: list[int] = []
-        """The keys of _standing, in an order of this node's own."""
+        """Numbers of the connected nodes, in an order different on each decode node."""
         self._first = self._random.getrandbits(32)
         self._fresh, self._fresh_as_of = False, -math.inf
 
     @contextmanager
     def standing(self, link: PrefillLink, connection: PrefillConnection) -> Iterator[None]:
-        """Follow the connection and let it be chosen, inside `with`."""
+        """Read the connection's held prefixes and let its node be chosen, inside `with`."""
         number = connection.number = self.index.add()
         self._standing[number] = link, connection
         self._numbers = self._turned()
@@ -351,21 +362,21 @@ class PrefillRouter:
             self.index.discard(number)
 
     def _turned(self) -> list[int]:
-        """Return the numbers, rotated by a random amount: without known differences, decode nodes
-        then begin with different nodes."""
+        """Return the numbers of the connected nodes, rotated by this node's random amount. So
+        decode nodes begin with different prefill nodes if no difference is known."""
         numbers = [*self._standing]
         first = self._first % len(numbers) if numbers else 0
         return [*numbers[first:], *numbers[:first]]
 
     def listed(self, connection: PrefillConnection) -> int | None:
-        """Return the number of the connection's prefixes in the index; None if it is not followed.
-        From any thread."""
+        """Return the number of the connection's prefixes in the index; None if they are not read.
+        It may be called from any thread."""
         number = connection.number
         return None if number is None or not self._follows else self.index.entries(number)
 
     def most_held(self, prompt: m.Tokens, salt: bytes, excluded: Collection[PrefillLink]) -> int:
-        """Return the most tokens of the prompt known to be held by one node. excluded: nodes not
-        counted."""
+        """Return the largest number of the prompt's tokens known to be held by one node. excluded:
+        links of nodes not counted."""
         held, _ = self.index.look_up(prompt, salt, HOLDERS, 0)
         tokens = (
             self._standing[number][1].hints.believed(tokens)
@@ -382,12 +393,12 @@ class PrefillRouter:
         named: str | None = None,
         moved_from: str = "",
     ) -> Chosen | None:
-        """Return the node for the prompt; None if no node is left. Call sent() when the prompt goes
-        there.
+        """Return the choice of a node for the prompt; None if no node is left. Call sent() when the
+        prompt is sent to the node.
 
-        excluded: links not to be chosen. busy: connections of live rooms. named: fixed target: the
-        second choice of a moved prompt, else a gateway's choice. moved_from: previous target of a
-        moved prompt.
+        excluded: links not to be chosen. busy: connections of the live transfers, one entry for
+        each. named: HOST:PORT of the only node allowed: the second-best node for a moved prompt,
+        else a gateway's choice. moved_from: HOST:PORT the prompt was moved from.
         """
         now = time.monotonic()
         numbers = self._numbers
@@ -406,16 +417,17 @@ class PrefillRouter:
         return None if chosen is None else replace(chosen, moved_from=moved_from)
 
     def sent(self, chosen: Chosen) -> None:
-        """Record the prompt as sent: its seconds count as load of the node from now on."""
+        """Record the prompt as sent to the chosen node: its prefill seconds count as the node's
+        load from now on."""
         bid = chosen.choice.chosen
         work = bid.prefill + bid.candidate.exposed
         chosen.connection.load.send(work, chosen.asked_at)
         self._sent.send(chosen.beginnings, bid.candidate.node, chosen.asked_at)
 
     def holder(self, wanted: m.HandoverWanted, chosen: Chosen, at_least: int) -> Holder | None:
-        """Return the node with state cheaper to copy than to compute at the chosen node; None if
-        there is none. It may be a draining node, because a fetch is no prompt. at_least: see
-        copy_pays."""
+        """Return a node with a state of the prompt cheaper to copy than to compute on the chosen
+        node; None if there is none. It may be a draining node, because a fetch is no prompt.
+        at_least: argument of copy_pays."""
         if not wanted.may_fetch or chosen.choice.reason is Reason.GATEWAY:
             return None
         held = {node: n for node, n in chosen.held.items() if n < len(wanted.prompt)}
@@ -441,7 +453,7 @@ class PrefillRouter:
         return self._standing[number][0]
 
     def _is_fresh(self, now: float) -> bool:
-        """Return True if the held prefixes of at least half of the nodes are known."""
+        """Return True if the lists of held prefixes are fresh for at least half of the nodes."""
         if now - self._fresh_as_of > _FRESH_FOR:
             fresh = sum(self.index.fresh(number, now) for number in self._standing)
             self._fresh, self._fresh_as_of = 2 * fresh >= len(self._standing), now
@@ -469,8 +481,9 @@ class PrefillRouter:
         picked: int | None,
         now: float,
     ) -> Chosen | None:
-        """Return the choice among the looked-at nodes; None if none of them lives. REQUIRES:
-        `picked` is among the numbers, and lives."""
+        """Return the choice among the considered nodes, with their costs; None if none of them
+        lives. picked: node chosen by another rule than cost; None: choose by cost. REQUIRES:
+        `picked` is in `numbers`, and lives."""
         held, beginnings = self.index.look_up(
             wanted.prompt,
             wanted.transfer_request.salt,
@@ -499,7 +512,8 @@ class PrefillRouter:
         return Chosen(link, connection, choice, standing, tokens, seconds, now, beginnings, held)
 
     def _key(self, wanted: m.HandoverWanted) -> bytes:
-        """Return the key to hash: the session's, else the key of the prompt's prefix."""
+        """Return the key to hash for choosing a node: of the prompt's session, else of the prompt's
+        prefix."""
         if wanted.session is not None:
             return f"{self._node}/{wanted.session}".encode()
         whole = len(wanted.prompt) // PAGE_TOKENS * PAGE_TOKENS
@@ -517,9 +531,9 @@ def _candidate(
     seconds: PrefillSeconds,
     now: float,
 ) -> Candidate:
-    """Return the node as a candidate. usable: tokens reported by the node, reduced to the believed
-    ones. Tokens offered by this node count too, if a pull takes less time than their
-    computation."""
+    """Return the node as a candidate with its load. usable: tokens of the prompt listed by the
+    node; less are counted if its list is not trusted. Tokens offered by this decode node count too,
+    if a pull takes less time than computing them."""
     load, offered, exposed = connection.load, wanted.transfer_request.offered, 0.0
     usable = connection.hints.believed(usable)
     if load.pull is not None and offered > usable:
@@ -531,8 +545,8 @@ def _candidate(
 
 
 def _mean(reported: Iterable[PrefillSeconds | None]) -> PrefillSeconds:
-    """Return the mean cost for all nodes, so small differences between measurements do not
-    decide."""
+    """Return the mean cost of a prefill over all nodes' reports, so small differences between
+    measurements do not decide."""
     known = [seconds for seconds in reported if seconds is not None]
     if not known:
         return _UNKNOWN

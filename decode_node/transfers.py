@@ -1,11 +1,12 @@
-"""Rooms of prefill nodes writing into this decode node: hand-overs, copies and fetches.
+"""Transfers of prefill nodes writing into this decode node: hand-overs, copies and fetches.
 
 Connects the prefill node's stream, the engine and the receiver. Turns messages into events of the
 pure side (transfer/lifecycle/receiving.py) and performs its actions. Decides if a prompt moves to
-another node, and rates the accuracy of a prefill node's list. Thread rule: the event loop.
+another node, and rates the accuracy of a prefill node's list of prefixes. Thread rule: the event
+loop.
 
-Invariants: every granted room ends in exactly one of RemoteDone, or its loss followed by
-WriterFenced. The loss is not posted if the engine cancelled.
+Invariants: every transfer with granted memory ends in exactly one way: by RemoteDone, or by its
+loss followed by WriterFenced. The loss is not posted if the engine cancelled.
 """
 
 import logging
@@ -43,14 +44,14 @@ log = logging.getLogger(__name__)
 
 
 class PullSender(SendingTransfer):
-    """One pull on the decode node, the sender of the return path: between a room's stream, the
-    engine and the sender.
+    """One pull on the decode node: it sends a state to the prefill node computing a hand-over. It
+    connects the hand-over's stream, the engine and the sender.
 
     Performs the actions of the pure side (transfer/lifecycle/sending.py). Outlives its hand-over,
-    until it has drained. Its messages go to the room's stream. Its outcome goes also to the
-    connection, in the connection's renewals. Thread rule: the event loop. Invariants: the engine is
-    given PullEnd exactly once, after the drain. The connection reports the drain exactly once,
-    independent of the stream.
+    until it has drained. Its messages use the hand-over's stream. Its drain is reported also in the
+    connection's renewals. Thread rule: the event loop. Invariants: the engine is given PullEnd
+    exactly once, after the drain. The connection reports the drain exactly once, independent of the
+    stream.
     """
 
     def __init__(
@@ -61,12 +62,13 @@ class PullSender(SendingTransfer):
         sender: Sender,
         deadlines: PullSenderDeadlines,
     ) -> None:
-        """asked_in: the room of the prefill node's pull."""
+        """grant: the prefill node's destination, and the wanted tokens. asked_in: transfer of the
+        hand-over pulling."""
         terms = SendingTerms(deadlines, deadlines.look)
         side = Sending(PULL, grant.transfer_id, grant.generation, terms, time.monotonic())
         side.target(grant.destination)
         super().__init__(
-            side, asked_in.connection.id, sender, f"pull of room {grant.transfer_id}", {}
+            side, asked_in.connection.id, sender, f"pull of transfer {grant.transfer_id}", {}
         )
         self.id = grant.transfer_id
         self._grant = grant
@@ -75,7 +77,8 @@ class PullSender(SendingTransfer):
 
     @property
     def chunks_sent(self) -> int | None:
-        """Return a count; it grows as chunks move. Return None once the pull is over."""
+        """Return a count; it grows as chunks are planned or flushed. Return None once the pull has
+        ended."""
         return None if self.is_over else self.progress
 
     def act(self, action: Action) -> Event | None:
@@ -103,7 +106,8 @@ class PullSender(SendingTransfer):
 
 
 def event_of(message: m.PullPinned | m.PullRefused) -> Event:
-    """Return the event of the engine's answer to PullAsked."""
+    """Return the event for a pull's state machine from the engine's answer to PullAsked: pinned or
+    rejected."""
     if isinstance(message, m.PullPinned):
         return on.Pinned(message.source)
     return on.Refusal(message.reason)
@@ -118,7 +122,7 @@ _BEFORE = MappingProxyType(
         do.Verify: Place.RECEIVER_BEFORE_VERIFY,
     }
 )
-"""Failpoints reached before an action."""
+"""Failpoint reached before an action, by the action's type."""
 _NO_REQUEST = m.RequestId("")
 _OUTCOMES = MappingProxyType(
     {
@@ -132,7 +136,7 @@ BeginPull: TypeAlias = Callable[[m.PullGrant, "IncomingTransfer"], PullSender]
 
 @dataclass(frozen=True)
 class SharedMeans:
-    """Receiver, breaker and settings shared by the rooms of this node."""
+    """Receiver, connection breaker and settings shared by the transfers of this node."""
 
     receiver: Receiver
     breaker: ConnectionBreaker
@@ -151,8 +155,9 @@ class IncomingTransfer(ReceivingTransfer):
         request_id: m.RequestId = _NO_REQUEST,
         within: float | None = None,
     ) -> None:
-        """request_id: the room's request. within: limit of the wait in seconds; None: no limit of
-        its own. REQUIRES: the connection belongs to the link and is alive."""
+        """request_id: request of the transfer's prompt. within: limit of the whole transfer in
+        seconds; None: no limit of its own. REQUIRES: the connection belongs to the link and is
+        alive."""
         settings = shared.settings
         fence = connection.writer.terms(settings.acknowledge, settings.patience)
         terms = ReceivingTerms(settings.deadlines, fence, within)
@@ -180,20 +185,22 @@ class IncomingTransfer(ReceivingTransfer):
 
     @abstractmethod
     def opening(self) -> pb.ReceiverMessage:
-        """Return the first message of the room."""
+        """Return the first message of the transfer: Reserve or Fetch."""
 
     @abstractmethod
     def answer(self, action: Action) -> None:
-        """Report the room to the engine as ready, rejected or lost."""
+        """Perform an action telling the engine of the transfer: ready, rejected, lost, or one of
+        its pull."""
 
-    def hear(self, message: pb.SenderMessage) -> None:
+    def receive(self, message: pb.SenderMessage) -> None:
         self.put(wire.read_message(self.id, message, self.connection.node.name))
 
     def stream_broke(self, reason: str) -> None:
         self.put(on.StreamBroke(reason))
 
     def speak(self, message: pb.ReceiverMessage) -> None:
-        """Send a message on the room's stream, in order; dropped once the room is over."""
+        """Send a message on the transfer's stream, in order; drop it once the transfer has
+        ended."""
         self._stream.say(self, message)
 
     def act(self, action: Action) -> Event | None:
@@ -260,9 +267,9 @@ class IncomingHandover(IncomingTransfer):
         begin_pull: BeginPull,
         traceparent: str = "",
     ) -> None:
-        """chosen: the prefill node, and why. begin_pull: serves the node's pull of this room; the
-        pull outlives it. traceparent: the request's; empty if it has none. REQUIRES: the connection
-        is alive."""
+        """chosen: the chosen prefill node, with the reason. begin_pull: begins to send a pull for
+        this hand-over; the pull outlives it. traceparent: the request's trace context; empty if it
+        has none. REQUIRES: the connection is alive."""
         super().__init__(
             HANDOVER if wanted.purpose is m.Purpose.ANSWER else COPY,
             wanted.transfer_request,
@@ -307,7 +314,8 @@ class IncomingHandover(IncomingTransfer):
                 self.post(m.HandoverFailed(self.id, reason, cause=cause))
 
     def _note_wait(self, noted: do.NoteWait) -> None:
-        """Record the reported wait; move the prompt if another node begins it much sooner."""
+        """Record the reported wait; give the transfer up if another node can begin the prompt much
+        sooner."""
         chosen, wait = self._chosen, noted.seconds
         self.connection.load.answered(wait, chosen.asked_at, time.monotonic())
         if noted.may_move and chosen.second is not None and chosen.should_move(wait):
@@ -337,7 +345,7 @@ class IncomingHandover(IncomingTransfer):
         if self._pull is not None:
             # Without this, room and pull would hold each other until a full collection.
             pull, self._pull = self._pull, None
-            pull.put(on.Stopped("its room is over"))
+            pull.put(on.Stopped("its transfer is over"))
 
 
 class IncomingFetch(IncomingTransfer):
@@ -349,8 +357,8 @@ class IncomingFetch(IncomingTransfer):
         shared: SharedMeans,
         post: m.Post,
     ) -> None:
-        """wanted: the engine's request. REQUIRES: the connection belongs to the link and is
-        alive."""
+        """wanted: the engine's request for the fetch. REQUIRES: the connection belongs to the link
+        and is alive."""
         super().__init__(
             FETCH, wanted.transfer_request, link, connection, shared, post, within=wanted.seconds
         )

@@ -1,1 +1,2 @@
-"""The step loop of every daemon: schedule, run, commit."""
+"""The engine: the step loop of every daemon. A step schedules a forward, runs it and commits its
+tokens."""

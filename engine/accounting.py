@@ -1,4 +1,5 @@
-"""Counters and measures of an engine: steps, seconds by amount, evictions, hits and usage.
+"""Counters and measures of an engine: step times, seconds as a function of an amount, evictions,
+cache hits and usage.
 
 Owns counters and a bounded memory of evictions. It decides nothing. Thread rule: the engine loop's.
 A hit's usable tokens and causes always add up to the prompt.
@@ -31,14 +32,16 @@ from .request import Request
 LEAST = 8
 FRESH = 64
 _KEPT = 0.95
-"""Factor applied to the weight of the older samples when a sample is added."""
+"""Factor on the weight of all older samples when a sample is added."""
 _SPREAD = 0.1
-"""Relative deviation of the amounts. Below it a slope is treated as noise."""
+"""Smallest relative standard deviation of the amounts to fit a slope. Below it a slope is treated
+as noise."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """Estimated seconds for an amount: `fixed`, plus `each` for every unit."""
+    """Estimated seconds as a linear function of an amount: `fixed` seconds, plus `each` for every
+    unit."""
 
     fixed: float
     each: float
@@ -48,10 +51,10 @@ class Line:
 
 
 class LineFit:
-    """A least-squares line of seconds over an amount. Older samples weigh less.
+    """A least-squares line of seconds over an amount (such as tokens or bytes). Older samples weigh
+    less.
 
     Owns decayed sums and has no clock: callers bring durations. Thread rule: the engine loop.
-
     Invariants: there is no line before LEAST samples. After FRESH decisions without a sample, the
     next decision gets no line. The configured constant then decides once, so the other choice is
     tried again by one request only. The seconds of a line never fall with the amount.
@@ -63,7 +66,7 @@ class LineFit:
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
 
     def add(self, amount: float, seconds: float) -> None:
-        """Add a sample. REQUIRES: amount > 0, seconds >= 0."""
+        """Add a sample: `seconds` measured for `amount`. REQUIRES: amount > 0, seconds >= 0."""
         self.samples += 1
         self.verdicts_since = 0
         self._weight = _KEPT * self._weight + 1.0
@@ -104,9 +107,10 @@ class TimeCounter:
 
 
 class StepTimes:
-    """Seconds of steps, idle seconds of the device between two steps, and drafts of steps.
+    """Seconds of steps, idle seconds of the device between two steps, and numbers of drafts in
+    steps.
 
-    Owns counts by size and sums, nothing else. Thread rule: the engine loop's.
+    Owns histograms and sums, nothing else. Thread rule: the engine loop's.
     """
 
     def __init__(self) -> None:
@@ -118,7 +122,7 @@ class StepTimes:
         self._drafts: Counter[int] = Counter()
 
     def drafted(self, most: int) -> None:
-        """Count a step by `most`, the largest number of drafts of one answer in it."""
+        """Count a step with drafts. most: largest number of drafts of one answer in the step."""
         self._drafts[most] += 1
 
     def report(self) -> StepReport:
@@ -132,8 +136,8 @@ def breakdown(match: Match, lost: EvictedCheckpoint | None) -> HitBreakdown:
 
 
 def causes_of(reasons: MissReasons) -> dict[str, int]:
-    """Return the causes by their public names. The tree's `below` becomes `LOAD_DECLINED`: a tier
-    has the tokens, but they were not loaded."""
+    """Return the numbers of unusable tokens by their causes' public names. The prefix tree's
+    `below` becomes `LOAD_DECLINED`: a tier has the tokens, but they were not loaded."""
     causes = reasons.as_dict()
     declined = causes.pop("below", None)
     return causes if declined is None else {LOAD_DECLINED: declined, **causes}
@@ -161,14 +165,13 @@ def _name(kind: CheckpointKind | None) -> str | None:
 
 
 def pair_hit(computed: HitBreakdown, held: HitBreakdown) -> HitBreakdown:
-    """Return `computed` with the causes by which this pair of nodes lost tokens.
+    """Return the hit `computed` with causes for both nodes of a prefill/decode pair.
 
-    computed: the hit on the node where the prompt was computed. held: the hit of the same prompt in
-    this node's cache, at the time of the request. Tokens held here but missing on the computing
-    node become `not_pulled`. Tokens new to the computing node alone take this node's cause.
-    in_pages stays the computing node's. Callers sharing a cache must not learn the place of the
-    computation (server/auth/tenants.py). Invariant: usable_tokens + the sum of causes does not
-    change.
+    computed: the hit on the node computing the prompt. held: the hit of the same prompt in this
+    node's cache, at the time of the request. Tokens held here but missing on the computing node
+    become `not_pulled`. Tokens new only to the computing node take this node's cause. in_pages
+    stays the computing node's. Callers sharing a cache must not learn the place of the computation
+    (server/auth/tenants.py). Invariant: usable_tokens + the sum of causes does not change.
     """
     known = min(max(computed.usable_tokens, held.usable_tokens), computed.prompt_tokens)
     causes = dict.fromkeys((NOT_PULLED, *CAUSES_IN_ORDER), 0)
@@ -187,7 +190,8 @@ def pair_hit(computed: HitBreakdown, held: HitBreakdown) -> HitBreakdown:
 
 
 def _spans(hit: HitBreakdown) -> Iterator[tuple[str, int, int]]:
-    """Yield each cause with its tokens [start, stop), in the tree's order along the prompt."""
+    """Yield each cause with its range of tokens [start, stop), in the prefix tree's order along the
+    prompt."""
     start = hit.usable_tokens
     for cause in CAUSES_IN_ORDER:
         stop = start + hit.causes.get(cause, 0)
@@ -199,7 +203,7 @@ _REMEMBERED = 4096
 
 
 class EvictionLedger:
-    """A record of evictions and of the requests that caused them.
+    """A record of the cache's evictions and of the requests causing them.
 
     Owns a bounded memory of evictions, by number. Reads the cache's decisions and makes none.
     Thread rule: the engine loop's. Invariant: an eviction is attributed before its request may
@@ -236,7 +240,8 @@ class EvictionLedger:
         return made
 
     def lost(self, match: Match) -> EvictedCheckpoint | None:
-        """Return the evicted checkpoint of the prompt. None: the cache remembers none."""
+        """Return the evicted state with the most tokens of the prompt; None if the cache remembers
+        none."""
         lost = match.lost
         if lost is None:
             return None
@@ -260,8 +265,8 @@ class EvictionLedger:
 
 
 def brought_by(load: TierLoad, names: Sequence[str]) -> tuple[tuple[str, int], ...]:
-    """Return the tokens of KV brought by each tier. The last entry is the tier of the state. names:
-    the tiers' names, by number."""
+    """Return the tokens of KV loaded from each tier: (tier name, tokens) pairs. The last pair is
+    the tier with the state. names: the tiers' names, by number."""
     state_from = load.state[0]
     pages = Counter(tier for tier, *_ in load.pages)
     others = sorted(tier for tier in pages if tier != state_from)
@@ -273,8 +278,8 @@ def with_loaded(
 ) -> HitBreakdown:
     """Return the hit of a prompt after its load has arrived, with the loaded tokens by tier.
 
-    before: tokens usable without the load. brought: from brought_by(). KV already in the arena
-    became usable through the state, so it counts for the state's tier.
+    before: tokens usable without the load. brought: loaded tokens by tier, from brought_by(). KV
+    already in the arena became usable through the loaded state, so it counts for the state's tier.
     """
     left = hit.usable_tokens - before
     loaded = {}
@@ -287,13 +292,13 @@ def with_loaded(
 
 
 def with_failed(hit: HitBreakdown, boundary: int | None) -> HitBreakdown:
-    """Return the hit with tokens of a failed load under `LOAD_FAILED`.
+    """Return the hit with the tokens of a failed load under the cause `LOAD_FAILED`.
 
     Pure. Invariant: usable tokens + causes equal the prompt.
 
-    boundary: tokens that a load should have made usable, before the prompt was looked up again;
-    None: no load failed. These tokens count as lost by the load, whichever cause the tree gives for
-    them.
+    boundary: number of first tokens a failed load should have made usable, before the prompt was
+    looked up again; None: no load failed. These tokens count as lost by the load, whichever cause
+    the prefix tree gives for them.
     """
     if boundary is None:
         return hit
@@ -314,12 +319,13 @@ def with_failed(hit: HitBreakdown, boundary: int | None) -> HitBreakdown:
 
 
 def with_changed(hit: HitBreakdown, changed: tuple[int, int] | None) -> HitBreakdown:
-    """Return the hit with tokens changed by the chat template apart from new tokens.
+    """Return the hit with tokens changed by the chat template counted apart from new tokens.
 
     Pure. Invariant: usable tokens + causes equal the prompt.
 
-    changed: tokens [begin, end) of the prompt with a difference from the previous turn. Only new
-    tokens of the tree can have this cause. They are the end of the prompt.
+    changed: tokens [begin, end) of the prompt different from the previous turn; None: no
+    difference. Only tokens new to the prefix tree can have this cause. They are the end of the
+    prompt.
     """
     if changed is None:
         return hit
@@ -336,11 +342,12 @@ def with_changed(hit: HitBreakdown, changed: tuple[int, int] | None) -> HitBreak
 class PromptLookups:
     """Counts of prompt tokens and cached tokens of an engine's requests.
 
-    Invariant: a request counts once, at its end and with the figures of its usage. Retractions and
-    repeated lookups do not count again. The place of the computation does not matter. The tree's
-    own counters count every lookup. Thread rule: the engine loop's.
+    Invariant: a request counts once, at its end, with the figures of its usage report. Retractions
+    and repeated lookups do not count again. The node of the computation does not matter. (The
+    prefix tree's own counters count every lookup.) Thread rule: the engine loop's.
 
-    prompt_tokens: total of all prompts. usable_tokens: prompt tokens that needed no computing.
+    prompt_tokens: total of all prompts. usable_tokens: prompt tokens not computed, because they
+    were cached.
     """
 
     def __init__(self) -> None:
@@ -348,15 +355,15 @@ class PromptLookups:
         self.usable_tokens = 0
 
     def ended(self, hit: HitBreakdown | None) -> None:
-        """Count the prompt of a request or of a transfer. hit: the reported hit; None: never looked
-        up."""
+        """Count the prompt of an ended request or transfer. hit: the reported hit; None: the prompt
+        was never looked up."""
         if hit is not None:
             self.prompt_tokens += hit.prompt_tokens
             self.usable_tokens += hit.usable_tokens
 
 
 def usage_of(request: Request) -> m.Usage:
-    """Return the usage reported to the client of a finished request. Only reads the request."""
+    """Return the usage report of a finished request for its client. Only reads the request."""
     now = time.monotonic()
     first = request.first_token_at
     return m.Usage(
@@ -377,7 +384,7 @@ def usage_of(request: Request) -> m.Usage:
 
 
 def _drafted(request: Request) -> dict[str, Any]:
-    """Return the draft fields of the request's usage."""
+    """Return the fields about drafts in the request's usage report."""
     if request.drafting is None:
         return {}
     counts = request.drafting.counts
@@ -411,7 +418,7 @@ class TransferNames:
     """A map from transfers to the requests handed over in them. It turns a node's report about a
     transfer into a report about a request.
 
-    Owns a bounded memory; the oldest transfer goes first. Thread rule: the engine loop's.
+    Owns a bounded memory; the oldest transfer is forgotten first. Thread rule: the engine loop's.
     """
 
     def __init__(self) -> None:
@@ -423,8 +430,9 @@ class TransferNames:
             self._requests.popitem(last=False)
 
     def told_here(self, hit: HitBreakdown) -> HitBreakdown:
-        """Return the hit with this node's id for the request by which the prompt's state was
-        evicted. A transfer of another decode node keeps its own name."""
+        """Return the hit with this node's request id for the request causing the eviction of the
+        prompt's state. The prefill node's report names this request by its transfer. A transfer of
+        another decode node keeps its name."""
         if hit.lost is None or hit.lost.eviction is None or hit.lost.eviction.taken_by is None:
             return hit
         taker = RequestId(hit.lost.eviction.taken_by)

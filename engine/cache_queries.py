@@ -43,9 +43,9 @@ def _stored(weights: str, layout: CacheLayout) -> dict[str, str]:
 
 
 class CacheQueries:
-    """Handler of questions about the cache, its cursors and watches, and the engine's counters.
+    """The handler of queries about the cache, its cursors and watches, and the engine's counters.
 
-    Thread rule: the engine loop's. Each question is answered at once, between two steps.
+    Thread rule: the engine loop's. Each query is answered at once, between two steps.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class CacheQueries:
         tiers: LowerTiers | None,
         weights: str,
     ) -> None:
-        """weights: the format of the stored weights."""
+        """weights: format of the stored weights, reported in StatsReply."""
         self._cache = cache
         self._handover = handover
         self._scheduler = scheduler
@@ -103,7 +103,7 @@ class CacheQueries:
                 self._emit(self._tree(message))
 
     def _load(self, query_id: int) -> m.LoadReply:
-        """Return the capacity for one more answer, for a client's placement of sessions."""
+        """Return the engine's capacity for one more answer, used by a client to place sessions."""
         pages = self._cache.stats().pages
         held = pages.working + pages.granted + pages.quarantined + pages.pinned
         running, line = self._scheduler.running, self._times.answering.line()

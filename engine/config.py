@@ -17,8 +17,9 @@ from tasuki.utils.system import has_bf16_units
 class Role(Enum):
     """The work of one engine for a request.
 
-    PREFILL: stops after the first token and hands over. DECODE: takes hand-overs, and prefills
-    short prompts and prompts without their prefill node. FUSED: does everything in one process.
+    PREFILL: it computes a prompt, stops after the first token and hands over. DECODE: it takes
+    hand-overs, and prefills short prompts, and all prompts without a prefill node. FUSED: it does
+    everything in one process.
     """
 
     PREFILL = "prefill"
@@ -33,7 +34,7 @@ class Role(Enum):
 
 
 SpeculateName = Literal["auto", "mtp", "tree", "mtp+tree", "prediction", "off"]
-"""Sources of drafts, by their names in the settings."""
+"""Sources of draft tokens, by their names in the settings."""
 
 
 DTYPES = ("float32", "bfloat16")
@@ -41,13 +42,13 @@ _DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 AUTO_DTYPE = "auto"
 
 MOST_DRAFTS_ON_GPU = 7
-"""The most drafts of a row on a GPU. With its first token they fill a matrix instruction of most
-models' heads twice."""
+"""Most drafts of a row on a GPU. Together with the row's first token they fill a matrix instruction
+of most models' heads twice."""
 
 
 MOST_DRAFTS = 64
-"""The most drafts of a row on any device. More drafts were never accepted, and each is a row of the
-model."""
+"""Most drafts of a row on any device. Drafts beyond it were never accepted, and each is a row of
+the model's forward."""
 
 
 class EngineConfigError(ValueError):
@@ -358,13 +359,13 @@ class EngineConfig:
         return "float32" if on_cpu and not has_bf16_units() else "bfloat16"
 
     def of_a_gpu(self) -> "EngineConfig":
-        """Return the config with an `auto` dtype resolved as on a GPU, whichever device computes
-        here."""
+        """Return the config with an `auto` dtype resolved as on a GPU, even if this machine
+        computes on a CPU."""
         return replace(self, dtype="bfloat16") if self.dtype == AUTO_DTYPE else self
 
     @property
     def stored_kv(self) -> str:
-        """Return the dtype of keys and values in pages, as `pycache.layout` names it."""
+        """Return the dtype of keys and values in pages, named as in `pycache.layout`."""
         return {"auto": self.compute_dtype, "bf16": "bfloat16", "fp8": FP8_ROWS}[self.kv_dtype]
 
     def drafting(self, draft_layers: int, *, on_gpu: bool) -> "EngineConfig":
@@ -376,23 +377,25 @@ class EngineConfig:
 
     @property
     def drafts_by_layer(self) -> bool:
-        """Return whether the model's own draft layer proposes tokens."""
+        """Return True if the model's own draft layer proposes tokens."""
         return "mtp" in self.speculate.split("+")
 
     @property
     def drafts_from_tree(self) -> bool:
-        """Return whether drafts also come from earlier occurrences of the same tokens: in the
-        request itself, or in other requests of its salt."""
+        """Return True if drafts also come from earlier occurrences of the same tokens: in the
+        request itself, or in other requests with its salt."""
         return "tree" in self.speculate.split("+")
 
     @property
     def drafts_on_gpu(self) -> int:
-        """Return the most drafts of a row for a GPU's memory plan. 0 unless drafts were requested,
-        because their graphs and the data kept for folds take memory."""
+        """Return the largest number of drafts in a row, for a GPU's memory plan. 0 unless drafts
+        were requested, because their graphs and the data kept for folds (storing states after
+        accepted drafts) take memory."""
         return 0 if self.speculate in ("auto", "off") else self.draft_tokens
 
     def usable_of(self, free: int, total: int) -> int:
-        """Return the bytes of a GPU available to this process. free, total: the GPU's bytes."""
+        """Return the bytes of a GPU available to this process. free, total: the GPU's free and
+        total bytes."""
         part = self.gpu_memory_utilization
         return free if part is None else min(free, int(total * part))
 

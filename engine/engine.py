@@ -1,10 +1,10 @@
-"""The engine: each step() schedules and launches a forward, then commits the one before.
+"""The engine: each step() schedules and launches a forward, then commits the previous one.
 
 Thread rule: one thread calls handle(), step() and take_outbox(). The engine alone owns its cache
 and requests. Incoming and outgoing messages are plain values (messages/). One forward is in flight
-while the next is planned, so a stop is noticed one forward late. Two working slots keep the state
-to publish at that stop. The next forward is planned late during the one in flight (planning_wait),
-so it can include newly arrived requests.
+while the next is planned, so a stop token is noticed one forward late. Two working slots keep the
+state to publish at that stop. The next forward is planned late during the one in flight
+(planning_wait), so it can include newly arrived requests.
 """
 
 import logging
@@ -41,20 +41,21 @@ from .routing import Router
 log = logging.getLogger(__name__)
 
 _COPYING_SECONDS = 0.001
-"""Seconds of an otherwise idle step's wait for a copy between tiers. A message may be delayed as
-long."""
+"""Seconds a step without other work waits for a copy between tiers. A message may be delayed by as
+much."""
 _CLOSE_SECONDS = 5.0
 _GATHERING_SECONDS = 0.002
-"""The longest wait for messages at a time, in seconds. The forward in flight may end earlier than
-expected."""
+"""Longest wait for messages at a time, in seconds. It is short, because the forward in flight may
+end earlier than expected."""
 _COMPILING_SECONDS = 0.002
-"""Seconds until an otherwise idle loop checks again if a grammar is ready."""
+"""Seconds until an otherwise idle loop checks again if a grammar is compiled."""
 
 
 @dataclass(frozen=True)
 class _Flight:
-    """A forward in flight. goes_on: a forward ran right before it. follows: the forward before had
-    not completed at its launch. late: its plan had waited for new requests."""
+    """A forward in flight. goes_on: True if another forward was in flight when its step began.
+    follows: True if the previous forward had not completed at its launch. late: True if its plan
+    had waited for new requests."""
 
     launched: LaunchedForward
     goes_on: bool
@@ -63,13 +64,13 @@ class _Flight:
 
 
 MakeHandover = Callable[[HandoverContext], Handover]
-"""Makes the role's hand-over side from the engine's parts."""
+"""A function from the engine's parts to its role's handling of requests."""
 
 
 @dataclass(frozen=True)
 class Memory:
     """The memory of an engine. tiers: makes the tiers below the arena, if the cache has some.
-    behind: computes prompts during their loads; the engine owns it from here on."""
+    behind: computes prompt tokens during loads; owned by the engine from then on."""
 
     cache: HybridPrefixCache
     tiers: MakeTiers | None = None
@@ -78,8 +79,8 @@ class Memory:
 
 @dataclass(frozen=True)
 class Compute:
-    """The parts for computing an engine's forwards. grammars: the runner's. drafts: limits the
-    drafts of an answer in a step."""
+    """The parts for computing an engine's forwards. grammars: the compiler shared with the runner.
+    drafts: limits the drafts of an answer in a step."""
 
     runner: Runner
     grammars: GrammarCompiler
@@ -88,9 +89,9 @@ class Compute:
 
 @dataclass(frozen=True)
 class EngineSizes:
-    """Sizes and limits of an engine. limits: for one prompt. max_batch: requests in one forward.
-    wire: byte lengths of the transferred units. weights: their storage format, as in the counters.
-    per_token: promised seconds between two tokens of an answer; None: no promise."""
+    """Sizes and limits of an engine. limits: limits of one prompt. max_batch: most requests in one
+    forward. wire: byte lengths of the transferred units. weights: their storage format, as in the
+    counters. per_token: promised seconds between two tokens of an answer; None: no promise."""
 
     limits: PromptLimits
     max_batch: int
@@ -100,7 +101,7 @@ class EngineSizes:
 
 
 class Engine:
-    """Runner of the forwards for the requests of the role's hand-over side."""
+    """The step loop's body: it runs forwards for the requests of its role."""
 
     def __init__(
         self,
@@ -111,7 +112,8 @@ class Engine:
         side: MakeHandover,
         clock: Clock = time.monotonic,
     ) -> None:
-        """clock: measures the waiting time of requests."""
+        """side: makes the role's handling of requests. clock: returns seconds, for requests'
+        waiting times."""
         cache, runner, limits = memory.cache, compute.runner, sizes.limits
         grammars, behind = compute.grammars, memory.behind
         self.max_batch = max_batch = sizes.max_batch
@@ -174,8 +176,8 @@ class Engine:
             self._behind.prepare()
 
     def close(self) -> None:
-        """Close once, after the last step. Ends copies in progress, within seconds, and
-        computations behind them."""
+        """Close the engine once, after the last step. End copies in progress, within seconds, and
+        the computations behind them."""
         if self._behind is not None:
             self._behind.close()
         if self._tiers is not None and not self._tiers.close(_CLOSE_SECONDS):
@@ -189,13 +191,13 @@ class Engine:
 
     @property
     def trials_address(self) -> str:
-        """Return the address of the trial server of grammars. Any thread."""
+        """Return the address of the server trying grammars in a separate process. Any thread."""
         return self._grammars.trials.address
 
     @property
     def computed_behind_loads(self) -> int:
-        """Return the number of prompts with a remainder computed, and used, while their prefix was
-        loaded."""
+        """Return the number of prompts with a rest computed, and used, while their prefix was
+        loaded from a lower tier."""
         return 0 if self._behind is None else self._behind.counts["joined"]
 
     def handle(self, message: m.Inbox) -> None:
@@ -216,7 +218,7 @@ class Engine:
         return taken
 
     def step(self) -> bool:
-        """Launch a forward and commit the one before. Returns False when there was neither. Raises
+        """Launch a forward and commit the previous one. Return False if there was neither. Raises
         PlanError and DeviceLost. No step is allowed after them: engine and runner no longer agree,
         or the runner's device no longer computes."""
         began = time.perf_counter()
@@ -270,8 +272,8 @@ class Engine:
 
     @staticmethod
     def _goes_on(tiers: LowerTiers, worked: bool) -> bool:
-        """Return whether a step did something or copies between tiers are in progress. If only
-        copies are in progress, wait for them briefly."""
+        """Return True if the step did something or copies between tiers are in progress. If only
+        copies are in progress, wait for them briefly. worked: True if the step did something."""
         tiers.write_down()
         if not worked and tiers.is_busy:
             tiers.wait(_COPYING_SECONDS)
@@ -286,14 +288,15 @@ class Engine:
         return min(self._planning.wait, _GATHERING_SECONDS)
 
     def gather(self) -> None:
-        """Advance hand-overs, before the loop waits for messages because no plan is due yet."""
+        """Advance hand-overs before the loop waits for messages, because the next plan is not due
+        yet."""
         self._gathered = True
         self._handover.advance()
 
     @property
     def idle_seconds(self) -> float | None:
-        """Return the seconds without work after step() returned False, if no message comes. None:
-        for ever."""
+        """Return the seconds until the engine may have work again, after step() returned False and
+        if no message comes. None: it has none without a message."""
         if self._grammars.compiling:
             return _COMPILING_SECONDS
         ends = (self._queue.idle_seconds, None if self._tiers is None else self._tiers.idle_seconds)
@@ -311,9 +314,9 @@ class Engine:
             self._handover.reject(request, m.RequestError(m.ErrorKind.QUEUE_TIMEOUT, reason))
 
     def _admit(self, request: Request) -> bool:
-        """Return True if the request no longer waits for an allocation here or a prefill node.
-        Rejects a request impossible to serve. Remembers a refusal: a blocked request costs a step
-        nothing until a change might admit it."""
+        """Try to begin a waiting request. Return True if it no longer waits for memory here or for
+        a prefill node. Rejects a request impossible to serve. Remembers a refusal: a blocked
+        request costs a step nothing until a change might admit it."""
         answer_depends_on = (self._cache.room_version, self._handover.admission_terms)
         if request.refused_at == answer_depends_on or not self._has_grammar(request):
             return False
@@ -330,8 +333,8 @@ class Engine:
         return admitted
 
     def _has_grammar(self, request: Request) -> bool:
-        """Return True if the request's grammar, if any, is compiled. Rejects a request if its
-        grammar cannot be compiled."""
+        """Return True if the request needs no grammar, or its grammar is compiled. Rejects a
+        request if its grammar cannot be compiled."""
         grammar = request.sampling.grammar
         if grammar is None:
             return True
@@ -345,7 +348,7 @@ class Engine:
         return False
 
     def _retain_grammars(self) -> None:
-        """Release grammars without a request here."""
+        """Release grammars not used by any request of this engine."""
         if self._grammars.held:
             self._grammars.retain(
                 (request.caller, request.sampling.grammar)
@@ -354,7 +357,8 @@ class Engine:
             )
 
     def _is_looked_up(self, request: Request) -> bool:
-        """Return whether the lookup of the prompt in a remote store is over, or not needed."""
+        """Return True if the prompt's lookup in a remote store is over, or not needed. Begin the
+        lookup at the first call."""
         if self._tiers is None or request.scoring is not None:
             return True
         if request.lookup is None:

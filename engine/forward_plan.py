@@ -1,12 +1,12 @@
 """A forward as plain data: a runner's input, as changes against the data kept by the runner.
 
-The engine makes plans (scheduling/forward_planner.py). A runner is in this process or another. It
-keeps the pages, slots and sampling of every joined sequence. It also keeps the last sampled tokens
-of every lane (runner/rows.py). Plain values: any thread, any process. encode() and decode_plan()
-convert plans to bytes and back.
+The engine makes plans (scheduling/scheduled_forward.py). A runner is in this process or another. It
+keeps the pages, slots and sampling parameters of every joined sequence. It also keeps the last
+sampled tokens of every batch index (runner/rows.py). Plain values: any thread, any process.
+encode() and decode_plan() convert plans to bytes and back.
 
-A *lane* is the batch index for the sampled tokens of a sequence in the runner. Token, position and
-length of a row are either numbers from the host, or on the lane, stored there by the forward
+A sequence has one *batch index* in the runner, its place for sampled tokens. Token, position and
+length of a row are either numbers from the host, or stored at the batch index by the forward
 before. In the second case the row carries an upper bound instead. So forward n+1 can be planned
 before the results of n are known.
 
@@ -14,11 +14,11 @@ Invariants:
 1. Plans are numbered 0, 1, 2, ... without a gap; a runner rejects any other number than the next.
 2. The folds run first, then the copies in their order. They run after every forward of a lower
    number and before this plan's forward.
-3. Within a plan, a sequence leaves, joins, grows and is computed in this order. A lane has left
-   before it joins again. Pages are only ever added to a sequence.
+3. Within a plan, a sequence leaves, joins, grows and is computed in this order. A batch index is
+   free before it is joined again. Pages are only ever added to a sequence.
 4. No row reads a slot written by another row of the plan; a row stays below its row limit.
 5. A row that verifies drafts writes no slot: the number of accepted tokens is known only when it
-   completes. A fold in a later plan stores the state after those tokens, once. It comes before any
+   completes. A fold in a later plan stores the state after these tokens, once. It comes before any
    row or copy that reads the slot.
 """
 
@@ -47,16 +47,16 @@ class PlanGap(PlanError):
 
 
 class UnknownBatchIndex(PlanError):
-    """A plan with a lane without a joined sequence."""
+    """A plan names a batch index without a joined sequence."""
 
 
 class RowFlag(IntFlag):
-    """Flags of a row. TOKENS_AT_INDEX, POSITION_AT_INDEX, LENGTH_AT_INDEX: the value is stored on
-    the row's lane. DECODES: the row is one token of an answer given by this engine, so it may run
-    in a graph of such rows. VERIFIES: drafts follow the row's first token. One token is sampled
-    after each, as long as the drafts before equal the sampled tokens. DRAFTS_AT_INDEX: the drafts
-    are the first ones left on the lane by a Guess of an earlier plan. The plan's tokens do not
-    contain them."""
+    """Flags of a row. TOKENS_AT_INDEX, POSITION_AT_INDEX, LENGTH_AT_INDEX: the value is stored in
+    the runner at the row's batch index. DECODES: the row is one token of an answer given by this
+    engine, so it may run in a graph of such rows. VERIFIES: drafts follow the row's first token.
+    One token is sampled after each, as long as the drafts before equal the sampled tokens.
+    DRAFTS_AT_INDEX: the drafts are the first ones stored at the batch index by a Guess of an
+    earlier plan. The plan's tokens do not contain them."""
 
     TOKENS_AT_INDEX = 1
     POSITION_AT_INDEX = 2
@@ -85,11 +85,11 @@ COLUMNS = len(_Column)
 
 @dataclass(frozen=True)
 class JoinedSequence:
-    """A sequence that joins. slots: its working slots; rows name the slots to read and write by
-    index. max_rows: the most tokens ever on its lane. sampling: a runner needs only temperature,
-    top_k, top_p and seed, unless it adjusts logits or wants top_logprobs. Only needed values are
-    encoded. before: the tokens needed for the logit adjustments, None without adjustments; tokens
-    sampled on the lane follow them."""
+    """A sequence new to the runner. slots: ids of its working slots; rows name the slots to read
+    and write by index. max_rows: most sampled tokens ever stored at its batch index. sampling: a
+    runner needs only temperature, top_k, top_p and seed, unless it adjusts logits or wants
+    top_logprobs. Only needed values are encoded. before: the tokens needed for the logit
+    adjustments, None without adjustments; later sampled tokens follow them."""
 
     batch_index: int
     slots: tuple[int, ...]
@@ -100,7 +100,7 @@ class JoinedSequence:
 
 @dataclass(frozen=True)
 class NewPages:
-    """Ids of pages appended to the pages of the lane's sequence."""
+    """Ids of pages appended to the pages of the sequence at the batch index."""
 
     batch_index: int
     pages: Ints
@@ -128,8 +128,8 @@ class ScoredRow:
 
 @dataclass(frozen=True)
 class Fold:
-    """A request to store the state after the first `count` tokens of the row last verified by the
-    lane's sequence. The state goes to the slot named by this row."""
+    """A request to store the state after the first `count` tokens of the last verified row at the
+    batch index. The state goes to the slot named by this row."""
 
     batch_index: int
     count: int
@@ -137,8 +137,8 @@ class Fold:
 
 @dataclass(frozen=True)
 class Guess:
-    """A request to the model's draft layer to propose `count` tokens of the plan's row. Later
-    forwards of these tokens overwrite the data written here."""
+    """A request for `count` proposed tokens from the model's draft layer, for the sequence of the
+    plan's row. Later forwards of these tokens overwrite the data written here."""
 
     row: int
     count: int
@@ -146,10 +146,11 @@ class Guess:
 
 @dataclass(frozen=True)
 class PlanRows:
-    """The rows of the forward: columns [8, n] int32, one row a sequence. positions: the first
-    token's. lengths: in tokens. Both are upper bounds if the flags place the value on the lane.
-    row_limits: tokens held by the sequence's pages. num_sampled: tokens to sample after the last
-    one. For a row with drafts to verify it is a maximum, with one token after each."""
+    """The rows of the forward: columns [8, n] int32, one row for each sequence. positions: position
+    of the row's first token. lengths: number of tokens. Both are upper bounds if the flags place
+    the value at the batch index. row_limits: number of tokens held by the sequence's pages.
+    num_sampled: number of tokens to sample after the last one. For a row with drafts to verify it
+    is a maximum, with one token after each."""
 
     columns: Ints
 
@@ -174,18 +175,18 @@ class PlanRows:
 
 
 def plan_rows(numbers: list[int]) -> PlanRows:
-    """Make rows from eight numbers a row, in the order of the columns."""
+    """Make rows from a flat list of eight numbers for each row, in the order of the columns."""
     columns = np.array(numbers, dtype=np.int32).reshape(-1, COLUMNS).T
     return PlanRows(np.ascontiguousarray(columns))
 
 
 @dataclass(frozen=True)
 class ForwardPlan:
-    """One forward for a runner. tokens: all tokens not on a lane, row by row. left: lanes. guesses:
-    proposals after the last token sampled by the row. first_guesses: proposals after the row's
-    first token. They are made before the forward from the data carried by the slot to read. They
-    are all the drafts of a verifying row without drafts yet, and replace its tokens. A plan without
-    rows only runs its copies."""
+    """One forward for a runner. tokens: all tokens not stored at a batch index, row by row. left:
+    batch indices of ended sequences. guesses: proposals after the last token sampled by the row.
+    first_guesses: proposals after the row's first token. They are made before the forward, from the
+    hidden state carried by the slot to read. They are all the drafts of a verifying row without
+    drafts yet, and replace its tokens. A plan without rows only runs its copies and folds."""
 
     number: int
     copies: tuple[CopyOp, ...] = ()

@@ -1,7 +1,8 @@
-"""Forwards in flight: the time to plan the next, its way to the runner, and its sampled tokens.
+"""Forwards in flight: the time to plan the next one, its way to the runner, and its sampled tokens.
 
-Owns the order of all operations in the arena. Thread rule: the engine loop's. A copy or fold
-already decided runs before the next launch or recorded event.
+Owns the order of all operations in the arena. Thread rule: the engine loop's. A copy, or a fold
+(storing a state after accepted drafts), already decided runs before the next launch or recorded
+event.
 """
 
 import time
@@ -31,29 +32,32 @@ from .forward_plan import Fold
 from .progress import ProgressTable
 
 _KNOWN_FROM = 3
-"""Forwards of one size needed before their time is known."""
+"""Number of measured forwards of one size needed to know their duration."""
 _REMEMBERED = 8
-"""Remembered forwards of one size. The shortest of them counts."""
+"""Number of durations kept for forwards of one size. The shortest one counts."""
 _LEAST_SLACK = 0.0003
 _FIRST_SLACK = 0.001
 _MOST_SLACK = 0.1
 _GROWTH = 1.33
 _DECAY = 0.999
 _LEAST_IDLE = 0.0001
-"""Seconds without work always lost by the device to copies and launches."""
+"""Idle seconds of the device between two forwards not counted, because copies and launches always
+cause them."""
 _IDLE_SHARE = 0.01
-"""Allowed idle part of a forward's time on its device before it."""
+"""Idle time of the device before a forward allowed without a longer lead, as a part of the
+forward's duration."""
 
 
 class PlanningTime:
     """The time to plan the next forward while one is in flight.
 
-    A late plan includes requests that arrive during the forward in flight. With an early plan a new
-    request waits for the rest of that forward and for the whole next one. Owns the times of the
-    last forwards by size, and the lead of the next plan before a forward's end. Thread rule: the
-    engine loop's. Invariants: the next plan begins at once if the time of the forward in flight is
-    not known. The lead grows by a third whenever the device ran out of work after a late plan. It
-    shrinks by a thousandth with every other forward: one forward of some 300 begins late.
+    A late plan includes requests arriving during the forward in flight. With an early plan a new
+    request waits for the rest of this forward and for the whole next one. Owns the durations of the
+    last forwards by size, and the lead: the time between the next plan and the forward's end.
+    Thread rule: the engine loop's. Invariants: the next plan begins at once if the duration of the
+    forward in flight is not known. The lead grows by a third whenever the device ran out of work
+    after a late plan. It shrinks by a thousandth with every other forward: one forward of some 300
+    begins late.
     """
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
@@ -63,20 +67,21 @@ class PlanningTime:
             lambda: deque(maxlen=_REMEMBERED)
         )
         self._planning = 0.0
-        """Seconds from the start of a plan to its launch: the longest of the latest plans."""
+        """Seconds from the start of a plan to its launch: the longest of the latest plans, slowly
+        decaying."""
         self._slack = _FIRST_SLACK
         self._due: float | None = None
         self._in_flight: ScheduledForward | None = None
 
     def launched(self, forward: ScheduledForward, seconds: float) -> None:
-        """Record a newly launched forward. seconds: to plan and launch it."""
+        """Record a newly launched forward. seconds: time to plan and launch it."""
         self._planning = max(seconds, self._planning * _DECAY)
         self._in_flight = forward
         self._begin()
 
     def completed(self, forward: ScheduledForward, busy: float, idle: float, *, late: bool) -> None:
-        """Record a completed forward. busy: seconds of computation on the device. idle: seconds of
-        the device without work before it. late: its plan had waited for new requests."""
+        """Record a completed forward. busy: seconds of computation on the device. idle: seconds
+        without work on the device before it. late: True if its plan had waited for new requests."""
         self._seconds[_size(forward)].append(busy)
         if late and idle > max(_LEAST_IDLE, _IDLE_SHARE * busy):
             self._slack = min(_MOST_SLACK, self._slack * _GROWTH)
@@ -92,8 +97,8 @@ class PlanningTime:
         return 0.0 if self._due is None else max(0.0, self._due - self._clock())
 
     def _begin(self) -> None:
-        """Set the due time of the next plan: the forward in flight, if any, begins now on the
-        device."""
+        """Set the due time of the next plan: the forward in flight, if any, begins on the device
+        now."""
         self._due = None
         if self._in_flight is None:
             return
@@ -103,7 +108,7 @@ class PlanningTime:
 
 
 def _size(forward: ScheduledForward) -> tuple[int, int]:
-    """Return a key shared by forwards of about the same time."""
+    """Return a key shared by forwards of about the same duration."""
     return len(forward).bit_length(), forward.prompt_tokens.bit_length()
 
 
@@ -117,13 +122,14 @@ class PlanStream:
     """The engine's link to its runner: it sends plans and returns forwards in flight.
 
     Owns the order of all operations in the arena: forwards, the cache's copies, events. Thread
-    rule: the engine loop. Invariant: a copy or fold already decided runs before the next launch or
-    recorded event. So a forward never reads bytes before they are stored. No other node may read or
-    write an id with a pending copy or fold. It gets the id after an event.
+    rule: the engine loop. Invariant: a copy, or a fold (storing a state after accepted drafts),
+    already decided runs before the next launch or recorded event. So a forward never reads bytes
+    before they are stored. No other node may read or write a page or slot with a pending copy or
+    fold. It gets the id after an event.
     """
 
     def __init__(self, runner: Runner, cache: HybridPrefixCache, progress: ProgressTable) -> None:
-        """progress: the table of the sequences to launch."""
+        """progress: the table with the progress of the sequences to launch."""
         self._runner = runner
         self._cache = cache
         self._planner = ForwardPlanner(progress)
@@ -143,23 +149,25 @@ class PlanStream:
         self._runner.check_device()
 
     def launch(self, scheduled: ScheduledForward) -> LaunchedForward:
-        """Start the forward. Raises errors found at the launch; then no part of it is in flight."""
+        """Start the forward. Raises errors found at the launch; then no part of the forward is in
+        flight."""
         plan = self._planner.plan(scheduled, self._cache.take_copies(), self._take_folds())
         return LaunchedForward(scheduled, self._runner.launch(plan))
 
     def record_event(self) -> Event:
-        """Return an event, passed when all launches and all copies decided until now have ended."""
+        """Return an event. It has passed when all launches and all copies decided until now have
+        ended."""
         self._store()
         return self._runner.record_event()
 
     def fold(self, folds: tuple[Fold, ...]) -> None:
-        """Store the states of rows with verified drafts, in the next plan. A row continued with
-        drafts stores its own state in its forward. REQUIRES: the rows are complete; a launch or
-        fold_now() comes before the step ends."""
+        """Store the states of rows with verified drafts, in the next plan. A row continuing with
+        drafts stores its state inside its next forward. REQUIRES: the rows are complete; a launch
+        or fold_now() comes before the step ends."""
         self._folds += folds
 
     def fold_now(self) -> None:
-        """Run the folds not included in a forward of this step."""
+        """Store states after accepted drafts now, if no forward of this step has done so."""
         if self._folds:
             self._store()
 
@@ -174,7 +182,7 @@ class PlanStream:
 
 
 class Completion:
-    """Accounting of the sampled tokens of a forward for its requests.
+    """The handling of a completed forward's sampled tokens for its requests.
 
     Owns nothing. Thread rule: the engine loop's. Invariant: tokens do not count if their request is
     over or their logits were not finite.
@@ -193,7 +201,7 @@ class Completion:
         self._handover = handover
 
     def commit(self, forward: ScheduledForward, all_sampled: SampledTokens) -> None:
-        """Commit the sampled tokens of a completed forward."""
+        """Record the sampled tokens of a completed forward for its requests."""
         count = len(forward.answers)
         if count:
             self._answers(forward.answers, all_sampled.take(slice(count)))
@@ -208,8 +216,8 @@ class Completion:
                 self._prompt(item, sampled, all_sampled.scores.get(row))
 
     def _answers(self, answers: AnswerRows, sampled: SampledTokens) -> None:
-        """Commit rows of one token each. Rows of finished requests do not count: their tokens come
-        after the end."""
+        """Record one sampled token of each answer without drafts. Rows of finished requests do not
+        count: their tokens come after the end."""
         progress, sound = self._scheduler.progress, sampled.sound
         live = answers.live(progress)
         for request in answers.requests_where(live & ~sound):
@@ -225,8 +233,8 @@ class Completion:
     def _drafted(
         self, drafted: Sequence[ScheduledSequence], sampled: SampledTokens, first: int
     ) -> None:
-        """Count the tokens of each row up to the answer's end. first: the first draft row's
-        number."""
+        """Record the accepted tokens of each row with drafts, up to the answer's end. first: index
+        in the forward of the first row with drafts."""
         counted: list[tuple[ScheduledSequence, list[Sampled]]] = []
         for row, item in enumerate(drafted, first):
             if not item.live:
@@ -255,7 +263,8 @@ class Completion:
     def _prompt(
         self, item: ScheduledSequence, sampled: Sampled | None, scores: PromptScores | None
     ) -> None:
-        """Commit a prompt chunk. REQUIRES: its request is live."""
+        """Record the computation of a prompt chunk, its sampled token and its scores. REQUIRES: its
+        request still runs."""
         request, allocation = item.request, item.active.allocation
         request.suspect = False
         sampled_unsoundly = sampled is not None and not all_sound([sampled])
@@ -274,7 +283,8 @@ class Completion:
 
 
 def _guessed(drafting: Drafting, sampled: SampledTokens, row: int, behind: int) -> None:
-    """Record the proposals of the draft layer for the row. behind: answer tokens before them."""
+    """Record the draft layer's proposals for a row of the forward. behind: number of the answer's
+    tokens before them."""
     if row in sampled.at_index:
         drafting.left_at_index(sampled.at_index[row], behind)
     else:

@@ -11,8 +11,8 @@ from tasuki.pycache.prefix_cache import HybridPrefixCache
 from . import messages as m
 
 MAX_PROMPT_SCORES = 1 << 18
-"""The most logprobs of one prompt: for its own tokens and the likeliest ones. About 20 MB as
-JSON."""
+"""Most logprobs reported for one prompt: for its own tokens and the likeliest alternatives. They
+take about 20 MB as JSON."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,15 @@ class Intake:
         return self._draining
 
     def refusal(self, prompt: m.Tokens, final_length: int) -> m.RequestError | None:
-        """Return the reason to reject a prompt here, if any."""
+        """Return the error to reject a prompt with, including one for a draining node; None to
+        accept it."""
         if self._draining:
             return m.RequestError(m.ErrorKind.DRAINING, "this node is draining; try another")
         return self.misfit(prompt, final_length)
 
     def misfit(self, prompt: m.Tokens, final_length: int) -> m.RequestError | None:
-        """Return the reason, if any, for never serving a prompt here, with the possible number of
-        tokens."""
+        """Return the error for a prompt this engine can never serve, with the possible number of
+        tokens; None if it can."""
         if len(prompt) == 0:
             return m.RequestError(m.ErrorKind.INVALID, "prompt is empty: send at least one token")
         if not (self.is_token(int(prompt.min())) and self.is_token(int(prompt.max()))):
@@ -126,7 +127,7 @@ class Intake:
                 self._answer(at_rest=False)
 
     def at_rest(self) -> None:
-        """Answer pending drains: no request is left."""
+        """Answer pending drains, because no request is left."""
         if self._drains:
             self._answer(at_rest=True)
 

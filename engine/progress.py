@@ -1,16 +1,17 @@
-"""The progress of every running sequence's forwards, by lane (batch index).
+"""The progress of every running sequence's forwards, by batch index.
 
 The rows of a forward are read and advanced all at once, as columns. All other code sees one
-sequence (Progress). Owns these numbers from begin() to end(). Knows no requests, tokens or pages.
-Thread rule: the engine loop's.
+sequence (Progress). Owns these token counts from begin() to end(). Knows no requests, tokens or
+pages. Thread rule: the engine loop's.
 
 Invariants:
-1. A lane is the first working slot of an allocation, so two sequences never share one at a time.
-   Sequences are numbered 1, 2, 3, ...; holders[lane] is the number of the lane's sequence, or 0.
-   Lane and number together tell if a sequence still runs.
+1. A batch index is the first working slot of an allocation, so two sequences never share one at a
+   time. Sequences are numbered 1, 2, 3, ...; holders[i] is the number of the sequence at batch
+   index i, or 0. Batch index and number together show if a sequence still runs.
 2. num_computed <= num_scheduled. With two working slots, the forward in flight never writes the
    slot of the computed tokens.
-3. A Progress of an ended sequence cannot be read, because another sequence may have its lane.
+3. A Progress of an ended sequence cannot be read, because another sequence may have its batch
+   index.
 """
 
 from dataclasses import dataclass
@@ -21,13 +22,14 @@ from numpy.typing import NDArray
 from .forward_plan import Ints
 
 BatchIndices = NDArray[np.intp]
-"""[n], or lanes as an index: numpy looks these up without a copy."""
+"""An array [n] of batch indices, as an index type: numpy looks columns up by it without a copy."""
 
 
 @dataclass(frozen=True)
 class NextTokens:
-    """The next tokens of some lanes' sequences, columns [n]. starts: first token of the forward.
-    read_index, write_index: working slots. sampled_before: the first token is still in flight."""
+    """The next tokens of some sequences, one for each, as columns [n]. starts: position of the
+    token to be computed. read_index, write_index: indices of the working slots read and written.
+    sampled_before: True if the token is still being sampled by the forward in flight."""
 
     starts: Ints
     read_index: Ints
@@ -55,10 +57,10 @@ class ProgressTable:
         self.sampling_in_flight: Ints = np.zeros(batch_indices, dtype=np.int32)
 
     def begin(self, working_slots: tuple[int, ...], num_computed: int, slot: int = 0) -> "Progress":
-        """Begin a sequence. num_computed: its tokens without need of a forward; the state after
-        them is in the working slot of index `slot`. REQUIRES: its lane is free."""
+        """Begin a sequence. num_computed: number of its tokens without need of a forward; the state
+        after them is in the working slot of index `slot`. REQUIRES: its batch index is free."""
         batch_index = working_slots[0]
-        assert self.holders[batch_index] == 0, f"lane {batch_index} has a sequence already"
+        assert self.holders[batch_index] == 0, f"batch index {batch_index} has a sequence already"
         self._begun += 1
         self.holders[batch_index] = self._begun
         self._slots[batch_index] = len(working_slots)
@@ -68,8 +70,8 @@ class ProgressTable:
         return Progress(self, batch_index, self._begun)
 
     def schedule_next(self, batch_indices: BatchIndices) -> NextTokens:
-        """Record one more token of each sequence in a forward, with one token sampled after it.
-        REQUIRES: no lane comes twice."""
+        """Schedule one more token of each sequence in a forward, with one token sampled after it.
+        REQUIRES: no batch index comes twice."""
         starts, read_index = self.num_scheduled[batch_indices], self.scheduled_slot[batch_indices]
         write_index = (read_index + 1) % self._slots[batch_indices]
         sampled_before = self.sampling_in_flight[batch_indices] != 0
@@ -79,8 +81,8 @@ class ProgressTable:
         return NextTokens(starts, read_index, write_index, sampled_before)
 
     def complete_next(self, batch_indices: BatchIndices, tokens: NextTokens) -> None:
-        """Record the end of a forward of schedule_next(). The next one may be in flight already.
-        REQUIRES: the same sequences still have the lanes."""
+        """Record the end of a forward scheduled by schedule_next(). The next forward may be in
+        flight already. REQUIRES: the same sequences still have the batch indices."""
         stops = tokens.starts + 1
         self.num_computed[batch_indices] = stops
         self.slot[batch_indices] = tokens.write_index
@@ -90,10 +92,10 @@ class ProgressTable:
 class Progress:
     """The progress of one sequence.
 
-    `num_computed` tokens are definitely forwarded; the state after them is in working slot `slot`.
-    `num_scheduled` also counts the tokens of the forward in flight. The state after them will be in
-    `scheduled_slot`. `sampling_in_flight`: tokens sampled by this forward, with values not known
-    yet. Slots are indices.
+    num_computed: number of tokens certainly forwarded; the state after them is in working slot
+    `slot`. num_scheduled: also counts the tokens of the forward in flight; the state after them
+    will be in `scheduled_slot`. sampling_in_flight: number of tokens sampled by this forward, with
+    values not known yet. Slots are indices of working slots.
     """
 
     def __init__(self, table: ProgressTable, batch_index: int, number: int) -> None:
@@ -128,7 +130,7 @@ class Progress:
 
     @property
     def settled(self) -> bool:
-        """Return whether no forward is in flight."""
+        """Return True if no forward of the sequence is in flight."""
         return self.num_scheduled == self.num_computed
 
     def schedule(self, stop: int, slot: int, num_sampled: int) -> None:
@@ -137,14 +139,15 @@ class Progress:
         table.sampling_in_flight[batch_index] = num_sampled
 
     def complete(self, stop: int, slot: int, num_sampled: int) -> None:
-        """Record the end of a forward. The next one may be in flight already."""
+        """Record the end of a forward: tokens before `stop` are computed, and the state is in
+        `slot`. The next forward may be in flight already."""
         table, batch_index = self._table, self.batch_index
         table.num_computed[batch_index], table.slot[batch_index] = stop, slot
         if num_sampled and table.num_scheduled[batch_index] == stop:
             table.sampling_in_flight[batch_index] = 0
 
     def complete_drafted(self, stop: int, slot: int) -> None:
-        """Record the end of a forward with drafts. The tokens before `stop` were accepted.
+        """Record the end of a forward with drafts: tokens before `stop` are computed and accepted.
         REQUIRES: no other forward of the sequence is in flight."""
         table, batch_index = self._table, self.batch_index
         table.num_computed[batch_index] = table.num_scheduled[batch_index] = stop
@@ -152,5 +155,5 @@ class Progress:
         table.sampling_in_flight[batch_index] = 0
 
     def end(self) -> None:
-        """End the sequence and free its lane."""
+        """End the sequence and free its batch index."""
         self._table.holders[self.batch_index] = 0

@@ -57,19 +57,19 @@ class State:
 
 
 class Waiting(State, phase=m.RequestPhase.WAITING):
-    """Holds nothing."""
+    """The request holds no memory, and waits to begin."""
 
 
 @dataclass(frozen=True)
 class AwaitingPrefill(State, phase=m.RequestPhase.AWAITING_PREFILL):
-    """(decode) A prefill node has the prompt; holds nothing here."""
+    """(decode) A prefill node has the prompt; the request holds no memory of this node."""
 
     transfer_id: m.TransferId
 
 
 class Pulling(State, phase=m.RequestPhase.PULLING):
-    """(prefill) The segment offered by the receiver is being pulled; the request itself holds
-    nothing."""
+    """(prefill) The tokens offered by the receiver are being pulled; the request itself holds no
+    memory."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,9 @@ class Receiving(State, phase=m.RequestPhase.RECEIVING):
 
 @dataclass(frozen=True)
 class Loading(State, phase=m.RequestPhase.LOADING):
-    """Tokens from the tiers below the arena are being loaded into the allocation. before: tokens
-    usable without the load. brought: tokens of KV by tier, the state's tier last."""
+    """Tokens from the tiers below the arena are being loaded into the allocation. boundary: number
+    of first tokens usable after the load. before: number usable without the load. brought: loaded
+    tokens by tier, the state's tier last."""
 
     allocation: Allocation
     boundary: int
@@ -93,9 +94,9 @@ class Loading(State, phase=m.RequestPhase.LOADING):
 
 @dataclass(frozen=True)
 class Ahead:
-    """The part of a request computed behind its load. tokens: the number of its first tokens
-    without need of a forward. The state after them is in the allocation's last working slot.
-    sampled: the token sampled after them, if any."""
+    """The part of a request computed behind its load (before the load had ended). tokens: number of
+    its first tokens without need of a forward. The state after them is in the allocation's last
+    working slot. sampled: the token sampled after them, if any."""
 
     tokens: int
     sampled: Sampled | None
@@ -139,7 +140,8 @@ class Active(State):
 
 @dataclass
 class Prefilling(Active, phase=m.RequestPhase.PREFILLING):
-    """More than one token must be forwarded before the next one is sampled."""
+    """More than one token must be forwarded before the next one is sampled. grant: (prefill) the
+    receiver's destination. pages_sent: number of its first pages needing no further sending."""
 
     checkpoints: list[PlannedCheckpoint] = field(default_factory=list)
     grant: m.Grant | None = None
@@ -152,13 +154,13 @@ class Prefilling(Active, phase=m.RequestPhase.PREFILLING):
 
 @dataclass
 class Decoding(Active, phase=m.RequestPhase.DECODING):
-    """One token a step."""
+    """Each step computes and samples one token of the answer."""
 
 
 @dataclass(frozen=True)
 class HandingOver(State, phase=m.RequestPhase.HANDING_OVER):
-    """(prefill) The first token is out. Layer chunks may still be read from the allocation's pages
-    and slot."""
+    """(prefill) The first token was emitted. Layer chunks may still be read from the allocation's
+    pages and slot."""
 
     allocation: Allocation
 
@@ -169,11 +171,11 @@ class Retracted(State, phase=m.RequestPhase.RETRACTED):
 
 
 class Finished(State, phase=m.RequestPhase.FINISHED):
-    """Holds nothing."""
+    """The request has ended with an answer, and holds no memory."""
 
 
 class Aborted(State, phase=m.RequestPhase.ABORTED):
-    """Holds nothing."""
+    """The request was aborted or rejected, and holds no memory."""
 
 
 MOVES: dict[type, tuple[type, ...]] = {
@@ -194,15 +196,15 @@ MOVES: dict[type, tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class PromptScoring:
-    """The scoring of a prompt. top: number of likeliest tokens beside each token. tokens: the
-    prompt."""
+    """The scoring of a prompt. top: number of likeliest alternatives reported for each token.
+    tokens: the prompt."""
 
     top: int
     tokens: m.Tokens
 
     def count(self, start: int, stop: int) -> int:
-        """Return the number of rows in [start, stop) of a forward with a prompt token after
-        them."""
+        """Return the number of tokens in [start, stop) with a following prompt token to be
+        scored."""
         return max(0, min(stop, len(self.tokens) - 1) - start)
 
 
@@ -283,22 +285,23 @@ class Request:
 
     @property
     def begun(self) -> bool:
-        """Return whether a forward of it was ever to run here, or its first token is out."""
+        """Return True if a forward of the request was ever to run on this engine, or its first
+        token was emitted."""
         return self.started is not None or bool(self.output)
 
     @property
     def ordered_by(self) -> float:
-        """Return its next due time while it waits."""
+        """Return the request's next due time while it waits, to order the queue."""
         return min(self.due, self.first_due)
 
     @property
     def tokens_left(self) -> int:
-        """Return the most tokens still possible for its answer."""
+        """Return the largest number of tokens the answer may still get."""
         return max(0, self.sampling.max_new_tokens - len(self.output))
 
     @property
     def told_as(self) -> m.RequestId:
-        """Return the id known to its client."""
+        """Return the request id known to the client: the first fork's, if the request has forks."""
         return self.forks[0].id if self.forks else self.id
 
     @property
@@ -322,13 +325,14 @@ class Request:
 
     @property
     def final_length(self) -> int:
-        """Return the most tokens ever forwarded: the last sampled one is not forwarded."""
+        """Return the largest number of tokens ever forwarded: the last sampled one is not
+        forwarded."""
         return self._prompt_length + max(self.sampling.max_new_tokens, 1) - 1
 
     @property
     def next_capacity(self) -> int:
-        """Return the tokens to allocate pages for now: all tokens and a page ahead, but never past
-        the end."""
+        """Return the number of tokens to allocate pages for now: all tokens and a page ahead, but
+        never past the end."""
         length = self.expected_length
         return max(length, min(length + PAGE_TOKENS, self.final_length))
 

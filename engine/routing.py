@@ -1,4 +1,4 @@
-"""The place of a prompt's computation, by costs learned from this engine's own forwards.
+"""The choice of the node to compute a prompt, by costs learned from this engine's own forwards.
 
 Owns decayed sums and no clock: callers bring durations. Thread rule: the engine loop's. Equal
 arguments give equal decisions. Without measured rates the configured constants decide.
@@ -21,19 +21,19 @@ from .messages import Choice, RouteReport
 
 @dataclass(frozen=True)
 class Rates:
-    """Measured rates, to decide two things about a prompt. Is it computed here or handed over? If
-    handed over, is the prefix pulled or computed again?
+    """Measured rates, for two decisions about a prompt. Is it computed on the decode node or handed
+    over? If handed over, is the prefix pulled or computed again?
 
-    Values and pure functions; `CostLearner` measures. The node with the needed knowledge decides.
-    The decode node decides between here and there. The prefill node decides between pulling and
-    computing, because only it knows its tree. Units: seconds, tokens, bytes. Invariant: equal
-    arguments give equal decisions. Without measured rates a configured number of tokens decides.
+    Values and pure functions; `CostLearner` measures. The decode node makes the first decision. The
+    prefill node makes the second one, because only it knows its prefix tree. Units: seconds,
+    tokens, bytes. Invariant: equal arguments give equal decisions. Without measured rates a
+    configured number of tokens decides.
 
-    None: not known, or not recently measured. here: tokens computed on this node, from allocation
-    to first token. there: tokens computed by a prefill node, from the request to the arrival of the
-    first token, including waits and pulls. sent: bytes received from a prefill node. pulled: bytes
-    pulled by a prefill node. forwarded: prompt tokens of a forward, counting the forward alone and
-    no waits.
+    Each field is a line of seconds over an amount; None: not known, or not recently measured. here:
+    over tokens computed on this node, from allocation to first token. there: over tokens computed
+    by a prefill node, from the request to the arrival of the first token, including waits and
+    pulls. sent: over bytes received from a prefill node. pulled: over bytes pulled by a prefill
+    node. forwarded: over prompt tokens of a forward, for the forward alone without waits.
     """
 
     here: Line | None = None
@@ -45,7 +45,8 @@ class Rates:
 
 @dataclass(frozen=True)
 class RoutingDecision:
-    """A choice with its estimates. estimates: seconds by name; empty if a constant decided."""
+    """A choice with its estimates. estimates: seconds by name; empty if a configured constant
+    decided."""
 
     choice: Choice
     estimates: dict[str, float] = field(default_factory=dict)
@@ -56,10 +57,11 @@ class RoutingDecision:
 
 
 def choose_prefill_place(rates: Rates, tokens: int, size: int, at_most: int) -> RoutingDecision:
-    """Return HERE or THERE for a prompt with `tokens` to compute. size: bytes sent back from there.
-    at_most: the most tokens to compute here while the rates are not known.
+    """Return HERE (the decode node) or THERE (a prefill node) for a prompt with `tokens` tokens to
+    compute. size: bytes sent back by a prefill node. at_most: most tokens to compute here while the
+    rates are not known.
 
-    Sending overlaps with computing; only the rest of it counts.
+    Sending overlaps with computing; only the rest of the sending counts.
     """
     if rates.here is None or rates.there is None or rates.sent is None:
         return RoutingDecision(Choice.HERE if tokens <= at_most else Choice.THERE)
@@ -73,13 +75,13 @@ def choose_prefill_place(rates: Rates, tokens: int, size: int, at_most: int) -> 
 def should_pull(
     rates: Rates, tokens: int, size: int, at_least: int, ahead: float = 0.0
 ) -> RoutingDecision:
-    """Return PULLED, or THERE without a pull. tokens: tokens to pull in `size` bytes instead of
-    computing them. at_least: the fewest tokens to pull while the rates are not known. ahead:
+    """Return PULLED, or THERE without a pull. tokens: number of tokens to pull in `size` bytes
+    instead of computing them. at_least: fewest tokens to pull while the rates are not known. ahead:
     seconds of prompts computed before this one in any case.
 
-    Pulled tokens save no forward, only its length: the fixed part is still paid. A pull of at least
-    `at_least` tokens overlaps with the prompts ahead, and only the rest of it counts. A shorter
-    pull gets no such credit, because it costs both nodes work.
+    Pulled tokens save no forward, they only shorten it: the fixed part is still paid. A pull of at
+    least `at_least` tokens overlaps with the prompts ahead, and only the rest of the pull counts. A
+    shorter pull gets no such credit, because it costs both nodes work.
     """
     if tokens <= 0:
         return RoutingDecision(Choice.THERE)
@@ -96,7 +98,7 @@ def should_pull(
 
 @dataclass
 class CostLearner:
-    """One fit for each line of Rates; see there."""
+    """The measurement of Rates: one line fitted for each of its fields."""
 
     here: LineFit = field(default_factory=LineFit)
     there: LineFit = field(default_factory=LineFit)
@@ -108,38 +110,38 @@ class CostLearner:
         return Rates(*(fit.line() for fit in self._fits))
 
     def judged(self) -> None:
-        """Count a decision: the fits grow older until they get a new sample."""
+        """Count a decision. The fits grow older with decisions until they get a new sample."""
         for fit in self._fits:
             stale = fit.verdicts_since > FRESH
             fit.verdicts_since = 0 if stale else fit.verdicts_since + 1
 
     @property
     def _fits(self) -> tuple[LineFit, ...]:
-        """Return the fits in the order of Rates."""
+        """Return the fits in the order of the fields of Rates."""
         return self.here, self.there, self.sent, self.pulled, self.forwarded
 
 
 ASSUMED = Line(0.01, 1e-4)
-"""Seconds of a forward and of each of its tokens, until some were measured."""
+"""Assumed seconds of a forward and of each of its tokens, until forwards were measured."""
 
 
 class PrefillSpeed:
     """An engine's prefill speed, learned from its forwards. Thread rule: the engine loop's.
 
-    A token is the unit of work. A token after others costs more, because attention reads each of
-    them.
+    The unit of work is a token without earlier tokens. A token after others costs more, because
+    attention reads each of them.
     """
 
     def __init__(self, attention_cost: float, chunk_tokens: int) -> None:
-        """attention_cost: a token's cost for each token before it, as a part of its other work.
-        chunk_tokens: the most tokens of a forward."""
+        """attention_cost: cost of reading one earlier token, as a part of a token's other work.
+        chunk_tokens: most tokens of a forward."""
         self._attention_cost = attention_cost
         self._chunk_tokens = chunk_tokens
         self._forwards = LineFit()
 
     def add(self, parts: Iterable[tuple[int, int]], seconds: float) -> None:
-        """Add a forward of these prompt parts, [first, last) tokens each, and its seconds on its
-        own."""
+        """Add a measured forward. parts: ranges [first, last) of prompt tokens computed in it.
+        seconds: duration of the forward alone."""
         work = sum(self._work(last) - self._work(first) for first, last in parts)
         if work > 0:
             self._forwards.add(work, seconds)
@@ -164,15 +166,15 @@ class PrefillLoad:
     """The seconds of prefill left in an engine's transfers, and the times to report them. Thread
     rule: the engine loop's.
 
-    Invariant: an empty load is reported at once, and so is a new transfer. Otherwise there is one
-    report at most every REPORT_SECONDS.
+    Invariant: an empty load is reported at once, and so is a new transfer. Otherwise there is at
+    most one report every REPORT_SECONDS.
     """
 
     def __init__(self, speed: PrefillSpeed) -> None:
         self._speed = speed
         self._left: dict[m.TransferId, float] = {}
         self._peers: dict[m.TransferId, str] = {}
-        """The peer of each transfer."""
+        """Name of the decode node owning each transfer, by transfer id."""
         self._stored = 0.0
         self._stored_at = 0.0
         self._new = 0.0
@@ -182,31 +184,32 @@ class PrefillLoad:
 
     @property
     def wait(self) -> float:
-        """Return the remaining seconds of prefill."""
+        """Return the seconds of prefill left in all transfers."""
         return sum(self._left.values())
 
     def left(self, transfer_id: m.TransferId) -> float:
-        """Return the remaining seconds of prefill of one transfer's prompt."""
+        """Return the seconds of prefill left in one transfer's prompt; 0 if it is computed."""
         return self._left.get(transfer_id, 0.0)
 
     @property
     def waits(self) -> dict[str, float]:
-        """Return the remaining seconds of prefill by peer."""
+        """Return the seconds of prefill left, by decode node."""
         waits: dict[str, float] = {}
         for transfer_id, left in self._left.items():
             waits[self._peers[transfer_id]] = waits.get(self._peers[transfer_id], 0.0) + left
         return waits
 
     def enter(self, transfer_id: m.TransferId, cached: int, tokens: int, peer: str = "") -> None:
-        """Add a prompt of `tokens`; `cached` of them need no computing. peer: the transfer's
-        owner."""
+        """Add a transfer with a prompt of `tokens` tokens. cached: number of first tokens without
+        need of computing. peer: name of the decode node owning the transfer."""
         self._peers[transfer_id] = peer
         self._left[transfer_id] = self._speed.seconds.between(cached, tokens)
         self._changed = True
         self._reported_at = -math.inf
 
     def computes(self, transfer_id: m.TransferId, stop: int, tokens: int) -> None:
-        """Record the coming computation of the prompt up to `stop`, in the next forward."""
+        """Record a transfer's prompt as computed up to token `stop` by the next forward. tokens:
+        the prompt's length."""
         if transfer_id in self._left:
             before = self._left[transfer_id]
             left = self._speed.seconds.between(stop, tokens) if stop < tokens else 0.0
@@ -225,7 +228,7 @@ class PrefillLoad:
 
     def report(self, now: float, pull_seconds: Callable[[], Line | None]) -> m.PrefillLoad | None:
         """Return a report if one is due, else None. now: monotonic seconds. pull_seconds: returns
-        the seconds of a pull by its tokens, if known."""
+        the line of a pull's seconds over its tokens, if known."""
         if not self._changed or now - self._reported_at < REPORT_SECONDS:
             return None
         self._changed, self._reported_at = False, now
@@ -237,21 +240,21 @@ class PrefillLoad:
 
 
 class Router:
-    """Decisions on the place of a prompt's computation and on pulling its prefix. Learned rates
+    """Decisions about the node to compute a prompt and about pulling its prefix. Learned rates
     decide, or the configured constants. Thread rule: the engine loop's.
 
-    costs: callers add their measured costs of prompts here.
+    costs: the measurement of prompts' costs; callers add samples here.
     """
 
     def __init__(self, config: EngineConfig, layout: CacheLayout, wire: UnitSizes) -> None:
-        """wire: byte lengths of the transferred units."""
+        """wire: byte lengths of the transferred units (page blocks and states)."""
         self._config = config
         self._layout = layout
         self._wire = wire
         self.costs = CostLearner()
 
     def prefill_place(self, match: Match) -> RoutingDecision:
-        """Return HERE or THERE for the prompt of the match."""
+        """Return HERE (this node) or THERE (a prefill node) for the prompt of the cache match."""
         rates = self._rates()
         self.costs.judged()
         return choose_prefill_place(
@@ -263,13 +266,14 @@ class Router:
 
     @property
     def local_tokens(self) -> int:
-        """Return the most tokens always computed here while no rates are measured."""
+        """Return the most tokens always computed on this node while no rates are measured."""
         return self._config.local_prefill_tokens
 
     def pull(self, match: Match, offered: int, ahead: float) -> RoutingDecision:
-        """Return PULLED or THERE. offered: tokens with KV and state at the receiver. ahead: seconds
-        of prompts computed before this one. A waiting prompt is asked about at every step, so this
-        call does not count as a decision. The caller counts a decision that it acts on."""
+        """Return PULLED or THERE. offered: number of first tokens with KV and state at the
+        receiver. ahead: seconds of prompts computed before this one. This call does not count as a
+        decision, because it is repeated at every step while a prompt waits. The caller counts the
+        decision it acts on."""
         return should_pull(
             self._rates(),
             offered - match.usable_tokens,
@@ -279,7 +283,8 @@ class Router:
         )
 
     def pull_seconds(self) -> Line | None:
-        """Return the seconds of a pull by its tokens. None: too few were measured."""
+        """Return the line of a pull's seconds over its tokens; None if too few pulls were
+        measured."""
         by_bytes = self.costs.pulled.line()
         if by_bytes is None:
             return None
@@ -287,14 +292,15 @@ class Router:
         return Line(by_bytes.seconds(self._state_bytes()), by_bytes.each * page / PAGE_TOKENS)
 
     def _rates(self) -> Rates:
-        """Return the measured rates for a decision; none if the configured constants decide."""
+        """Return the measured rates for a decision; none of them if the config's route is fixed."""
         if self._config.route == "fixed":
             return Rates()
         return self.costs.rates()
 
     def state_bytes(self, held: int, tokens: int) -> int:
-        """Return the bytes a side lacks: pages of `tokens` and the state. held: its tokens with
-        KV."""
+        """Return the bytes to send to a node for its missing part of a prompt: the state after
+        `tokens` tokens, and their pages. held: number of first tokens with KV at this node
+        already."""
         pages = -(-tokens // PAGE_TOKENS) - held // PAGE_TOKENS
         return pages * len(self._layout.regions) * self._wire.block_bytes + self._state_bytes()
 
@@ -304,7 +310,8 @@ class Router:
 
 
 def usable_here(match: Match) -> int:
-    """Return the usable tokens here, including tokens loaded from below the arena."""
+    """Return the number of first tokens usable on this node, including tokens loadable from below
+    the arena."""
     return max([match.usable_tokens, *(stored.boundary for stored in match.stored)])
 
 

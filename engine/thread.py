@@ -19,19 +19,19 @@ log = logging.getLogger(__name__)
 _WAKE = None
 
 _LONGEST_SLEEP = 3600.0
-"""The longest sleep in seconds. System calls reject times beyond the system's calendar."""
+"""Longest sleep in seconds. System calls reject times beyond the system's calendar."""
 
 _LOOKS = 10
-"""The number of looks at one unfinished step before the watchdog fails it. Looks are counted
-instead of time. So a formerly frozen process does not blame a step for the gap."""
+"""Number of looks at one unfinished step before the watchdog fails it. Looks are counted instead of
+time, so a process frozen for a while does not blame a step for the gap."""
 
 
 class EngineThread:
-    """A thread that runs the engine loop. post() may be called from any thread. `deliver` is called
-    on the engine thread, in order. deliver(messages): the messages of one step, or answers given
-    before it; never empty. on_failure(reason): called at most once, on the engine thread or the
-    watchdog's. The loop has died or hangs, and answers no more. watchdog_timeout: the most seconds
-    of a step."""
+    """A thread to run the engine loop. post() may be called from any thread. deliver: called on the
+    engine thread, in order, with the messages of one step, or answers given before it; never empty.
+    on_failure: called with the reason at most once, on the engine thread or the watchdog's. The
+    loop has died or hangs then, and answers no more. watchdog_timeout: longest seconds of a
+    step."""
 
     def __init__(
         self,
@@ -45,16 +45,17 @@ class EngineThread:
         self._on_failure = on_failure
         self._watchdog_timeout = watchdog_timeout
         self._moved: float | None = None
-        """End of the last step, on the monotonic clock. None: there is nothing to do."""
+        """Time of the last step's end, on the monotonic clock; None while there is nothing to
+        do."""
         self._inbox: SimpleQueue[Inbox | None] = SimpleQueue()
         self._stopping = threading.Event()
         self._prepared = threading.Event()
         self._over = threading.Event()
-        """Set when the loop has ended or was given up."""
+        """An event, set when the loop has ended or was given up."""
         self._thread = threading.Thread(target=self._run, name="tasuki-engine", daemon=True)
 
     def start(self) -> None:
-        """Start the thread. Returns when the engine is ready to step, or has failed."""
+        """Start the thread. Return when the engine is ready to step, or has failed."""
         self._thread.start()
         self._prepared.wait()
         if math.isfinite(self._watchdog_timeout):
@@ -71,8 +72,8 @@ class EngineThread:
         self._inbox.put(message)
 
     def stop(self) -> None:
-        """End the loop after the step in progress. Give up a step if it takes too long. Requests
-        still alive are dropped with the process."""
+        """End the loop after the step in progress, and wait for this. The watchdog gives up a step
+        lasting too long. Unfinished requests are dropped with the process."""
         self._stopping.set()
         self._inbox.put(_WAKE)
         self._over.wait()
@@ -125,8 +126,9 @@ class EngineThread:
                 self._moved = None
 
     def _take_messages(self, wait: float | None) -> None:
-        """Handle all messages in the inbox, or the first one within `wait` seconds. None: wait
-        without a bound. Answers to questions leave at once, before any forward."""
+        """Handle all messages in the inbox. If there are none, wait up to `wait` seconds for the
+        first one; None: wait without a limit. Answers to queries leave at once, before any
+        forward."""
         messages = self._messages(wait)
         self._moved = time.monotonic()
         for message in messages:

@@ -1,4 +1,5 @@
-"""A benchmark in a loop: sessions of several turns, first tokens and cached shares by turn.
+"""A benchmark in a loop: runs sessions of several turns, and prints first-token times and cached
+shares by turn.
 
 `python examples/benchmark_loop.py 127.0.0.1:7000 [SESSIONS] [TURNS]`
 """

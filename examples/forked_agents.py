@@ -20,7 +20,8 @@ QUESTIONS = (
 
 
 async def ask(session: AsyncSession, question: str) -> tuple[str, int, int]:
-    """The answer, prompt tokens, and how many of them were cached."""
+    """Ask the session a question. Returns the answer, the number of prompt tokens, and the number
+    of cached ones."""
     await session.append(Prompt(messages=[{"role": "user", "content": question}]))
     answer = await session.generate(max_new_tokens=24, temperature=0.7, seed=1).result()
     hit = answer.usage.hit

@@ -39,7 +39,7 @@ TOOLS = [
 
 
 def distance(start: str, end: str) -> str:
-    """A real agent would ask a map."""
+    """Return an invented distance; a real agent would ask a map."""
     return f"It is {3 * abs(len(start) - len(end)) + 2} miles from {start} to {end}."
 
 
@@ -47,11 +47,12 @@ RUN: dict[str, Callable[..., str]] = {"distance": distance}
 
 
 Ask = Callable[..., Any]
-"""A path and the fields of a body, if there is one, to the reply's JSON."""
+"""A function calling the API: it takes a path and the fields of a body, if there is one, and
+returns the reply's JSON."""
 
 
 def asking(url: str, key: str) -> Ask:
-    """url: the API's address, with its /v1."""
+    """Return a function calling the API. url: the API's address, with its /v1. key: API key."""
 
     def ask(path: str, **body: Any) -> Any:
         request = urllib.request.Request(url + path, json.dumps(body).encode() if body else None)
@@ -64,7 +65,8 @@ def asking(url: str, key: str) -> Ask:
 
 
 def rounds(ask: Ask, model: str, question: str, limit: int = 4) -> list[dict[str, int]]:
-    """Print the conversation. Return each round's cached tokens."""
+    """Run the agent's rounds and print the conversation. Returns the prompt and cached tokens of
+    each round. limit: largest number of rounds."""
     messages: list[Any] = [
         {"role": "system", "content": SYSTEM},
         {"role": "user", "content": question},

@@ -1,1 +1,1 @@
-"""Qwen3.5 layers: config, weights, operators, forward pass and sampler."""
+"""Qwen3.5 models: config, weights, layer operators, forward pass and sampler."""

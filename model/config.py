@@ -18,7 +18,7 @@ _DENSE_TYPES = frozenset({"qwen3_5", "qwen3_5_text"})
 _MOE_TYPES = frozenset({"qwen3_5_moe", "qwen3_5_moe_text"})
 
 _MOST_TOKENS = 2**31
-"""Bound of token ids, because ids are int32 everywhere."""
+"""Upper limit of token ids, because ids are int32 everywhere."""
 
 _ONLY: tuple[tuple[str, object], ...] = (
     ("hidden_act", "silu"),
@@ -31,21 +31,22 @@ _ONLY_OF_EXPERTS: tuple[tuple[str, object], ...] = (
     ("mlp_only_layers", []),
     ("decoder_sparse_step", 1),
 )
-"""The only supported values. Without a check, another value would be ignored, as if the field were
-absent."""
+"""The only supported value of each field, in configs of models with experts. Without a check,
+another value would be ignored."""
 
 
 @dataclass(frozen=True)
 class DenseShape:
-    """A SwiGLU block of inner width `intermediate`."""
+    """Shape of a dense feed-forward: a SwiGLU block of inner width `intermediate`."""
 
     intermediate: int
 
 
 @dataclass(frozen=True)
 class MoeShape:
-    """`experts` SwiGLU blocks of width `intermediate`, `chosen` a token, and one shared block.
-    held: the experts of this rank; None: all."""
+    """Shape of a mixture of experts: `experts` SwiGLU blocks of inner width `intermediate`,
+    `chosen` of them for each token, and one shared block. held: range of experts stored on this
+    rank; None: all experts."""
 
     experts: int
     chosen: int
@@ -55,18 +56,19 @@ class MoeShape:
 
     @property
     def own(self) -> range:
-        """Return the experts of this rank."""
+        """Return the range of experts stored on this rank."""
         return range(self.experts) if self.held is None else self.held
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Shape of a model. Sizes are elements; rope_theta and norm_eps as published; eos_ids
-    ascending. yarn: None for the trained angles. max_position: tokens of the longest context, with
-    yarn's. draft_layers: the number served, 0 or 1. It does not follow the checkpoint: load()
-    returns 0. head_rows: the part of the vocabulary with logits computed here; None: all.
-    head_block: rows of the head that share a scale; no rank has a part of such a block. On one rank
-    of several, heads and widths are the rank's own (weights/shard.py)."""
+    """Shape of a model. Sizes count elements; rope_theta and norm_eps are as published; eos_ids are
+    ascending. yarn: YaRN settings; None: the trained rotary angles. max_position: tokens of the
+    longest context, as YaRN extends it. draft_layers: number of draft layers served, 0 or 1. It
+    does not follow the checkpoint: load() sets it to 0. head_rows: the range of the vocabulary with
+    logits computed on this rank; None: all. head_block: number of head rows with one common scale;
+    no rank has only a part of such a block. With several ranks, heads and widths are this rank's
+    own (weights/shard.py)."""
 
     model_type: str
     vocab: int
@@ -94,7 +96,8 @@ class ModelConfig:
 
     @staticmethod
     def load(directory: Path | str) -> "ModelConfig":
-        """Read config.json and, if present, generation_config.json. Raises ModelConfigError."""
+        """Read the model's shape from a folder's config.json and, if present,
+        generation_config.json. Raises ModelConfigError."""
         path = Path(directory) / "config.json"
         generation = Path(directory) / "generation_config.json"
         extra = _read_json(generation) if generation.exists() else {}
@@ -104,8 +107,8 @@ class ModelConfig:
     def from_dict(
         raw: dict[str, Any], generation: dict[str, Any] | None = None, source: str = "config"
     ) -> "ModelConfig":
-        """Read the config from the objects of config.json and generation_config.json; `source` is
-        for messages."""
+        """Read the model's shape from the parsed config.json (`raw`) and generation_config.json.
+        source: the config's name in error messages."""
         return _Reader(raw, generation or {}, source).config()
 
     @property
@@ -114,8 +117,9 @@ class ModelConfig:
 
     @property
     def constants(self) -> str:
-        """Return the config's fields with an effect on results but none on the weights or the
-        cache's layout. Nodes compare this text with each other."""
+        """Return a text of the constants with an effect on results, but none on weights or the
+        cache's layout. They are rotary settings, norm_eps and the number of chosen experts. Two
+        nodes compare their texts."""
         stretched = "as trained" if self.yarn is None else str(self.yarn)
         found = f"{self.rotary_dim} elements of base {self.rope_theta!r}, {stretched}"
         found += f"; norms beyond {self.norm_eps!r}"
@@ -125,11 +129,13 @@ class ModelConfig:
 
     @property
     def conv_channels(self) -> int:
-        """Return the width of [q | k | v] of a GDN layer. All of it passes the convolution."""
+        """Return the number of channels in a GDN layer's convolution: the width of its [q | k |
+        v]."""
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
     def cache_layout(self, kv_dtype: str, conv_dtype: str, ssm_dtype: str) -> CacheLayout:
-        """Return the cache's shapes for this model. dtypes: see `pycache.layout.itemsize`."""
+        """Return the cache layout for this model. The three dtypes are names known to
+        `pycache.layout.itemsize`."""
         drafts = self.draft_layers > 0
         return CacheLayout(
             layer_kinds=self.layer_kinds + (LayerKind.DRAFT,) * self.draft_layers,
@@ -165,7 +171,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 class _Reader:
-    """A reader of one config, with the meaning of its fields. Each error names its field."""
+    """A reader of one config.json. It knows the meaning of the fields. Each error names the field
+    at fault."""
 
     def __init__(self, raw: dict[str, Any], generation: dict[str, Any], source: str) -> None:
         self._outer = ConfigFields(raw, source)

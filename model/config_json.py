@@ -3,16 +3,16 @@
 ConfigFields reads fields by type; each error names the file, the field and the fix. All is
 immutable, so free to share between threads.
 
-QuantizationConfig: the facts of `quantization_config` that no tensor shows. A module's tensors
-decide its format (weights/published_matrix.py). Settings that change the numbers' meaning without a
-trace in the tensors are rejected. So is a draft layer with an embedding of its own. So are several
-draft layers, because a shard is missing then.
+QuantizationConfig: the facts of `quantization_config` that no tensor shows. The tensors of a module
+alone decide its storage format (weights/published_matrix.py). Settings are rejected if they change
+the numbers' meaning without a trace in the tensors. A draft layer with an embedding of its own is
+rejected too, and so are several draft layers.
 
 RopeSettings: rotary parameters, YaRN, the longest context. Follows transformers: a given
 `rope_scaling` replaces all of `rope_parameters`, and `type` is the old name of `rope_type`.
-Unsupported settings are rejected. A scaling without rope_theta is rejected too, because
-transformers would take a base unlike any model of the family. mrope's sections change nothing: the
-positions of text are equal in all of them.
+Unsupported settings are rejected. A `rope_scaling` without rope_theta is rejected too, because
+transformers would take a base unlike any model of the family. The sections of mrope change nothing,
+because text has equal positions in all of them.
 """
 
 import json
@@ -29,12 +29,13 @@ _MOST = sys.float_info.max
 
 
 class ModelConfigError(ValueError):
-    """An error in a config.json. The message names the file, the field and the fix."""
+    """Error in a config.json. The message names the file, the field and the fix."""
 
 
 @dataclass(frozen=True)
 class ConfigFields:
-    """An object of a config.json. source: the file; within: the prefix of its fields' names."""
+    """The fields of one JSON object in a config.json. source: name of the file; within: prefix of
+    the field names in error messages, such as `text_config.`."""
 
     values: Mapping[str, Any]
     source: str
@@ -47,7 +48,8 @@ class ConfigFields:
         return self.values.get(name, default)
 
     def size(self, name: str, default: int | None = None) -> int:
-        """Return a positive integer. Raises ModelConfigError."""
+        """Return the field as a positive integer. Raises ModelConfigError for another value, or if
+        the field is missing without a default."""
         value = self.get(name, default)
         if value is None:
             raise self.error(name, "is missing", "copy it from the published config")
@@ -56,7 +58,8 @@ class ConfigFields:
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """Return a positive, finite number. Raises ModelConfigError."""
+        """Return the field as a positive, finite number. Raises ModelConfigError for another value,
+        or if the field is missing without a default."""
         value = self.get(name, default)
         if value is None:
             raise self.error(name, "is missing", "copy it from the published config")
@@ -65,22 +68,22 @@ class ConfigFields:
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        """Return the flag; the default for null or an absent field. Raises ModelConfigError for
-        other values than true and false."""
+        """Return the field as a boolean; return the default if the field is null or absent. Raises
+        ModelConfigError for any other value."""
         value = self.get(name)
         if value is not None and not isinstance(value, bool):
             raise self.error(name, f"is {value!r:.40}", "use true or false")
         return default if value is None else value
 
     def require(self, name: str, only: object) -> None:
-        """Raise ModelConfigError if the field is present with another value than `only`."""
+        """Raise ModelConfigError if the field is present with a value other than `only`."""
         value = self.get(name, only)
         if value != only:
             raise self.error(name, f"is {value!r}", f"only {only!r} is supported")
 
     def object(self, name: str) -> "ConfigFields | None":
-        """Return the object of this name; None if it is absent, null or empty. Raises
-        ModelConfigError."""
+        """Return the field as a JSON object's fields. Return None if the field is absent, null or
+        empty. Raises ModelConfigError if it is no object."""
         value = self.get(name)
         if value is None or value == {}:
             return None
@@ -98,15 +101,17 @@ _BLOCK = [128, 128]
 
 @dataclass(frozen=True)
 class QuantizationConfig:
-    """Settings of a quantised checkpoint. method: `quant_method`; None: not given.
-    activation_scheme: `static` if inputs are quantised by scales of the file."""
+    """Quantisation settings of a checkpoint. method: its `quant_method`; None: the config has no
+    such settings. activation_scheme: `static` if activations are quantised with scales from the
+    checkpoint's files, else `dynamic`."""
 
     method: str | None = None
     activation_scheme: str = "dynamic"
 
     @staticmethod
     def load(directory: Path) -> "QuantizationConfig":
-        """Read it from config.json, at any level used by publishers. Raises ModelConfigError."""
+        """Read the quantisation settings from a folder's config.json, at any nesting level used by
+        publishers. Raises ModelConfigError."""
         path = directory / "config.json"
         try:
             raw = json.loads(path.read_text(encoding="utf-8"))
@@ -117,7 +122,7 @@ class QuantizationConfig:
 
     @staticmethod
     def from_dict(raw: dict[str, Any], source: str = "config") -> "QuantizationConfig":
-        """Read the settings from the object of config.json. Raises ModelConfigError."""
+        """Read the quantisation settings from a parsed config.json. Raises ModelConfigError."""
         outer = ConfigFields(raw, source)
         found = None
         for name in ("quantization_config", "compression_config"):
@@ -145,7 +150,8 @@ def _read(fields: ConfigFields) -> QuantizationConfig:
 
 
 def _refuse_transforms(fields: ConfigFields) -> None:
-    """Raise ModelConfigError if weights were transformed or made sparse before they were stored."""
+    """Raise ModelConfigError if, by the config, weights were transformed or made sparse before
+    storage."""
     if fields.object("transform_config") is not None:
         raise fields.error(
             "transform_config",
@@ -168,7 +174,8 @@ _OFF = "one layer over the model's own embedding is served; give --draft-layer o
 
 
 def check_draft_layer_config(directory: Path) -> None:
-    """Check the config of a folder with tensors of a draft layer. Raises ModelConfigError."""
+    """Check the config of a checkpoint folder with a draft layer: at most one such layer, over the
+    model's own embedding. Raises ModelConfigError."""
     path = directory / "config.json"
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
@@ -195,12 +202,14 @@ _BETA_SLOW = 1.0
 
 @dataclass(frozen=True)
 class Yarn:
-    """Angles for contexts `factor` times as long as the `original` positions of the training.
+    """YaRN settings: rotary angles for contexts `factor` times as long as the `original` trained
+    positions.
 
-    A pair of elements with more than beta_fast turns in `original` positions keeps its frequency.
-    With fewer than beta_slow turns, its frequency is divided by the factor. Pairs between get a
-    mixture. truncate: the mixture begins and ends at whole pairs. attention_factor: multiplies cos
-    and sin, so scores grow with its square.
+    A pair of elements with more than beta_fast rotations over `original` positions keeps its
+    frequency. With fewer than beta_slow rotations, its frequency is divided by the factor. The
+    pairs between get a mixture of the two frequencies. truncate: the range of mixed pairs is
+    rounded to whole pairs. attention_factor: multiplies cos and sin, so attention scores grow with
+    its square.
     """
 
     factor: float
@@ -213,8 +222,8 @@ class Yarn:
 
 @dataclass(frozen=True)
 class RopeSettings:
-    """Rotary settings. theta: base of the frequencies. partial: the rotated share of a head. yarn:
-    None for the trained angles. positions: tokens of the longest context."""
+    """Rotary settings. theta: base of the frequencies. partial: rotated fraction of a head. yarn:
+    YaRN settings; None: the trained angles. positions: tokens of the longest context."""
 
     theta: float
     partial: float
@@ -223,8 +232,8 @@ class RopeSettings:
 
     @staticmethod
     def of(text: ConfigFields, outer: ConfigFields) -> "RopeSettings":
-        """Read the settings. text: the text model's config; outer: the object around it, or itself.
-        Raises ModelConfigError."""
+        """Read the rotary settings. text: the text model's config; outer: the config object around
+        it, or `text` itself. Raises ModelConfigError."""
         _refuse_misplaced(text, outer)
         scaling = text.object("rope_scaling")
         rope = scaling or text.object("rope_parameters") or ConfigFields({}, text.source)
@@ -258,7 +267,8 @@ def _refuse_misplaced(text: ConfigFields, outer: ConfigFields) -> None:
 
 
 def _either(rope: ConfigFields, text: ConfigFields, name: str) -> ConfigFields:
-    """Return the object with the field. Older configs have it beside the rotary parameters."""
+    """Return the JSON object with the field `name`: the rotary parameters, or in older configs the
+    text model's config."""
     return text if name in text and name not in rope else rope
 
 
@@ -295,13 +305,14 @@ def _mscale(factor: float, mscale: float) -> float:
 
 
 def _given(rope: ConfigFields, name: str) -> float | None:
-    """Return the number; None if it is absent, null or 0. transformers treats 0 as absent too."""
+    """Return the field as a number; None if it is absent, null or 0. transformers treats 0 as
+    absent too."""
     return rope.number(name) if rope.get(name) else None
 
 
 def _original(rope: ConfigFields, text: ConfigFields) -> ConfigFields:
-    """Return the object with the trained length. A field beside the rotary parameters takes
-    precedence."""
+    """Return the JSON object with the trained context length. The text model's config takes
+    precedence over the rotary parameters."""
     return text if "original_max_position_embeddings" in text else rope
 
 

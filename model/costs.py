@@ -1,10 +1,10 @@
 """Costs of a model: FLOPs of a prefill, and bytes of its weights.
 
-PrefillFlops: FLOPs of a prefill, the unit for the worth of a cache hit.
+PrefillFlops: FLOPs of a prefill, the unit for the value of a cache hit.
 
 WeightSizes: bytes of a model's weights, and the bytes read by one decode step.
 
-Bytes are counted on the weights themselves, assembled without memory. So the count follows every
+Bytes are counted on weights assembled without memory (meta tensors). So the count includes every
 fused layout.
 """
 
@@ -22,14 +22,14 @@ from .config import DenseShape, ModelConfig, MoeShape
 
 @dataclass(frozen=True)
 class PrefillFlops:
-    """FLOPs of a prefill. linear: FLOPs a token; quadratic: FLOPs of a token for each token before
-    it."""
+    """FLOPs of a prefill. linear: FLOPs per token; quadratic: FLOPs per pair of a token and a token
+    before it."""
 
     linear: float
     quadratic: float
 
     def of(self, tokens: int) -> float:
-        """Return the FLOPs to prefill `tokens` tokens without a cached prefix."""
+        """Return the FLOPs of a prefill of `tokens` tokens without a cached prefix."""
         return self.linear * tokens + self.quadratic * tokens * tokens / 2
 
     @staticmethod
@@ -56,8 +56,9 @@ def _feed_forward(config: ModelConfig) -> int:
 
 @dataclass(frozen=True)
 class WeightSizes:
-    """Bytes of weights. total: in memory. dense: read by every step without drafts, for any batch.
-    routed: all experts together. A token reads `chosen` of `experts`."""
+    """Sizes of a model's weights in bytes. total: all weights in memory. dense: bytes read by every
+    step without drafts, for any batch size. routed: all routed experts together. A token uses
+    `chosen` of the `experts` experts."""
 
     total: int
     dense: int
@@ -66,8 +67,8 @@ class WeightSizes:
     chosen: int
 
     def step_bytes(self, tokens: int) -> float:
-        """Return the expected bytes read at least once by a step of `tokens` tokens. Experts are
-        assumed to be chosen evenly and independently."""
+        """Return the expected weight bytes read by a decode step of `tokens` tokens; bytes read
+        twice count once. Experts are assumed to be chosen evenly and independently."""
         if not self.routed:
             return self.dense
         missed: float = (1 - self.chosen / self.experts) ** tokens
@@ -77,8 +78,8 @@ class WeightSizes:
     def of(
         config: ModelConfig, dtype: torch.dtype, source: TensorSource | None = None
     ) -> "WeightSizes":
-        """Count the bytes. source: tensors as stored, without memory; None: all plain. Raises
-        WeightsError, as the source does."""
+        """Count the bytes of a model's weights. source: shapes of the stored tensors, without
+        memory; None: all weights unquantised. Raises WeightsError from the source."""
         weights = assemble(config, source or ShapesOnly(), dtype, "meta")
         routed = sum(
             layer.mlp.gate_up.nbytes + layer.mlp.down.nbytes
@@ -96,7 +97,8 @@ class WeightSizes:
 
 
 def _of_guesses(config: ModelConfig, weights: ModelWeights) -> int:
-    """Return the draft layer's bytes read by a guess, and not for its entries."""
+    """Return the bytes of the draft layer's weights read only to draft a token. Weights read to
+    store the layer's own KV are not counted."""
     draft = weights.draft
     if draft is None:
         return 0
@@ -105,7 +107,7 @@ def _of_guesses(config: ModelConfig, weights: ModelWeights) -> int:
 
 
 class ShapesOnly(PlainSource):
-    """A source of every requested tensor, without memory for it."""
+    """A weight source with every requested tensor, as a shape without memory (a meta tensor)."""
 
     def has(self, name: str) -> bool:
         return True

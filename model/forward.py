@@ -1,14 +1,15 @@
-"""One forward: its rows as tensors, their phase, hooks between its layers, exchange of its ranks.
+"""One forward: its rows as tensors, their phase, hooks between its layers, exchange among its
+ranks.
 
-Batch: the tokens, and the pages and slots that they read and write. DecodeBatch and VerifyBatch are
-at fixed addresses, read by a captured graph every time. Phase: the use of a forward's rows. It
+Batch: the tokens, and the pages and slots read and written for them. DecodeBatch and VerifyBatch
+are at fixed addresses, read by a captured graph every time. Phase: the use of a forward's rows. It
 decides their precision if weights are quantised.
 
-LayerHooks: the interface of the step counter and the layer barrier. They watch or hold a forward
+LayerHooks: the interface of the step counter and the layer barrier. They watch or block a forward
 between its layers. Hooks run on the thread of the forward and must not start another one.
 
-Reduce, Gather: the exchange among ranks that share a model. Ranks add up at the end of `project`
-and of `feed_forward`, twice a layer. They put their parts of the logits side by side. Each rank
+Reduce, Gather: the exchange among ranks sharing a model. Ranks add up at the end of `project` and
+of `feed_forward`, twice a layer. They join their parts of the logits side by side. Each rank
 computes the rest of a layer alone, on its own heads and its own part of every inner width.
 
 Does not know layers or memory.
@@ -25,12 +26,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class DecodeBatch:
-    """One token of each of B sequences; the first rows[0] count. All are int32 on one device.
+    """One token of each of B sequences. Only the first rows[0] rows are valid. All are int32 on one
+    device.
 
-    positions [B]: of this token. context_lens [B]: positions + 1, the tokens seen by its query.
-    page_table [B, pages]: by logical page; entries beyond a context are never read. read_slots,
-    write_slots [B]: no row reads a slot written by another. rows [1]. Rows past rows[0] may hold
-    anything: operators read and write nothing of the arena for them.
+    positions [B]: position of each token. context_lens [B]: positions + 1, the number of tokens
+    seen by the query. page_table [B, pages]: page ids, by page number in the sequence; entries
+    beyond a context are never read. read_slots, write_slots [B]: slots of the state before and
+    after the token; no row reads a slot written by another. rows [1]: number of valid rows. Rows
+    past rows[0] may hold anything: operators read and write nothing of the arena for them.
     """
 
     positions: Tensor
@@ -47,19 +50,22 @@ class DecodeBatch:
 
 @dataclass(frozen=True)
 class VerifyBatch:
-    """T tokens of each of B sequences: one of the answer, then drafts. The first counts[i] are
-    valid. The states after them are not written. All are int32 on one device.
+    """T tokens of each of B sequences: one token of the answer, then its drafts. The first
+    counts[i] tokens of sequence i are valid. The states after them are not written. All are int32
+    on one device.
 
-    positions [B * T]: of each token, sequence by sequence; below 0 for tokens that are not valid.
-    owners [B * T]: the sequence of each. token_rows [1]: T times rows[0]. counts [B], 1 to T.
-    context_lens [B]: tokens seen by the query of a sequence's last token. page_table [B, pages] and
-    rows [1]: see DecodeBatch. read_slots [B]: no row reads a slot written by another row of the
-    same plan.
+    positions [B * T]: position of each token, sequence by sequence; below 0 for tokens that are not
+    valid. owners [B * T]: sequence index of each token. token_rows [1]: T times rows[0]. counts
+    [B]: valid tokens per sequence, 1 to T. context_lens [B]: number of tokens seen by the query of
+    a sequence's last token. page_table [B, pages] and rows [1]: see DecodeBatch. read_slots [B]:
+    slots of the state before the tokens; no row reads a slot written by another row of the same
+    plan.
 
-    turn [1], 0 or 1: alternates between successive forwards of such batches. fold_counts [B]:
-    tokens of the previous forward, folded first for each row. The tokens kept at fold_places [B]
-    are folded, from the state in fold_slots [B] into the read slot. The count is 0 for a row that
-    folds nothing; its fold slot is the read slot.
+    turn [1], 0 or 1: alternates between successive forwards, and selects the buffer of their
+    inputs. The forward first advances each row's state over the accepted tokens of the previous
+    forward (a fold). fold_counts [B]: number of these tokens; 0: none, then the fold slot is the
+    read slot. fold_places [B]: batch index of the row in the previous forward. fold_slots [B]: slot
+    of the state before these tokens; the result goes to the read slot.
     """
 
     positions: Tensor
@@ -81,7 +87,7 @@ class VerifyBatch:
 
     @property
     def tokens(self) -> int:
-        """Return T."""
+        """Return T, the number of tokens per sequence."""
         return self.positions.shape[0] // self.size
 
 
@@ -89,15 +95,15 @@ class VerifyBatch:
 class SequenceSlice:
     """The tokens of one request in one forward.
 
-    token_ids have the positions start, start + 1, ...; KV of [0, start) is in `pages` already and
-    the state after `start` tokens in read_slot. The state after the last token goes to write_slot
-    (may be read_slot). checkpoints lists (position, slot): the state after `position` tokens also
-    goes to slot; start < position <= start + len(token_ids). pages covers every position, by
-    logical page.
+    token_ids have the positions start, start + 1, ...; KV of the positions [0, start) is in `pages`
+    already. The state after `start` tokens is in read_slot. The state after the last token goes to
+    write_slot (it may be read_slot). checkpoints lists (position, slot): the state after `position`
+    tokens also goes to slot; start < position <= start + len(token_ids). pages: ids of the pages of
+    every position, in order.
 
-    stepped: the tokens are an answer's. Their recurrence goes token by token, as in decode steps.
-    Their products have the precision of such steps (`Phase.STEP`). write_slot None: no state is
-    stored.
+    stepped: true if the tokens belong to an answer. Their recurrence goes token by token, as in
+    decode steps. Their products have the precision of such steps (`Phase.STEP`). write_slot None:
+    no state is stored.
     """
 
     token_ids: Sequence[int]
@@ -114,10 +120,11 @@ class Batch:
     """Slices packed for the operators: T tokens of B sequences laid end to end.
 
     Sequence i has the rows [cu_seqlens[i], cu_seqlens[i + 1]). token_ids, positions: [T] int64.
-    cu_seqlens: [B+1] int64. context_lens: [B] int64, tokens before this forward. page_table: [B,
-    pages] int64, rows padded with 0. read_slots: [B] int64. write_slots: one a sequence.
-    checkpoints: for each sequence, (tokens of this forward before the mark, slot), ascending.
-    stepped: sequences with recurrence token by token.
+    cu_seqlens: [B+1] int64. context_lens: [B] int64, number of tokens before this forward.
+    page_table: [B, pages] int64 page ids, rows padded with 0. read_slots: [B] int64, slots of the
+    states before. write_slots: slot of the final state per sequence; None: not stored. checkpoints:
+    per sequence, pairs of (tokens of this forward before the checkpoint, slot), ascending. stepped:
+    indices of the sequences with a recurrence token by token.
     """
 
     token_ids: torch.Tensor
@@ -131,8 +138,8 @@ class Batch:
     stepped: frozenset[int] = frozenset()
 
     def saves(self) -> list[tuple[int, int, int]]:
-        """Return the states stored by the forward: (sequence, tokens of this forward before it,
-        slot). A sequence's final state comes first, then its checkpoints."""
+        """Return all states stored by the forward, as (sequence, tokens of this forward before the
+        state, slot). A sequence's final state comes first, then its checkpoints."""
         lengths = self.cu_seqlens.diff().tolist()
         return [
             (sequence, offset, slot)
@@ -185,25 +192,26 @@ class Phase(Enum):
 
 
 class LayerHooks(Protocol):
-    """Hooks called on the thread of the forward for every layer of any kind, in order."""
+    """Functions called around each layer (of any kind, in order), on the thread of the forward."""
 
     def before_layer(self, layer: int) -> None:
-        """Note that the layer will begin. It has read nothing of the arena yet. The call may block
-        until the layer's bytes are there."""
+        """Announce that the forward will begin the layer. The layer has read nothing of the arena
+        yet. The call may block until the layer's bytes have arrived."""
         return
 
     def mixer_inputs(self, layer: int, projected: Tensor) -> None:
-        """Receive the input of the layer's mixer before it is read. projected: [T, widths]; for a
-        draft layer, the model's final hidden states. Valid during the call only."""
+        """Receive the input of the layer's mixer (attention or GDN) before the mixer reads it.
+        projected: [T, widths]; for a draft layer, the model's final hidden states. The tensor is
+        valid during the call only."""
         return
 
     def cache_written(self, layer: int) -> None:
-        """Note that the layer's pages and slots are final (on a GPU: enqueued). Its output
-        projection and feed-forward, a large part of the layer, still follow."""
+        """Announce that the forward has written the layer's pages and slots (on a GPU: enqueued).
+        The layer's output projection and feed-forward, a large part of its work, still follow."""
         return
 
     def after_layer(self, layer: int, branch: Tensor, residual: Tensor) -> None:
-        """Note that the layer is computed (on a GPU: enqueued).
+        """Announce that the whole layer is computed (on a GPU: enqueued).
 
         branch + residual, both [T, hidden_size], is the residual stream; valid during the call
         only. The two are separate because the next norm adds them.
@@ -212,22 +220,24 @@ class LayerHooks(Protocol):
 
 
 class NullHooks(LayerHooks):
-    """Hooks without an action."""
+    """Hooks without any action."""
 
 
 class Reduce(Protocol):
     def __call__(self, partial: Tensor) -> Tensor:
-        """Return the sum of all ranks' partial [T, hidden], added in rank order, so that every rank
-        has the same bits. It may overwrite partial. Every rank calls it in the same order, on the
-        thread of its forward. During the capture of a CUDA graph it must not wait on the host."""
+        """Return the sum of all ranks' `partial` [T, hidden]. It is added in rank order, so every
+        rank has the same bits. The call may overwrite `partial`. Every rank makes its calls in the
+        same order, on the thread of its forward. During the capture of a CUDA graph it must not
+        wait on the host."""
 
 
 class Gather(Protocol):
     def __call__(self, partial: Tensor) -> Tensor:
-        """Return all ranks' parts [T, columns of one], side by side in rank order: [T, columns],
-        the same bits on every rank. The rules of Reduce's call apply."""
+        """Return all ranks' `partial` [T, columns of one rank], side by side in rank order: [T,
+        columns]. Every rank has the same bits. The rules of `Reduce` apply: the same order of calls
+        on every rank, and no wait during a capture."""
 
 
 def one_rank(partial: Tensor) -> Tensor:
-    """Return the partial sum itself: a single rank has the whole model."""
+    """Return `partial` unchanged, because a single rank has the whole model."""
     return partial

@@ -1,4 +1,4 @@
-"""The published shapes of the family by name, for uses without weights: replays, memory plans,
+"""Published shapes of the Qwen3.5 models by name, for uses without weights: replays, memory plans,
 benchmarks."""
 
 from dataclasses import replace
@@ -51,8 +51,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 
 def published_or_folder(name: str) -> ModelConfig:
-    """Return a published shape by its size or its name on huggingface.co, else a checkpoint
-    folder's. Raises ModelConfigError."""
+    """Return the config of a published model, by its size or its huggingface.co name. For any other
+    name, return the config of the checkpoint folder with this path. Raises ModelConfigError."""
     size = name.lower().removeprefix("qwen/").removeprefix("qwen3.5-")
     if size in PUBLISHED and not Path(name).is_dir():
         return ModelConfig.from_dict(dict(PUBLISHED[size]), source=name)
@@ -66,8 +66,9 @@ def published_or_folder(name: str) -> ModelConfig:
 
 
 def with_draft_layer(model: ModelConfig, name: str, draft_layer: str) -> ModelConfig:
-    """Return the model as served under `--draft-layer`, auto or off. name: a published shape, or a
-    checkpoint's folder. All published shapes have a draft layer. Raises WeightsError."""
+    """Return the model's config as served with `--draft-layer` set to `draft_layer` (auto or off).
+    name: a published model, or a checkpoint folder. All published models have a draft layer. Raises
+    WeightsError."""
     if draft_layer == "off" or (Path(name).is_dir() and not has_draft_layer(name)):
         return model
     return replace(model, draft_layers=1)

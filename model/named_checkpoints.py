@@ -1,8 +1,8 @@
-"""Checkpoint folders by name: of the model bundled with the package, and of one on huggingface.co.
+"""Checkpoint folders of named models: the model bundled with the package, or a model on
+huggingface.co.
 
-hub_checkpoint() chooses the files of a repository that form a checkpoint. Blocks while it
-downloads. The cache, the token and offline mode are huggingface_hub's own: HF_HOME, HF_TOKEN,
-HF_HUB_OFFLINE.
+hub_checkpoint() chooses the files of a repository for a checkpoint. Blocks while it downloads. The
+cache, the token and offline mode are huggingface_hub's own: HF_HOME, HF_TOKEN, HF_HUB_OFFLINE.
 """
 
 import importlib.util
@@ -13,11 +13,12 @@ from tasuki.utils.program import PACKAGE
 
 
 class NoEmbeddedModel(RuntimeError):
-    """This build carries no model."""
+    """Error: this build of the package has no bundled model."""
 
 
 def embedded_model() -> Path:
-    """Return the folder of the bundled model, in Hugging Face layout. Raises NoEmbeddedModel."""
+    """Return the folder of the model bundled with the package, in Hugging Face layout. Raises
+    NoEmbeddedModel if there is none."""
     spec = importlib.util.find_spec(f"{PACKAGE}.model")
     for place in (spec.submodule_search_locations or ()) if spec else ():
         folder = Path(place) / "embedded"
@@ -31,18 +32,20 @@ _FILES = ("*.json", "*.jinja", "*.safetensors")
 
 
 class HubError(OSError):
-    """No checkpoint is available under the name. The message has the name and the fix."""
+    """Error: no checkpoint is available under the requested name. The message has the name and the
+    fix."""
 
 
 def is_hub_name(model: str) -> bool:
-    """Return true if the name is ORGANISATION/NAME and no path here."""
+    """Return true if the name has the form ORGANISATION/NAME, and no local file or folder has this
+    path."""
     return _NAME.fullmatch(model) is not None and not Path(model).exists()
 
 
 def hub_checkpoint(name: str, revision: str) -> Path:
-    """Return the folder of the snapshot, after downloading its missing files. revision: a branch,
-    tag or commit; empty: main. Without a network, the cached snapshot is used. REQUIRES:
-    is_hub_name. Raises HubError."""
+    """Return the local folder of a huggingface.co model, after downloading its missing files.
+    revision: a branch, tag or commit; empty: main. Without a network, the snapshot in the local
+    cache is used. REQUIRES: is_hub_name(name). Raises HubError."""
     # The import takes half a second, and reads the environment then.
     from huggingface_hub import constants, errors, snapshot_download
 

@@ -1,25 +1,25 @@
-"""Qwen3.5 text models, dense and MoE: the layer stack, and the layer that drafts tokens.
+"""Qwen3.5 text models, dense and MoE: the layer stack, and the layer for drafting tokens.
 
 Qwen35Model owns the weights. It knows pages and slots only as ids in a `Batch`, and memory only as
 views of the given arena. A forward is a function of (batch, arena), so one model serves several
 arenas. Calls on one arena come from one thread.
 
-The draft layer is published as `mtp.*`. Its entry j, at position j >= 1, is a key and value. It is
-made from token j and the model's final hidden state of token j - 1. So it depends on tokens 0 to j,
-as the model's own entries do, and can be in a page shared by prompts. The hidden state after the
-last token is carried in the slot. Entry 0 is made from a hidden state of zeros: it is written and
-never attended to. Entries need no attention and no feed-forward. So a forward needs only one more
-product, with the rows of the keys and values.
+The draft layer is published as `mtp.*`. It stores an entry (a key and a value) for each token.
+Entry j, at position j >= 1, is made from token j and the model's final hidden state of token j - 1.
+So it depends on tokens 0 to j, as the model's own entries do, and can be in a page shared by
+prompts. The hidden state after the last token is carried in the slot. Entry 0 is made from a hidden
+state of zeros: it is written and never attended to. Entries need no attention and no feed-forward.
+So a forward needs only one more product, with the projection's rows for keys and values.
 
-DraftHead: the tokens that a draft may be, and their rows of the model's head. Tokens are sampled
-from the whole head, so any other token costs only a rejected draft. Tokenizers give the most
-frequent merges the lowest ids. So a draft from the first ids costs a fraction of the head and
-misses little. Special, stop and tool tokens have the last ids and are needed as often.
+DraftHead: the tokens allowed as drafts, and their rows of the model's head. Tokens are sampled from
+the whole head, so any other token costs only a rejected draft. Tokenizers give the most frequent
+merges the lowest ids. So a draft from the first ids costs a fraction of the head and misses little.
+Special, stop and tool tokens have the last ids and are needed as often.
 
-draft_tokens() drafts the tokens after those sampled last: one, then each after the one before. It
-writes the entries at the drafts' positions; the forwards of those tokens overwrite them. A draft is
-sampled with the temperature and the noise of its position, as the model will sample there. So a
-likely token is a likely draft.
+draft_tokens() drafts the tokens after the last sampled token, one after the other. It writes the
+entries at the drafts' positions; the forwards of those tokens overwrite them. A draft is sampled
+with the temperature and the noise of its position, as the model will sample there. So a likely
+token is a likely draft.
 """
 
 import json
@@ -62,7 +62,7 @@ from .forward import Batch, LayerHooks, NullHooks, SequenceSlice
 
 
 class NoDraftLayer(Exception):
-    """An arena has a draft layer, and this model cannot compute it."""
+    """Error: an arena has a draft layer, but this model has no weights to compute it."""
 
 
 def of_model(weights: ModelWeights) -> DraftWeights:
@@ -78,17 +78,17 @@ def of_model(weights: ModelWeights) -> DraftWeights:
 def keep_entries(
     tokens: Tensor, hidden: Tensor, weights: ModelWeights, entries: EntryOperators, arena: Arena
 ) -> None:
-    """Write the entries of a forward's tokens into their pages. Write the carried hidden state into
-    every slot that the forward writes. tokens [T]; hidden [T, width]: after the model's final norm.
-    Raises NoDraftLayer."""
+    """Write the draft layer's KV of a forward's tokens into their pages. Write the hidden state of
+    the last token into every slot written by the forward. tokens [T]; hidden [T, width]: hidden
+    states after the model's final norm. Raises NoDraftLayer."""
     draft, carry = of_model(weights), arena.carry[0]
     entries.write(tokens, hidden, weights.embedding, draft, arena.kv[-1], carry)
     entries.carry_over(hidden, carry)
 
 
 def begin_step(tokens: Tensor, weights: ModelWeights, entries: StepEntries, arena: Arena) -> None:
-    """Start to write the entries of a decode step's tokens [B], in parallel with the following
-    computations. Raises NoDraftLayer."""
+    """Start to write the draft layer's KV of a decode step's tokens [B]. It runs in parallel with
+    the following computations. Raises NoDraftLayer."""
     draft = of_model(weights)
     with entries.beside():
         entries.write(tokens, None, weights.embedding, draft, arena.kv[-1], arena.carry[0])
@@ -99,9 +99,9 @@ FIRST_IDS = 32_768
 
 
 def draft_ids(folder: Path, vocab: int, eos_ids: Collection[int]) -> Tensor | None:
-    """Return the ids of possible drafts, ascending, [n] int64; None: all of the vocabulary. They
-    are those listed in the folder's draft_vocab.json. Without the file they are the first ids,
-    those added by the tokenizer, and the end tokens. Raises ModelConfigError."""
+    """Return the token ids allowed as drafts, ascending, [n] int64; None: the whole vocabulary. The
+    folder's draft_vocab.json lists them. Without the file they are the first 32768 ids, the ids
+    added by the tokenizer, and the end tokens. Raises ModelConfigError."""
     listed = _listed(folder / FILE, vocab)
     if listed is None and vocab <= FIRST_IDS:
         return None
@@ -117,17 +117,17 @@ def _listed(path: Path, vocab: int) -> set[int] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelConfigError(f"{path}: cannot be read ({error}); mend it or remove it") from error
+        raise ModelConfigError(f"{path}: cannot be read ({error}); fix it or remove it") from error
     whole = isinstance(found, list) and all(type(token) is int for token in found)
     if not whole or not found or not 0 <= min(found) <= max(found) < vocab:
         raise ModelConfigError(
-            f"{path}: is no list of token ids from 0 to {vocab - 1}; mend it or remove it"
+            f"{path}: is no list of token ids from 0 to {vocab - 1}; fix it or remove it"
         )
     return set(found)
 
 
 def _added(path: Path) -> set[int]:
-    """Return the ids added by the tokenizer; none if no tokenizer can be read."""
+    """Return the token ids added by the tokenizer file; an empty set if it cannot be read."""
     try:
         added = json.loads(path.read_text(encoding="utf-8")).get("added_tokens") or []
         return {int(token["id"]) for token in added}
@@ -137,8 +137,8 @@ def _added(path: Path) -> set[int]:
 
 @dataclass(frozen=True)
 class DraftHead:
-    """Possible drafts. ids [n] int64 of a vocabulary of `vocab` tokens; head [n, hidden]: their
-    rows, a copy."""
+    """The tokens allowed as drafts. ids [n] int64: their ids in a vocabulary of `vocab` tokens;
+    head [n, hidden]: their rows of the model's head, a copy."""
 
     ids: Tensor
     head: Matrix
@@ -146,24 +146,24 @@ class DraftHead:
 
     @staticmethod
     def of(head: Matrix, ids: Tensor | None) -> "DraftHead | None":
-        """Return the draft head. head: the model's. None if a draft may be any token, or the head
-        is quantised: its rows share scales."""
+        """Return the draft head for the token ids `ids`. head: the model's. None if any token may
+        be a draft, or if the head is quantised (its rows share scales)."""
         if ids is None or head.kinds != {Kind.PLAIN}:
             return None
         rows = head.plain.index_select(0, ids.to(head.plain.device))
         return DraftHead(ids.to(rows.device), Matrix.of(for_device(rows)), head.shape[0])
 
     def spread(self, logits: Tensor) -> Tensor:
-        """Return [T, vocab] float32 from logits [T, n] of the possible drafts; other tokens get
-        -inf."""
+        """Return logits [T, vocab] float32 from logits [T, n] of the tokens allowed as drafts. All
+        other tokens get -inf."""
         found = logits.new_full((len(logits), self.vocab), -torch.inf, dtype=torch.float32)
         found[:, self.ids] = logits.float()
         return found
 
 
 class Qwen35Model:
-    """The model. REQUIRES: the arena's layout is config.cache_layout(...); ids of a batch are
-    inside it."""
+    """A Qwen3.5 model with its weights. REQUIRES: the arena's layout is config.cache_layout(...);
+    the page and slot ids of a batch are inside the arena."""
 
     def __init__(
         self,
@@ -173,9 +173,9 @@ class Qwen35Model:
         gather: Gather = one_rank,
         drafts: DraftHead | None = None,
     ) -> None:
-        """backend: PyTorch's operators by default. gather: of logits, used if only a part of the
-        vocabulary is computed here. drafts: the tokens that the draft layer may propose; None: any
-        token."""
+        """backend: the layers' operators; by default PyTorch's. gather: joins the ranks' logits if
+        this rank computes only a part of the vocabulary. drafts: the tokens allowed as drafts;
+        None: any token."""
         self.config = config
         self.weights = weights
         self.backend = backend or TorchBackend(config)
@@ -190,9 +190,9 @@ class Qwen35Model:
         hooks: LayerHooks,
         score: Callable[[HeadOf], None] | None = None,
     ) -> Tensor:
-        """Return the logits [B, vocab] float32 of each sequence's last token; pages and slots are
-        written. score: called with the function that computes other rows' logits; None: no other
-        rows are needed."""
+        """Run a batch through the model, and write its pages and slots. Return the logits [B,
+        vocab] float32 of each sequence's last token. score: called with a function to compute other
+        rows' logits; None: no other rows are needed."""
         operators = self.backend.bind(batch)
         tokens = self._on_device(batch.token_ids)
         branch, residual = self.layers(tokens, operators, arena, hooks)
@@ -209,10 +209,10 @@ class Qwen35Model:
     @torch.inference_mode()
     def draft_logits(self, hidden: Tensor, batch: Batch, arena: Arena) -> tuple[Tensor, Tensor]:
         """Return the draft layer's prediction after each of the batch's tokens: (logits [T, vocab]
-        float32, hidden states [T, hidden]). hidden [T, hidden]: of the token before each: the
-        model's after its final norm, or for a draft the state returned here. Writes the tokens'
-        entries. REQUIRES: every token is at position 1 or later; entries of earlier tokens
-        exist."""
+        float32, hidden states [T, hidden]). hidden [T, hidden]: hidden state of the token before
+        each token. For a sampled token it comes from the model's final norm, for a draft from this
+        method. Writes the draft layer's KV of the tokens. REQUIRES: every token is at position 1 or
+        later; the draft layer's KV of earlier tokens exists."""
         operators = self.backend.bind(batch)
         if not isinstance(operators, TorchOperators):
             device = self.weights.embedding.device
@@ -224,15 +224,15 @@ class Qwen35Model:
 
     @property
     def draft_ids(self) -> Tensor | None:
-        """Return the possible tokens of the draft layer, [n] int64, ascending; None: any."""
+        """Return the token ids allowed as drafts, [n] int64, ascending; None: any token."""
         return None if self._drafts is None else self._drafts.ids
 
     def guess(
         self, tokens: Tensor, hidden: Tensor, operators: DraftOperators, arena: Arena
     ) -> tuple[Tensor, Tensor]:
-        """Return the same as draft_logits() for tokens [T], on bound operators, but logits in the
-        model's dtype. They are [T, n] of draft_ids if drafts are limited to these, else those of
-        own_head(). A graph may capture it. Raises NoDraftLayer."""
+        """Return the draft layer's logits and hidden states for tokens [T], as draft_logits() does,
+        on operators bound before. Logits have the model's dtype: [T, n] for draft_ids if drafts are
+        limited, else the part of own_head(). A CUDA graph may capture it. Raises NoDraftLayer."""
         weights, draft = self.weights, of_model(self.weights)
         mixed = operators.join(tokens, hidden, weights.embedding, draft)
         hidden = operators.draft(mixed, draft, arena.kv[-1])
@@ -248,8 +248,9 @@ class Qwen35Model:
         arena: Arena,
         hooks: LayerHooks,
     ) -> None:
-        """Store the draft layer's data of tokens [T], from the input and the result of layers().
-        REQUIRES: the arena has a draft layer. Raises NoDraftLayer."""
+        """Store the draft layer's KV and carried hidden states for tokens [T]. branch, residual:
+        the result of layers() for these tokens. REQUIRES: the arena has a draft layer. Raises
+        NoDraftLayer."""
         layer = self.config.layers
         of_model(self.weights)
         hooks.before_layer(layer)
@@ -261,8 +262,8 @@ class Qwen35Model:
         hooks.after_layer(layer, branch, residual)
 
     def step(self, tokens: Tensor, operators: StepOperators, arena: Arena) -> tuple[Tensor, Tensor]:
-        """Return layers() for the tokens [B] of a decode step. Store the draft layer's data too if
-        the arena has such a layer. A graph may capture it."""
+        """Run a decode step's tokens [B] through layers(), and return the result. Store the draft
+        layer's KV and hidden states if the arena has such a layer. A CUDA graph may capture it."""
         if not arena.layout.draft_layers:
             return self.layers(tokens, operators, arena, NullHooks())
         entries = operators.step_entries()
@@ -273,9 +274,9 @@ class Qwen35Model:
 
     @torch.inference_mode()
     def fold(self, batch: Batch, inputs: Mapping[int, Tensor], arena: Arena) -> None:
-        """Store the batch's states alone, for tokens that went through the layers before. inputs:
-        the tensors received by hooks.mixer_inputs() for these tokens, by layer. Only those of
-        layers with a state are read."""
+        """Advance and store the states of a batch, for tokens computed before. inputs: by layer,
+        the tensors received by hooks.mixer_inputs() for these tokens. Only layers with a state are
+        read."""
         operators = self.backend.bind(batch)
         for layer, weights in enumerate(self.weights.layers):
             mixer = weights.mixer
@@ -286,30 +287,31 @@ class Qwen35Model:
             operators.entries().carry_over(inputs[self.config.layers], arena.carry[0])
 
     def head(self, branch: Tensor, residual: Tensor, operators: Operators) -> Tensor:
-        """Return the logits [n, vocab] in the model's dtype for the result of layers(), or for some
-        rows of it."""
+        """Return the logits [n, vocab] in the model's dtype, for some or all rows of the result of
+        layers()."""
         return self._gather(self.own_head(branch, residual, operators))
 
     def own_head(self, branch: Tensor, residual: Tensor, operators: Operators) -> Tensor:
-        """Return the logits as head() does, for the part of the vocabulary computed here."""
+        """Return the logits as head() does, for this rank's part of the vocabulary."""
         weights = self.weights
         return operators.norm_head(branch, residual, weights.norm, weights.head)
 
     def whole(self, logits: Tensor) -> Tensor:
-        """Return the result of head() from the result of own_head()."""
+        """Return the logits of the whole vocabulary, given this rank's part from own_head(). All
+        ranks call it together."""
         return self._gather(logits)
 
     @property
     def own_slice(self) -> Slice | None:
-        """Return the part of the vocabulary computed by own_head(); None: all of it."""
+        """Return this rank's part of the vocabulary, as computed by own_head(); None: all of it."""
         rows = self.config.head_rows
         return None if rows is None else Slice(rows.start, self._gather)
 
     def layers(
         self, token_ids: Tensor, operators: Operators, arena: Arena, hooks: LayerHooks
     ) -> tuple[Tensor, Tensor]:
-        """Return the last layer's branch and the residual stream before its addition, both [T,
-        hidden], for token_ids [T]. It never waits on the host, so a graph may capture it."""
+        """Run token_ids [T] through all layers. Return the last branch and the residual stream, [T,
+        hidden], not yet added. A CUDA graph may capture it: it never waits on the host."""
         residual = functional.embedding(token_ids, self.weights.embedding)
         branch = None
         for layer, weights in enumerate(self.weights.layers):
@@ -337,7 +339,7 @@ class Qwen35Model:
         arena: Arena,
         hooks: LayerHooks,
     ) -> tuple[Tensor, Tensor]:
-        """Return (the mixer's output before its projection, the residual stream)."""
+        """Run the layer's mixer. Return its output before out_proj, and the residual stream."""
         index, mixer = arena.layout.kind_index(layer), weights.mixer
         projected, residual = operators.norm_project(
             branch, residual, weights.mixer_norm, mixer.in_proj
@@ -352,9 +354,9 @@ class Qwen35Model:
 
 @dataclass(frozen=True)
 class DraftStart:
-    """Start of one sequence's drafts: the token sampled last, for `position`, and the model's final
-    hidden state [hidden] of the token before it. Also its pages, a slot of its own, and the number
-    of drafts wanted. REQUIRES: its pages have space for the drafts."""
+    """Start of one sequence's drafts. token: the token sampled last, at `position`; hidden
+    [hidden]: the model's final hidden state of the token before it. slot: a slot of its own; count:
+    number of drafts wanted. REQUIRES: its pages have space for the drafts."""
 
     token: int
     position: int
@@ -369,7 +371,7 @@ class DraftStart:
 def draft_tokens(
     model: Qwen35Model, arena: Arena, starts: Sequence[DraftStart]
 ) -> list[tuple[int, ...]]:
-    """Return each start's drafts, in order."""
+    """Draft tokens with the draft layer, and return each start's drafts in order."""
     found: list[list[int]] = [[] for _ in starts]
     hidden = {place: start.hidden for place, start in enumerate(starts)}
     for step in range(max((start.count for start in starts), default=0)):

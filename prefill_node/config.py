@@ -1,4 +1,4 @@
-"""Settings of a prefill node beside those of its engine and its server."""
+"""Settings of a prefill node, without those of its engine and its server."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,8 +1,8 @@
-"""Connections of receivers to this prefill node: names, heartbeats, and leases. Each receiver's
-stream of rooms is here too.
+"""Connections of decode nodes (receivers) to this prefill node: names, heartbeats and leases. Each
+receiver's stream of transfers is here too.
 
-Owns connections. Reports a connection's end to its owner, because only the owner knows the rooms.
-Thread rule: the hand-over's event loop, except peers().
+Owns connections. Reports a connection's end to its owner, because only the owner knows the
+transfers. Thread rule: the hand-over's event loop, except peers().
 
 Invariants: a connection lives as long as its heartbeat stream. Its name cannot be guessed and is
 never used again. A renewal counts from the time its heartbeat was sent, on this node's clock.
@@ -43,11 +43,11 @@ log = logging.getLogger(__name__)
 
 _CONNECT_SECONDS = 5.0
 _TRYING_SECONDS = 5.0
-"""Grace in seconds before the first heartbeat's answer: a receiver first tries this node's metadata
-in a separate process."""
+"""Additional seconds before the first heartbeat's answer: a receiver first tries this node's
+metadata in a separate process."""
 _LOAD_SECONDS = 1.0
-"""Seconds between two heartbeats with the load; a receiver itself counts the work it sends
-meanwhile."""
+"""Seconds between two heartbeats with this node's load. In between, a receiver itself counts the
+work it sends."""
 _PEERS_TOLD = 64
 _NAME_TOLD = 64
 
@@ -59,29 +59,31 @@ class _Connection:
     writer: WriterLife
     beating: bool = False
     progress: NodeProgress | None = None
-    """Progress from the latest renewal with one."""
+    """Progress of the receiver, from its latest renewal with a report of it; None before one."""
 
 
 class ConnectionOwner(Protocol):
-    """Owner of the connections: supplies the content of heartbeats and is notified about
+    """Owner of the connections: it supplies the content of heartbeats and is notified about
     receivers."""
 
     @property
     def leaves(self) -> bool:
-        """Return True if this node ends and has states to leave."""
+        """Return True if this prefill node is ending and has states to pass on to other nodes."""
 
     def progress(self) -> NodeProgress:
         """Return this node's progress, sent with each heartbeat."""
 
     def load(self, connection: str) -> pb.Load | None:
-        """Return this node's load for a connection's receiver, sent about once a second; None while
-        it is unknown."""
+        """Return this node's load as seen by the connection's receiver, sent about once a second;
+        None while it is unknown."""
 
     def connection_lost(self, name: str) -> None:
-        """Handle a lost connection. Called once, before the sender releases it."""
+        """Handle a lost connection. It is called once, before the sender releases the connection's
+        endpoints."""
 
     def pull_drained(self, drained: pb.DrainedPull) -> None:
-        """Handle a drain reported by a renewal."""
+        """Handle a receiver's report, in a renewal, of a pull's drain: its posted writes have
+        ended."""
 
 
 class ReceiverConnections:
@@ -103,7 +105,8 @@ class ReceiverConnections:
         self._connections: dict[str, _Connection] = {}
         self._issued = 0
         self._names: dict[bytes, list[str]] = {}
-        """Names of connections with possibly open endpoints, by epoch of the receiver's process."""
+        """Names of each receiver process's connections with possibly open endpoints, by the
+        process's epoch."""
 
     def __contains__(self, name: str) -> bool:
         return name in self._connections
@@ -117,7 +120,7 @@ class ReceiverConnections:
         return self._connections.keys()
 
     def peers(self) -> dict[str, NodeProgress]:
-        """Return the progress reported by receivers, by name; the worst values if several share a
+        """Return the progress reported by receivers, by name; the worst values if several have one
         name. It may be called from any thread. The number of names is limited, to stay readable for
         an operator."""
         reported: dict[str, NodeProgress] = {}
@@ -132,17 +135,19 @@ class ReceiverConnections:
         return reported
 
     def heartbeat_timeout(self, name: str) -> HeartbeatTimeout:
-        """Return the connection's heartbeat timeout. REQUIRES: may_send_heartbeat(name)."""
+        """Return the connection's heartbeat timeout, counting the receiver's silence. REQUIRES:
+        may_send_heartbeat(name)."""
         return self._connections[name].heart.heartbeat_timeout
 
     def writer(self, name: str) -> WriterLife | None:
-        """Return the receiver as the writer of bytes pulled from it; None if it is gone."""
+        """Return the evidence about the receiver as the writer of pulled bytes; None if the
+        connection has ended."""
         connection = self._connections.get(name)
         return None if connection is None else connection.writer
 
     async def add(self, node: NodeIdentity, lease_seconds: float) -> str:
-        """Add a connection and return its name. lease_seconds: the receiver's as a writer. Raises
-        TransportError."""
+        """Connect to a receiver and return the connection's name. lease_seconds: the receiver's
+        lease as a writer. Raises TransportError."""
         await self._end_others(node)
         self._issued += 1
         # A peer that knows the name could end the connection's rooms, so it must be unguessable.
@@ -161,7 +166,8 @@ class ReceiverConnections:
         return name
 
     async def _end_others(self, node: NodeIdentity) -> None:
-        """End the other connections of a newly connecting node, because it has given them up."""
+        """End the other connections of a newly connecting receiver, because it has given them
+        up."""
         names = self._names.pop(node.epoch, [])
         for name in names:
             self.drop(name)
@@ -173,8 +179,8 @@ class ReceiverConnections:
         }
 
     def _expect_beating(self, name: str) -> None:
-        """Drop a receiver that never answers heartbeats in time after it connected; otherwise check
-        again later."""
+        """Drop a receiver without any heartbeat stream within its timeout after connecting; before
+        that, check again later."""
         connection = self._connections.get(name)
         if connection is None or connection.beating:
             return
@@ -185,15 +191,15 @@ class ReceiverConnections:
             loop.call_later(self._heartbeat_seconds, self._expect_beating, name)
 
     def may_send_heartbeat(self, name: str) -> bool:
-        """Return True if the connection is known and has no heartbeat yet."""
+        """Return True if the connection is known and has no heartbeat stream yet."""
         connection = self._connections.get(name)
         return connection is not None and not connection.beating
 
     async def heartbeats(
         self, name: str, renewals: AsyncIterator[pb.Renewal]
     ) -> AsyncGenerator[pb.Beat, None]:
-        """Yield heartbeats until the receiver is silent too long or hangs up; then end the
-        connection.
+        """Yield heartbeats until the receiver times out or hangs up; then end the connection.
+        renewals: the receiver's answers.
 
         REQUIRES: may_send_heartbeat(name).
         """
@@ -219,7 +225,7 @@ class ReceiverConnections:
                 )
                 await asyncio.wait({reader}, timeout=self._heartbeat_seconds)
                 if heart.heartbeat_timeout.tick(time.monotonic()):
-                    log.warning("receiver %s answers no beats", connection.node.name)
+                    log.warning("receiver %s answers no heartbeats", connection.node.name)
                     break
         finally:
             reader.cancel()
@@ -240,7 +246,7 @@ class ReceiverConnections:
                 self._sender.renew(name, asked)
 
     def drop(self, name: str) -> None:
-        """End the connection. Idempotent."""
+        """End the connection with this name. Idempotent."""
         connection = self._connections.pop(name, None)
         if connection is None:
             return
@@ -255,7 +261,7 @@ class ReceiverConnections:
 
 
 _MOST_TRANSFERS = 4096
-"""Most rooms on one stream: a decode node asks for one for each of its batch slots."""
+"""Most transfers on one stream: a decode node wants at most one for each of its batch slots."""
 _BEFORE_TELLING = MappingProxyType(
     {
         "accepted": Place.SENDER_BEFORE_ACCEPTED,
@@ -273,28 +279,30 @@ _AFTER_TELLING = MappingProxyType(
 
 Say: TypeAlias = Callable[[pb.SenderMessage], None]
 OpenTransfer: TypeAlias = Callable[[str, pb.ReceiverMessage, Say], OutgoingTransfer]
-"""Opens a connection's room for a Reserve or a Fetch. Raises TransferRefused."""
+"""Function opening a transfer for a connection's Reserve or Fetch message. Raises
+TransferRefused."""
 _OPENING = frozenset({"reserve", "fetch"})
 
 
 class TransferRefused(Exception):
-    """Rejection of a Reserve or Fetch, with the reason. It opens no room."""
+    """Rejection of a Reserve or Fetch message, with the reason. No transfer is opened for it."""
 
 
 class ReceiverStream:
-    """One receiver's stream of rooms.
+    """One receiver's stream of messages about its transfers.
 
-    Each incoming message is put before its room; rooms' messages leave in order, in batches. Owns
-    the set of rooms on the stream, from Reserve to Closed, and the outbox. Knows no state machine
-    and no caches. Thread rule: the event loop.
+    Each incoming message is given to its transfer; the transfers' messages are sent in order, in
+    batches. Owns the set of transfers on the stream, from Reserve to Closed, and the outbox. Knows
+    no state machine and no caches. Thread rule: the event loop.
 
-    Invariants: say() never waits. Nothing is sent for a room after Closed. An invalid message ends
-    its own room; an unreadable batch ends the stream. Once the receiver is gone every room is
-    notified, and run() returns when all of them are over.
+    Invariants: say() never waits. Nothing is sent for a transfer after Closed. An invalid message
+    ends its own transfer; an unreadable batch ends the stream. Once the receiver is lost every
+    transfer is notified, and run() returns when all of them have ended.
     """
 
     def __init__(self, connection: str, open_transfer: OpenTransfer, write_seconds: float) -> None:
-        """write_seconds: limit for the receiver to take one batch."""
+        """connection: name of the connection. open_transfer: opens a transfer for a message.
+        write_seconds: limit for the receiver to take one batch."""
         self.connection = connection
         self._open_transfer = open_transfer
         self._write_seconds = write_seconds
@@ -308,7 +316,8 @@ class ReceiverStream:
         others: AsyncIterator[pb.ReceiverBatch],
         write: Callable[[pb.SenderBatch], Awaitable[None]],
     ) -> None:
-        """Run until the receiver has hung up, or the connection is lost, and every room is over."""
+        """Run until every transfer has ended, and the receiver has hung up or is lost. first,
+        others: batches from the receiver. write: sends a batch to it."""
         tasks = GuardedTasks("receiver", lambda error: self._stop(f"internal error: {error!r}"))
         tasks.start(partial(self._read, first, others))
         try:
@@ -320,7 +329,7 @@ class ReceiverStream:
             await tasks.end()
 
     def lose(self) -> None:
-        """End the rooms, because the receiver is gone. Idempotent."""
+        """End the stream's transfers, because the receiver is lost. Idempotent."""
         self._leaving = True
         for transfer in list(self._transfers.values()):
             transfer.put(on.ReceiverLost())
@@ -337,7 +346,7 @@ class ReceiverStream:
             self.lose()
 
     def _take_batch(self, batch: pb.ReceiverBatch) -> None:
-        """Take the messages of a batch. Raises InvalidRequest."""
+        """Handle the messages of a batch from the receiver. Raises InvalidRequest."""
         if len(batch.messages) > MOST_MESSAGES:
             raise InvalidRequest(
                 f"a batch has {len(batch.messages)} messages, at most {MOST_MESSAGES}"
@@ -365,7 +374,7 @@ class ReceiverStream:
             case "hang_up":
                 transfer.put(on.ReceiverLost())
             case other:
-                transfer.put(on.Stopped(f"{other} is not expected on a room that is open"))
+                transfer.put(on.Stopped(f"{other} is not expected on a transfer that is open"))
 
     def _reserve(self, message: pb.ReceiverMessage) -> None:
         number = message.room
@@ -373,7 +382,9 @@ class ReceiverStream:
             if self._leaving:
                 raise TransferRefused("the connection is over")
             if len(self._transfers) >= _MOST_TRANSFERS:
-                raise TransferRefused(f"{_MOST_TRANSFERS} rooms are open on this stream: end some")
+                raise TransferRefused(
+                    f"{_MOST_TRANSFERS} transfers are open on this stream: end some"
+                )
             say = partial(self._say, number)
             self._transfers[number] = self._open_transfer(self.connection, message, say)
         except TransferRefused as refusal:
@@ -381,7 +392,8 @@ class ReceiverStream:
             self._outbox.put(pb.SenderMessage(closed=closed, room=number))
 
     def _say(self, number: int, message: pb.SenderMessage) -> None:
-        """Send a room's message, unless the room has closed."""
+        """Send a transfer's message to the receiver, unless the transfer is closed. number: id of
+        the transfer."""
         if number not in self._transfers:
             return
         message.room = number
@@ -399,8 +411,8 @@ class ReceiverStream:
             transfer.put(on.Stopped(reason))
 
     async def _write(self, write: Callable[[pb.SenderBatch], Awaitable[None]]) -> None:
-        """Write batches until the outbox closes. Raises TimeoutError, and the stream's own errors
-        if the receiver is gone."""
+        """Write the outbox's batches until it closes. Raises TimeoutError, and the stream's own
+        errors if the receiver is lost."""
         while taken := await self._outbox.take():
             messages = [message for message in taken if self._reached(_BEFORE_TELLING, message)]
             try:
@@ -412,15 +424,15 @@ class ReceiverStream:
                     self._reached(_AFTER_TELLING, message)
 
     def _reached(self, places: Mapping[str, Place], message: pb.SenderMessage) -> bool:
-        """Return True if nothing fails at the failpoint of this kind of message. A failure ends
-        only the message's room."""
+        """Reach the failpoint in `places` for this kind of message. Return False if it raised; only
+        the message's transfer then ends."""
         kind = message.WhichOneof("message")
         if kind not in places:
             return True
         try:
             reach(places[kind])
         except Exception as error:
-            log.exception("room %d broke", message.room)
+            log.exception("transfer %d broke", message.room)
             transfer = self._transfers.get(message.room)
             if transfer is not None:
                 transfer.put(on.Stopped(f"internal error: {error!r}"))

@@ -1,7 +1,7 @@
-"""Part of a prefill node inside its engine's process: engine, sender and the Handover service.
+"""Part of a prefill node in its engine's process: engine, sender and the Handover service.
 
 Owns the sender, the receiver (for pulls), the service and the hand-over's event loop. The server
-and the rooms live on this loop, so callers' requests never delay a heartbeat. Implements
+and the transfers live on this loop, so callers' requests never delay a heartbeat. Implements
 EngineSide.
 """
 
@@ -39,8 +39,8 @@ _LAST_WRITES_SECONDS = 1.0
 
 
 def require_named_peers(bind: str, access: Access) -> None:
-    """Raise BindError unless decode nodes off loopback must show a certificate. The reason: a
-    connected peer is given keys to this node's memory. bind: HOST:PORT of the hand-over."""
+    """Raise BindError unless decode nodes on other hosts must show a certificate, because a
+    connected peer can write to this node's memory. bind: HOST:PORT of the hand-over's server."""
     host, _ = parse_bind(bind, access)
     if access.insecure or is_loopback(host) or (access.tls is not None and access.tls.client_ca):
         return
@@ -52,7 +52,8 @@ def require_named_peers(bind: str, access: Access) -> None:
 
 
 class PrefillSide(PairSide):
-    """Engine's side of a prefill node. REQUIRES: `plane` is over parts.arena. Raises BindError."""
+    """Engine's side of a prefill node. REQUIRES: the data plane `plane` is over the engine's arena,
+    parts.arena. Raises BindError."""
 
     def __init__(
         self,
@@ -64,7 +65,8 @@ class PrefillSide(PairSide):
         front: HandoverFront,
         gateway_transfers: GatewayTransfers | None = None,
     ) -> None:
-        """gateway_transfers: rooms of a gateway served in the same process."""
+        """gateway_transfers: transfers announced by a gateway, if this process serves one; else
+        None."""
         self._access = server_config.access
         self._etcd_access = server_config.etcd_access
         if config.etcd:
@@ -100,12 +102,13 @@ class PrefillSide(PairSide):
 
     @property
     def handover_address(self) -> str | None:
-        """Return HOST:PORT of the hand-over's server; None if it shares the front's."""
+        """Return HOST:PORT of the hand-over's own server; None if it uses the server for
+        callers."""
         return None if self._server is None else self._server.address
 
     @property
     def services(self) -> list[Service]:
-        """Return the services for decode nodes."""
+        """Return the gRPC services for decode nodes."""
         register = partial(handover_pb2_grpc.add_HandoverServicer_to_server, self._service)
         return [Service("tasuki.handover.v1.Handover", register)]
 
@@ -121,8 +124,8 @@ class PrefillSide(PairSide):
         self.loop.start()
 
     async def start(self) -> None:
-        """Call begin(), start the server for decode nodes alone, and register. REQUIRES:
-        handover_bind."""
+        """Call begin(), start the separate server for decode nodes, and register. REQUIRES:
+        handover_bind is set."""
         self.begin()
         try:
             await self.serve()
@@ -132,21 +135,21 @@ class PrefillSide(PairSide):
             raise
 
     async def serve(self) -> None:
-        """Start the server for decode nodes alone. REQUIRES: handover_bind."""
+        """Start the separate server for decode nodes. REQUIRES: handover_bind is set."""
         starting = start_server(self._config.handover_bind, self.services, self._access)
         self._server = await self.loop.run(starting, START_SECONDS)
 
     async def register(self, address: str) -> None:
-        """Register the node at etcd, if it is set. address: HOST:PORT for decode nodes, unless the
-        settings name another."""
+        """Register this node at etcd, if the settings name one. address: HOST:PORT for decode
+        nodes, unless the settings name another."""
         if not self._config.etcd:
             return
         reached_at = self._config.advertise or address
         await self.loop.run(self._register(reached_at), START_SECONDS)
 
     async def _register(self, address: str) -> None:
-        """Start the registration. It runs on the hand-over's loop, because an entry without renewal
-        removes the node."""
+        """Start the registration at etcd. It runs on the hand-over's loop, because an entry without
+        renewal removes the node."""
         self._registration = Registration(
             Etcd(self._config.etcd, self._etcd_access),
             self._config.etcd_prefix + self._config.name,

@@ -1,13 +1,13 @@
-"""Rooms made by a gateway: its call here and the decode node's Reserve meet in either order. The
-gateway may call both nodes in parallel.
+"""Transfers announced by a gateway: its call to this node and the decode node's Reserve meet in
+either order. The gateway may call both nodes in parallel.
 
-Owns the calls that wait or have an open room. Knows neither gRPC nor the gateway's protocol. A call
-is an engine's Submit and is answered like one, with the room's first token and its end. Thread
-rule: the event loop.
+Owns the waiting calls, and the calls with an open transfer. Knows neither gRPC nor the gateway's
+protocol. A call is an engine's Submit and is answered like one, with the transfer's first token and
+its end. Thread rule: the event loop.
 
-Invariants: every call ends, at the latest when `patience` does. A call with a lost room ends with
-ABORT and no error, because the decode node then answers without it. Both sides must bring the same
-prompt.
+Invariants: every call ends; a waiting call ends after `patience` seconds at the latest. A call with
+a lost transfer ends with ABORT and no error, because the decode node then answers without it. Both
+sides must send the same prompt.
 """
 
 import asyncio
@@ -30,7 +30,8 @@ PATIENCE_SECONDS = 10.0
 
 
 class GatewayCall:
-    """Call of a gateway; `first` is the room's first token, None if there is none."""
+    """Call of a gateway for one prompt. `first`: future of the first token; None in it: there is
+    none."""
 
     def __init__(self, submit: m.Submit, transfer_id: m.TransferId) -> None:
         self.submit = submit
@@ -40,33 +41,34 @@ class GatewayCall:
         )
 
     def answer(self, token: m.PrefillToken | None) -> None:
-        """Set the call's first token, or None. Idempotent."""
+        """Set the call's first token; None: the call ends without one. Idempotent."""
         if not self.first.done():
             self.first.set_result(token)
 
 
 class GatewayTransfers:
     def __init__(self, patience: float = PATIENCE_SECONDS) -> None:
-        """patience: limit in seconds of the wait of one side for the other."""
+        """patience: limit in seconds of one side's wait for the other: the gateway's call, or the
+        decode node's Reserve."""
         self._patience = patience
         self._parked: dict[m.TransferId, GatewayCall | OutgoingTransfer] = {}
-        """The first side of each room to arrive. It waits for the other side, its withdrawal, or
-        the end of `patience`."""
+        """First side of each transfer to arrive: the gateway's call or the decode node's transfer.
+        It waits for the other side, its withdrawal, or the timeout."""
         self._patience_ends: dict[m.TransferId, asyncio.TimerHandle] = {}
-        """Timers by waiting room. A timer is cancelled with its wait, so it does not outlive the
-        wait."""
+        """Timeout timers of the waiting sides, by transfer. A timer is cancelled when its side's
+        wait ends."""
         self._calls: dict[tuple[str, m.RequestId], GatewayCall] = {}
         self._open: dict[m.TransferId, GatewayCall] = {}
 
     async def generate(
         self, submit: m.Submit, request_context: RequestContext
     ) -> AsyncGenerator[AnswerPart, None]:
-        """Yield the first token, if the room yields one, and Finished. Raises InvalidRequest,
+        """Yield the first token, if the transfer has one, and then Finished. Raises InvalidRequest,
         DuplicateRequest.
 
-        request_context: the caller of the id, and the shown part of the usage. No limit counts the
-        call here. The gateway asks the decode node as well, and that node counts the call against
-        the caller's limits. The decode node's Reserve names the trace and brings the salt.
+        request_context: owner of the request id, and the part of the usage to show. The call counts
+        against no limit on this node. The gateway calls the decode node too, and that call counts
+        against the caller's limits. The decode node's Reserve has the trace and the salt.
         """
         begun = time.monotonic()
         if submit.gateway_transfer is None:
@@ -94,30 +96,31 @@ class GatewayTransfers:
         yield visible_end(_finished(submit, token, time.monotonic() - begun), request_context)
 
     def abort(self, request_id: m.RequestId, caller: Caller) -> None:
-        """End the caller's own call without a token. Idempotent. Does nothing for another caller's
+        """End this caller's call without a token. Idempotent. Does nothing for another caller's
         request."""
         call = self._calls.get((caller.name, request_id))
         if call is not None:
             call.answer(None)
 
     def receiver_arrived(self, transfer: OutgoingTransfer) -> None:
-        """Expect the gateway's call for a room reserved by a decode node. Raises
-        DuplicateTransfer."""
+        """Match a transfer reserved by a decode node with the gateway's call, or let it wait for
+        the call. Raises DuplicateTransfer."""
         parked = self._parked.get(transfer.id)
         if parked is None:
             self._park(transfer.id, transfer)
         elif isinstance(parked, GatewayCall):
             self._meet(parked, transfer)
         else:
-            raise DuplicateTransfer(f"room {transfer.id} has arrived on the remote side before")
+            raise DuplicateTransfer(f"transfer {transfer.id} has arrived on the remote side before")
 
     def first_token(self, transfer_id: m.TransferId, token: m.PrefillToken) -> None:
-        """Answer the room's call with its first token."""
+        """Answer the gateway's call for this transfer with the first token."""
         if (call := self._open.get(transfer_id)) is not None:
             call.answer(token)
 
     def over(self, transfer: OutgoingTransfer) -> None:
-        """Handle the end of a room, with or without the gateway's call."""
+        """Handle a transfer's end: answer its gateway call without a token, if it is still
+        unanswered."""
         call = self._open.pop(transfer.id, None)
         if call is not None:
             call.answer(None)
@@ -130,7 +133,7 @@ class GatewayTransfers:
             self._park(call.transfer_id, call)
         elif isinstance(parked, GatewayCall):
             raise InvalidRequest(
-                f"kv_bootstrap_info.bootstrap_room: room {call.transfer_id} has arrived on the "
+                f"kv_bootstrap_info.bootstrap_room: transfer {call.transfer_id} has arrived on the "
                 "local side "
                 "before"
             )
@@ -154,7 +157,7 @@ class GatewayTransfers:
         )
 
     def _expire(self, transfer_id: m.TransferId) -> None:
-        """End the wait of the first side, because the other did not come in time."""
+        """End the wait of the first side to arrive, because the other side did not come in time."""
         first = self._unpark(transfer_id)
         if isinstance(first, GatewayCall):
             first.answer(None)
@@ -162,7 +165,8 @@ class GatewayTransfers:
             first.put(on.Missed())
 
     def _withdraw(self, transfer_id: m.TransferId, first: GatewayCall | OutgoingTransfer) -> None:
-        """Withdraw a side if it is parked."""
+        """End the wait of one side for the other (the gateway's call or the decode node's
+        transfer); no effect if it does not wait."""
         if self._parked.get(transfer_id) is first:
             self._unpark(transfer_id)
 
@@ -187,10 +191,10 @@ def _finished(submit: m.Submit, token: m.PrefillToken | None, seconds: float) ->
 
 
 class GatewayAnswers:
-    """Gateway rooms for callers on the front's loop, the loop of gateway calls.
+    """Answers to gateway calls made on the front's event loop; the transfers live on the
+    hand-over's loop.
 
-    Keeps nothing. Thread rule: the front's event loop; the rooms live on the hand-over's. It is
-    otherwise like GatewayTransfers.
+    Keeps nothing. Thread rule: the front's event loop. It is otherwise like GatewayTransfers.
     """
 
     def __init__(self, transfers: GatewayTransfers, there: LoopThread) -> None:
@@ -200,7 +204,8 @@ class GatewayAnswers:
     async def generate(
         self, submit: m.Submit, request_context: RequestContext
     ) -> AsyncGenerator[AnswerPart, None]:
-        """Answer as GatewayTransfers does. Raises RequestRejected if the rooms' loop has died."""
+        """Answer a gateway's call as GatewayTransfers does. Raises RequestRejected if the
+        hand-over's event loop has died."""
 
         async def answer() -> list[AnswerPart]:
             return [part async for part in self._transfers.generate(submit, request_context)]

@@ -1,13 +1,13 @@
-"""Handover service of a prefill node: streams and calls turned into connections and rooms.
+"""Handover service of a prefill node: streams and calls turned into connections and transfers.
 
-Owns live rooms and pulls, and remembers through `ended_transfers` how the last ones ended. Turns
-streams into engine messages and back; decides nothing about caches or bytes.
+Owns live transfers and pulls, and remembers through `ended_transfers` how the last ones ended.
+Turns streams into engine messages and back; decides nothing about caches or bytes.
 
 Thread rule: the hand-over's event loop; deliver() and peers() may be called from any thread.
 
-Invariants: a reply to Abort comes after the drain. An Abort is answered only for rooms of the
+Invariants: a reply to Abort comes after the drain. An Abort is answered only for transfers of the
 connection named in it; no other peer can guess the name. Every wait for a receiver has a deadline.
-Every PullWanted is answered, at once if its room or its decode node is gone.
+Every PullWanted is answered, at once if its transfer or its decode node is gone.
 """
 
 import asyncio
@@ -61,14 +61,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class HandoverServiceSettings:
-    """Times of the service, in seconds.
+    """Times of the Handover service, in seconds.
 
-    heartbeat_seconds: between two heartbeats. timeout_seconds: heartbeat timeout of a receiver.
-    progress_seconds: between two repetitions of Queued. patience_seconds: limit for a lost pull to
-    be fenced; beyond it the connection is given up, so its writer's lease runs out. deadlines,
-    pull: deadlines of rooms and of pulls, by state. write_seconds: limit for the receiver to take
-    one message of a room, and for a stream's first message. stop_seconds: limit for rooms to drain
-    when the node stops; longer than their draining deadline.
+    heartbeat_seconds: time between two heartbeats. timeout_seconds: heartbeat timeout of a
+    receiver. progress_seconds: time between two repetitions of Queued. patience_seconds: limit for
+    a lost pull to be fenced; beyond it the connection is given up, so its writer's lease runs out.
+    deadlines, pull: longest time without progress in each state, of transfers and of pulls.
+    write_seconds: limit for the receiver to take one batch of messages, and for a stream's first
+    message. stop_seconds: limit for transfers to drain when the node stops; longer than their
+    draining deadline.
     """
 
     heartbeat_seconds: float = 0.2
@@ -90,7 +91,8 @@ def _unknown(transfer_id: m.TransferId, request: str, traceparent: str) -> None:
 
 
 class HandoverService(handover_pb2_grpc.HandoverServicer):
-    """Handover service of gRPC. Implements ConnectionOwner too."""
+    """Handover service of a prefill node over gRPC, for decode nodes. Implements ConnectionOwner
+    too."""
 
     def __init__(
         self,
@@ -106,9 +108,10 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         gateway_transfers: GatewayTransfers | None = None,
         progress: Callable[[], NodeProgress] = NodeProgress,
     ) -> None:
-        """loop: the hand-over's event loop. begin_transfer: called with each room, its request and
-        the request's traceparent. gateway_transfers: rooms announced to both nodes by a gateway;
-        None: no gateway. progress: returns this node's progress."""
+        """post: sends a message to the engine. loop: the hand-over's event loop. begin_transfer:
+        called with each hand-over's transfer id, request id and traceparent. gateway_transfers:
+        transfers announced by a gateway; None: no gateway. progress: returns this node's
+        progress."""
         self._begin_transfer = begin_transfer
         self._post = post
         self._gateway_transfers = gateway_transfers
@@ -130,14 +133,14 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         """Latest load reported by the engine."""
         self._usable = UsableFeed(lambda: post(m.ReadUsable()))
         self._usable_readers: set[str] = set()
-        """Connections reading the usable prefixes: one stream each."""
+        """Connections of decode nodes reading the usable prefixes; each reads one stream."""
         self._desk = LeavingDesk(post, lambda: self._connections.names)
         breaker = ConnectionBreaker(transport, receiver, self._lose_all)
         self._shared = PullMeans(
             receiver, breaker, self._settings.pull, self._settings.patience_seconds
         )
         self._pulls: LiveTransfers[tuple[int, int], PullReceiver] = LiveTransfers(self._pull_over)
-        """Live pulls by room and generation: a pull outlives its room."""
+        """Live pulls by transfer id and generation. A pull may outlive its hand-over."""
         self._transfers: LiveTransfers[int, OutgoingTransfer] = LiveTransfers(self._over)
         self._streams: set[ReceiverStream] = set()
         self._ended = EndedTransfers(self._connections.__contains__)
@@ -148,15 +151,17 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
 
     @property
     def receivers(self) -> list[str]:
-        """Return the names of the connected nodes."""
+        """Return the names of the connected decode nodes."""
         return self._connections.nodes
 
     def peers(self) -> dict[str, NodeProgress]:
-        """Return the progress reported by connected nodes, by name. From any thread."""
+        """Return the progress reported by connected decode nodes, by name. It may be called from
+        any thread."""
         return self._connections.peers()
 
     def deliver(self, message: m.Outbox) -> None:
-        """Handle an engine's message about a room. Messages of ended rooms are dropped."""
+        """Handle a message of the engine; a message of an ended transfer is dropped. It may be
+        called from any thread."""
         self._loop.call_soon_threadsafe(self._dispatch, message)
 
     def _dispatch(self, message: m.Outbox) -> None:
@@ -195,7 +200,8 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
                     self._refuse_pull(grant.transfer_id)
 
     async def stop(self, reason: str = "the prefill node shuts down") -> None:
-        """Give up every room, wait until all have drained, forget connections."""
+        """Give up every transfer, wait until all have drained, and forget the connections. reason:
+        text for the peers."""
         for transfer in self._transfers:
             transfer.put(on.Stopped(reason))
         await self._transfers.end(self._settings.stop_seconds)
@@ -306,7 +312,8 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             raise AssertionError("abort raises") from error
 
     async def _first(self, messages: AsyncIterator[Message]) -> Message | None:
-        """Return the first message of a stream; None if it ends or sends nothing in time."""
+        """Return the first message of a stream; None if the stream ends or sends nothing within
+        write_seconds."""
         try:
             return await asyncio.wait_for(anext(messages, None), self._settings.write_seconds)
         except TimeoutError:
@@ -347,7 +354,8 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             self._streams.discard(stream)
 
     def _open(self, connection: str, message: pb.ReceiverMessage, speak: Speak) -> OutgoingTransfer:
-        """Return the room of a Reserve or a Fetch, running. Raises TransferRefused."""
+        """Begin and return the transfer asked for by a Reserve or a Fetch message. speak: sends a
+        message to the receiver. Raises TransferRefused."""
         number, wanted = message.room, message.reserve
         reserve: m.PrefillReserve | m.FetchReserve
         try:
@@ -360,7 +368,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         transfer_request = reserve.transfer_request
         if number != transfer_request.transfer_id:
             raise TransferRefused(
-                f"room {number} is not its ticket's, {transfer_request.transfer_id}"
+                f"transfer {number} is not its transfer request's, {transfer_request.transfer_id}"
             )
         is_open = self._transfers.get(transfer_request.transfer_id) is not None
         refusal = self._ended.refusal(
@@ -401,7 +409,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         transfer.close()
         drain = transfer.ended.result()
         self._ended.remember(transfer.connection, transfer.transfer_id, transfer.generation, drain)
-        log.info("room over: %s", drain.name.lower(), extra=transfer.named)
+        log.info("transfer over: %s", drain.name.lower(), extra=transfer.named)
         if drain is Drain.FORCED or transfer.endpoint_failed:
             # A stuck or broken endpoint stays so. The receiver connects anew, over a new endpoint.
             self._connections.drop(transfer.connection)
@@ -433,7 +441,8 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
     # Pulls
 
     def _begin_pull(self, grant: m.PullGrant, connection: str, speak: Speak) -> PullReceiver | None:
-        """Ask for a pull over the room's stream; return None if the connection is over."""
+        """Begin a pull from the hand-over's decode node. speak: sends on the hand-over's stream.
+        Return None if the connection has ended."""
         writer = self._connections.writer(connection)
         if writer is None:
             self._refuse_pull(grant.transfer_id)
@@ -444,7 +453,7 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
         return pull
 
     def _refuse_pull(self, transfer_id: m.TransferId) -> None:
-        """Post the pull as lost and fenced, without asking a decode node."""
+        """Report a pull to the engine as lost and fenced, without asking a decode node."""
         self._post(m.PullLost(transfer_id))
         self._post(m.PullFenced(transfer_id))
 
@@ -454,8 +463,9 @@ class HandoverService(handover_pb2_grpc.HandoverServicer):
             self._refuse_pull(pull.id)
 
     def pull_drained(self, drained: pb.DrainedPull) -> None:
-        """Handle a drain reported by a renewal. The renewal may overtake the stream, so messages
-        still on the stream are not lost. It changes nothing for a pull already over."""
+        """Handle a pull's drain, reported in a receiver's renewal. The renewal may overtake the
+        stream, so the pull still accepts messages on the stream. Nothing changes for an ended
+        pull."""
         pull = self._pulls.get((drained.room, drained.generation))
         if pull is not None:
             pull.put(on.DrainAnswered(drain_from_wire(drained.drain)))

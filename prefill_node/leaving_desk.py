@@ -1,11 +1,11 @@
-"""Desk to give the states left by this prefill node to decode nodes on request.
+"""Desk of an ending prefill node: on request it gives its states to decode nodes, to pass them on.
 
 Owns the set of asking connections, and the connection given each state until its outcome is known.
 The engine decides the target of each state. Thread rule: the event loop.
 
 Invariants: a state given to a connection counts as lost when the connection is lost. Every wait for
-the engine is bounded. Leaving ends once no connection asks or accepts states, so a node's end waits
-for no peer.
+the engine is bounded. Leaving ends once no connection asks for or accepts states, so a node's end
+waits for no peer.
 """
 
 import asyncio
@@ -23,20 +23,22 @@ _NO_NODE: frozenset[str] = frozenset()
 
 class LeavingDesk:
     def __init__(self, post: m.Post, connected: Callable[[], Collection[str]]) -> None:
-        """post: sends a message to the engine. connected: returns the live connections."""
+        """post: sends a message to the engine. connected: returns the names of the live
+        connections."""
         self._post = post
         self._connected = connected
         self._queries = count(1)
         self._waiting: dict[int, asyncio.Future[m.LeftState]] = {}
         self._given: dict[int, str] = {}
-        """By number of the state: the connection given it."""
+        """Connection of the decode node given each state, by the state's number, until the outcome
+        is known."""
         self._asking = _NO_NODE
         self._declining = _NO_NODE
         self.leaves = False
-        """True if heartbeats report this node as leaving."""
+        """True if heartbeats report this node as ending, with states to pass on."""
 
     def begin(self) -> None:
-        """Begin to leave: there are states to give."""
+        """Begin to give this ending node's states away, to decode nodes asking for them."""
         self.leaves = True
         self._look()
 
@@ -51,7 +53,8 @@ class LeavingDesk:
             asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
 
     def answered(self, message: m.LeftState) -> None:
-        """Handle the engine's answer. A state for a question no longer waiting counts as lost."""
+        """Handle the engine's answer to a question for a state. A state counts as lost if its
+        question waits no longer."""
         waiting = self._waiting.pop(message.query_id, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(message)
@@ -59,8 +62,8 @@ class LeavingDesk:
             self._post(m.LeftTakenOver(message.state.number, m.DrainTargetOutcome.LOST))
 
     async def take_over(self, request: pb.TakeOverRequest) -> pb.TakeOverResponse:
-        """Answer a decode node's question for a state. REQUIRES: its connection is live. Raises
-        PeerInvalid."""
+        """Answer a decode node's question for a state to pass on. REQUIRES: its connection is live.
+        Raises PeerInvalid."""
         peer = request.connection_id
         if request.HasField("done"):
             self._done(peer, wire.TAKEN_OVER.from_wire(request.done))
@@ -85,7 +88,8 @@ class LeavingDesk:
         return wire.left_state(left)
 
     def _done(self, peer: str, done: m.LeftTakenOver) -> None:
-        """Record a state's outcome, but only from the connection given it and while it is open."""
+        """Report a state's outcome to the engine, if `peer` was given this state and no outcome is
+        known yet."""
         if self._given.get(done.number) == peer:
             del self._given[done.number]
             self._post(done)

@@ -18,8 +18,8 @@ CONFIGS = (EngineConfig, ServerConfig, PrefillConfig)
 
 
 def main(argv: Sequence[str], build: "BuildParts | None" = None) -> int:
-    """Run the prefill daemon. build: builds the served parts; None: the checkpoint named by the
-    flags."""
+    """Run the prefill daemon. build: builds the engine's parts; None: build them from the
+    checkpoint named by the flags."""
     engine_config, server_config, config = parse_configs(
         "tasuki prefill", "A prefill node.", argv, *CONFIGS
     )

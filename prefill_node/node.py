@@ -1,7 +1,7 @@
-"""Prefill node: its services for callers and its daemon.
+"""Prefill node: its server for callers, and its daemon.
 
-The services run over an engine's side, in one process or in two. The daemon reads prompts and hands
-prefixes on.
+The front runs over an engine's side, in one process or in two. The daemon computes prompts'
+prefixes and hands them to decode nodes.
 """
 
 import logging
@@ -37,8 +37,9 @@ log = logging.getLogger(__name__)
 
 
 class PrefillNode:
-    """Front and engine in one process. Build it inside a running event loop. Call startup, wait as
-    the daemon does, then call shutdown. REQUIRES: `plane` is over parts.arena. Raises BindError."""
+    """Prefill node with front and engine in one process. Build it inside a running event loop. Call
+    startup, wait as the daemon does, then call shutdown. REQUIRES: the data plane `plane` is over
+    parts.arena. Raises BindError."""
 
     def __init__(
         self,
@@ -73,11 +74,11 @@ class PrefillNode:
 
     @property
     def handover_address(self) -> str | None:
-        """Return HOST:PORT of the hand-over's server; None if it shares the front's."""
+        """Return HOST:PORT of the hand-over's own server; None if it uses the front's server."""
         return self._side.handover_address
 
     async def startup(self) -> str:
-        """Start the node. Return the front's HOST:PORT."""
+        """Start the node. Return HOST:PORT of the front's server."""
         side = self._side
         side.begin()
         try:
@@ -93,7 +94,8 @@ class PrefillNode:
         return address
 
     async def shutdown(self) -> None:
-        """Stop the node in order. Rooms in flight end within the drain timeout or are given up."""
+        """Stop the node in order. Transfers in flight end within the drain timeout or are given
+        up."""
         await self._side.retire()
         await self.front.refuse_and_drain()
         await self._side.end_handover()
@@ -103,7 +105,8 @@ class PrefillNode:
 
 @dataclass(frozen=True)
 class PrefillFront:
-    """Front for operators, and for a gateway if one is served. Implements NodeFront."""
+    """Front (server for callers) of a prefill node: for operators, and for a gateway if one is
+    served. Implements NodeFront."""
 
     config: ServerConfig
     role_change: RoleChange | None
@@ -136,8 +139,8 @@ def prefill_front(
     gateway_answers: GatewayAnswers | None = None,
 ) -> Node:
     """Return the front of a prefill node, for an engine in this process or in another.
-    max_request_tokens, max_batch: the engine's. handover: see Node. gateway_answers: for a gateway,
-    if one is served."""
+    max_request_tokens, max_batch: limits of the engine. handover: takes the engine's messages about
+    hand-overs. gateway_answers: answers to a gateway's calls; None: no gateway is served."""
     gateway = gateway_of(
         engine_config, server_config, model, max_request_tokens, max_batch, None, gateway_answers
     )
@@ -154,13 +157,13 @@ def prefill_front(
 
 
 class PrefillDaemon(PairDaemon[PrefillConfig]):
-    """Daemon of a prefill node: it reads prompts and hands their prefixes on."""
+    """Daemon of a prefill node: it computes prompts' prefixes and hands them to decode nodes."""
 
     role = Role.PREFILL
 
     def engine_apart(self) -> bool:
         """Return True if the engine has its own process. It has none if decode nodes or a gateway
-        share the front's port, because decode nodes are served beside the engine."""
+        use the front's port, because decode nodes are served in the engine's process."""
         if not super().engine_apart():
             return False
         if self.config.handover_bind and not self.server_config.gateway:

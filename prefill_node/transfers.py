@@ -1,10 +1,10 @@
-"""One room on the prefill node, of a hand-over, a copy or a fetch: between the receiver's stream,
-the engine and the sender.
+"""One transfer on the prefill node, of a hand-over, a copy or a fetch. It connects the receiver's
+stream, the engine and the sender.
 
 Turns messages into events of the pure side (transfer/lifecycle/sending.py) and performs its
 actions. Knows no gRPC. Thread rule: the event loop. Invariants: the engine is given PrefillEnd
-exactly once, after the sender drained (or gave up draining). The receiver gets the end of the room
-exactly once, and nothing after it.
+exactly once, after the sender drained (or gave up draining). The receiver gets the end of the
+transfer exactly once, and nothing after it.
 """
 
 import asyncio
@@ -45,15 +45,16 @@ from tasuki.utils.signatures import Notice
 log = logging.getLogger(__name__)
 
 Speak = Callable[[pb.SenderMessage], None]
-"""Sends a message on the room's stream, in order; dropped once the room is over."""
+"""Function sending a message on the transfer's stream, in order; it drops messages once the
+transfer is closed."""
 
 
 @dataclass(frozen=True)
 class PullMeans:
-    """Receiver, breaker and deadlines shared by the pulls of this node.
+    """Receiver, connection breaker and limits shared by the pulls of this node.
 
-    deadlines: by state. patience: limit in seconds for a lost pull to be fenced; then the
-    connection is given up.
+    deadlines: longest time without progress in each state. patience: limit in seconds for a lost
+    pull to be fenced; after it the connection is given up.
     """
 
     receiver: Receiver
@@ -63,8 +64,8 @@ class PullMeans:
 
 
 class PullReceiver(ReceivingTransfer):
-    """One pull on the prefill node, the receiver of the return path: between a hand-over's stream,
-    the engine and the receiver.
+    """One pull on the prefill node: it receives a state from the decode node of a hand-over. It
+    connects the hand-over's stream, the engine and the receiver.
 
     Performs the actions of the pure side (transfer/lifecycle/receiving.py). Outlives its hand-over,
     until it is committed or fenced. Thread rule: the event loop. Invariant: the engine is given
@@ -80,12 +81,13 @@ class PullReceiver(ReceivingTransfer):
         give_up: Notice,
         speak: Speak,
     ) -> None:
-        """writer: the decode node. give_up: ends its connection."""
+        """grant: this node's destination for the pull. writer: evidence about the decode node as
+        the writer. give_up: ends the connection to it. speak: sends on the hand-over's stream."""
         patience, deadlines = shared.patience, shared.deadlines
         terms = ReceivingTerms(deadlines, writer.terms(patience, patience))
         side = Receiving(PULL, grant.transfer_id, grant.generation, terms, time.monotonic())
         side.grant_first(say.Grant(grant.generation, grant.destination))
-        name = f"the pull of room {grant.transfer_id}"
+        name = f"the pull of transfer {grant.transfer_id}"
         super().__init__(side, shared.receiver, shared.breaker, writer, deadlines.landing, name, {})
         self.id = grant.transfer_id
         self._grant = grant
@@ -95,11 +97,11 @@ class PullReceiver(ReceivingTransfer):
 
     @property
     def chunks_arrived(self) -> int | None:
-        """Return a count; it grows as chunks arrive. Return None once the pull is lost or over."""
+        """Return the number of arrived chunks; None once the pull is lost or has ended."""
         return None if self._side.is_lost or self.is_over else self.progress
 
     def take_message(self, message: pb.PullDone | pb.PullFailed) -> None:
-        """Take the decode node's message about the pull."""
+        """Handle the decode node's message about this pull."""
         self.put(_heard(message))
 
     def act(self, action: Action) -> Event | None:
@@ -140,7 +142,8 @@ def _heard(message: pb.PullDone | pb.PullFailed) -> say.Message:
 
 
 def _sent(done: pb.PullDone) -> Sequence[ChunkDigest]:
-    """Return the digests of the sent chunks. Raises PeerInvalid naming the field."""
+    """Return the digests of the chunks sent by the decode node. Raises PeerInvalid naming the
+    field."""
     peer_values.count(done.report.bytes, "report.bytes")
     return chunks_from_wire(done.windows)
 
@@ -184,11 +187,11 @@ class OutgoingTransfer(SendingTransfer):
         deadlines: SenderDeadlines | None = None,
         awaits_gateway: bool = False,
     ) -> None:
-        """progress_seconds: between two repetitions of Queued, and between two checks of the
-        deadlines. begin_pull: fetches the ticket's offered state; the pull outlives the room.
-        speak: sends to the receiver, in order, up to Closed. request_id: the id known to the
-        receiver's clients; empty if it sent none. awaits_gateway: nothing is computed before the
-        gateway's call."""
+        """progress_seconds: time between two repetitions of Queued, and between two checks of the
+        deadlines. begin_pull: begins to pull the state offered in the transfer request; the pull
+        outlives this transfer. speak: sends to the receiver, in order, up to Closed. request_id:
+        request id known to the receiver's clients; empty if it sent none. awaits_gateway: True if
+        nothing is computed before the gateway's call."""
         transfer_request = reserve.transfer_request
         terms = SendingTerms(deadlines or SenderDeadlines(), progress_seconds, awaits_gateway)
         side = Sending(
@@ -202,7 +205,9 @@ class OutgoingTransfer(SendingTransfer):
             "request_id": request_id,
             "room": transfer_request.transfer_id,
         }
-        super().__init__(side, connection, sender, f"room {transfer_request.transfer_id}", named)
+        super().__init__(
+            side, connection, sender, f"transfer {transfer_request.transfer_id}", named
+        )
         self.id = transfer_request.transfer_id
         self.ended: asyncio.Future[Drain] = asyncio.get_running_loop().create_future()
         self._reserve = reserve
@@ -220,7 +225,7 @@ class OutgoingTransfer(SendingTransfer):
         return on.Look(self.progress, None if self._pull is None else self._pull.chunks_arrived)
 
     def hear_engine(self, message: FromEngine) -> None:
-        """Take the engine's message about the room."""
+        """Handle a message of the engine about this transfer."""
         self.put(self._event_of(message))
 
     def _event_of(self, message: FromEngine) -> Event:
@@ -243,7 +248,7 @@ class OutgoingTransfer(SendingTransfer):
         return on.Announced(wire.ready(self.generation, message, tail))
 
     def hear_pull(self, message: pb.PullDone | pb.PullFailed) -> None:
-        """Take the receiver's message about the room's pull."""
+        """Handle the receiver's message about this hand-over's pull."""
         if self._pull is not None:
             self._pull.take_message(message)
 
@@ -289,10 +294,11 @@ class OutgoingTransfer(SendingTransfer):
                 self._speak(pb.SenderMessage(failed=failed))
 
     def closed(self) -> None:
-        """End the room: post PrefillEnd to the engine and set the room's drain."""
+        """Report the transfer's end: post PrefillEnd to the engine, end the pull, and set how the
+        posted writes ended."""
         drain = self._side.drain if self._side.is_over else Drain.FORCED
         if self._pull is not None:
-            self._pull.put(on.Stopped("its room is over"))
+            self._pull.put(on.Stopped("its transfer is over"))
         if self._side.is_over:
             cause = self._side.given_up
             given_up = None if cause is None else m.LossCause[cause.name]
@@ -300,5 +306,5 @@ class OutgoingTransfer(SendingTransfer):
         self.ended.set_result(drain)
 
     def close(self) -> None:
-        """Send the last message, once the room is over."""
+        """Send Closed, the last message of an ended transfer."""
         self._speak(pb.SenderMessage(closed=pb.Closed()))

@@ -1,11 +1,11 @@
-"""Feed of the prefixes usable on this node, for the choice made by decode nodes.
+"""Feed of the prefixes usable on this node, for the choice of a prefill node by decode nodes.
 
 Owns a copy of the usable prefixes, by names alone, updated by the engine's events while a reader is
 connected. Owns also each reader's unsent changes. Thread rule: the event loop's.
 
 Invariants: a reader first gets all usable prefixes. A slow reader gets all of them again, so its
-unsent changes are bounded. A prefix changed several times between two batches is sent only in its
-last state.
+unsent changes are bounded. Several changes of one prefix between two batches are sent as its last
+state.
 """
 
 import asyncio
@@ -18,14 +18,14 @@ from tasuki.pycache.packed import PackedEvents
 from tasuki.transfer.protocol.messages import UsablePrefix, in_batches, prefixes_to_wire
 
 READ_SECONDS = 0.25
-"""Seconds between two reads of the engine's changes, and between two batches with changes."""
+"""Seconds between two reads of the engine's changes, and between two batches to a reader."""
 _EMPTY_SECONDS = 1.0
 """Seconds without a change before an empty batch is sent."""
 _MOST_WAITING = 1 << 16
 
 
 class _Reader:
-    """Unsent changes of one decode node."""
+    """Reader of the feed of usable prefixes: one decode node, with its unsent changes."""
 
     def __init__(self, stands: dict[bytes, UsablePrefix]) -> None:
         self._stands = stands
@@ -34,7 +34,7 @@ class _Reader:
         self._starts_over = True
         self._sequence = 0
         self.hurry = asyncio.Event()
-        """Set when the unsent changes are to be sent at once."""
+        """Event set when the unsent changes are to be sent at once."""
         self._sent_at = time.monotonic()
 
     def came(self, prefix: UsablePrefix) -> None:
@@ -48,7 +48,7 @@ class _Reader:
         self._bound()
 
     def start_over(self) -> None:
-        """Mark all usable prefixes to be sent again."""
+        """Send all usable prefixes again with the next batch, in place of the unsent changes."""
         self._starts_over = True
         self._came, self._went = {}, {}
 
@@ -57,8 +57,8 @@ class _Reader:
             self.start_over()
 
     def take(self) -> Iterator[pb.UsableBatch]:
-        """Yield the batches to send now; none if nothing changed and a batch was sent a moment
-        ago."""
+        """Yield the batches to send now; none if nothing changed, unless no batch was sent for
+        _EMPTY_SECONDS."""
         came, went = self._came, self._went
         self._came, self._went = {}, {}
         if self._starts_over:
@@ -90,11 +90,12 @@ class _Reader:
 
 class UsableFeed:
     def __init__(self, read: Callable[[], None]) -> None:
-        """read: asks the engine for the changes; take() is then called with its answer."""
+        """read: asks the engine for the changes of its usable prefixes; take() is then called with
+        its answer."""
         self._read = read
         self._asked = False
         self._known = False
-        """True once the engine has answered."""
+        """True once the engine has answered with its usable prefixes."""
         self._stands: dict[bytes, UsablePrefix] = {}
         self._readers: set[_Reader] = set()
 
@@ -127,7 +128,7 @@ class UsableFeed:
             reader.start_over()
 
     async def batches(self, wanted: Callable[[], bool]) -> AsyncGenerator[pb.UsableBatch, None]:
-        """Yield batches for one reader, as long as wanted() is True."""
+        """Yield batches of changes for one reader, as long as wanted() returns True."""
         with self._reading() as reader:
             while wanted():
                 if not self._asked:

@@ -1,2 +1,2 @@
-"""Physical side of the cache: arena, layout, views and copies. The prefix cache joins them to the
-tree."""
+"""Memory of the cache: the arena (one allocation for all pages and slots), its layout, its views
+and its copies. The prefix cache joins this memory to the prefix tree."""

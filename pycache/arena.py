@@ -1,7 +1,7 @@
 """The arena: one allocation, its typed views, and copies inside it and between two arenas.
 
-Owns the memory; does not know the users of its ids. Thread rule: the engine loop writes ids
-allocated to it.
+Owns the memory; does not know the requests using its page and slot ids. Thread rule: the engine
+loop writes only the pages and slots allocated to it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,12 +25,14 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 class Arena:
-    """The one allocation with every page and slot of a place and rank, and the layers' typed views.
+    """The one allocation with every page and slot of one place (GPU or host) and one rank, and the
+    layers' typed views of it.
 
-    Owns `slabs` slabs of `layout` in one allocation; does not know the users of its ids.
+    Owns `slabs` slabs (parts of equal size, `layout` divides each). Does not know the requests
+    using its page and slot ids.
 
-    Not thread-safe for writers. The engine loop writes ids allocated by it. A transport writes ids
-    granted to it. The two never overlap.
+    Not thread-safe for writers. The engine loop writes the pages and slots allocated by it. A
+    transport writes those granted to it as a destination. The two sets never overlap.
 
     All views share the same memory; none is contiguous:
 
@@ -38,7 +40,8 @@ class Arena:
       FP8 rows are uint8 [page ids, kv_heads, codes and scales].
     - conv[i]: [slot ids, channels, columns] of the i-th conv column.
     - ssm[i]: [slot ids, value_heads, value_dim, key_dim] of the i-th ssm column.
-    - carry[i]: [slot ids, hidden] of the i-th draft layer.
+    - carry[i]: [slot ids, hidden] of the i-th draft layer: the final hidden state of the last
+      token.
     """
 
     def __init__(
@@ -49,9 +52,10 @@ class Arena:
         key: ArenaKey = ONLY_ARENA,
         memory: torch.Tensor | None = None,
     ) -> None:
-        """key: this arena's name among the node's arenas; by default the only one. layout: one
-        rank's share of heads. memory: zeros, uint8 [slabs * slab_bytes], used as this arena's
-        memory; by default the arena allocates it."""
+        """key: name of this arena among the node's arenas; by default the node's only one. layout:
+        the layout with one rank's share of the heads. slabs: number of slabs in the arena. memory:
+        zeros, uint8 [slabs * slab_bytes], for this arena to use; by default the arena allocates its
+        memory."""
         self.key = key
         self.layout = layout
         self.slabs = slabs
@@ -73,7 +77,7 @@ class Arena:
         return self.bytes.numel()
 
     def _block_view(self, region: BlockRegion) -> torch.Tensor:
-        """Return [page ids, *region.shape]."""
+        """Return the view of one block region: [page ids, *region.shape]."""
         layout = self.layout
         # Page ids run to slabs * blocks_per_slab; the last regions' offset would run past the end
         # for ids that are no pages: the view stops at the last id whose block is inside the arena.
@@ -86,15 +90,15 @@ class Arena:
         return [self._column_view(column) for column in columns]
 
     def _column_view(self, column: SlotColumn) -> torch.Tensor:
-        """Return [slot ids, *column.shape]."""
+        """Return the view of one column of all slots: [slot ids, *column.shape]."""
         stride = self.layout.slab_bytes
         return self._view(column.shape, column.dtype, self.slabs, stride, column.offset)
 
     def _view(
         self, shape: Sequence[int], dtype: str, ids: int, stride: int, offset: int
     ) -> torch.Tensor:
-        """Return `ids` dense tensors of `shape`, `stride` bytes apart, the first at `offset`
-        bytes."""
+        """Return `ids` dense tensors of `shape` as one view. Their starts are `stride` bytes apart,
+        and the first is at `offset` bytes of the arena."""
         flat = self.bytes.view(torch_dtype(dtype))
         size = flat.element_size()
         strides = [1]
@@ -111,8 +115,8 @@ class CopyKind(IntEnum):
 
 
 class CopyOp(NamedTuple):
-    """One copy, by ids of pages or slots. A ZERO_SLOT reads nothing: its source is its
-    destination."""
+    """One copy inside an arena, from one page or slot id to another. A ZERO_SLOT copy reads nothing
+    and fills the slot with zeros: its source id is its destination id."""
 
     kind: CopyKind
     source: int
@@ -122,10 +126,10 @@ class CopyOp(NamedTuple):
 def run_copies(arena: Arena, copies: Iterable[CopyOp]) -> None:
     """Run copies inside the arena, in order: a slot to a slot, a page to a page, zeros to a slot.
 
-    Copies are plain values, because the code that decides a copy does not run it. A slot is one run
-    of bytes. A page is one run in each block region, all at the same distance. So each copy is one
-    operation, and one launch on a GPU. The caller orders them: on a GPU they join the current
-    stream, on the CPU they are done on return.
+    Copies are plain values, because other code decides them. A slot is one run of bytes. A page is
+    one run in each block region, and these runs have equal distances. So each copy is one
+    operation, and one launch on a GPU. On a GPU the copies join the current stream. On the CPU they
+    are done on return.
 
     A later copy may write memory read by an earlier one.
     """
@@ -140,17 +144,18 @@ def run_copies(arena: Arena, copies: Iterable[CopyOp]) -> None:
 
 
 def copy_slot(arena: Arena, source: int, destination: int) -> None:
-    """Copy every column of every layer at once, for a fork or a snapshot."""
+    """Copy the whole state of one slot (every column of every layer) to another slot, in one
+    operation. It serves a fork of a checkpoint or a snapshot."""
     _slot_bytes(arena, destination).copy_(_slot_bytes(arena, source))
 
 
 def zero_slot(arena: Arena, slot: int) -> None:
-    """Set the slot to the state before the first token."""
+    """Set the slot to zeros, the recurrent state before the first token."""
     _slot_bytes(arena, slot).zero_()
 
 
 def copy_page(arena: Arena, source: int, destination: int) -> None:
-    """Copy the KV of one page in every layer with KV."""
+    """Copy the KV of one page to another page, in every layer with KV."""
     _page_words(arena, destination).copy_(_page_words(arena, source))
 
 
@@ -160,8 +165,8 @@ def _slot_bytes(arena: Arena, slot: int) -> torch.Tensor:
 
 
 def _page_words(arena: Arena, page: int) -> torch.Tensor:
-    """Return the page as [regions, words of a block]. A word is eight bytes, because separate runs
-    are copied element by element."""
+    """Return a view of one page: int64 [regions, eight-byte words of a block]. Words of eight bytes
+    make the copy fast, because separate runs are copied element by element."""
     layout = arena.layout
     words = arena.bytes.view(torch.int64)
     block = layout.block_bytes // words.itemsize
@@ -170,16 +175,17 @@ def _page_words(arena: Arena, page: int) -> torch.Tensor:
 
 
 PagePairs = Sequence[tuple[int, int]]
-"""Pairs of (source, target)."""
+"""Pairs of (source page id, target page id)."""
 
 
 def copy_pages_across(source: Arena, target: Arena, pages: PagePairs) -> None:
     """Copy the KV of these pages in every layer with KV, from one arena to another.
 
-    Ids are each arena's own. If both arenas are in host memory, the copy is done on return.
-    Otherwise it joins the calling thread's stream. No Python lock is held while bytes move.
+    The first id of each pair is a page of `source`, the second a page of `target`. If both arenas
+    are in host memory, the copy is done on return. Otherwise it joins the calling thread's stream.
+    No Python lock is held while bytes move.
 
-    REQUIRES: the layouts are equal, and no target is named twice.
+    REQUIRES: the layouts are equal, and no target page is named twice.
     """
     found = _blocks(source).index_select(0, _block_ids(source, [page for page, _ in pages]))
     wanted = _block_ids(target, [page for _, page in pages])
@@ -187,17 +193,18 @@ def copy_pages_across(source: Arena, target: Arena, pages: PagePairs) -> None:
 
 
 def copy_slot_across(source: Arena, target: Arena, slot: tuple[int, int]) -> None:
-    """Copy every column of every layer. Bytes of the slab after the columns stay unchanged."""
+    """Copy the state of one slot, every column of every layer, from one arena to another. slot: (id
+    in `source`, id in `target`). The slab's bytes after the columns stay unchanged."""
     _slot(target, slot[1]).copy_(_slot(source, slot[0]))
 
 
 def _blocks(arena: Arena) -> torch.Tensor:
-    """Return [blocks, words of one], contiguous."""
+    """Return the arena's memory as int64 [blocks, eight-byte words of a block], contiguous."""
     return arena.bytes.view(torch.int64).view(-1, arena.layout.block_bytes // 8)
 
 
 def _block_ids(arena: Arena, pages: Sequence[int]) -> torch.Tensor:
-    """Return the block ids of all regions of each page."""
+    """Return the ids of all blocks of these pages, one per region, page by page."""
     layout = arena.layout
     regions = torch.arange(len(layout.regions)) * layout.pages_per_slab
     ids = torch.tensor(pages, dtype=torch.int64)[:, None] + regions

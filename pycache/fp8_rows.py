@@ -6,7 +6,7 @@ smallest power of two 2^k with max|x| <= 448 * 2^k, kept as the byte k + 127, as
 formats. Multiplying by it is exact on every device. Encoding decoded rows again changes nothing.
 
 Error: |decoded - x| <= max(|x| / 16, scale / 1024). So it is at most a sixteenth of the row's
-largest |x|. A number that is not finite makes its whole row NaN, so the fault is visible. A row of
+largest |x|. An infinite or NaN number makes its whole row NaN, so the fault is visible. A row of
 zeros stays zero.
 
 Pure functions; does not know pages, layers or wire formats.
@@ -37,7 +37,7 @@ def encode_rows(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def decode_rows(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the result of encode_rows() as numbers [..., width] of dtype."""
+    """Decode the codes and scales of encode_rows(). Return numbers [..., width] of dtype."""
     half = codes.contiguous().view(torch.int8).to(torch.int16)
     half = half.bitwise_left_shift_(_TO_HALF_SHIFT).bitwise_and_(_NO_SIGN_COPY)
     numbers = half.view(torch.float16).to(torch.float32)
@@ -48,9 +48,10 @@ def decode_rows(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -
 
 
 def row_scales(numbers: torch.Tensor) -> torch.Tensor:
-    """Return the byte of each row's power of two, int32 [...]; numbers: [..., width] float32.
+    """Return each row's scale as a byte value: the exponent of its power of two plus 127, int32
+    [...]. numbers: [..., width] float32.
 
-    255: the row has a number that is not finite.
+    The value 255 marks a row with an infinite or NaN number.
     """
     # Of numbers without sign, the larger one has the larger bits; so have infinity and NaN.
     largest = (numbers.view(torch.int32) & 0x7FFFFFFF).amax(-1)
@@ -61,6 +62,6 @@ def row_scales(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _power_of_two(biased: torch.Tensor) -> torch.Tensor:
-    """Return 2^(biased - 127) as float32, for int32 biased from 1 to 254. Return 0 for a biased 0.
-    No row has it."""
+    """Return 2^(biased - 127) as float32, for int32 `biased` from 1 to 254. Return 0 for `biased`
+    0, a value without use in any row."""
     return (biased.to(torch.int32) << _EXPONENT_SHIFT).view(torch.float32)

@@ -10,15 +10,16 @@ from math import prod
 
 PAGE_TOKENS = 64
 FP8_ROWS = "fp8"
-"""The dtype of KV kept as rows of e4m3 codes, each row with a scale (fp8_rows.py)."""
+"""Name of the KV dtype for rows of e4m3 codes, each row with its own scale (fp8_rows.py)."""
 _STATE_ALIGNMENT = 64
 _SIDES = 2
-"""Sides of KV: keys and values."""
+"""Number of vectors a token stores per KV head: a key and a value."""
 
 
 class LayerKind(Enum):
-    """Kind of a layer. DRAFT: the layer that drafts tokens, after the model's own layers. It has
-    attention, and a column for the hidden state carried over from the previous token."""
+    """Kind of a model layer. FULL: full attention, with pages. GDN: Gated DeltaNet, with a state.
+    DRAFT: the layer for drafting tokens, after the model's own layers. It has attention, and a slot
+    column with the final hidden state of the previous token."""
 
     FULL = "full_attention"
     GDN = "linear_attention"
@@ -34,12 +35,13 @@ class LayerKind(Enum):
 
 
 MODEL_KINDS = (LayerKind.FULL, LayerKind.GDN)
-"""Kinds of the layers listed in a model's config. A draft layer is listed separately."""
+"""Kinds of the layers in a model's config, full attention and GDN. A draft layer is not among
+them."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """`length` bytes of the arena from `offset`."""
+    """A run of `length` bytes of the arena, from byte `offset`."""
 
     offset: int
     length: int
@@ -51,10 +53,11 @@ def _align(value: int, alignment: int) -> int:
 
 @dataclass(frozen=True)
 class BlockRegion:
-    """One layer's part of a page: a block with a dense tensor of `shape`. The tensor has bytes if
-    KV is kept as FP8 rows.
+    """One layer's part of a page: a block with a dense tensor of `shape`. The tensor's elements are
+    bytes (uint8) if KV is kept as FP8 rows.
 
-    layer: index in the model. index: position among the layout's regions.
+    layer: the layer's index in the model. index: this region's position in the layout's list of
+    regions.
     """
 
     layer: int
@@ -64,7 +67,7 @@ class BlockRegion:
 
     @property
     def length(self) -> int:
-        """Return the bytes of the tensor."""
+        """Return the size of the region's tensor in bytes."""
         return prod(self.shape) * itemsize(self.dtype)
 
 
@@ -72,7 +75,8 @@ class BlockRegion:
 class SlotColumn:
     """One layer's part of a slot: a dense tensor of `shape` at `offset` bytes of the slot.
 
-    layer: index in the model. name: the same for all columns of one meaning, as "conv" and "ssm".
+    layer: the layer's index in the model. name: the meaning of the column, "conv", "ssm" or
+    "carry"; every layer's column of one meaning has the same name.
     """
 
     layer: int
@@ -83,7 +87,8 @@ class SlotColumn:
 
     @property
     def length(self) -> int:
-        """Return the tensor's bytes, padded so that the next column is aligned."""
+        """Return the column's size in bytes: its tensor, padded to the alignment of the next
+        column."""
         return _align(prod(self.shape) * itemsize(self.dtype), _STATE_ALIGNMENT)
 
     @property
@@ -100,19 +105,20 @@ class CacheLayout:
     Pages are region-major: region r of page q is block q + r * pages_per_slab. So every view and
     kernel has the single stride `block_bytes`. In each region, the pages of one request in a slab
     are contiguous. A slot is its `SlotColumn`s end to end. Views, kernels and copies take their
-    strides only from these two lists. They have one region a full-attention layer, two columns a
-    GDN layer, and one of each a draft layer.
+    strides only from the lists of regions and columns. A full-attention layer has one region, a GDN
+    layer two columns, and a draft layer one region and one column.
 
     Immutable; equal layouts are interchangeable. Derived values are computed once, because a
     destination's check reads them for every page.
 
-    Two nodes compare the fields in their contract. layer_kinds: the model's layers, then DRAFT if
-    there is a draft layer. A draft layer keeps KV as the others do, but entry j, at position j >=
-    1, is made from token j and the final hidden state of token j - 1. carry_width, carry_dtype: of
-    that hidden state after the last token; width 0 without a draft layer.
+    Two nodes compare these fields before they exchange KV. layer_kinds: the model's layers, then
+    DRAFT if there is a draft layer. A draft layer keeps KV as the others do, but from other inputs:
+    entry j, at position j >= 1, is made from token j and the final hidden state of token j - 1.
+    carry_width, carry_dtype: width and dtype of the carry, the final hidden state of the last
+    token. Without a draft layer the width is 0.
 
     Shapes: KV of a page in a layer [kv_heads, 2 (key, value), PAGE_TOKENS, head_dim]. So a head's
-    part of a page is one run of bytes. In FP8_ROWS this run has the codes, then their scales [2,
+    part of a page is one run of bytes. With FP8_ROWS this run has the codes, then their scales [2,
     PAGE_TOKENS]. Conv state of a layer: [conv_channels, conv_columns]. Recurrent (ssm) state of a
     layer: [value_heads, value_dim, key_dim].
     """
@@ -133,7 +139,7 @@ class CacheLayout:
 
     @cached_property
     def regions(self) -> tuple[BlockRegion, ...]:
-        """Return a page's blocks: the KV of every layer with KV, in layer order."""
+        """Return the regions of a page: one block of KV for every layer with KV, in layer order."""
         layers = [layer for layer, kind in enumerate(self.layer_kinds) if kind.keeps_pages]
         return tuple(
             BlockRegion(layer, index, *self._block_tensor) for index, layer in enumerate(layers)
@@ -141,8 +147,9 @@ class CacheLayout:
 
     @cached_property
     def columns(self) -> tuple[SlotColumn, ...]:
-        """Return a slot's columns, without gaps: conv and recurrent state of every GDN layer, in
-        layer order, then a draft layer's carry."""
+        """Return the columns of a slot, without gaps. They are conv and recurrent state of every
+        GDN layer, in layer order, then a draft layer's carry (the last token's final hidden
+        state)."""
         of_kind: dict[LayerKind, tuple[tuple[str, tuple[int, ...], str], ...]] = {
             LayerKind.GDN: (
                 ("conv", self.conv_shape, self.conv_dtype),
@@ -178,7 +185,7 @@ class CacheLayout:
 
     @cached_property
     def head_bytes(self) -> int:
-        """Return the bytes of one head's part of a page in one layer."""
+        """Return the size in bytes of one KV head's part of a page in one layer."""
         rows = _SIDES * PAGE_TOKENS
         if self.kv_dtype == FP8_ROWS:
             return rows * (self.head_dim + 1)
@@ -194,23 +201,26 @@ class CacheLayout:
 
     @cached_property
     def block_bytes(self) -> int:
-        """Return the bytes of the longest region. All blocks have this length, so that any block
-        can serve any region."""
+        """Return the size of a block in bytes: that of the longest region. All blocks have this
+        size, so any block can serve any region."""
         return max(region.length for region in self.regions)
 
     @cached_property
     def conv_bytes(self) -> int:
-        """Return the bytes of a layer's conv column. Its recurrent state follows."""
+        """Return the size in bytes of one GDN layer's conv column. The layer's recurrent state
+        follows it in the slot."""
         return self._column_bytes("conv")
 
     @cached_property
     def state_layer_bytes(self) -> int:
-        """Return the bytes of all columns of a GDN layer; equal for every GDN layer."""
+        """Return the size in bytes of one GDN layer's part of a slot (conv and recurrent state). It
+        is equal for every GDN layer."""
         return sum(self._column_bytes(name) for name in ("conv", "ssm"))
 
     @cached_property
     def carry_bytes(self) -> int:
-        """Return the bytes of a draft layer's column; 0 without one."""
+        """Return the size in bytes of the draft layer's column of a slot; 0 without a draft
+        layer."""
         return self._column_bytes("carry")
 
     @cached_property
@@ -231,7 +241,7 @@ class CacheLayout:
 
     @cached_property
     def region_stride(self) -> int:
-        """Return the bytes from a page's block in one region to its block in the next."""
+        """Return the distance in bytes between a page's blocks in two successive regions."""
         return self.pages_per_slab * self.block_bytes
 
     @cached_property
@@ -239,25 +249,26 @@ class CacheLayout:
         return self.blocks_per_slab * self.block_bytes
 
     def kind_index(self, layer: int) -> int:
-        """Return the layer's index among the layers with pages; for a GDN layer, among those
-        without pages."""
+        """Return the layer's index among the layers of its sort: those with pages (full attention
+        and draft), or the GDN layers."""
         pages = self.layer_kinds[layer].keeps_pages
         return sum(kind.keeps_pages is pages for kind in self.layer_kinds[:layer])
 
     def page_span(self, layer: int, page: int) -> Span:
-        """Return the bytes of one page in one layer. REQUIRES: layer_kinds[layer].keeps_pages."""
+        """Return the offset and length, in bytes of the arena, of one layer's KV in one page.
+        REQUIRES: layer_kinds[layer].keeps_pages."""
         first = self._page_spans[layer]
         return Span(first.offset + page * self.block_bytes, first.length)
 
     def state_span(self, layer: int, slot: int) -> Span:
-        """Return the bytes of all columns of one layer in one slot. REQUIRES:
-        layer_kinds[layer].keeps_state."""
+        """Return the offset and length, in bytes of the arena, of one layer's columns in one slot.
+        REQUIRES: layer_kinds[layer].keeps_state."""
         first = self._state_spans[layer]
         return Span(first.offset + slot * self.slab_bytes, first.length)
 
     @cached_property
     def _page_spans(self) -> dict[int, Span]:
-        """Return the spans of page 0, by layer."""
+        """Return the byte range of each layer's KV in page 0, by layer index."""
         return {
             region.layer: Span(region.index * self.region_stride, region.length)
             for region in self.regions
@@ -265,7 +276,8 @@ class CacheLayout:
 
     @cached_property
     def _state_spans(self) -> dict[int, Span]:
-        """Return the spans of slot 0, by layer. A layer's columns are neighbours."""
+        """Return the byte range of each layer's columns in slot 0, by layer index. A layer's
+        columns are neighbours."""
         spans: dict[int, Span] = {}
         for column in self.columns:
             offset = spans[column.layer].offset if column.layer in spans else column.offset
@@ -274,7 +286,7 @@ class CacheLayout:
 
     @property
     def _block_tensor(self) -> tuple[tuple[int, ...], str]:
-        """Return the (shape, dtype) of a block's tensor."""
+        """Return the shape and the dtype of a block's tensor."""
         if self.kv_dtype == FP8_ROWS:
             return (self.kv_heads, self.head_bytes), "uint8"
         return self.kv_shape, self.kv_dtype
@@ -283,29 +295,32 @@ class CacheLayout:
         return next((column.length for column in self.columns if column.name == name), 0)
 
     def valid_page(self, page: int, slabs: int) -> bool:
-        """Return true if `page` is the index of a page in an arena of `slabs` slabs."""
+        """Return true if `page` is a possible page id in an arena of `slabs` slabs."""
         return 0 <= page < slabs * self.blocks_per_slab and (
             page % self.blocks_per_slab < self.pages_per_slab
         )
 
 
 def itemsize(dtype: str) -> int:
-    """Return the bytes of one element. Raises KeyError for any other dtype."""
+    """Return the size in bytes of one element of this dtype. Raises KeyError for an unknown
+    dtype."""
     return {"float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1}[dtype]
 
 
 class Place(Enum):
     DEVICE = "device"
-    """The memory used by layers: a GPU's, or the host's if the model runs on a CPU."""
+    """The memory read by the model's layers: a GPU's memory, or host memory if the model runs on a
+    CPU."""
     HOST = "host"
-    """Host memory below a GPU's."""
+    """Host memory as a tier below a GPU's memory."""
 
 
 @dataclass(frozen=True)
 class ArenaKey:
-    """Name of an arena within its node: the place of its memory, and the rank of the layers served.
+    """Name of an arena within its node: the place of its memory (GPU or host), and the
+    tensor-parallel rank of the layers using it.
 
-    The same page or slot id means the same tokens in every arena of one place, for all ranks.
+    A page or slot id means the same tokens on all ranks of one place.
 
     Raises ValueError if rank is not in [0, ranks).
     """
@@ -320,38 +335,38 @@ class ArenaKey:
 
 
 ONLY_ARENA = ArenaKey()
-"""Key of the arena of a node with one rank and no tier below its device."""
+"""Key of the only arena in a node with one rank and no tier below the model's memory."""
 
 
 def share(pieces: int, ranks: int, rank: int) -> range:
-    """Return a rank's share of the pieces, in order. Weights, arenas and hand-overs divide heads by
-    this one rule.
+    """Return the range of this rank's pieces, such as heads or experts. Weights, arenas and
+    hand-overs divide heads by this one rule.
 
     Pure. Each share is an equal run of neighbouring pieces. With more ranks than pieces, a share is
-    one piece, and neighbouring ranks have the same one. Raises ValueError unless one of the two
+    one piece, and neighbouring ranks have the same piece. Raises ValueError unless one of the two
     numbers divides the other.
     """
     if pieces % ranks == 0:
         each = pieces // ranks
         return range(rank * each, (rank + 1) * each)
     if ranks % pieces:
-        raise ValueError(f"{pieces} pieces cannot be shared out evenly among {ranks} ranks")
+        raise ValueError(f"{pieces} segments cannot be shared out evenly among {ranks} ranks")
     first = rank * pieces // ranks
     return range(first, first + 1)
 
 
 def key_heads(layout: CacheLayout) -> int:
-    """Return the key heads of a GDN layer, from its convolution channels [q | k | v]; 0 without GDN
-    layers."""
+    """Return the number of key heads in a GDN layer, computed from its convolution channels [q | k
+    | v]; 0 without GDN layers."""
     values = layout.value_heads * layout.value_dim
     return (layout.conv_channels - values) // (2 * layout.key_dim) if layout.key_dim else 0
 
 
 def rank_layout(layout: CacheLayout, ranks: int, rank: int) -> CacheLayout:
-    """Return one rank's layout: the same pages and slots, with that rank's heads.
+    """Return the cache layout of one rank: the same pages and slots, with only this rank's heads.
 
-    Pure. layout: of one rank with all heads. Every rank has the whole carry of a draft layer.
-    Raises ValueError if the heads cannot be shared out.
+    Pure. layout: the layout of a single rank with all heads. Every rank has the draft layer's whole
+    carry. Raises ValueError if the heads cannot be divided evenly.
     """
     keys = len(share(key_heads(layout), ranks, rank))
     values = len(share(layout.value_heads, ranks, rank))

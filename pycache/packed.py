@@ -1,7 +1,4 @@
-"""Events and the tree of the cache as plain values: a few arrays each.
-
-Plain, immutable values.
-"""
+"""Events and the prefix tree of the cache as plain, immutable values: a few arrays each."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,14 +20,15 @@ _CHECKPOINT_KINDS = (None, *(kind.value for kind in CheckpointKind))
 _NAMES = Struct("16s16s16s")
 _UNNAMED = (None, None, None)
 _ROWS_AT_ONCE = 256
-"""Rows unpacked at once. It bounds a reader's cost for the first event."""
+"""Number of event rows unpacked at once. It limits the time until a reader has the first event."""
 
 
 class CacheEvent(NamedTuple):
-    """One change, with the field names of the C++ CacheEvent. checkpoint_kind: the reason for
-    keeping a state; None unless the state is stored now. page: the tokens of a stored page in the
-    stream `spelled`. place: the nearest place that has the state: 0 for the arena, then the tiers.
-    prefix, parent and namespace are None for `cleared`."""
+    """One change of the cache, with the field names of the C++ CacheEvent. tokens: length of the
+    prefix in tokens. checkpoint_kind: the reason for keeping a state; None unless the event stores
+    a state. page: token ids of a stored page in the stream `spelled`. place: the nearest memory
+    with the state: 0 is the arena, then the tiers in order. prefix, parent and namespace are None
+    for a `cleared` event."""
 
     sequence: int
     kind: str
@@ -45,7 +43,8 @@ class CacheEvent(NamedTuple):
 
 @dataclass(frozen=True)
 class EventGap:
-    """A gap in the events: those from first_lost up to resync_from are not delivered one by one."""
+    """A gap in the events. Events with the sequence numbers from first_lost up to resync_from are
+    not delivered one by one."""
 
     first_lost: int
     resync_from: int
@@ -54,9 +53,10 @@ class EventGap:
 @dataclass(frozen=True, eq=False)
 class PackedEvents:
     """Events of the cache as plain values in a few arrays. The writer makes one copy for any number
-    of events. The reader makes one object an event.
+    of events. The reader makes one object for each event.
 
-    Changes in order up to `sequence`, or a snapshot that replaces all earlier events.
+    They are changes in order up to the number `sequence`, or a snapshot that replaces all earlier
+    events.
 
     numbers, names, pages: see EventBatch.packed(). Iterate on any thread.
     """
@@ -109,7 +109,8 @@ _STATES = (None, *(kind.value for kind in CheckpointKind))
 
 @dataclass(frozen=True)
 class Standing:
-    """Resident part of a subtree. tokens: tokens of whole pages."""
+    """The part of a subtree in the arena. tokens: number of tokens in whole pages; nodes, states:
+    number of tree nodes and of checkpoint states."""
 
     tokens: int
     nodes: int
@@ -118,12 +119,13 @@ class Standing:
 
 @dataclass(frozen=True)
 class TreeNode:
-    """A node of the cache's tree, as a plain value, with the names of the C++ ViewedNode.
+    """A node of the cache's prefix tree as a plain value, with the field names of the C++
+    ViewedNode.
 
-    The view is one array: its writer makes one copy, and its reader makes one object a node. name:
-    None for the node of all namespaces together. above: its parent's index in the view; None for
-    the first node. state: the reason for keeping the checkpoint at its end; None without a
-    checkpoint.
+    name: the node's number and serial; None for the node of all namespaces together. above: index
+    of its parent in the view; None for the first node. depth: tokens from the root to the node's
+    end. state: the reason for keeping the checkpoint at its end; None without a checkpoint. The
+    view is one array: its writer makes one copy, and its reader makes one object per node.
     """
 
     name: tuple[int, int] | None
@@ -143,8 +145,8 @@ class TreeNode:
 
 @dataclass(frozen=True, eq=False)
 class PackedTree:
-    """The tree's nodes in one array, parents before their children. rows: see TreeView.packed().
-    Iterate on any thread."""
+    """The nodes of the prefix tree in one array, parents before their children. rows: one row per
+    node, see TreeView.packed(). Any thread may iterate over it."""
 
     rows: NDArray[np.uint64]
 

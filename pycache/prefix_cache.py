@@ -1,18 +1,18 @@
 """The prefix cache as the engine sees it: the tree chooses the ids, the arena holds their bytes.
 
-Thread rule: only the engine loop calls it. It moves no byte. Copies wait in a list, in the order of
-their decisions, until take_copies().
+Thread rule: only the engine loop calls the cache. The cache moves no byte. It queues copies in a
+list, in the order of their decisions, until take_copies() returns them.
 
 Invariants:
 
 1. A working slot returned by allocate() will be forked from a checkpoint or zeroed. The sender
-   writes the slot returned by allocate_to_receive(). The copier writes the slot of an allocation
-   with a load.
-2. A forward or another node may use ids returned here only after the copies waiting at that return.
-   So these copies are taken and run before the next forward is launched. They also run before the
-   event behind which another node may write or read is recorded (engine/forward_stream.py). Copies
-   for an allocation released meanwhile still run. In the list's order they come before the next use
-   of its ids.
+   writes the slot returned by allocate_to_receive(). If an allocation loads from a tier, the
+   copier writes its slot.
+2. A method may return ids and also queue copies. A forward or another node may use the ids only
+   after these copies. So the caller takes and runs them before it launches the next forward. It
+   also runs them before it records the GPU event for other nodes, after which these may read or
+   write the ids (engine/forward_stream.py). Copies for an allocation released meanwhile still run:
+   in the list they come before the next use of its ids.
 """
 
 import time
@@ -41,9 +41,9 @@ def monotonic_ms() -> int:
 
 
 class HybridPrefixCache(PrefixCache):
-    """The tree and its waiting copies; names the arena. The methods here hand out ids; all others
-    are the tree's own. `policy` and `attention_cost` are the tree's (TreeConfig); `clock` gives it
-    the time, ms."""
+    """The prefix tree and the copies queued for it; names the arena. The methods here return page
+    and slot ids; all others are the tree's own. policy, attention_cost: eviction policy and cost of
+    attention, see TreeConfig. clock: returns the time in ms."""
 
     def __init__(
         self,
@@ -55,8 +55,8 @@ class HybridPrefixCache(PrefixCache):
         slabs: int | None = None,
         tiers: Sequence[TierConfig] = (),
     ) -> None:
-        """slabs: number of slabs to use, from the arena's first; all by default. tiers: memory
-        below the arena, the nearest first."""
+        """slabs: number of slabs to use, from the arena's first; by default all of the arena.
+        tiers: memories below the arena, the nearest first."""
         layout = arena.layout
         slabs = arena.slabs if slabs is None else slabs
         super().__init__(
@@ -75,14 +75,15 @@ class HybridPrefixCache(PrefixCache):
         self._copies: list[CopyOp] = []
 
     def take_copies(self) -> tuple[CopyOp, ...]:
-        """Return the copies decided since the last call. The caller runs them, see invariant 2."""
+        """Return the copies queued since the last call, in order. The caller must run them before
+        the next forward (see invariant 2)."""
         taken = tuple(self._copies)
         self._copies.clear()
         return taken
 
     def _follow_moves(self) -> None:
-        """Queue the page copies of the tree's moves. The tree moves pages to empty a slab. Their KV
-        must follow before the slab is written."""
+        """Queue a page copy for each move of a page in the tree. The tree moves pages to empty a
+        slab. Their KV must be copied before the slab is written."""
         for source, destination in self.drain_moves():
             self._copies.append(CopyOp(CopyKind.PAGE, source, destination))
 
@@ -95,8 +96,8 @@ class HybridPrefixCache(PrefixCache):
         working_slots: int,
         cursor: int | None = None,
     ) -> Allocation | None:
-        """Return an allocation to compute. After the waiting copies, working_slots[0] holds the
-        state after cached_tokens tokens."""
+        """Return an allocation for a prompt to compute. After the queued copies, working_slots[0]
+        holds the state after cached_tokens tokens."""
         self.advance_to(self._clock())
         allocation = super().allocate(
             tokens,
@@ -120,7 +121,8 @@ class HybridPrefixCache(PrefixCache):
         cursor: int | None = None,
         load_wait: float = 0.0,
     ) -> Allocation | None:
-        """Return an allocation that loads from a tier, or else the same as allocate()."""
+        """Return an allocation to load cached tokens from a tier. Without such a load, return the
+        same as allocate()."""
         self.advance_to(self._clock())
         allocation = super().allocate_or_load(
             tokens,
@@ -136,13 +138,13 @@ class HybridPrefixCache(PrefixCache):
         return allocation
 
     def next_write(self) -> TierWrite | None:
-        """Return the next copy to a lower tier, begun by this call. None: no copy waits, or the
-        tier lacks space or write budget for now."""
+        """Begin the next write of cached data to a lower tier, and return it. Return None if no
+        write is waiting, or if the tier lacks space or write budget for now."""
         self.advance_to(self._clock())
         return super().next_write()
 
     def _fork(self, allocation: Allocation) -> None:
-        """Queue the copies that start it from its checkpoint, or from nothing."""
+        """Queue the copies for the allocation's first state: its checkpoint, or zeros."""
         first = allocation.working_slots[0]
         if allocation.cow_source_slot is None:
             self._copies.append(CopyOp(CopyKind.ZERO_SLOT, first, first))
@@ -160,8 +162,8 @@ class HybridPrefixCache(PrefixCache):
         working_slots: int,
         cursor: int | None = None,
     ) -> Allocation | None:
-        """Return an allocation for a sender to write. It is granted at once, so that its ids cannot
-        be released by mistake."""
+        """Return an allocation for another node to write. It is marked as granted at once, so that
+        its ids cannot be released by mistake."""
         allocation = super().allocate_to_receive(
             tokens,
             salt=salt,
@@ -182,8 +184,9 @@ class HybridPrefixCache(PrefixCache):
     def insert_midway(
         self, allocation: Allocation, boundary: int, slot: int, kind: CheckpointKind
     ) -> tuple[int, int] | None:
-        """Insert a checkpoint. Its copy waits on return, like those of other calls. REQUIRES: the
-        KV before the boundary is written."""
+        """Insert a checkpoint at `boundary` tokens, in the middle of an allocation. If it needs a
+        page copy, the copy is queued for take_copies(). REQUIRES: the KV before the boundary is
+        written."""
         copy = super().insert_midway(allocation, boundary, slot, kind)
         self._follow_moves()
         if copy is not None:

@@ -1,1 +1,2 @@
-"""The right node for a prompt: pure functions of the request, the index and the loads."""
+"""Choice of a node for a prompt or a session: pure functions of the request, the nodes' caches and
+loads."""

@@ -1,13 +1,13 @@
-"""The choice of a decode node for a session, among the few nodes with known loads.
+"""Choice of a decode node for a session, and of a prefill node for a prompt. Pure.
 
-Pure: equal loads give equal choices. A draining node is worst. Next is a node whose next answer
-would wait or find little memory. Next is a node with a clearly longer step. Among the rest, the
-node with the fewest answers for its size wins, then the node with the fewest sessions placed by
-this caller. The last rule is needed because loads queried at the same moment are often equal.
+Equal requests, candidates and loads give equal choices on every node.
 
-The prefill node for a prompt: its cost at each node, the route, and the copy of a state.
+Decode nodes are ranked by load. A draining node is worst. Next is a node whose next answer would
+wait or find little memory. Next is a node with a clearly longer step. Among the rest, the node with
+the fewest answers for its size wins, then the node with the fewest sessions placed by this caller.
+The last rule is needed because loads queried at the same moment are often equal.
 
-Pure: equal requests, candidates and loads give equal choices on every node.
+For a prompt the module has each prefill node's cost, the routes, and the decision to copy a state.
 """
 
 from bisect import bisect_right
@@ -23,27 +23,28 @@ from .node_load import PrefillSeconds
 REUSE = 16.0
 CROWDING = 8.0
 TIE_SECONDS = 0.005
-"""Seconds below which a difference in cost counts as a tie: the node with the fewest stored seconds
-is selected."""
+"""Largest difference in cost, in seconds, to count as a tie; the candidate with the least work
+stored lately is then chosen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A candidate in the choice of a prefill node for one prompt, by cost in seconds.
+    """Candidate in the choice of a prefill node for one prompt, by cost in seconds.
 
     cost = wait + prefill + exposed + (REUSE - 1) x (new + exposed) + CROWDING x share x (new -
     fixed)
 
-    wait: earlier work of the node. prefill: compute time for tokens not in its cache. exposed:
-    transfer time not hidden by prefill, with loads from a lower tier. new: compute time for tokens
-    never sent to the node, cached or not; equal to prefill if this is unknown. share: work stored
-    lately by the node; the candidates' mean is 1. New states evict others, most of all on the node
-    with most stored. New work counts REUSE times, because a copy on another node costs every later
-    turn. Pure. Source of the weights: docs/routing.md.
+    wait: seconds of earlier work on the node. prefill: compute time of the tokens not in its cache.
+    exposed: transfer time not hidden by prefill, with loads from a lower tier. new: compute time of
+    the tokens never sent to the node, cached or not; equal to prefill if this is unknown. share:
+    work stored lately by the node, relative to the candidates' mean. fixed: fixed time of any
+    prefill. New states evict others, most of all on the node with most stored. New work counts
+    REUSE times, because a copy on another node costs every later turn. Pure. Source of the weights:
+    docs/routing.md.
 
-    usable: tokens of the prompt in the node's cache with their state. wait, exposed: seconds.
-    stored: seconds of prefill stored lately as states. sent: length in tokens of the longest prefix
-    shared with a prompt sent there lately.
+    node: its number. usable: tokens of the prompt in the node's cache with their state. stored:
+    seconds of prefill stored lately as states. sent: length in tokens of the longest prefix shared
+    with a prompt sent to the node lately.
     """
 
     node: int
@@ -56,7 +57,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Bid:
-    """A candidate with its cost in seconds."""
+    """Candidate node with its prefill time and its cost for the prompt, in seconds."""
 
     candidate: Candidate
     prefill: float
@@ -64,8 +65,9 @@ class Bid:
 
 
 def bids(candidates: Sequence[Candidate], prompt_tokens: int, seconds: PrefillSeconds) -> list[Bid]:
-    """Return each candidate's bid, cheapest first. Among equal costs, the node with the least
-    stored work is first, then the first candidate. REQUIRES: there is one."""
+    """Return each candidate's bid (candidate with cost), cheapest first. Among the cheapest within
+    TIE_SECONDS, the node with the least stored work comes first. seconds: cost of a prefill by its
+    tokens. REQUIRES: there is a candidate."""
     mean = sum([candidate.stored for candidate in candidates]) / len(candidates)
     crowding = CROWDING / mean if mean > 0 else 0.0
     found = []
@@ -84,7 +86,8 @@ def bids(candidates: Sequence[Candidate], prompt_tokens: int, seconds: PrefillSe
 
 
 def should_move(chosen: Bid, second: Bid, present_wait: float) -> bool:
-    """Return True if the second choice is cheaper, given the chosen node's present wait."""
+    """Return True if the second bid is cheaper than the chosen one, given the chosen node's present
+    wait in seconds."""
     return chosen.cost + present_wait - chosen.candidate.wait > second.cost + TIE_SECONDS
 
 
@@ -97,9 +100,9 @@ def _stored(bid: Bid) -> float:
 
 
 def rendezvous(key: bytes, nodes: Iterable[str]) -> str:
-    """Return the key's node by rendezvous hashing, for use without better knowledge.
+    """Return the node for a key by rendezvous hashing, used if no costs are known.
 
-    Pure. A removed node moves its own keys and no others (Thaler and Ravishankar, 1998).
+    Pure. Removing a node moves only the node's own keys (Thaler and Ravishankar, 1998).
 
     REQUIRES: there is a node.
     """
@@ -114,23 +117,23 @@ def _weight(key: bytes, node: str) -> bytes:
 
 RouteName = Literal["auto", "cost", "fixed", "fewest-rooms", "sticky"]
 SAMPLED_ABOVE = 64
-"""Above this fleet size, a choice considers only the deepest holders and a few more nodes."""
+"""Fleet size above which a choice considers only the nodes with the longest held prefixes and a few
+random ones."""
 HOLDERS = 32
 DRAWN = 8
 _CROWDED_MEANS, _CROWDED_TRANSFERS = 2, 4
-"""Limits of a choice by hash: a node with more transfers than this multiple of the mean, plus this
-number, is not chosen."""
+"""Limits of a choice by hash: a node is skipped if it has more live transfers than this multiple of
+the mean, plus this number."""
 
 
 class Reason(Enum):
-    """The reason for a decode node's choice among its prefill nodes.
-
-    Pure: equal requests, candidates and loads give equal choices on every node. A node is a number
-    given by the caller.
+    """Reason for a decode node's choice among its prefill nodes. Nodes are numbers given by the
+    caller.
 
     only: no other node was left. cost: the cheapest. stale: by hash, because reports of the nodes'
-    caches are stale. sticky: by hash, as configured. fewest_rooms: as configured. moved: the second
-    choice, after the first one reported its wait. gateway: named by the gateway.
+    caches are old. sticky: by hash, as configured. fewest_rooms: the node with the fewest
+    transfers, as configured. moved: the second-best node, after the chosen one reported its wait.
+    gateway: named by the gateway.
     """
 
     ONLY = "only"
@@ -144,8 +147,9 @@ class Reason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """bids: bids of all considered nodes, cheapest first, with the chosen one. second: the cheapest
-    of the others, if any."""
+    """Choice of a prefill node. chosen: the chosen node's bid (node with cost). bids: bids of all
+    considered nodes, cheapest first, the chosen one included. second: the cheapest other bid; None
+    without one."""
 
     reason: Reason
     chosen: Bid
@@ -157,30 +161,31 @@ class Choice:
 
 
 def looked_at(nodes: Sequence[int], known: Collection[int], random: Random) -> Sequence[int]:
-    """Return the nodes to consider. known: at most HOLDERS nodes with the longest cached prefixes,
-    and the nodes with similar prompts."""
+    """Return the numbers of the nodes to consider. known: at most HOLDERS nodes with the longest
+    cached prefixes, and the nodes sent similar prompts."""
     if len(nodes) <= SAMPLED_ABOVE:
         return nodes
     return [*dict.fromkeys([*known, *random.sample(nodes, DRAWN)])]
 
 
 def by_hash(key: bytes, names: Mapping[int, str], transfers: Mapping[int, int]) -> int:
-    """Return the key's node by hash, among the nodes not too crowded. names: names of all nodes.
-    rooms: this decider's live transfers by node. REQUIRES: there is a node."""
+    """Return the number of the key's node by hash, among the nodes with few enough live transfers.
+    names: names of all nodes, by number. transfers: the deciding node's live transfers, by node
+    number. REQUIRES: there is a node."""
     crowded = _CROWDED_MEANS * sum(transfers.values()) / len(names) + _CROWDED_TRANSFERS
     numbers = {name: node for node, name in names.items() if transfers.get(node, 0) <= crowded}
     return numbers[rendezvous(key, numbers)]
 
 
 def by_transfers(nodes: Sequence[int], transfers: Mapping[int, int]) -> int:
-    """Return the node with the fewest transfers; of equals the lowest number. REQUIRES: there is a
-    node."""
+    """Return the number of the node with the fewest live transfers; among equals the lowest number.
+    REQUIRES: there is a node."""
     return min(nodes, key=lambda node: (transfers.get(node, 0), node))
 
 
 def reason_of(route: RouteName, fresh: bool) -> Reason:
-    """Return the rule for a choice between several nodes. fresh: the contents of the nodes' caches
-    are known."""
+    """Return the rule for choosing between several nodes, as the reason for the choice. fresh: True
+    if the contents of the nodes' caches are known."""
     if route in ("fewest-rooms", "fixed"):
         return Reason.FEWEST_TRANSFERS
     if route == "sticky":
@@ -195,8 +200,8 @@ def choose(
     seconds: PrefillSeconds,
     picked: int | None,
 ) -> Choice:
-    """Return the choice. picked: a candidate selected by another rule than cost; None: select by
-    cost. REQUIRES: there is a candidate."""
+    """Return the choice of a prefill node, with all bids. picked: number of a node chosen by
+    another rule than cost; None: choose by cost. REQUIRES: there is a candidate."""
     found = bids(candidates, prompt_tokens, seconds)
     if len(found) == 1 and reason not in (Reason.MOVED, Reason.GATEWAY):
         return Choice(Reason.ONLY, found[0], found)
@@ -224,8 +229,9 @@ def copy_pays(
     the bytes go to the decode node first. The decode node needs the KV in any case and does not get
     it again; this gain is left out.
 
-    usable: tokens with a state on the computing node. held: the same on the other node. pull: fixed
-    seconds, and seconds for each token; None: copy if at least twice `at_least` tokens are missing.
+    usable: tokens with a state on the node without the copied state. held: tokens with a state on
+    the other node. pull: (fixed seconds, seconds for each token); None: copy if at least twice
+    `at_least` tokens are missing.
     """
     tokens = held - usable
     if tokens <= 0:
@@ -237,17 +243,22 @@ def copy_pays(
 
 
 LEAST_FREE_KV = 0.125
-"""Share of a node's pages. With less free KV, a new answer would take another's memory."""
+"""Least free share of a node's KV pages for a new answer: with less, it would take another answer's
+memory."""
 NEAR = 1.25
-"""Steps within this factor are equal, because they vary as much from second to second."""
+"""Factor within which decode step times count as equal, because they vary as much from second to
+second."""
 CLEARLY_SHORTER = 0.8
-"""A session moves only for steps of at most this share of its own. So it does not move back and
-forth."""
+"""Largest step time for moving a session to a node, as a share of the present node's. So a session
+does not move back and forth."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeLoad:
-    """A node's load, as in SessionLoadResponse. placed: the caller's sessions on the node."""
+    """Load of a decode node, as in SessionLoadResponse. step_seconds: time of a step with one more
+    answer; None if unknown. busy: requests in flight, divided by the number able to run at a time.
+    free_kv: share of its KV pages without a request. placed: sessions of this caller on the
+    node."""
 
     step_seconds: float | None
     busy: float
@@ -257,8 +268,8 @@ class DecodeLoad:
 
     @property
     def pace(self) -> float | None:
-        """Return the seconds between an answer's tokens. Answers take turns if there are too
-        many."""
+        """Return the seconds between two tokens of an answer: the step's, longer if more answers
+        are in flight than can run. None if no step is known."""
         return None if self.step_seconds is None else self.step_seconds * max(1.0, self.busy)
 
     @property
@@ -267,7 +278,8 @@ class DecodeLoad:
 
 
 def choose_decode_node(loads: Mapping[str, DecodeLoad]) -> str:
-    """Return the best node by load. REQUIRES: there is a node."""
+    """Return the name of the best decode node by load. loads: by name. REQUIRES: there is a
+    node."""
     left = {node: load for node, load in loads.items() if not load.draining} or dict(loads)
     left = {node: load for node, load in left.items() if load.has_room} or left
     shortest = min(load.pace or 0.0 for load in left.values())
@@ -276,8 +288,8 @@ def choose_decode_node(loads: Mapping[str, DecodeLoad]) -> str:
 
 
 def is_worth_a_move(here: DecodeLoad, there: DecodeLoad, target: float) -> bool:
-    """Return True if a session with a missed `target` (seconds between tokens) can expect better on
-    the other node."""
+    """Return True if a session should move from node `here` to node `there`, because `here` missed
+    its target. target: seconds between tokens."""
     if there.draining or not there.has_room:
         return False
     if here.pace is None or there.pace is None:

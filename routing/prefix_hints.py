@@ -1,4 +1,5 @@
-"""The expected contents of a node's cache: prompts sent to it, and the trust in its reports.
+"""Expected contents of a prefill node's cache: from the prompts sent to it, and from its reports as
+far as they are trusted.
 
 Thread rule: one thread at a time.
 """
@@ -11,25 +12,26 @@ MOST_NAMES = 1 << 16
 MOST_NODES = 8
 
 Beginning = tuple[int, int]
-"""Length of a prompt's prefix in tokens, and its name from FleetIndex.look_up."""
+"""Prefix of a prompt: its length in tokens, and its name from FleetIndex.look_up."""
 
 
 class SentPrefixes:
-    """The nodes of recently sent prompts by prefix, as remembered by the sender.
+    """Memory of recently sent prompts: for each prefix, the prefill nodes sent a prompt with it.
 
-    A node holds the KV of a prefix it has computed, even if the state is elsewhere. The next prompt
-    with the prefix leaves a state at the divergence if it comes to that node. An index of states
-    shows neither this nor waiting prompts. Owns names of prefixes at some depths, for a while. Owns
-    no clock: callers pass seconds. Thread rule: one thread at a time. Invariants: a name is dropped
-    REMEMBERED_SECONDS after its last prompt, and earlier if there are more than MOST_NAMES. A name
-    keeps the nodes used last.
+    A node holds the KV of a prefix it has computed, even if the state is on another node. The next
+    prompt with the prefix leaves a state at the divergence if it is sent to the same node. An index
+    of states shows neither this nor waiting prompts. Owns names of prefixes of some lengths, for a
+    while. Owns no clock: callers pass seconds. Thread rule: one thread at a time. Invariants: a
+    name is dropped REMEMBERED_SECONDS after its last prompt, and earlier if there are more than
+    MOST_NAMES. A name keeps the nodes used last.
     """
 
     def __init__(self) -> None:
         self._sent: OrderedDict[int, dict[int, float]] = OrderedDict()  # node, time
 
     def known(self, prompt: Sequence[Beginning], now: float) -> dict[int, int]:
-        """Return the longest sent prefix of the prompt, in tokens, by node."""
+        """Return, by node number, the length in tokens of the prompt's longest prefix sent to the
+        node."""
         found: dict[int, int] = {}
         for tokens, name in reversed(prompt):
             for node, at in self._sent.get(name, {}).items():
@@ -54,18 +56,18 @@ class SentPrefixes:
 
 
 _FADE = 0.95
-"""Weight of one prompt relative to the next one."""
+"""Factor on the weight of earlier prompts at each new one."""
 _LEAST_PROMPTS = 4.0
 _DOUBTED_BELOW, _BELIEVED_FROM = 0.5, 0.9
 
 
 class HintTrust:
-    """The trust in a node's reports of its cache. They may be old, damaged or false.
+    """Trust in a prefill node's reports of its cache. They may be old, damaged or false.
 
-    Compares expected and found tokens over the prompts sent there, later ones weighted more. If
-    less than half is found, only the found share is expected of the node. It is trusted again once
-    nine tenths are found. Invariant: a node with too few prompts is fully trusted. Thread rule: one
-    thread at a time.
+    It compares expected and found tokens over the prompts sent to the node, later ones weighted
+    more. If less than half is found, only the found share of its reported tokens is expected. The
+    node is trusted again once nine tenths are found. Invariant: a node sent too few prompts is
+    fully trusted. Thread rule: one thread at a time.
     """
 
     def __init__(self) -> None:
@@ -75,8 +77,8 @@ class HintTrust:
         self.doubted = False
 
     def note(self, expected: int, found: int) -> None:
-        """Record the tokens of one prompt. expected: the node's reported tokens, trusted or not; 0
-        is ignored."""
+        """Record one prompt's tokens. expected: tokens reported by the node, trusted or not; 0 is
+        ignored. found: tokens found in its cache."""
         if expected <= 0:
             return
         self._expected = _FADE * self._expected + expected
@@ -89,7 +91,8 @@ class HintTrust:
             self.doubted = share < _DOUBTED_BELOW and self._prompts >= _LEAST_PROMPTS
 
     def believed(self, usable: int) -> int:
-        """Return the tokens to expect. usable: tokens reported by the node."""
+        """Return the number of tokens to expect in the node's cache. usable: tokens reported by the
+        node."""
         return int(usable * self._share) if self.doubted else usable
 
     @property

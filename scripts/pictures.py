@@ -1,4 +1,4 @@
-"""The documents' pictures of the pages: of real nodes under load.
+"""Takes the documents' screenshots of the web pages, from real nodes under load.
 
 python -m scripts.pictures docs/images [--seconds 330]
 
@@ -33,13 +33,14 @@ _CONVERSATIONS = 3
 _ARENA_MIB = 160
 _PAUSE_SECONDS = 5.0
 _TURNS = 6
-"""Turns of the demonstration; more do not fit into the embedded model's context."""
+"""Number of turns of a conversation; more do not fit into the embedded model's context."""
 _DESK = {"width": 1280, "height": 760}
 _TELEPHONE = {"width": 390, "height": 844}
 
 
 class Conversations:
-    """Talks to a node inside `with`. Owns its threads."""
+    """A context manager holding conversations with a node until its block ends. Owns their
+    threads."""
 
     def __init__(self, address: str, count: int) -> None:
         self._address = address

@@ -1,8 +1,8 @@
-"""`python -m scripts.sanitize`: the C++ part under ASan and UBSan, in a separate build.
+"""`python -m scripts.sanitize`: runs the C++ part under ASan and UBSan, in a separate build.
 
-Its unit tests run first. Then, in Python, random calls to the binding and random lives of the tree
-against its oracle, each round with its own seed. Exit status 1 on the first report. The seed is
-random and printed.
+Its unit tests run first. Then come, in Python, random calls to the binding and random calls to the
+prefix tree with its oracle, each round with its own seed. Exit status 1 on the first report. The
+seed is random and printed.
 """
 
 import argparse
@@ -55,8 +55,8 @@ def main() -> int:
 
 
 def _preloaded() -> dict[str, str]:
-    """Return the environment for preloading. Python itself is not sanitized: the runtimes are
-    loaded before it, and its leaks are ignored."""
+    """Return the environment variables preloading the sanitizers' runtimes. Python itself is not
+    sanitized: the runtimes are loaded before it, and its leaks are ignored."""
     libraries = [_library(name) for name in ("libasan.so", "libubsan.so", "libstdc++.so")]
     return {
         "LD_PRELOAD": " ".join(libraries),

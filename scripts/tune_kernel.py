@@ -1,11 +1,13 @@
-"""`python -m scripts.tune_kernel`: launch constants by measurement, for their maintainers.
+"""`python -m scripts.tune_kernel`: finds a kernel's launch constants by measurement, for
+maintainers.
 
-    python -m scripts.tune_kernel --module tasuki.model.ops.attention.verify \
-        --constants "_STAGES=2,3,4,5 _FEWEST_WARPS=4,8" --family attention --cases drafts
+    python -m scripts.tune_kernel --module tasuki.model.ops.attention.verify         --constants
+    "_STAGES=2,3,4,5 _FEWEST_WARPS=4,8" --family attention --cases drafts
 
-Every combination of the values runs the cases of `tasuki bench kernels` with that text in their
-names, in a graph and on uncached memory. The results are compared with those of the current
-constants: `same` if every bit is equal, else the largest difference. Needs a GPU. Writes nothing.
+Every combination of the values runs the cases of `tasuki bench kernels` with the text of `--cases`
+in their names, in a graph and on uncached memory. The results are compared with those of the
+current constants: `same` if every bit is equal, else the largest difference. Needs a GPU. Writes
+nothing.
 """
 
 import ast
@@ -50,15 +52,16 @@ class Settings:
 
 @dataclass(frozen=True)
 class Tried:
-    """The results of one combination. seconds, returned: time and results of each case's turn."""
+    """The results of one combination of constants. seconds: time of each case's turn. returned:
+    result tensors of each case's turn."""
 
     seconds: tuple[float, ...]
     returned: tuple[tuple[Tensor, ...], ...]
 
 
 def combinations(text: str) -> list[Constants]:
-    """Return the combinations listed in `--constants`. Values are Python literals without
-    spaces."""
+    """Return the combinations of constants listed in `--constants`. Values are Python literals
+    without spaces."""
     named = [one.partition("=")[::2] for one in text.split()]
     values = [
         [(name, value) for value in ast.literal_eval(f"[{listed}]")] for name, listed in named
@@ -68,7 +71,8 @@ def combinations(text: str) -> list[Constants]:
 
 @contextmanager
 def standing(module: ModuleType, constants: Constants) -> Iterator[None]:
-    """Set the module's constants while the block runs. Raises AttributeError for an unknown one."""
+    """Set the module's constants while the block runs. Raises AttributeError for an unknown
+    constant."""
     before = {name: getattr(module, name) for name in constants}
     vars(module).update(constants)
     try:

@@ -1,9 +1,9 @@
-"""The memory held by a node for clients without any read: python -m scripts.unread_streams
+"""Measures the memory a node holds for clients reading nothing: python -m scripts.unread_streams
 
-Starts a node of its own with a model of no cost. For each API it opens 1,000 streams of 4 keys,
-with bodies of 1 KiB and answers of 1,000 tokens, and reads no byte. Exits with 1 if a stream takes
-more than 64 KiB of the API server's memory. The engine's process is shown and not judged, because
-it holds as much for read streams. Takes about two minutes on two cores.
+Starts a node with a cost-free model. For each API it opens 1,000 streams of 4 keys, with bodies of
+1 KiB and answers of 1,000 tokens, and reads no byte. Exits with 1 if a stream takes more than 64
+KiB of the API server's memory. The engine's process is shown and not judged, because it holds as
+much for read streams. Takes about two minutes on two cores.
 """
 
 import json
@@ -33,10 +33,10 @@ MOST_STREAM_BYTES = 64 * 1024
 _BODY_BYTES = 1024
 _KIB, _MIB = 2**10, 2**20
 _RECEIVE_BYTES = 4096
-"""Receive buffer of a client's socket. It is small, so most unread bytes stay on the node's
-side."""
+"""Bytes of the receive buffer of a client's socket. It is small, so most unread bytes stay on the
+node's side."""
 _AHEAD = 64
-"""Most streams opened before an earlier one has begun."""
+"""Largest number of streams opened before an earlier one has begun."""
 _PATIENCE_SECONDS = 60.0
 _STEP_SECONDS = 0.5
 _SETTLED_STEPS = 4
@@ -56,7 +56,7 @@ class Settings:
 
 
 def _filled(body: Callable[[str], dict[str, object]]) -> bytes:
-    """Return the body, filled with text to the wanted length."""
+    """Return the request body as JSON, filled with text to the wanted length."""
     around = len(json.dumps(body("")))
     words = [" " + word(number) for number in range((_BODY_BYTES - around) // 5)]
     return json.dumps(body("".join(words))).encode()
@@ -86,7 +86,7 @@ APIS: dict[str, tuple[str, Callable[[str, int], dict[str, object]]]] = {
 
 @contextmanager
 def unread(address: str, path: str, body: bytes, keys: Sequence[str]) -> Iterator[None]:
-    """Open a stream of each key inside the block, and read none."""
+    """Open streams of each key inside the block, and read none of them."""
     host, _, port = address.rpartition(":")
     opened: list[socket.socket] = []
     with ExitStack() as held:
@@ -132,21 +132,24 @@ def free_node(streams: int, folder: Path) -> Iterator[NodeProcess]:
 
 @dataclass(frozen=True)
 class Measured:
-    """Bytes of a process: before the streams, the peak while they were open, after them."""
+    """Resident bytes of a process: before the streams, the peak while they were open, and after
+    them."""
 
     before: int
     peak: int
     after: int
 
     def kib_of_each(self, streams: int) -> float:
-        """Return the process's growth for each of `streams` streams, in KiB."""
+        """Return the process's growth while the streams were open, for each of `streams` streams,
+        in KiB."""
         return (self.peak - self.before) / streams / _KIB
 
 
 def measured(
     node: NodeProcess, engine: int, settings: Settings, api: str, streams: int
 ) -> tuple[Measured, Measured]:
-    """Measure the API server and the engine."""
+    """Open streams of one API, and measure the memory of the API server's and the engine's
+    process."""
     path, made = APIS[api]
     body = _filled(lambda text: made(text, settings.tokens))
     keys = [KEYS[number % len(KEYS)] for number in range(streams)]
@@ -170,7 +173,7 @@ def measured(
 
 
 def _tokens_made(node: NodeProcess) -> float:
-    """Return the tokens of all ended answers."""
+    """Return the number of tokens of all ended answers."""
     request = urllib.request.Request(
         f"http://{node.http}/metrics", headers={"Authorization": f"Bearer {_OWNER}"}
     )

@@ -1,4 +1,4 @@
-"""Addresses and ports of servers, and the rules for TLS and keys.
+"""Addresses and ports of servers, and the rules for TLS and keys at each address.
 
 PortClaim: a port shared by the processes of one node, and by no other process.
 """
@@ -12,11 +12,12 @@ from tasuki.server.auth.callers import Access
 
 
 class BindError(OSError):
-    """The address cannot be served. The message names it and the fix."""
+    """A server cannot listen at the address. The message names the address and the fix."""
 
 
 def read_address(field: str, address: str) -> tuple[str, int]:
-    """Return HOST:PORT as (host without brackets, port). Raises ValueError naming the field."""
+    """Split the address HOST:PORT into (host without brackets, port). Raises ValueError naming the
+    setting `field`."""
     host, separator, port = address.rpartition(":")
     if not separator or not host or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"{field} {address!r} is not HOST:PORT: write for example 127.0.0.1:0")
@@ -24,8 +25,8 @@ def read_address(field: str, address: str) -> tuple[str, int]:
 
 
 def parse_bind(bind: str, access: Access, field: str = "bind") -> tuple[str, int]:
-    """Return (host, port) as read_address. field: the setting's name. Raises BindError, also if
-    plain text would leave this host."""
+    """Return (host, port) of the server address `bind`, as read_address. field: the setting's name.
+    Raises BindError, also if plain text would leave this host."""
     try:
         host, port = read_address(field, bind)
     except ValueError as error:
@@ -75,11 +76,11 @@ def is_loopback(host: str) -> bool:
 
 class PortClaim:
     """The owner of a bound socket without connections. While it is open, only processes of this
-    user may serve the port (SO_REUSEPORT)."""
+    user may listen at the port (SO_REUSEPORT)."""
 
     def __init__(self, field: str, bind: str, access: Access) -> None:
-        """field: the setting's name. bind: HOST:PORT; port 0 selects a free one. Raises BindError,
-        also if another node shares the port among its own processes."""
+        """Bind a socket and keep it. field: the setting's name. bind: HOST:PORT; port 0 selects a
+        free one. Raises BindError, also if another node shares the port among its own processes."""
         host, port = parse_bind(bind, access, field)
         require_callers_known(bind, access, field)
         try:
@@ -89,7 +90,7 @@ class PortClaim:
         # Set after the bind: set earlier, it would have allowed a port shared by another node.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         self.address = join_address(host, self._socket.getsockname()[1])
-        """HOST:PORT."""
+        """HOST:PORT of the bound socket, with the selected port."""
 
     def close(self) -> None:
         self._socket.close()

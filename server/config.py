@@ -283,7 +283,7 @@ class ServerConfig:
         return self.chat_cache_mib * 2**20
 
     def model_names(self, folder: Path) -> tuple[str, ...]:
-        """Return the clients' names for the model in the folder, its own name first."""
+        """Return the clients' names for the model in the folder, the model's own name first."""
         listed = _listed(self.served_model_name)
         return listed if listed and listed[0] != "*" else (folder.resolve().name, *listed)
 
@@ -310,21 +310,22 @@ class ServerConfig:
 
     @property
     def etcd_access(self) -> EtcdAccess:
-        """Return the access to etcd. Raises EtcdAccessError."""
+        """Return the settings for access to etcd: its authority and this node's login. Raises
+        EtcdAccessError."""
         return EtcdAccess.load(self.etcd_ca, self.etcd_login)
 
     @property
     def _keyless(self) -> Caller:
-        """Return the caller of a call without a key. Off loopback, a certificate admits callers,
-        but does not make them operators."""
+        """Return the caller of a call without an API key. A call from another host is admitted by
+        its certificate, but its caller is no operator."""
         binds = [bind for bind in (self.bind, self.http_bind) if bind]
         here = all(is_loopback(bind.rpartition(":")[0].strip("[]")) for bind in binds)
         return ANYBODY if here else CERTIFIED
 
     @property
     def caller_limits(self) -> "CallerLimits":
-        """Return new limits. Their first minute begins now. A gateway's key stands for many
-        callers."""
+        """Return new limits by caller. Their first minute begins now. A gateway's key stands for
+        many callers."""
         from tasuki.server.auth.limits import CallerLimits, ConcurrencyCaps, RateLimits
 
         from .errors import RequestLimit, WatcherLimit
@@ -342,7 +343,7 @@ class ServerConfig:
 
     @property
     def key_sessions(self) -> int:
-        """Return the limit of open sessions for one of several keys; 0: no limit."""
+        """Return the largest number of open sessions for one of several keys; 0: no limit."""
         given = self.sessions_per_key
         return max(1, self.max_sessions // 2) if given is None else given
 

@@ -1,8 +1,9 @@
 """State of a node's drain: its place in load balancers' rotation, and calls in progress.
 
-Rotation: the node's place in the load balancers' rotation, and the grace after it leaves. A node
-out of rotation is not ready but still takes requests. After the grace it may reject them. One event
-loop's thread; any thread may read `left`. Invariant: a node that returns gets a whole grace again.
+Rotation: the node's place in the load balancers' rotation, and the grace (seconds from leaving to
+the first refusal). A node out of rotation is not ready but still takes requests. After the grace it
+may reject them. One event loop's thread; any thread may read `left`. Invariant: a node that returns
+gets a whole grace again.
 
 CallsInProgress: counts of the calls in progress and of the failed calls. A call is in progress
 until the end of its answer was sent to the client. One event loop's thread.
@@ -20,7 +21,8 @@ from .errors import error_kinds
 
 class Rotation:
     def __init__(self, grace_seconds: float = 0.0) -> None:
-        """grace_seconds: from leave() until requests may be refused."""
+        """Set up the rotation. grace_seconds: seconds from leave() until requests may be
+        refused."""
         self._grace_seconds = grace_seconds
         self._left_at: float | None = None
         self._hurried = False
@@ -32,23 +34,23 @@ class Rotation:
         return self._left_at is not None
 
     def watch(self, call: Notice) -> None:
-        """Call it whenever the node has left or come back."""
+        """Call `call` whenever the node has left the load balancers' rotation or come back."""
         self._watchers.append(call)
 
     def leave(self) -> None:
-        """Leave the rotation. Does nothing if it has left already."""
+        """Leave the load balancers' rotation. Does nothing if the node has left already."""
         if self._left_at is None:
             self._left_at = asyncio.get_running_loop().time()
             self._show()
 
     def come_back(self) -> None:
-        """Return to the rotation, and wake the waits for the grace."""
+        """Return to the load balancers' rotation, and wake the waits for the grace."""
         if self._left_at is not None:
             self._left_at = None
             self._show()
 
     def hurry(self) -> bool:
-        """End the grace, even before it begins. Return True if any grace was skipped."""
+        """End the grace now, even before it begins. Return True if any grace was skipped."""
         if self._hurried or self._owed() <= 0:
             return False
         self._hurried = True
@@ -56,7 +58,8 @@ class Rotation:
         return True
 
     async def grace(self) -> None:
-        """Return once requests may be refused, or the node has come back."""
+        """Wait for the end of the grace: requests may then be refused. Return early if the node has
+        come back."""
         while self.left and not self._hurried and (owed := self._owed()) > 0:
             changed = self._changed
             try:
@@ -65,7 +68,7 @@ class Rotation:
                 return
 
     def _owed(self) -> float:
-        """Return the remaining seconds of grace."""
+        """Return the remaining seconds of the grace."""
         if self._left_at is None:
             return self._grace_seconds
         return self._left_at + self._grace_seconds - asyncio.get_running_loop().time()
@@ -81,8 +84,9 @@ class Rotation:
 
 
 class CallsInProgress:
-    """failures: calls ended or rejected by an error, by the error's kind. Every kind starts at 0,
-    so a rate shows its first error."""
+    """The counts of calls in progress and of failed calls. failures: number of calls ended or
+    rejected by an error, by the error's kind. Every kind starts at 0, so a rate shows its first
+    error."""
 
     def __init__(self) -> None:
         self.failures: Counter[str] = Counter(dict.fromkeys(error_kinds(), 0))
@@ -103,9 +107,9 @@ class CallsInProgress:
                 self._none.set()
 
     def failed(self, kind: str) -> None:
-        """Count a call. kind: one of docs/errors.md."""
+        """Count a failed call. kind: error kind, one of docs/errors.md."""
         self.failures[kind] += 1
 
     async def over(self) -> None:
-        """Return when no call is in progress."""
+        """Wait until no call is in progress."""
         await self._none.wait()

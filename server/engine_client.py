@@ -42,12 +42,13 @@ log = logging.getLogger(__name__)
 
 ScoreSink = Callable[[m.PromptScored], None]
 PostSubmits = Callable[[Sequence[m.Submit]], None]
-"""Posts admitted prompts in place of this client. The prompts have the engine's names."""
+"""A function to send admitted prompts to the engine in place of this client. The prompts carry the
+engine's request ids."""
 
 
 class Answers(Protocol):
-    """The interface of EngineClient for answering requests: tokens in order, then Finished. Closing
-    the iterator aborts the request."""
+    """The part of EngineClient for reading answers: tokens in order, then Finished. Closing the
+    iterator aborts the request."""
 
     def generate(
         self, submit: m.Submit, request_context: RequestContext
@@ -56,7 +57,7 @@ class Answers(Protocol):
 
 
 class Answering(Protocol):
-    """The interface of EngineClient for answering clients' calls."""
+    """The part of EngineClient for answering clients' calls."""
 
     calls: CallsInProgress
 
@@ -108,14 +109,15 @@ Observed = (
 )
 _OWN = frozenset(get_args(Observed | Reply)) | {m.TokenOut, m.TokensOut, m.PromptScored}
 _OWN_ALONE = _OWN - {m.HandoverCancelled}
-"""A cancelled hand-over is for the record here, and for the control plane."""
+"""Message types for the front alone. A cancelled hand-over is not one of them, because the
+hand-over's control needs it too."""
 
 
 def parted(
     messages: Sequence[m.Outbox],
 ) -> tuple[list[m.TokenOut | m.PromptScored | Observed | Reply], list[m.Outbox]]:
-    """Return a delivery's messages for a front, and those for the hand-over's control. A cancelled
-    hand-over is in both."""
+    """Return two lists of an engine's messages: those for a front, and those for the hand-over's
+    control. A cancelled hand-over is in both."""
     mine: list[Any] = []
     others: list[m.Outbox] = []
     for message in messages:
@@ -129,8 +131,8 @@ def parted(
 def renamed(
     submits: Sequence[m.Submit], names: Sequence[m.RequestId], context: RequestContext
 ) -> list[m.Submit]:
-    """Return the submits as sent to the engine. names: the engine's names for all answers in order,
-    forks included."""
+    """Return the submits with the engine's request ids in place of the callers'. names: the
+    engine's ids for all answers in order, forks included."""
     rest = iter(names)
     return [
         replace(
@@ -145,8 +147,8 @@ def renamed(
 
 @dataclass(frozen=True)
 class Story:
-    """end: how a request ended. seconds_ago: time since its end. took: cached states evicted for
-    it, oldest first."""
+    """The record of an ended request. end: how the request ended. seconds_ago: time since its end.
+    took: cached states evicted for it, oldest first."""
 
     end: m.Finished | m.Rejected
     seconds_ago: float
@@ -154,17 +156,17 @@ class Story:
 
 
 class RequestObserver:
-    """An observer of an EngineClient's requests and results, on its event loop. This one does
-    nothing."""
+    """An observer of an EngineClient's requests and results, on its event loop. This base class
+    does nothing."""
 
     def begin(self, request: m.RequestId, request_context: RequestContext) -> None:
-        """Note an admitted request, with its context."""
+        """Record an admitted request, with its context."""
 
     def observe(self, message: Observed) -> None:
-        """Note a submit, its end, evictions, or the end of a transfer."""
+        """Record a submit, its end, evictions, or the end of a transfer."""
 
     def count_tokens(self, count: int) -> None:
-        """Count the tokens of a delivery."""
+        """Count the tokens in one delivery of the engine."""
 
 
 class EngineClient:
@@ -178,11 +180,11 @@ class EngineClient:
         queue_limit: int = 4096,
         drain_grace: float = 0.0,
     ) -> None:
-        """post: sends a message to the engine, from any thread.
+        """Set up the client. post: sends a message to the engine, from any thread.
 
         handover: takes hand-over messages on the engine's thread; None if the role has none.
-        limits: callers' limits; None: no limits. queue_limit: limit of unread tokens for one
-        reader. drain_grace: seconds between a call of drain and the first refusal.
+        limits: callers' limits; None: no limits. queue_limit: largest number of unread tokens of
+        one reader. drain_grace: seconds between a call of drain and the first refusal.
         """
         self._post = post
         self._loop = loop
@@ -205,10 +207,12 @@ class EngineClient:
         self._lost: m.RequestError | None = None
         self._retires = False
         self.http_address = ""
-        """HOST:PORT of the node's HTTP server, for clients of its gRPC; empty until known."""
+        """HOST:PORT of the node's HTTP server, reported to clients of its gRPC; empty until
+        known."""
 
     def deliver(self, messages: Sequence[m.Outbox]) -> None:
-        """Deliver a step's messages, on the engine's thread. Wakes the event loop once."""
+        """Deliver the messages of an engine's step, on the engine's thread. All messages for
+        callers wake the event loop once; each hand-over message wakes its own loop."""
         mine, others = parted(messages)
         if mine:
             self._loop.call_soon_threadsafe(self.take, mine)
@@ -220,7 +224,8 @@ class EngineClient:
             self._handover(message)
 
     def engine_lost(self, reason: str) -> None:
-        """End everything in flight and reject new calls, because the engine has died."""
+        """End all requests and queries in flight and reject new calls, because the engine has
+        died."""
         self._lost = m.RequestError(m.ErrorKind.INTERNAL, reason)
         self.rotation.hurry()
         for name, unread in self._unread.items():
@@ -239,28 +244,29 @@ class EngineClient:
 
     async def admit(self, caller: Caller) -> None:
         """Count one request against its caller's limits, before any of it is read. Raises
-        RequestLimit (uncounted) and RateLimited."""
+        RequestLimit (the request is then not counted) and RateLimited."""
         self._requests.check(caller)
         self._limits.admit_request(caller)
 
     @asynccontextmanager
     async def admitted(self, caller: Caller, given: m.RequestId) -> AsyncIterator[m.RequestId]:
-        """Call admit(). Inside `with`, reserve an id unique among the caller's calls: `given` if it
-        is free."""
+        """Call admit(). Inside `with`, reserve a request id unique among the caller's calls. It is
+        `given` if no other request has it."""
         await self.admit(caller)
         with self.reserved(caller, given) as reserved:
             yield reserved
 
     def reserved(self, caller: Caller, given: m.RequestId) -> AbstractContextManager[m.RequestId]:
-        """Reserve an id, as RequestNames.reserved."""
+        """Reserve a request id, as RequestNames.reserved."""
         return self._names.reserved(caller, given)
 
     def awaits_end(self, name: m.RequestId) -> bool:
-        """Return True until the engine has ended the request named `name`."""
+        """Return True until the engine has ended the request. name: the engine's id of the
+        request."""
         return name in self._unread
 
     def answered(self, caller: Caller, tokens: int) -> None:
-        """Count the tokens of an answer written elsewhere."""
+        """Count the tokens of an answer written by another process against the caller's limits."""
         self._limits.answered(caller, tokens)
 
     async def generate(
@@ -270,12 +276,13 @@ class EngineClient:
         sink: TokenSink | None = None,
         scores: ScoreSink | None = None,
     ) -> AsyncGenerator[AnswerPart, None]:
-        """Yield the answer's tokens in order, all waiting ones together, except those taken by the
-        sink. The last item is one Finished, with the usage visible to its caller. scores: receives
-        the prompt's scores, if requested, before any token of the answer. Raises RequestRejected,
-        DuplicateRequest, SlowReader, RequestLimit, RateLimited, and the sink's exceptions.
+        """Yield the answer's tokens in order, all waiting ones together, except the tokens taken by
+        the sink. The last item is one Finished, with the usage visible to its caller. scores:
+        receives the prompt's scores, if requested, before any token of the answer. Raises
+        RequestRejected, DuplicateRequest, SlowReader, RequestLimit, RateLimited, and the sink's
+        exceptions.
 
-        Close it (contextlib.aclosing) to abort the request.
+        Close the iterator (contextlib.aclosing) to abort the request.
         """
         with self._asked([submit], request_context, [sink], [scores]) as (unread,):
             while not isinstance(part := await unread.read(), m.Finished):
@@ -292,11 +299,11 @@ class EngineClient:
         scores: Sequence[ScoreSink | None],
         post: PostSubmits | None = None,
     ) -> AsyncIterator[list[AsyncGenerator[AnswerPart, None]]]:
-        """Return the answers to a call's prompts, each as from generate(). A prompt's forks follow
-        its first answer. sinks: one for each answer. scores: one for each prompt. Each prompt and
-        answer counts against its caller's limits. post: posts the admitted submits under the
-        engine's names; tokens then arrive elsewhere. On entering, raises as generate(), and then no
-        request was made. On leaving, requests still running are aborted."""
+        """Return the answers to a call's prompts, each as from generate(). A prompt's forks
+        (further answers) follow its first answer. sinks: one for each answer. scores: one for each
+        prompt. Each prompt and answer counts against its caller's limits. post: posts the admitted
+        submits with the engine's request ids; tokens then arrive elsewhere. On entering, raises as
+        generate(), and then no request was made. On leaving, requests still running are aborted."""
         with self._asked(submits, request_context, sinks, scores, post) as unread:
             yield [self._read(one, request_context) for one in unread]
 
@@ -317,8 +324,8 @@ class EngineClient:
         scores: Sequence[ScoreSink | None],
         post: PostSubmits | None = None,
     ) -> Iterator[list[UnreadAnswer]]:
-        """Start all requests, or none if it raises. At the end, requests still running are
-        aborted."""
+        """Start all requests of a call inside `with`, or none if it raises. On leaving, requests
+        still running are aborted."""
         self._check_alive()
         caller = request_context.caller
         given = [name for submit in submits for name in submit.answer_ids]
@@ -361,8 +368,8 @@ class EngineClient:
             self._post(submit)
 
     def _charging(self, caller: Caller, sink: TokenSink | None) -> TokenSink | None:
-        """Return the sink. If the limits count tokens, its tokens count against the caller's
-        limits."""
+        """Return the sink. If token limits exist, the returned sink counts its tokens against the
+        caller's limits."""
         if sink is None or not self._limits.count_tokens:
             return sink
 
@@ -382,8 +389,8 @@ class EngineClient:
             self._post(m.Abort(name))
 
     def story(self, request_id: str, request_context: RequestContext) -> Story:
-        """Return a request's end, as visible to its caller. Raises UnknownRequest, also for another
-        caller's request, unless the caller is an operator."""
+        """Return the record of an ended request, as visible to its caller. Raises UnknownRequest,
+        also for another caller's request, unless the caller is an operator."""
         name = self._names.find(request_context.caller, request_id)
         found = None if name is None else self.ended.find(name)
         if name is None or found is None:
@@ -403,17 +410,17 @@ class EngineClient:
         return await self._query(m.StatsReply, m.StatsQuery)
 
     async def counters(self) -> m.StatsReply:
-        """Return stats() at a cost independent of the cache's size."""
+        """Return the counters of stats(), at a cost independent of the cache's size."""
         return await self._query(m.StatsReply, m.CountersQuery)
 
     async def load(self) -> m.LoadReply:
-        """Return the load, for the placement of one more answer. Out of rotation the node reports
-        draining, though it still takes requests."""
+        """Return the node's load, for the choice of a node for one more answer. Out of load
+        balancers' rotation the node reports draining, though it still takes requests."""
         load = await self._query(m.LoadReply, m.LoadQuery)
         return replace(load, draining=load.draining or self.rotation.left)
 
     async def flush(self) -> int:
-        """Drop unused cache entries. Return the number of dropped pages and checkpoints."""
+        """Drop the cache entries not in use. Return the number of dropped pages and checkpoints."""
         return (await self._query(m.FlushReply, m.FlushCache)).dropped
 
     async def tree(
@@ -423,7 +430,8 @@ class EngineClient:
         prefix: m.Tokens | None = None,
         salt: bytes = b"",
     ) -> PackedTree | None:
-        """Return a view of the tree, as defined by TreeQuery and TreeReply."""
+        """Return a view of the cache's radix tree. The arguments and the result are those of
+        TreeQuery and TreeReply."""
         reply = await self._query(
             m.TreeReply, lambda query: m.TreeQuery(query, limit, under, prefix, salt)
         )
@@ -433,7 +441,8 @@ class EngineClient:
         self, stream: str, poll_seconds: float, caller: Caller = ANYBODY
     ) -> AsyncGenerator[PackedEvents, None]:
         """Yield the cache's events as batches, a snapshot first; no empty batches. `stream`: all,
-        usable or spelled. Close it (contextlib.aclosing) to end the watch. Raises WatcherLimit."""
+        usable or spelled. Close the iterator (contextlib.aclosing) to end the watch. Raises
+        WatcherLimit."""
         with self.watchers.held(caller):
             opened = await self._query(m.WatchOpened, lambda query: m.WatchCache(query, stream))
             try:
@@ -449,16 +458,17 @@ class EngineClient:
                 self._post(m.EndWatch(opened.watch))
 
     async def drain(self) -> None:
-        """Leave the rotation. After the grace, the engine rejects new requests. Returns when
-        everything in flight has ended. Raises RequestAborted if undrain() came first."""
+        """Leave the load balancers' rotation. After the grace, the engine rejects new requests.
+        Returns when all requests in flight have ended. Raises RequestAborted if undrain() came
+        first."""
         self.rotation.leave()
         await self.rotation.grace()
         if not self.rotation.left or not (await self._query(m.Drained, m.Drain)).at_rest:
             raise RequestAborted("this node takes requests again: drain it once more")
 
     def undrain(self) -> None:
-        """Take requests again, and return to the rotation. Raises RequestRejected once the node
-        retires."""
+        """Take requests again, and return to the load balancers' rotation. Raises RequestRejected
+        once the node retires."""
         self._check_alive()
         if self._retires:
             raise RequestRejected(
@@ -468,21 +478,21 @@ class EngineClient:
         self._post(m.Undrain())
 
     async def leave(self) -> None:
-        """Leave the rotation for good. Returns when the grace is over."""
+        """Leave the load balancers' rotation for good. Returns when the grace is over."""
         self._retires = True
         self.rotation.leave()
         await self.rotation.grace()
 
     async def retire(self) -> None:
-        """Call leave() and drain(). Returns when the answering calls have ended too, so a slow
+        """Call leave() and drain(). Returns when the calls being answered have ended too, so a slow
         client gets everything computed for it."""
         await self.leave()
         await self.drain()
         await self.calls.over()
 
     async def leave_to_drain_targets(self) -> m.LeftToDrainTargets:
-        """Migrate the most valuable states to prefill nodes without them. Returns when no state is
-        left to migrate and nothing is in flight, or soon after end_leaving()."""
+        """Migrate the most valuable cached states to prefill nodes without them. Returns when no
+        state is left to migrate and no request is in flight, or soon after end_leaving()."""
         return await self._query(m.LeftToDrainTargets, m.LeaveToDrainTargets)
 
     def end_leaving(self) -> None:
@@ -520,8 +530,8 @@ class EngineClient:
     def take(
         self, messages: Sequence[m.TokenOut | m.TokensOut | m.PromptScored | Observed | Reply]
     ) -> None:
-        """Handle a front's messages in order, on the event loop, as deliver(). A failed message is
-        logged and does not stop the others."""
+        """Handle the engine's messages for a front in order, on the event loop, as deliver() does.
+        A message with a failure is logged and does not stop the others."""
         tokens = 0
         for message in m.tokens_apart(messages):
             try:
@@ -575,7 +585,7 @@ class EngineClient:
             self._close_opened(reply)
 
     def _close_opened(self, reply: Reply) -> None:
-        """Close the object opened by the engine for a disconnected caller."""
+        """Close the cursor or watch opened by the engine for a caller already gone."""
         if isinstance(reply, m.CursorOpened):
             self._post(m.CloseCursor(reply.cursor))
         elif isinstance(reply, m.WatchOpened):

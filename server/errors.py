@@ -24,8 +24,8 @@ ERROR_KIND_KEY = "tasuki-error-kind"
 RETRY_AFTER_KEY = "grpc-retry-pushback-ms"
 RETRY_KEY = "tasuki-retry"
 _LONGEST = 1000
-"""Limit of a message in characters. A status shares 16 KiB of metadata, and an odd character takes
-up to twelve bytes."""
+"""Largest length of an error message in characters. A status shares 16 KiB of metadata, and an odd
+character takes up to twelve bytes."""
 
 
 class Retry(Enum):
@@ -56,7 +56,7 @@ class ServerError(Exception):
     kind = "internal"
     retry = Retry.NEVER
     retry_after: float | None = None
-    """Seconds before a retry, if known."""
+    """Number of seconds before a retry, if known."""
 
     def __init_subclass__(
         cls,
@@ -105,7 +105,7 @@ class PromptTooLong(InvalidRequest, kind="too_long"):
     """The model's context, or this node's memory, cannot hold the prompt and its answer."""
 
     def __init__(self, message: str, field: str | None = None) -> None:
-        """field: the request's oversized field; None: no single field."""
+        """Set the error. field: name of the request's oversized field; None: no single field."""
         super().__init__(message)
         self.field = field
 
@@ -191,7 +191,7 @@ class RateLimited(
     """The caller has used its requests or tokens of this minute."""
 
     def __init__(self, message: str, retry_after: float) -> None:
-        """retry_after: seconds."""
+        """Set the error. retry_after: seconds until the caller may retry."""
         super().__init__(message)
         self.retry_after = retry_after
 
@@ -205,19 +205,20 @@ class RequestAborted(ServerError, status=StatusCode.ABORTED, kind="aborted"):
 
 
 def error_classes(base: type[ServerError] = ServerError) -> Iterator[type[ServerError]]:
-    """Yield the imported subclasses."""
+    """Yield the imported error classes below `base`."""
     for kind_of in base.__subclasses__():
         yield kind_of
         yield from error_classes(kind_of)
 
 
 def error_kinds() -> set[str]:
-    """Return the kinds of all errors of calls."""
+    """Return the kinds (names for programs) of all errors of calls."""
     return {ServerError.kind, *(one.kind for one in error_classes()), *(k.value for k in ErrorKind)}
 
 
 def _details(error: ServerError) -> str:
-    """Return the message, cut to a status's limit. It may contain a client's text."""
+    """Return the error's message, cut to the size limit of a gRPC status. It may contain a client's
+    text."""
     message = str(error)
     return message if len(message) <= _LONGEST else f"{message[:_LONGEST]}..."
 
@@ -230,14 +231,14 @@ def _trailer(error: ServerError) -> tuple[tuple[str, str], ...]:
 
 
 Failed = Callable[[str], None]
-"""Counts a call by the kind of its error."""
+"""A function to count a failed call by the kind of its error."""
 
 
 @asynccontextmanager
 async def refusals(context: CallContext, failed: Failed = lambda kind: None) -> AsyncIterator[None]:
-    """End the call with the error's status if the body raises a ServerError. failed: counts the
-    call by the error's kind, or as `internal` if it is untyped. A call ended by its own abort() is
-    not counted."""
+    """A context manager for the body of a gRPC call. If the body raises a ServerError, the call
+    ends with the error's status. failed: counts the call by the error's kind, or as `internal` for
+    any other exception. A call ended by its own abort() is not counted."""
     try:
         yield
     except ServerError as error:

@@ -41,13 +41,13 @@ _SPAN_OF = {
     m.RequestPhase.HANDING_OVER: "hand over",
     m.RequestPhase.DECODING: "decode",
 }
-"""Names of phases' spans. Other phases take no time."""
+"""Names of the spans of a request's phases. Other phases take no time and have no span."""
 
 
 class OtelTracing:
     def __init__(self, endpoint: str, node: str, role: str, model: str) -> None:
-        """endpoint: http://HOST:PORT of a collector, or https for TLS. node: this node's name.
-        model: the clients' name for the model."""
+        """Open the connection to a collector. endpoint: http://HOST:PORT, or https for TLS. node:
+        this node's name. model: the clients' name for the model."""
         self._model = model
         resource = Resource.create(
             {
@@ -117,8 +117,8 @@ class OtelTracing:
                     self._end(span, message.life, last)
 
     def _end(self, span: Span, life: Sequence[m.LifeMark], seconds: float) -> None:
-        """End the span, with a child span for each state. seconds: time from arrival to end. The
-        present time is taken as the end."""
+        """End the request's span, with a child span for each phase. seconds: time from arrival to
+        end. The end is the present time."""
         ended = time.time_ns()
         began = ended - int(seconds * _NANOSECONDS)
         marks = [m.LifeMark(m.RequestPhase.WAITING, 0.0), *life]
@@ -146,7 +146,7 @@ class OtelTracing:
 
 
 def _asked(sampling: SamplingParams) -> dict[str, int | float]:
-    """Return attributes for the sampling parameters of the answer."""
+    """Return the span attributes for the sampling parameters of an answer."""
     found: dict[str, int | float] = {
         "gen_ai.request.max_tokens": sampling.max_new_tokens,
         "gen_ai.request.temperature": sampling.temperature,
@@ -161,7 +161,7 @@ def _asked(sampling: SamplingParams) -> dict[str, int | float]:
 
 
 def _describe(span: Span, usage: m.Usage) -> None:
-    """Set attributes from the usage, under OpenTelemetry's names if defined."""
+    """Set the span's attributes from the usage, under OpenTelemetry's names if defined."""
     hit, transfer = usage.hit, usage.transfer
     span.set_attributes(
         {

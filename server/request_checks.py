@@ -1,4 +1,5 @@
-"""Bounds for every request, independent of its protocol. Pure functions."""
+"""Checks of every request's fields against their bounds, independent of its protocol. Pure
+functions."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -25,13 +26,13 @@ TARGET_HEADERS = {
     "x-slo-tpot-ms": "per_token",
     "x-slo-e2e-ms": "answer",
 }
-"""Fields of Targets by header. Header values are milliseconds. The first two headers are
-llm-d's."""
+"""Latency targets by HTTP header: fields of Targets. Header values are milliseconds. The first two
+headers are llm-d's."""
 
 
 class LogitFields(TypedDict, total=False):
-    """A client's changes to its answer's logits: fields of SamplingParams; a missing one has its
-    default. Meaning: model/ops/sampling/logit_adjustments.py."""
+    """A client's changes to its answer's logits, as fields of SamplingParams. A missing one has its
+    default. model/ops/sampling/logit_adjustments.py has their meaning."""
 
     min_p: float
     presence_penalty: float
@@ -44,7 +45,7 @@ class LogitFields(TypedDict, total=False):
 
 
 def read_request_id(request_id: str) -> RequestId:
-    """Return the client's id, or a new one for an empty id. Raises InvalidRequest."""
+    """Return the client's request id, or a new id for an empty one. Raises InvalidRequest."""
     if len(request_id) > MAX_REQUEST_ID or not request_id.isprintable() or not request_id.isascii():
         raise InvalidRequest(
             f"request_id must be at most {MAX_REQUEST_ID} printable ASCII characters, or empty"
@@ -53,8 +54,9 @@ def read_request_id(request_id: str) -> RequestId:
 
 
 def forks_of(request_id: RequestId, choices: range, seed: int) -> tuple[Fork, ...]:
-    """Return all answers to one prompt except the first. choices: their positions in the reply.
-    seed: seed of the first; the others add 1 each, as in vLLM, and wrap in 64 bits with sign."""
+    """Return all answers to one prompt except the first, as forks of its request. choices: the
+    answers' positions in the reply. seed: seed of the first answer; the others add 1 each, as in
+    vLLM, and wrap in 64 bits with sign."""
     return tuple(
         Fork(choice_id(request_id, place), (seed + fork + 2**63) % 2**64 - 2**63)
         for fork, place in enumerate(choices[1:], 1)
@@ -62,7 +64,8 @@ def forks_of(request_id: RequestId, choices: range, seed: int) -> tuple[Fork, ..
 
 
 def choice_id(request_id: RequestId, place: int) -> RequestId:
-    """Return the id of the answer at `place`. The first has the request's own id, for lookups."""
+    """Return the id of the answer at index `place` of a request. The first answer has the request's
+    own id, for lookups."""
     return RequestId(f"{request_id}-{place}") if place else request_id
 
 
@@ -79,8 +82,9 @@ def check_length(field: str, tokens: int, codec: TextCodec) -> None:
 def check_answer_fits(
     fields: Mapping[str, int | None], prompt_tokens: int, new_tokens: int, most: int
 ) -> None:
-    """Raise PromptTooLong if a given limit is the cause, and not the prompt. fields: possible
-    sources of new_tokens. most: limit of a prompt and its answer together, in tokens."""
+    """Raise PromptTooLong if a limit given by the client is the cause, and not the prompt. fields:
+    names of possible sources of new_tokens. most: limit of a prompt and its answer together, in
+    tokens."""
     asked = next((name for name, value in fields.items() if value is not None), None)
     # The last token of an answer needs no space in the context.
     fit = most - prompt_tokens + 1
@@ -93,8 +97,8 @@ def check_answer_fits(
 
 
 def checked_prediction(tokens: Sequence[int], codec: TextCodec) -> Tokens:
-    """Return the prediction for the Submit. Its proposed tokens go through the model, so all must
-    be in its vocabulary. Raises PromptTooLong, InvalidField."""
+    """Return the client's prediction of the answer, for the Submit. The model computes its tokens,
+    so all must be in its vocabulary. Raises PromptTooLong, InvalidField."""
     check_length("prediction", len(tokens), codec)
     found = np.array(tokens, dtype=np.int32)
     check_vocabulary("prediction", found, codec.vocab_size)
@@ -102,8 +106,8 @@ def checked_prediction(tokens: Sequence[int], codec: TextCodec) -> Tokens:
 
 
 def read_targets(headers: Callable[[str], Sequence[str]]) -> Targets:
-    """Return the targets of the headers x-slo-*. headers: returns the values of one header. Raises
-    InvalidField."""
+    """Return the latency targets in the headers x-slo-*. headers: returns the values of one header.
+    Raises InvalidField."""
     given = {}
     for name, field in TARGET_HEADERS.items():
         if values := headers(name):
@@ -112,7 +116,7 @@ def read_targets(headers: Callable[[str], Sequence[str]]) -> Targets:
 
 
 def _milliseconds(header: str, value: str) -> float:
-    """Return the header's milliseconds as seconds."""
+    """Return the header's number of milliseconds, in seconds."""
     try:
         milliseconds = float(value)
     except ValueError:
@@ -121,21 +125,22 @@ def _milliseconds(header: str, value: str) -> float:
 
 
 def check_seconds(field: str, seconds: float, wanted: str) -> float:
-    """Return the seconds. Raises InvalidField unless they are positive and finite."""
+    """Return `seconds` unchanged. Raises InvalidField unless they are positive and finite. wanted:
+    unit of the field, for the message."""
     if not 0 < seconds < math.inf:
         raise InvalidField(field, f"must be a positive number of {wanted}")
     return seconds
 
 
 def check_priority(priority: int) -> int:
-    """Return the priority. Raises InvalidField outside 32 bits with sign, as in gRPC."""
+    """Return the priority unchanged. Raises InvalidField outside 32 bits with sign, as in gRPC."""
     if not -(2**31) <= priority < 2**31:
         raise InvalidField("priority", f"must be in [-2^31, 2^31), not {priority}")
     return priority
 
 
 def check_stops(field: str, stops: Sequence[object]) -> tuple[str, ...]:
-    """Return the stop strings of an answer. Raises InvalidField."""
+    """Return the stop strings of an answer, checked. Raises InvalidField."""
     if len(stops) > MAX_STOPS:
         raise InvalidField(field, f"may hold at most {MAX_STOPS} strings")
     texts = tuple(text for text in stops if isinstance(text, str))
@@ -219,11 +224,11 @@ def asked_sampling(
     least_new_tokens: int = 1,
     **logit_fields: Unpack[LogitFields],
 ) -> SamplingParams:
-    """Return a client's sampling within the bounds of a batch row. Some numbers beyond the bounds
-    of model/ops/sampling/params.py become equivalent ones within them. Clients write 2^31 - 1 for
-    "every token" and tiny temperatures for "greedy". SamplingParams rejects the others.
-    least_new_tokens: 0 if an answer may be empty. Raises ValueError; its text begins with the
-    field's name."""
+    """Return a client's sampling parameters, within the bounds of a batch row. Some numbers beyond
+    the bounds of model/ops/sampling/params.py become equivalent ones within them. Clients write
+    2^31 - 1 for "every token" and tiny temperatures for "greedy". SamplingParams rejects the
+    others. least_new_tokens: fewest tokens of the answer; 0 if it may be empty. Raises ValueError;
+    its text begins with the field's name."""
     if max_new_tokens < least_new_tokens:
         raise ValueError(
             f"max_new_tokens must be at least {least_new_tokens}, not {max_new_tokens}"

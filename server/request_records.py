@@ -6,9 +6,10 @@ loop's thread. Invariants: an id in flight is taken for its caller and free for 
 engine uses the caller's own id for a request unless another caller's request has it. No two calls
 of a caller have reserved the same id.
 
-RequestLog: the ends of the last requests, by id: the source of `explain`. Owns a bounded memory:
-the oldest goes first. An end is kept as bytes, a tenth of its objects' memory, because few are ever
-read. Timelines, the largest part of an end, are kept for fewer requests. One event loop's thread.
+RequestLog: the ends of the last requests, by id: the source of `tasuki explain`. Owns a bounded
+number of ends: the oldest is dropped first. An end is kept as bytes, a tenth of its objects'
+memory, because few are ever read. Timelines, the largest part of an end, are kept for fewer
+requests. One event loop's thread.
 """
 
 import itertools
@@ -24,12 +25,12 @@ from tasuki.server.auth.callers import Caller, Scope
 from tasuki.utils.signatures import Clock
 
 _Owned = tuple[str, RequestId]
-"""The caller's name, and its id for the request."""
+"""The owner of an engine's id: the caller's name, and the caller's own id for the request."""
 
 
 class RequestNames:
     def __init__(self, remembered: int = 4096) -> None:
-        """remembered: number of ended requests with kept names."""
+        """Set up the names. remembered: number of ended requests with kept ids."""
         self._remembered = remembered
         self._owners: dict[RequestId, _Owned] = {}
         self._names: dict[_Owned, RequestId] = {}
@@ -38,8 +39,8 @@ class RequestNames:
 
     @contextmanager
     def reserved(self, caller: Caller, given: RequestId) -> Iterator[RequestId]:
-        """Reserve an id inside `with`: `given` if no other call and no request in flight of the
-        caller has it, otherwise a new one."""
+        """Reserve an id for the caller inside `with`. It is `given` if no other call and no request
+        in flight of the caller has it, otherwise a new one."""
         if (caller.name, given) in self._reserved or self.is_in_flight(caller, given):
             given = RequestId(uuid4().hex)
         self._reserved.add((caller.name, given))
@@ -54,7 +55,8 @@ class RequestNames:
         return name is not None and name not in self._ended
 
     def take(self, caller: Caller, given: RequestId) -> RequestId:
-        """Return the engine's id for the caller's request. REQUIRES: not is_in_flight."""
+        """Return the engine's id for the caller's request, and mark `given` as in flight. REQUIRES:
+        not is_in_flight."""
         owned = (caller.name, given)
         name = self._names.get(owned) or self._unused(given)
         self._ended.pop(name, None)
@@ -62,7 +64,8 @@ class RequestNames:
         return name
 
     def end(self, name: RequestId) -> None:
-        """Record the request's end in the engine. Ids unknown to take() are ignored."""
+        """Record the end of the request with the engine's id `name`. Ids unknown to take() are
+        ignored."""
         if name not in self._owners:
             return
         self._ended[name] = None
@@ -72,8 +75,8 @@ class RequestNames:
             del self._names[self._owners.pop(oldest)]
 
     def find(self, caller: Caller, given: str) -> RequestId | None:
-        """Return the engine's id for the caller's request; None if there is none, or if it is
-        another caller's. Operators may give any of the engine's ids."""
+        """Return the engine's id for the caller's request `given`; None if there is none, or if it
+        is another caller's. Operators may give any of the engine's ids."""
         own = self._names.get((caller.name, RequestId(given)))
         if own is None and caller.may(Scope.OPERATOR):
             return RequestId(given)
@@ -90,7 +93,7 @@ _pack = packer().encode
 _READ = {kind: reader_of(kind) for kind in (Finished, Rejected)}
 
 _MOST_EVICTIONS = 256
-"""Limit for one request."""
+"""Largest number of evictions remembered for one request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +105,7 @@ class _Packed:
 
 @dataclass(frozen=True)
 class EndedRequest:
-    """ended_at: seconds of the log's clock."""
+    """One ended request. ended_at: time of its end, in seconds of the log's clock."""
 
     end: Finished | Rejected
     ended_at: float
@@ -116,8 +119,8 @@ class RequestLog:
         timelines: int = 256,
         evictions: int = 16384,
     ) -> None:
-        """capacity: ended requests kept. timelines: timelines kept. evictions: limit for all
-        requests together."""
+        """Set up the log. capacity: number of ended requests kept. timelines: number of timelines
+        kept. evictions: number of evictions kept for all requests together."""
         self._clock = clock
         self._capacity = capacity
         self._most_timelines = timelines
@@ -128,7 +131,7 @@ class RequestLog:
         self._evictions = 0
 
     def add(self, end: Finished | Rejected) -> None:
-        """Add an ended request. A reused id refers to its last request."""
+        """Add an ended request. A reused id then refers to the newer request."""
         name = end.request_id
         self._with_timeline.pop(name, None)
         bare = _without_timeline(end)
@@ -142,7 +145,7 @@ class RequestLog:
             self._with_timeline.popitem(last=False)
 
     def evicted(self, message: Evicted) -> None:
-        """Record the evictions, by the id of the request causing them."""
+        """Record the cache's evictions, by the id of the request causing them."""
         for eviction in message.evictions:
             if eviction.taken_by is None:
                 continue
@@ -157,11 +160,12 @@ class RequestLog:
             self._evictions -= len(forgotten)
 
     def took(self, request_id: str) -> tuple[Eviction, ...]:
-        """Return the evictions for the request, oldest first; only the last _MOST_EVICTIONS."""
+        """Return the cache's evictions for the request, oldest first; only the last
+        _MOST_EVICTIONS."""
         return tuple(self._took.get(request_id, ()))
 
     def find(self, request_id: str) -> tuple[EndedRequest, float] | None:
-        """Return the request and the seconds since its end; None if it is not remembered."""
+        """Return the ended request and the seconds since its end; None if it is not remembered."""
         found = self._ended.get(request_id)
         if found is None:
             return None
@@ -170,7 +174,7 @@ class RequestLog:
 
 
 def _without_timeline(end: Finished | Rejected) -> Finished | Rejected:
-    """Return the end without its timeline; the same object if it has none."""
+    """Return the request's end without its transfer timeline; the same object if it has none."""
     if isinstance(end, Rejected) or (transfer := end.usage.transfer) is None:
         return end
     if transfer.timeline is None:

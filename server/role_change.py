@@ -58,12 +58,13 @@ TUNING = frozenset(
         ),
     }
 )
-"""Settings a call may change: a node's speed and its capacity."""
+"""Names of settings a role-change call may set: a node's speed and its capacity."""
 
 
 @dataclass(frozen=True)
 class NextRole:
-    """settings: settings of the new role. left: settings of the old role."""
+    """The next role of a node. settings: settings of the new role. left: settings of the old
+    role."""
 
     role: str
     settings: Mapping[str, Setting]
@@ -71,12 +72,13 @@ class NextRole:
 
 
 class RoleChange:
-    """wanted: the role to take once the daemon has drained; None: the daemon ends."""
+    """The change of this node's role, if one was asked for. wanted: the role to take once the
+    daemon has drained; None: the daemon ends."""
 
     def __init__(self, role: str, configs: Sequence[object]) -> None:
-        """role: the daemon's present role, one of ROLES. configs: its dataclasses. Raises
-        ConfigFileError, and InvalidRequest if the other role cannot start with
-        other_role_config."""
+        """Read and check the settings of both roles. role: the daemon's present role, one of ROLES.
+        configs: its dataclasses. Raises ConfigFileError, and InvalidRequest if the other role
+        cannot start with other_role_config."""
         self.role = role
         self.wanted: NextRole | None = None
         self._settings = {
@@ -95,13 +97,13 @@ class RoleChange:
             _check(other, self._carried(other))
 
     def offer(self, address: str, http: str | None, stop: Notice) -> None:
-        """Accept changes from now on. address, http: HOST:PORT of both servers, kept by the new
-        role. stop: makes the daemon drain and end."""
+        """Accept role changes from now on. address, http: HOST:PORT of the gRPC and the HTTP
+        server, kept by the new role. stop: makes the daemon drain and end."""
         self._standing = {"bind": address, "http_bind": http or ""}, stop
 
     def ask(self, role: str, given: Mapping[str, str]) -> None:
-        """Begin the change and return at once. Does nothing if the node has the role already.
-        given: settings of the new role by name. Raises InvalidRequest, RoleFixed."""
+        """Begin the change to `role` and return at once. Does nothing if the node has this role
+        already. given: settings of the new role by name. Raises InvalidRequest, RoleFixed."""
         if role not in ROLES:
             raise InvalidRequest(f"role must be one of {', '.join(ROLES)}")
         if self.wanted is not None and self.wanted.role != role:
@@ -121,7 +123,7 @@ class RoleChange:
         stop()
 
     def _carried(self, role: str) -> dict[str, Setting]:
-        """Return the settings carried over to the role. Raises ConfigFileError."""
+        """Return the settings of this daemon used by the new role too. Raises ConfigFileError."""
         known = _fields_of(role)
         carried = {
             name: value
@@ -133,7 +135,8 @@ class RoleChange:
         return carried | (file_settings(str(path), [*known]) if path else {})
 
     def _left(self) -> dict[str, Setting]:
-        """Return this role's settings, defaults included, so tuned settings end with the role."""
+        """Return this role's settings, defaults included. When the node returns to this role, they
+        override all settings carried over from the other role."""
         return {
             name: value
             for name, value in self._settings.items()
@@ -142,7 +145,7 @@ class RoleChange:
 
 
 def _tuned(role: str, given: Mapping[str, str]) -> dict[str, Setting]:
-    """Return the call's settings, checked. Raises InvalidRequest."""
+    """Return the settings given in a role-change call, checked. Raises InvalidRequest."""
     known = _fields_of(role)
     for name in given:
         if name not in known:
@@ -156,7 +159,8 @@ def _tuned(role: str, given: Mapping[str, str]) -> dict[str, Setting]:
 
 
 def become(wanted: NextRole) -> NoReturn:
-    """Replace this process by the daemon of the wanted role. REQUIRES: all servers have ended."""
+    """Replace this process by a daemon of the wanted role, under the same process id. REQUIRES: all
+    servers have ended."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2:
             _close_on_exec(int(name))
@@ -168,8 +172,8 @@ def become(wanted: NextRole) -> NoReturn:
 
 
 def _inherited(name: str, settings: Mapping[str, Setting]) -> str:
-    """Return the path of a file in memory. The new process inherits it, and no other process can
-    open it."""
+    """Write the settings to a file in memory, and return its path. The new process inherits it, and
+    no other process can open it."""
     descriptor = os.memfd_create(name, 0)
     os.write(descriptor, _toml(settings).encode())
     os.set_inheritable(descriptor, True)

@@ -2,10 +2,10 @@
 
 TokenLog: a conversation's tokens. It grows at the end and is read without a copy.
 
-SessionStore owns the token logs and their cursors in the engine. Has no part in proto, text or
+SessionStore owns the token logs and their cursors in the engine. Independent of protobuf, text and
 templates. One event loop's thread. Invariants: a log only grows, except that an unfinished turn is
 removed. A session has one turn at a time. Every opened cursor is closed once. A cursor covers only
-tokens of its log, so it is closed with a removed turn. A session is visible only to its opener.
+tokens of its log, so it is closed when a turn is removed. A session is visible only to its opener.
 
 Sessions: reads a log's end, appends to it, and opens a turn. The interface is the same for logs in
 this process (HeldSessions) and in the node's registry (server/workers). One event loop's thread.
@@ -35,7 +35,8 @@ from .request_checks import check_length
 
 
 class TokenLog:
-    """The owner of int32 tokens and their marks. One thread writes.
+    """The tokens of a conversation, int32, and their marks (token counts at message boundaries).
+    One thread writes.
 
     Invariants: tokens once read through `tokens()` never change under the reader, on any thread.
     The buffer is at most twice the log's largest length, or 256, however often it was truncated.
@@ -48,7 +49,7 @@ class TokenLog:
         self.length = 0
 
     def append(self, tokens: Tokens, marks: tuple[int, ...] = ()) -> None:
-        """Append tokens. marks: token counts within `tokens`, ascending."""
+        """Append tokens to the log. marks: token counts within `tokens`, ascending."""
         end = self.length + len(tokens)
         if end > len(self._buffer):
             self._move(max(end, 2 * len(self._buffer)))
@@ -59,20 +60,21 @@ class TokenLog:
         self.length = end
 
     def _move(self, size: int) -> None:
-        """Continue in a buffer of `size` tokens. Readers keep the old one."""
+        """Copy the log to a new buffer of `size` tokens, and continue there. Readers keep the old
+        buffer."""
         buffer = np.empty(size, dtype=np.int32)
         buffer[: self.length] = self._buffer[: self.length]
         self._buffer = buffer
         self._read = self.length
 
     def truncate(self, length: int) -> None:
-        """Remove all tokens after the first `length`."""
+        """Remove all tokens of the log after the first `length`."""
         self.length = length
         while self._marks and self._marks[-1] > length:
             self._marks.pop()
 
     def tokens(self) -> Tokens:
-        """Return the tokens, read-only int32 [length], sharing memory."""
+        """Return the log's tokens, read-only int32 [length], sharing the log's memory."""
         view = self._buffer[: self.length]
         view.flags.writeable = False
         self._read = max(self._read, self.length)
@@ -83,7 +85,7 @@ class TokenLog:
 
     @property
     def capacity(self) -> int:
-        """Return the size of the present buffer in tokens."""
+        """Return the size of the log's present buffer in tokens."""
         return len(self._buffer)
 
     @property
@@ -102,7 +104,7 @@ SessionId = NewType("SessionId", str)
 
 
 class Tail(Enum):
-    """The kind of the log's end. It decides how chat messages join the log."""
+    """The kind of a session log's end. It decides how chat messages join the log."""
 
     EMPTY = "empty"
     TOKENS = "tokens"
@@ -112,10 +114,10 @@ class Tail(Enum):
 
 @dataclass
 class Session:
-    """owner: name of the caller who opened it. busy: a turn is being answered, and the log may not
-    change until it ends. cursor: None after a removed turn, until the next one. label: its name for
-    operators, because its id is a secret. tenant: tenant of its prompts; the salt is derived from
-    it."""
+    """One session of a caller. owner: name of the caller who opened it. busy: a turn is being
+    answered, and the log may not change until it ends. cursor: number of its cursor in the engine;
+    None after a removed turn, until the next one. label: its name for operators, because its id is
+    a secret. tenant: tenant of its prompts; the salt is derived from it."""
 
     id: SessionId
     owner: str
@@ -130,8 +132,8 @@ class Session:
 
 
 class Turn:
-    """One turn. The session is busy inside `with`. At its end the log is cut back to its length
-    before the turn, unless `keep` was called."""
+    """One turn of a session. The session is busy inside `with`. At the end of `with` the log is cut
+    back to its length before the turn, unless `keep` was called."""
 
     def __init__(self, session: Session, store: "SessionStore") -> None:
         self.session = session
@@ -145,7 +147,7 @@ class Turn:
         return self
 
     def keep(self, answer: Sequence[int]) -> None:
-        """Append the answer to the log."""
+        """Append the answer to the session's log."""
         self.session.log.append(np.array(answer, dtype=np.int32))
         self.session.tail = Tail.ANSWER
         self._kept = True
@@ -167,8 +169,9 @@ class SessionStore:
         idle_seconds: float = 3600.0,
         sessions_per_key: int = 0,
     ) -> None:
-        """idle_seconds: after this time without use, a session may be closed to make room.
-        sessions_per_key: limit for each of several keys; 0: no limit."""
+        """Set up the store. idle_seconds: after this time without use, a session may be closed for
+        a new one. sessions_per_key: largest number of sessions for each of several keys; 0: no
+        limit."""
         self._engine = engine
         self._clock = clock
         self._max_sessions = max_sessions
@@ -182,14 +185,14 @@ class SessionStore:
         return len(self._sessions)
 
     async def open(self, caller: Caller, salt: bytes, tenant: str | None = None) -> Session:
-        """Open a session. Raises SessionLimit."""
+        """Open a session of the caller. salt: salt of its prompts. Raises SessionLimit."""
         with self._room_for(caller):
             cursor = await self._engine.open_cursor(salt)
         return self._add(caller, TokenLog(), salt, cursor, Tail.EMPTY, tenant)
 
     async def fork(self, caller: Caller, session_id: str) -> Session:
-        """Return a new session with a copy of the present log. Raises SessionLimit, and as
-        idle()."""
+        """Return a new session with a copy of the session's present log. Raises SessionLimit, and
+        the errors of idle()."""
         origin = self.idle(caller, session_id)
         log, tail = origin.log.copy(), origin.tail
         with self._room_for(caller):
@@ -200,8 +203,8 @@ class SessionStore:
         return self._add(caller, log, origin.salt, cursor, tail, origin.tenant)
 
     def idle(self, caller: Caller, session_id: str) -> Session:
-        """Return the session, for an immediate change of its log. Raises UnknownSession,
-        SessionBusy."""
+        """Return the session, for an immediate change of its log. Raises UnknownSession, and
+        SessionBusy during a turn."""
         session = self._find(caller, session_id)
         if session.busy:
             raise SessionBusy(
@@ -211,8 +214,8 @@ class SessionStore:
         return session
 
     def turn(self, caller: Caller, session_id: str) -> Turn:
-        """Return a turn. Enter it to hold the session while its log is answered. Raises as
-        idle()."""
+        """Return a new turn of the session. Enter it to hold the session while its log is answered.
+        Raises the errors of idle()."""
         return Turn(self.idle(caller, session_id), self)
 
     async def cursor(self, session: Session) -> int:
@@ -222,8 +225,8 @@ class SessionStore:
         return session.cursor
 
     def close(self, caller: Caller, session_id: str) -> None:
-        """Close the session. A turn in progress continues to its end, and the cursor closes with
-        it. Raises UnknownSession."""
+        """Close the session. A turn in progress continues to its end, and the session's cursor
+        closes then. Raises UnknownSession."""
         self._close(self._find(caller, session_id))
 
     def _close(self, session: Session) -> None:
@@ -258,7 +261,7 @@ class SessionStore:
         return session
 
     def turn_ended(self, session: Session, kept: bool) -> None:
-        """Note the end of a session's turn. kept: its answer joined the log."""
+        """Record the end of a session's turn. kept: the turn's answer joined the log."""
         session.last_used = self._clock()
         if not kept or session.id not in self._sessions:
             # The engine may have published the tokens just removed from the log.
@@ -271,7 +274,8 @@ class SessionStore:
 
     @contextmanager
     def _room_for(self, caller: Caller) -> Iterator[None]:
-        """Reserve a place while the engine opens the session's cursor. Raises SessionLimit."""
+        """Reserve a place for one more session of the caller, inside `with`, while the engine opens
+        its cursor. Raises SessionLimit."""
         if caller.is_one_of_many and self._per_key:
             self._make_room(
                 self._per_key,
@@ -293,8 +297,9 @@ class SessionStore:
                 del self._opening[caller.name]
 
     def _make_room(self, most: int, owner: str | None, complaint: str) -> None:
-        """Close idle sessions if needed. Raises SessionLimit if `most` are still open. owner: count
-        only this caller's sessions; None: all."""
+        """If `most` or more sessions are open, close the idle ones. Raises SessionLimit with the
+        text `complaint` if `most` are still open. owner: count only this caller's sessions; None:
+        all."""
         if self._count(owner) < most:
             return
         deadline = self._clock() - self._idle_seconds
@@ -306,7 +311,8 @@ class SessionStore:
             raise SessionLimit(complaint)
 
     def _count(self, owner: str | None) -> int:
-        """Return the number of sessions, with those being opened."""
+        """Return the number of sessions of the caller, with those being opened. owner: the caller's
+        name; None: all callers."""
         if owner is None:
             return len(self._sessions) + self._opening.total()
         mine = sum(session.owner == owner for session in self._sessions.values())
@@ -315,8 +321,9 @@ class SessionStore:
 
 @dataclass(frozen=True)
 class SessionInput:
-    """tail: kind of the log's end afterwards. closing: tokens to end the previous answer; the first
-    is left out if the log already ends with it. marks: token counts within `tokens`."""
+    """The input of one Append, as tokens. tail: kind of the log's end afterwards. closing: tokens
+    to end the previous answer; the first is left out if the log already ends with it. marks: token
+    counts within `tokens`."""
 
     tail: Tail
     tokens: Tokens
@@ -324,7 +331,8 @@ class SessionInput:
     closing: tuple[int, ...] = ()
 
     def behind(self, log: TokenLog) -> tuple[Tokens, tuple[int, ...]]:
-        """Return the tokens to append to `log`, and the marks among them."""
+        """Return the tokens to append to `log`, with the closing of its last answer, and the marks
+        among them."""
         closing = self.closing
         if closing and log.ends_with(closing[0]):
             closing = closing[1:]
@@ -334,7 +342,7 @@ class SessionInput:
 
 @dataclass(frozen=True)
 class LogEnd:
-    """The state of a log's end, for joining messages to it. salt: salt of the session."""
+    """The state of a session log's end, needed to append messages. salt: salt of the session."""
 
     tail: Tail
     salt: bytes
@@ -342,7 +350,8 @@ class LogEnd:
 
 @dataclass(frozen=True)
 class Appended:
-    """tokens: number of added tokens. total: length of the whole log in tokens."""
+    """The result of an append. tokens: number of added tokens. total: length of the whole log in
+    tokens."""
 
     tokens: int
     total: int
@@ -350,7 +359,7 @@ class Appended:
 
 @dataclass(frozen=True)
 class TurnPrompt:
-    """A turn's prompt for the engine, with fields of Submit. label: the session's name for
+    """A turn's prompt for the engine. The fields are those of Submit. label: the session's name for
     operators."""
 
     tokens: Tokens
@@ -364,28 +373,30 @@ class OpenTurn(Protocol):
     prompt: TurnPrompt
 
     def keep(self, answer: Sequence[int]) -> None:
-        """Append the answer to the log as the turn ends. Without this call the turn is removed."""
+        """Append the answer to the session's log as the turn ends. Without this call the turn is
+        removed."""
 
 
 class Sessions(Protocol):
     async def end(self, caller: Caller, session_id: str) -> LogEnd:
-        """Return the state of the log's end. Raises UnknownSession, SessionBusy."""
+        """Return the state of the session log's end. Raises UnknownSession, SessionBusy."""
 
     async def append(
         self, caller: Caller, session_id: str, after: Tail, added: SessionInput
     ) -> Appended:
-        """Append to the log. after: kind of the log's end when `added` was read. Raises
-        UnknownSession, SessionBusy, PromptTooLong, InvalidRequest."""
+        """Append the input `added` to the session's log. after: kind of the log's end when `added`
+        was read; SessionBusy if it has changed. Raises UnknownSession, SessionBusy, PromptTooLong,
+        InvalidRequest."""
 
     def turn(
         self, caller: Caller, tenant: str | None, session_id: str
     ) -> AbstractAsyncContextManager[OpenTurn]:
-        """Hold the session inside `with`. tenant: the call's tenant. Raises UnknownSession,
-        SessionBusy, InvalidRequest."""
+        """Hold the session for one turn inside `with`. tenant: the call's tenant. Raises
+        UnknownSession, SessionBusy, InvalidRequest."""
 
 
 class HeldSessions:
-    """The Sessions of a store in this process."""
+    """The Sessions interface over a session store in this process."""
 
     def __init__(self, store: SessionStore, codec: TextCodec) -> None:
         self._store = store
@@ -430,8 +441,8 @@ class HeldSessions:
             yield _HeldTurn(turn, TurnPrompt(tokens, session.salt, cursor, marks, session.label))
 
     def _open_answer(self, session: Session) -> None:
-        """Append the opening of the assistant's turn after messages. A removed turn removes the
-        opening too."""
+        """Append the template's opening of the assistant's turn, if the log ends with messages. If
+        the turn is removed, the opening is removed too."""
         if session.tail is Tail.EMPTY:
             raise InvalidRequest("session has no tokens: append text, token_ids or messages first")
         if session.tail is Tail.MESSAGES:

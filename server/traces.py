@@ -1,8 +1,8 @@
-"""The traces of a node's requests, and their absence: to a collector, or nowhere.
+"""The traces of a node's requests: sent to a collector, or not made at all.
 
 Independent of OpenTelemetry. server/otel.py uses it, and is imported only if an endpoint is set.
 Thread rule: the event loop; any thread for header(). Invariant: spans are made afterwards, from the
-states reported at a request's end. A trace costs a running request nothing.
+phases reported at a request's end. A trace costs a running request nothing.
 """
 
 import importlib.util
@@ -15,12 +15,12 @@ from tasuki.server.auth.tenants import RequestContext
 
 class Tracing(Protocol):
     def begin(self, request: RequestId, request_context: RequestContext) -> None:
-        """Begin the span of an admitted request. The request's last message ends the span."""
+        """Begin the trace span of an admitted request. The request's last message ends the span."""
         return
 
     def begin_transfer(self, transfer_id: TransferId, request: str, traceparent: str) -> None:
-        """Begin the span of a prompt handed to this node by another one. traceparent: span of the
-        other node's request."""
+        """Begin the trace span of a prompt handed to this node by another node. traceparent: span
+        of the other node's request."""
         return
 
     def header(self, request: RequestId) -> str:
@@ -29,11 +29,11 @@ class Tracing(Protocol):
         return ""
 
     def observe(self, message: ObservedMessage) -> None:
-        """End the spans of the request or transfer ended by this message."""
+        """End the trace span of the request or transfer ended by this message."""
         return
 
     def close(self) -> None:
-        """Send the spans not sent yet. May block for seconds."""
+        """Send the spans not sent yet to the collector. May block for seconds."""
         return
 
 
@@ -46,8 +46,8 @@ class TracingUnavailable(RuntimeError):
 
 
 def open_tracing(endpoint: str, node: str, role: str, model: str) -> Tracing:
-    """Return the tracing. endpoint: an OTLP collector; empty: no tracing. node, role, model:
-    attributes of each span. Raises TracingUnavailable."""
+    """Return the tracing of a node. endpoint: an OTLP collector; empty: no tracing. node, role,
+    model: attributes of each span. Raises TracingUnavailable."""
     if not endpoint:
         return NoTracing()
     if not endpoint.startswith(("http://", "https://")):

@@ -1,9 +1,9 @@
 """The unread part of one request's answer.
 
 One event loop's thread; one reader. Invariants: tokens are taken in order and once, by the reader
-or by its sink, and the end after them. At most `limit` tokens wait; beyond it, the reader is cut
-off once it has read them. A token waiting for long takes about 30 bytes, and 14 more for each of
-its likeliest tokens.
+or by its sink, and the answer's end after them. At most `limit` tokens wait; beyond it, the reader
+is cut off once it has read them. A token waiting for long takes about 30 bytes, and 14 more for
+each of its likeliest tokens.
 """
 
 import asyncio
@@ -17,29 +17,32 @@ from tasuki.model.ops.sampling.params import TopLogprobs
 from .errors import SlowReader
 
 AnswerPart = Sequence[m.TokenOut] | m.Finished
-"""One or more waiting tokens, or the answer's end."""
+"""A part of an answer: one or more waiting tokens, or the answer's end."""
 
 TokenSink = Callable[[Sequence[m.TokenOut]], bool]
-"""Takes tokens while the reader waits, without waking its task. A wakeup costs more than all other
-work for a token. Returns False if it took none; then the reader must. Must not keep the list."""
+"""A function to take tokens while the reader's task waits, without waking it. A wakeup costs more
+than all other work for a token. Returns False if it took none; then the reader must take them. Must
+not keep the list."""
 
 _MOST_AT_ONCE = 64
-"""Largest number of tokens taken at once. It bounds their output too."""
+"""Largest number of tokens taken at once. It bounds the size of a written output too."""
 
 _PACKED_AT = 2 * _MOST_AT_ONCE
-"""Tokens kept as objects. A reader at full speed never has so many."""
+"""Largest number of waiting tokens kept as objects; more are packed into bytes. A reader at full
+speed never has so many."""
 
 
 class SinkTurn:
-    """The event loop's next round. All sinks with waiting tokens are called in it, in one callback.
-    Deliveries already due come first, and their tokens are included."""
+    """The next round of the event loop, shared by answers. All sinks with waiting tokens are called
+    in it, in one callback. Deliveries already due come first, and their tokens are included."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._unread: list[UnreadAnswer] = []
 
     def wait(self, unread: "UnreadAnswer") -> None:
-        """Feed `unread` in the next round of the event loop, once for each call."""
+        """Call feed() of `unread` in the next round of the event loop, once for each call of
+        wait()."""
         if not self._unread:
             self._loop.call_soon(self._feed)
         self._unread.append(unread)
@@ -51,7 +54,7 @@ class SinkTurn:
 
 
 class _Block(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Tokens of one request, with their common id."""
+    """Some tokens of one request, with the request's id, for packing."""
 
     request_id: m.RequestId
     tokens: list[tuple[int, float, float, int, TopLogprobs]]
@@ -62,7 +65,7 @@ _read_block = msgspec.msgpack.Decoder(_Block).decode
 
 
 def _packed(tokens: Sequence[m.TokenOut]) -> bytes:
-    """Return the tokens as bytes. Python objects take five times the memory."""
+    """Return the tokens packed into bytes. Python objects take five times the memory."""
     fields = [(one.token, one.logprob, one.margin, one.index, one.top) for one in tokens]
     return _write_block(_Block(tokens[0].request_id, fields))
 
@@ -76,18 +79,19 @@ class UnreadAnswer:
     def __init__(
         self, limit: int, sink: TokenSink | None = None, turn: SinkTurn | None = None
     ) -> None:
-        """limit: largest number of waiting tokens. sink: tried before the reader; None: no sink.
-        The reader gets its exceptions. turn: the SinkTurn of all answers; None: a new one."""
+        """Set up an empty answer. limit: largest number of waiting tokens. sink: tried before the
+        reader; None: no sink. The reader gets its exceptions. turn: the SinkTurn of all answers;
+        None: a new one."""
         self._limit = limit
         self._sink = sink
         self._loop = asyncio.get_running_loop()
         self._turn = turn or SinkTurn(self._loop)
         self._packed: list[bytes] = []
-        """The oldest waiting tokens, _MOST_AT_ONCE in each."""
+        """The oldest waiting tokens, packed, _MOST_AT_ONCE in each entry."""
         self._tokens: list[m.TokenOut] = []
-        """The tokens after them."""
+        """The waiting tokens after the packed ones, as objects."""
         self._most_objects = min(limit, _PACKED_AT)
-        """Largest number of waiting objects before some are packed, or before the limit is
+        """Largest number of waiting tokens as objects. Beyond it, some are packed, or the limit is
         reached."""
         self._end: m.Finished | Exception | None = None
         self._closed = False
@@ -95,7 +99,8 @@ class UnreadAnswer:
         self._scheduled = False
 
     def put(self, token: m.TokenOut) -> bool:
-        """Add a token. Return False if it exceeds the limit; it and later ones are dropped."""
+        """Add a token of the answer. Return False if it exceeds the limit; this token and later
+        ones are dropped."""
         if self._closed:
             return True
         if len(self._tokens) >= self._most_objects and not self._make_room():
@@ -111,20 +116,20 @@ class UnreadAnswer:
         return True
 
     def end(self, end: m.Finished | Exception) -> None:
-        """Record the end. No token follows it; the first end counts."""
+        """Record the answer's end. No token follows it. Only the first call counts."""
         if not self._closed:
             self._closed = True
             self._end = end
             self._wake()
 
     def close(self) -> None:
-        """Drop all tokens, because the reader has gone."""
+        """Drop all waiting tokens, because the reader has gone."""
         self._closed = True
         self._clear()
 
     async def read(self) -> AnswerPart:
-        """Return at most _MOST_AT_ONCE waiting tokens, as soon as there are any; after the last
-        one, the end. Raises the error of the answer."""
+        """Return at most _MOST_AT_ONCE waiting tokens, as soon as there are any. After the last
+        token, return the answer's end. Raises the error of the answer."""
         if not self._tokens and not self._packed and self._end is None:
             self._reader = self._loop.create_future()
             await self._reader
@@ -138,7 +143,7 @@ class UnreadAnswer:
         return self._end
 
     def feed(self) -> None:
-        """Give waiting tokens to the sink. REQUIRES: there is a sink."""
+        """Give waiting tokens to the answer's sink. REQUIRES: there is a sink."""
         self._scheduled = False
         if self._reader is None or not (self._tokens or self._packed):
             return  # The reader has read all, or must read earlier tokens first.
@@ -158,7 +163,8 @@ class UnreadAnswer:
             self._wake()
 
     def _make_room(self) -> bool:
-        """Pack the oldest of the tokens kept as objects. Return False if the limit is reached."""
+        """Pack the oldest of the waiting tokens kept as objects. Return False if the limit is
+        reached."""
         left = self._limit - _MOST_AT_ONCE * len(self._packed)
         if len(self._tokens) >= left:
             return False
@@ -168,14 +174,14 @@ class UnreadAnswer:
         return True
 
     def _first(self) -> list[m.TokenOut]:
-        """Return the next tokens. It may be the list of waiting tokens itself."""
+        """Return the next waiting tokens. The result may be the list of waiting tokens itself."""
         if self._packed:
             return _unpacked(self._packed[0])
         waiting = self._tokens
         return waiting if len(waiting) <= _MOST_AT_ONCE else waiting[:_MOST_AT_ONCE]
 
     def _drop_first(self) -> None:
-        """Drop the tokens returned by _first()."""
+        """Drop the waiting tokens returned by _first()."""
         if self._packed:
             del self._packed[0]
             left = self._limit - _MOST_AT_ONCE * len(self._packed)

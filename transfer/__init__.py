@@ -1,2 +1,2 @@
-"""Hand-over: protocol, steps, layer chunks, digest and transports. Knows bytes and layers, never
-tokens' meaning."""
+"""Transport of KV and state between nodes: protocol, layer chunks, digests and transports. Knows
+bytes and layers, never the meaning of tokens."""

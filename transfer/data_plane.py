@@ -1,13 +1,13 @@
 """One node's access to transfers: its registered arena, its sender and its receiver.
 
-`DataPlane`: the registered arena, its digester, the source and the sink of its layer chunks, its
-contract and its identity. If the wire is not exact, the arena's last slabs are kept back for
-encoded chunks on their way out.
+`DataPlane`: the registered arena, its digester, the source and the decoder of its layer chunks, its
+contract and its identity. If chunks are sent encoded, the arena's last slabs (fixed-size parts) are
+kept back for encoded chunks to be sent.
 
-`TransferEngine`: the two ends of every node of a pair: a sender of bytes from its arena and a
-receiver of bytes into it. Owns both, over one borrowed data plane. Knows no role: the node decides
-if hand-overs leave and pulls come, or the reverse. Thread rule: start and stop block, once each, on
-any thread allowed to wait.
+`TransferEngine`: a node's sender of bytes from its arena and its receiver of bytes into it. Owns
+both, over one borrowed data plane. Knows no role: the node decides if it sends hand-overs and
+receives pulls, or the reverse. Thread rule: start and stop block, once each, on any thread allowed
+to wait.
 """
 
 from dataclasses import dataclass
@@ -39,30 +39,31 @@ from .settings import WireSettings
 
 @dataclass(frozen=True)
 class DataPlane:
-    """One node's registered arena with its transport. Closing the transport ends it; it does not
-    own the arena's memory."""
+    """One node's registered arena with its transport. Closing the transport ends the registration.
+    The arena's memory belongs to the caller."""
 
     transport: Transport
     digester: Digester
     chunk_source: ChunkSource
     chunk_sink: ChunkSink | None
-    """None if arriving chunks need no decoding."""
+    """Decoder of arriving layer chunks; None if they need no decoding."""
     slabs: int
-    """Number of slabs for a cache: all except the last ones kept back."""
+    """Number of slabs (fixed-size parts of the arena) for a cache, without those kept back for
+    encoded chunks."""
     contract: Contract
     node: NodeIdentity
     arena: ArenaKey
     spans: RankSpans
 
     def source(self, steps: StepCounter) -> SourceArena:
-        """Return the arena as a sender's. steps: counts the layers written into it, on every
-        rank."""
+        """Return this arena as a `SourceArena`, for a sender of bytes from it. steps: counter of
+        the layers written into the arena on every rank."""
         return SourceArena(
             self.slabs, self.transport, self.chunk_source, steps, self.arena, self.spans.ranks
         )
 
     def target(self) -> TargetArena:
-        """Return the arena as a receiver's."""
+        """Return this arena as a `TargetArena`, for a receiver of bytes into it."""
         return TargetArena(
             *(self.slabs, self.transport, self.digester, self.chunk_sink, self.arena),
             spans=self.spans,
@@ -79,8 +80,9 @@ class DataPlane:
         constants: str = NOT_USED,
         weights_format: str = NOT_USED,
     ) -> "DataPlane":
-        """Make a data plane of the memory with the arenas of several ranks, as over() does; the
-        wire is exact. Raises TransportError; ValueError if heads are no whole words."""
+        """Make a data plane of a memory region with the arenas of several ranks, otherwise like
+        over(). KV and state are sent exact. Raises TransportError; ValueError if a head's bytes are
+        no whole 64-bit words."""
         warn_if_armed()
         region.register(transport)
         digester = region.digester()
@@ -120,9 +122,9 @@ class DataPlane:
         """Make a data plane of one arena.
 
         memory: the arena's bytes, uint8 [slabs * slab_bytes] on any device; only they are
-        registered here. wire: exact by default. arena: its key in the node; by default the only
-        one. constants, weights_format: the model's and its weights', for the contract. Raises
-        TransportError, WireError.
+        registered here. wire: precision of sent KV and state; None: exact. arena: key of this arena
+        in the node; by default the only one. constants, weights_format: values of the model and of
+        its weights, for the contract. Raises TransportError, WireError.
         """
         warn_if_armed()
         wire = wire or WireSettings()
@@ -163,7 +165,8 @@ class DataPlane:
 
 
 def build_digester(memory: torch.Tensor, layout: CacheLayout, units: WireUnits) -> Digester:
-    """Return the digester of the arena's bytes on the wire."""
+    """Return the digester of an arena. units: lengths on the wire; only the sent part of each unit
+    is digested."""
     if memory.device.type == "cpu":
         return ChunkDigester(memory.numpy(), layout, units)
     from tasuki.transfer.chunks.digest_kernel import GpuChunkDigester
@@ -172,8 +175,8 @@ def build_digester(memory: torch.Tensor, layout: CacheLayout, units: WireUnits) 
 
 
 def _layer_codec(memory: torch.Tensor, units: WireUnits) -> LayerCodec:
-    """Return the layer codec of an arena. memory: its bytes, uint8 [slabs * slab_bytes] on any
-    device."""
+    """Return the encoder and decoder of an arena's layers. memory: the arena's bytes, uint8 [slabs
+    * slab_bytes] on any device."""
     if memory.device.type == "cpu":
         return TorchLayerCodec(memory, units)
     from tasuki.transfer.precision.row_codec_kernel import GpuLayerCodec
@@ -194,8 +197,8 @@ class TransferEngine:
         layers_per_window: int | None,
         lease_seconds: float,
     ) -> "TransferEngine":
-        """Make both ends. steps: counter awaited by the sender's chunks. The rest as in
-        SenderSettings."""
+        """Make a node's sender and receiver. steps: counter of finished layers; a chunk waits for
+        its layers there. layers_per_window, lease_seconds: fields of SenderSettings."""
         layout = plane.contract.layout
         settings = SenderSettings(layers_per_window=layers_per_window, lease_seconds=lease_seconds)
         return cls(
@@ -204,13 +207,13 @@ class TransferEngine:
         )
 
     def start(self) -> None:
-        """Start receiver and sender. Shorten the turns of this process's threads with the
-        interpreter's lock."""
+        """Start receiver and sender. Also shorten the time for which a thread of this process keeps
+        the interpreter's lock."""
         shorten_lock_turns()
         self.receiver.start()
         self.sender.start()
 
     def stop(self) -> None:
-        """Stop the sender first: no posted write may outlive this node's memory."""
+        """Stop the sender, then the receiver. No posted write may outlive this node's memory."""
         self.sender.stop()
         self.receiver.stop()

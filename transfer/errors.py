@@ -10,7 +10,7 @@ class TransportError(TransferError):
 
 
 class PeerTimedOut(TransferError):
-    """A peer sent nothing for too long, while this node was running to receive it."""
+    """No message of a peer came for longer than its timeout, while this node could receive one."""
 
 
 class OutOfBounds(TransferError):
@@ -18,11 +18,13 @@ class OutOfBounds(TransferError):
 
 
 class ChunkPlanError(TransferError):
-    """A forward's plan does not continue the room's previous one, or leaves the granted ids."""
+    """A forward's plan does not continue the transfer's previous plan, or has pages outside the
+    granted ones."""
 
 
 class ChunksMissing(TransferError):
-    """A hand-over sent Done, but some of its layer chunks have not arrived."""
+    """A hand-over's sender reported its end, but some of the transfer's layer chunks have not
+    arrived."""
 
 
 class DigestMismatch(TransferError):
@@ -30,16 +32,16 @@ class DigestMismatch(TransferError):
 
 
 class PeerUnknown(TransferError):
-    """No connection has that name; connect first."""
+    """No connection has the given peer name; connect first."""
 
 
 class DuplicateTransfer(TransferError):
-    """A room with this number is live already."""
+    """A live transfer has the same id."""
 
 
 class PeerInvalid(TransferError):
-    """A peer sent a value that no node of this version sends."""
+    """A peer sent a value impossible for a node of this version."""
 
 
 class MetadataUnusable(TransportError):
-    """A peer's transport metadata are damaged, or would harm a process that used them."""
+    """A peer's transport metadata are damaged, or would harm a process using them."""

@@ -1,14 +1,14 @@
 """Failpoints: named places of the hand-over. A test can have this process killed, hung, slowed or
-broken there.
+broken at such a place.
 
-Off unless the environment variable TASUKI_FAILPOINTS is set when the process starts. It is read
-once, here, and no flag, message or file sets it. When off, a place costs one look at an empty
-mapping. Format: PLACE[@WINDOW]=ACTION, separated by commas; WINDOW: only at the chunk with this
-sequence number; ACTION: kill, hang, raise or delay:SECONDS, as in
+They are off unless the environment variable TASUKI_FAILPOINTS is set when the process starts. It is
+read once, here, and no flag, message or file sets it. When off, a place costs one look into an
+empty mapping. Format: PLACE[@WINDOW]=ACTION, separated by commas; WINDOW: only at the chunk with
+this sequence number; ACTION: kill, hang, raise or delay:SECONDS, as in
 `TASUKI_FAILPOINTS=sender.after_post@3=kill,receiver.before_verify=delay:0.5`.
 
-Knows names and processes, nothing of rooms. Thread rule: any thread; an action affects the thread
-at the place; kill ends the whole process. Invariant: the armed failpoints never change.
+Knows names and processes, nothing of transfers. Thread rule: any thread; an action affects the
+thread at the place; kill ends the whole process. Invariant: the armed failpoints never change.
 """
 
 import logging
@@ -30,7 +30,8 @@ VARIABLE = "TASUKI_FAILPOINTS"
 
 
 class Place(Enum):
-    """Places of failpoints in the process. Places of layer chunks are reached once a chunk."""
+    """Places of failpoints in the process. The places in CHUNK_PLACES are reached once for each
+    layer chunk."""
 
     SENDER_BEFORE_ACCEPTED = "sender.before_accepted"
     SENDER_AFTER_ACCEPTED = "sender.after_accepted"
@@ -74,16 +75,18 @@ class Action(Enum):
 
 
 class FailpointSyntax(TransferError):
-    """TASUKI_FAILPOINTS cannot be read."""
+    """The environment variable TASUKI_FAILPOINTS cannot be read."""
 
 
 class FailpointReached(Exception):
-    """An armed place was reached. Not a TransferError: it simulates an unforeseen defect."""
+    """A place with the action `raise` was reached. It is no TransferError, because it simulates an
+    unforeseen defect."""
 
 
 @dataclass(frozen=True)
 class Failpoint:
-    """window: sequence number of its chunk; None: all chunks. seconds: length of a delay."""
+    """Failure armed at a place. chunk: sequence number of the layer chunk to fail at; None: any
+    chunk. seconds: length of a delay."""
 
     chunk: int | None
     action: Action
@@ -91,7 +94,8 @@ class Failpoint:
 
 
 def parse(text: str) -> Mapping[Place, Failpoint]:
-    """Return the armed failpoints, one a place. Raises FailpointSyntax."""
+    """Return the failpoints named by the variable's text, at most one for each place. Raises
+    FailpointSyntax."""
     armed = {}
     for item in filter(None, text.split(",")):
         try:
@@ -105,13 +109,13 @@ def parse(text: str) -> Mapping[Place, Failpoint]:
 
 
 def _one(item: str) -> tuple[Place, Failpoint]:
-    """Return the place and failpoint of one item. Raises ValueError."""
+    """Return the place and failpoint of one item, PLACE[@WINDOW]=ACTION. Raises ValueError."""
     where, _, what = item.partition("=")
     name, _, chunk = where.partition("@")
     action, _, seconds = what.partition(":")
     place = Place(name)
     if chunk and place not in CHUNK_PLACES:
-        raise ValueError(f"{name} is not reached window by window")
+        raise ValueError(f"{name} is not reached layer chunk by layer chunk")
     return place, Failpoint(
         int(chunk) if chunk else None, Action(action), float(seconds) if seconds else 0.0
     )
@@ -121,15 +125,15 @@ ARMED: Final = parse(os.environ.get(VARIABLE, ""))
 
 
 def warn_if_armed() -> None:
-    """Warn if failpoints are armed. Call it once the process's logging is configured."""
+    """Log a warning if failpoints are armed. Call it once the process's logging is configured."""
     if ARMED:
         places = ", ".join(place.value for place in ARMED)
         log.warning("%s is set: this process will fail at %s", VARIABLE, places)
 
 
 def reach(place: Place, chunk: int | None = None) -> None:
-    """Perform the armed action of `place`, if there is one. window: the chunk's sequence number for
-    a place in CHUNK_PLACES. Raises FailpointReached if armed to."""
+    """Perform the armed action of `place`, if there is one. chunk: sequence number of the layer
+    chunk, for a place in CHUNK_PLACES. Raises FailpointReached if the action is `raise`."""
     failpoint = ARMED.get(place)
     if failpoint is not None and failpoint.chunk in (None, chunk):
         _act(place, failpoint)

@@ -20,8 +20,8 @@ _HIGHEST_PID = 1 << 22
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """Identity of a process on a boot of a host; start_ticks distinguishes a reused pid from its
-    first owner."""
+    """Identity of a process on one boot of a host. start_ticks: start time of the process; it
+    distinguishes a reused pid from the pid's first owner."""
 
     boot_id: Name
     pid_namespace: int
@@ -34,7 +34,8 @@ class ProcessIdentity:
         return ProcessIdentity(boot_id, namespace, os.getpid(), _start_ticks(os.getpid()))
 
     def here(self) -> bool:
-        """Return True if its pid means the same process on this node."""
+        """Return True if the process's pid means the same process to this node: same boot and pid
+        namespace."""
         return (self.boot_id, self.pid_namespace) == _host()
 
 
@@ -63,11 +64,11 @@ _CHECKSUM_BYTES = 16
 
 @dataclass(frozen=True)
 class ArenaAddress:
-    """Address of an arena.
+    """Address of an arena for peers.
 
-    transport_metadata opens the arena's memory, and is kept out of texts. slabs: size of the arena
-    in slabs. ranks: number of ranks; each has `slabs` slabs, one arena behind another
-    (transfer/ranks/region.py).
+    transport_metadata: bytes to open the arena's memory with, kept out of logs. slabs: size of each
+    rank's arena in slabs (fixed-size parts). ranks: number of ranks; their arenas are one behind
+    another (transfer/ranks/region.py).
     """
 
     transport_metadata: bytes = field(repr=False)
@@ -78,10 +79,11 @@ class ArenaAddress:
 
 @dataclass(frozen=True)
 class NodeIdentity:
-    """Identity of a node.
+    """Identity of a node for its peers.
 
-    epoch: identity of this process start, compared for equality only. transport: its kind's name.
-    arenas: arenas open to writes of peers, one a link; the wire carries one.
+    epoch: random bytes of this process start, compared for equality only. transport: name of the
+    transport's kind. arenas: arenas open to writes of peers, one for each link; the wire carries
+    one.
     """
 
     name: str
@@ -99,8 +101,8 @@ class NodeIdentity:
         arena: ArenaKey = ONLY_ARENA,
         ranks: int = 1,
     ) -> "NodeIdentity":
-        """Return the identity of this process, with one arena of `slabs` slabs. kind, metadata: its
-        transport's."""
+        """Return the identity of this process, with one arena of `slabs` slabs. kind, metadata:
+        kind and metadata of its transport."""
         return NodeIdentity(
             name=name,
             epoch=secrets.token_bytes(EPOCH_BYTES),
@@ -111,6 +113,6 @@ class NodeIdentity:
 
 
 def metadata_checksum(metadata: bytes) -> bytes:
-    """Return the checksum sent beside transport metadata. It finds accidents before the metadata
-    are parsed, not forgers."""
+    """Return the checksum sent together with transport metadata. It finds accidental damage before
+    the metadata are parsed, not forgery."""
     return hashlib.blake2b(metadata, digest_size=_CHECKSUM_BYTES).digest()

@@ -1,8 +1,8 @@
-"""Bounds on a peer's values, as a node of this version could send them.
+"""Checks of a peer's values against the bounds of a node of this version.
 
-Pure; readers of messages call it for every value kept, computed with, logged or shown. The types at
-the end carry a bound as metadata, applied when a table of peers' messages reads the field
-(transfer/wire.py). Invariant: returned values are finite, bounded and printable.
+Pure. Readers of messages call it for every value kept, computed with, logged or shown. The types at
+the module's end carry a bound as metadata. It is applied when a table of peers' messages reads the
+field (transfer/wire.py). Invariant: returned values are finite, bounded and printable.
 """
 
 import math
@@ -15,19 +15,20 @@ from .errors import PeerInvalid
 LONGEST_NAME = 128
 LONGEST_REASON = 1024
 LONGEST_SECONDS = 86400.0
-"""One day: no message has a longer duration in seconds."""
+"""Longest duration in any message, in seconds: one day."""
 LONGEST_LEASE = 600.0
 MOST_BYTES = 1 << 50
 MOST_FIELDS = 128
 _SHOWN = 256
 
 Bound: TypeAlias = Callable[[Any, str], Any]
-"""Takes a value and its field's name for errors. Returns the value to keep."""
+"""Check of one value. It takes a value and its field's name for errors, and returns the value to
+keep."""
 
 
 def seconds(value: float, field: str, most: float = LONGEST_SECONDS) -> float:
-    """Return the seconds if within the bound. Raises PeerInvalid naming the field, as all functions
-    here do."""
+    """Return `value` if it is in [0, most] seconds. Raises PeerInvalid naming the field; so do all
+    functions here."""
     return within(value, field, 0.0, most)
 
 
@@ -51,8 +52,8 @@ def count(value: int, field: str, most: int = MOST_BYTES) -> int:
 
 
 def name(value: str, field: str, longest: int = LONGEST_NAME) -> str:
-    """Return a name if it is short and printable, because it is shown unchanged in logs, metrics
-    and pages."""
+    """Return the name if it has at most `longest` printable characters: it is shown unchanged in
+    logs, metrics and pages. Raises PeerInvalid."""
     if not is_name(value, longest):
         raise PeerInvalid(
             f"{field} {shown(value)!r} is no name: at most {longest} printable characters"
@@ -71,32 +72,32 @@ def known(value: str, field: str, names: frozenset[str]) -> str:
 
 
 def contract(values: Mapping[str, str]) -> dict[str, str]:
-    """Return a peer's contract, ready to be compared and shown. Raises PeerInvalid if it has more
-    fields than any version has."""
+    """Return a peer's contract, cut and printable, to be compared and shown. Raises PeerInvalid if
+    it has more than MOST_FIELDS fields."""
     if len(values) > MOST_FIELDS:
         raise PeerInvalid(f"contract has {len(values)} fields, at most {MOST_FIELDS} are read")
     return {shown(field): text(value, 4096) for field, value in values.items()}
 
 
 def text(value: str, longest: int = LONGEST_REASON) -> str:
-    """Return the text for a line of a log: cut to `longest`, with unprintable characters
+    """Return the text for a log line: cut to `longest` characters, with unprintable ones
     replaced."""
     cut = value if len(value) <= longest else f"{value[: longest - 3]}..."
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in cut)
 
 
 def shown(value: str) -> str:
-    """Return a value for use inside a sentence: text(), and short."""
+    """Return a value for use inside a sentence: cut short, with unprintable characters replaced."""
     return text(value, _SHOWN)
 
 
 def one_of(names: frozenset[str]) -> Bound:
-    """Return a bound: the value must be one of these names."""
+    """Return a check: a value must be one of these names."""
     return partial(known, names=names)
 
 
 def each(names: frozenset[str], bound: Bound) -> Bound:
-    """Return a bound: a map with only these keys, and with values within `bound`."""
+    """Return a check for a map: its keys must be among `names`, and its values pass `bound`."""
 
     def bounded(values: Mapping[str, Any], field: str) -> Mapping[str, Any]:
         for name, value in values.items():
@@ -107,7 +108,7 @@ def each(names: frozenset[str], bound: Bound) -> Bound:
 
 
 def no_peers(value: object, field: str) -> None:
-    """Reject a field never sent by a peer. Raises PeerInvalid."""
+    """Reject a field never sent by peers. Raises PeerInvalid."""
     raise PeerInvalid(f"{field} is no peer's field")
 
 
@@ -118,10 +119,10 @@ Count32: TypeAlias = Annotated[int, count32]
 ByteCount: TypeAlias = Annotated[int, count]
 Seconds: TypeAlias = Annotated[float, seconds]
 Extent: TypeAlias = Annotated[float, long_seconds]
-"""Seconds or another extent, finite and not negative."""
+"""Seconds or another quantity, finite and not negative."""
 Number: TypeAlias = Annotated[float, partial(within, least=-math.inf, most=math.inf)]
 """Number, possibly infinite, but not NaN."""
 Finite: TypeAlias = Annotated[float, finite]
 Name: TypeAlias = Annotated[str, name]
 Shown: TypeAlias = Annotated[str, lambda value, _: shown(value)]
-"""Any text, cut and made printable."""
+"""Text of a peer, of any length and content; cut and made printable when read."""

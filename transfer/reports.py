@@ -1,13 +1,14 @@
 """Reports of one transfer: bytes, digests, and the times of each side's steps.
 
-`SendReport`: a finished hand-over's bytes, digests and hidden part of its time. `HandoverTimeline`:
-times of the steps of one hand-over or one pull, on each side's own clock.
+`SendReport`: bytes and digests of a finished hand-over, and the part of its time hidden behind the
+forward's compute. `HandoverTimeline`: times of the steps of one hand-over or one pull, on each
+side's own clock.
 
-The two tracks are never merged, because the clocks of two hosts cannot be subtracted. Each track
-counts seconds of its side's monotonic clock from that side's start. The sender starts when Reserve
-comes, the receiver when Reserve leaves. For a pull, with swapped roles, Pull comes and leaves. Both
-tracks identify layer chunks by the same sequence numbers. Holds no room and no thread; plain
-values, bounded by KEPT_CHUNKS a track.
+The two sides' tracks are never merged, because the clocks of two hosts cannot be subtracted. A
+track counts seconds of its side's monotonic clock. The sender's track begins when Reserve arrives,
+the receiver's when Reserve is sent. For a pull, Pull is the first message instead. Both tracks
+identify layer chunks by the same sequence numbers. Holds no transfer and no thread; plain values,
+with at most KEPT_CHUNKS chunks a track.
 """
 
 from collections.abc import Sequence
@@ -18,10 +19,10 @@ from tasuki.transfer.chunks.chunk import ChunkHeader
 
 
 class Drain(Enum):
-    """End of the posted transfers of a stopped room."""
+    """End of a stopped transfer's posted writes: surely ended, or given up."""
 
-    DRAINED = "all of them finished or failed: no write can land any more"
-    FORCED = "given up after a deadline, or the wire broke: a write may still land"
+    DRAINED = "all of them finished or failed: no write can arrive any more"
+    FORCED = "given up after a deadline, or the wire broke: a write may still arrive"
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,10 @@ class ChunkDigest:
 
 @dataclass(frozen=True)
 class ChunkTiming:
-    """Times of a sent chunk, in seconds of the sender's monotonic clock.
+    """Times of a sent layer chunk, in seconds of the sender's monotonic clock.
 
-    layers_finished: KV and state of each of its layers written. begun: sending begun. posted: given
-    to the transport. flushed: flushed.
+    layers_finished: for each layer, when its KV and state were written. begun: sending began.
+    posted: given to the transport. flushed: in the receiver's memory.
     """
 
     sequence: int
@@ -47,14 +48,16 @@ class ChunkTiming:
 
     @property
     def finished(self) -> float:
-        """Return the earliest possible time of sending the chunk: its last layer was finished."""
+        """Return the time when the chunk's last layer was finished: the earliest possible time for
+        sending it."""
         return self.layers_finished[-1]
 
 
 @dataclass(frozen=True)
 class SendReport:
-    """Report of a sent room. pages: distinct logical pages sent. hidden_seconds: time spent sending
-    before the room's last forward ended. exposed_seconds: from there to the last flush."""
+    """Report of a completely sent transfer. pages: number of distinct logical pages sent.
+    hidden_seconds: time of sending before the transfer's last forward ended (hidden behind its
+    compute). exposed_seconds: time from this end to the last flush."""
 
     bytes: int
     windows: int
@@ -66,8 +69,9 @@ class SendReport:
 
 
 def split_time(timeline: Sequence[ChunkTiming], forward_end: float) -> tuple[float, float]:
-    """Return (hidden, exposed) seconds. Overlapping chunks count once, idle time between chunks not
-    at all. forward_end: end of the room's last forward; math.inf while it runs."""
+    """Return (hidden, exposed) seconds of sending. Overlapping chunks count once, idle time between
+    chunks not at all. forward_end: time when the transfer's last forward ended; math.inf while it
+    runs."""
     hidden, covered = 0.0, float("-inf")
     for chunk in sorted(timeline, key=lambda w: w.begun):
         start = max(chunk.begun, covered)
@@ -79,21 +83,21 @@ def split_time(timeline: Sequence[ChunkTiming], forward_end: float) -> tuple[flo
 
 
 KEPT_CHUNKS = 256
-"""Number of chunks kept by a track, the last ones: exposed time is at a hand-over's end."""
+"""Most chunks kept in a track: the last ones, because exposed time is at a hand-over's end."""
 
 
 class Phase(Enum):
-    """Step of the three-phase commit, passed by both sides.
+    """Phase of the three-phase commit, passed by both sides.
 
-    A pull is granted with its ask, sends no token, and does not notify its receiver of the start.
-    Its phases are GRANTED, ACCEPTED at the sender, DONE, VERIFIED.
+    A pull's destination comes with its first message; a pull sends no token, and does not notify
+    its receiver of the start. Its phases are GRANTED, ACCEPTED at the sender, DONE, VERIFIED.
     """
 
     ACCEPTED = "the sender is about to start"
     GRANTED = "the receiver's pages and slot are sent"
     READY = "the first token is sent"
-    DONE = "the final status is sent: every window is flushed"
-    VERIFIED = "every window landed and every digest is equal"
+    DONE = "the final status is sent: every layer chunk is flushed"
+    VERIFIED = "every layer chunk arrived and every digest is equal"
 
 
 @dataclass(frozen=True)
@@ -104,13 +108,13 @@ class PhaseMark:
 
 @dataclass(frozen=True)
 class SentChunk:
-    """Sent layer chunk: layers [first_layer, first_layer + len(layers_finished)), logical pages
-    [first_page, first_page + pages), with the state or not.
+    """Sent layer chunk with its times: layers [first_layer, first_layer + len(layers_finished)),
+    logical pages [first_page, first_page + pages), and the state if carries_state.
 
     layers_finished[i]: time when KV and state of layer first_layer + i had been written. begun_at:
-    sending began. posted_at: the transport had it. flushed_at: it was in the receiver's memory. A
-    chunk with first_layer 0 begins a forward. Layers finished long ago, such as all layers of a
-    pull, count as finished when their chunk was begun.
+    sending began. posted_at: it was given to the transport. flushed_at: it was in the receiver's
+    memory. A chunk with first_layer 0 begins a forward. Layers of earlier forwards, such as all
+    layers of a pull, count as finished when their chunk was begun.
     """
 
     sequence: int
@@ -131,8 +135,8 @@ class SentChunk:
 
 @dataclass(frozen=True)
 class ArrivedChunk:
-    """Arrived layer chunk. landed_at: time its notification was taken. verified_at: time its digest
-    was known."""
+    """Arrived layer chunk. landed_at: time when its notification was taken. verified_at: time when
+    its digest was known."""
 
     sequence: int
     landed_at: float
@@ -141,7 +145,7 @@ class ArrivedChunk:
 
 @dataclass(frozen=True)
 class BarrierWait:
-    """Wait of a thread at the layer barrier."""
+    """Wait of a computing thread at the layer barrier, until the layer's bytes had arrived."""
 
     layer: int
     began_at: float
@@ -163,21 +167,21 @@ class ReceiverTrack:
 
 @dataclass(frozen=True)
 class HandoverTimeline:
-    """Timeline of a hand-over or of a pull."""
+    """Timeline of a hand-over or of a pull: the tracks of both sides."""
 
     sender: SenderTrack
     receiver: ReceiverTrack
 
 
 class PhaseMarks:
-    """Start of a room on one side, and the time of each passed phase. Pure: the caller gives the
-    time.
+    """Start time of a transfer on one side, and the time of each passed phase. Pure: the caller
+    gives the time.
 
     Invariant: a phase is marked once; later marks change nothing.
     """
 
     def __init__(self, began: float) -> None:
-        """began: seconds of the side's clock; the tracks count from there."""
+        """began: start time in seconds of this side's clock; tracks count from it."""
         self._marks: dict[Phase, float] = {}
         self.began = began
 
@@ -186,12 +190,13 @@ class PhaseMarks:
 
     @property
     def marks(self) -> tuple[PhaseMark, ...]:
-        """Return the marks in the order of the passed phases."""
+        """Return the time of each passed phase, in the order of passing."""
         return tuple(PhaseMark(phase, at) for phase, at in self._marks.items())
 
 
 def sender_track(report: SendReport, phases: PhaseMarks) -> SenderTrack:
-    """Return the sender's track. REQUIRES: the report's times and `phases` use one clock."""
+    """Return the sender's track of times. REQUIRES: the report's times and `phases` use one
+    clock."""
     headers = {chunk.header.sequence: chunk.header for chunk in report.digests}
     began = phases.began
     chunks = []
@@ -217,7 +222,7 @@ def sender_track(report: SendReport, phases: PhaseMarks) -> SenderTrack:
 def receiver_track(
     arrivals: Sequence[ArrivedChunk], waits: Sequence[BarrierWait], phases: PhaseMarks
 ) -> ReceiverTrack:
-    """Return the receiver's track. Landings and waits are in seconds of the clock used by
+    """Return the receiver's track of times. arrivals, waits: with times of the clock used by
     `phases`."""
     began = phases.began
     return ReceiverTrack(
@@ -234,7 +239,7 @@ def receiver_track(
 
 @dataclass(frozen=True)
 class TransferSent:
-    """Transfer complete: every window is flushed."""
+    """Transfer completely sent: every layer chunk is flushed."""
 
     transfer_id: int
     report: SendReport
@@ -242,8 +247,8 @@ class TransferSent:
 
 @dataclass(frozen=True)
 class TransferBroke:
-    """The room stopped by itself: lease lost, transport failed, plan rejected. endpoint_failed: the
-    transport failed, so the next room of this peer would fail too."""
+    """Transfer stopped by its sender: lease lost, transport failed or plan rejected.
+    endpoint_failed: the transport failed, so the next transfer to this peer would fail too."""
 
     transfer_id: int
     reason: str
@@ -258,8 +263,9 @@ TransferEnd = TransferSent | TransferBroke
 class SenderCounters:
     """Counts of a sender since its start; they only grow.
 
-    Thread rule: the transfer thread counts, any thread reads. rooms: sent whole, broken, or forced
-    (given up before they had drained). The other counts cover those sent whole.
+    Thread rule: the transfer thread counts, any thread reads. rooms: number of transfers by end:
+    `sent` completely, `broken`, or `forced` (given up before their writes had drained). The other
+    counts cover completely sent transfers.
     """
 
     rooms: dict[str, int] = field(default_factory=lambda: {"sent": 0, "broken": 0, "forced": 0})

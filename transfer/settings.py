@@ -1,8 +1,8 @@
 """Operator settings of transfers: the transport, and the precision of sent KV and state.
 
 `WirePrecision`: a precision of KV and one of recurrent state, the same on both nodes. Values only;
-knows no bytes. Thread rule: immutable. Invariant: `code` of two precisions is equal only if they
-are equal, and 0 means a wire without encoding.
+knows no bytes. Thread rule: immutable. Invariant: different precisions have different values of
+`code`, and 0 means a wire without encoding.
 
 `WireOptions`: the precision, and the memory for encoding. Both nodes of a pair must have the same
 precision.
@@ -28,8 +28,8 @@ _STATE_SHIFT = 2
 
 @dataclass(frozen=True)
 class WirePrecision:
-    """kv: precision of keys and values. state: precision of the recurrent state; conv state is
-    always exact, because it is small."""
+    """Precision of sent KV and state. kv: for keys and values. state: for the recurrent state; the
+    convolution's state is always exact, because it is small."""
 
     kv: Precision = Precision.EXACT
     state: Precision = Precision.EXACT
@@ -40,7 +40,7 @@ class WirePrecision:
 
     @property
     def code(self) -> int:
-        """Return the precision as the four bits carried by a chunk's notification."""
+        """Return the precision as a number of four bits, sent in a chunk's notification."""
         return _CODES[self.kv] | _CODES[self.state] << _STATE_SHIFT
 
 
@@ -49,16 +49,17 @@ PRECISIONS = tuple(precision.value for precision in Precision)
 
 @dataclass(frozen=True)
 class WireSettings:
-    """staging_mib: MiB of the arena kept back for encoded chunks on their way out. At most an
-    eighth of the arena is taken, and at least the size of two chunks (slabs_kept_back())."""
+    """Settings of sent KV and state. staging_mib: MiB of the arena kept back for encoded chunks to
+    be sent. At most an eighth of the arena is taken, and at least the size of two chunks
+    (slabs_kept_back())."""
 
     precision: WirePrecision = field(default_factory=WirePrecision)
     staging_mib: int = 64
 
     @staticmethod
     def named(kv: str, state: str, staging_mib: int) -> "WireSettings":
-        """Make settings from names. Raises ValueError on a name not in PRECISIONS, or on less than
-        1 MiB."""
+        """Make settings from names of precisions. Raises ValueError on a name not in PRECISIONS, or
+        on less than 1 MiB."""
         for name, value in (("wire_kv", kv), ("wire_state", state)):
             if value not in PRECISIONS:
                 raise ValueError(f"{name} must be one of {', '.join(PRECISIONS)}, not {value!r}")
@@ -69,8 +70,8 @@ class WireSettings:
 
 @dataclass(frozen=True)
 class WireOptions:
-    """Base of a node's own config, with the options of the wire. Raises ValueError on an invalid
-    value."""
+    """Base of a node's own config, with the options for transport and precision. Raises ValueError
+    on an invalid value."""
 
     wire_kv: str = option(
         "exact",

@@ -42,8 +42,8 @@ Turn: TypeAlias = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class Codec:
-    """Functions for reading and writing one field; None: the value unchanged. name: the message's
-    field, if it differs from the value's."""
+    """Functions for reading and writing one field; None: the value is taken unchanged. name: name
+    of the field in the message, if it differs from the value's."""
 
     read: Turn | None = None
     write: Turn | None = None
@@ -52,8 +52,9 @@ class Codec:
 
 @dataclass(frozen=True)
 class _Field:
-    """A pair of fields. name: the message's field. is_optional: None stands for its absence. bound:
-    the metadata of the value's field."""
+    """Pair of a value's field and a message's field. name: the message's field. is_optional: True
+    if a missing field is read as None. container: type for a repeated field. bound: check from the
+    metadata of the value's field."""
 
     name: str
     codec: Codec
@@ -62,8 +63,8 @@ class _Field:
     bound: Bound | None
 
     def read(self, bound: "Bound | Wire[Any, Any] | None", shown: str) -> Turn | None:
-        """Return the function for reading the field; None if it is read unchanged. shown: the
-        field's name in errors."""
+        """Return the function for reading the field; None if it is read unchanged. bound: check of
+        the read value. shown: the field's name in errors."""
         if isinstance(bound, Wire):
             return _nested(bound, self.container).read
         read = self.codec.read or self.container
@@ -73,8 +74,9 @@ class _Field:
 
 
 class Wire(Generic[ValueT, MessageT]):
-    """Table of a value's and a message's fields. REQUIRES: plain names of fields, because the text
-    of both functions is made of these."""
+    """Table of the fields of a value and its message, with the functions to convert both ways.
+    REQUIRES: field names are plain identifiers, because the functions' source text is made of
+    them."""
 
     def __init__(
         self,
@@ -83,29 +85,32 @@ class Wire(Generic[ValueT, MessageT]):
         apart: Iterable[str] = (),
         **codecs: "Codec | Wire[Any, Any]",
     ) -> None:
-        """apart: fields of either side left to the table's callers. codecs: by the value's field; a
-        table is for messages inside the message. Raises TypeError if a field has no pair."""
+        """value, message: types of both sides. apart: names of fields left to the table's callers.
+        codecs: conversion of a field, by the value's field name; a table converts a nested message.
+        Raises TypeError if a field has no pair."""
         self.message = message
         self._value = value
         self._fields = _paired(value, message, frozenset(apart), codecs)
         self.to_wire: Callable[Concatenate[ValueT, ...], MessageT] = _writer(message, self._fields)
-        """Takes the value, and the message's other fields by name."""
+        """Function from a value to its message. It takes the value, and the message's fields left
+        apart, by name."""
         self.from_wire: Callable[Concatenate[MessageT, ...], ValueT] = _reader(
             value,
             self._fields,
             {name: field.read(None, "") for name, field in self._fields.items()},
         )
-        """Takes the message, and the value's other fields by name. Raises the errors of the
-        bounds."""
+        """Function from a message to its value. It takes the message, and the value's fields left
+        apart, by name. Raises the errors of the checks."""
 
     def bounded(
         self, prefix: str, judge: Turn | None = None, **bounds: "Bound | Wire[Any, Any]"
     ) -> "Wire[ValueT, MessageT]":
-        """Return this table for a peer's messages, with the bounds of the value's metadata.
+        """Return this table for a peer's messages: each field is checked by the bound in the
+        value's metadata.
 
-        prefix: prefix of fields' names in errors. judge: takes the whole value at the end, and
-        returns the value to keep. bounds: other bounds, by the value's field; a table replaces the
-        field's own table.
+        prefix: prefix of field names in errors. judge: function taking the whole value last, and
+        returning the value to keep. bounds: other checks, by the value's field name; a table
+        replaces the field's own table.
         """
         if unknown := bounds.keys() - self._fields.keys():
             raise TypeError(f"{self._value.__name__} has no fields {sorted(unknown)} to bound")
@@ -153,8 +158,8 @@ def _reader(
 
 
 def numbers_of(kind: type[Enum], wire: Any) -> dict[Any, Any]:
-    """Return the numbers of an enum's members, found by name behind the prefix of the wire's enum.
-    A member not named on the wire has none."""
+    """Return the wire number of each enum member, found by the member's name behind the prefix of
+    the wire's enum. A member not named on the wire is left out."""
     prefix = wire.Name(0).removesuffix("UNSPECIFIED")
     numbers = dict(wire.items())
     names = {member: f"{prefix}{member.name}" for member in kind}
@@ -162,8 +167,8 @@ def numbers_of(kind: type[Enum], wire: Any) -> dict[Any, Any]:
 
 
 def numbered(kind: type[Enum], wire: Any, otherwise: Any = None) -> Codec:
-    """Return a codec for an enum's member by its number. otherwise: the member for unknown numbers,
-    and its number for members without one; None: both are a KeyError."""
+    """Return a codec between an enum's members and their wire numbers. otherwise: the member for
+    unknown numbers, and for members without a number; None: both are a KeyError."""
     numbers = numbers_of(kind, wire)
     members = {number: member for member, number in numbers.items()}
     if otherwise is None:
@@ -175,7 +180,7 @@ def numbered(kind: type[Enum], wire: Any, otherwise: Any = None) -> Codec:
 
 
 def rows(message: type[MessageT], *names: str) -> Codec:
-    """Return a codec for plain tuples, each as a message with these fields, two or more."""
+    """Return a codec for plain tuples: each becomes a message with these two or more fields."""
     of_message = attrgetter(*names)
     return Codec(
         lambda messages: tuple(map(of_message, messages)),
@@ -198,7 +203,8 @@ def _paired(
     apart: frozenset[str],
     codecs: "Mapping[str, Codec | Wire[Any, Any]]",
 ) -> dict[str, _Field]:
-    """Return the pairs by the value's field. Raises TypeError."""
+    """Return the pairs of fields, by the value's field name. Raises TypeError if a field has no
+    pair."""
     unpaired = {field.name: field for field in message.DESCRIPTOR.fields}
     hints = get_type_hints(value, include_extras=True)
     strange = apart - unpaired.keys() - hints.keys()

@@ -1,8 +1,8 @@
 """A cache of recomputable values, bounded by bytes.
 
 Owns its values. Thread rule: any thread. Invariants: entries never take more bytes than the
-capacity, by their users' count. Each entry counts at least ENTRY_BYTES, so the number of entries is
-bounded too. The least recently used entry is evicted first.
+capacity, as counted by the cache's users. Each entry counts at least ENTRY_BYTES, so the number of
+entries is bounded too. The least recently used entry is evicted first.
 """
 
 import threading
@@ -11,17 +11,18 @@ from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 ENTRY_BYTES = 300
-"""The approximate overhead of an entry, in bytes, besides the content of its key and value."""
+"""Estimated overhead of an entry in bytes, besides the content of its key and value."""
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
 
 class BoundedCache(Generic[Key, Value]):
-    """used: bytes."""
+    """A cache with the least recently used entry evicted first. used: bytes of all entries."""
 
     def __init__(self, capacity: int) -> None:
-        """capacity: bytes; with 0 nothing is ever held."""
+        """Set up an empty cache. capacity: largest number of bytes; with 0 no value is ever
+        kept."""
         self._capacity = capacity
         self._lock = threading.Lock()
         self._held: OrderedDict[Key, tuple[Value, int]] = OrderedDict()
@@ -39,8 +40,8 @@ class BoundedCache(Generic[Key, Value]):
             return found[0]
 
     def put(self, key: Key, value: Value, content_bytes: int) -> None:
-        """Hold a value. content_bytes: bytes of the key and the value. A value larger than the
-        capacity is not held."""
+        """Keep a value under its key. content_bytes: bytes of the key and the value. A value larger
+        than the capacity is not kept."""
         size = content_bytes + ENTRY_BYTES
         if size > self._capacity:
             return

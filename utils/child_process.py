@@ -1,4 +1,5 @@
-"""Child processes of a daemon. They never outlive it, and each gets its job over a socket.
+"""Child processes of a daemon. They never outlive it, and each receives its job (its main function)
+over a socket.
 
 The child's side is `python -m MODULE FD`: the module's main calls run_job(). The child reads one
 pickle, from its parent. Only the parent has the socket's other end.
@@ -21,14 +22,16 @@ _HEADER_BYTES = 8
 _STDERR = 2
 
 Job = Callable[[socket.socket], int]
-"""A process's main over its end of the socket; can be pickled. Returns the exit status."""
+"""The main function of a child process, called with its end of the socket. It can be pickled.
+Returns the exit status."""
 
 
 async def start_child(
     module: str, job: Job
 ) -> tuple[asyncio.subprocess.Process, socket.socket, bytes]:
-    """Start a child. Return the process, this end of its socket, and the bytes to write there
-    first. REQUIRES: the calling thread lives as long as the process."""
+    """Start a child process running `module`. Return the process, the parent's end of the socket,
+    and the pickled job to write there first. REQUIRES: the calling thread lives as long as the
+    process."""
     ours, theirs = socket.socketpair()
     with theirs:
         process = await asyncio.create_subprocess_exec(
@@ -42,9 +45,9 @@ async def start_child(
 
 
 def start_child_at_once(module: str, job: Job) -> "tuple[subprocess.Popen[bytes], socket.socket]":
-    """Start a child outside an event loop, as start_child() does. REQUIRES: the calling thread
-    lives as long as the process; the pickled job has at most a few kilobytes and fits the socket's
-    buffer."""
+    """Start a child process outside an event loop, as start_child() does. REQUIRES: the calling
+    thread lives as long as the process; the pickled job has at most a few kilobytes and fits the
+    socket's buffer."""
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
@@ -63,7 +66,8 @@ def _posted(job: Job) -> bytes:
 
 
 def run_job(argv: Sequence[str]) -> int:
-    """The child's main: until its job has ended."""
+    """Receive the job of this child process and run it to its end. Return its exit status. argv:
+    file descriptor of the socket."""
     # A signal to the whole group is for the parent: it lets work in flight end.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -74,7 +78,7 @@ def run_job(argv: Sequence[str]) -> int:
 
 
 def end_after(status: int) -> NoReturn:
-    """End this process at once after its job has ended in order.
+    """End this process at once with `status`. Call it after the process's job has ended in order.
 
     The interpreter's own end frees all imported objects one by one. This takes up to a second, and
     a node at SIGTERM would wait for it.

@@ -1,10 +1,10 @@
-"""Threads shared fairly by callers: each caller has a line, and the line with the fewest running
-pieces is next.
+"""Threads shared fairly by callers. Each caller has a line (a queue of pieces of work). The line
+with the fewest running pieces is next.
 
 Owns the threads and the lines. Thread rule: any thread may submit; work must be safe on any thread.
 Invariants: at most `of_a_line` pieces of one line run. The last free thread begins no second piece
 of a line, so another line finds a thread. Pieces begin in their line's order, and never after their
-future was cancelled. At the capacity, the longest line loses a piece.
+future was cancelled. At the capacity, a new piece replaces the last piece of the longest line.
 """
 
 import threading
@@ -20,27 +20,31 @@ Piece = Future[Any]
 
 
 class LinesFull(Exception):
-    """More work is held than may be, and no line is longer than the caller's own."""
+    """The capacity for waiting and running work is used up, and no caller's queue is longer than
+    the submitting caller's own."""
 
 
 class FairThreads:
     def __init__(self, threads: int, of_a_line: int, name: str, most: int | None = None) -> None:
-        """threads: number of threads; they start with the first work and have the name `name`.
-        most: number of waiting and running pieces; None: no bound."""
+        """Set up the threads. threads: number of threads; they start with the first work and have
+        the name `name`. of_a_line: largest number of running pieces of one line. most: largest
+        number of waiting and running pieces of work; None: no bound."""
         self._threads, self._of_a_line, self._most = threads, of_a_line, most
         self._executor = ThreadPoolExecutor(
             threads, thread_name_prefix=name, initializer=name_this_thread
         )
         self._lock = threading.Lock()
         self._lines: dict[str, dict[Piece, Work[Any]]] = {}
-        """Waiting pieces by line; no line is empty. The line served longest ago is first."""
+        """Waiting pieces of work by line (a caller's queue); no line is empty. The line served
+        longest ago is first."""
         self._running: Counter[str] = Counter()
-        """By line; none is 0."""
+        """Number of running pieces of work by line (a caller's queue). No number is 0."""
         self._active = 0
 
     def submit(self, line: str, work: Work[Result]) -> "Future[Result]":
-        """Add work to a line. Raises LinesFull. The future of a piece removed for another line
-        raises it too."""
+        """Add a piece of work to a line (a caller's queue), and return the future of its result.
+        Raises LinesFull. A piece removed in favour of another line raises LinesFull in its
+        future."""
         piece: Future[Result] = Future()
         with self._lock:
             displaced = self._make_room(line)
@@ -55,8 +59,8 @@ class FairThreads:
         return piece
 
     def _make_room(self, line: str) -> Piece | None:
-        """Remove and return a piece of the longest line if no more may be held; else None.
-        REQUIRES: the caller holds the lock."""
+        """If the capacity is used up, remove and return a piece of the longest line; else return
+        None. Raises LinesFull. REQUIRES: the caller holds the lock."""
         held = Counter({name: len(pieces) for name, pieces in self._lines.items()}) + self._running
         if self._most is None or held.total() < self._most:
             return None
@@ -84,7 +88,9 @@ class FairThreads:
             del taken, piece, work
 
     def _next(self) -> tuple[str, Piece, Work[Any]] | None:
-        """Out of its line. Holds the lock."""
+        """Remove the next piece of work from its line, and return the line's name, the piece's
+        future and its work. Return None if no piece may start. REQUIRES: the caller holds the
+        lock."""
         free = [line for line in self._lines if self._running[line] < self._of_a_line]
         if not free:
             return None

@@ -5,7 +5,7 @@ Types: str, int, float, bool (a switch), and each of these `| None` or `| Auto`.
 spellings. With an "argument" the value can be given without its flag. A field without default is
 required. The end of a field's name gives the unit in --help, such as `_mib`. A config's HEADINGS
 group its flags in --help. If configs name the most used fields (MOST_ASKED), --help lists only
-these, and --help-all all. Pure except for `exit` and the config file.
+these, and --help-all lists all. Pure except for `exit` and the config file.
 """
 
 import argparse
@@ -76,9 +76,9 @@ _UNITS = {
     "ahead": "SECONDS",
     "delay": "SECONDS",
 }
-"""The placeholder of a value in --help, by the last word of its setting's name."""
+"""Placeholders of values in --help, by the last word of the setting's name."""
 _AMOUNTS = {"MIB", "MS", "SECONDS", "TOKENS", "PORT", "PART", "N", "GIB"}
-"""Placeholders of numbers."""
+"""Placeholders in --help of numeric values."""
 _KINDS = {int: "N", float: "NUMBER", str: "TEXT"}
 _IN_WORDS = {int: "a whole number", float: "a number"}
 _HELP_WIDTH = 100
@@ -92,7 +92,7 @@ Fifth = TypeVar("Fifth")
 
 
 class _HelpFormatter(argparse.HelpFormatter):
-    """Formatter of help: shows defaults, if any, and the first spelling of a flag."""
+    """Formatter of the --help text. It shows defaults, if any, and the first spelling of a flag."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=_FLAGS_WIDTH, width=_HELP_WIDTH)
@@ -110,7 +110,8 @@ class _HelpFormatter(argparse.HelpFormatter):
 
 
 class FlagParser(argparse.ArgumentParser):
-    """Parser with one-line errors: each names the flag and exits with 2."""
+    """Parser of command-line flags. Each error is one line with the flag's name, and exits with
+    status 2."""
 
     def __init__(self, program: str, description: str) -> None:
         super().__init__(
@@ -127,8 +128,8 @@ class FlagParser(argparse.ArgumentParser):
         sys.exit(2)
 
     def format_help(self) -> str:
-        """Return one line for each of the configs' MOST_ASKED flags; if there are none, all
-        flags."""
+        """Return the --help text: one line for each of the configs' MOST_ASKED flags. If there are
+        none, return all flags."""
         if not self._most_asked:
             return super().format_help()
         kept = [(action, action.help, action.metavar) for action in self._actions]
@@ -164,7 +165,7 @@ class FlagParser(argparse.ArgumentParser):
         return known, unknown
 
     def add_config(self, config: type[Any]) -> None:
-        """A flag for each field of a dataclass."""
+        """Add a flag for each field of a config dataclass."""
         hints = get_type_hints(config)
         headings: Headings = getattr(config, "HEADINGS", {})
         under = {name: heading for heading, names in headings.items() for name in names}
@@ -179,7 +180,7 @@ class FlagParser(argparse.ArgumentParser):
             self._add_field(item, hints[item.name], self._under(place))
 
     def _under(self, heading: str | None) -> argparse._ActionsContainer:
-        """Return the heading of a flag in --help; None: the general list."""
+        """Return the part of --help for the flags under `heading`; None: the general list."""
         if heading is None:
             return self
         for group in self._action_groups:
@@ -188,7 +189,8 @@ class FlagParser(argparse.ArgumentParser):
         return self.add_argument_group(heading)
 
     def build(self, config: type[First], values: argparse.Namespace) -> First:
-        """The dataclass from parsed flags; its own ValueErrors become flag errors."""
+        """Return a config dataclass with the parsed values. A ValueError of the dataclass becomes a
+        flag error."""
         names = [item.name for item in fields(config)]  # type: ignore[arg-type]
         try:
             return config(**{name: getattr(values, name) for name in names})
@@ -229,7 +231,7 @@ class FlagParser(argparse.ArgumentParser):
 
 
 class FlagError(ValueError):
-    """A flag cannot be used; the message names the flag and the fix."""
+    """A flag cannot be used. The message names the flag and the fix."""
 
 
 class RaisingFlagParser(FlagParser):
@@ -291,13 +293,13 @@ def parse_configs(
     program: str, description: str, argv: Sequence[str], /, *configs: type[Any]
 ) -> tuple[Any, ...]:
     """Read several configs from one command line and from the TOML file of --config. The command
-    line wins. Exits with 2 and one line on a bad flag, with 0 on --help."""
+    line wins. Exits with status 2 and one line on a bad flag, with 0 on --help."""
     return _read(FlagParser(program, description), argv, configs)
 
 
 def read_configs(argv: Sequence[str], /, *configs: type[Any]) -> tuple[Any, ...]:
-    """Read configs as parse_configs() does, for a running daemon. Raises FlagError with the one
-    line."""
+    """Read configs as parse_configs() does, for a running daemon. A bad flag raises FlagError with
+    the error's one line."""
     return _read(RaisingFlagParser("", ""), argv, configs)
 
 
@@ -317,14 +319,14 @@ def _read(parser: FlagParser, argv: Sequence[str], configs: Sequence[type[Any]])
 
 
 def parse_config(program: str, description: str, argv: Sequence[str], config: type[First]) -> First:
-    """One config from one command line; as parse_configs."""
+    """Read one config from a command line, as parse_configs() does."""
     parser = FlagParser(program, description)
     parser.add_config(config)
     return parser.build(config, parser.parse_args(argv))
 
 
 class _HelpAll(argparse.Action):
-    """Action: print the help with all flags and exit."""
+    """Action of --help-all: print the help with all flags and exit."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         assert isinstance(parser, FlagParser)
@@ -333,7 +335,8 @@ class _HelpAll(argparse.Action):
 
 
 class _Describe(argparse.Action):
-    """Action: print the flags as JSON and exit. Completion and the reference use this JSON."""
+    """Action of a hidden flag: print the flags as JSON and exit. Completion and the reference use
+    this JSON."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         flags = [
@@ -366,7 +369,7 @@ def _unit(name: str, kind: type[Any]) -> str:
 
 
 ReadFlag: TypeAlias = Callable[[str], Any]
-"""Returns a flag's value by its text. Raises ArgumentTypeError."""
+"""A function to read a flag's value from its text. Raises ArgumentTypeError."""
 
 
 def _read_as(kind: type[Any]) -> ReadFlag:
@@ -393,7 +396,8 @@ def _or_auto(kind: type[Any]) -> ReadFlag:
 
 
 def _in_our_words(message: str) -> str:
-    """argparse writes "argument --port/--other: expected one argument"."""
+    """Return an argparse error in tasuki's words. argparse writes "argument --port/--other:
+    expected one argument"."""
     named = re.match(r"argument ([^:/]+)(?:/[^:]*)?: (.*)", message, re.DOTALL)
     if named is not None:
         fault = named[2].replace("expected one argument", "needs a value")

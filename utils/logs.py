@@ -25,7 +25,7 @@ _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "task
 
 
 def configure_logging(shape: str, level: str) -> None:
-    """Write logs to stderr. shape: one of LOG_FORMATS. level: one of LOG_LEVELS."""
+    """Write this process's log to stderr. shape: one of LOG_FORMATS. level: one of LOG_LEVELS."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if shape == "json" else TextLines())
     handler.addFilter(is_no_hang_up)
@@ -39,8 +39,8 @@ def writes_json() -> bool:
 
 
 def is_no_hang_up(record: logging.LogRecord) -> bool:
-    """Return False for gRPC's traceback after a caller hangs up during an answer. It is no defect
-    of the node, and any caller could fill the log with it."""
+    """Return False for gRPC's log record of a caller hanging up during an answer. Its traceback
+    shows no defect of the node, and any caller could fill the log with it."""
     raised = record.exc_info[0] if record.exc_info else None
     return (
         raised is None or raised.__name__ != "ExecuteBatchError" or record.name.startswith("tasuki")
@@ -78,7 +78,7 @@ def _extras(record: logging.LogRecord) -> dict[str, object]:
 log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
-"""Called with (done, whole); done ascends to whole."""
+"""A function called with the progress of long work: (done, whole). done ascends to whole."""
 
 _WIDTH = 30
 _PAUSE_SECONDS = 0.05
@@ -86,7 +86,7 @@ _LINE_SECONDS = 5.0
 
 
 def no_progress(done: int, whole: int) -> None:
-    """Shows nothing."""
+    """Show no progress. A Progress function."""
 
 
 def progress_bar(
@@ -94,8 +94,9 @@ def progress_bar(
     stream: TextIO | None = None,
     clock: Clock = time.monotonic,
 ) -> Progress:
-    """Return a progress bar. stream: None means standard error. If the stream is no terminal, or
-    the log is JSON, progress is a log line every five seconds."""
+    """Return a function to show progress as a bar. name: name of the work. stream: output; None
+    means standard error. If the stream is no terminal, or the log is JSON, progress is a log line
+    every five seconds."""
     screen = stream or sys.stderr
     began = shown = clock()
 

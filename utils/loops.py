@@ -39,19 +39,22 @@ Result = TypeVar("Result")
 
 
 class LoopLost(RuntimeError):
-    """The loop has died and runs nothing any more: restart this node."""
+    """The event loop of a thread has died and runs nothing any more: restart this node."""
 
 
 async def run_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """The coroutine's result, run on `loop`. Cancelling the caller cancels the coroutine."""
+    """Run the coroutine on another event loop and return its result. Cancelling the caller cancels
+    the coroutine."""
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, loop))
 
 
 class LoopThread:
     def __init__(self, name: str, on_failure: EndNotice) -> None:
-        """on_failure(reason): called on the dying thread, once; not after stop()."""
+        """Set up the thread, not started. on_failure: called once with a reason if the loop dies,
+        on the dying thread; not after stop()."""
         self.loop = asyncio.new_event_loop()
-        """Callbacks may be given to it at once; they run from start() on."""
+        """The event loop of the thread. Callbacks may be given to it at once; they run from start()
+        on."""
         self._name = name
         self._on_failure = on_failure
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -62,9 +65,9 @@ class LoopThread:
         self._thread.start()
 
     async def run(self, coroutine: Coroutine[Any, Any, Result], timeout: float | None) -> Result:
-        """Run the coroutine in the loop and return its result. Raises LoopLost, also if the loop
-        dies meanwhile. Raises TimeoutError after `timeout` seconds; None: the coroutine has its own
-        bounds. REQUIRES: started."""
+        """Run the coroutine in the thread's loop and return its result. Raises LoopLost, also if
+        the loop dies meanwhile. Raises TimeoutError after `timeout` seconds; None: the coroutine
+        has its own bounds. REQUIRES: started."""
         if self._lost is not None:
             coroutine.close()
             raise LoopLost(self._lost)
@@ -77,7 +80,8 @@ class LoopThread:
         return await asyncio.wait_for(asyncio.wrap_future(future), timeout)
 
     async def end(self, coroutine: Coroutine[Any, Any, None], timeout: float) -> None:
-        """Run a closing coroutine as run() does. A dead or hanging loop is logged."""
+        """Run a closing coroutine in the thread's loop, as run() does. If the loop is dead or
+        hangs, log it and return."""
         try:
             await self.run(coroutine, timeout)
         except (LoopLost, TimeoutError) as error:
@@ -93,9 +97,9 @@ class LoopThread:
             log.warning("%s still runs after %s s: it ends with the process", self._name, timeout)
 
     def close(self) -> None:
-        """Close the loop. REQUIRES: stopped, or never started. Do not call it shortly before the
-        end of the process: gRPC posts late events to the loop of their call, and logs an error if
-        the loop is closed."""
+        """Close the thread's loop. REQUIRES: stopped, or never started. Do not call it shortly
+        before the end of the process: gRPC posts late events to the loop of their call, and logs an
+        error if the loop is closed."""
         self.loop.close()
 
     def _run(self) -> None:
@@ -126,16 +130,18 @@ class LoopThread:
 
 
 _END_SECONDS = 2.0
-"""A cancelled task ends within a turn of the loop, unless a library holds it."""
+"""Seconds to wait for a cancelled task. It ends within a turn of the loop, unless a library holds
+it."""
 
 
 Task: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
-"""Factory of a task's coroutine. It is not called for a task cancelled before its begin."""
+"""A function making a task's coroutine. It is not called for a task cancelled before its start."""
 
 
 class GuardedTasks:
     def __init__(self, name: str, broke: Callable[[Exception], None]) -> None:
-        """broke: takes the exception of a task; not called for a cancelled task."""
+        """Set up an empty group of tasks. broke: called with the exception of a task; not called
+        for a cancelled task."""
         self._name = name
         self._broke = broke
         self._tasks: set[asyncio.Task[None]] = set()
@@ -153,7 +159,7 @@ class GuardedTasks:
             self._broke(error)
 
     async def end(self) -> None:
-        """Cancel running tasks and wait for their end."""
+        """Cancel the group's running tasks and wait for their end."""
         tasks = set(self._tasks)
         for task in tasks:
             task.cancel()
@@ -164,8 +170,8 @@ class GuardedTasks:
 
 
 async def together(works: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run all works at once. The first exception cancels the others and is raised. All have ended
-    when the call returns."""
+    """Run all works at once and wait for them. The first exception cancels the others and is
+    raised. All have ended when the call returns."""
     if len(works) == 1:
         await works[0]
         return
@@ -184,15 +190,16 @@ class LoopPulse:
         probe: Callable[[Notice], object],
         clock: Clock = time.monotonic,
     ) -> None:
-        """probe: posts a callable to the loop and returns at once."""
+        """Set up the measurement of a loop's delay. probe: posts a function to the loop and returns
+        at once."""
         self._probe = probe
         self._clock = clock
         self._asked: float | None = None
-        """Time of the posted probe, if the loop has not run it yet."""
+        """Time the probe was posted, if the loop has not run it yet; else None."""
 
     def behind(self) -> float:
-        """Return the waiting seconds of the last probe. If it has run, return 0.0 and post the next
-        probe."""
+        """Return the delay of the loop: the seconds the posted probe has waited so far. If the loop
+        has run it, return 0.0 and post the next probe."""
         asked = self._asked
         if asked is not None:
             return self._clock() - asked

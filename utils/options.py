@@ -4,9 +4,9 @@ option(): one field of a configuration, with the help text, choices and bounds o
 
 `Auto`: a setting computed by the program at its start.
 
-file_settings(): a daemon's settings in a TOML file: `max_batch = 32` equals `--max-batch 32`. It
-turns the file into flags placed before those of the command line. So types, choices and messages
-are the flags' own, and the command line wins. Pure except for reading the file.
+file_settings(): a daemon's settings in a TOML file: `max_batch = 32` equals `--max-batch 32`. The
+file's settings become flags, placed before those of the command line. So types, choices and
+messages are the flags' own, and the command line wins. Pure except for reading the file.
 """
 
 import difflib
@@ -18,16 +18,17 @@ from pathlib import Path
 from typing import Any
 
 Headings = Mapping[str, tuple[str, ...]]
-"""Headings of --help-all, each with its fields. A config may have them as its HEADINGS."""
+"""Headings of --help-all, each with the names of its fields. A config may have them as its
+HEADINGS."""
 
 MostAsked = Mapping[str, str]
-"""The fields in --help, each with one line of text. A config may have them as its MOST_ASKED;
---help-all shows all other fields."""
+"""Names of the fields shown in --help, each with one line of text. A config may have them as its
+MOST_ASKED; --help-all shows all other fields."""
 
 
 LONGEST_SECONDS = 1e8
-"""Three years, in seconds, for settings without an end. The system's calls accept no time far
-beyond."""
+"""Largest timeout of a setting without an end: three years, in seconds. The system's calls accept
+no time far beyond."""
 
 
 def option(
@@ -38,9 +39,10 @@ def option(
     argument: str | None = None,
     unit: str | None = None,
 ) -> Any:
-    """Return a dataclass field for a command-line flag. aliases: spellings of other engines.
-    argument: the name in --help of a value without its flag; None: a value needs its flag. unit:
-    the placeholder in --help, if the field's name does not end with a unit."""
+    """Return a dataclass field for a command-line flag. text: help text. aliases: spellings of
+    other engines. argument: the name in --help of a value given without its flag; None: a value
+    needs its flag. unit: the placeholder in --help, if the field's name does not end with a
+    unit."""
     metadata: dict[str, Any] = {
         "help": text,
         "aliases": aliases,
@@ -53,26 +55,27 @@ def option(
 
 
 class Auto(StrEnum):
-    """The value of a config's field `int | Auto`, written "auto" on a command line and in a
-    file."""
+    """The value "auto" of a config's field of type `int | Auto`. It is written so on a command line
+    and in a file."""
 
     AUTO = "auto"
 
 
 class ConfigFileError(ValueError):
-    """The file cannot be used; the message names it, the key and the mend."""
+    """The settings file cannot be used. The message names the file, the key and the fix."""
 
 
 Setting = str | int | float | bool
 
 
 def file_flags(path: str, fields: Sequence[str]) -> list[str]:
-    """Return a TOML file's settings as flags. fields: allowed settings. Raises ConfigFileError."""
+    """Return the settings in a TOML file as command-line flags. fields: allowed settings. Raises
+    ConfigFileError."""
     return flags_of(file_settings(path, fields))
 
 
 def flags_of(settings: Mapping[str, Setting]) -> list[str]:
-    """Return settings as flags of a command line."""
+    """Return settings as a list of command-line flags."""
     flags: list[str] = []
     for name, value in settings.items():
         flag = "--" + name.replace("_", "-")
@@ -84,7 +87,8 @@ def flags_of(settings: Mapping[str, Setting]) -> list[str]:
 
 
 def file_settings(path: str, fields: Sequence[str]) -> dict[str, Setting]:
-    """By the fields' names. Raises ConfigFileError."""
+    """Return the settings in a TOML file, by the fields' names. fields: allowed settings. Raises
+    ConfigFileError."""
     try:
         found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:

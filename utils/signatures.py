@@ -6,16 +6,17 @@ from typing import TypeAlias, TypeVar
 Result = TypeVar("Result")
 
 Clock: TypeAlias = Callable[[], float]
-"""Return the time now in seconds. The owner names the clock and its zero."""
+"""A function returning the time now in seconds. Its owner defines the clock and its zero."""
 
 Notice: TypeAlias = Callable[[], None]
-"""Notify of the event in the parameter's name. Returns at once."""
+"""A function called when an event happens. The parameter's name gives the event. Returns at
+once."""
 
 EndNotice: TypeAlias = Callable[[str], None]
-"""Called with the reason once something has ended for good. Returns at once."""
+"""A function called with the reason once something has ended for good. Returns at once."""
 
 Counts: TypeAlias = Callable[[], Mapping[str, int]]
-"""Returns counts so far by name."""
+"""A function returning the counts so far, by name."""
 
 Work: TypeAlias = Callable[[], Result]
 """A piece of work for another thread or a later time. Returns its result, or raises."""

@@ -11,8 +11,8 @@ and never fail: an unreachable manager is logged once for each message.
 The CPU's number formats are the formats of its multiplication units.
 
 FreeMemory gives free memory back to the system. Once a block of up to 32 MiB was freed, glibc keeps
-freed blocks up to its size, and twice as much at the end of its heap. Bodies of megabytes would
-leave a node larger by a hundred megabytes.
+freed blocks up to that block's size, and twice as much at the end of its heap. Bodies of megabytes
+would leave a node larger by a hundred megabytes.
 """
 
 import ctypes
@@ -30,11 +30,11 @@ from typing import TypeAlias
 from .signatures import Clock, Notice
 
 _SET_DEATH_SIGNAL = 1
-"""PR_SET_PDEATHSIG of prctl(2)."""
+"""Number of the option PR_SET_PDEATHSIG of prctl(2): signal at the parent's end."""
 _SET_NAME = 15
-"""PR_SET_NAME of prctl(2)."""
+"""Number of the option PR_SET_NAME of prctl(2): name of a thread."""
 _LONGEST = 15
-"""The longest thread name of the system, in bytes."""
+"""Longest name of a thread in the system, in bytes."""
 
 
 def name_this_thread() -> None:
@@ -48,8 +48,8 @@ def name_this_thread() -> None:
 
 
 def die_with_parent() -> None:
-    """Have the system kill this process when its starting thread ends. Do nothing on a system
-    without such a call."""
+    """Have the system kill this process when its starting thread (in the parent process) ends. Do
+    nothing on a system without such a call."""
     try:
         ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
     except (AttributeError, OSError):
@@ -57,13 +57,13 @@ def die_with_parent() -> None:
 
 
 _SECONDS = 0.0001
-"""The default is 50 times longer. A token's way to a client and a layer chunk each cost several
-turns."""
+"""Switch interval in seconds. Python's default is 50 times longer. A token's way to a client and a
+layer chunk each cost several switches."""
 
 
 def shorten_lock_turns() -> None:
     """Shorten the interpreter's switch interval for all threads of this process, because some
-    answer at once (an event loop, a sender) while others compute."""
+    threads answer at once (an event loop, a sender) while others compute."""
     sys.setswitchinterval(min(sys.getswitchinterval(), _SECONDS))
 
 
@@ -73,12 +73,14 @@ _VARIABLE = "NOTIFY_SOCKET"
 
 
 def report_ready(status: str) -> None:
-    """The service takes calls. status: a line for `systemctl status`."""
+    """Report to the service manager: the service takes calls. status: a line for `systemctl
+    status`."""
     _send(f"READY=1\nSTATUS={status}")
 
 
 def report_stopping(status: str) -> None:
-    """Report the beginning of the service's end. status: as in report_ready()."""
+    """Report to the service manager: the service begins to end. status: a line for `systemctl
+    status`."""
     _send(f"STOPPING=1\nSTATUS={status}")
 
 
@@ -98,12 +100,12 @@ def _send(message: str) -> None:
 
 _NAMED_BY = ("flags", "Features")
 _BF16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
-"""CPU flags of x86 and of Arm."""
+"""CPU flags of x86 and of Arm for bf16 multiplication."""
 
 
 def has_bf16_units(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Return True if the CPU multiplies bf16 in units of its own; False if the system does not
-    say."""
+    """Return True if the CPU has units for bf16 multiplication. Return False if the system does not
+    say. cpuinfo: path of the system's file."""
     try:
         with cpuinfo.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
@@ -116,28 +118,28 @@ def has_bf16_units(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 _PART = 0.01
-"""Largest share of time. A heap with half a million holes takes 50 ms at each trim, and allocating
-threads wait meanwhile. A heap with few holes takes 0.3 ms."""
+"""Largest share of time spent in trims of the heap. A heap with half a million holes takes 50 ms at
+each trim, and allocating threads wait meanwhile. A heap with few holes takes 0.3 ms."""
 
 
 _MAPPED_BYTES = 4 << 20
-"""Blocks of this size and more are mapped alone: the system has them back as soon as they are free.
-Smaller ones come often, and a new mapping is cleared first."""
+"""Size in bytes of a block with a mapping of its own: the system has such blocks back as soon as
+they are free. Smaller blocks come often, and a new mapping is cleared first."""
 _KEPT_BYTES = 8 << 20
-"""Free bytes allowed at the end of the heap."""
+"""Free bytes allowed at the end of the heap after a trim."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 Trim: TypeAlias = Callable[[int], int]
-"""Call of malloc_trim(3). Takes the bytes to keep."""
+"""A function like malloc_trim(3). Its argument is the number of free bytes to keep."""
 
 CallLater: TypeAlias = Callable[[float, Notice], None]
-"""Has a call made in so many seconds, on any thread."""
+"""A function to call a function after a number of seconds, on any thread."""
 
 
 def map_large_blocks() -> None:
-    """Map large blocks of this process separately, independent of earlier frees. Does nothing
-    without glibc. Any thread."""
+    """Have glibc map large blocks of this process separately, independent of earlier frees. Does
+    nothing without glibc. Any thread."""
     try:
         set_option = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
@@ -167,8 +169,9 @@ def _after(seconds: float, call: Notice) -> None:
 
 
 class FreeMemory:
-    """Free memory of the process. Thread rule: any. Invariant: at least a second after each
-    give_back_later() the memory is given back once, so no late free keeps a request's memory."""
+    """The giving back of the process's free memory. Thread rule: any. Invariant: at least a second
+    after each give_back_later() the memory is given back once, so no late free keeps a request's
+    memory."""
 
     def __init__(
         self,
@@ -176,25 +179,27 @@ class FreeMemory:
         clock: Clock = time.monotonic,
         after: CallLater = _after,
     ) -> None:
-        """trim: function like malloc_trim(), the default. after: calls a function after a number of
-        seconds, on any thread."""
+        """Set up without a call. trim: a function like malloc_trim(); None: malloc_trim() itself.
+        clock: seconds. after: calls a function after a number of seconds, on any thread."""
         self._trim = trim or _heap_trim()
         self._clock = clock
         self._after = after
         self._lock = threading.Lock()
         self._waits = False
-        """A call of _give_back_now() is due or runs."""
+        """True while a call of _give_back_now() is due or runs."""
         self._asked_again = False
-        """True if requested again while that call was due: another call follows."""
+        """True if give_back_later() was called while such a call was due: another call follows."""
         self._rests_until = clock()
 
     def give_back(self) -> None:
-        """Give back now: the calling thread takes the time, without the interpreter's lock."""
+        """Give free memory back to the system now. The calling thread takes the time, without the
+        interpreter's lock."""
         self._trim(0)
 
     def give_back_later(self) -> None:
-        """Give memory back in a second, or at the next allowed time: memory in use now may be free
-        then. If a call is waiting, give back once more after it."""
+        """Give free memory back to the system in a second, or at the next allowed time: memory in
+        use now may be free then. If a call is waiting already, give memory back once more after
+        it."""
         with self._lock:
             if self._waits:
                 self._asked_again = True

@@ -20,20 +20,21 @@ if TYPE_CHECKING:
 
 
 class TlsError(OSError):
-    """A certificate, key or authority cannot be used; the message names the file and the mend."""
+    """A certificate, key or authority cannot be used. The message names the file and the fix."""
 
 
 @dataclass(frozen=True)
 class ServerTls:
-    """certificate: the server's chain. key: its private key. client_ca: authorities required to
-    sign callers' certificates (mTLS); empty: callers need none."""
+    """The TLS files of a server. certificate: the server's chain. key: its private key. client_ca:
+    authorities required to sign callers' certificates (mTLS); empty: callers need no
+    certificate."""
 
     certificate: str
     key: str
     client_ca: str = ""
 
     def grpc_credentials(self) -> "grpc.ServerCredentials":
-        """Raises TlsError."""
+        """Return the server's credentials for gRPC. Raises TlsError."""
         import grpc
 
         # Check now: gRPC would report a fault only at the first handshake, and without a file name.
@@ -45,7 +46,7 @@ class ServerTls:
         )
 
     def ssl_context(self) -> ssl.SSLContext:
-        """For HTTP. Raises TlsError."""
+        """Return the server's TLS context for HTTP. Raises TlsError."""
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         for path in (self.certificate, self.key, self.client_ca):
@@ -66,8 +67,8 @@ class ServerTls:
 
 @dataclass(frozen=True)
 class ClientTls:
-    """ca: authorities of servers' certificates; certificate, key: the caller's own, if the server
-    asks for them, both or neither."""
+    """The TLS files of a client. ca: authorities of servers' certificates. certificate, key: the
+    client's own, if the server asks for them; both or neither."""
 
     ca: str
     certificate: str = ""
@@ -78,7 +79,7 @@ class ClientTls:
             raise ValueError("a client certificate and its key go together: give both or neither")
 
     def grpc_credentials(self) -> "grpc.ChannelCredentials":
-        """Raises TlsError."""
+        """Return the client's credentials for gRPC. Raises TlsError."""
         import grpc
 
         _trust(ssl.create_default_context(ssl.Purpose.SERVER_AUTH), self.ca)
@@ -114,12 +115,13 @@ _BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 _VERSION = 0xA0
 _UTC_TIME = 0x17
 _CENTURY_TURNS = 50
-"""Two-digit years below this are of this century (RFC 5280, 4.1.2.5.1)."""
+"""Smallest two-digit year of the last century. Smaller two-digit years are of this century (RFC
+5280, 4.1.2.5.1)."""
 
 
 def not_after_dates(pem: str) -> list[float]:
-    """Return the expiry of each certificate, in order, in seconds since 1970. Raises ValueError if
-    one is no certificate."""
+    """Return the expiry of each certificate in a PEM text, in order, in seconds since 1970. Raises
+    ValueError if one is no certificate."""
     return [_not_after(ssl.PEM_cert_to_DER_cert(block)) for block in _blocks(pem)]
 
 
@@ -132,8 +134,11 @@ def _blocks(pem: str) -> Iterator[str]:
 
 
 def _not_after(der: bytes) -> float:
-    """Certificate ::= SEQUENCE { tbsCertificate, ... }; TBSCertificate ::= SEQUENCE { [0] version
-    OPTIONAL, serialNumber, signature, issuer, validity SEQUENCE { notBefore, notAfter }, ... }"""
+    """Return the expiry of a certificate in DER, in seconds since 1970.
+
+    Certificate ::= SEQUENCE { tbsCertificate, ... }; TBSCertificate ::= SEQUENCE { [0] version
+    OPTIONAL, serialNumber, signature, issuer, validity SEQUENCE { notBefore, notAfter }, ... }
+    """
     certificate = _elements(der)[0][1]
     fields = _elements(_elements(certificate)[0][1])
     if fields[0][0] == _VERSION:

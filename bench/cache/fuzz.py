@@ -1,5 +1,5 @@
-"""Sends malformed and well-formed calls to the binding: each either works or raises a typed error
-and changes nothing.
+"""A fuzzer of the C++ prefix tree's Python binding. It sends well-formed and malformed calls. Each
+call either works, or raises a typed error and changes nothing.
 
 Usage: fuzz.py [--seconds 60] [--seed 0]. Every call comes from one seeded generator, so the seed
 reproduces a finding. Also imported by the tests for a short run, and by fuzz_guided.py.
@@ -28,11 +28,11 @@ REFUSALS = (CacheError, TypeError)  # TypeError: the binding's error for a wrong
 
 
 class Finding(Exception):
-    """A call broke the rule; the message reproduces it."""
+    """A call neither worked nor left the tree unchanged; the message reproduces it."""
 
 
 def state_of(tree: PrefixCache) -> tuple[Any, ...]:
-    """Return the counters a refused call must leave unchanged."""
+    """Return the tree's counters. A refused call must leave them unchanged."""
     stats = tree.stats()
     pools = [
         (p.free, p.working, p.tree, p.granted, p.quarantined, p.pinned)
@@ -43,10 +43,12 @@ def state_of(tree: PrefixCache) -> tuple[Any, ...]:
 
 
 class Fuzzer:
-    """A fuzzer. Owns one small tree and the handles its calls returned, including released ones."""
+    """A fuzzer. Owns one small prefix tree and the handles returned by its calls, including
+    released handles."""
 
     def __init__(self, draw: random.Random) -> None:
-        """Set up the tree. draw: source of every choice, so the same draws make the same calls."""
+        """Set up the tree. draw: source of every random choice; the same choices make the same
+        calls."""
         self.draw = draw
         self.tree = PrefixCache(
             TreeConfig(slabs=12, blocks_per_slab=8, pages_per_slab=4, max_ghost_nodes=16)
@@ -109,7 +111,7 @@ class Fuzzer:
         return self.draw.choice((None, *own, *own, self.number()))
 
     def step(self) -> None:
-        """Make one call. Raises Finding."""
+        """Make one call to the tree. Raises Finding."""
         name, call = self.draw.choice(self._calls())
         before = state_of(self.tree)
         self.calls += 1

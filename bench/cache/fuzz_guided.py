@@ -1,4 +1,5 @@
-"""The calls of fuzz.py, chosen by the bytes from atheris (libFuzzer); its own flags apply.
+"""The calls of fuzz.py to the prefix tree, chosen by bytes from atheris (libFuzzer). libFuzzer's
+own flags apply.
 
 To reproduce a crash, pass the file saved by libFuzzer. Needs `pip install atheris`.
 """
@@ -15,7 +16,7 @@ _CALLS = 400
 
 
 class BytesDraw(random.Random):
-    """A random source reading from bytes. After the last byte it returns the smallest valid
+    """A source of choices reading from bytes. After the last byte it returns the smallest valid
     value."""
 
     def __init__(self, data: bytes) -> None:
@@ -34,7 +35,7 @@ class BytesDraw(random.Random):
 
 
 def calls(data: bytes) -> None:
-    """Make calls chosen by the data. Raises Finding."""
+    """Make calls to the prefix tree, chosen by the bytes `data`. Raises Finding."""
     draw = BytesDraw(data)
     fuzzer = Fuzzer(draw)
     while draw.left and fuzzer.calls < _CALLS:

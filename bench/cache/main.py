@@ -1,7 +1,8 @@
-"""Ours and the peers' rows side by side, as a run, a page and a plot.
+"""A comparison of tasuki's prefix cache with the caches of other projects (peers): a stored run, a
+page and a plot.
 
-Usage: main.py [--quick] [--output FOLDER]. One process a backend, one after the other. Peers have
-virtual environments under build/peers/, made once and never mixed with the project's.
+Usage: main.py [--quick] [--output FOLDER]. Each cache runs in its own process, one after the other.
+Peers have virtual environments under build/peers/, made once and never mixed with the project's.
 """
 
 import argparse
@@ -26,8 +27,8 @@ CONSTRAINTS = ROOT / "constraints.txt"
 
 @dataclass(frozen=True)
 class Peer:
-    """One peer. `packages` go into its environment. Only the members of `wheel` under `members` are
-    kept."""
+    """One other project's cache. `packages` are installed into its environment. Files of the
+    package `wheel` are kept only if their paths begin with `members`."""
 
     name: str
     script: str
@@ -50,7 +51,7 @@ PEERS = (
 
 
 class CannotInstall(Exception):
-    """A peer cannot be installed; the message is the installer's last line."""
+    """A peer's package cannot be installed; the message is the installer's last line."""
 
 
 def _run(*command: str) -> None:
@@ -61,7 +62,7 @@ def _run(*command: str) -> None:
 
 
 def command(peer: Peer, folder: Path) -> list[str]:
-    """Return the command for a peer's script, after installing missing parts. Raises
+    """Return the command line running a peer's script, after installing missing packages. Raises
     CannotInstall."""
     home = folder / peer.name
     python = home / "bin" / "python"
@@ -85,7 +86,7 @@ def command(peer: Peer, folder: Path) -> list[str]:
 
 
 def measure(arguments: list[str]) -> dict[str, float] | str:
-    """Run a peer's script. Returns its rows, or the reason there are none."""
+    """Run a peer's script. Returns its measured rows, or the reason of having none."""
     alone = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(arguments, stdout=subprocess.PIPE, text=True, env=alone)
     if done.returncode != 0:

@@ -1,4 +1,5 @@
-"""Times tasuki's tree through its Python face. Run as a script: prints one JSON object."""
+"""Times tasuki's prefix tree through its Python interface. Run as a script: prints one JSON
+object."""
 
 import json
 import sys
@@ -66,8 +67,8 @@ def keep(tree: PrefixCache, tokens: Tokens, cursor: int | None = None) -> None:
 
 
 def keep_chunked(tree: PrefixCache, tokens: Tokens) -> int:
-    """Insert a prompt chunk by chunk, with a state at each, and return the nanoseconds of all
-    calls."""
+    """Insert a prompt chunk by chunk, with a recurrent state at each chunk's end. Returns the
+    nanoseconds of all calls together."""
     start = now()
     allocation = allocated_for(tree, tokens)
     for end in range(CHUNK, len(tokens) + 1, CHUNK):
@@ -98,7 +99,8 @@ def agents(
     policy: str = "lru",
     stream: str | None = None,
 ) -> None:
-    """Measure sessions of agents. `stream`: an event stream watched meanwhile; None: none."""
+    """Measure sessions of agents. `stream`: name of an event stream watched during the measurement;
+    None: no stream is watched."""
     work = Agents(sessions)
     tree = tree_for(sessions * 62_000, sessions * 16, policy)
     if stream is not None:
@@ -226,7 +228,8 @@ def shorts(row: Row) -> None:
 
 
 def blocked(row: Row) -> None:
-    """Measure the cost in each step of a waiting request too large for the free memory."""
+    """Measure the cost of a waiting request in each engine step. The request is too large for the
+    free memory."""
     tree = tree_for(200_000, 4)
     live = allocated_for(tree, prompt(1, 200_000))
     big = prompt(2, 200_000)
@@ -243,8 +246,8 @@ def blocked(row: Row) -> None:
 
 
 def crowded(row: Row, crowd: Crowd, count: int, *, label: str, policy: str = "lru") -> None:
-    """Measure the cost of one more prompt beside `count` prompts under the same node. Each has an
-    open session."""
+    """Measure the cost of one more prompt beside `count` prompts below the same tree node. Each of
+    the `count` prompts has an open session."""
     tree = tree_for((count + 3 * STRANGERS) * 2 * PAGE, count + 3 * STRANGERS, policy)
     keep(tree, crowd.start[: crowd.shared])
     for tokens in crowd.prompts(0, count):
@@ -280,11 +283,12 @@ def crowds(row: Row, counts: tuple[int, ...]) -> None:
 
 _BELOW_PAGES = 16
 _BELOW_PROMPTS = 400
-"""Approximate number of prompts for which the arena has space."""
+"""Approximate number of prompts the arena has space for."""
 
 
 def below(row: Row, *, tiers: int, label: str) -> None:
-    """Measure a tree with a tier below. tiers: size of the content below, in arenas."""
+    """Measure a tree with a slower memory tier below the arena. tiers: size of the tier's content,
+    as a multiple of the arena; 0: no tier."""
     tokens = _BELOW_PAGES * PAGE
     shape = tree_shape(_BELOW_PROMPTS * tokens, _BELOW_PROMPTS)
     shape["tiers"] = [TierConfig(slabs=(tiers + 1) * shape["slabs"])] if tiers else []

@@ -1,4 +1,4 @@
-"""Results as a table and a plot, judged by their targets; measures nothing."""
+"""Measured rows as a table and a plot, judged by their targets; measures nothing."""
 
 from dataclasses import dataclass
 from html import escape
@@ -13,8 +13,9 @@ RUST = "sglang-0.5.23"
 
 @dataclass(frozen=True)
 class Target:
-    """One target. `limit`: in the row's own unit. `ratio`: over SGLang's Rust core. `lead`: over
-    the fastest peer. `growth`: over our own row `of`. None: not required."""
+    """One row's target; None: not required. `limit`: largest value in the row's own unit (smallest,
+    if more is better). `ratio`: required speedup over SGLang's Rust core. `lead`: required speedup
+    over the fastest peer. `growth`: largest ratio to our own row `of`."""
 
     row: str
     limit: float | None = None
@@ -25,8 +26,8 @@ class Target:
 
 
 def _crowds() -> list[Target]:
-    """Return the targets of crowds. Ten thousand times as many cost a few times as much, because
-    paths are deeper and memory is colder."""
+    """Return the targets for crowds (many prompts below one tree node). Ten thousand times as many
+    prompts may cost a few times as much, because paths are deeper and memory is colder."""
     works = [
         f"{hanging} on one node{policy}{work}"
         for hanging in ("tails", "children")
@@ -106,7 +107,7 @@ def _cell(rows: Rows | str, row: str) -> str:
 
 
 def describe(run: Document) -> Section:
-    """Return a stored run as a section of a page."""
+    """Return a stored run as a page's section."""
     results: Results = run["results"]
     ours = results["tasuki"]
     peers = {name: rows for name, rows in results.items() if name != "tasuki"}
@@ -136,7 +137,8 @@ def describe(run: Document) -> Section:
 
 
 def plot(results: Results) -> str:
-    """Draw bars of our speedup over the Rust core, by row, on a logarithmic scale."""
+    """Draw bars of our speedup over SGLang's Rust core, one for each row, on a logarithmic
+    scale."""
     ours, rust = results["tasuki"], results.get(RUST, "")
     if not isinstance(ours, dict) or not isinstance(rust, dict):
         return '<svg xmlns="http://www.w3.org/2000/svg"/>\n'

@@ -1,8 +1,9 @@
-"""Times the Rust tree core of SGLang's wheel through its own binding. Prints one JSON object.
+"""Times the Rust prefix-tree core of SGLang's wheel through its own binding. Prints one JSON
+object.
 
 Usage: sglang_rust.py FOLDER [--quick]; FOLDER holds the `sglang` package of the wheel. Runs in the
-peer's own virtual environment. KV pools are fakes, and only count. The binding takes 64-bit arrays,
-built outside the timed calls.
+peer's own virtual environment. KV pools are fakes and only count tokens. The binding takes 64-bit
+arrays, built outside the timed calls.
 """
 
 import importlib.util
@@ -51,7 +52,7 @@ def key_of(tokens: Tokens) -> "array[int]":
 
 
 class Tree:
-    """The peer's calls under the names of the work."""
+    """SGLang's tree, with its calls under the names used by the measurements."""
 
     def __init__(self, module: Any, page: int = PAGE) -> None:
         self._module = module
@@ -247,8 +248,8 @@ def crowded(row: Row, module: Any, crowd: Crowd, count: int, *, label: str, page
 
 
 def crowds(row: Row, module: Any, counts: tuple[int, ...]) -> None:
-    """Measure crowds under one node. With pages of one token the peer also keeps prompts ending
-    inside one of our pages."""
+    """Measure crowds (many prompts below one tree node). With pages of one token SGLang also keeps
+    prompts ending inside one of our 64-token pages."""
     for count in counts:
         crowded(row, module, TAILS, count, label=f"{count} tails on one node", page=1)
     for count in counts:

@@ -1,4 +1,5 @@
-"""Thread CPU time of single calls, and percentiles of many. Independent of caches."""
+"""Timers of thread CPU time for single calls, and percentiles of many calls. Knows nothing of
+caches."""
 
 import ctypes
 import gc
@@ -24,7 +25,8 @@ CLOCK_NS = _clock_cost()
 
 
 def median_us(call: Callable[[], Any], repeats: int) -> float:
-    """Return the median microseconds of a call, after two calls to warm the buffers."""
+    """Return the median CPU microseconds of `call` over `repeats`, after two calls to warm the
+    buffers."""
     call()
     call()
     taken = []
@@ -36,13 +38,13 @@ def median_us(call: Callable[[], Any], repeats: int) -> float:
 
 
 def percentile_us(taken: Sequence[int], percent: float) -> float:
-    """Return a percentile of intervals: input in nanoseconds, result in microseconds."""
+    """Return a percentile, in microseconds. taken: intervals in nanoseconds. percent: 0 to 100."""
     ordered = sorted(taken)
     return (ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))] - CLOCK_NS) / 1e3
 
 
 class _HeapUse(ctypes.Structure):
-    """glibc's struct mallinfo2."""
+    """The C struct mallinfo2 of glibc: counters of malloc."""
 
     _fields_ = [
         (name, ctypes.c_size_t)
@@ -62,8 +64,8 @@ def heap_bytes() -> int:
 
 
 def quiet(warm_bytes: int = 1 << 30) -> None:
-    """Turn off the garbage collector, and touch the heap's pages in advance. On a virtual machine
-    the first touch of a page may cost more than the timed call."""
+    """Turn off Python's garbage collector, and touch `warm_bytes` of the heap in advance. On a
+    virtual machine the first touch of a page may cost more than the timed call."""
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -1,8 +1,9 @@
-"""Times TokenSpeed's scheduler, either release, through its public calls. Prints one JSON object.
+"""Times TokenSpeed's scheduler, in either of its two releases, through its public calls. Prints one
+JSON object.
 
-Runs in the peer's own virtual environment. It exposes no separate match or insert. The row "match"
-is the plan of a prefill, and "publish" is the calls after the answer. A request is all of them.
-Lists become C++ vectors inside submit, and this time counts.
+Runs in the peer's own virtual environment. TokenSpeed exposes no separate match or insert. The row
+"match" times the planning of a prefill. The row "publish" times the calls after the answer. A
+request is all of these calls. Lists become C++ vectors inside submit, and this time counts.
 """
 
 import json
@@ -17,7 +18,7 @@ Row = dict[str, float]
 
 
 def scheduler(tokens: int, states: int, chunk: int) -> Any:
-    """Return a scheduler with a pool of states, for the installed generation."""
+    """Return a scheduler with a pool of recurrent states, for the installed TokenSpeed release."""
     pages = tokens // PAGE + 4 * states + 256
     config = peer.SchedulerConfig()
     config.max_scheduled_tokens = chunk
@@ -71,8 +72,8 @@ def spec(name: str, tokens: list[int]) -> Any:
 
 
 def serve(pool: Any, requests: list[tuple[str, list[int]]]) -> tuple[int, int]:
-    """Serve requests at once. Returns the nanoseconds of submit and prefill plans, and of all later
-    calls."""
+    """Serve all requests concurrently. Returns two nanosecond counts: submit and prefill plans, and
+    all later calls."""
     specs = [spec(name, tokens) for name, tokens in requests]
     samples = [event(peer.ForwardEvent.ExtendResult, name, [7]) for name, _ in requests]
     decodes = [event(peer.ForwardEvent.ExtendResult, name, [8]) for name, _ in requests]

@@ -1,6 +1,6 @@
-"""The work given to every cache, as token arrays.
+"""The workloads given to every measured cache, as token arrays.
 
-Every backend answers with one flat dict {row: number}; rows of one name mean the same work.
+Every cache's script prints one flat dict {row: number}. Rows of one name time the same work.
 """
 
 import random
@@ -31,8 +31,8 @@ def prompt(seed: int, tokens: int) -> Tokens:
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn. The first `prompt` tokens of `log` are the request; `end` tokens are known with the
-    answer."""
+    """One turn of a session. `log`: the session's tokens. The request is the first `prompt` tokens
+    of `log`. After the answer the first `end` tokens are known."""
 
     session: int
     log: Tokens
@@ -41,8 +41,8 @@ class Turn:
 
 
 class Agents:
-    """Sessions with a common system prompt of 4K tokens. They start at 50K and grow by 800 a
-    turn."""
+    """Agent sessions with a common system prompt of 4K tokens. A session starts at 50K tokens and
+    grows by 800 tokens a turn."""
 
     turns = 12
     first = 50_000
@@ -67,7 +67,7 @@ class Agents:
 
 
 class Bushes:
-    """`heads` prefixes, each with `leaves` continuations."""
+    """A set of prompts: `heads` prefixes, each with `leaves` continuations."""
 
     def __init__(
         self,
@@ -97,8 +97,8 @@ class Bushes:
 
 
 class Crowd:
-    """Prompts sharing a system prompt of whole pages and a few more tokens, like a chat template.
-    After them each prompt has its own tokens, up to `tokens` in all."""
+    """Prompts sharing one system prompt: whole pages and a few more tokens, like a chat template.
+    After these each prompt has its own tokens, up to `tokens` in all."""
 
     shared = 15 * PAGE
     template = 8
@@ -108,7 +108,8 @@ class Crowd:
         self.start = prompt(21, self.shared + self.template)
 
     def prompts(self, first: int, count: int) -> Iterator[Tokens]:
-        """Yield the prompts numbered from `first` on; the same number gives the same prompt."""
+        """Yield `count` prompts, numbered from `first` on; the same number gives the same
+        prompt."""
         for number in range(first, first + count):
             own = prompt(1_000 + number, self.tokens - len(self.start))
             yield np.concatenate([self.start, own])

@@ -1,1 +1,2 @@
-"""The cases of `tasuki bench kernels`: one module a family, each with `cases(stage)`."""
+"""The cases of `tasuki bench kernels`: one module for each kernel family, each with
+`cases(stage)`."""

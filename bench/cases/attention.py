@@ -1,4 +1,5 @@
-"""Attention over pages: a token a sequence on long contexts, and runs of a prompt."""
+"""Cases of paged attention: one token a sequence on long contexts (decode), and chunks of a prompt
+(prefill)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ _DECODE = ((1, 50_000), (4, 50_000), (16, 50_000), (32, 50_000), (64, 8_192))
 _DECODE_ROWS = ((1, 50_000), (16, 50_000), (64, 8_192))
 _DRAFTED = ((1, 50_000), (16, 8_192), (64, 8_192))
 _TOKENS = 4
-"""Tokens of a row with three drafts."""
+"""Tokens of one sequence in a step with three drafts."""
 # (Tokens of this forward, tokens before them)
 _PREFILL = ((800, 50_000), (8_192, 0), (8_192, 41_808), (50_000, 0))
 
@@ -43,8 +44,8 @@ def _of(stage: Stage) -> str:
 
 @dataclass(frozen=True)
 class _Pages:
-    """`batch` requests of equal length. table [batch, pages], lengths [batch]: int32. bytes: read
-    from the pages by one launch."""
+    """The pages of `batch` requests of equal length. table: page ids, [batch, pages] int32.
+    lengths: tokens, [batch] int32. bytes: KV bytes read by one launch."""
 
     table: Tensor
     lengths: Tensor
@@ -120,7 +121,8 @@ def _queries(stage: Stage, tokens: int) -> tuple[Tensor, Tensor]:
 
 
 def _dense(stage: Stage, q: Tensor) -> "partial[Tensor]":
-    """Return causal attention over contiguous keys and values, without the gate."""
+    """Return a call of causal attention over contiguous keys and values, without the output
+    gate."""
     config, tokens = stage.model, q.shape[0]
     k, v = (stage.random(1, config.kv_heads, tokens, config.head_dim) for _ in range(2))
     return partial(

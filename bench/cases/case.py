@@ -1,6 +1,6 @@
-"""One kernel at one size: the work, its minimal memory traffic, and other implementations to
-compare. Also holds the memory shared by cases: one arena in a published shape, filled with random
-values."""
+"""A case: one kernel at one size, its least memory traffic, and other implementations to compare.
+Also holds the memory shared by the cases: one arena in a published model's shape, filled with
+random values."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,8 +23,9 @@ OVERFLOW_BYTES = 512 * 2**20
 
 @dataclass(frozen=True)
 class Stage:
-    """The memory of the cases. The arena has the 9B shape; its heads cover those of the other
-    published shapes. kv: content of its pages, named like in `CacheLayout`."""
+    """The memory used by the cases. The arena has the 9B model's shape; its attention heads suffice
+    for the other published shapes. slabs: the arena's size in slabs. kv: format of the page
+    content, a name of `CacheLayout`."""
 
     device: torch.device
     slabs: int
@@ -53,7 +54,8 @@ class Stage:
         return torch.tensor(values, device=self.device, dtype=torch.int32)
 
     def page_ids(self, count: int, first: int = 0) -> Tensor:
-        """Return page ids, [count] int32, in the order a lone request gets them."""
+        """Return page ids, [count] int32, in the order the cache gives them to a request without
+        others."""
         layout = self.arena.layout
         ids = torch.arange(first, first + count, device=self.device)
         slab, page = ids // layout.pages_per_slab, ids % layout.pages_per_slab
@@ -64,20 +66,22 @@ class Stage:
 
 
 def turns_to_overflow(bytes_a_turn: float, most: int = 256) -> int:
-    """Return the number of turns on separate memory needed to evict the first turn's data from
-    every cache."""
+    """Return the number of turns needed to evict the first turn's data from every hardware cache.
+    Each turn uses separate memory. bytes_a_turn: bytes moved by a turn. most: upper limit of the
+    result."""
     return max(1, min(most, -(-OVERFLOW_BYTES // int(bytes_a_turn))))
 
 
 @dataclass(frozen=True)
 class Case:
-    """One kernel at one size. `turns` do the same work on different memory, enough to overflow the
-    L2 cache.
+    """One kernel at one size. `turns`: calls doing the same work on different memory, enough to
+    overflow the L2 cache.
 
-    bytes: number of bytes read and written in one turn, each counted once. flops: operations of
-    matrix products in one turn. captured, eager: other implementations of the same turn, by name,
-    as graph replays and as plain calls. share: the lowest accepted share of the floor. rate: the
-    lowest accepted bytes a second. ratios: by name, the minimal ratio of its time to ours.
+    bytes: bytes read and written in one turn, each counted once. flops: operations of matrix
+    products in one turn. captured: other implementations by name, timed as graph replays. eager:
+    other implementations by name, timed as plain calls. share: the lowest accepted share of the
+    floor. rate: the lowest accepted bytes a second. ratios: by an implementation's name, the lowest
+    accepted ratio of its time to ours.
     """
 
     name: str
@@ -117,15 +121,15 @@ _SHARE = 0.85
 _MOST_TURNS = 8
 
 Turn = tuple[Work, tuple[Tensor, ...]]
-"""A call of the kernel on its own memory, and the same input tensors for its reference
-implementation."""
+"""A kernel call on memory of its own, and the input tensors of the reference implementation for the
+same work."""
 
 
 def beside_twin(
     name: str, turn: Callable[[], Turn], twin: Callable[..., object], moved: float
 ) -> Case:
-    """Return a case compared with its reference implementation. moved: bytes of a turn, read and
-    written."""
+    """Return a case comparing a kernel with its compiled reference implementation `twin`. turn:
+    makes one kernel call. moved: bytes read and written by a turn."""
     turns = [turn() for _ in range(turns_to_overflow(moved, most=_MOST_TURNS))]
     # Compile it whole or not at all: a reference in parts would be easy to beat.
     fast = torch.compile(twin, dynamic=False, fullgraph=True)

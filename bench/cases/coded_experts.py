@@ -1,4 +1,5 @@
-"""A mixture of experts with coded weights: a few decode tokens, and a chunk of a prompt."""
+"""Cases of a mixture of experts with weights in coded formats: a few decode tokens, and a chunk of
+a prompt."""
 
 from collections.abc import Iterator
 from dataclasses import replace

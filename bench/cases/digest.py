@@ -1,5 +1,5 @@
-"""Digests of a prefill's transfer: pages of every full-attention layer, and the state of all GDN
-layers at its end."""
+"""Cases of digesting a prefill's transfer: pages of every full-attention layer, and the recurrent
+state of all GDN layers at its end."""
 
 from collections.abc import Iterator
 from functools import partial

@@ -1,5 +1,5 @@
-"""Elementwise work between matrix products: norms, rotary, gates. Each is compared with its
-compiled reference implementation."""
+"""Cases of elementwise work between matrix products: norms, rotary embedding, gates. Each kernel is
+compared with its compiled reference implementation."""
 
 from collections.abc import Iterator
 from functools import partial

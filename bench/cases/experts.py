@@ -1,4 +1,5 @@
-"""Mixture of experts: placing pairs by expert, moving rows, and the whole block."""
+"""Cases of a mixture of experts: grouping (token, expert) pairs by expert, moving rows, and the
+whole block."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -55,7 +56,9 @@ def _placing(stage: Stage, experts: int, chosen: int, tokens: int) -> Case:
 
 
 def _unfused_placing(logits: Tensor, chosen: int) -> tuple[Tensor, ...]:
-    """Compute the kernels' results with PyTorch operators, without waiting for the host."""
+    """Choose each token's experts and place the (token, expert) pairs by expert, with PyTorch
+    operators and no wait for the host. Returns routing weights, positions and group ends, like the
+    kernels."""
     tokens, experts = logits.shape
     weights, ids = logits.float().softmax(dim=-1).topk(chosen, dim=-1)
     weights = weights / weights.sum(dim=-1, keepdim=True)
@@ -112,7 +115,7 @@ def block_case(
     phase: Phase = Phase.STEP,
     turns: int = _BLOCK_TURNS,
 ) -> Case:
-    """Return the case of a whole block of 35B-A3B."""
+    """Return the case of a whole mixture-of-experts block of the model 35B-A3B."""
     shape = _shape(config)
     inputs = [stage.random(tokens, config.hidden) for _ in range(turns)]
     rows = stage.rows(tokens)
@@ -131,7 +134,7 @@ def block_case(
 
 
 def _weights(stage: Stage, config: ModelConfig) -> MoeWeights:
-    """Return weights in row-major order, like the engine's on a GPU."""
+    """Return random expert weights in row-major order, like the engine's on a GPU."""
     shape, hidden = _shape(config), config.hidden
     source = RandomSource(1, stage.device)
 

@@ -1,4 +1,4 @@
-"""GDN decode: a layer between its projections, one token a sequence."""
+"""Cases of GDN decode: one layer between its input and output projections, one token a sequence."""
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
@@ -65,13 +65,15 @@ def _decode(stage: Stage, weights: GdnWeights, batch: int, name: str, alternates
 
 
 def slots(stage: Stage, batch: int, turn: int) -> Tensor:
-    """Return a run of slots, a different one each turn within the arena."""
+    """Return the ids of `batch` consecutive state slots, [batch] int32. Each turn gets different
+    slots as far as the arena allows."""
     first = turn * batch % (stage.slabs - batch + 1)
     return stage.ints(list(range(first, first + batch)))
 
 
 def gdn_weights(stage: Stage) -> GdnWeights:
-    """Return random weights without projections, because the kernel does not use them."""
+    """Return random GDN weights with empty projections, because the kernel does not use
+    projections."""
     config, source = stage.model, RandomSource(1, stage.device)
     none = Matrix.of(torch.empty(0, device=stage.device))
     return GdnWeights(
@@ -85,7 +87,7 @@ def gdn_weights(stage: Stage) -> GdnWeights:
 
 
 def _fla(stage: Stage, batch: int, count: int) -> dict[str, Sequence[Work]]:
-    """Return fla's recurrent step alone, without convolution, gates or slots."""
+    """Return a call of fla's recurrent step alone, without convolution, gates or state slots."""
     step = fla_rule(stage, "fused_recurrent_gated_delta_rule", batch, 1, torch.float32)
     if step is None:
         return {}
@@ -97,8 +99,8 @@ def _fla(stage: Stage, batch: int, count: int) -> dict[str, Sequence[Work]]:
 def fla_rule(
     stage: Stage, name: str, count: int, tokens: int, beta_dtype: torch.dtype
 ) -> Callable[..., object] | None:
-    """Return fla's rule called `name` on random inputs: `count` sequences of `tokens` each. It
-    lacks initial_state. None if fla is not installed."""
+    """Return a call of fla's delta rule `name` on random inputs: `count` sequences of `tokens`
+    each. The caller adds the argument initial_state. Returns None if fla is not installed."""
     if find_spec("fla") is None:
         return None
     rule = getattr(importlib.import_module("fla.ops.gated_delta_rule"), name)

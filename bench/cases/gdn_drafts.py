@@ -1,5 +1,6 @@
-"""All GDN layers of rows with drafts, beside decode steps of as many rows. A step with drafts folds
-the accepted part of its last tokens. Both read a state once and write it once."""
+"""Cases of a step with drafts through all GDN layers, beside plain decode steps of as many
+sequences. A step with drafts first folds the previous step's accepted tokens into the recurrent
+state. Both kinds of step read a state once and write it once."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -17,9 +18,10 @@ from .gdn import gdn_weights, slots
 
 _TOKENS = 4
 _HELD = 3
-"""Tokens folded in a row, about the number accepted at .80/.75/.72."""
+"""Tokens of each sequence folded into its recurrent state by a step: about the number accepted at
+.80/.75/.72."""
 _MOST = 1.15
-"""Largest accepted ratio of the state time of a step with drafts to a plain step's."""
+"""Largest accepted ratio: the time of a step with drafts for its states over a plain step's."""
 
 
 def cases(stage: Stage) -> Iterator[Case]:

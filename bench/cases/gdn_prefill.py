@@ -1,4 +1,5 @@
-"""GDN prefill: a layer between its projections, whole prompts, states saved on the way."""
+"""Cases of GDN prefill: one layer between its projections, over whole prompts, with states saved
+inside a prompt."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -54,8 +55,8 @@ def _prefill(stage: Stage, weights: GdnWeights, count: int, tokens: int, marks: 
 
 
 def _fla(stage: Stage, count: int, tokens: int) -> dict[str, Sequence[Work]]:
-    """Return fla's chunked rule alone: without convolution, gates, norm or saved states except the
-    last."""
+    """Return a call of fla's chunked rule alone: without convolution, gates or norm. It saves only
+    the last state."""
     rule = fla_rule(stage, "chunk_gated_delta_rule", count, tokens, torch.bfloat16)
     if rule is None:
         return {}

@@ -1,4 +1,5 @@
-"""Products of few rows with a weight matrix: a stream of weights, beside the library's product."""
+"""Cases of matrix products of few rows with a weight matrix, bounded by reading the weights. Each
+is compared with the library's product."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -46,8 +47,8 @@ def cases(stage: Stage) -> Iterator[Case]:
 
 
 def _fp8_cases(stage: Stage, norm: Tensor, in_proj: int, width: int, values: int) -> Iterator[Case]:
-    """Yield the same products with weights in FP8 blocks, also at batches left to the library in
-    bf16."""
+    """Yield cases of the same products with weights in FP8 blocks. They include batch sizes left to
+    the library in bf16."""
     hidden = stage.model.hidden
 
     def normed(x: Tensor, weight: Fp8) -> object:

@@ -1,4 +1,4 @@
-"""The sampler of a decode graph: its traffic is the logits, once."""
+"""Cases of the sampler in a decode graph. Its least traffic is one read of the logits."""
 
 from collections.abc import Iterator
 from functools import partial

@@ -1,4 +1,5 @@
-"""Copies inside the arena, as the cache makes them: forks and snapshots of state slots, pages."""
+"""Cases of the cache's copies inside the arena: forks and snapshots of state slots, zeroed slots,
+and copies of pages."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial

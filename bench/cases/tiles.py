@@ -1,5 +1,5 @@
-"""Products with FP8 weights, comparing other tiles with the chosen one. The results fill the tables
-of `model/ops/linear/fp8_product.py`."""
+"""Cases of products with FP8 weights: other tile sizes beside the chosen one. The results fill the
+tables of `model/ops/linear/fp8_product.py`."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -14,8 +14,8 @@ _BATCHES = (16, 32, 64, 128, 256)
 
 
 def cases(stage: Stage) -> Iterator[Case]:
-    """Yield the cases of 9B. Each has half and twice the shares, other stages, and tiles with twice
-    the rows of x or of weights."""
+    """Yield the cases of the 9B shape. Each compares half and twice the split-K shares, other
+    pipeline stages, and tiles with twice the rows of x or of weights."""
     hidden, width = stage.model.hidden, 12288
     shapes = (
         ("out_proj", hidden, hidden),

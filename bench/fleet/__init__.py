@@ -1,1 +1,2 @@
-"""`tasuki simulate`: a fleet of prefill nodes in virtual time, around the real tree and choice."""
+"""`tasuki simulate`: a fleet of prefill nodes in virtual time, with the real prefix tree and the
+real choice of nodes."""

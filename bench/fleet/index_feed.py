@@ -1,7 +1,9 @@
-"""The index of a simulated fleet, updated by its trees' events like a subscriber's index.
+"""The prefix index of a simulated fleet, updated by its nodes' cache events like a real
+subscriber's index.
 
-Events arrive with a delay, and some are lost. After a gap in a node's sequence the whole node is
-requested again. Owns a watch of each tree. Thread rule: one thread. Deterministic by its seed.
+Events arrive with a delay, and some are lost. After a gap in a node's sequence numbers the whole
+node is requested again. Owns a watch of each node's tree. Thread rule: one thread. Deterministic by
+its seed.
 """
 
 from collections.abc import Sequence
@@ -15,7 +17,8 @@ _NEVER_GAPS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One message about a node. subscription: the number of the node's subscription."""
+    """One message of cache events about a node. subscription: counts the node's subscriptions;
+    changes of an older one are ignored."""
 
     node: int
     subscription: int
@@ -26,12 +29,12 @@ class IndexFeed:
     def __init__(
         self, trees: Sequence[PrefixCache], seconds: float, lost: float, seed: int
     ) -> None:
-        """Set up the index. seconds: from a tree's change until the index has it. lost: share of
-        lost messages."""
+        """Set up the index. seconds: delay from a tree's change until the index has it. lost: share
+        of lost messages, 0 to 1."""
         self.index = FleetIndex()
         self.seconds = seconds
         self.snapshots = 0
-        """Number of snapshots requested after a gap."""
+        """Number of whole snapshots requested after a gap in a node's messages."""
         self._trees = trees
         self._lost = lost
         self._random = Random(seed)
@@ -41,8 +44,8 @@ class IndexFeed:
         self._listed = [False] * len(trees)
 
     def changes(self, node: int) -> Change | None:
-        """Return the changes since the last call, or None if there are none or the message is
-        lost."""
+        """Return a node's changes since the last call. Returns None if nothing changed or the
+        message is lost."""
         batch = self._trees[node].drain_events(self._watches[node])
         if not len(batch) and not batch.is_snapshot:
             return None
@@ -51,8 +54,8 @@ class IndexFeed:
         return Change(node, self._subscriptions[node], batch)
 
     def apply(self, change: Change) -> Change | None:
-        """Apply a change. If it shows a lost message, return the node's snapshot, in transit from
-        now on."""
+        """Apply a change to the index. If its sequence number shows a lost message, return the
+        node's snapshot, to be delivered after the delay."""
         node, batch = change.node, change.batch
         if change.subscription != self._subscriptions[node]:
             return None

@@ -1,4 +1,4 @@
-"""`tasuki simulate FILE`: a trace through a fleet of prefill nodes, in virtual time."""
+"""`tasuki simulate FILE`: replays a trace through a fleet of prefill nodes, in virtual time."""
 
 import json
 import sys

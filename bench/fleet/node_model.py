@@ -1,5 +1,5 @@
-"""The model served by a node of a simulated fleet: its cache layout, and its measured or assumed
-prefill times.
+"""The model served by a simulated node: its cache layout, and its measured or assumed prefill
+times.
 
 A model is measured on one device. The figures come from docs/results; its files name the versions.
 """
@@ -18,7 +18,8 @@ from tasuki.routing.node_load import PrefillSeconds
 
 @dataclass(frozen=True)
 class MeasuredPrefill:
-    """The seconds to the first token, computing the tokens first..last after cached ones."""
+    """The measured seconds to the first token of a prompt with `first` cached tokens and `last`
+    tokens in all."""
 
     first: int
     last: int
@@ -27,7 +28,7 @@ class MeasuredPrefill:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Times of a prefill alone on the device."""
+    """Measured times of one prefill at a time on the device."""
 
     device: str
     date: str
@@ -37,7 +38,8 @@ class Measurement:
 
 
 def fitted(prefills: Sequence[MeasuredPrefill]) -> PrefillSeconds:
-    """Fit the terms of PrefillSeconds by least squares."""
+    """Fit the constant, linear and quadratic terms of PrefillSeconds to measurements, by least
+    squares."""
     rows = [(1.0, each.last - each.first, (each.last**2 - each.first**2) / 2) for each in prefills]
     measured = [each.seconds for each in prefills]
     scale = np.max(rows, axis=0)
@@ -67,9 +69,9 @@ def measured(model: str) -> Measurement | None:
 def prefill_seconds(
     model: str, tflops: float | None, fixed: float, linear: float, quadratic: float
 ) -> tuple[PrefillSeconds, str]:
-    """Return the seconds of a prefill and their source. tflops: assumed TFLOP/s; None: the
-    measurement. fixed: seconds of any prefill. linear, quadratic: FLOPs, like in PrefillFlops.
-    REQUIRES: the model was measured, or tflops is given."""
+    """Return the time function of a prefill, and the origin of its figures. tflops: assumed
+    TFLOP/s; None: use the measurement. fixed: seconds added to any prefill. linear, quadratic:
+    FLOPs, like in PrefillFlops. REQUIRES: the model was measured, or tflops is given."""
     if tflops is not None:
         rate = tflops * 1e12
         assumed = f"{tflops:g} TFLOP/s + {fixed * 1e3:g} ms, assumed"
@@ -81,7 +83,7 @@ def prefill_seconds(
 
 @dataclass(frozen=True)
 class NodeModel:
-    """The model of a node. source: origin of the seconds."""
+    """The model of a simulated node. source: text naming the origin of the prefill times."""
 
     layout: CacheLayout
     flops: PrefillFlops
@@ -91,7 +93,7 @@ class NodeModel:
     @classmethod
     def published(cls, name: str, tflops: float | None, fixed: float) -> Self:
         """Build the model. name: a published shape, or a checkpoint's folder. tflops, fixed: like
-        in prefill_seconds. Raises ModelConfigError."""
+        in prefill_seconds(). Raises ModelConfigError."""
         config = published_or_folder(name)
         flops = PrefillFlops.for_model(config)
         seconds, source = prefill_seconds(name, tflops, fixed, flops.linear, flops.quadratic)

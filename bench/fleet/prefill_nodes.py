@@ -1,10 +1,10 @@
-"""The prefill nodes of a simulated fleet: the real tree over ids, one prefill at a time, and
-reports of their load.
+"""The prefill nodes of a simulated fleet. Each has the real prefix tree over page ids, one prefill
+at a time, and reports of its load.
 
 The shortest prefill comes first, and each fourth time the oldest, like chunks in
 engine/scheduling/scheduler.py. A prompt and its answer enter the tree when the prefill ends. The
-answer's state is assumed to come back by the return path; its bytes are not modelled. Virtual time
-in seconds never goes back. Thread rule: one thread.
+answer's state is assumed to come back from the decode node; its bytes are not modelled. Virtual
+time in seconds never goes back. Thread rule: one thread.
 """
 
 import math
@@ -27,35 +27,38 @@ from tasuki.routing.node_load import PrefillSeconds, faded
 from .workload import Turn, Workload
 
 Report = tuple[float, float, float]
-"""Arguments of NodeLoad.report: wait, time of the report, seconds of prefill stored lately."""
+"""Arguments of NodeLoad.report: seconds until the node is free, time of the report, seconds of
+prefill stored in its cache lately. Older work counts less."""
 
 
 class LoadReports:
-    """A node's load reports, taken at whole periods and delivered after a delay.
+    """A node's load reports, taken once a period and delivered after a delay.
 
-    Owns the reports still needed. Between two changes of the node's work, its wait falls with time,
-    so one report of each is kept.
+    Owns the reports not yet outdated. Between two changes of the node's work its waiting time only
+    falls, so one report for each change is kept.
     """
 
     def __init__(self, period: float, delay: float) -> None:
-        """Set up the reports. period: seconds between two reports. delay: until one arrives."""
+        """Set up the reports. period: seconds between two reports. delay: seconds until a report is
+        delivered."""
         self._period = period
         self._delay = delay
         self._changes: deque[Report] = deque([(0.0, 0.0, 0.0)])  # report time, free time, stored
 
     def changed(self, now: float, wait: float, stored: float) -> None:
-        """Record the node's wait and its stored work from now on, in seconds."""
+        """Record a change of the node's load. wait: seconds until the node is free. stored: seconds
+        of prefill stored in its cache lately."""
         self._forget(now)
         self._changes.append((now, now + wait, stored))
 
     def latest(self, now: float) -> Report:
-        """Return the last delivered report."""
+        """Return the newest report delivered by the time `now`."""
         at = self._forget(now)
         since, free_at, stored = self._changes[0]
         return max(0.0, free_at - at), at, faded(stored, at - since)
 
     def _forget(self, now: float) -> float:
-        """Return the time of the last delivered report, and drop older ones."""
+        """Return the time of the newest delivered report, and drop older reports."""
         at = max(0.0, (now - self._delay) // self._period * self._period)
         while len(self._changes) > 1 and self._changes[1][0] <= at:
             self._changes.popleft()
@@ -68,8 +71,8 @@ _HINTS = {"tool_use": "tool_call", "end_turn": "end_of_turn"}
 
 @dataclass(frozen=True)
 class Prompt:
-    """A turn at a node. came: arrival in the fleet. work: expected seconds of prefill. pulled:
-    tokens with KV and state from another node."""
+    """A turn sent to a node. came: time of its arrival in the fleet. work: expected seconds of
+    prefill. pulled: tokens with KV and state transferred from another prefill node."""
 
     turn: Turn
     came: float
@@ -79,7 +82,8 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Served:
-    """A turn with a completed prefill. usable: prompt tokens not computed."""
+    """A turn with a completed prefill. came: time of its arrival. ended: end of its prefill.
+    usable: prompt tokens found in the cache."""
 
     turn: Turn
     came: float
@@ -96,7 +100,7 @@ class _Running:
 
 
 class PrefillServer:
-    """One node. Owns its tree and queue."""
+    """One simulated prefill node. Owns its prefix tree and its queue."""
 
     def __init__(
         self,
@@ -107,8 +111,8 @@ class PrefillServer:
         reports: LoadReports,
         free_at: NDArray[np.float64],
     ) -> None:
-        """Set up a server. free_at: [nodes], each node's time of becoming idle; the server updates
-        its own entry."""
+        """Set up a server. number: the node's index. free_at: time each node becomes idle, [nodes]
+        float64; the server updates its own element."""
         self._number = number
         self._tree = tree
         self._workload = workload
@@ -125,16 +129,16 @@ class PrefillServer:
 
     @property
     def transfers(self) -> int:
-        """Return the number of its prompts."""
+        """Return the number of prompts at this node, waiting or running."""
         return len(self._waiting) + (self._running is not None)
 
     def wait(self, now: float) -> float:
-        """Return the remaining seconds of work, by the node's own estimate."""
+        """Return the seconds of prefill still ahead at this node, by the node's own estimate."""
         running = max(0.0, self._running.ends - now) if self._running is not None else 0.0
         return running + self._waiting_work
 
     def report(self, now: float) -> Report:
-        """Return the last delivered report."""
+        """Return the node's newest load report delivered by the time `now`."""
         return self._reports.latest(now)
 
     def usable(self, turn: Turn) -> int:
@@ -152,7 +156,8 @@ class PrefillServer:
         return ends
 
     def end(self, now: float) -> tuple[Served, float | None]:
-        """End the running prefill. Returns its result, and the end of the next prefill, if any."""
+        """End the running prefill at the time `now`. Returns its result, and the end of the next
+        prefill (None if no prompt waits)."""
         running = self._running
         assert running is not None, "a node ends only what it began"
         self._running = None
@@ -163,7 +168,7 @@ class PrefillServer:
         return Served(running.prompt.turn, running.prompt.came, now, running.usable), ends
 
     def lose(self) -> list[Prompt]:
-        """Kill the node, and return its prompts, to be sent elsewhere."""
+        """Kill the node, and return its unfinished prompts for other nodes."""
         self.alive = False
         self._free_at[self._number] = math.inf
         lost = list(self._waiting)
@@ -204,7 +209,8 @@ class PrefillServer:
         return ends
 
     def _publish(self, turn: Turn, allocation: Allocation, usable: int) -> None:
-        """Store a request in the tree by the rules of bench.replay.player."""
+        """Store a prefilled prompt and its answer in the tree by the rules of
+        bench.replay.player."""
         request, tokens, block = (
             self._workload.request(turn),
             self._workload.tokens(turn),
@@ -227,18 +233,19 @@ class PrefillServer:
 
 
 class Members:
-    """The nodes as seen by deciders: a dead node remains until its lease ends."""
+    """The nodes known to deciders (simulated decode nodes). A dead node remains a member until its
+    lease ends."""
 
     def __init__(self, servers: Sequence[PrefillServer]) -> None:
         self.servers = servers
         self.nodes = list(range(len(servers)))
         self.version = 0
-        """Version of the nodes: changes after a node has gone."""
+        """Version of the member list: grows by one when a node is dropped."""
 
     def drop(self, node: int) -> None:
         self.nodes.remove(node)
         self.version += 1
 
     def besides(self, tried: frozenset[int]) -> Sequence[int]:
-        """Return all nodes except the tried ones."""
+        """Return all member nodes except the nodes `tried` already."""
         return [node for node in self.nodes if node not in tried] if tried else self.nodes

@@ -1,6 +1,6 @@
-"""The result of a simulated fleet: as JSON, as text, and as a file of rows with a table beside it.
+"""The result of a simulated fleet: JSON, text, and a file of rows with a table beside it.
 
-A row is kept with its machine, commit and versions; a new row of the same settings replaces it.
+A row is stored with its machine, commit and versions; a new row of the same settings replaces it.
 Raises the errors of reading and writing files.
 """
 
@@ -27,9 +27,10 @@ def outcome(
     spent: tuple[float, float],
     feed: IndexFeed | None,
 ) -> dict[str, Any]:
-    """Return the results. spent: seconds of wall clock and of CPU. Shares are of prompt FLOPs and
-    of prompt tokens. imbalance: the busiest node's prefill FLOPs over the mean. memory: the
-    process's peak. Raises ReplayError if no turn was counted."""
+    """Return the results by name. counts: sums over the counted turns. spent: seconds of wall
+    clock, seconds of CPU. Shares are of prompt FLOPs and of prompt tokens. imbalance: the busiest
+    node's prefill FLOPs over the nodes' mean. memory: peak of this process. Raises ReplayError if
+    no turn was counted."""
     if not counts.turns:
         raise ReplayError(f"{trace}: no turn came in time: raise --seconds or lower --warm-up")
     ttft, choices = sorted(counts.ttft), sorted(counts.choices)
@@ -105,8 +106,9 @@ _FIELDS = tuple(field.name for field in fields(FleetSettings))
 
 
 def keep(path: Path, result: dict[str, Any], host: Host) -> None:
-    """Store a row. path: .json for this row alone, .jsonl for a row a line; the table has its name
-    and .md. host: described before the run, because the tree's commit may change meanwhile."""
+    """Store a result. path: a .json file for this result alone, or a .jsonl file with one result a
+    line. A .md file of the same name gets the table. host: described before the run, because the
+    source tree's commit may change meanwhile."""
     row = {"bench": "fleet"} | result | {"host": asdict(host)}
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".jsonl":
@@ -123,7 +125,8 @@ def _name(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def tables(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return a table for each fleet and load, with a row for each route and other setting."""
+    """Return Markdown tables, one for each fleet and load. A table has a row for each route and
+    other setting."""
     parts = []
     for shared in dict.fromkeys(_shared(row) for row in rows):
         of_it = [row for row in rows if _shared(row) == shared]

@@ -1,7 +1,7 @@
-"""The routes of a simulated decode node: choices of a turn's prefill node, each route a class.
+"""The routes of a simulated decode node: each class is a rule for choosing a turn's prefill node.
 
-CostRoute chooses like a decode node does. The other routes are its comparison: they know more than
-a decode node, or need nothing. Deterministic by their seeds. Thread rule: one thread.
+CostRoute chooses like a real decode node. The other routes are compared with it: they know more
+than a decode node, or need no information. Deterministic by their seeds. Thread rule: one thread.
 """
 
 from collections import defaultdict
@@ -35,9 +35,9 @@ from .workload import Turn, Workload
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A chosen node. work: expected seconds of prefill there. pulled: tokens of KV and state loaded
-    first from another node, until the second `ready`. Without pulled tokens the turn goes there at
-    once."""
+    """A chosen prefill node. work: expected seconds of prefill there. pulled: tokens of KV and
+    state transferred first from another node. ready: end of this transfer, seconds of virtual time.
+    Without pulled tokens the turn goes to the node at once."""
 
     node: int
     work: float
@@ -47,16 +47,18 @@ class Choice:
 
 class Route(Protocol):
     def choose(self, turn: Turn, now: float, tried: frozenset[int]) -> Choice:
-        """Choose a member not yet tried. REQUIRES: there is one."""
+        """Choose a member node not in `tried`. REQUIRES: there is one."""
         ...
 
     def served(self, turn: Turn, node: int, usable: int) -> None:
-        """Record a turn it chose for: `usable` tokens were not computed."""
+        """Record the result of a turn routed by this object: `node` found `usable` prompt tokens in
+        its cache."""
         ...
 
 
 class ByRule:
-    """A route needing only a node's number."""
+    """A route choosing only a node's number; the expected work follows from the node's real
+    cache."""
 
     def __init__(self, members: Members, workload: Workload, seconds: PrefillSeconds) -> None:
         self._members = members
@@ -73,7 +75,7 @@ class ByRule:
 
 
 class StickyRoute(ByRule):
-    """A route by rendezvous hashing of the session."""
+    """A route by rendezvous hashing of the session: a session stays on one node."""
 
     def __init__(self, members: Members, workload: Workload, seconds: PrefillSeconds) -> None:
         super().__init__(members, workload, seconds)
@@ -104,7 +106,7 @@ class RandomRoute(ByRule):
 
 
 class FewestTransfersRoute(ByRule):
-    """A route by the number of prompts at a node."""
+    """A route to the node with the fewest prompts, waiting and running."""
 
     def choose(self, turn: Turn, now: float, tried: frozenset[int]) -> Choice:
         servers = self._members.servers
@@ -113,8 +115,8 @@ class FewestTransfersRoute(ByRule):
 
 
 class LeastWaitRoute(ByRule):
-    """A route by the exact wait. For nodes sharing one cache it is the bound of every other
-    route."""
+    """A route to the node with the exactly known shortest wait. If all nodes share one cache, it is
+    the bound of every other route."""
 
     def __init__(
         self,
@@ -135,9 +137,9 @@ def _home(session: tuple[int, int], nodes: Sequence[int]) -> int:
 
 
 class CostRoute:
-    """The choice by cost, made like a decode node does. It uses loads as old as their reports, its
-    own sent work, and the index common to all. A prompt moves once if the chosen node is busier
-    than expected."""
+    """A route by expected cost, like a real decode node's. It uses load reports as old as their
+    delivery, the work it sent itself, and the prefix index common to all deciders. A prompt moves
+    to another node once if the chosen node is busier than expected."""
 
     def __init__(
         self,
@@ -148,7 +150,8 @@ class CostRoute:
         seed: int,
         lying: Collection[int] = (),
     ) -> None:
-        """Set up the route. lying: nodes falsely listing every prompt as held whole."""
+        """Set up the route. lying: numbers of the nodes falsely listing every prompt as wholly
+        cached."""
         self._members = members
         self._workload = workload
         self._seconds = seconds
@@ -158,7 +161,7 @@ class CostRoute:
         self._loads: defaultdict[int, NodeLoad] = defaultdict(NodeLoad)
         self._hints: defaultdict[int, HintTrust] = defaultdict(HintTrust)
         self._expected: dict[Turn, tuple[int, int]] = {}
-        """A turn's node, and the tokens expected there."""
+        """For each turn without a result: its node, and the cached tokens expected there."""
         self._sent = SentPrefixes()
         self._first = self._random.getrandbits(32)
 
@@ -209,8 +212,8 @@ class CostRoute:
         return held, candidates, begins
 
     def _turned(self, nodes: Sequence[int]) -> list[int]:
-        """Rotate the nodes by this decider's own offset. While no node is known to differ, deciders
-        then start with different nodes."""
+        """Rotate the list of nodes by this decider's own random offset. So deciders start with
+        different nodes while all nodes look alike."""
         first = self._first % len(nodes)
         return [*nodes[first:], *nodes[:first]]
 
@@ -222,7 +225,8 @@ class CostRoute:
 
 @dataclass(frozen=True)
 class Link:
-    """A node's link. token, state: seconds for the KV of one token and for one state."""
+    """A network link between nodes. token: seconds to send the KV of one token. state: seconds to
+    send one recurrent state."""
 
     token: float
     state: float
@@ -232,18 +236,19 @@ class Link:
 
     @staticmethod
     def of_speed(layout: CacheLayout, gigabytes: float) -> "Link":
-        """Return the link of this speed. gigabytes: 10^9 bytes a second."""
+        """Return the link of a given rate. gigabytes: 10^9 bytes a second."""
         rate = gigabytes * 1e9
         return Link(layout.page_bytes / PAGE_TOKENS / rate, layout.slot_bytes / rate)
 
 
 class PullRoute:
-    """A bound: this choice pulls a prefix held by another node instead of computing it again, and
-    knows every wait.
+    """A bound for real routes. This route knows every node's exact wait, and may transfer a prefix
+    from another node instead of computing it again.
 
-        cost = wait + least of (prefill here, transfer from the deepest + prefill of the rest)
+        cost = wait + least of (prefill here, transfer from the node with the longest prefix +
+        prefill of the rest)
 
-    A transfer has the links of both nodes to itself, one after the other.
+    A transfer has the links of both nodes to itself; transfers of a link follow one another.
     """
 
     def __init__(
@@ -296,7 +301,8 @@ class PullRoute:
         return Choice(chosen, work, most, ready)
 
     def _held(self, turn: Turn, tried: frozenset[int]) -> dict[int, int]:
-        """Return the tokens now in each node's tree, for the nodes named by the index."""
+        """Return the number of prompt tokens usable in each node's tree now, for the nodes named by
+        the index and not `tried`."""
         servers = self._members.servers
         named = self._index.holders(
             self._workload.prompt(turn), self._workload.salt(turn), len(servers), 0

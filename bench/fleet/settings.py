@@ -1,4 +1,4 @@
-"""The settings of a simulation, each a flag of `tasuki simulate`."""
+"""The settings of a fleet simulation, each a flag of `tasuki simulate`."""
 
 import math
 import sys
@@ -12,7 +12,7 @@ from .workload import ARRIVALS
 
 ROUTES = ("cost", "sticky", "random", "fewest-rooms", "one-cache", "pull")
 ASSUMED_TFLOPS = 300.0
-"""Assumed TFLOP/s of a model without measured prefills."""
+"""TFLOP/s assumed for a model without measured prefill times."""
 _POSITIVE = (
     *("nodes", "gb", "streams", "deciders", "tflops", "fixed_ms", "itl_ms", "report_seconds"),
     "link_gb",
@@ -23,14 +23,15 @@ _SHARES = ("lost", "dead", "lying")
 
 @dataclass(frozen=True)
 class FleetSettings:
-    """gb: size of each node's arena, GiB. seconds: end of the simulation; later turns are left out.
-    warm_up: seconds before the count; earlier turns are not counted. tflops, fixed_ms: rate and
-    constant cost of a prefill; tflops None: the measured cost, without fixed_ms. itl_ms: time of an
-    answer's token. report_seconds: time between a node's load reports. report_delay: time until a
-    report arrives. index_seconds: time until a tree's change is in the index. lost: share of a
-    tree's messages lost on the way. dead: share of nodes dying halfway; above 0 at least one.
-    lying: share of nodes falsely listing every prompt as held whole; above 0 at least one. link_gb:
-    rate of a node's link, 10^9 bytes a second."""
+    """The settings. gb: size of each node's arena, GiB. seconds: end of the simulation; later turns
+    are left out. warm_up: seconds before counting begins; earlier turns are not counted. tflops:
+    assumed prefill rate, TFLOP/s; None: use the measured times. fixed_ms: constant cost of a
+    prefill, with tflops only. itl_ms: milliseconds between an answer's tokens. report_seconds:
+    seconds between a node's load reports. report_delay: seconds until a report arrives.
+    index_seconds: seconds until a tree's change is in the index. lost: share of a tree's messages
+    lost on the way. dead: share of nodes dying halfway; above 0 at least one. lying: share of nodes
+    falsely listing every prompt as wholly cached; above 0 at least one. link_gb: rate of a node's
+    link, 10^9 bytes a second."""
 
     model: str = option("35b-a3b", f"{', '.join(PUBLISHED)} or a checkpoint folder")
     nodes: int = option(4, "prefill nodes")
@@ -57,7 +58,7 @@ class FleetSettings:
     lying: float = option(0.0, "share of nodes with a lie: all prefixes held")
 
     def check(self) -> None:
-        """Raise ValueError for a value out of bounds; the text names the flag."""
+        """Raise ValueError for a setting out of bounds; the text names the flag."""
         for names, least, most, rule in (
             (_POSITIVE, math.ulp(0.0), sys.float_info.max, "more than 0 and finite"),
             (_DURATIONS, 0.0, sys.float_info.max, "0 or more seconds, and finite"),

@@ -1,6 +1,5 @@
-"""Simulations: a trace and settings become an outcome; under several seeds, means and the 95%
-intervals of these.
-"""
+"""Simulations of a trace with given settings. Several seeds give mean figures and 95% intervals of
+the means."""
 
 import time
 from collections.abc import Sequence
@@ -92,13 +91,15 @@ def simulate(trace: Trace, settings: FleetSettings) -> dict[str, Any]:
 
 
 def _deaths(settings: FleetSettings, workload: Workload) -> list[tuple[float, int]]:
-    """Return the time and node of each death: all at the middle of the run; one node remains."""
+    """Return the virtual time and the node of each death. All nodes of the `dead` share die at the
+    middle of the run; at least one node remains."""
     halfway = min(settings.seconds, workload.seconds) / 2
     return [(halfway, node) for node in _drawn(settings.dead, settings)]
 
 
 def _drawn(share: float, settings: FleetSettings) -> list[int]:
-    """Return a random share of the nodes: at least one if the share is above 0, and never all."""
+    """Return the numbers of a random share of the nodes: at least one if the share is above 0, and
+    never all."""
     many = max(1, round(share * settings.nodes)) if share > 0 else 0
     return Random(settings.seed).sample(range(settings.nodes), min(many, settings.nodes - 1))
 
@@ -127,20 +128,21 @@ _ADDED = (
     "cpu_seconds",
 )
 _STUDENT = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""Factors of the 95% interval, by degrees of freedom from 1 on."""
+"""Student's t factors of the 95% interval, by degrees of freedom from 1 on."""
 
 
 def half_interval(values: Sequence[float]) -> float:
-    """Return half of the 95% interval of the mean. REQUIRES: two values or more."""
+    """Return half the width of the 95% interval of the values' mean. REQUIRES: two values or
+    more."""
     student = _STUDENT[min(len(values) - 1, len(_STUDENT)) - 1]
     half: float = student * stdev(values) / len(values) ** 0.5
     return half
 
 
 def simulate_seeds(trace: Trace, settings: FleetSettings, seeds: int) -> dict[str, Any]:
-    """Simulate the seeds from settings.seed on. Figures are means, counts are sums. `intervals`
-    holds, by figure, half of its mean's 95% interval. REQUIRES: seeds >= 1. Raises the errors of
-    simulate()."""
+    """Simulate `seeds` seeds from settings.seed on. Figures are means over the seeds, and counts
+    are sums. `intervals` holds, by a figure's name, half of its mean's 95% interval. REQUIRES:
+    seeds >= 1. Raises the errors of simulate()."""
     runs = [
         simulate(trace, replace(settings, seed=settings.seed + number)) for number in range(seeds)
     ]

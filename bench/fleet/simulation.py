@@ -19,15 +19,17 @@ from .routes import Route
 from .workload import Turn, Workload
 
 RETRY_SECONDS = 1.0
-"""Delay until a broken link or a refused room is noticed."""
+"""Seconds until a decode node notices a broken link or a refused transfer."""
 LEASE_SECONDS = 5.0
-"""Time a node remains a member after its death."""
+"""Seconds a node remains a member after its death."""
 
 
 @dataclass
 class Counts:
-    """Sums over the answered turns after the warm-up: prompts in tokens and FLOPs, ttft in seconds.
-    arrived, answered: all turns, including the warm-up. choices: CPU seconds of each."""
+    """Sums over the answered turns after the warm-up. arrived, answered: numbers of turns,
+    including the warm-up. turns: answered turns after the warm-up. flops: FLOPs of whole prompts.
+    flops_saved: FLOPs of cached prompt tokens. ttft: seconds to each first token. choices: CPU
+    seconds of each choice of a node. work: prefill FLOPs by node."""
 
     arrived: int = 0
     answered: int = 0
@@ -53,7 +55,8 @@ class Simulation:
         flops: PrefillFlops,
         feed: IndexFeed | None,
     ) -> None:
-        """Set up a simulation. feed: feed of the deciders' index; None if they use no index."""
+        """Set up a simulation. deciders: routes, one for each simulated decode node. feed: updates
+        the deciders' prefix index; None if they use no index."""
         self._members = members
         self._deciders = deciders
         self._workload = workload
@@ -66,8 +69,8 @@ class Simulation:
         self._from = 0.0
 
     def run(self, seconds: float, warm_up: float, deaths: Iterable[tuple[float, int]]) -> Counts:
-        """Run the turns arriving before `seconds`. Turns arriving before warm_up are not counted.
-        deaths: time and node of each death."""
+        """Run the turns arriving before `seconds`, and return the counts. Turns arriving before
+        warm_up are not counted. deaths: virtual time and node number of each death."""
         self._from, self._until = warm_up, seconds
         for turn in self._workload.first_turns():
             self._arrive(turn, turn.seconds)
@@ -84,7 +87,8 @@ class Simulation:
         self._send(turn, now, frozenset(), now)
 
     def _send(self, turn: Turn, came: float, tried: frozenset[int], now: float) -> None:
-        """Send a turn to a node. tried: nodes without an answer."""
+        """Send a turn to a chosen node. came: time of its arrival. tried: nodes already asked
+        without success."""
         decider = self._decider(turn)
         began = time.thread_time()
         choice = decider.choose(turn, now, tried)
@@ -151,7 +155,7 @@ class Simulation:
             self._push(at, partial(self._begin, turn))
 
     def _push(self, at: float, happens: Callable[[float], None]) -> None:
-        """Schedule an event. happens: called with the time of the event."""
+        """Schedule an event at the virtual time `at`. happens: called with this time."""
         self._pushed += 1
         heapq.heappush(self._events, (at, self._pushed, happens))
 

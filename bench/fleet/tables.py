@@ -1,6 +1,6 @@
 """The tables of docs/results/routing.md: `python -m tasuki.bench.fleet.tables TRACE --out FILE`.
 
-Each row is a separate `tasuki simulate`. It stores its outcome in the file, so an interruption
+Each row is a separate `tasuki simulate`. The run stores its outcome in the file, so an interruption
 loses one row.
 """
 
@@ -34,8 +34,8 @@ def _routes(shared: Flags, *routes: str) -> Iterator[Flags]:
 
 
 def _swept(shared: Flags, many: str) -> Iterator[Flags]:
-    """Yield the flags of a sweep over deciders and faults, with the bounds. many: number of
-    deciders in the rows without a sweep over it."""
+    """Yield the flags of each run of a sweep over decider counts and faults, with the other routes
+    as bounds. shared: flags of all runs. many: number of deciders in the runs varying a fault."""
     yield from _routes(shared, "one-cache", "sticky", "fewest-rooms", "random")
     yield (*shared, "--route", "sticky", *_DEAD)
     for deciders in ("2", "16", "250"):
@@ -51,7 +51,7 @@ def _swept(shared: Flags, many: str) -> Iterator[Flags]:
 
 
 def rows(table: str) -> Iterator[Flags]:
-    """Yield the rows of a table by its name in NAMES."""
+    """Yield the flags of each row of a table. table: one of NAMES."""
     match table:
         case "4":
             all_routes = ("one-cache", "cost", "sticky", "pull", "fewest-rooms", "random")

@@ -1,11 +1,11 @@
-"""The requests of a simulated fleet and their times: one trace, once or many times over.
+"""The requests of a simulated fleet and their times: one trace, played once or as several streams.
 
-A stream is the trace under a salt of its own, so streams share nothing. It begins at a random place
-of the trace and wraps around. The part before the starting place follows the end under another
-salt, so none of it was asked before. The first stream of seed 0 is the trace as recorded. A request
-comes at its time, and never before the end of the answer it continues, unless the arrivals are
-`open`. `closed` keeps the recorded pause after the earlier answer instead of the time.
-Deterministic.
+A stream is the trace under a cache salt of its own, so streams share no prefix. It begins at a
+random place of the trace and wraps around. The part before the starting place follows the end under
+another salt, so none of it was asked before. The first stream of seed 0 is the trace as recorded. A
+request comes at its recorded time, and never before the end of the answer it continues, unless
+`arrivals` is `open`. `closed` keeps the recorded pause after the earlier answer instead of the
+time. Deterministic.
 """
 
 from bisect import bisect_left
@@ -21,13 +21,13 @@ from tasuki.bench.replay.trace import Trace, TraceRequest
 
 ARRIVALS = ("recorded", "closed", "open")
 JITTER_SECONDS = 60.0
-"""Largest delay of a stream's conversation against another seed's."""
+"""Largest random delay, in seconds, of a conversation in a stream other than the recorded one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A request of a stream. `index`: its place in the trace. seconds: its planned time, by the
-    fleet's clock."""
+    """A request of a stream. stream: the stream's number. `index`: place of the request in the
+    trace. seconds: its planned virtual time."""
 
     stream: int
     index: int
@@ -36,8 +36,8 @@ class Turn:
 
 @dataclass(frozen=True)
 class _Stream:
-    """One stream. first: index in the trace's requests. phase: offset in the trace's seconds. seed:
-    seed of its jitter; None: no jitter."""
+    """One stream. first: index of the trace's request beginning the stream. phase: offset of the
+    stream's start in the trace, seconds. seed: seed of the random delays; None: no delays."""
 
     first: int
     phase: float
@@ -48,8 +48,8 @@ class Workload:
     def __init__(
         self, trace: Trace, streams: int, arrivals: str, token_seconds: float, seed: int
     ) -> None:
-        """Set up the workload. arrivals: one of ARRIVALS. token_seconds: time of an answer's
-        token."""
+        """Set up the workload. streams: number of streams. arrivals: one of ARRIVALS.
+        token_seconds: seconds between an answer's tokens."""
         self.trace = trace
         self._prompts = Prompts(trace)
         self._texts: dict[int, NDArray[np.int32]] = {}
@@ -65,15 +65,15 @@ class Workload:
 
     @property
     def seconds(self) -> float:
-        """Return the length of a stream in seconds."""
+        """Return the length of a stream (of the trace) in seconds."""
         return self._times[-1]
 
     def request(self, turn: Turn) -> TraceRequest:
         return self.trace.requests[turn.index]
 
     def tokens(self, turn: Turn) -> NDArray[np.int32]:
-        """Return prompt and answer, one-dimensional. Read-only, because turns of a conversation
-        share memory."""
+        """Return the token ids of a turn's prompt and answer, [tokens] int32. Read-only, because
+        turns of a conversation share memory."""
         longest = self._prompts.longest(turn.index)
         text = self._texts.get(longest)
         if text is None:
@@ -90,8 +90,8 @@ class Workload:
         return number.to_bytes(4, "big") if number else b""
 
     def session(self, turn: Turn) -> tuple[int, int]:
-        """Return the stream and the conversation. If the trace names no conversation, use the
-        prompt's second block."""
+        """Return the stream's number and the conversation's id. If the trace names no conversation,
+        the id of the prompt's second block serves."""
         request = self.request(turn)
         if request.conversation is not None:
             return turn.stream, request.conversation[0]
@@ -99,7 +99,7 @@ class Workload:
         return turn.stream, int(blocks[min(1, len(blocks) - 1)])
 
     def first_turns(self) -> Iterator[Turn]:
-        """Yield the turns continuing no answer, in no order."""
+        """Yield each conversation's first turn in its stream, in no order."""
         before = {after: index for index, after in self._after.items()}
         for number, stream in enumerate(self._streams):
             for index in range(len(self._times)):
@@ -108,8 +108,8 @@ class Workload:
                     yield self._turn(number, index)
 
     def next_turn(self, turn: Turn, ended: float) -> tuple[Turn, float] | None:
-        """Return the turn continuing the answer with the end `ended`, and its time; None if there
-        is none."""
+        """Return the conversation's next turn after `turn`, and its time. Returns None if there is
+        none. ended: time of the end of the turn's answer."""
         index = self._after.get(turn.index)
         if index is None or turn.index < self._streams[turn.stream].first <= index:
             return None
@@ -139,7 +139,7 @@ class Workload:
 
 
 def _next_turns(trace: Trace) -> dict[int, int]:
-    """Return a map from a request to the next one of its conversation."""
+    """Return a map from a request's index to the index of the next request of its conversation."""
     latest: dict[tuple[int, int], int] = {}
     found = {}
     for index, request in enumerate(trace.requests):

@@ -1,1 +1,2 @@
-"""The rows of `tasuki bench transfer`: layer chunks alone, transfers of an engine, whole nodes."""
+"""The measurements of `tasuki bench transfer`: layer chunks alone, transfers of an engine, whole
+nodes."""

@@ -1,5 +1,5 @@
-"""Layer chunks of scattered blocks alone, from one process to another, beside one contiguous
-copy."""
+"""The rate of layer chunks of scattered blocks without an engine, from one process to another,
+compared with one contiguous copy."""
 
 import time
 from collections.abc import Iterator
@@ -28,8 +28,8 @@ _SEED = 7
 
 
 def block_rows(kind: str, device: torch.device, other: torch.device) -> Iterator[Row]:
-    """Yield rows of the time of one layer chunk of BLOCKS blocks, sustained. kind: the
-    transport."""
+    """Yield rows with the time of one layer chunk of BLOCKS blocks at a sustained rate. kind: name
+    of the transport. device, other: the sender's and the receiver's device."""
     rate = _copy_rate(device, other)
     # Any layout serves, because this moves blocks, not pages.
     slabs = _ARENA_BYTES // LAYOUT.slab_bytes
@@ -68,8 +68,7 @@ def block_rows(kind: str, device: torch.device, other: torch.device) -> Iterator
 
 
 def _copy_rate(device: torch.device, other: torch.device) -> float:
-    """Return the bytes a second of one contiguous copy from one GPU to the other, by this
-    process."""
+    """Return the bytes a second of one contiguous copy between the two GPUs, by this process."""
     source = torch.empty(_COPY_BYTES, dtype=torch.uint8, device=device)
     target = torch.empty(_COPY_BYTES, dtype=torch.uint8, device=other)
     seconds = []
@@ -90,8 +89,8 @@ def _sustained(
     chunks: list[Segments],
     peer: ReceivingPeer,
 ) -> tuple[float, float]:
-    """Return the seconds a layer chunk with _DEPTH in flight, and the median host seconds of
-    posting one."""
+    """Return the seconds of a layer chunk with _DEPTH chunks in flight, and the median host seconds
+    of posting one chunk."""
     peer.begin(Receiving.take_notes, len(chunks))
     posting = []
     flying: list[Transfer] = []
@@ -116,7 +115,7 @@ def _finish(transport: Transport, transfer: Transfer) -> None:
 
 
 def _check(memory: torch.Tensor, segments: Segments, peer: ReceivingPeer) -> None:
-    """Compare some blocks of the last layer chunk with the sent ones. Raises BenchError for a
+    """Compare some received blocks of a layer chunk with the sent ones. Raises BenchError for a
     difference."""
     words = memory.view(torch.int64)
     for local, remote, length in (segments[:: BLOCKS // 8] // 8).tolist():
@@ -126,7 +125,9 @@ def _check(memory: torch.Tensor, segments: Segments, peer: ReceivingPeer) -> Non
 
 
 def _scattered(size: int, arena: int, seed: int) -> Segments:
-    """Return BLOCKS blocks at random places on both sides, without two neighbours on both."""
+    """Return the segments of BLOCKS blocks, [BLOCKS, 3] int64: source byte, target byte, size. The
+    places are random, so neighbours on one side are rarely neighbours on the other. arena: bytes of
+    the memory on each side."""
     generator = np.random.default_rng(_SEED + seed)
     columns = [generator.permutation(arena // size)[:BLOCKS] * size for _ in range(2)]
     return np.stack([*columns, np.full(BLOCKS, size)], axis=1).astype(np.int64)

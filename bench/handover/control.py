@@ -1,6 +1,7 @@
-"""The number of round trips of a request on the control connection, counted at a real server.
+"""The number of round trips of a transfer on the control connection, counted at a real gRPC server.
 
-The nodes' two halves talk over gRPC as always; only the engines are replaced by scripts.
+A prefill and a decode node's halves talk over gRPC as always; only the engines are replaced by
+scripts.
 """
 
 import asyncio
@@ -29,7 +30,7 @@ _REQUESTS = 20
 _SLABS = 8
 _LEASE_SECONDS = 2.0
 _OF_A_CONNECTION = {"Heartbeat", "Usable"}
-"""Calls not made by any request."""
+"""Calls of a connection not made for any single transfer."""
 _LAYOUT = CacheLayout(
     layer_kinds=(LayerKind.GDN, LayerKind.FULL),
     kv_heads=1,
@@ -47,7 +48,8 @@ _HIT = m.HitBreakdown(64, 0, 0, {"new": 64}, None)
 
 
 class MessageCount(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """A count of receivers' messages, by call. Answers to them start no round trip."""
+    """A count of the decode nodes' messages, by call. Answers to the prefill node's messages start
+    no round trip."""
 
     def __init__(self) -> None:
         self.by_call: Counter[str] = Counter()
@@ -95,7 +97,7 @@ def _plane(fabric: LoopbackFabric, name: str) -> DataPlane:
 
 
 async def _hand_overs() -> tuple[float, float]:
-    """Return the seconds and the round trips a request."""
+    """Return the seconds of a transfer and its round trips on the control connection."""
     loop = asyncio.get_running_loop()
     fabric = LoopbackFabric()
     source, target = _plane(fabric, "source"), _plane(fabric, "target")

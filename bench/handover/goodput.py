@@ -1,10 +1,10 @@
-"""Transfers in host memory over NIXL, beside a raw put of as many bytes by the same agents. Also
-the digest rate of one core over layer chunks of host memory, from memory and from its cache.
+"""The goodput of transfers in host memory over NIXL, beside a raw put (one contiguous write) of as
+many bytes by the same agents. Also one core's digest rate over layer chunks, from memory and from
+the CPU cache.
 
 Each set of UCX transports has its own processes, because UCX reads its settings once. The raw put
-is one contiguous write, polled without pause. The transfer does the work of a node: chunks of
-scattered blocks and states, digested on both sides, each with its notification. Digests need no
-transport.
+is polled without pause. The transfer does the work of a node: chunks of scattered blocks and
+states, digested on both sides, each with its notification. Digests need no transport.
 """
 
 import json
@@ -48,7 +48,7 @@ SLABS = 64
 PAGES = 96
 _WARMING = 3
 _PAIRS = 21
-"""An odd number, so the median pair is a measured one."""
+"""Number of (transfer, raw put) pairs; odd, so the median pair is a measured one."""
 _SECONDS = 240.0
 LAYOUT = CacheLayout(
     layer_kinds=(LayerKind.GDN, LayerKind.FULL) * 4,
@@ -67,8 +67,9 @@ LAYOUT = CacheLayout(
 
 @dataclass
 class Measured:
-    """pairs: seconds of a transfer and of the raw put beside it. posts: host seconds of each
-    chunk's post. prepared: its part before the UCX call."""
+    """The measurements of one UCX setting. bytes: bytes of a transfer. windows: layer chunks of a
+    transfer. pairs: seconds of a transfer, seconds of the raw put beside it. posts: host seconds of
+    each chunk's post. prepared: the post's seconds before the UCX call."""
 
     bytes: int = 0
     windows: int = 0
@@ -109,8 +110,8 @@ def goodput_rows() -> Iterator[Row | str]:
 
 
 def _in_a_process(tls: str) -> tuple[Measured, str]:
-    """Measure in a separate process. Returns the measurement, and the protocols UCX reports for
-    puts."""
+    """Measure in a separate process. tls: UCX transports to use. Returns the measurement, and the
+    protocols UCX reports for puts."""
     with tempfile.TemporaryDirectory() as folder:
         settings = {
             "UCX_TLS": tls,
@@ -124,8 +125,8 @@ def _in_a_process(tls: str) -> tuple[Measured, str]:
 
 
 def put_protocols(log: str) -> str:
-    """Return the protocols from UCX's own log of used ones (UCX_PROTO_INFO), for example "zero-copy
-    tcp/lo"."""
+    """Return the protocols of puts, for example "zero-copy tcp/lo". log: UCX's log with its used
+    protocols (UCX_PROTO_INFO)."""
     used: list[str] = []
     writing = False
     for line in log.splitlines():
@@ -138,8 +139,8 @@ def put_protocols(log: str) -> str:
 
 
 class _TimedTransport(NixlTransport):
-    """A transport measuring itself. measured: gets the host seconds of every post and of its
-    preparation."""
+    """A transport measuring its own posts. measured: receives the host seconds of every post and of
+    the part before the UCX call."""
 
     def __init__(self, measured: Measured) -> None:
         super().__init__("bench-sender")
@@ -166,7 +167,7 @@ class _TimedTransport(NixlTransport):
 
 
 def _measure(channel: Connection, settings: dict[str, str]) -> None:
-    """Run the measuring process."""
+    """Run the measuring process: measure, and send the result over `channel`."""
     os.environ.update(settings)
     memory = np.random.default_rng(2).integers(0, 256, SLABS * LAYOUT.slab_bytes, dtype=np.uint8)
     measured = Measured()
@@ -192,8 +193,8 @@ def _alternate(
     bare: ReceivingPeer,
     measured: Measured,
 ) -> None:
-    """Measure transfers and raw puts in turns. bare: the peer of raw puts; it only accepts
-    bytes."""
+    """Measure transfers and raw puts in alternation. peer: receiver of transfers. bare: receiver of
+    raw puts; it only accepts bytes."""
     steps = StepCounter()
     settings = SenderSettings(layers_per_window=None, lease_seconds=_SECONDS, stall_seconds=60.0)
     sender = Sender(LAYOUT, [plane.source(steps)], settings)
@@ -222,8 +223,8 @@ def _hand_over(
     transfer_id: int,
     generator: np.random.Generator,
 ) -> tuple[TransferSent, float]:
-    """Time one transfer, from the first layer's tick to the last flush. The receiver verifies it
-    after the measured time."""
+    """Time one transfer, from the tick of the first layer's completion to the last flush. Returns
+    the sender's end and the seconds. The receiver verifies the digests after the measured time."""
     sides = [_ids(generator) for _ in range(2)]
     (local, slot), (remote, target) = sides
     destination = Destination(0, remote, target)
@@ -241,7 +242,7 @@ def _hand_over(
 
 
 def _raw_put(transport: NixlTransport, endpoint: Endpoint, peer: ReceivingPeer, size: int) -> float:
-    """Time one contiguous write of the same number of bytes."""
+    """Return the seconds of one contiguous write of `size` bytes."""
     # The peer polls without pause too.
     peer.begin(Receiving.take_notes, 1)
     start = time.perf_counter()
@@ -257,8 +258,8 @@ def _raw_put(transport: NixlTransport, endpoint: Endpoint, peer: ReceivingPeer, 
 
 
 def _ids(generator: np.random.Generator) -> tuple[tuple[int, ...], int]:
-    """Return page ids and a slot: slabs in random order, the pages of a slab in order, like a
-    cache's lease."""
+    """Return page ids and a slot id, like a cache allocates them: slabs in random order, the pages
+    of a slab in order."""
     order = generator.permutation(SLABS).tolist()
     return tuple(page_ids(LAYOUT, order[1:])[:PAGES]), order[0]
 

@@ -1,4 +1,5 @@
-"""Rows of transfers between two GPUs of one host: hidden behind the forward, throttled, small."""
+"""Measured rows of transfers between two GPUs of one host: behind the forward's compute, over a
+throttled link, and small."""
 
 import asyncio
 from collections.abc import Iterator
@@ -32,8 +33,8 @@ _WARMUPS = 2
 
 @dataclass(frozen=True)
 class Workload:
-    """prompt, turn: tokens of a prompt, and of a further turn. repeats: runs of each row's work,
-    with new prompts each time."""
+    """Sizes of the measured work. prompt: tokens of a prompt. turn: new tokens of a further turn.
+    repeats: runs for each row, with new prompts each time."""
 
     prompt: int
     turn: int
@@ -48,8 +49,8 @@ def engine_rows(
     slabs: int,
     work: Workload,
 ) -> Iterator[Row]:
-    """Yield the rows of the prefill engine of `config`, with its receiver of `slabs` slabs on the
-    device `other`."""
+    """Yield the rows of a prefill engine. other: the receiver's device. kind: name of the
+    transport. slabs: size of both arenas in slabs."""
     layout = model.cache_layout(config.stored_kv, config.compute_dtype, config.ssm_dtype)
     with receiving_peer(layout, slabs, Place(other, kind)) as peer:
         rig = PrefillRig(model, config, kind, peer, slabs)
@@ -92,7 +93,8 @@ def _hidden_rows(rig: PrefillRig, work: Workload) -> Iterator[Row]:
 
 
 def _turn_row(rig: PrefillRig, work: Workload) -> Row:
-    """Measure turns. Each turn extends the previous prompt, already held by both sides."""
+    """Measure turns. Each turn extends the previous prompt; both nodes already hold the previous
+    prompt's pages."""
     rig.flush()
     prompt = rig.prompt(work.prompt)
     rig.hand_over(prompt)
@@ -151,8 +153,9 @@ def _about(runs: list[HandedOver]) -> dict[str, float]:
 def first_token_rows(
     model: ModelConfig, config: EngineConfig, devices: tuple[str, str], kind: str, work: Workload
 ) -> Iterator[Row]:
-    """Measure first tokens both ways, and the mean of their time beyond fused. Two GPUs of one make
-    differ by more than the target, and in the mean each has computed prompts on both sides."""
+    """Measure first tokens with the prefill node on either GPU, and the mean of the extra time over
+    a fused node. Two GPUs of one make differ by more than the target. In the mean each GPU has
+    computed prompts for both kinds of node."""
     first, second = devices
     found = []
     for way in dict.fromkeys([(first, second), (second, first)]):
@@ -187,8 +190,9 @@ def first_token_rows(
 def ranks_rows(
     model: ModelConfig, config: EngineConfig, ranks: int, device: str, kind: str, work: Workload
 ) -> Iterator[Row]:
-    """Measure transfers between a node of one rank and a node of several, both ways. On GPUs both
-    nodes use the first GPU. config: settings of a node with one rank. device: cuda or cpu."""
+    """Measure transfers between a node of one rank and a node of several ranks, in both directions.
+    On GPUs both nodes use the first GPU. config: settings of the one-rank node. ranks: ranks of the
+    other node. device: cuda or cpu."""
     judged = device == "cuda"
     one = "cuda:0" if judged else device
     for senders, receivers in ((ranks, 1), (1, ranks)):
@@ -214,15 +218,16 @@ def ranks_rows(
 
 
 def _first_token_process(channel: Connection, *way: Any) -> None:
-    """Run the decode node. A separate process, so neither GPU holds anything else."""
+    """Run the decode node in a separate process, so neither GPU holds memory of another node. way:
+    arguments of _first_tokens()."""
     channel.send(asyncio.run(_first_tokens(*way)))
 
 
 async def _first_tokens(
     model: ModelConfig, prefill: EngineConfig, decode: EngineConfig, kind: str, work: Workload
 ) -> tuple[list[float], list[float], list[float]]:
-    """Return the seconds of first tokens fused, the seconds with two nodes, and the exposed
-    seconds."""
+    """Return three lists of seconds. The first two hold times to first tokens: by the decode node
+    alone, and with a prefill node. The third holds transfer seconds after the forward's end."""
     there, here = [], []
     async with node_pair(model, prefill, decode, kind) as pair:
         for _ in range(_WARMUPS + work.repeats):

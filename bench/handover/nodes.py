@@ -1,7 +1,8 @@
-"""A whole pair over random weights: a prefill node in a separate process, a decode node here.
+"""A prefill node and a decode node over random weights: the prefill node in a separate process, the
+decode node here.
 
-Everything is built like in `tasuki prefill` and `tasuki decode`, except weights and tokenizer.
-There are no clients: requests enter at the API server's interface.
+Both are built like in `tasuki prefill` and `tasuki decode`, except for weights and tokenizer. There
+are no clients: requests enter at the API server's interface.
 """
 
 import asyncio
@@ -41,8 +42,8 @@ _FRONT = ServerConfig(bind="127.0.0.1:0")
 
 @dataclass(frozen=True)
 class FirstToken:
-    """One answer's start. seconds: from the request's start to its first token, as seen by an API
-    server."""
+    """The start of one answer. seconds: time from the request's start to its first token, as seen
+    by an API server."""
 
     seconds: float
     usage: m.Usage
@@ -51,7 +52,8 @@ class FirstToken:
 def run_prefill_node(
     channel: Connection, model: ModelConfig, config: EngineConfig, kind: str
 ) -> None:
-    """Run the prefill node's process: send its address, and run until any message arrives."""
+    """Run the prefill node's process: send its address over `channel`, and run until any message
+    arrives."""
     parts, plane = _built(model, config, kind, Role.PREFILL)
 
     async def serve() -> None:
@@ -67,7 +69,7 @@ def run_prefill_node(
 def _built(
     model: ModelConfig, config: EngineConfig, kind: str, role: Role
 ) -> tuple[EngineParts, DataPlane]:
-    """Build the parts of a node with the config's number of ranks."""
+    """Build the parts and the data plane of a node with the config's number of ranks."""
     torch.set_num_threads(config.threads)
     name = f"bench-{role.value}"
     several = config.tensor_parallel > 1
@@ -87,7 +89,7 @@ def _close(parts: EngineParts, plane: DataPlane) -> None:
 
 
 class NodePair:
-    """The decode node of a running pair."""
+    """A decode node connected to a prefill node in another process."""
 
     def __init__(self, node: DecodeNode, vocab: int) -> None:
         self._node = node
@@ -100,15 +102,16 @@ class NodePair:
         return drawn
 
     def prefill_here(self) -> None:
-        """Prefill here from the next request on, like a node without a prefill node."""
+        """Prefill on this decode node from the next request on, as if no prefill node were
+        connected."""
         self._node.near.post_observed(m.PeersChanged(prefill_available=False))
 
     def prefill_there(self) -> None:
         self._node.near.post_observed(m.PeersChanged(prefill_available=True))
 
     async def ask(self, prompt: Sequence[int], new_tokens: int = 2) -> FirstToken:
-        """Submit a prompt and return its first token's time and usage. Raises BenchError if the
-        answer has no token."""
+        """Submit a prompt, and return the seconds to its first token and its usage. Raises
+        BenchError if the answer has no token."""
         sampling = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True)
         ids = np.asarray(prompt, dtype=np.int32)
         submit = m.Submit(m.RequestId(f"bench-{next(self._names)}"), ids, sampling)
@@ -126,7 +129,7 @@ class NodePair:
 async def node_pair(
     model: ModelConfig, prefill: EngineConfig, decode: EngineConfig, kind: str
 ) -> AsyncIterator[NodePair]:
-    """Run a connected pair until the block ends."""
+    """Run a connected prefill and decode node until the block ends. kind: name of the transport."""
     with spawned("the prefill node", run_prefill_node, model, prefill, kind) as process:
         parts, plane = _built(model, decode, kind, Role.DECODE)
         address = await asyncio.to_thread(process.received, _START_SECONDS)

@@ -1,7 +1,7 @@
 """A prefill engine transferring its prompts to a receiving process, stepped by the bench.
 
-Measures the engine's own transfer: layer chunks leave after their layers' events while the forward
-runs. The control connection is a pipe here; `nodes` has the real one.
+Measures the engine's own transfer: layer chunks are sent after their layers' events while the
+forward runs. A pipe replaces the control connection here; `nodes` has the real one.
 """
 
 import threading
@@ -41,13 +41,13 @@ class _Held(Transfer):
 
 
 class ThrottledTransport:
-    """A link of a chosen rate over a faster one: no transfer completes earlier than on a link of
-    the chosen rate. bytes_per_second: None disables the limit.
+    """A transport limited to a chosen rate: no transfer completes earlier than on a link of this
+    rate. bytes_per_second: None disables the limit.
 
     The throttle is inside the sender, and rows using it are marked. It needs a transport with a
-    chunk's peer in poll()'s result, like peer_copy: then early bytes are not read. A Transport
-    except for its static type: methods not defined here are the inner transport's. Owns the
-    simulated wire's clock. Thread rule: any transport's.
+    chunk's peer in poll()'s result, like peer_copy: then bytes arriving early are not read. A
+    Transport except for its static type: methods not defined here are the inner transport's. Owns
+    the simulated link's clock. Thread rule: any transport's.
     """
 
     def __init__(self, inner: Transport, bytes_per_second: float | None = None) -> None:
@@ -86,8 +86,9 @@ _LEASE_SECONDS = 3600.0
 
 @dataclass(frozen=True)
 class HandedOver:
-    """One transfer. forward: seconds from the grant to the first token's arrival. verified: from
-    the last layer's event to the receiver's confirmation of all digests."""
+    """The times of one transfer. forward: seconds from the destination's arrival to the first
+    token's arrival. verified: seconds from the last layer's event to the receiver's confirmation of
+    all digests."""
 
     forward: float
     verified: float
@@ -99,8 +100,8 @@ class HandedOver:
 
 
 class PrefillRig:
-    """One prefill engine over random weights. REQUIRES: peer has an arena of `slabs` slabs of the
-    same layout. Single-threaded except for the sender's thread."""
+    """One prefill engine over random weights, with a receiver. REQUIRES: peer has an arena of
+    `slabs` slabs of the same layout. Single-threaded except for the sender's thread."""
 
     def __init__(
         self, model: ModelConfig, config: EngineConfig, kind: str, peer: ReceivingPeer, slabs: int
@@ -136,8 +137,8 @@ class PrefillRig:
         return drawn
 
     def hand_over(self, prompt: list[int], held_pages: int = 0) -> HandedOver:
-        """Prefill and transfer the prompt. The receiver already holds its first `held_pages`
-        pages."""
+        """Prefill and transfer the prompt. held_pages: pages of the prompt's start already held by
+        the receiver."""
         transfer_id, generation = m.TransferId(next(self._transfers)), 1
         destination = self._destination(len(prompt), held_pages)
         self._peer.ask(Receiving.expect, transfer_id, generation, destination)
@@ -165,7 +166,7 @@ class PrefillRig:
         return HandedOver(forward, verified, end.report)
 
     def flush(self) -> None:
-        """Forget every prefix. REQUIRES: nothing runs."""
+        """Forget every cached prefix. REQUIRES: no request runs."""
         self._engine.handle(m.FlushCache(0))
         self._engine.take_outbox()
 
@@ -174,8 +175,8 @@ class PrefillRig:
         self.link.close()
 
     def _destination(self, tokens: int, held_pages: int) -> Destination:
-        """Return slabs from the arena's start: one for the state, whole ones for the pages after
-        it."""
+        """Return a destination of slabs from the arena's start: one slab for the state, whole slabs
+        for the pages after it."""
         layout, pages = self.layout, -(-tokens // PAGE_TOKENS) - held_pages
         ids = page_ids(layout, range(1, 2 + pages // layout.pages_per_slab))[:pages]
         # In no order, like the pages of an arena after some use.
@@ -183,8 +184,8 @@ class PrefillRig:
         return Destination(held_pages, tuple(ids), 0)
 
     def _step_until(self, kind: type) -> None:
-        """Wait for a message of type `kind`. Raises BenchError if the engine rejects the prompt or
-        stops."""
+        """Step the engine until it sends a message of type `kind`, and return the message. Raises
+        BenchError if the engine rejects the prompt or stops."""
         deadline = time.monotonic() + 300
         while time.monotonic() < deadline:
             self._engine.step()

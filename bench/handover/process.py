@@ -1,4 +1,4 @@
-"""A second process of a bench, and the values it sends over its pipe."""
+"""Second processes of a bench, and the values they send over a pipe."""
 
 import multiprocessing as mp
 from collections.abc import Callable, Iterator
@@ -12,15 +12,15 @@ _END_SECONDS = 120.0
 
 
 class Spawned(NamedTuple):
-    """A started process. name: used in errors."""
+    """A started process with a pipe. name: name used in errors."""
 
     name: str
     channel: Connection
     pid: int
 
     def received(self, seconds: float) -> Any:
-        """Return the next value sent. Raises BenchError if none arrives in time, or the process has
-        ended."""
+        """Return the process's next value. Raises BenchError if none arrives within `seconds`, or
+        the process has ended."""
         if not self.channel.poll(seconds):
             raise BenchError(f"{self.name} sends nothing for {seconds:.0f} s")
         try:
@@ -31,8 +31,9 @@ class Spawned(NamedTuple):
 
 @contextmanager
 def spawned(name: str, main: Callable[..., None], *arguments: Any) -> Iterator[Spawned]:
-    """Start a process. main: gets the other end of the pipe before the arguments. The process is
-    killed if the block raises, or if main does not return soon after it."""
+    """Start a process, until the block ends. main: function called with the process's end of the
+    pipe and the arguments. The process is killed if the block raises, or if main does not return
+    soon after the block."""
     context = mp.get_context("spawn")
     channel, theirs = context.Pipe()
     process = context.Process(target=main, args=(theirs, *arguments))

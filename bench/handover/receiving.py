@@ -1,6 +1,6 @@
 """The receiving node of a transfer without its engine: an arena, a transport, a receiver.
 
-Runs as a separate process, without a model; the first process calls it through a ReceivingPeer.
+Runs as a separate process, without a model. The first process calls it through a ReceivingPeer.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,14 +26,15 @@ _IDLE_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class Place:
-    """A node's device and its transport."""
+    """The device of a node's arena, and the name of its transport."""
 
     device: str
     transport: str
 
 
 class Receiving:
-    """The calls to the process; its receiver starts with the first room expected."""
+    """The calls answered by the receiving process. Its receiver thread starts at the first
+    expect()."""
 
     def __init__(self, layout: CacheLayout, slabs: int, place: Place) -> None:
         device = torch.device(place.device)
@@ -55,24 +56,25 @@ class Receiving:
         self._receiver.expect(transfer_id, generation, destination)
 
     def verify(self, transfer_id: int, generation: int, digests: tuple[ChunkDigest, ...]) -> None:
-        """Wait until every layer chunk has arrived and is equal. REQUIRES: expect."""
+        """Wait until every layer chunk has arrived and has the sender's digest. REQUIRES: expect()
+        of this transfer."""
         assert self._receiver is not None
         self._receiver.verify(transfer_id, generation, digests, timeout=10.0)
         self._receiver.forget(transfer_id)
 
     def sum_words(self, first: int, end: int) -> int:
-        """Return the sum of the arena's int64 words in [first, end)."""
+        """Return the sum of the arena's int64 words with index in [first, end)."""
         return int(self._memory.view(torch.int64)[first:end].sum().item())
 
     def take_notes(self, count: int) -> None:
-        """Read notifications without a receiver until this many came."""
+        """Read `count` notifications from the transport, without a receiver."""
         taken = 0
         while taken < count:
             taken += len(self._transport.notifications())
 
     def idle(self, channel: Connection) -> None:
-        """Wait for the next call. Without a receiver, polls the transport meanwhile to move peers'
-        bytes, rarely enough not to disturb other measurements."""
+        """Wait for the next call. Without a receiver, polls the transport meanwhile to advance
+        peers' writes, rarely enough not to disturb other measurements."""
         while self._receiver is None and not channel.poll(_IDLE_SECONDS):
             self._transport.notifications()
 
@@ -83,8 +85,8 @@ class Receiving:
 
 
 def run_receiving(channel: Connection, layout: CacheLayout, slabs: int, place: Place) -> None:
-    """Run the receiving process: send the transport's metadata first, then answer calls until
-    None."""
+    """Run the receiving process: send the transport's metadata first, then answer calls until None
+    is received."""
     torch.set_num_threads(1)
     receiving = Receiving(layout, slabs, place)
     channel.send(receiving.metadata)
@@ -106,20 +108,21 @@ Answer = TypeVar("Answer")
 
 
 class ReceivingPeer:
-    """The first process's handle on the second one. Owns the second process. Thread rule: one
-    thread."""
+    """The first process's handle on the receiving process. Owns the receiving process. Thread rule:
+    one thread."""
 
     def __init__(self, process: Spawned) -> None:
         self._process = process
         self.metadata: bytes = process.received(_START_SECONDS)
 
     def ask(self, method: Callable[[Receiving, *Asked], Answer], *arguments: *Asked) -> Answer:
-        """Call a method of Receiving in the process and return its result. Raises BenchError."""
+        """Call the Receiving method `method` in the process and return its result. Raises
+        BenchError."""
         self.begin(method, *arguments)
         return cast(Answer, self.answer())
 
     def begin(self, method: Callable[[Receiving, *Asked], object], *arguments: *Asked) -> None:
-        """Start the same call; answer() returns when it is done."""
+        """Start a call of the Receiving method `method`; answer() waits for its result."""
         self._process.channel.send((method, arguments))
 
     def answer(self) -> object:
@@ -128,7 +131,7 @@ class ReceivingPeer:
 
 @contextmanager
 def receiving_peer(layout: CacheLayout, slabs: int, place: Place) -> Iterator[ReceivingPeer]:
-    """Run a process with an arena of `slabs` slabs at `place`, until the block ends."""
+    """Run a receiving process with an arena of `slabs` slabs at `place`, until the block ends."""
     arguments = (layout, slabs, place)
     with spawned("the receiving process", run_receiving, *arguments) as process:
         yield ReceivingPeer(process)

@@ -1,6 +1,7 @@
-"""The gain on a slow link of an early start and of fewer bytes on the wire, within one process.
+"""The gain on a slow link from an early start of decoding, and from fewer bytes on the wire. All
+within one process.
 
-Hop is a sender and a receiver over a loopback wire of a chosen rate; the throttle is in the
+Hop is a sender and a receiver over a loopback transport of a chosen rate; the throttle is in the
 sender's transport.
 """
 
@@ -52,8 +53,9 @@ class Hop:
         bytes_per_second: float,
         wire: WireSettings | None = None,
     ) -> None:
-        """Set up a hop. source, target: bytes, uint8 [slabs * slab_bytes]. steps: counter of the
-        steps filling the source."""
+        """Set up a hop. source, target: bytes of the arenas, uint8 [slabs * slab_bytes]. steps:
+        counter of the completed layers filling the source. wire: format of the bytes on the
+        wire."""
         fabric = LoopbackFabric()
         link, landing = (LoopbackTransport(fabric, name) for name in ("sender", "receiver"))
         link.bytes_per_second = bytes_per_second
@@ -74,7 +76,8 @@ class Hop:
         self.sender.open(transfer_id, generation, "receiver", destination, self._ended.put)
 
     def verified(self, transfer_id: int, generation: int) -> SendReport:
-        """Wait until every digest is equal, and return the report. Raises BenchError."""
+        """Wait until the sender has ended and every digest is equal. Returns the sender's report.
+        Raises BenchError."""
         report = sent_whole(self._ended).report
         self.receiver.verify(transfer_id, generation, report.digests, _SECONDS)
         return report
@@ -85,7 +88,7 @@ class Hop:
 
 
 def sent_whole(ended: SimpleQueue[TransferEnd]) -> TransferSent:
-    """Return the end reported by a sender. Raises BenchError if there is none, or the transfer
+    """Return the sender's next end of a transfer. Raises BenchError if none comes, or the transfer
     failed."""
     try:
         end = ended.get(timeout=_SECONDS)
@@ -119,17 +122,18 @@ _EARLY_SECONDS = 60.0
 
 @dataclass
 class _Waits:
-    """Seconds from Done (every digest equal) to the second token, and from the first token to
-    it."""
+    """Seconds of several requests, each to the second token. after_done: from Done (every digest is
+    equal). after_first: from the first token."""
 
     after_done: list[float] = field(default_factory=list)
     after_first: list[float] = field(default_factory=list)
 
 
 def early_rows() -> Iterator[Row | str]:
-    """Measure the gain of an early start: from Done to the second token, with and without it.
+    """Measure the gain of an early start of decoding: the seconds from Done to the second token,
+    with and without it.
 
-    Two engines of one process, stepped by the bench, take prompts of the same lengths in turns in
+    Two engines of one process, stepped by the bench, alternate over prompts of the same lengths in
     one run. The main thread is both engines' loop; transfers and the early step have their own
     threads, like in a node.
     """
@@ -185,8 +189,9 @@ class _Pair:
         self._hop.close()
 
     def hand_over(self, number: int, *, early: bool) -> tuple[float, float]:
-        """Run one request of two tokens. Returns the seconds from Done, and from the first token,
-        to the second."""
+        """Transfer one request of two tokens. Returns the seconds from Done to the second token,
+        and the seconds from the first token to it. early: the decode engine may step before
+        Done."""
         prompt = np.random.default_rng(number).integers(0, 1024, _PROMPT, dtype=np.int32)
         sampling = SamplingParams(max_new_tokens=2, ignore_eos=True)
         self._decode.handle(m.Submit(m.RequestId(f"bench-{number}"), prompt, sampling))
@@ -243,7 +248,7 @@ class _Pair:
 
 
 def _sent(outbox: list[m.Outbox], kind: type[Sent]) -> Sent:
-    """Return the last message of its kind. Raises BenchError if there is none."""
+    """Return the last message of type `kind` in the outbox. Raises BenchError if there is none."""
     for message in reversed(outbox):
         if isinstance(message, kind):
             return message
@@ -276,9 +281,9 @@ _WIRES = {
 
 
 def wire_rows() -> Iterator[Row | str]:
-    """Measure the gain of fewer bytes on the wire: a prefix sent unchanged and in fp8, in turns in
-    one run. Times run from the plan to the last equal digest, including encoding and decoding. Uses
-    no model: the arena's numbers are random, in the shapes of four layers of 9B."""
+    """Measure the gain of fewer bytes on the wire: a prefix sent unchanged and in fp8, in
+    alternation in one run. Times run from the plan to the last equal digest, including encoding and
+    decoding. Uses no model: the arena's numbers are random, in the shapes of four layers of 9B."""
     hops = {
         name: Hop(
             *(_random_arena(), _random_arena(), _LAYOUT, StepCounter(), _WIRE_RATE),
@@ -316,8 +321,8 @@ def wire_rows() -> Iterator[Row | str]:
 
 
 def _sent_once(hop: Hop, transfer_id: int) -> tuple[float, int]:
-    """Return the seconds from the plan to the verified end, and the bytes on the wire. Raises
-    BenchError."""
+    """Send one prefix. Returns the seconds from the plan to the last verified digest, and the bytes
+    on the wire. Raises BenchError."""
     pages = tuple(page_ids(_LAYOUT, range(1, _SLABS))[:_PAGES])
     hop.open(transfer_id, transfer_id, Destination(0, pages, 0))
     begun = time.perf_counter()
@@ -329,7 +334,7 @@ def _sent_once(hop: Hop, transfer_id: int) -> tuple[float, int]:
 
 
 def _random_arena() -> torch.Tensor:
-    """Return bytes [slabs * slab_bytes] of bfloat16 numbers of about 1, with valid values as
-    float32 too."""
+    """Return a random arena, uint8 [slabs * slab_bytes]: bfloat16 numbers of about 1, valid also if
+    read as float32."""
     numbers = torch.randn(_SLABS * _LAYOUT.slab_bytes // 2, dtype=torch.float32)
     return numbers.to(torch.bfloat16).view(torch.uint8)

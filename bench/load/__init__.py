@@ -1,1 +1,1 @@
-"""Load on real daemons: a free model for them, separate client processes, CPU time by role."""
+"""Load on real daemons: a cost-free model for them, separate client processes, CPU time by role."""

@@ -1,10 +1,10 @@
-"""CPU time of a node's threads and processes, by role. Reads Linux's /proc.
+"""CPU time of a node's threads and processes, by role (front, engine). Reads Linux's /proc.
 
 Recognises threads by their names in the product (utils/system.py). Pure except for /proc.
 
-The rule: a process without an engine thread is an API server, and counts fully as front. The
-started process may have the engine too. Then the threads named here count as engine, and all others
-as front. An engine in a separate process counts fully as engine.
+A process without an engine thread is an API server and counts fully as front. The started process
+may also run the engine. Then its threads named here count as engine, and all its other threads as
+front. An engine in a separate process counts fully as engine.
 """
 
 import os
@@ -28,14 +28,14 @@ _NANOSECONDS = 1e-9
 _TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 ENDED = "(ended)"
-"""Label of all threads ended during the measurement."""
+"""Label for the CPU time of all threads ended during the measurement."""
 
 
 @dataclass(frozen=True)
 class CpuSample:
-    """Processor seconds until now. threads: seconds by (process, thread). names: names of the
-    threads, by the same keys. processes: seconds by process, including ended threads, to one clock
-    tick. memory: resident bytes of all processes."""
+    """CPU seconds used until now. threads: seconds by (process, thread). names: thread names by the
+    same keys. processes: seconds by process, including ended threads, to one clock tick. memory:
+    resident bytes of all processes."""
 
     threads: dict[tuple[int, int], float]
     names: dict[tuple[int, int], str]
@@ -45,8 +45,8 @@ class CpuSample:
 
 @dataclass
 class CpuUse:
-    """Processor seconds between two samples. engine_loop: seconds of the stepping thread, part of
-    engine. threads: seconds by "role/name"."""
+    """CPU seconds used between two samples. engine_loop: seconds of the thread stepping the engine,
+    part of `engine`. threads: seconds by "role/thread name"."""
 
     engine: float = 0.0
     front: float = 0.0
@@ -64,7 +64,8 @@ class CpuUse:
 
 
 def sample(root: int) -> CpuSample:
-    """Sample a process and its descendants, except processes ending meanwhile."""
+    """Sample a process and its descendants; processes ending meanwhile are left out. root: id of
+    the process."""
     threads: dict[tuple[int, int], float] = {}
     names: dict[tuple[int, int], str] = {}
     processes: dict[int, float] = {}
@@ -85,7 +86,7 @@ def sample(root: int) -> CpuSample:
 
 
 def use_between(root: int, before: CpuSample, after: CpuSample) -> CpuUse:
-    """Return the CPU use between two samples. root: the started process."""
+    """Return the CPU use between two samples. root: id of the started process."""
     use = CpuUse()
     engines = {pid for (pid, _), name in after.names.items() if name == ENGINE_LOOP}
     for pid, whole in after.processes.items():
@@ -121,6 +122,6 @@ def descendants(root: int) -> Iterator[int]:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the process state on, the third field."""
+    """Return the fields of /proc/PID/stat, from the third one (the process state) on."""
     # The name before the fields may contain anything, but ends with the last parenthesis.
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""The figures of a report, computed from answers and samples of nodes. Pure."""
+"""The figures of a serving report, computed from clients' answers and samples of nodes. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ Figures = dict[str, Any]
 
 @dataclass(frozen=True)
 class Window:
-    """The measured interval: from begin to end, seconds on the monotonic clock."""
+    """The measured interval. begin, end: seconds on the monotonic clock."""
 
     begin: float
     end: float
@@ -36,7 +36,7 @@ class Window:
 
 @dataclass(frozen=True)
 class NodeWindow:
-    """One node at the window's begin and end. pid: id of the started process."""
+    """One node's samples at the measured window's begin and end. pid: id of the started process."""
 
     role: str
     pid: int
@@ -52,10 +52,10 @@ class NodeWindow:
 
 
 def answer_figures(answers: Sequence[Answer], window: Window) -> Figures:
-    """Return the figures of answers. Tokens and gaps count if they arrived in the window, first
-    tokens if their request was sent in it. A gap is between two arrivals of one stream's tokens,
-    and 0 for tokens arriving together. Requests cut at the window's end count as neither whole nor
-    failed."""
+    """Return the figures of answers within the window. Tokens and gaps count if they arrived in the
+    window. First tokens count if their request was sent in it. A gap is the time between two
+    arrivals of one stream's tokens, and 0 for tokens arriving together. Requests cut at the
+    window's end count as neither whole nor failed."""
     tokens = sum(window.holds(at) for answer in answers for at in answer.times)
     ended = [answer for answer in answers if not _was_cut(answer, window)]
     failed = [answer for answer in ended if not answer.whole]
@@ -80,7 +80,8 @@ def answer_figures(answers: Sequence[Answer], window: Window) -> Figures:
 
 
 def node_figures(node: NodeWindow, tokens: int) -> Figures:
-    """Return the CPU time of one node by role, over the tokens received by clients meanwhile."""
+    """Return the CPU time of one node by role, for each token received by clients in the window.
+    tokens: their number."""
     use = use_between(node.pid, node.before.cpu, node.after.cpu)
     steps = node.grown("engine_step_seconds_count")
     idles = node.grown("engine_idle_seconds_count")
@@ -103,7 +104,7 @@ def node_figures(node: NodeWindow, tokens: int) -> Figures:
 
 
 def run_figures(answers: Sequence[Answer], window: Window, node: NodeWindow) -> Figures:
-    """Return all figures of a run. node: the node the clients asked."""
+    """Return all figures of a run. node: the node asked by the clients."""
     answered = answer_figures(answers, window)
     measured = node_figures(node, answered["tokens"])
     rows = {"tokens_per_step": _per(answered["tokens"], measured["steps"])}
@@ -111,8 +112,9 @@ def run_figures(answers: Sequence[Answer], window: Window, node: NodeWindow) -> 
 
 
 def handover_figures(prefill: NodeWindow, decode: NodeWindow) -> Figures:
-    """Return the hand-over figures of the window. lost: lost transfers; a request may have several.
-    fallen_back: requests with a prompt computed on the decode node after a loss."""
+    """Return the figures of transfers in the window, from a prefill and a decode node. lost: lost
+    transfers; a request may lose several. fallen_back: requests with a prompt computed on the
+    decode node after a loss."""
     return {
         "handovers": {
             "done": int(decode.grown("remote_prefills_total")),
@@ -157,7 +159,8 @@ def endless_figures(answers: Sequence[Answer], window: Window, node: NodeWindow)
 
 
 def _was_cut(answer: Answer, window: Window) -> bool:
-    """Return True if the window's end cut the answer, even if only the stream's end was missing."""
+    """Return True if the window's end cut the answer. An answer also counts as cut if all tokens
+    came and only the stream's end was missing."""
     wrong = answer.unanswered or answer.wrong
     return answer.ended >= window.end and not answer.whole and not wrong
 

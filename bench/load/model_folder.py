@@ -1,7 +1,7 @@
-"""The folder given by `--model` of a bench's daemons: a shape and a vocabulary of words.
+"""The folder given by `--model` to a bench's daemons: a model's shape and a vocabulary of words.
 
-It has no weights: they are random, or there are none. One file replaces them, so two nodes have
-something to compare.
+It holds no weights: the daemons use random weights, or none. One file stands in for the weights, so
+two nodes have the same weights digest to compare.
 """
 
 import json
@@ -15,7 +15,7 @@ from .words import write_tokenizer
 
 
 def write_model_folder(folder: Path, shape: dict[str, Any]) -> None:
-    """Write the folder. shape: the content of config.json."""
+    """Write the model folder. shape: the content of config.json."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(shape))
     write_tokenizer(folder, shape["vocab_size"])

@@ -1,4 +1,4 @@
-"""A node's metrics as numbers. Pure."""
+"""A node's Prometheus metrics as numbers. Pure."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 class NodeCounters:
     def __init__(self, text: str) -> None:
-        """Parse the counters. text: the reply of GET /metrics."""
+        """Parse the metrics. text: the reply of GET /metrics."""
         self._values: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
         for family in text_string_to_metric_families(text):
             for item in family.samples:
@@ -15,8 +15,8 @@ class NodeCounters:
                 self._values.setdefault(item.name, {})[labels] = item.value
 
     def total(self, name: str, **labels: str) -> float:
-        """Return the sum over all labels except the given ones, or 0.0 if the node has no such
-        metric."""
+        """Return a metric's sum over all its labels except the given ones. Returns 0.0 if the node
+        has no such metric."""
         wanted = labels.items()
         found = self._values.get(f"tasuki_{name}", {})
         return sum(value for key, value in found.items() if wanted <= dict(key).items())
@@ -25,9 +25,9 @@ class NodeCounters:
         return self.total(name, **labels) - before.total(name, **labels)
 
     def quantile_since(self, before: "NodeCounters", name: str, share: float) -> float | None:
-        """Return a quantile of a histogram's observations between the two reads, in seconds, or
-        None if there are none. Interpolates evenly within a bucket. Observations beyond the last
-        bound count as the bound itself."""
+        """Return a quantile of a histogram's observations since `before` (an earlier read), in
+        seconds. Returns None if there are none. share: the quantile, 0 to 1. Interpolates evenly
+        within a bucket. Observations beyond the last bound count as the bound itself."""
         counts = list(self._grown_buckets(before, f"{name}_bucket"))
         if not counts or not counts[-1][1]:
             return None
@@ -42,7 +42,8 @@ class NodeCounters:
         return lower
 
     def _grown_buckets(self, before: "NodeCounters", name: str) -> Iterator[tuple[float, float]]:
-        """Yield (upper bound, number of observations up to it), ascending."""
+        """Yield each histogram bucket's upper bound and the number of new observations up to it,
+        ascending. New observations are those since `before`."""
         bounds = {dict(key)["le"] for key in self._values.get(f"tasuki_{name}", {})}
         for text in sorted(bounds, key=float):
             yield float(text), self.grown(before, name, le=text)

@@ -1,8 +1,8 @@
-"""`python -m tasuki.bench.load.node_main ROLE OWN FLAGS -- FLAGS`: a daemon with everything except
-weights.
+"""`python -m tasuki.bench.load.node_main ROLE OWN FLAGS -- FLAGS`: a daemon like the product's,
+without weights.
 
-ROLE and the flags after `--` are those of `tasuki serve`, `prefill` and `decode`; NodeConfig has
-the bench's own. The folder given by --model has a shape and a tokenizer.
+ROLE and the flags after `--` are those of `tasuki serve`, `prefill` and `decode`. NodeConfig has
+the bench's own flags. The folder given by --model has a shape and a tokenizer.
 """
 
 import sys
@@ -68,8 +68,8 @@ def _drawn_parts(config: EngineConfig, progress: Progress, role: Role) -> Engine
 def free_parts(
     cost: StepCost, answers: NextToken, config: EngineConfig, progress: Progress, role: Role
 ) -> EngineParts:
-    """Return all parts except weights. cost: duration of a forward. answers: function returning the
-    sampled tokens."""
+    """Return all parts of an engine, with a cost-free model. cost: duration of a forward. answers:
+    function returning the sampled tokens."""
     torch.set_num_threads(config.threads)
     model = ModelConfig.load(config.model)
     arena = build_arena(config, model, torch.device("cpu"), role)

@@ -1,6 +1,7 @@
-"""A daemon of a bench as a separate process, and its counters.
+"""A daemon run by a bench as a separate process, and its counters.
 
-Owns the process from its start to stop(); it also ends with its parent. Used by one thread.
+Owns the process from its start to stop(). The process also ends with its parent. Thread rule: one
+thread.
 """
 
 import json
@@ -31,8 +32,8 @@ class NodeSample(NamedTuple):
 
 
 class NodeProcess:
-    """One daemon. address, http: HOST:PORT of gRPC and of HTTP. handover: HOST:PORT dialled by
-    decode nodes."""
+    """One running daemon. address: HOST:PORT of gRPC. http: HOST:PORT of HTTP. handover: HOST:PORT
+    dialled by decode nodes."""
 
     def __init__(self, role: str, process: "subprocess.Popen[str]", log: Path) -> None:
         self.role = role
@@ -57,7 +58,7 @@ class NodeProcess:
         raise BenchError(f"the {self.role} node was not ready within {_READY_SECONDS:.0f} s")
 
     def last_words(self) -> str:
-        """Return the last lines written to stderr."""
+        """Return the last lines the daemon wrote to stderr."""
         return " | ".join(self._log.read_text(errors="replace").splitlines()[-8:])
 
     def counters(self) -> NodeCounters:
@@ -67,8 +68,8 @@ class NodeProcess:
             return NodeCounters(answer.read().decode())
 
     def begin_sample(self) -> NodeSample:
-        """Sample counters, then CPU time. In this order the cost of reading counters stays outside
-        the measured interval."""
+        """Sample the node's counters, then its CPU time. In this order the cost of reading counters
+        stays outside the measured interval."""
         counters = self.counters()
         return NodeSample(sample(self.pid), counters)
 
@@ -81,9 +82,9 @@ class NodeProcess:
 def node_process(
     role: str, own_flags: Sequence[str], flags: Sequence[str], log: Path
 ) -> Iterator[NodeProcess]:
-    """Start a daemon with HTTP on a free port; yield it when it is ready. own_flags: flags of
-    node_main. flags: flags of the daemon. log: file for its stderr. Stop it at the end, or kill it
-    if it does not stop. Raises BenchError."""
+    """Start a daemon with HTTP on a free port, and yield it when it is ready. own_flags: flags of
+    node_main. flags: flags of the daemon. log: file for its stderr. At the block's end stop the
+    daemon, or kill it if it does not stop. Raises BenchError."""
     served = ("--bind", "127.0.0.1:0", "--http-bind", "127.0.0.1:0", "--exit-with-parent")
     program = ("-m", f"{PACKAGE}.bench.load.node_main", role)
     with log.open("w") as errors:

@@ -1,4 +1,4 @@
-"""Flags of `tasuki bench serving`, and the load described by them."""
+"""Flags of `tasuki bench serving`, and the load described by the flags."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -10,7 +10,7 @@ from tasuki.utils.options import option
 
 _ENDLESS_ANSWER = 200_000
 _GROWTH = 10_000
-"""Assumed tokens of an endless answer at the window's end."""
+"""Number of tokens an endless answer is assumed to have at the window's end."""
 
 
 class Kind(Enum):
@@ -21,8 +21,8 @@ class Kind(Enum):
 
     @property
     def layers(self) -> int:
-        """Return the free model's number of layers. A pair has more, because transfers leave layer
-        by layer."""
+        """Return the cost-free model's number of layers. With a prefill and a decode node it has
+        more layers, because transfers are sent layer by layer."""
         return 32 if self is Kind.PAIR else 4
 
     @property
@@ -111,7 +111,7 @@ class ServingConfig:
 
     @property
     def tokens_held(self) -> int:
-        """Return the largest number of tokens all sessions together hold in the cache."""
+        """Return the largest number of tokens held in the cache by all sessions together."""
         if self.kind.has_agents:
             grown = self.turns * (self.turn_tokens + self.turn_answer)
             return self.prefix + (self.sessions + self.warm) * grown

@@ -1,4 +1,5 @@
-"""One run of `tasuki bench serving` with its host, commit and settings: JSON, and lines to read."""
+"""One run of `tasuki bench serving` with its host, commit and settings: a JSON document, and text
+lines."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,8 @@ from .figures import Figures
 
 class ServingReport:
     def __init__(self, case: str, settings: Mapping[str, Any], figures: Figures) -> None:
-        """Build the document. settings: the flags given."""
+        """Build the document. case: the run's name. settings: the flags given. figures: measured
+        figures by name."""
         on_gpu = not settings.get("free_model") and torch.cuda.is_available()
         device = torch.device("cuda" if on_gpu else "cpu")
         host: Host = describe_host(device, str(settings.get("commit", "")))
@@ -30,7 +32,7 @@ class ServingReport:
         }
 
     def write(self, out: str | Path) -> None:
-        """Store the run. out: in the form of results.OUT."""
+        """Store the run. out: a path in the form of results.OUT."""
         host = self.document["host"]
         name = f"{self.document['case']}, {host['date']}, {host['commit'][:12]}"
         RunFile.of(out, name).keep(self.document, describe)
@@ -40,7 +42,7 @@ class ServingReport:
 
 
 def describe(document: Document) -> Section:
-    """Return a stored run as a section of a page."""
+    """Return a stored run as a page's section."""
     settings = ", ".join(
         f"{name} {value}"
         for name, value in document["settings"].items()
@@ -61,7 +63,8 @@ def _rows(document: Document) -> Iterator[tuple[str, str]]:
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield a row for each figure. Quantiles and other small tables share one row."""
+    """Yield a table row for each figure. Quantiles and other small tables share one row. name:
+    prefix of the figures' names."""
     if not isinstance(value, Mapping):
         yield name, _text(value)
     elif any(isinstance(item, Mapping) for item in value.values()):

@@ -1,4 +1,4 @@
-"""A vocabulary for recovering token ids from an answer's text.
+"""A vocabulary made for recovering token ids from an answer's text.
 
 Token i is a space and four letters spelling i. Pure except for writing its file.
 """
@@ -10,11 +10,11 @@ from typing import Any
 
 _LENGTH = 4
 _SPACE = "\u0120"
-"""The form of a space in byte-level vocabularies."""
+"""The character standing for a space in byte-level vocabularies."""
 
 
 def word(token: int) -> str:
-    """Return the four letters of a token. REQUIRES: 0 <= token < 26**4."""
+    """Return the four letters spelling a token id. REQUIRES: 0 <= token < 26**4."""
     letters = ""
     for _ in range(_LENGTH):
         token, letter = divmod(token, len(ascii_lowercase))
@@ -23,18 +23,18 @@ def word(token: int) -> str:
 
 
 class Words:
-    """The words of one vocabulary. Immutable; any thread."""
+    """The words of one vocabulary, by token id. Immutable; any thread."""
 
     def __init__(self, vocabulary: int) -> None:
         self._tokens = {word(token): token for token in range(vocabulary)}
 
     def tokens(self, text: str) -> list[int]:
-        """Return the text's token ids. Raises KeyError for a word outside the vocabulary."""
+        """Return the token ids of a text. Raises KeyError for a word outside the vocabulary."""
         return [self._tokens[item] for item in text.split()]
 
 
 def write_tokenizer(folder: Path, vocabulary: int) -> None:
-    """Write folder/tokenizer.json in Hugging Face layout, byte-level like a published one."""
+    """Write folder/tokenizer.json in Hugging Face layout, byte-level like a published tokenizer."""
     level = {
         "type": "ByteLevel",
         "add_prefix_space": False,

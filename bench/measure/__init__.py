@@ -1,1 +1,1 @@
-"""The tools of every bench: clocks, floors, host, report."""
+"""The tools common to every bench: timers, hardware floors, the host's description, the report."""

@@ -1,10 +1,10 @@
-"""The gain of drafts, and the cost of a draft layer's entries.
+"""The gain of drafts, and the cost of a draft layer's KV entries.
 
-Both sides take turns in one run: a drifting clock and growing contexts affect both alike.
-DraftedTurns has one engine. Its answers have no drafts, a fixed number, or the number chosen by a
-node from measured times. DraftPair has two engines over one set of weights. One of them keeps
-entries; both engines' work goes to one stream. Single-threaded. Without drafts an engine plans
-ahead.
+The compared settings alternate in one run, each for a turn of some steps. So a drifting clock and
+growing contexts affect both alike. DraftedTurns has one engine. Its answers have no drafts, a fixed
+number, or the number chosen by a node from measured times. DraftPair has two engines over one set
+of weights. One of them stores entries of a draft layer; both engines' work goes to one stream.
+Single-threaded. Without drafts an engine plans ahead.
 """
 
 import time
@@ -49,19 +49,20 @@ class Turn(Enum):
 
 
 class TurnLimit:
-    """The limit on a step's drafts while a bench takes turns.
+    """The limit on a step's drafts while a bench alternates settings.
 
-    Owns the limit of a measuring node. It learns from its own turns and from turns without drafts.
-    Thread rule: the engine loop's.
+    Owns the limit measured by a real node. This inner limit learns from its own turns and from
+    turns without drafts. Thread rule: the engine loop's thread.
     """
 
     def __init__(self, most: int, measured: DraftLimit) -> None:
-        """Set up the limit. measured: a node's own limit."""
+        """Set up the limit. most: fixed number of drafts in turns of Turn.MOST. measured: a node's
+        own limit, used in turns of Turn.MEASURED."""
         self._most = most
         self._measured = measured
         self.turn = Turn.OFF
         self.drafts: list[int] = []
-        """Largest number of drafts of an answer, in each measured step."""
+        """Largest number of drafts of an answer, for each step of Turn.MEASURED."""
 
     @property
     def watched(self) -> int:
@@ -88,20 +89,21 @@ class TurnLimit:
 T = TypeVar("T")
 
 _TURN = 8
-"""Timed steps before the next turn."""
+"""Number of timed steps in a turn."""
 _SETTLING = 3
-"""Untimed steps before the timed ones. The first ones complete earlier launches, or wait for the
-other engine's."""
+"""Number of untimed steps at a turn's start. They complete earlier launches, or wait for the other
+engine's."""
 _ROUNDS = ((Turn.MOST, Turn.OFF, Turn.MEASURED), (Turn.OFF, Turn.MEASURED, Turn.MOST))
-"""Turns of the rounds. MOST and OFF alternate in first place. MEASURED follows OFF, because it
-measures steps without drafts."""
+"""Order of the turns in even and odd rounds. MOST and OFF alternate in first place. MEASURED
+follows OFF, because it measures steps without drafts."""
 _TRIED = 32
-"""Number of untimed steps at the start: the node finds its number of drafts in them."""
+"""Number of untimed steps at the start: in them a node's own limit finds its number of drafts."""
 
 
 @dataclass(frozen=True)
 class TurnTimes:
-    """Mean seconds of a step, and mean tokens of it and an answer, turn by turn."""
+    """The means of each turn of one setting. seconds: duration of a step. tokens: tokens of one
+    answer in a step."""
 
     seconds: Sequence[float]
     tokens: Sequence[float]
@@ -109,14 +111,15 @@ class TurnTimes:
 
 @dataclass(frozen=True)
 class DraftGain:
-    """The measured gain. drafts: largest number of an answer, in each step of Turn.MEASURED."""
+    """The measured gain of drafts. turns: times by setting. drafts: largest number of drafts of an
+    answer, for each step of Turn.MEASURED."""
 
     turns: Mapping[Turn, TurnTimes]
     drafts: Sequence[int]
 
     def times(self, turn: Turn, tokens: float | None = None) -> float:
-        """Return the ratio of its tokens a second to those without drafts: the median over turns.
-        tokens: tokens of a step and answer, if known better than from each turn."""
+        """Return the speedup of the setting `turn` over no drafts: the median ratio of tokens a
+        second. tokens: mean tokens of one answer in a step, if known better than from each turn."""
         own, off = self.turns[turn], self.turns[Turn.OFF]
         return median(
             (given if tokens is None else tokens) * without / seconds
@@ -128,8 +131,8 @@ class DraftedTurns:
     def __init__(
         self, model: ModelConfig, config: EngineConfig, script: Script, quantization: str = ""
     ) -> None:
-        """Set up the engine. config: with drafts. quantization: storage of weights; empty: plain.
-        Raises EngineConfigError."""
+        """Set up the engine. config: with drafts enabled. quantization: format of the weights;
+        empty: plain. Raises EngineConfigError."""
         most = len(script.likely)
         on_gpu = config.device != "cpu"
         self._limit = TurnLimit(most, draft_limit(config, most, on_gpu=on_gpu))
@@ -146,13 +149,14 @@ class DraftedTurns:
         self.rig = Rig(model, config, replace(parts, speculation=speculation, drafts=self._limit))
 
     def tokens(self, steps: int) -> int:
-        """Return the largest number of tokens of an answer, for `steps` steps of each turn."""
+        """Return the largest number of tokens an answer may receive during `steps` steps of each
+        setting."""
         timed = (_SETTLING + _TURN) * -(-steps // _TURN)
         return timed * (1 + 2 * (1 + self._most)) + _TRIED * (1 + self._most)
 
     def decode(self, answers: Sequence[Answer], steps: int) -> DraftGain:
-        """Measure at least `steps` steps of each turn. REQUIRES: the answers have at least tokens()
-        left, and have had steps without drafts."""
+        """Measure at least `steps` steps of each setting. REQUIRES: the answers have at least
+        tokens() tokens left, and have had steps without drafts."""
         self._limit.turn = Turn.MEASURED
         for _ in range(_TRIED):
             self.rig.step()
@@ -167,8 +171,8 @@ class DraftedTurns:
         return DraftGain(times, list(self._limit.drafts))
 
     def in_turn(self, turn: Turn, work: Callable[[], T]) -> T:
-        """Return the result of `work`, run with steps of turn `turn`. REQUIRES: the conditions of
-        decode()."""
+        """Run `work` with the engine's steps in the setting `turn`, and return its result.
+        REQUIRES: the conditions of decode()."""
         self._limit.turn = turn
         for _ in range(_SETTLING):
             self.rig.step()
@@ -191,29 +195,31 @@ class DraftedTurns:
 
 @dataclass(frozen=True)
 class Turns:
-    """Seconds of each measurement, by turns. kept: seconds of the engine with entries. off: seconds
-    of the engine without them."""
+    """Measured seconds of two engines, [turn][measurement]. kept: the engine storing a draft
+    layer's entries. off: the engine without a draft layer."""
 
     kept: Sequence[Sequence[float]]
     off: Sequence[Sequence[float]]
 
     @property
     def ratio(self) -> float:
-        """Return the median, over turns, of kept's median over off's."""
+        """Return the slowdown by a draft layer: for each turn the ratio of the two engines' median
+        seconds, and of these ratios the median."""
         turns = zip(self.kept, self.off, strict=True)
         return median(median(kept) / median(off) for kept, off in turns)
 
 
 @dataclass(frozen=True)
 class DraftPair:
-    """Two engines over one set of weights. kept: keeps entries; off: has no draft layer."""
+    """Two engines over one set of weights. kept: stores a draft layer's entries. off: has no draft
+    layer."""
 
     kept: Rig
     off: Rig
 
     @staticmethod
     def of(model: ModelConfig, config: EngineConfig) -> "DraftPair":
-        """Build the pair. config: settings of each of the two engines, including its arena."""
+        """Build the two engines. config: settings of each of them, including its arena."""
         device = torch_device(config)
         use_device(device)
         shapes = [replace(model, draft_layers=layers) for layers in (1, 0)]
@@ -232,7 +238,8 @@ class DraftPair:
     def decode(
         self, answers: tuple[Sequence[Answer], Sequence[Answer]], steps: int, warmup: int
     ) -> Turns:
-        """Time at least `steps` steps of each engine. answers: running in kept and in off."""
+        """Time at least `steps` steps of each engine. answers: the answers running in `kept`, and
+        those running in `off`. warmup: untimed steps."""
         rigs = (self.kept, self.off)
         youngest = [max(some, key=lambda answer: answer.times[0]) for some in answers]
         for rig, answer in zip(rigs, youngest, strict=True):
@@ -245,8 +252,8 @@ class DraftPair:
         return Turns(*found)
 
     def prefill(self, tokens: int, repeats: int) -> Turns:
-        """Measure the time to the first token of new prompts of `tokens` tokens, after one untimed
-        prompt."""
+        """Measure the seconds to the first token of new prompts, after one untimed prompt. tokens:
+        length of a prompt. repeats: prompts for each engine."""
         rigs = (self.kept, self.off)
         found: tuple[list[list[float]], list[list[float]]] = ([], [])
         for number in range(1 + repeats):
@@ -260,8 +267,8 @@ class DraftPair:
 
 
 def beside_without(row: Row, turns: Turns, most: float) -> Row:
-    """Return the row of the engine with entries, beside the one without. most: the largest accepted
-    slowdown, as a share."""
+    """Return the row of the engine with a draft layer, compared with the engine without one. most:
+    largest accepted slowdown, as a share (0.01 is 1 %)."""
     named = replace(
         row,
         name=f"{row.name}, with a draft layer",
@@ -272,7 +279,8 @@ def beside_without(row: Row, turns: Turns, most: float) -> Row:
 
 
 def _next_steps(rig: Rig, answer: Answer) -> list[float]:
-    """Return the seconds of the engine's next steps, after the untimed first ones."""
+    """Return the seconds of an engine's next timed steps; the untimed steps come first. answer:
+    timed by its tokens."""
     first = len(answer.times) + _SETTLING
     rig.run_until_tokens([answer], first + _TURN + 1)
     return [after - before for before, after in pairwise(answer.times[first : first + _TURN + 1])]

@@ -1,5 +1,5 @@
-"""The device's highest rates, measured in the same run as the figures compared with them. By these
-rates, the least time of a whole model's step.
+"""Hardware floors: the device's highest rates, measured in the same run as the figures compared
+with them. From these rates follows the least time of a whole model's step.
 
 A floor is bytes over the copy bandwidth, or operations over the rate of a large matrix product. No
 program reaches datasheet rates. Decode moves bytes: the weights read by a step, each request's
@@ -26,23 +26,23 @@ _CPU_MATMUL_SIZE = 512
 
 @dataclass(frozen=True)
 class Floors:
-    """copy_bandwidth: bytes read plus bytes written, a second. matmul_rate: FLOPs a second of a
-    square product of random values in the model's dtype."""
+    """Measured rates of the device. copy_bandwidth: bytes read plus bytes written, a second.
+    matmul_rate: FLOPs a second of a square product of random values in the model's dtype."""
 
     copy_bandwidth: float
     matmul_rate: float
 
     def of_bytes(self, count: float) -> float:
-        """Return the seconds to move `count` bytes, reads and writes together."""
+        """Return the least seconds to move `count` bytes, reads and writes together."""
         return count / self.copy_bandwidth
 
     def of_flops(self, count: float) -> float:
-        """Return the seconds of `count` FLOPs."""
+        """Return the least seconds of `count` FLOPs."""
         return count / self.matmul_rate
 
 
 def measure_floors(device: torch.device, dtype: torch.dtype) -> Floors:
-    """Measure the floors. Takes about a second, and frees its allocations."""
+    """Measure the device's floors. Takes about a second, and frees its allocations."""
     on_gpu = device.type == "cuda"
     floors = Floors(
         _copy_bandwidth(device, _GPU_COPY_BYTES if on_gpu else _CPU_COPY_BYTES),
@@ -87,17 +87,18 @@ class ModelFloor:
 
     @property
     def _read_bytes(self) -> float:
-        """Return the bytes read of one token's KV. A draft layer's KV is read only for its own
-        guesses."""
+        """Return the KV bytes read by a step for one token of context. A draft layer's KV is read
+        only for its own guesses, so it is left out."""
         return self.layout.full_layers * self.layout.block_bytes / PAGE_TOKENS
 
     def decode(self, batch: int, context: float) -> float:
-        """Return the seconds of a step of `batch` requests with `context` tokens each."""
+        """Return the least seconds of a decode step of `batch` requests with `context` tokens
+        each."""
         one = context * self._read_bytes + 2 * self.layout.slot_bytes
         return self.floors.of_bytes(self.sizes.step_bytes(batch) + batch * one)
 
     def prefill(self, tokens: int, cached: int = 0) -> float:
-        """Return the seconds to forward `tokens` after `cached` ones."""
+        """Return the least seconds to forward `tokens` tokens after `cached` cached ones."""
         flops = self.flops.of(cached + tokens) - self.flops.of(cached)
         kv = cached * self._read_bytes
         moved = self.sizes.step_bytes(tokens) + kv + 2 * self.layout.slot_bytes

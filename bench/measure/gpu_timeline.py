@@ -1,5 +1,5 @@
-"""The GPU's work in some steps of an engine, by the profiler's timeline: idle times and kernel
-times, as rows of a report.
+"""The GPU's work during some steps of an engine, by the profiler's timeline. Idle times and kernel
+times become rows of a report.
 
 Profiling costs host time, so the idle time is an upper bound.
 """
@@ -19,12 +19,12 @@ from tasuki.bench.errors import BenchError
 from .report import Report, Row
 
 _NAME = re.compile(r"(?:void )?([\w:]+)")
-"""Pattern of a kernel's name without its template arguments."""
+"""Pattern for a kernel's name without its template arguments."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """A kernel or a copy, seconds."""
+    """A kernel or a copy on the GPU. Times in seconds."""
 
     name: str
     begin: float
@@ -33,8 +33,8 @@ class Work:
 
 @dataclass(frozen=True)
 class KernelTime:
-    """One kernel in one step. seconds: time of all its launches; other kernels may have run beside
-    them."""
+    """One kernel's mean use in a step. seconds: time of all its launches; other kernels may have
+    run at the same time. launches: number of its launches."""
 
     name: str
     seconds: float
@@ -42,8 +42,8 @@ class KernelTime:
 
 
 def work_of(step: Callable[[], object], steps: int) -> list[Work]:
-    """Profile `steps` steps and return their GPU work. Raises BenchError if the profiler sees no
-    GPU work."""
+    """Profile `steps` calls of `step`, and return the GPU's kernels and copies. Raises BenchError
+    if the profiler sees no GPU work."""
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         for _ in range(steps):
             step()
@@ -59,7 +59,8 @@ def work_of(step: Callable[[], object], steps: int) -> list[Work]:
 
 
 def idle_between_steps(step: Callable[[], object], steps: int) -> float:
-    """Return the median idle seconds from one step's last kernel to the next one's first.
+    """Return the median idle seconds of the GPU from one step's last kernel to the next step's
+    first.
 
     A step's kernels follow each other far more closely than steps do, so the longest gaps are those
     between steps. Raises the errors of work_of().
@@ -68,7 +69,8 @@ def idle_between_steps(step: Callable[[], object], steps: int) -> float:
 
 
 def gaps(work: Iterable[Work]) -> list[float]:
-    """Return the idle times in seconds, in order. Overlapping pieces of work count as one."""
+    """Return the GPU's idle times in seconds, in order. Overlapping kernels and copies count as
+    one."""
     joined: list[tuple[float, float]] = []
     for begin, end in sorted((piece.begin, piece.end) for piece in work):
         if joined and begin <= joined[-1][1]:
@@ -79,7 +81,7 @@ def gaps(work: Iterable[Work]) -> list[float]:
 
 
 def kernel_times(work: Iterable[Work], steps: int) -> list[KernelTime]:
-    """Return the time of each kernel, longest first."""
+    """Return each kernel's mean use in a step, longest first. steps: number of profiled steps."""
     seconds, launches = defaultdict[str, float](float), Counter[str]()
     for piece in work:
         found = _NAME.match(piece.name)
@@ -93,13 +95,13 @@ def kernel_times(work: Iterable[Work], steps: int) -> list[KernelTime]:
 
 
 _LEAST_SHARE = 0.01
-"""Smallest share of all kernel time for a row of its own."""
+"""Smallest share of all kernel time giving a kernel a row of its own."""
 
 
 def add_kernels(report: Report, name: str, work: Sequence[Work], times: int) -> None:
-    """Add a row for each kernel with a large enough share.
+    """Add a report row for each kernel with a large enough share of the time.
 
-    name: name of the step or prompt. times: number of its runs.
+    name: name of the step or prompt. work: its kernels and copies. times: number of its runs.
     """
     found = kernel_times(work, times)
     whole = sum(kernel.seconds for kernel in found)

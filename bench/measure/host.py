@@ -1,4 +1,4 @@
-"""The machine and versions of a bench, needed to compare its figures."""
+"""The machine and the versions of a bench, needed to compare figures of different runs."""
 
 import os
 import subprocess
@@ -17,8 +17,8 @@ _PACKAGES = ("torch", "triton", "fla-core", "transformers", "flashinfer-python")
 
 @dataclass(frozen=True)
 class Host:
-    """device: the GPU's or CPU's name. cores: number of the CPU's cores. commit: commit of the
-    source tree, "unknown" outside one."""
+    """A measuring machine. device: the GPU's or CPU's name. cores: number of the CPU's cores.
+    commit: commit of the source tree, "unknown" outside one."""
 
     device: str
     cores: int
@@ -28,8 +28,8 @@ class Host:
 
 
 def describe_host(device: torch.device, commit: str) -> Host:
-    """Describe this host. Uses `commit` if given, for a copied tree without history; otherwise
-    git's answer."""
+    """Describe this host. commit: commit of a source tree copied without history; empty: ask
+    git."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor() or "cpu"
     versions = {"python": python_version(), "cuda": torch.version.cuda or "none"}
     for package in _PACKAGES:
@@ -47,8 +47,8 @@ def describe_host(device: torch.device, commit: str) -> Host:
 
 
 def described(host: Mapping[str, Any]) -> str:
-    """Return a stored run's machine, date, commit and versions, for its page. Early runs name no
-    cores."""
+    """Return text with a stored run's machine, date, commit and versions, for its page. Early runs
+    name no cores."""
     cores = f"{host['cores']} cores, " if "cores" in host else ""
     versions = ", ".join(f"{name} {version}" for name, version in host["versions"].items())
     return f"{host['device']}, {cores}{host['date']}, commit {host['commit']}; {versions}"

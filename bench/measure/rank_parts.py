@@ -1,4 +1,5 @@
-"""An engine of several ranks over random weights. Each rank generates its own slices."""
+"""An engine of several tensor-parallel ranks over random weights. Each rank generates its own
+slices."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from .rig import SEED, Rig, made_up_vocabulary
 
 
 def published(config: EngineConfig) -> ModelConfig:
-    """Return the published config. Raises ModelConfigError."""
+    """Return the config of a published model. Raises ModelConfigError."""
     return replace(published_or_folder(config.model), draft_layers=int(config.drafts_by_layer))
 
 
@@ -33,7 +34,7 @@ def drawn_shard(
     device: torch.device,
     progress: Progress,
 ) -> ModelWeights:
-    """Return a shard of the weights of drawn_weights(). A LoadShard function."""
+    """Return one rank's shard of the weights of drawn_weights(). Has the signature of LoadShard."""
     source = ShardedSource(RandomSource(SEED, device), model, shard)
     dtype = getattr(torch, config.compute_dtype)
     weights = assemble(shard.part(model), source, dtype, device, progress)
@@ -47,8 +48,8 @@ def _vocabulary(config: EngineConfig, model: ModelConfig) -> Vocabulary:
 
 
 def rank_parts(config: EngineConfig, role: Role = Role.FUSED) -> EngineParts:
-    """Build the parts of several ranks. The caller closes their `ranks`. Raises the errors of
-    build_leader_parts()."""
+    """Build the engine parts of several ranks. The caller closes their `ranks`. Raises the errors
+    of build_leader_parts()."""
     return build_leader_parts(
         config, role=role, source=RankSource(published, drawn_shard, _vocabulary)
     )
@@ -56,8 +57,8 @@ def rank_parts(config: EngineConfig, role: Role = Role.FUSED) -> EngineParts:
 
 @contextmanager
 def rank_rig(config: EngineConfig) -> Iterator[tuple[Rig, ModelConfig]]:
-    """Yield a rig of several ranks, and the model config of one rank. The rank processes end with
-    the block. Raises the errors of build_leader_parts()."""
+    """Yield a rig (an engine stepped by the bench) of several ranks, and one rank's model config.
+    The rank processes end with the block. Raises the errors of build_leader_parts()."""
     parts = rank_parts(config)
     assert parts.ranks is not None
     try:
@@ -68,8 +69,9 @@ def rank_rig(config: EngineConfig) -> Iterator[tuple[Rig, ModelConfig]]:
 
 
 def beside_one_rank(row: Row, ranks: int, alone: float | None, least: float | None) -> Row:
-    """Return the row named after the ranks, without other targets. alone: seconds of one rank, if
-    measured. least: the required speedup over one rank, if judged."""
+    """Return the row with the number of ranks in its name, without other targets. alone: seconds of
+    the same work on one rank; None: not measured. least: required speedup over one rank; None: not
+    judged."""
     name = f"{ranks} ranks: {row.name}"
     if alone is None:
         return replace(row, name=name, target="", met=None, others={})

@@ -1,4 +1,5 @@
-"""Rows of measured time beside their floor: lines as they come, JSON and a table to keep."""
+"""Rows of measured time beside their hardware floor: text lines at once, JSON and a table stored in
+a file."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -18,9 +19,9 @@ _VERDICTS = {True: "met", False: "MISSED", None: "not judged"}
 class Row:
     """One measured figure.
 
-    floor is None if no byte or FLOP count bounds the figure. target is the text of the target; met
-    tells if it was reached. others are the seconds of other implementations of the same work. extra
-    holds further columns by name.
+    floor: least seconds by the hardware; None if no byte or FLOP count bounds the figure. target:
+    text of the target. met: True if the target was reached. others: seconds of other
+    implementations of the same work, by name. extra: further columns by name.
     """
 
     name: str
@@ -33,13 +34,13 @@ class Row:
 
     @property
     def share(self) -> float | None:
-        """Return floor over measured time: 1 is as fast as the hardware allows. None without a
-        floor, and for work hidden behind other work."""
+        """Return the floor over the measured time: 1 is as fast as the hardware allows. None
+        without a floor, and for work overlapped by other work."""
         return self.floor / self.seconds if self.floor and self.seconds else None
 
     def asked(self, *bounds: tuple[str, bool]) -> "Row":
-        """Return the row with targets, each a text and its verdict. Without targets it is not
-        judged."""
+        """Return the row with targets. bounds: each a text and a verdict; without any the row is
+        not judged."""
         met = all(met for _, met in bounds) if bounds else None
         return replace(self, target=", ".join(text for text, _ in bounds), met=met)
 
@@ -49,7 +50,7 @@ class Row:
 
 @dataclass
 class Report:
-    """The output of one `tasuki bench`, printed and written to the named file. Each row is written
+    """The output of one `tasuki bench`, printed and written to the given file. Each row is written
     at once, because a long run may be cut short."""
 
     bench: str
@@ -60,7 +61,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
 
     def note(self, text: str) -> None:
-        """Add a note, shown below the rows: a result other than a time."""
+        """Add a note below the rows: a result other than a time."""
         self.notes.append(text)
         self._show(text)
 
@@ -92,7 +93,7 @@ class Report:
 
 
 def describe(document: Document) -> Section:
-    """Return a stored report as a section of a page."""
+    """Return a stored report as a page's section."""
     rows = [
         Row(**{name: value for name, value in row.items() if name != "share"})
         for row in document["rows"]
@@ -110,8 +111,8 @@ def describe(document: Document) -> Section:
 
 
 def reported(bench: str, device: torch.device, dtype: torch.dtype, commit: str, out: str) -> Report:
-    """Return a report with this host and its floors, and show its head. out: in the form of
-    results.OUT, or empty."""
+    """Return a new report with this host and its floors, and print its head. out: a path in the
+    form of results.OUT, or empty."""
     host, floors = describe_host(device, commit), measure_floors(device, dtype)
     name = f"{bench}, {host.date}, {host.commit[:12]}"
     report = Report(bench, host, floors, RunFile.of(out, name) if out else None)

@@ -1,9 +1,9 @@
-"""The storage of measured runs, with a page beside them.
+"""The storage of measured runs, with a Markdown page beside them.
 
 `NAME.json` holds one run. `TOPIC.jsonl` holds all runs of a topic, one a line. `TOPIC.jsonl#RUN`
-names the run, and replaces a line of the same name. The page of a topic, TOPIC.md, has a section a
-run. Text written by hand above its mark stays. REQUIRES: one process writes a file at a time.
-Raises the errors of reading and writing files.
+names the run, and replaces a line of the same name. The page of a topic, TOPIC.md, has a section
+for each run. Text written by hand above the page's mark stays. REQUIRES: one process writes a file
+at a time. Raises the errors of reading and writing files.
 """
 
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 Document = Mapping[str, Any]
-"""A run in JSON. "run": its name among those of its topic."""
+"""A run's JSON object. "run": its name among the runs of its topic."""
 
 OUT = "keep the run: NAME.json, or a line of TOPIC.jsonl or TOPIC.jsonl#RUN; a page beside it"
 _MARK = "<!-- runs -->"
@@ -21,8 +21,8 @@ _MARK = "<!-- runs -->"
 
 @dataclass(frozen=True)
 class Section:
-    """A run on a page. title: the subject of the measurement. body: Markdown, without a final
-    newline."""
+    """A run's section of a page. title: the subject of the measurement. body: Markdown, without a
+    final newline."""
 
     title: str
     body: str
@@ -33,15 +33,15 @@ Describe = Callable[[Document], Section]
 
 @dataclass(frozen=True)
 class RunFile:
-    """The file of a run. run: its name in a file of a topic; empty in a file of its own."""
+    """The place of a run in a file. run: its name in a topic's file; empty in a file of its own."""
 
     path: Path
     run: str = ""
 
     @classmethod
     def of(cls, out: str | Path, name: str) -> "RunFile":
-        """Return the file of a run. out: in the form of OUT. name: name of the run if `out` names
-        none; a taken name gets a number."""
+        """Return the place of a run. out: a path in the form of OUT. name: name of the run if `out`
+        names none; a taken name gets a number."""
         file, _, run = str(out).partition("#")
         path = Path(file)
         if path.suffix != ".jsonl":
@@ -54,7 +54,8 @@ class RunFile:
         return cls(path, run or free)
 
     def keep(self, document: Document, describe: Describe) -> None:
-        """Write the run and the page. A run of this name is replaced in its place."""
+        """Write the run to its file, and rewrite the page. A run of the same name is replaced in
+        its place. describe: turns a run into its section."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if not self.run:
             self.path.write_text(json.dumps(document, indent=1) + "\n")
@@ -81,14 +82,15 @@ def write_runs(path: Path, runs: Iterable[Document]) -> None:
 
 
 def write_page(path: Path, describe: Describe) -> None:
-    """Write the page of a topic from all its runs. path: the file of runs."""
+    """Write the page of a topic from all its runs. path: the file of runs. describe: turns a run
+    into its section."""
     sections = [(run["run"], describe(run)) for run in read_runs(path)]
     parts = [f"## {run}\n\n{one.title}. {one.body}" for run, one in sections]
     put_below_mark(path, "\n\n".join(parts))
 
 
 def put_below_mark(path: Path, text: str) -> None:
-    """Replace the text below the mark on the page of this file of runs."""
+    """Replace the text below the mark on the page beside the file of runs `path`."""
     page = path.with_suffix(".md")
     by_hand = page.read_text().partition(_MARK)[0] if page.exists() else ""
     head = by_hand.rstrip() or f"# {path.stem.replace('_', ' ')}"
@@ -96,5 +98,5 @@ def put_below_mark(path: Path, text: str) -> None:
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return the lines of a table."""
+    """Return the lines of a Markdown table."""
     return [f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows)]

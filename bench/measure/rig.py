@@ -1,7 +1,8 @@
-"""One engine over random weights, stepped by the bench, with the emission time of each token.
+"""A rig: one engine over random weights, stepped by the bench, with the emission time of each
+token.
 
 Measures the time an API server waits: from the engine's Submit to its TokenOut. Single-threaded, so
-no queue hides time.
+no queue adds time.
 """
 
 import time
@@ -39,8 +40,8 @@ _LETTERS = b'etaoinshrdlucmfwypvbgkjqxz 0123456789",:{}[]\n'
 
 
 def made_up_vocabulary(size: int) -> Vocabulary:
-    """Return a vocabulary for grammars over random weights, the same each time. It has every byte,
-    and words of a few letters, up to the model's number of tokens. The last token ends answers."""
+    """Return a made-up vocabulary for grammars over random weights, the same each time. It has
+    every byte, and words of a few letters, up to `size` tokens. The last token ends answers."""
     rng = np.random.default_rng(_VOCABULARY_SEED)
     words = {bytes([byte]): None for byte in range(256)}
     letters = np.frombuffer(_LETTERS, dtype=np.uint8)
@@ -55,7 +56,8 @@ SEED = 1
 
 @dataclass
 class Answer:
-    """One request's answer: tokens, their emission times, and the usage at its end."""
+    """One request's answer. tokens: token ids. times: emission time of each. usage: the usage
+    reported at its end."""
 
     submitted: float
     tokens: list[int] = field(default_factory=list)
@@ -68,7 +70,8 @@ class Answer:
 
     @property
     def token_seconds(self) -> float:
-        """Return the mean time between tokens after the first. REQUIRES: there are two."""
+        """Return the mean seconds between an answer's tokens. REQUIRES: the answer has two tokens
+        or more."""
         return (self.times[-1] - self.times[0]) / (len(self.times) - 1)
 
 
@@ -76,7 +79,7 @@ class Rig:
     def __init__(
         self, model: ModelConfig, config: EngineConfig, parts: EngineParts | None = None
     ) -> None:
-        """Build the engine. parts: default: random weights."""
+        """Build the engine. parts: its weights, arena and more; default: random weights."""
         self.parts = parts or random_parts(model, config)
         cache = build_cache(config, self.parts)
         self._engine = build_fused_engine(config, self.parts, cache)
@@ -86,7 +89,7 @@ class Rig:
         self._generator = np.random.default_rng(SEED)
 
     def prompt(self, tokens: int) -> list[int]:
-        """Return random ids, another list each time."""
+        """Return `tokens` random token ids, another list each time."""
         drawn: list[int] = self._generator.integers(0, self.model.vocab, tokens).tolist()
         return drawn
 
@@ -98,8 +101,9 @@ class Rig:
         temperature: float = 0.0,
         thinking: ThinkingBudget | None = None,
     ) -> Answer:
-        """Submit a prompt. grammar: constrains the answer; it is compiled first. With a temperature
-        each answer has its own noise."""
+        """Submit a prompt, and return its answer, filled by later steps. new_tokens: tokens of the
+        answer. grammar: constrains the answer; it is compiled first. temperature: above 0 each
+        answer has its own noise. thinking: thinking budget in tokens."""
         if grammar is not None:
             self._compile(grammar)
         number = len(self._answers)
@@ -122,7 +126,8 @@ class Rig:
             self.parts.grammars.wait()
 
     def step(self) -> bool:
-        """Run one step of the engine. Raises BenchError if a request fails."""
+        """Run one engine step. Returns False if there was nothing to do. Raises BenchError if a
+        request fails."""
         worked = self._engine.step()
         now = time.perf_counter()
         for message in m.tokens_apart(self._engine.take_outbox()):
@@ -130,7 +135,7 @@ class Rig:
         return worked
 
     def run(self) -> None:
-        """Run until every answer has ended. Raises BenchError if one cannot run."""
+        """Run steps until every answer has ended. Raises BenchError if an answer cannot run."""
         while True:
             worked = self.step()
             waiting = [name for name, answer in self._answers.items() if answer.usage is None]
@@ -140,28 +145,30 @@ class Rig:
                 raise BenchError(f"{', '.join(waiting)}: cannot run: give a larger --arena-mib")
 
     def rest(self) -> None:
-        """Run until every answer has ended, and every copy below the arena."""
+        """Run steps until every answer has ended, and every copy between the arena and lower
+        tiers."""
         self.run()
         while self.step():
             pass
 
     @property
     def computed_behind_loads(self) -> int:
-        """Return the number of prompts with a remainder computed while their prefix was loaded."""
+        """Return the number of prompts computed in part while their cached prefix was still being
+        loaded from a lower tier."""
         return self._engine.computed_behind_loads
 
     def close(self) -> None:
-        """Close the engine. REQUIRES: nothing runs now or later."""
+        """Close the engine. REQUIRES: no request runs now or later."""
         self._engine.close()
 
     def run_until_tokens(self, answers: Sequence[Answer], tokens: int) -> None:
-        """Run until each of the answers has `tokens` tokens."""
+        """Run steps until each of the answers has `tokens` tokens."""
         while any(len(answer.tokens) < tokens for answer in answers):
             if not self.step():
                 raise BenchError("an answer ended early: give a larger --arena-mib")
 
     def abort(self, answers: Sequence[Answer]) -> None:
-        """End the answers at once, and any step in flight."""
+        """Abort the answers at once, together with any step in flight."""
         wanted = {id(answer) for answer in answers}
         for name, answer in self._answers.items():
             if id(answer) in wanted:
@@ -169,12 +176,12 @@ class Rig:
         self.run()
 
     def end(self, answers: Sequence[Answer]) -> None:
-        """Abort them and forget every prefix. REQUIRES: nothing else runs."""
+        """Abort the answers and forget every cached prefix. REQUIRES: no other request runs."""
         self.abort(answers)
         self.flush()
 
     def flush(self) -> None:
-        """Forget every prefix. REQUIRES: nothing runs."""
+        """Forget every cached prefix. REQUIRES: no request runs."""
         self._engine.handle(m.FlushCache(0))
         self._engine.take_outbox()
 
@@ -190,7 +197,8 @@ class Rig:
 
 
 def page_ids(layout: CacheLayout, slabs: Iterable[int]) -> list[int]:
-    """Return the ids of all pages of those slabs, slab by slab, in a cache's lease order."""
+    """Return the ids of all pages of the given slabs, slab by slab, in the order a cache allocates
+    them."""
     return [
         slab * layout.blocks_per_slab + page
         for slab in slabs
@@ -201,8 +209,8 @@ def page_ids(layout: CacheLayout, slabs: Iterable[int]) -> list[int]:
 def random_parts(
     model: ModelConfig, config: EngineConfig, role: Role = Role.FUSED, quantization: str = ""
 ) -> EngineParts:
-    """Return the parts of build_parts, with weights generated on the device instead of read. role:
-    role of the engine."""
+    """Return the engine parts of build_parts(), with random weights generated on the device instead
+    of read. role: role of the engine. quantization: format of the weights; empty: plain."""
     device = torch_device(config)
     use_device(device)
     arena = build_arena(config, model, device, role)
@@ -212,8 +220,8 @@ def random_parts(
 
 
 def drawn_weights(model: ModelConfig, config: EngineConfig, quantization: str = "") -> ModelWeights:
-    """Return random weights on the config's device, of its dtype. quantization: their storage;
-    empty: plain."""
+    """Return random weights of the config's dtype on the config's device. quantization: format of
+    the weights; empty: plain."""
     device = torch_device(config)
     source: TensorSource = RandomSource(SEED, device)
     if quantization:

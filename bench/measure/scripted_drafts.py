@@ -1,10 +1,10 @@
-"""Answers with scripted draft acceptance, in an engine doing all the work of drafts.
+"""Answers with scripted acceptance of drafts, in an engine doing all the work of drafts.
 
 The model's head is zero, so every logit is zero and noise alone decides the sample. An answer is
-therefore known in advance, on any device. A draft equal to its token is accepted, and any other is
-not. The node's own drafters look for drafts as for any answer, including the draft layer's guesses.
-The script replaces their drafts with its own, and the engine verifies these as usual. The tokens of
-an answer differ, so experts are activated as by any text.
+therefore known in advance, on any device. A draft equal to the answer's token is accepted, and any
+other is not. The node's own drafters look for drafts as for any answer, including the draft layer's
+guesses. The script replaces their drafts with its own, and the engine verifies these as usual. The
+tokens of an answer differ, so experts are activated as by any text.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,16 +31,16 @@ from tasuki.model.qwen3_5 import DraftHead, Qwen35Model, draft_ids
 from tasuki.model.weights.matrix import Matrix
 
 _AT_ONCE = 1024
-"""Tokens computed at once. On the device each has its own row for the leftovers of its vocabulary
-runs."""
+"""Number of tokens computed in one call. On the device each token has a row of its own for partial
+results over the vocabulary."""
 
 
 def known_answer(
     sampling: SamplingParams, first: int, vocab: int, dtype: torch.dtype, device: torch.device
 ) -> Ints:
-    """Return all tokens of an answer of a model with equal logits. Its first token has position
-    `first`. dtype: dtype of the logits. REQUIRES: the temperature is 1, and no filter or penalty
-    applies."""
+    """Return all tokens of an answer sampled from equal logits. first: position of the answer's
+    first token. dtype: dtype of the logits. REQUIRES: the temperature is 1, and no filter or
+    penalty applies."""
     positions: Ints = np.arange(first, first + sampling.max_new_tokens, dtype=np.int32)
     logits = torch.zeros(1, vocab, dtype=dtype, device=device)
     drawn = [
@@ -74,20 +74,21 @@ def _on_gpu(logits: Tensor, sampling: SamplingParams, positions: Ints) -> Ints:
 
 
 _GOLDEN = (5**0.5 - 1) / 2
-"""The golden ratio. Its multiples modulo 1 fill [0, 1) evenly at any number, so few steps accept
-drafts as often as many."""
+"""The golden ratio. Its multiples modulo 1 fill [0, 1) evenly at any count, so few steps accept the
+same share of drafts as many."""
 
 
 @dataclass(frozen=True)
 class Script:
-    """The probability of accepting each draft of a row, given the previous ones; each in [0, 1]."""
+    """The scripted acceptance of drafts. likely: for each draft of a step, the probability of
+    accepting it after the earlier ones, in [0, 1]."""
 
     likely: tuple[float, ...]
 
     @staticmethod
     def parse(text: str, drafts: int) -> "Script":
-        """Parse ".80/.75/.72" for `drafts` drafts; the last number repeats for further drafts.
-        Raises ValueError."""
+        """Parse probabilities like ".80/.75/.72" for `drafts` drafts; the last one repeats for
+        further drafts. Raises ValueError."""
         try:
             likely = [float(number) for number in text.split("/")]
         except ValueError:
@@ -99,12 +100,13 @@ class Script:
 
     @property
     def reached(self) -> list[float]:
-        """Return the probability, for each place, of accepting all drafts up to it."""
+        """Return, for each place of a draft, the probability of accepting all drafts up to and
+        including it."""
         return list(accumulate(self.likely, mul))
 
     @property
     def tokens(self) -> float:
-        """Return the mean tokens of a step and answer."""
+        """Return the mean number of tokens an answer receives in a step."""
         return 1 + sum(self.reached)
 
     def __str__(self) -> str:
@@ -112,7 +114,7 @@ class Script:
 
 
 class _Draws:
-    """A sequence of numbers in [0, 1), common to all answers."""
+    """An evenly distributed sequence of numbers in [0, 1), common to all answers."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -124,8 +126,8 @@ class _Draws:
 
 class ScriptedDrafter:
     def __init__(self, script: Script, answer: Ints, drafter: Drafter, draws: _Draws) -> None:
-        """Set up a drafter. drafter: does the work of looking for drafts. answer: the tokens to be
-        sampled."""
+        """Set up a drafter. answer: the token ids to be sampled. drafter: the node's drafter, run
+        for its cost only. draws: numbers deciding the acceptance."""
         self._script = script
         self._answer = answer
         self._drafter = drafter
@@ -136,8 +138,8 @@ class ScriptedDrafter:
         return self._drafter.source
 
     def propose(self, output: Sequence[int], most: int) -> list[int]:
-        """Return as many drafts as allowed: accepted ones first, then others. Raises BenchError if
-        the answer differs from the expected one."""
+        """Return up to `most` drafts: first right ones by the script, then wrong ones. output:
+        tokens of the answer so far. Raises BenchError if they differ from the known answer."""
         length = len(output)
         if length and output[-1] != self._answer[length - 1]:
             raise BenchError(
@@ -158,12 +160,13 @@ class ScriptedDrafter:
 
 
 class ScriptedSpeculation(Speculation):
-    """Speculation with drafts for every answer, from the config's drafter."""
+    """Speculation with scripted drafts for every answer, from the config's drafter."""
 
     def __init__(
         self, script: Script, config: EngineConfig, answer: Callable[[m.Submit], Ints]
     ) -> None:
-        """Set up the speculation. answer: returns the tokens to be sampled."""
+        """Set up the speculation. answer: function returning the token ids to be sampled for a
+        request."""
         super().__init__(
             len(script.likely),
             from_tree=config.drafts_from_tree,
@@ -187,8 +190,8 @@ class ScriptedSpeculation(Speculation):
 
 
 def drawing_by_noise(parts: EngineParts, config: EngineConfig) -> EngineParts:
-    """Return the parts with all-zero logits, also in the draft layer. The parts must have no other
-    owner: an untied head is cleared in place, because a GPU has no memory for another."""
+    """Return the engine parts with all-zero logits, also in the draft layer. The parts must have no
+    other owner: an untied head is cleared in place, because a GPU has no memory for another."""
     model, weights = parts.model, parts.model.weights
     plain = weights.head.plain
     tied = plain.data_ptr() == weights.embedding.data_ptr()

@@ -28,12 +28,13 @@ def median_seconds(work: Work, device: torch.device, repeats: int = 10, warmups:
 
 
 def once_seconds(work: Work, device: torch.device) -> float:
-    """Return the seconds of this one call, without warm-up: for medians over alternating calls."""
+    """Return the seconds of one call of `work`, without warm-up: for medians over alternating
+    calls."""
     return _host_seconds(work) if device.type == "cpu" else _event_seconds(work)
 
 
 def turn_seconds(turns: Sequence[Work], device: torch.device, repeats: int = 10) -> float:
-    """Return the seconds of one of the `turns`, each the same work on different memory.
+    """Return the seconds of one of the `turns`. All turns do the same work on different memory.
 
     On a GPU all turns are captured into one CUDA graph, so launches cost the same as in the
     engine's graphs. With enough turns to overflow the L2 cache, memory traffic is real. Short turns

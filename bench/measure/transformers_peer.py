@@ -1,4 +1,5 @@
-"""transformers (with fla's kernels, if installed) on the same shapes in the same run.
+"""Times the library transformers (with fla's kernels, if installed) on the same shapes in the same
+run.
 
 Uses its own random weights, because speed does not depend on them. Dense models only.
 """
@@ -20,7 +21,7 @@ _STEPS = 16
 
 
 def decode_seconds(config: ModelConfig, device: torch.device, context: int) -> float:
-    """Return the seconds of a decode step of one request with `context` tokens."""
+    """Return transformers' seconds of a decode step of one request with `context` tokens."""
     with _model(config, device) as model:
         cache = _prefill(model, config, device, context).past_key_values
         token = torch.zeros(1, 1, dtype=torch.int64, device=device)
@@ -32,7 +33,7 @@ def decode_seconds(config: ModelConfig, device: torch.device, context: int) -> f
 
 
 def prefill_seconds(config: ModelConfig, device: torch.device, tokens: int) -> float:
-    """Return the seconds of a prompt's forward to the logits of its last token."""
+    """Return transformers' seconds of a prompt's forward, up to the logits of its last token."""
     with _model(config, device) as model:
         return median_seconds(
             lambda: _prefill(model, config, device, tokens), device, repeats=3, warmups=1
@@ -46,8 +47,8 @@ def _prefill(model: Any, config: ModelConfig, device: torch.device, tokens: int)
 
 @contextmanager
 def _model(config: ModelConfig, device: torch.device) -> Iterator[Any]:
-    """Yield a model, and free its memory at the end, because the engine under test needs all of it.
-    Raises BenchError."""
+    """Yield a transformers model. Its memory is freed at the block's end, because the engine under
+    test needs all of it. Raises BenchError."""
     if find_spec("transformers") is None:
         raise BenchError("transformers is not installed: leave --peer out, or install it")
     if not isinstance(config.feed_forward, DenseShape):

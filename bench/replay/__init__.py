@@ -1,1 +1,1 @@
-"""`tasuki replay-trace`: traces of real traffic through the tree."""
+"""`tasuki replay-trace`: traces of real traffic replayed through the prefix tree."""

@@ -1,9 +1,10 @@
-"""Replays the traces under every policy, and writes a run, its page and its plot.
+"""Replays the development traces under every eviction policy, and writes a run, its page and its
+plot.
 
     python -m tasuki.bench.replay.developer_traces --traces ../shared/traces
 
-A missing trace is named and left out. With the simulator's program its `lru` is printed beside ours
-under the same rules.
+A missing trace is named and left out. Given the program of the independent simulator, also prints
+its policy `lru` beside ours under the same rules.
 """
 
 import argparse
@@ -29,8 +30,10 @@ from .trace import Trace, load_trace
 
 @dataclass(frozen=True)
 class Cell:
-    """FLOPs saved for 35B-A3B. `sglang_like`, `marconi_quoted`: peers' policies by an independent
-    simulator (fixed pools 0.9, every 8192 tokens; alpha 0.5 in one budget)."""
+    """A trace and cache size, with shares of FLOPs saved for 35B-A3B. gib: size of the cache, GiB.
+    `sglang_like`, `marconi_quoted`: peers' policies by an independent simulator (fixed pools 0.9,
+    every 8192 tokens; alpha 0.5 in one budget). target, stretch: required share, and hoped-for
+    share."""
 
     trace: str
     gib: int
@@ -49,7 +52,7 @@ CELLS = (
 )
 _POLICIES = ("marconi", "lru", "value", "auto")
 DRAFTING_POLICY = "auto"
-"""Policy replayed with a draft layer too."""
+"""Eviction policy replayed a second time with a draft layer."""
 MODEL = "35b-a3b"
 _PLACE = "trace, budget"
 
@@ -58,8 +61,8 @@ _SIMULATED_POLICY = "c.marconi-a0"
 
 
 def simulated(program: Path, trace: Path, model: str, gib: float) -> tuple[float, float]:
-    """Return the shares of prompt tokens and of prefill FLOPs served by the simulator. Raises
-    CalledProcessError."""
+    """Run the independent simulator on a trace. Returns the saved shares of prompt tokens and of
+    prefill FLOPs. program: path of the simulator. Raises CalledProcessError."""
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "rows.json"
         command = [sys.executable, str(program), str(trace), "--model", model, "--gb", f"{gib:g}"]
@@ -82,7 +85,8 @@ _WIDTH, _HEIGHT, _BASE = 760, 300, 240
 
 
 def bars(rows: list[dict[str, Any]]) -> str:
-    """Draw one group of bars a cell: FLOPs saved, 0 to 1; a line marks the target."""
+    """Draw one group of bars for each trace and cache size: the share of FLOPs saved, 0 to 1. A
+    line marks the target."""
     cells: dict[str, dict[str, Any]] = {}
     for row in rows:
         name = f"{row['trace'].split('.')[0].replace('_dev', '')} {row['gb']:g} GB"
@@ -119,9 +123,9 @@ _CAUSES = ("new", "never_checkpointed", "checkpoint_evicted", "kv_evicted")
 
 
 def describe(result: Document) -> Section:
-    """Return a stored run as a section of a page. "rows": one for each policy. "draft_layer":
-    results of a cache with a draft layer's entries. "agreement": our shares and the simulator's,
-    under the same rules."""
+    """Return a stored run as a page's section. The run's "rows": one for each policy.
+    "draft_layer": results of a cache with a draft layer's entries. "agreement": our shares and the
+    simulator's, under the same rules."""
     by_cell: dict[str, dict[str, dict[str, Any]]] = {}
     for row in result["rows"]:
         by_cell.setdefault(_cell(row), {})[row["policy"]] = row
@@ -155,7 +159,8 @@ def describe(result: Document) -> Section:
 def _drafting(
     by_cell: Mapping[str, Mapping[str, Document]], drafting: Sequence[Document]
 ) -> list[str]:
-    """Return the cost of a draft layer's entries in the same bytes: fewer pages and states fit."""
+    """Return text with the cost of a draft layer's entries in the same bytes: fewer pages and
+    states fit. by_cell: rows without the layer. drafting: rows with the layer."""
     if not drafting:
         return []
     rows = []

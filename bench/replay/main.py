@@ -1,5 +1,5 @@
-"""`tasuki replay-trace FILE`: hit rate of the tree on a trace, the miss reasons, and the gain of
-more host memory. The trace is replayed again for each size."""
+"""`tasuki replay-trace FILE`: hit rate of the prefix tree on a trace, the miss reasons, and the
+gain of more host memory. The trace is replayed again for each size of host memory."""
 
 import json
 import sys
@@ -21,8 +21,8 @@ from .trace import load_trace
 
 
 def more_host(text: str) -> tuple[float, ...]:
-    """Parse `256,1024`: GiB in addition to the current memory. Raises ReplayError naming the
-    fault."""
+    """Parse sizes like `256,1024`: GiB in addition to the current host memory. Raises ReplayError
+    naming the fault."""
     try:
         sizes = tuple(float(part) for part in text.split(","))
     except ValueError:
@@ -35,7 +35,7 @@ def more_host(text: str) -> tuple[float, ...]:
 
 
 def with_more_host(tiers: Tiers, gib: float) -> Tiers:
-    """Return the tiers with `gib` GiB more host memory. Without host memory, add a tier of this
+    """Return the tiers with `gib` GiB more host memory. Without a host tier, add one of this
     size."""
     host, *lower = tiers.below or (0.0,)
     return Tiers(tiers.arena, (host + gib, *lower), tiers.disk_write_budget)
@@ -47,8 +47,9 @@ def what_if(
     sizes: Sequence[float],
     replayed: Callable[[Tiers], dict[str, Any]],
 ) -> list[dict[str, float]]:
-    """Return by size the additional saving over `result`, in points of prefill FLOPs and of prompt
-    tokens. `result` is of these tiers."""
+    """Return, for each size of additional host memory, the additional saving over `result`. The
+    saving is in percentage points of prefill FLOPs and of prompt tokens. result: outcome with
+    `tiers`. replayed: replays the trace with other tiers."""
     found = []
     for gib in sizes:
         other = replayed(with_more_host(tiers, gib))
@@ -63,7 +64,7 @@ def what_if(
 
 
 def what_if_text(found: Sequence[dict[str, float]]) -> str:
-    """Return text to append to the replay's own table."""
+    """Return text lines with the gains of more host memory, to append to the replay's own table."""
     return "".join(
         f"  +{each['more_host_gib']:g} GiB host would recover {each['flops_points']:.1f} points of "
         f"prefill FLOPs, {each['token_points']:.1f} of prompt tokens\n"

@@ -1,8 +1,8 @@
-"""A player of traces through the C++ tree, using the calls of a serving engine. Checkpoints of a
-request are kept by the engine's rules, or by those of a peer.
+"""A player of traces through the C++ prefix tree, using the calls of a serving engine. Checkpoints
+of a request are kept by the engine's rules, or by a peer's.
 
 Owns the counts of a replay. Each request is allocated, published and released whole at its arrival.
-Memory of concurrent requests is not modelled, and no KV is held, only ids.
+Memory of concurrent requests is not modelled. No KV is held, only page ids.
 """
 
 import time
@@ -22,21 +22,22 @@ from .trace import Trace, TraceRequest
 
 @dataclass(frozen=True)
 class ReplayRules:
-    """`kinds`: the states to keep. `grain_tokens`: shared prompt prefixes and the positions of
-    answers' states are multiples of it."""
+    """The rules for storing a request's recurrent states. `kinds`: kinds of checkpoint to store.
+    `grain_tokens`: shared prompt prefixes and positions of answers' states are multiples of it."""
 
     kinds: frozenset[CheckpointKind] = frozenset(CheckpointKind)
     grain_tokens: int = 1
 
 
 def rules_of(policy: str, trace: Trace) -> ReplayRules:
-    """Return the policy's rules: for marconi the admission of its paper, otherwise the engine's."""
+    """Return the rules used with an eviction policy: for marconi the admission of its paper,
+    otherwise the engine's."""
     return ends_and_branches(trace) if policy == "marconi" else ReplayRules()
 
 
 def ends_and_branches(trace: Trace) -> ReplayRules:
-    """Return rules keeping a state at the answer's end and one at the prompt's branch, both in
-    whole blocks. Simulators knowing only a trace's blocks keep these."""
+    """Return rules storing a state at the answer's end and one at the prompt's branch point, both
+    in whole blocks of the trace. Simulators knowing only a trace's blocks store these."""
     kinds = frozenset({CheckpointKind.TURN_END, CheckpointKind.BRANCH})
     return ReplayRules(kinds, trace.block_tokens)
 
@@ -46,7 +47,9 @@ _HINTS = {"tool_use": "tool_call", "end_turn": "end_of_turn"}
 
 @dataclass
 class Tally:
-    """Sums over a replay; tokens and FLOPs of prompts."""
+    """Sums over a replay. prompt_tokens, flops: tokens and FLOPs of whole prompts. usable_tokens,
+    flops_saved: their cached parts. refused: requests without an allocation. causes: lost tokens by
+    reason."""
 
     requests: int = 0
     refused: int = 0
@@ -60,7 +63,7 @@ class Tally:
 
 
 class Player:
-    """A player of one trace. Borrows the tree. Thread rule: one thread."""
+    """A player of one trace. Borrows the prefix tree. Thread rule: one thread."""
 
     def __init__(
         self,
@@ -76,8 +79,8 @@ class Player:
         self._rules = rules
 
     def play(self, trace: Trace, prompts: Prompts) -> Tally:
-        """Play every request in order. cpu_seconds counts the tree's calls and their Python
-        callers."""
+        """Play every request in order, and return the sums. cpu_seconds counts the tree's calls and
+        their Python callers."""
         tally = Tally()
         for index, request in enumerate(trace.requests):
             tokens = prompts.tokens(index)
@@ -90,9 +93,9 @@ class Player:
     def _serve(
         self, request: TraceRequest, tokens: NDArray[np.int32], known: int, tally: Tally
     ) -> None:
-        """Serve one request. `known`: prompt tokens in whole blocks. A trace does not show the
-        branch point of two prompts within a last partial block. So the prompt's end is kept before
-        this block."""
+        """Serve one request, and add it to the tally. `known`: prompt tokens in whole blocks. A
+        trace does not show the branch point of two prompts within a last partial block. So the
+        checkpoint of the prompt's end is stored before this block."""
         tree = self._tree
         grain = self._rules.grain_tokens
         shared = request.prompt_tokens // grain * grain

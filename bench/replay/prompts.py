@@ -1,8 +1,9 @@
-"""Token ids for the block ids of a trace: equal ids become equal tokens, and different ids differ.
+"""Token ids for the block ids of a trace: equal block ids become equal tokens, different ones
+differ.
 
-Owns the recovery of answers. A trace names only the blocks of prompts, so an answer is read from
-the request continuing it. An answer without continuation is unique. Knows nothing of caches.
-Deterministic.
+Owns the recovery of answers. A trace names only the blocks of prompts, so an answer's tokens are
+read from the request continuing it. An answer without continuation is unique. Knows nothing of
+caches. Deterministic.
 """
 
 from dataclasses import dataclass
@@ -19,10 +20,10 @@ _TOKENS_OF_INT32 = 1 << 31
 
 @dataclass(frozen=True)
 class Turn:
-    """Whole text of one request, prompt and answer, as block ids and the tokens after them.
+    """The whole text of one request, prompt and answer, as block ids and the tokens after them.
 
-    The first `block_tokens_used` tokens are those of `blocks`; `unique_tokens` more appear in no
-    other turn.
+    The first `block_tokens_used` tokens are those of `blocks`. The next `unique_tokens` tokens
+    appear in no other request.
     """
 
     blocks: NDArray[np.int64]
@@ -31,7 +32,7 @@ class Turn:
 
 
 class Prompts:
-    """Turns of a trace as token arrays. Thread rule: none is needed, nothing changes."""
+    """The requests of a trace as token arrays. Immutable, so any thread may use it."""
 
     def __init__(self, trace: Trace) -> None:
         self._block = trace.block_tokens
@@ -68,12 +69,13 @@ class Prompts:
         self._inside = np.arange(self._block, dtype=np.int32)
 
     def longest(self, index: int) -> int:
-        """Return the last request starting with all tokens of this one, or itself if none continues
-        it."""
+        """Return the index of the last request beginning with all tokens of request `index`.
+        Returns `index` if no request continues it."""
         return self._longest[index]
 
     def tokens(self, index: int) -> NDArray[np.int32]:
-        """Return the prompt and answer of a request: [prompt_tokens + answer_tokens] int32."""
+        """Return the token ids of a request's prompt and answer, [prompt_tokens + answer_tokens]
+        int32."""
         turn = self._turns[index]
         starts = (turn.blocks * self._block).astype(np.int32)
         known = (starts[:, None] + self._inside).reshape(-1)[: turn.block_tokens_used]
@@ -85,8 +87,8 @@ class Prompts:
 
 
 def continuations(trace: Trace) -> dict[int, int]:
-    """Return a map from a request's index to the index of a later one. The later prompt contains
-    the prompt and answer of the first."""
+    """Return a map from a request's index to the index of the later request continuing it. The
+    later prompt contains the prompt and answer of the first."""
     if trace.requests[0].conversation is not None:
         return _by_conversation(trace)
     return _by_last_block(trace)

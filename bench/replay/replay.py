@@ -1,6 +1,5 @@
-"""One replay: a trace, a model's sizes, a budget and a policy become an outcome, as JSON and as
-text.
-"""
+"""One replay: a trace, a model's sizes, a cache size and a policy give an outcome, as JSON and as
+text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,8 +19,8 @@ from .trace import Trace
 def outcome(
     trace: Trace, prompts: Prompts, model: str, gib: float, policy: str, tally: Tally
 ) -> dict[str, Any]:
-    """Return the results. Shares are of prompt tokens, flops_saved of prefill FLOPs. usable and
-    causes sum to 1."""
+    """Return the results by name. Shares are of prompt tokens; flops_saved is a share of prefill
+    FLOPs. usable and causes sum to 1. gib: size of the cache, GiB."""
     total = tally.prompt_tokens
     return {
         "trace": trace.name,
@@ -66,8 +65,8 @@ _DAY_SECONDS = 86_400
 def tier_outcome(
     trace: Trace, layout: CacheLayout, tiers: Tiers, stats: TreeStats
 ) -> dict[str, Any]:
-    """Return the bytes by tier. For the disk, also the share overwritten in a day at the trace's
-    rate, the unit of drive endurance ratings."""
+    """Return the bytes held and moved, by tier. The disk also has the share of its size overwritten
+    in a day at the trace's rate, the unit of drive endurance ratings."""
     first, last = trace.requests[0].timestamp_ms, trace.requests[-1].timestamp_ms
     seconds = max((last - first) / 1000, 1e-3)
     result: dict[str, Any] = {
@@ -97,7 +96,7 @@ def tier_outcome(
 
 
 def tier_text(result: dict[str, Any]) -> str:
-    """Return text to append to the replay's own table."""
+    """Return text lines about the tiers, to append to the replay's own table."""
     lines = ["  GiB            size      used   written    loaded   written GB/s"]
     for tier, size in result["tiers"].items():
         if tier == "arena":
@@ -117,8 +116,8 @@ def tier_text(result: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class CachedDtypes:
-    """Cached dtypes, with the names of a layout. kv: dtype of keys and values. state: dtype of
-    recurrent states."""
+    """The dtypes of cached data, by their names in a cache layout. kv: dtype of keys and values.
+    state: dtype of recurrent states."""
 
     kv: str = "bfloat16"
     state: str = "float32"
@@ -137,8 +136,8 @@ def replay(
     draft_layer: str = "off",
     dtypes: CachedDtypes = PLAIN_DTYPES,
 ) -> dict[str, Any]:
-    """Replay a trace with an arena only. gib: size of the cache, GiB. Other arguments and errors
-    are those of replay_tiers()."""
+    """Replay a trace with an arena and no lower tiers. gib: size of the arena, GiB. Other arguments
+    and errors are those of replay_tiers()."""
     one = Tiers(gib, ())
     return replay_tiers(trace, model, one, policy, rules, draft_layer=draft_layer, dtypes=dtypes)
 
@@ -153,10 +152,10 @@ def replay_tiers(
     draft_layer: str = "off",
     dtypes: CachedDtypes = PLAIN_DTYPES,
 ) -> dict[str, Any]:
-    """Replay a trace. `model`: a published name or a folder. `rules`: None: the policy's own.
-    `draft_layer`: as in tasuki serve. `dtypes`: dtypes of the cache. With memory below the arena,
-    the outcome includes the number and bytes of copies. Raises ReplayError, ModelConfigError,
-    WeightsError."""
+    """Replay a trace, and return its outcome. `model`: a published name or a folder. `rules`: rules
+    for storing states; None: the policy's own. `draft_layer`: like in tasuki serve. `dtypes`:
+    dtypes of the cache. With tiers below the arena, the outcome includes the number and bytes of
+    copies. Raises ReplayError, ModelConfigError, WeightsError."""
     config = with_draft_layer(published_or_folder(model), model, draft_layer)
     layout = config.cache_layout(dtypes.kv, "bfloat16", dtypes.state)
     flops = PrefillFlops.for_model(config)

@@ -1,6 +1,6 @@
-"""The tiers of a replay: the memory below the arena, the cost of a load from it, and the copies.
+"""The memory tiers of a replay below the arena, the cost of a load, and simulated copies.
 
-Copies between tiers have waits and acknowledgements.
+Copies between tiers take time and are acknowledged to the tree.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,8 @@ FLOPS_A_SECOND = 300e12
 
 @dataclass(frozen=True)
 class Link:
-    """A link between a tier and the arena: seconds and bytes a second, in either direction."""
+    """The connection between a tier and the arena, in either direction. tier: "host" or "disk".
+    fixed_seconds: seconds of any copy. bytes_a_second: its rate."""
 
     tier: str
     fixed_seconds: float
@@ -35,7 +36,8 @@ LINKS = (Link("host", 0.5e-3, 55e9), Link("disk", 5e-3, 12e9))
 
 @dataclass(frozen=True)
 class Tiers:
-    """Sizes of the arena and of the tiers below it, GiB; the nearest first."""
+    """Sizes of the memory tiers, GiB. arena: the arena. below: the lower tiers, nearest first.
+    disk_write_budget: limit on writes to the disk; None: no limit."""
 
     arena: float
     below: tuple[float, ...]
@@ -43,7 +45,8 @@ class Tiers:
 
     @staticmethod
     def parsed(text: str, disk_write_budget: float | None = None) -> "Tiers":
-        """Parse `64,1024` or `64,1024,8192`. Raises ReplayError naming the fault."""
+        """Parse sizes in GiB: `64,1024` (arena, host) or `64,1024,8192` (arena, host, disk). Raises
+        ReplayError naming the fault."""
         try:
             sizes = [float(part) for part in text.split(",")]
         except ValueError as error:
@@ -65,7 +68,7 @@ class Tiers:
         return LINKS[: len(self.below)]
 
     def configs(self, layout: CacheLayout, flops: PrefillFlops) -> Sequence[TierConfig]:
-        """Return the tiers' configs, with prices in tokens of prefill."""
+        """Return the configs of the tiers below the arena. Load prices are in tokens of prefill."""
         token_seconds = flops.linear / FLOPS_A_SECOND
         found = []
         for size, link in zip(self.below, self.links, strict=True):
@@ -84,7 +87,7 @@ class Tiers:
 
 class Transfers:
     """Simulates the copies between tiers. Owns the links' time; moves no bytes. One copy at a time
-    uses a link. A write is acknowledged once its bytes have passed on the trace's clock. A load is
+    uses a link. A write is acknowledged once the trace's clock has reached its end. A load is
     acknowledged at once, because a replay serves a request whole at its arrival. The link is still
     busy for the load's duration. Borrows the tree. Thread rule: one thread."""
 
@@ -100,7 +103,8 @@ class Transfers:
         self._now = 0.0
 
     def advance_to(self, now_ms: int) -> None:
-        """End the writes completed by then, and start the next write after each."""
+        """Advance the clock. Acknowledge the writes completed by then, and start the next write
+        after each."""
         self._now = max(self._now, now_ms / 1000)
         while self._writing is not None and self._writing[0] <= self._now:
             ended, transfer = self._writing
@@ -109,7 +113,8 @@ class Transfers:
             self.write(ended)
 
     def write(self, begins: float | None = None) -> None:
-        """Start the next write, if none is in progress."""
+        """Start the next write to a lower tier, if none is in progress. begins: its start in
+        seconds of the trace; default: now."""
         if self._writing is not None:
             return
         write = self._tree.next_write()
@@ -121,7 +126,8 @@ class Transfers:
     def allocate(
         self, prompt: NDArray[np.int32], capacity_tokens: int, now_ms: int
     ) -> Allocation | None:
-        """Allocate a prompt with its loads complete. Raises ImpossibleRequest."""
+        """Allocate a prompt in the tree, with its loads from lower tiers acknowledged. Raises
+        ImpossibleRequest."""
         self.advance_to(now_ms)
         wait = max(0.0, max(self._free_at) - self._now) * self._tokens_a_second
         allocation = self._tree.allocate_or_load(

@@ -1,9 +1,9 @@
-"""A block-hash trace as plain requests.
+"""A trace of requests with block hashes, read into plain objects.
 
 Owns the file format: one JSON object a line with `timestamp` (ms), `input_length`, `output_length`
-(tokens) and `hash_ids`. `hash_ids` has one id a block of the prompt. Equal ids mean equal prefixes
-up to and including the block; the last block may be partial. `session_id`, `agent` and `stop` are
-present if known. Knows nothing of tokens or caches.
+(tokens) and `hash_ids`. `hash_ids` has one id for each block of the prompt. Equal ids mean equal
+prefixes up to and including the block; the last block may be partial. `session_id`, `agent` and
+`stop` are present if known. Knows nothing of tokens or caches.
 """
 
 import gzip
@@ -27,7 +27,8 @@ _BLOCK_SIZES = (16, 64, 512)
 
 @dataclass(frozen=True)
 class TraceRequest:
-    """block_ids: [blocks] int64; the last block is partial if prompt_tokens ends inside it."""
+    """One request of a trace. block_ids: ids of the prompt's blocks, [blocks] int64; the last block
+    is partial if prompt_tokens ends inside it."""
 
     timestamp_ms: int
     prompt_tokens: int
@@ -39,8 +40,8 @@ class TraceRequest:
 
 @dataclass(frozen=True)
 class Trace:
-    """Requests in order of arrival. block_tokens: the length of every block except a partial last
-    one."""
+    """A trace's requests in order of arrival. block_tokens: length in tokens of every block except
+    a partial last one."""
 
     name: str
     block_tokens: int
@@ -48,7 +49,8 @@ class Trace:
 
 
 def load_trace(path: Path, limit: int | None = None) -> Trace:
-    """Read a .jsonl, .jsonl.gz or .jsonl.zst file. Raises ReplayError naming the line."""
+    """Read a trace file: .jsonl, .jsonl.gz or .jsonl.zst. limit: largest number of requests to
+    read. Raises ReplayError naming the line."""
     requests: list[TraceRequest] = []
     try:
         with _lines(path) as lines:

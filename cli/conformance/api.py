@@ -1,4 +1,4 @@
-"""The parts common to all APIs: questions, answers, refusals, and the protocol of an API.
+"""The parts common to all tested APIs: questions, answers, refusals, and the `Api` protocol.
 
 Questions and answers are plain values, independent of any API. Bad requests are pure values.
 
@@ -20,7 +20,7 @@ DEFAULT_BOUND = 192
 
 @dataclass(frozen=True)
 class Tool:
-    """One tool offered to the model. schema: JSON schema of its arguments, an object."""
+    """One tool offered to the model. schema: JSON schema of the tool's arguments, an object."""
 
     name: str
     schema: Mapping[str, Any]
@@ -41,18 +41,20 @@ class CallResult:
 
 
 class Choice(Enum):
-    """The tools to be called by the model."""
+    """The tool choice of a question: the model decides, must call any tool, or must call a named
+    one."""
 
     AUTO = "auto"
     REQUIRED = "required"
     NAMED = "named"
-    """Call the first of the tools."""
+    """Tool choice: the model must call the first of the question's tools."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """One question. bound: limit of the answer in tokens. schema: JSON schema the answer must
-    follow. history: turns after the text. fields: further request fields, in the API's own form."""
+    """One question for the model. bound: limit of the answer in tokens. schema: JSON schema for the
+    answer's text. history: turns after the question's text. fields: further request fields, in the
+    API's own form."""
 
     text: str
     bound: int = DEFAULT_BOUND
@@ -65,7 +67,7 @@ class Question:
 
 
 class End(Enum):
-    """The reason for an answer's end."""
+    """The reason for an answer's end, in one form for all APIs."""
 
     DONE = "by itself"
     CALLS = "with calls to run"
@@ -75,8 +77,8 @@ class End(Enum):
 
 @dataclass(frozen=True)
 class Call:
-    """One tool call. arguments: JSON text, as received. status: the item's status, if the API has
-    one."""
+    """One tool call of an answer. arguments: JSON text, as received. status: the item's status, if
+    the API has one."""
 
     name: str
     arguments: str
@@ -91,7 +93,7 @@ class Call:
 
     @property
     def value(self) -> Any:
-        """Return the arguments, parsed. Raises Departure if they are not a JSON object."""
+        """Return the call's arguments, parsed. Raises Departure if they are not a JSON object."""
         try:
             found = json.loads(self.arguments)
         except (ValueError, RecursionError) as error:
@@ -103,7 +105,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Usage:
-    """Token counts. prompt: includes cached tokens."""
+    """Token counts of one request. prompt: prompt tokens, cached ones included."""
 
     prompt: int
     answer: int
@@ -111,7 +113,8 @@ class Usage:
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer. reason: in the API's own words. usage: None if a stream reports none."""
+    """One answer. reason: reason of its end, in the API's own words. usage: None if a stream
+    reports none."""
 
     id: str
     text: str
@@ -123,14 +126,15 @@ class Answer:
 
     @property
     def tokens(self) -> int:
-        """Return the answer's tokens. Raises Departure if the reply has no usage."""
+        """Return the number of the answer's tokens. Raises Departure if the reply has no usage."""
         if self.usage is None:
             raise Departure("usage", "tokens of the answer", "none")
         return self.usage.answer
 
     @property
     def parts(self) -> Mapping[str, Any]:
-        """Return the parts required to be equal in a whole reply and its stream."""
+        """Return the parts of an answer required to be equal in a whole reply and in its stream, by
+        name."""
         calls = [(call.name, call.arguments) for call in self.calls]
         return {
             "text": self.text,
@@ -141,7 +145,7 @@ class Answer:
 
     @property
     def trimmed(self) -> "Answer":
-        """Return the answer without white space around its texts."""
+        """Return the answer without white space around its text and its thought."""
         return replace(self, text=self.text.strip(), thought=self.thought.strip())
 
 
@@ -151,8 +155,8 @@ _NOT_FOUND = frozenset({400, 404})
 
 @dataclass(frozen=True)
 class BadRequest:
-    """One bad request. what: its fault, as text. body: the request, in bytes. statuses: the
-    accepted HTTP statuses of the reply."""
+    """One bad request. what: name of its fault. body: the request body, in bytes. statuses: the
+    HTTP statuses accepted in the reply."""
 
     what: str
     body: bytes
@@ -163,7 +167,8 @@ def bad_requests(
     good: Mapping[str, Any], torn: bytes, changes: Mapping[str, Mapping[str, Any]]
 ) -> list[BadRequest]:
     """Return the bad requests of an API. good: a valid body. torn: a truncated body. changes: by
-    fault, fields with values other than in the good body; None leaves a field out."""
+    the fault's name, the fields to set to other values than in the good body; None removes a
+    field."""
 
     def changed(fields: Mapping[str, Any]) -> bytes:
         body = {**good, **fields}
@@ -177,35 +182,37 @@ def bad_requests(
 
 
 class Api(Protocol):
-    """One API. name: its name in --api. path: appended to the endpoint's URL."""
+    """One tested API. name: its name in --api. path: path appended to the endpoint's URL."""
 
     name: str
     path: str
 
     def body(self, model: str, question: Question) -> dict[str, Any]:
-        """Return the body of a request for a whole reply at temperature 0."""
+        """Return the body of a request for a whole (not streamed) reply at temperature 0."""
 
     def stream_body(self, model: str, question: Question) -> dict[str, Any]:
-        """Return the same request as a stream, with usage."""
+        """Return the body of the same request as in body(), as a stream with usage."""
 
     def whole(self, reply: Mapping[str, Any]) -> Answer:
-        """Parse a whole reply. Raises Departure if a field is missing or has another type."""
+        """Return the answer in a whole (not streamed) reply. Raises Departure if a field is missing
+        or has another type."""
 
     def followed(self, events: Sequence[Event]) -> Answer:
-        """Return the answer assembled from a complete stream. Raises Departure if no answer can be
-        assembled."""
+        """Return the answer assembled from the events of a complete stream. Raises Departure if no
+        answer can be assembled."""
 
     def must_be_ordered(self, events: Sequence[Event]) -> None:
-        """Raise Departure if an event is out of order or has another id."""
+        """Raise Departure if a stream's event is out of order or has an id other than its
+        stream's."""
 
     def must_be_error(self, reply: Reply) -> None:
-        """Raise Departure if a refusal does not have the shape of the API's errors."""
+        """Raise Departure if a refused request's reply lacks the shape of the API's errors."""
 
     def bad_requests(self, model: str) -> Sequence[BadRequest]: ...
 
 
 def of_name(table: Mapping[str, Any], what: str, name: Any) -> Any:
-    """Return the entry called `name`. Raises Departure if there is none."""
+    """Return the entry of `table` called `name`. Raises Departure about `what` if there is none."""
     if not isinstance(name, str) or name not in table:
         raise Departure(what, "one of " + ", ".join(table), name)
     return table[name]

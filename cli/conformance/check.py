@@ -1,10 +1,11 @@
-"""A check, and the caller it sends requests with.
+"""A conformance check, and the caller for sending its requests.
 
-The caller sends requests to one API of one endpoint, and tells an unsupported feature from a fault.
+The caller sends requests to one API of one endpoint. It distinguishes an unsupported feature from a
+fault.
 
 Used on one event loop's thread, with one request at a time.
 
-A check has a name, and returns its row after running.
+A check has a name, and returns its row of the table after running.
 """
 
 import re
@@ -19,21 +20,23 @@ _REFUSALS = (400, 404, 405, 422, 501)
 
 
 def names(words: str, field: str) -> bool:
-    """Return True if a refusal's text contains a field's name as a separate word."""
+    """Return True if `words`, the text of a refusal, contain the field's name as a separate
+    word."""
     return re.search(rf"(?<!\w){re.escape(field)}(?!\w)", words) is not None
 
 
 @dataclass(frozen=True)
 class Caller:
-    """A caller of one API. model: named in every request."""
+    """A client of one API of one endpoint. model: the model named in every request."""
 
     endpoint: Endpoint
     api: Api
     model: str
 
     async def whole(self, question: Question, *features: str) -> Answer:
-        """Return the whole answer. features: request fields the server may refuse by name; then
-        Unserved is raised. Raises Departure if the reply is not one of the API's."""
+        """Ask the question and return the whole (not streamed) answer. features: request fields the
+        server may refuse by name; then Unserved is raised. Raises Departure if the reply is not one
+        of the API's."""
         return self.api.whole(await self.whole_json(question, *features))
 
     async def whole_json(self, question: Question, *features: str) -> dict[str, object]:
@@ -45,7 +48,8 @@ class Caller:
         return found
 
     async def streamed(self, question: Question, *features: str) -> Answer:
-        """Return the streamed answer. features and errors are those of whole()."""
+        """Ask the question and return the streamed answer. features and errors are those of
+        whole()."""
         return self.api.followed(await self.events(question, *features))
 
     async def events(self, question: Question, *features: str) -> list[Event]:
@@ -67,13 +71,13 @@ Run = Callable[[Caller], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Check:
-    """One check. name: the rule, in the table's words."""
+    """One conformance check. name: the checked rule, as shown in the table."""
 
     name: str
     run: Run
 
     async def row(self, api: str, caller: Caller) -> Row:
-        """Run the check and return its row. api: the API's name in the row."""
+        """Run the check and return its row of the table. api: the API's name, shown in the row."""
         try:
             await self.run(caller)
         except (Departure, EndpointError) as departure:

@@ -28,14 +28,14 @@ class EndpointError(Exception):
 
 @dataclass(frozen=True)
 class Event:
-    """One server-sent event. name: empty if it has none."""
+    """One server-sent event. name: its event type; empty if it has none."""
 
     name: str
     data: str
 
     @cached_property
     def json(self) -> Any:
-        """Return the data, parsed. Raises Departure if it is not JSON."""
+        """Return the event's data, parsed. Raises Departure if it is not JSON."""
         return _json_of("an event's data", self.data)
 
 
@@ -47,13 +47,13 @@ class Reply:
 
     @property
     def json(self) -> Any:
-        """Return the body, parsed. Raises Departure if it is not JSON."""
+        """Return the reply's body, parsed. Raises Departure if it is not JSON."""
         return _json_of("the body", self.body.decode(errors="replace"))
 
     @property
     def events(self) -> list[Event]:
-        """Return the stream's events, without comments. Raises Departure if the reply is not a
-        stream of events."""
+        """Return the reply's server-sent events, without comments. Raises Departure if the reply is
+        not a stream of events."""
         if self.content_type != "text/event-stream":
             raise Departure("content type of a stream", "text/event-stream", self.content_type)
         text = self.body.decode(errors="replace").replace("\r\n", "\n")
@@ -64,7 +64,8 @@ class Reply:
 
 
 def _event_of(block: str) -> Event | None:
-    """Return the event of a block. Returns None for a comment, or for a retry time only."""
+    """Return the event in one block of a stream. Returns None for a comment, or for a retry time
+    only."""
     name, data = "", []
     for line in block.strip("\n").split("\n"):
         key, _, value = line.partition(":")
@@ -87,8 +88,8 @@ def _json_of(what: str, text: str) -> Any:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An HTTP endpoint. url: without a path, or with a path before /v1. seconds: timeout of one
-    request."""
+    """An HTTP endpoint under test. url: base URL, without a path or with a path before /v1.
+    seconds: timeout of one request."""
 
     url: str
     seconds: float
@@ -107,7 +108,7 @@ class Endpoint:
         return await self._ask("POST", path, body)
 
     async def _ask(self, method: str, path: str, body: bytes | None) -> Reply:
-        """Send a request and return the reply. Raises EndpointError if nothing listens, Departure
+        """Send a request and return the reply. Raises EndpointError if no server listens, Departure
         if a reply breaks off."""
         headers = {} if body is None else {"Content-Type": "application/json"}
         address = self.url + path
@@ -131,8 +132,9 @@ class Endpoint:
 async def open_endpoint(
     url: str, key: str = "", seconds: float = 120.0, ca: str = ""
 ) -> AsyncIterator[Endpoint]:
-    """Open an endpoint. key: sent to the server; empty for none. ca: PEM file for checking the
-    server; empty for the system's authorities. Raises EndpointError if the file cannot be used."""
+    """Open an endpoint. key: API key sent to the server; empty for none. ca: PEM file of
+    authorities for checking the server; empty for the system's. Raises EndpointError if the file
+    cannot be used."""
     headers = {"anthropic-version": ANTHROPIC_VERSION}
     if key:
         headers |= {"Authorization": f"Bearer {key}", "x-api-key": key}

@@ -2,9 +2,9 @@
 
 Sends only ordinary requests. Exit status 1: a row failed.
 
-checks_of() and its neighbour return the checks of each API; dictated checks are separate. Pure.
+checks_of() and dictated_checks_of() return the checks of each API. Pure.
 
-as_json(), markdown(): the rows of a run. Pure.
+as_json() and markdown() return the rows of a run. Pure.
 """
 
 import asyncio
@@ -106,7 +106,7 @@ def _cut_calls() -> list[Check]:
 
 
 def checks_of(api: Api) -> list[Check]:
-    """Return the checks of one run."""
+    """Return the checks of `api` for servers with a real model."""
     cut = _cut_calls() if api.name in _WITH_TOOLS else []
     return [*_ANSWERS, *_OWN[api.name], *cut, *service.refusals(api)]
 
@@ -128,7 +128,8 @@ _DICTATED_THOUGHTS = (
 
 
 def dictated_checks_of(api: Api) -> list[Check]:
-    """Return the dictated checks; none for an API without tools."""
+    """Return the checks of `api` for servers with dictated answers; none for an API without
+    tools."""
     if api.name not in dictated.FINISHED:
         return []
     thoughts = () if api.name == "messages" else _DICTATED_THOUGHTS
@@ -136,7 +137,7 @@ def dictated_checks_of(api: Api) -> list[Check]:
 
 
 def markdown(rows: Sequence[Row]) -> list[str]:
-    """Return the table, and a line with the counts."""
+    """Return the table of rows in Markdown, and a line with the counts."""
     lines = ["| API | check | result | note |", "| --- | --- | --- | --- |"]
     for row in rows:
         note = row.note.replace("|", "\\|")
@@ -186,7 +187,8 @@ class ConformanceConfig:
 
     @property
     def apis(self) -> list[str]:
-        """Return the names of the chosen APIs. Raises ConformanceError."""
+        """Return the names of the APIs chosen by the flag --api. Raises ConformanceError for an
+        unknown name."""
         names = [name.strip() for name in self.api.split(",") if name.strip()]
         for name in names:
             if name not in _KNOWN:
@@ -208,7 +210,7 @@ class ConformanceError(Exception):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command. Returns 1 if a row failed, else 0."""
+    """Run `tasuki conformance`. Returns 1 if a check failed, else 0."""
     parser = FlagParser("tasuki conformance", "Whether an endpoint answers as its APIs say.")
     parser.add_argument("url", help="of the server, as http://127.0.0.1:8000")
     parser.add_config(ConformanceConfig)
@@ -225,7 +227,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def checked(url: str, config: ConformanceConfig) -> tuple[str, list[Row]]:
-    """Return the model used and the rows. Raises EndpointError, ConformanceError."""
+    """Run the checks of the endpoint at `url`. Return the model used and the rows. Raises
+    EndpointError, ConformanceError."""
     names = config.apis
     async with open_endpoint(url, config.key, config.request_timeout, config.ca) as endpoint:
         model = config.model or await _first_model(endpoint)
@@ -241,8 +244,8 @@ async def checked(url: str, config: ConformanceConfig) -> tuple[str, list[Row]]:
 
 
 async def api_rows(caller: Caller, checks: Sequence[Check]) -> list[Row]:
-    """Run the checks and return their rows. Returns one row if the API is not served, and no rows
-    without checks."""
+    """Run the checks of one API and return their rows. Returns one row if the API is not served,
+    and no rows without checks."""
     if not checks:
         return []
     api = caller.api

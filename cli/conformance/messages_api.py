@@ -1,4 +1,4 @@
-"""Anthropic's Messages."""
+"""Anthropic's Messages API, as conformance checks use it."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -137,7 +137,8 @@ class Messages:
 
 
 def _must_be_blocks(bodies: Sequence[Mapping[str, Any]]) -> None:
-    """Raise Departure unless each block starts, grows by deltas of its kind and stops, in turn."""
+    """Raise Departure unless each content block starts, grows by deltas of its kind and stops, one
+    block after another."""
     count, kind = 0, ""
     for body in bodies:
         name = body["type"]

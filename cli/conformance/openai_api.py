@@ -1,8 +1,6 @@
-"""OpenAI's chat completions and completions of a prompt.
+"""OpenAI's APIs for chat completions and for completions, as conformance checks use them.
 
-Shared by both: errors, usage, chunks.
-
-Each of the two APIs is one class.
+Each API is one class. Both share errors, usage and chunks.
 """
 
 import json
@@ -25,7 +23,7 @@ _ERROR = {"error": {"message": str, "type": str, "param?": str, "code?": (str, i
 
 
 def usage_of(value: Any) -> Usage:
-    """Parse a usage object. Raises Departure if the sum is wrong."""
+    """Parse a usage object. Raises Departure if its total is not the sum of its parts."""
     must_have(USAGE, value, "usage")
     prompt, answer = value["prompt_tokens"], value["completion_tokens"]
     must_equal("usage.total_tokens", prompt + answer, value["total_tokens"])
@@ -38,8 +36,8 @@ def must_be_openai_error(reply: Reply) -> None:
 
 
 def chunks_of(events: Sequence[Event]) -> list[dict[str, Any]]:
-    """Return all chunks except [DONE]. Raises Departure if an event is not an object, or is an
-    error."""
+    """Return all chunks of a stream except [DONE]. Raises Departure if an event is not an object,
+    or is an error."""
     found = []
     for event in events:
         if event.data == DONE:
@@ -81,7 +79,7 @@ def must_be_chunks(events: Sequence[Event], kind: str) -> list[dict[str, Any]]:
 
 
 def must_end_with_usage(chunks: Sequence[dict[str, Any]]) -> None:
-    """Check a stream with usage requested: only its last chunk has usage. Raises Departure
+    """Check a stream with usage requested: only its last chunk may have usage. Raises Departure
     otherwise."""
     *before, last = chunks
     must(last.get("usage") is not None, "the last chunk's usage", "an object", last.get("usage"))
@@ -92,7 +90,7 @@ def must_end_with_usage(chunks: Sequence[dict[str, Any]]) -> None:
 
 
 def usage_in(chunks: Sequence[dict[str, Any]]) -> Usage | None:
-    """Return the usage of the last chunk having one, or None."""
+    """Return the usage in the last chunk with a usage, or None if no chunk has one."""
     found = [chunk["usage"] for chunk in chunks if chunk.get("usage") is not None]
     return usage_of(found[-1]) if found else None
 
@@ -231,7 +229,7 @@ def _messages(question: Question) -> list[dict[str, Any]]:
 
 
 def _thought(part: Mapping[str, Any]) -> str:
-    """Return the thought, under either of its field names."""
+    """Return the thought in a message or delta. Servers use two field names for it."""
     found = part.get("reasoning_content") or part.get("reasoning") or ""
     if not isinstance(found, str):
         raise Departure("reasoning", "a text", found)

@@ -23,8 +23,8 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class Row:
-    """One check's result. note: expected and received value of a failure, cause of a skip, else
-    empty."""
+    """One check's result. note: expected and received value of a failed check, cause of a skipped
+    check, else empty."""
 
     api: str
     check: str
@@ -33,31 +33,31 @@ class Row:
 
 
 class Departure(Exception):
-    """The server departed from its API. The message names the rule, and the expected and the
-    received value."""
+    """An answer of the server departs from its API. The message names the rule, and the expected
+    and the received value."""
 
     def __init__(self, what: str, expected: Any, got: Any) -> None:
         super().__init__(f"{what}: expected {shown(expected)}, got {shown(got)}")
 
 
 class Unserved(Exception):
-    """A check cannot run: the server lacks the feature, or refuses it by name."""
+    """A check is skipped: the server lacks the tested feature, or refuses it by name."""
 
 
 def shown(value: Any) -> str:
-    """Return the value as one line of at most 200 letters."""
+    """Return the value as one line, cut to 200 letters."""
     text = " ".join((value if isinstance(value, str) else repr(value)).split())
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 def must_equal(what: str, expected: Any, got: Any) -> None:
-    """Raise Departure if the values differ."""
+    """Raise Departure about `what` if the received value differs from the expected one."""
     if got != expected:
         raise Departure(what, repr(expected), repr(got))
 
 
 def must(holds: bool, what: str, expected: str, got: Any) -> None:
-    """Raise Departure if `holds` is false."""
+    """Raise Departure about `what` if `holds` is false."""
     if not holds:
         raise Departure(what, expected, repr(got))
 
@@ -67,7 +67,8 @@ NUMBER = (int, float)
 
 
 def must_have(shape: Shape, value: Any, place: str) -> None:
-    """Raise Departure with the place of the first value of another shape."""
+    """Compare a JSON value with a shape. Raise Departure with the place of the first value of
+    another shape. place: place of `value` itself."""
     if isinstance(shape, tuple):
         if not any(_has(one, value, place) for one in shape):
             raise Departure(place, _named(shape), value)

@@ -1,4 +1,4 @@
-"""OpenAI's Responses."""
+"""OpenAI's Responses API, as conformance checks use it."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -68,8 +68,8 @@ class Responses:
         return _answer(reply)
 
     def followed(self, events: Sequence[Event]) -> Answer:
-        """Assemble the answer from its deltas, or from the finished item if it has none. The end
-        and the usage come from the last event's response."""
+        """Return the answer assembled from its deltas, or from the finished item if it has none.
+        The end reason and the usage come from the last event's response."""
         texts: dict[Any, str] = {}
         items: dict[Any, dict[str, Any]] = {}
         last: dict[str, Any] = {}
@@ -119,7 +119,7 @@ class Responses:
 
 
 def events_of(events: Sequence[Event]) -> list[Event]:
-    """Return all events except the [DONE] sent by some servers."""
+    """Return all events of a stream. Some servers send [DONE] at its end: leave it out."""
     return [event for event in events if event.data != openai_api.DONE]
 
 
@@ -136,8 +136,8 @@ def _bodies(events: Sequence[Event]) -> list[dict[str, Any]]:
 
 
 def _ordered_items(bodies: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Return the completed items. Raises Departure if an item is incomplete, out of order, or
-    changes its id."""
+    """Return the completed output items of a stream. Raises Departure if an item is incomplete, out
+    of order, or changes its id."""
     items: list[Any] = []
     open_item: Any = None
     text = ""

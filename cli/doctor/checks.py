@@ -2,7 +2,7 @@
 
 Each check only looks and changes nothing. A check unable to look is a finding, not an error.
 Machine checks cover interpreter, libraries, GPU and compiler, limits, clock, and the connection to
-huggingface.co. Memory and disk are never a failure: a model decides how much is needed, and a
+huggingface.co. Little memory or disk is never a failure: the need depends on the model, and a local
 folder needs no network.
 
 weights() reads only the headers of a checkpoint's files. It reports missing and unknown tensors,
@@ -51,7 +51,8 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One result. mend: how to fix it; empty if there is nothing to do."""
+    """One result of a check. mend: text on how to fix the fault; empty if there is nothing to
+    do."""
 
     subject: str
     verdict: Verdict
@@ -88,7 +89,7 @@ def python() -> Finding:
 
 
 def tree() -> Finding:
-    """Check the compiled radix tree."""
+    """Check that the compiled radix tree can be loaded."""
     try:
         module = importlib.import_module("tasuki.pycache._cpp_cache")
     except ImportError as error:
@@ -120,7 +121,7 @@ def gpu() -> Finding:
 
 
 def compiler() -> Finding:
-    """Check the C compiler. Triton compiles a launcher of each kernel in C, only on a node with a
+    """Check for a C compiler. Triton compiles a launcher of each kernel in C, only on a node with a
     GPU."""
     if not torch.cuda.is_available():
         return ok("compiler", "not needed: only a GPU's kernels are compiled at run time")
@@ -137,7 +138,8 @@ def compiler() -> Finding:
 
 
 def nixl() -> Finding:
-    """Make one agent and release it, like a daemon does at its start."""
+    """Check the NIXL transfer library: make one agent and release it, like a daemon does at its
+    start."""
     from tasuki.transfer.errors import TransferError
     from tasuki.transfer.transports.nixl.transport import NixlTransport
 
@@ -226,13 +228,13 @@ def memory() -> Finding:
 
 
 def hub_folder() -> Path:
-    """Return the folder of models from huggingface.co, by the rules of huggingface_hub."""
+    """Return the download folder of models from huggingface.co, by the rules of huggingface_hub."""
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     return Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
 
 
 def disk() -> Finding:
-    """Check the disk of the download folder."""
+    """Check the free space on the disk of the download folder."""
     folder = hub_folder()
     there = next(each for each in (folder, *folder.parents) if each.exists())
     status = os.statvfs(there)
@@ -251,8 +253,8 @@ def disk() -> Finding:
 
 
 def hub() -> Finding:
-    """Check the connection to the model hub within a timeout. Send no request. A failure is no
-    fault."""
+    """Check the connection to the model hub within a timeout. Send no request. A failed connection
+    is no fault."""
     if os.environ.get("HF_HUB_OFFLINE"):
         return ok("hub", "HF_HUB_OFFLINE is set: only models that are here are served by name")
 
@@ -280,7 +282,7 @@ def weights(folder: str) -> Finding:
         if torch.cuda.is_available():
             check_kernels(folder, torch.device("cuda"))
     except (WeightsError, ModelConfigError) as error:
-        return failure("weights", str(error), "mend the folder, or give another one")
+        return failure("weights", str(error), "fix the folder, or give another one")
     size = sum(tensor.nbytes for tensor in tensors(found)) / _GIB
     drafts = "with a draft layer" if model.draft_layers else "without a draft layer"
     return ok("weights", f"{count} tensors, {size:.2f} GiB as {found.formats}, {drafts}")
@@ -290,7 +292,7 @@ _PEER_SECONDS = 3.0
 
 
 def findings(config: DoctorConfig) -> Iterator[Finding]:
-    """Run every check, in order."""
+    """Run every check of `tasuki doctor`, in order, and return their findings."""
     for check in MACHINE:
         yield check()
     yield memory()
@@ -307,7 +309,8 @@ def findings(config: DoctorConfig) -> Iterator[Finding]:
 
 
 def port(subject: str, bind: str, flag: str) -> Finding:
-    """Bind a port to check it, and release it at once. flag: the flag of tasuki doctor."""
+    """Check that a server can bind its port: bind it, and release it at once. flag: the port's flag
+    in `tasuki doctor`."""
     try:
         host, number = parse_bind(bind, Access(insecure=True))
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -338,7 +341,8 @@ def model(folder: str) -> Finding:
 
 
 def peer(target: str, ca: str) -> Finding:
-    """Check a peer by gRPC's health service."""
+    """Check that a peer answers gRPC's health service. target: HOST:PORT. ca: PEM file of the
+    authority of its certificate."""
     try:
         with open_channel(target, ClientTls(ca) if ca else None) as channel:
             request = health_pb2.HealthCheckRequest()

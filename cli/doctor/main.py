@@ -10,7 +10,7 @@ from .config import DoctorConfig
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command. Returns 0 if no check failed, else 1."""
+    """Run `tasuki doctor`. Returns 0 if no check failed, else 1."""
     config = parse_config("tasuki doctor", "Look for what would not work.", argv, DoctorConfig)
     from .checks import Verdict, findings
 

@@ -1,7 +1,7 @@
 """The settings of `tasuki dashboard`, and of requests for nodes' metrics.
 
-`PollLimits`, `Credentials`: poll interval, timeout, and key. Addresses of nodes' HTTP servers may
-come from another host. Pure.
+`PollLimits` and `Credentials` hold the poll interval, timeout, and key. Addresses of nodes' HTTP
+servers may come from another host, so they are checked. Pure.
 """
 
 import re
@@ -22,8 +22,8 @@ from tasuki.utils.tls import ServerTls
 
 @dataclass(frozen=True)
 class PollLimits:
-    """every_seconds: from one answer to the next poll. answer_seconds: timeout of a whole answer.
-    at_a_time: polls in flight."""
+    """Limits on polls of nodes. every_seconds: seconds from one answer to the next poll.
+    answer_seconds: timeout of a whole answer. at_a_time: largest number of polls in flight."""
 
     every_seconds: float = 5.0
     answer_seconds: float = 3.0
@@ -33,8 +33,9 @@ class PollLimits:
 
 @dataclass(frozen=True)
 class Credentials:
-    """Access to nodes. key: sent to every node; empty for none. tls: nodes are polled by HTTPS and
-    checked against it; None: by HTTP. insecure: the key may leave this host in plain text."""
+    """The poller's access to nodes. key: API key sent to every node; empty for none. tls: poll
+    nodes by HTTPS and check their certificates against it; None: poll by HTTP. insecure: the key
+    may leave this host in plain text."""
 
     key: str = field(default="", repr=False)
     tls: ssl.SSLContext | None = None
@@ -45,7 +46,7 @@ _ADDRESS = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]{0,252})|\[[0-9A-Fa-f:.]{2,
 
 
 class AddressError(ValueError):
-    """An address is rejected and not fetched; the message names it and the fix."""
+    """An address is rejected and not fetched. The message names the address and the fix."""
 
 
 def check_address(address: str) -> str:
@@ -58,12 +59,12 @@ def check_address(address: str) -> str:
 
 
 def is_here(address: str) -> bool:
-    """Return True if the address is loopback. REQUIRES: check_address()."""
+    """Return True if the address is loopback (this host). REQUIRES: check_address()."""
     return is_loopback(address.rpartition(":")[0].strip("[]"))
 
 
 class FleetConfigError(ValueError):
-    """A file named by a setting cannot be used; the message names it and the fix."""
+    """A file named by a setting cannot be used. The message names the file and the fix."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ class FleetConfig:
 
     @property
     def credentials(self) -> Credentials:
-        """Return the credentials for nodes. Raises FleetConfigError."""
+        """Return the credentials for polling nodes. Raises FleetConfigError."""
         try:
             tls = ssl.create_default_context(cafile=self.ca) if self.ca else None
         except OSError as error:
@@ -172,7 +173,7 @@ class FleetConfig:
 
     @property
     def access(self) -> Access:
-        """Return the access rules of the page. Raises FleetConfigError."""
+        """Return the access rules for readers of the page. Raises FleetConfigError."""
         return Access(
             tls=ServerTls(self.tls_cert, self.tls_key) if self.tls_cert else None,
             api_key=_key("page_key_file", self.page_key_file),
@@ -181,7 +182,8 @@ class FleetConfig:
         )
 
     async def members(self) -> AsyncGenerator[tuple[str, ...], None]:
-        """Yield the nodes' addresses, now and after each change. Invalid addresses are left out."""
+        """Yield the addresses of all nodes, now and after each change. Invalid addresses are left
+        out."""
         async for addresses in self._membership.changes():
             yield tuple(filter(_is_address, addresses))
 
@@ -209,7 +211,8 @@ def _is_address(address: str) -> bool:
 
 
 def _key(setting: str, file: str) -> str:
-    """Return the one word of the file, or an empty string without a file."""
+    """Return the key: the one word of `file`, or an empty string without a file. setting: the
+    file's flag, for errors."""
     if not file:
         return ""
     try:

@@ -1,6 +1,6 @@
 """`tasuki dashboard`: one page for many nodes, from a separate process.
 
-Polls only the nodes it was given, for their metrics; has no engine.
+Polls the metrics of the configured nodes only. It has no engine.
 """
 
 import asyncio

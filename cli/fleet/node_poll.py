@@ -1,8 +1,8 @@
 """A poller of the metrics of each node in a fleet.
 
-Owns one HTTP session and one task for each node. Used on one event loop's thread. Invariants: only
+Owns one HTTP session, and one task for each node. Used on one event loop's thread. Invariants: only
 members are polled, and redirects are not followed. An answer costs bounded time and memory, so one
-node cannot delay the others. A node is polled less often while it does not answer.
+node cannot delay the others. A node without answers is polled less often.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _PATH = "/metrics"
 _CHUNK = 1 << 16
 _CANCEL_SECONDS = 1.0
 _SLOWEST_SECONDS = 60.0
-"""Longest interval between polls of a node without answers."""
+"""Longest interval in seconds between polls of a node without answers."""
 
 _REFUSALS = {
     401: "it wants a key: give --api-key-file",
@@ -33,11 +33,12 @@ _REFUSALS = {
 
 
 class NodeRefused(Exception):
-    """A node's answer is unusable; the message is the reason, in our own words."""
+    """A node's answer is unusable. The message is the reason, in our own words."""
 
 
 class Polled(Protocol):
-    """A receiver of nodes' answers. now: seconds since 1970. clock: monotonic seconds."""
+    """The receiver of the nodes' answers from a poller. now: seconds since 1970. clock: monotonic
+    seconds."""
 
     def set_members(self, addresses: Iterable[str]) -> None: ...
 
@@ -47,7 +48,7 @@ class Polled(Protocol):
 
 
 class NodePoll:
-    """A poller; use it with `async with`. REQUIRES: a running event loop."""
+    """A poller of nodes' metrics. Use it with `async with`. REQUIRES: a running event loop."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class NodePoll:
         limits: PollLimits,
         wanted: frozenset[str] = WANTED,
     ) -> None:
-        """Set up a poller. wanted: names of the samples to keep."""
+        """Set up a poller. fleet: receiver of the answers. wanted: names of the samples to keep."""
         self._fleet = fleet
         self._wanted = wanted
         self._credentials = credentials
@@ -83,12 +84,12 @@ class NodePoll:
         await self._session.close()
 
     async def follow(self, members: AsyncIterator[tuple[str, ...]]) -> None:
-        """Poll the members as they come and go. Returns when `members` ends."""
+        """Poll the nodes in the latest item of `members`. Returns when `members` ends."""
         async for addresses in members:
             await self.ask_these(addresses)
 
     async def ask_these(self, addresses: Iterable[str]) -> None:
-        """Poll these nodes from now on, and no others."""
+        """Poll the nodes at these addresses from now on, and no others."""
         wanted = list(dict.fromkeys(addresses))
         self._fleet.set_members(wanted)
         await self._end([address for address in self._asking if address not in set(wanted)])

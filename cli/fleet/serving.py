@@ -1,4 +1,4 @@
-"""The life of the fleet's page: its server, its poller, and shutdown.
+"""The fleet page's process: its HTTP server, its poller, and shutdown.
 
 Serves the fleet's page over HTTP, and its data below /fleet. Used on one event loop's thread.
 """
@@ -26,7 +26,8 @@ _FURTHEST = 100_000
 
 class FleetHandlers:
     def __init__(self, fleet: Fleet, page: dict[str, PageFile], scheme: str) -> None:
-        """Set up the page's routes. scheme: http or https, used in links to a node's own page."""
+        """Set up the page's routes. scheme: http or https, used in links to each node's own
+        page."""
         self._fleet = fleet
         self._page = page
         self._scheme = scheme

@@ -1,1 +1,1 @@
-"""A planner of nodes: observes, plans and acts on the nodes placed by `tasuki ray --plan`."""
+"""The planner of `tasuki ray --plan`: it observes its nodes and changes their number and roles."""

@@ -2,9 +2,10 @@
 
 Also holds nodes placed one by one, as a cluster for a planner.
 
-Owns one handle a node. It starts slow operations through the handle and looks later for their end.
-Thread rule: one thread at a time. Invariants: one question to a node is in flight at a time. Decode
-nodes get the addresses of ready prefill nodes before one of these is told to leave.
+Owns one handle for each node. It starts slow operations through the handle, and polls later for
+their end. Thread rule: one thread at a time. Invariants: one question to a node is in flight at a
+time. Decode nodes get the addresses of ready prefill nodes before a prefill node gets the order to
+leave.
 """
 
 import logging
@@ -19,19 +20,19 @@ from tasuki.routing.planner.observation import NodeRole
 
 
 class NodePhase(Enum):
-    """The phase of a node, as known by its cluster."""
+    """The phase of a node's life, as known by its cluster."""
 
     COMING = "coming"
-    """Placed, restarting, or changing to another role."""
+    """Phase: the node is being placed, restarted, or changed to another role."""
     READY = "ready"
     LEAVING = "leaving"
-    """The node finishes requests in flight, then exits."""
+    """Phase: the node finishes requests in flight, then exits."""
 
 
 @dataclass(frozen=True)
 class ClusterNode:
-    """One node. role: current role, or the role to come. address, http: HOST:PORT of gRPC and of
-    HTTP; empty until the node was first ready."""
+    """One node of a cluster. role: current role, or the next role during a change. address, http:
+    HOST:PORT of gRPC and of HTTP; empty until the node was first ready."""
 
     name: str
     role: NodeRole
@@ -41,9 +42,9 @@ class ClusterNode:
 
 
 class Cluster(Protocol):
-    """A set of nodes. Thread rule: one thread at a time. No call waits for a node: progress shows
-    in nodes(). Invariant: a node lets requests in flight finish before it leaves or changes its
-    role."""
+    """A set of nodes for a planner. Thread rule: one thread at a time. No call waits for a node:
+    progress shows in nodes(). Invariant: a node lets requests in flight finish before it leaves or
+    changes its role."""
 
     def nodes(self) -> Sequence[ClusterNode]:
         """Return the current state of all nodes not yet ended."""
@@ -51,10 +52,10 @@ class Cluster(Protocol):
     def place(self, role: NodeRole) -> None: ...
 
     def drain(self, name: str) -> None:
-        """Drain a node. REQUIRES: it is ready."""
+        """Drain the node called `name`. REQUIRES: it is ready."""
 
     def change_role(self, name: str, role: NodeRole) -> None:
-        """Change a node's role. REQUIRES: it is ready."""
+        """Change the role of the node called `name`. REQUIRES: it is ready."""
 
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,8 @@ _POLL_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Standing:
-    """A node ready for calls. address, http: HOST:PORT of gRPC and of HTTP."""
+    """The role and addresses of a node ready for calls. address, http: HOST:PORT of gRPC and of
+    HTTP."""
 
     role: str
     address: str
@@ -72,20 +74,21 @@ class Standing:
 
 
 class NodeHandle(Protocol):
-    """The handle of a remote node."""
+    """The handle of a remote node: starts its methods, and releases it."""
 
     def ask(self, method: str, *arguments: Any) -> "Future[Any]":
-        """Begin one of the node's methods. stand() returns its Standing, and starts the node if it
-        is dead. follow(addresses) sets a decode node's prefill nodes. change_role(role) changes its
-        role. drain() finishes requests in flight."""
+        """Begin one of the node's methods and return its pending result. stand() returns the node's
+        Standing, and starts the node if it is dead. follow(addresses) sets a decode node's prefill
+        nodes. change_role(role) changes its role. drain() finishes requests in flight."""
 
     def end(self) -> None:
-        """Release the node after its drain, or if it cannot drain."""
+        """Release the node and its resources, after its drain, or if it cannot drain."""
 
 
 @dataclass
 class _Placed:
-    """One placed node. asked: the last method called. answer: its pending result."""
+    """One placed node. asked: name of the method called last. answer: pending result of that
+    call."""
 
     role: NodeRole
     handle: NodeHandle
@@ -97,7 +100,7 @@ class _Placed:
 
 class PlacedNodes:
     def __init__(self, start: Callable[[NodeRole, str], NodeHandle]) -> None:
-        """Set up an empty cluster. start: begins to place a node of the given role and name, and
+        """Set up an empty cluster. start: function to place a node of the given role and name. It
         returns at once."""
         self._start = start
         self._placed: dict[str, _Placed] = {}
@@ -129,8 +132,8 @@ class PlacedNodes:
         placed.handle.ask("follow", self._members())
 
     def drain_all(self, seconds: float) -> None:
-        """Drain all nodes, decode nodes first, because they still need the others. Blocks until all
-        have ended, at most `seconds` for each role."""
+        """Drain all nodes, decode nodes first, because they still need the prefill nodes. Blocks
+        until all have ended, at most `seconds` for each role."""
         for role in (NodeRole.DECODE, NodeRole.PREFILL):
             deadline = time.monotonic() + seconds
             for name, placed in self._placed.items():
@@ -140,13 +143,13 @@ class PlacedNodes:
                 time.sleep(_POLL_SECONDS)
 
     def end(self) -> None:
-        """Release all nodes in their current state."""
+        """Release all nodes without a drain."""
         for placed in self._placed.values():
             placed.handle.end()
         self._placed.clear()
 
     def _look(self, name: str, placed: _Placed) -> None:
-        """Process a completed answer, and send the next question."""
+        """Process the completed answer of a node, and call the node's next method."""
         if placed.answer is not None and not placed.answer.done():
             return
         asked, answer, placed.answer = placed.asked, placed.answer, None

@@ -17,16 +17,17 @@ from tasuki.utils.options import Headings, option
 
 @dataclass(frozen=True)
 class NodeAccess:
-    """Access to nodes. key: sent to nodes; empty for none. ca: PEM file for checking nodes; empty:
-    plain text. drain_seconds: time for requests in flight to finish."""
+    """The planner's access to its nodes. key: API key sent to nodes; empty for none. ca: PEM file
+    for checking nodes; empty: plain text. drain_seconds: seconds for requests in flight to
+    finish."""
 
     key: str = field(default="", repr=False)
     ca: str = ""
     drain_seconds: float = 600.0
 
     def flags(self, host: str, given: Sequence[str]) -> list[str]:
-        """Return the flags a planned daemon needs and `given` lacks: an HTTP server for its
-        metrics, and time to drain."""
+        """Return the flags needed by a planned daemon and missing in `given`: an HTTP server for
+        its metrics, and time to drain."""
         wanted = {
             "--http-bind": join_address(host, 0),
             "--drain-timeout": f"{self.drain_seconds:g}",
@@ -40,7 +41,7 @@ class NodeAccess:
 
 
 class PlannerConfigError(ValueError):
-    """A file named by a setting cannot be used; the message names it and the fix."""
+    """A file named by a setting cannot be used. The message names the file and the fix."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class PlannerConfig:
 
     @property
     def policy(self) -> PlanPolicy:
-        """Return the plan's policy. Raises ValueError."""
+        """Return the planner's policy from the settings. Raises ValueError."""
         window, every = self.plan_window, self.plan_seconds
         return PlanPolicy(
             ServiceTargets(
@@ -115,12 +116,12 @@ class PlannerConfig:
 
     @property
     def access(self) -> NodeAccess:
-        """Return the access to nodes. Raises PlannerConfigError."""
+        """Return the planner's access to its nodes. Raises PlannerConfigError."""
         return NodeAccess(self._key, self.plan_ca, self.drain_seconds)
 
     def credentials(self, insecure: bool) -> Credentials:
-        """Return the credentials for nodes. insecure: the key may leave this host in plain text.
-        Raises PlannerConfigError."""
+        """Return the credentials for polling nodes. insecure: the key may leave this host in plain
+        text. Raises PlannerConfigError."""
         try:
             tls = ssl.create_default_context(cafile=self.plan_ca) if self.plan_ca else None
         except OSError as error:

@@ -3,8 +3,8 @@
 NodeFigures: the work of one node between two reads of its /metrics. Pure.
 
 FleetObserver owns the last answers of each node. Invariants: rates never span a node's restart. A
-node ready for less than `warm` adds neither step times nor prompt times. A node without answers is
-not counted as idle: the figures of answering nodes are scaled up to the whole fleet.
+node ready for less than `warm` seconds adds neither step times nor prompt times. A node without
+answers is not counted as idle: the figures of answering nodes are scaled up to the whole fleet.
 
 PlanLoop owns the observations and no other state: it reads the cluster's nodes each time. So a
 restarted loop removes no node before it has observed a whole window. Used on one event loop's
@@ -50,7 +50,7 @@ PLANNED_BY = frozenset(
         *(_WAIT, _STARTED, _GENERATED, _REQUESTS, *_POOLS),
     }
 )
-"""Names of the samples used for figures."""
+"""Names of the /metrics samples used for NodeFigures."""
 
 _HELD = ("working", "pinned", "in_transfer")
 _MEMORY = (RequestPhase.WAITING.value, RequestPhase.RETRACTED.value)
@@ -59,11 +59,12 @@ _MOST_VARIATION = 50.0
 
 @dataclass(frozen=True)
 class NodeFigures:
-    """Figures of one node. seconds: their time span. busy: seconds of forwards. steps: number of
-    forwards. rooms: prompts computed for other nodes. variation: variance of their times over the
-    mean's square. tokens: returned to callers. running: answers being decoded. waiting: requests
-    without memory. held: share of its memory not available to other requests. waits: by prefill
-    node's name, its remaining seconds of prefill."""
+    """The work of one node between two reads of its /metrics. seconds: time between the reads.
+    busy: seconds of forwards. steps: number of forwards. transfers: number of prompts computed for
+    other nodes. variation: variance of these prompts' times over the square of their mean. tokens:
+    tokens returned to callers. running: answers being decoded. waiting: requests without memory.
+    held: share of the node's memory unavailable to further requests. waits: remaining seconds of
+    prefill, by prefill node's name."""
 
     seconds: float
     busy: float
@@ -78,8 +79,8 @@ class NodeFigures:
 
 
 def figures(earlier: Samples, later: Samples, seconds: float) -> NodeFigures | None:
-    """Return the figures between two reads, or None if the node restarted between them. seconds:
-    between the reads, over 0."""
+    """Return the node's figures between two reads of /metrics, or None if it restarted between
+    them. seconds: time between the reads, over 0."""
     if one(earlier, _STARTED) != one(later, _STARTED):
         return None
     gained = difference(later, earlier)
@@ -108,8 +109,8 @@ def _held(owners: dict[str, float]) -> float:
 
 
 def _variation(buckets: Buckets) -> float:
-    """Return the variance over the squared mean. Each observation counts as the middle of its
-    bucket. Returns 1 without observations."""
+    """Return the variance over the squared mean of a histogram. Each observation counts as the
+    middle of its bucket. Returns 1 without observations."""
     low = below = many = sums = squares = 0.0
     for bound, count in buckets.items():
         here = max(0.0, count - below)
@@ -122,16 +123,16 @@ def _variation(buckets: Buckets) -> float:
 
 
 class NodesUnseen(Exception):
-    """No node of a role has answered twice, so its demand is unknown."""
+    """No node of some role has answered twice, so the role's demand is unknown."""
 
 
 class FleetObserver:
     def __init__(self, warm: float) -> None:
-        """Set up the observer. warm: seconds."""
+        """Set up the observer. warm: seconds a node must be ready before its times count."""
         self._warm = warm
         self._latest: dict[str, tuple[float, Samples]] = {}
         self._before: dict[str, tuple[float, Samples]] = {}
-        """Samples at the last observation, by HTTP address."""
+        """Samples at the previous observation, by the node's HTTP address."""
         self._ready_since: dict[tuple[str, NodeRole], float] = {}
         self._figures: dict[str, NodeFigures] = {}
         self._backlog = 0.0
@@ -160,8 +161,8 @@ class FleetObserver:
         return sorted(nodes, key=load)
 
     def observe(self, nodes: Sequence[ClusterNode], now: float) -> Observation:
-        """Observe the nodes. now: monotonic seconds, later than at the previous call. Raises
-        NodesUnseen."""
+        """Return an observation of the nodes since the previous call. now: monotonic seconds, later
+        than at that call. Raises NodesUnseen."""
         counts = {role: _count(nodes, role) for role in NodeRole}
         ready = [node for node in nodes if node.phase is NodePhase.READY]
         standing = {(node.name, node.role) for node in ready}
@@ -263,8 +264,8 @@ class PlanLoop:
         seconds: float,
         show: Callable[[dict[str, Any]], None],
     ) -> None:
-        """Set up a loop. poll: feeds the observer. seconds: between two plans. show: receives the
-        actions taken."""
+        """Set up a loop. poll: poller feeding the observer. seconds: time between two plans. show:
+        called with each action taken."""
         self._cluster = cluster
         self._observer = observer
         self._poll = poll
@@ -287,7 +288,7 @@ class PlanLoop:
             await asyncio.sleep(self._seconds)
 
     async def step(self) -> FleetPlan | None:
-        """Make one plan and act on it. Returns None while too little is known."""
+        """Make one plan and act on it. Returns None while too few observations exist."""
         nodes = await asyncio.to_thread(self._cluster.nodes)
         await self._poll.ask_these(
             node.http for node in nodes if node.http and node.phase is NodePhase.READY
@@ -313,8 +314,8 @@ class PlanLoop:
         return made
 
     def _place_what_is_least(self, nodes: Sequence[ClusterNode]) -> None:
-        """Place the minimum of each role with no node: at start, or after losing all its nodes.
-        Nothing could be observed then."""
+        """Place the minimum number of nodes of each role without any node: at start, or after
+        losing all its nodes. Such a role has no node to observe."""
         bounds = self._policy.bounds
         for role, least in ((NodeRole.PREFILL, bounds.prefill), (NodeRole.DECODE, bounds.decode)):
             there = [n for n in nodes if n.role is role and n.phase is not NodePhase.LEAVING]

@@ -1,1 +1,1 @@
-"""`tasuki ray`: nodes as actors of a Ray cluster."""
+"""`tasuki ray`: prefill and decode nodes as actors of a Ray cluster."""

@@ -23,7 +23,7 @@ _SHOWN = "CUDA_VISIBLE_DEVICES"
 
 
 class RayNode:
-    """One node; fleet.py makes it an actor. role: prefill or decode."""
+    """One node under Ray; fleet.py makes it a Ray actor. role: prefill or decode."""
 
     def __init__(
         self,
@@ -34,9 +34,9 @@ class RayNode:
         access: NodeAccess | None = None,
         gpus: float = 0.0,
     ) -> None:
-        """Set up a node. flags: the daemon's, without --bind and --name. host: to bind; empty for
-        Ray's address of this machine. access: a planner's, for nodes it places. gpus: number given
-        by Ray."""
+        """Set up a node. flags: flags of its daemon, without --bind and --name. host: address to
+        bind; empty for Ray's address of this machine. access: the planner's access to nodes placed
+        by it. gpus: number of GPUs given by Ray."""
         if gpus:
             shown = os.environ.get(_SHOWN, "")
             os.environ[_SHOWN] = own_first(shown, _machines_gpus())
@@ -55,11 +55,11 @@ class RayNode:
         self._other.write_text(f'prefill_file = "{self._members}"\n', encoding="utf-8")
         self._daemon: Daemon | None = None
         self._address = ""
-        """Address of the daemon's API server."""
+        """HOST:PORT of the daemon's API server; empty before its first start."""
 
     def address(self) -> str:
-        """Return HOST:PORT of a ready daemon; starts one if there is none. For a prefill daemon it
-        is the address for decode nodes. Raises LaunchError."""
+        """Return HOST:PORT of a ready daemon; starts a daemon if there is none. For a prefill
+        daemon it is the address for decode nodes. Raises LaunchError."""
         if self._daemon is not None and self._daemon.exit_status is not None:
             self._daemon.stop()
             self._daemon = None
@@ -70,21 +70,21 @@ class RayNode:
         return self._daemon.handover_address or self._address
 
     def stand(self) -> Standing:
-        """Return the role and addresses of a ready daemon, started like in address(). Raises
-        LaunchError."""
+        """Return the Standing (role and addresses) of a ready daemon, started like in address().
+        Raises LaunchError."""
         address = self.address()
         assert self._daemon is not None
         return Standing(self._role, address, self._daemon.http_address or "")
 
     def follow(self, members: Sequence[str]) -> None:
-        """Set the prefill nodes of a decode node from now on, HOST:PORT each."""
+        """Set the prefill nodes used by a decode node from now on. members: HOST:PORT of each."""
         fresh = self._members.with_suffix(".new")
         fresh.write_text("".join(f"{member}\n" for member in members), encoding="utf-8")
         fresh.replace(self._members)
 
     def change_role(self, role: str) -> None:
-        """Change the role after requests in flight have finished. REQUIRES: address() was called;
-        it has an access. Raises ClientError, RoleNotTaken."""
+        """Change the node's role after requests in flight have finished. REQUIRES: address() was
+        called; the node has an access. Raises ClientError, RoleNotTaken."""
         access = self._access
         assert access is not None
         tls = ClientTls(access.ca) if access.ca else None
@@ -94,20 +94,20 @@ class RayNode:
         self._role = role
 
     def pid(self) -> int:
-        """Return the daemon's process id. REQUIRES: address() was called."""
+        """Return the process id of the node's daemon. REQUIRES: address() was called."""
         assert self._daemon is not None
         return self._daemon.pid
 
     def machine(self) -> str:
-        """Return Ray's id of this machine."""
+        """Return Ray's id of the machine under this node."""
         import ray
 
         return str(ray.get_runtime_context().get_node_id())
 
     def drain(self, timeout: float | None = None) -> int:
-        """Send SIGTERM, and return the exit status after requests in flight have finished. timeout:
-        seconds; None: the access's drain time plus time to stop. Call no other method
-        afterwards."""
+        """Send SIGTERM to the daemon, and return its exit status after requests in flight have
+        finished. timeout: seconds; None: the access's drain time plus time to stop. Call no other
+        method afterwards."""
         if timeout is None:
             timeout = STOP_SECONDS + (self._access.drain_seconds if self._access else 0.0)
         daemon, self._daemon = self._daemon, None
@@ -127,9 +127,10 @@ class RayNode:
 
 
 def own_first(own: str, gpus: int) -> str:
-    """Return the GPUs given by Ray to a node, then the machine's others. The node computes on the
-    first GPU it sees. It needs the others because transfers write to their memory. own: Ray's list;
-    names instead of numbers are returned unchanged."""
+    """Return a node's GPU list for CUDA: the GPUs given by Ray, then the machine's others. The node
+    computes on the first GPUs in the list. It needs the others because transfers write to their
+    memory. own: Ray's comma-separated list; names instead of numbers are returned unchanged. gpus:
+    number of the machine's GPUs."""
     numbers = own.split(",")
     if not all(number.isdecimal() for number in numbers):
         return own

@@ -42,7 +42,7 @@ class RayConfig:
             )
 
     def flags_of(self, role: str, flags: Sequence[str]) -> list[str]:
-        """Return the flags of a daemon of this role. flags: common to all daemons."""
+        """Return the flags of a daemon of this role. flags: flags common to all daemons."""
         return [*flags, *(shlex.split(self.prefill_flags) if role == "prefill" else [])]
 
     def gpus_of(self, role: str) -> float:
@@ -50,17 +50,18 @@ class RayConfig:
         return self.gpus if given is None else given
 
     def gpus_flag(self, role: str) -> str:
-        """Return the name of the flag for gpus_of()."""
+        """Return the name of the flag with the GPU count of this role, the count returned by
+        gpus_of()."""
         own = role == "prefill" and self.prefill_gpus is not None
         return "--prefill-gpus" if own else "--gpus"
 
 
 class RayNodeError(ValueError):
-    """Nodes with those flags would not start; the message names the fix."""
+    """Nodes would not start with the given flags. The message names the fix."""
 
 
 def asked(name: str, flags: Sequence[str], default: str) -> str:
-    """Return the value of an engine setting, from the last matching flag of a daemon."""
+    """Return the value of the engine setting `name`, from the last matching flag of a daemon."""
     # It loads torch.
     from tasuki.engine.config import EngineConfig
 
@@ -72,7 +73,8 @@ def asked(name: str, flags: Sequence[str], default: str) -> str:
 
 
 def check_nodes(config: RayConfig, flags: Sequence[str]) -> None:
-    """Check the ranks and GPUs of each role. flags: common to all daemons. Raises RayNodeError."""
+    """Check the ranks and GPUs of each role. flags: flags common to all daemons. Raises
+    RayNodeError."""
     for role in ("prefill", "decode"):
         own = config.flags_of(role, flags)
         ranks = asked("tensor_parallel", own, "1")

@@ -41,11 +41,12 @@ _FIRST_SECONDS = 180.0
 
 
 class RayFleet:
-    """A fleet for a `with` block; call look() repeatedly. REQUIRES: ray.init was called."""
+    """A fleet with a fixed number of nodes, for a `with` block. Call look() repeatedly. REQUIRES:
+    ray.init was called."""
 
     def __init__(self, config: RayConfig, flags: Sequence[str]) -> None:
-        """Place the nodes. flags: common to all daemons. Blocks until the cluster has resources for
-        all nodes."""
+        """Place the nodes. flags: flags common to all daemons. Blocks until the cluster has
+        resources for all nodes."""
         self._config = config
         roles = ["prefill"] * config.prefill + ["decode"] * config.decode
         bundles = [_bundle(config, role) for role in roles]
@@ -53,7 +54,7 @@ class RayFleet:
         ray.get(self._group.ready())
         self.nodes: dict[str, Any] = {}
         self.addresses: dict[str, str] = {}
-        """Addresses by name of the nodes ready at the last look."""
+        """HOST:PORT of each node ready at the last look(), by the node's name."""
         for index, role in enumerate(roles):
             name = f"{role}-{index if role == 'prefill' else index - config.prefill}"
             actor = ray.remote(RayNode).options(
@@ -67,8 +68,9 @@ class RayFleet:
             self.nodes[name] = actor.remote(role, name, own, config.host, gpus=gpus)
 
     def look(self, patience: float = _ANSWER_SECONDS) -> dict[str, str]:
-        """Get every node's address, and give decode nodes the prefill nodes' addresses. Getting an
-        address also restarts a dead daemon. patience: timeout in seconds for all nodes together."""
+        """Get every node's address, and send the prefill nodes' addresses to the decode nodes.
+        Getting an address also restarts a dead daemon. patience: timeout in seconds for all nodes
+        together. Return HOST:PORT by the node's name."""
         asked = {name: node.address.remote() for name, node in self.nodes.items()}
         ray.wait([*asked.values()], num_returns=len(asked), timeout=patience)
         self.addresses = {
@@ -84,7 +86,8 @@ class RayFleet:
         return self.addresses
 
     def wait_ready(self, seconds: float = _FIRST_SECONDS) -> dict[str, str]:
-        """Return every node's address. Raises TimeoutError naming the nodes without an answer."""
+        """Wait until all nodes are ready, and return their addresses by name. Raises TimeoutError
+        after `seconds`, naming the nodes without an answer."""
         deadline = time.monotonic() + seconds
         while len(self.look()) < len(self.nodes):
             if time.monotonic() > deadline:
@@ -93,7 +96,8 @@ class RayFleet:
         return self.addresses
 
     def drain(self, timeout: float = 60.0) -> None:
-        """Drain decode nodes first, because they still need the others."""
+        """Drain all nodes, decode nodes first, because they still need the prefill nodes. timeout:
+        seconds."""
         for role in ("decode-", "prefill-"):
             calls = [
                 node.drain.remote(timeout)
@@ -112,13 +116,15 @@ class RayFleet:
 
 
 def _bundle(config: RayConfig, role: str) -> dict[str, float]:
-    """Return the resources of one node. A bundle lies on one machine, so a node does too."""
+    """Return the resources of one node of this role. A bundle lies on one machine, so a node does
+    too."""
     gpus = config.gpus_of(role)
     return {"CPU": config.cpus, **({"GPU": gpus} if gpus else {})}
 
 
 def _answered(call: Any) -> str | None:
-    """Return a call's result, or None if the actor is restarting or its daemon does not start."""
+    """Return the result of a Ray call, or None if the actor is restarting or its daemon does not
+    start."""
     try:
         return str(ray.get(call, timeout=0))
     except (GetTimeoutError, RayActorError, RayTaskError):
@@ -127,7 +133,7 @@ def _answered(call: Any) -> str | None:
 
 def supervise(config: RayConfig, flags: Sequence[str]) -> None:
     """Run the fleet until Ctrl-C, then drain it. Prints the nodes' addresses as one line of JSON,
-    and again after each move."""
+    and again after each change of an address."""
     ray.init(address=config.address)
     with RayFleet(config, flags) as fleet:
         try:
@@ -155,7 +161,7 @@ class _ActorHandle:
 
 
 class RayNodes:
-    """A Cluster. REQUIRES: ray.init was called."""
+    """A Cluster of nodes under Ray, each an actor of its own. REQUIRES: ray.init was called."""
 
     def __init__(self, config: RayConfig, flags: Sequence[str], access: NodeAccess) -> None:
         self._config, self._flags, self._access = config, list(flags), access

@@ -1,4 +1,4 @@
-"""`tasuki ray`: its flags, and the start of the fleet in modules with an import of Ray."""
+"""`tasuki ray`: reads its flags, and starts the fleet. Only the fleet's modules import Ray."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ class RayMissing(RuntimeError):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command. Raises RayMissing, RayNodeError, PlannerConfigError."""
+    """Run `tasuki ray`. Raises RayMissing, RayNodeError, PlannerConfigError."""
     parser = FlagParser("tasuki ray", "Nodes on the machines of a Ray cluster.")
     parser.add_argument("flags", nargs="*", help="of every daemon, behind --")
     parser.add_config(RayConfig)

@@ -1,1 +1,1 @@
-"""A node's history in a file: record, replay, export, chart."""
+"""A node's history in a file: commands to record, replay and export it."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _CONNECT_SECONDS = 10.0
 _LOOK_SECONDS = 0.5
 _SILENT_SECONDS = 30.0
-"""Longest silence of a stream in seconds before the node is checked. One step of a busy engine may
+"""Seconds without a value from a stream before the node is checked. One step of a busy engine may
 take as long."""
 _MOST_READ = 64 << 10
 _MOST_WAITING = 4096
@@ -37,14 +37,14 @@ Value = dict[str, Any]
 @dataclass(frozen=True)
 class HttpTarget(NodeTarget):
     def values(self, path: str) -> Iterator[Value]:
-        """Yield the values of followed(), without the pauses."""
+        """Yield the values of followed(), without its None items."""
         for value in self.followed(path):
             if value is not None:
                 yield value
 
     def followed(self, path: str) -> Generator[Value | None, None, None]:
-        """Yield values of the stream at `path`, for example /debug/stream. Yields None after each
-        half second without a value. Raises ClientError, also if the node is gone."""
+        """Yield the values of the node's stream at `path`, for example /debug/stream. Yields None
+        after each half second without a value. Raises ClientError, also if the node is gone."""
         address = self.http_address()
         stream = _Stream(*self._opened(address, path))
         last_at = time.monotonic()
@@ -65,8 +65,8 @@ class HttpTarget(NodeTarget):
             stream.close()
 
     def _opened(self, address: str, path: str) -> tuple[Any, socket.socket]:
-        """Open the stream. Returns the response, and its connection without a read timeout. Raises
-        ClientError."""
+        """Open the stream at `path` of the node. Returns the response, and its connection without a
+        read timeout. Raises ClientError."""
         scheme = "https" if self.ca else "http"
         trust = ssl.create_default_context(cafile=self.ca) if self.ca else None
         request = urllib.request.Request(f"{scheme}://{address}{path}")
@@ -86,7 +86,8 @@ class HttpTarget(NodeTarget):
 
 
 class _Stream:
-    """One stream. Owns the HTTP response and its reader thread. Call close() once."""
+    """One open stream of a node. Owns the HTTP response and its reader thread. Call close()
+    once."""
 
     def __init__(self, reply: Any, connection: socket.socket) -> None:
         self._reply = reply
@@ -97,8 +98,8 @@ class _Stream:
         self._thread.start()
 
     def next(self, seconds: float) -> Value | None:
-        """Return the next value, or None if none arrives in `seconds`. Raises OSError, ValueError,
-        HTTPException after the stream has ended."""
+        """Return the stream's next value, or None if none arrives in `seconds`. Raises OSError,
+        ValueError, HTTPException after the stream has ended."""
         try:
             value = self._values.get(timeout=seconds)
         except queue.Empty:
@@ -149,7 +150,8 @@ def _denied(message: str) -> "ClientError":
 
 
 def _refusal(error: Exception) -> str:
-    """Return the node's own error message, or an empty string if no node refused."""
+    """Return the node's own error message in a failed request, or an empty string if no node
+    refused it."""
     if not isinstance(error, urllib.error.HTTPError):
         return ""
     try:
@@ -160,7 +162,7 @@ def _refusal(error: Exception) -> str:
 
 
 def _cause(error: Exception) -> str:
-    """Return the cause as text. A reply other than HTTP may hold any bytes."""
+    """Return the cause of a failed request as text. A reply other than HTTP may hold any bytes."""
     if isinstance(error, http.client.HTTPException | ValueError):
         return "what answers is no HTTP"
     reason = error.reason if isinstance(error, urllib.error.URLError) else error

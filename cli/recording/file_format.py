@@ -22,19 +22,20 @@ NOT_CONNECTED = "not_connected"
 
 
 class RecordingError(Exception):
-    """The file is not a recording readable by this version; the message names it and the fix."""
+    """The file is not a recording readable by this version. The message names the file and the
+    fix."""
 
 
 class RecordingWriter:
-    """A writer of a recording. Use it in `with`; `add` each event. Added events are in the file
-    after the next flush at the latest."""
+    """A writer of a recording. Use it in `with`; call `add` for each event. Added events are in the
+    file after the next flush at the latest."""
 
     def __init__(self, path: Path, about: dict[str, str]) -> None:
         self._path = path
         self._about = about
         self._lines: IO[str]
         self.count = 0
-        """Number of events added."""
+        """Number of events added to the file."""
 
     def __enter__(self) -> "RecordingWriter":
         self._lines = gzip.open(self._path, "wt", encoding="utf-8")
@@ -62,7 +63,7 @@ class Recording:
 
     @classmethod
     def load(cls, path: Path) -> "Recording":
-        """Load a recording. Raises RecordingError."""
+        """Load a recording from the file at `path`. Raises RecordingError."""
         try:
             head, *events = _values(path)
         except OSError as error:

@@ -47,8 +47,8 @@ def main(argv: Sequence[str]) -> int:
 
 @dataclass
 class Recorder:
-    """A recorder; call run() once. count: events kept. gaps: seconds of each time without a
-    connection."""
+    """A recorder of a node's events; call run() once. count: number of events kept. gaps: length in
+    seconds of each time without a connection."""
 
     config: RecordConfig
     writer: RecordingWriter
@@ -59,8 +59,8 @@ class Recorder:
     _flushed: float = 0.0
 
     def run(self) -> None:
-        """Record until the time is over. Raises ClientError if a node refuses, at the first
-        connection or later."""
+        """Record until the configured time is over. Raises ClientError if a node refuses, at the
+        first connection or later."""
         import grpc
 
         from tasuki.client.errors import ClientError
@@ -118,8 +118,8 @@ class Recorder:
 
 
 class _LastEvents:
-    """The events repeated by a restarted stream: events before the last event's time, and recorded
-    events of the same time."""
+    """The events already recorded, to recognise their repeats in a restarted stream. An event is a
+    repeat if it is older than the last event, or was recorded at the same time."""
 
     def __init__(self) -> None:
         self.at = 0.0

@@ -1,6 +1,7 @@
-"""`tasuki replay FILE`: the page of a recording, without the node.
+"""`tasuki replay FILE`: serves the dashboard page of a recording, without the node.
 
-Fills a history with the recording's events and serves it like a node does. There is no tree.
+Fills a history with the recording's events and serves it like a node does. A recording has no radix
+tree.
 """
 
 import asyncio
@@ -30,8 +31,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def replayed(recording: Recording, seconds: float | None = None) -> "DashboardSource":
-    """Return a recording as a page's source: a history of its events, without a tree. seconds:
-    length to replay from its start; None: all."""
+    """Return a recording as the page's data source: a history of its events, without a radix tree.
+    seconds: length to replay from its start; None: all."""
     from tasuki.dashboard.history.node_history import NodeHistory
     from tasuki.server.http.dashboard import DashboardSource
 

@@ -28,7 +28,8 @@ _WITHOUT_BLOCKS = "came before a recording with --blocks began"
 
 @dataclass(frozen=True)
 class Trace:
-    """A trace. left_out: number of requests without a row, by reason."""
+    """An anonymous trace of requests. left_out: number of recorded requests without a row, by
+    reason."""
 
     rows: list[dict[str, Any]]
     left_out: Counter[str]
@@ -60,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _fix(recording: Recording) -> str:
-    """Return the fix for a recording without exportable requests."""
+    """Return the advice on how to record again, for a recording without exportable requests."""
     submits = [event for event in recording.events if event["kind"] == "submit"]
     if any(event.get("blocks") for event in submits):
         return "record for longer, until requests have ended"
@@ -110,7 +111,7 @@ def trace_of(recording: Recording) -> Trace:
 
 
 def _why_not(submit: dict[str, Any], end: dict[str, Any] | None) -> str | None:
-    """Return the reason a request has no row, or None if it has one."""
+    """Return the reason for leaving a request out of the trace, or None if it has a row."""
     if end is None:
         return _RUNNING
     if end["kind"] == "rejected":

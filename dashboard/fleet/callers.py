@@ -27,8 +27,8 @@ from .samples import (
 
 @dataclass(frozen=True)
 class Targets:
-    """Latency targets, in seconds. first_token: from a request's arrival to its first token.
-    per_token: the mean over a request's tokens after the first."""
+    """Latency targets of a fleet, in seconds. first_token: time from a request's arrival to its
+    first token. per_token: mean time a token, over a request's tokens after the first."""
 
     first_token: float = 2.0
     per_token: float = 0.1
@@ -41,9 +41,10 @@ _CALLER = "caller"
 
 @dataclass
 class CallerLoad:
-    """Recent answers to one caller. per_minute: ended requests a minute. first_token: waits for the
-    first token. per_token: each request's mean over its later tokens. outcomes: requests with a
-    target, from the request or its node, by outcome."""
+    """Recent requests of one caller. per_minute: ended requests a minute. first_token: histogram of
+    the seconds to the first token. per_token: histogram of each request's mean seconds a token
+    after the first. outcomes: number of requests with a latency target (from the request or its
+    node), by outcome."""
 
     per_minute: float = 0.0
     first_token: Buckets = field(default_factory=dict)
@@ -58,7 +59,7 @@ class CallerLoad:
 
 
 def callers_of(recent: RecentSamples) -> dict[str, CallerLoad]:
-    """Return the callers of a node by name."""
+    """Return a node's recent loads by caller's name."""
     gained = recent.gained
     if gained is None:
         return {}
@@ -79,7 +80,8 @@ def callers_of(recent: RecentSamples) -> dict[str, CallerLoad]:
 
 
 def _outcomes(added: Samples) -> dict[str, Counter[str]]:
-    """Return the counts of outcomes by caller."""
+    """Return the number of requests with a target by caller's name and outcome. added: the
+    counters' gains."""
     found: dict[str, Counter[str]] = {}
     for labels, count in added.get(CALLER_TARGETS, {}).items():
         named = dict(labels)
@@ -91,8 +93,8 @@ def _outcomes(added: Samples) -> dict[str, Counter[str]]:
 def callers(
     nodes: Iterable[Mapping[str, CallerLoad]], targets: Targets, wanted: str
 ) -> dict[str, Any]:
-    """Return the callers as JSON, those with the lowest kept share first. nodes: the callers of
-    each node. wanted: text in the caller's name, in lower case."""
+    """Return the callers as JSON, first those with the lowest share of requests within their
+    targets. nodes: the callers of each node. wanted: text in the caller's name, in lower case."""
     known: dict[str, CallerLoad] = {}
     for node in nodes:
         for name, load in node.items():

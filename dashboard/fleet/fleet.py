@@ -58,14 +58,14 @@ PREFILL = "prefill"
 
 class FleetNode:
     def __init__(self, address: str, targets: Targets) -> None:
-        """address: HOST:PORT of its HTTP server."""
+        """Set up a node without samples. address: HOST:PORT of its HTTP server."""
         self.address = address
         self.recent = RecentSamples()
         self.first_token: Buckets = {}
-        """Its clients' recent waits for the first token."""
+        """Histogram of the recent waits of the node's clients for the first token."""
         self.per_token: Buckets = {}
         self.links: dict[str, Link] = {}
-        """Links from prefill nodes, by the nodes' names."""
+        """Links (hand-over connections) from prefill nodes, by the nodes' names."""
         self.callers: dict[str, CallerLoad] = {}
         """Loads of callers, by name."""
         self.level = Level.FINE
@@ -87,21 +87,20 @@ class FleetNode:
 
     @property
     def state(self) -> str:
-        """Return the level's name; `unasked` before the first request to the node."""
+        """Return the name of the worst fault's level; `unasked` before the first request."""
         if self.answered_at is None and self._silent_since is None:
             return "unasked"
         return self.level.name.lower()
 
     def answered(self, now: float, clock: float, samples: Samples) -> None:
-        """Record an answer of the node. now: seconds since 1970. clock: seconds of a monotonic
-        clock."""
+        """Record an answer to a poll. now: seconds since 1970. clock: seconds, monotonic."""
         self.answered_at, self._silent_since = now, None
         self.recent.take(clock, samples)
         self._about = {**labels_of(samples, NODE), "started_at": _date(one(samples, STARTED))}
         self._draw(troubles(self.recent, self._targets))
 
     def failed(self, now: float, reason: str) -> None:
-        """Record a missing answer. now: seconds since 1970. reason: the cause, in words."""
+        """Record a poll without an answer. now: seconds since 1970. reason: the cause, in words."""
         if self._silent_since is None:
             self._silent_since = now
         # Drop its last answer: it is from an earlier time, and would be taken for the present.
@@ -132,7 +131,8 @@ class FleetNode:
 
 
 def _load(recent: RecentSamples, role: str) -> dict[str, Any]:
-    """Return the node's load. A value is None if it is not known."""
+    """Return the node's load as JSON: waits, rates, requests, hits, routing and memory. A value is
+    None if it is not known."""
     latest, gained = recent.latest, recent.gained
     states = by_label(latest, REQUESTS, "state")
     waiting = sum(states.get(state, 0.0) for state in _QUEUED)
@@ -149,7 +149,7 @@ def _load(recent: RecentSamples, role: str) -> dict[str, Any]:
 
 
 def _hit_of(gained: Gained | None, role: str) -> dict[str, Any] | None:
-    """Return the prompt tokens, the usable ones, and the others by cause; None without prompts."""
+    """Return the prompt tokens, usable ones, and lost ones by cause; None without prompts."""
     if gained is None:
         return None
     prompt, usable, lost = _hit_names(role)
@@ -167,8 +167,8 @@ def _hit_of(gained: Gained | None, role: str) -> dict[str, Any] | None:
 def _routing_of(gained: Gained | None) -> dict[str, Any] | None:
     """Return the choices of prefill nodes: their count by reason, their mean regret, and the gap.
 
-    regret: mean additional cost of the chosen node over the best one, in seconds. gap: missing
-    share of the expected usable tokens; None if it is not known. Return None without a choice.
+    regret: mean additional cost of the chosen node over the best one, in seconds. gap: share of the
+    expected usable tokens not found; None if it is not known. Return None without a choice.
     """
     if gained is None:
         return None
@@ -197,7 +197,7 @@ def _buckets(recent: RecentSamples, name: str) -> Buckets:
 
 
 def _spread(buckets: Buckets) -> dict[str, float] | None:
-    """Return the median and the 95th percentile, in seconds; None without observations."""
+    """Return median and 95th percentile in seconds; None without observations."""
     middle, late = quantile(buckets, 0.5), quantile(buckets, 0.95)
     return None if middle is None or late is None else {"p50": middle, "p95": late}
 
@@ -247,7 +247,7 @@ Order = Callable[[FleetNode], Any]
 
 
 def _largest(field: str, part: str | None = None) -> Order:
-    """Return an order by a field of the row: the largest first, unknown values last."""
+    """Return a sort key for nodes by a field of the row: the largest first, unknown values last."""
 
     def key(node: FleetNode) -> tuple[float, str, str]:
         value = node.row[field]
@@ -259,7 +259,7 @@ def _largest(field: str, part: str | None = None) -> Order:
 
 
 def _by_hit(node: FleetNode) -> tuple[float, str, str]:
-    """Return the sort key by hit rate: the lowest first, because operators look for it."""
+    """Return a node's sort key by hit rate: the lowest first, because operators look for it."""
     hit = node.row["hit"]
     return (2.0 if hit is None else hit["usable"] / hit["prompt"], node.name, node.address)
 
@@ -273,7 +273,7 @@ ORDERS: dict[str, Order] = {
     "queue": _largest("waiting"),
     "hit": _by_hit,
 }
-"""Orders of the table of nodes, by name."""
+"""Sort orders of the table of nodes, by name."""
 
 
 class Fleet:
@@ -283,7 +283,7 @@ class Fleet:
         self._series: deque[tuple[float, dict[str, float | None]]] = deque(maxlen=_POINTS)
 
     def set_members(self, addresses: Iterable[str]) -> None:
-        """Set the members. Nodes no longer among them are forgotten."""
+        """Set the fleet's members. Nodes no longer among them are forgotten."""
         self._nodes = {
             address: self._nodes.get(address) or FleetNode(address, self.targets)
             for address in addresses
@@ -299,7 +299,7 @@ class Fleet:
             self._nodes[address].failed(now, reason)
 
     def mark_time(self, now: float) -> None:
-        """Add a point to the series. now: seconds since 1970."""
+        """Add the fleet's present sums to their history. now: seconds since 1970."""
         totals = self._totals()
         self._series.append(
             (
@@ -323,9 +323,9 @@ class Fleet:
         }
 
     def nodes(self, wanted: str, order: str, offset: int, count: int) -> dict[str, Any]:
-        """Return rows [offset, offset + count) of the matching nodes. wanted: words. Each must
-        occur in the node's name, address, role, model or level. order: a key of ORDERS. REQUIRES:
-        count <= MOST_ROWS."""
+        """Return rows [offset, offset + count) of the matching nodes in the given order. wanted:
+        words. Each must occur in the node's name, address, role, model or level. order: a key of
+        ORDERS. REQUIRES: count <= MOST_ROWS."""
         words = wanted.lower().split()
         matched = [node for node in self._nodes.values() if _matches(node, words)]
         matched.sort(key=ORDERS[order])
@@ -337,7 +337,8 @@ class Fleet:
         }
 
     def links(self, wanted: str) -> dict[str, Any]:
-        """Return links.matrix() of the nodes with links."""
+        """Return the matrix of links between the nodes. wanted: text in a node's name or
+        address."""
         linked = (
             LinkedNode(node.address, node.name, node.links)
             for node in self._nodes.values()
@@ -376,12 +377,12 @@ class Fleet:
 
 
 def _commonest(names: Iterable[str]) -> dict[str, int]:
-    """Return the commonest names with their counts, without the empty name."""
+    """Return the _MOST_NAMES commonest names with their counts, without the empty name."""
     return dict(Counter(filter(None, names)).most_common(_MOST_NAMES))
 
 
 def _sum(rates: Iterable[float | None]) -> float | None:
-    """Return the sum of the known rates; None if no rate is known."""
+    """Return the sum of the known rates; None if no rate is known. An unknown rate is None."""
     known = [rate for rate in rates if rate is not None]
     return sum(known) if known else None
 

@@ -1,4 +1,5 @@
-"""Links from prefill to decode nodes: the links of one decode node, and all as a matrix. Pure.
+"""Links (hand-over connections) from prefill to decode nodes: the links of one decode node, and all
+as a matrix. Pure.
 
 Only decode nodes are read. Each counts its hand-overs by the prefill node's own name.
 """
@@ -12,16 +13,17 @@ from tasuki.dashboard.health import CONNECTED
 from .samples import LINK_BYTES, LINK_EXPOSED, LINK_HANDOVERS, LINK_STATE, RecentSamples, Samples
 
 MOST_LINES = 24
-"""Number of rows and of columns shown. A larger matrix cannot be read."""
+"""Largest number of rows and of columns shown. A larger matrix cannot be read."""
 
 _PEER = "peer"
 
 
 @dataclass(frozen=True)
 class Link:
-    """State and traffic of one link. state: reported by the decode node; empty if it no longer
-    lists the peer. bytes_rate: bytes a second. exposed_seconds: the mean of the recent hand-overs;
-    None without any."""
+    """State and traffic of one link from a prefill to a decode node. state: state reported by the
+    decode node; empty if it no longer lists the peer. bytes_rate: bytes a second. exposed_seconds:
+    mean transfer time after the prefill forward's end, of the recent hand-overs; None without
+    any."""
 
     state: str
     handovers: float = 0.0
@@ -35,7 +37,7 @@ class Link:
 
 @dataclass(frozen=True)
 class LinkedNode:
-    """A decode node. links: by the peer's name."""
+    """A decode node with its links. links: links by the prefill node's name."""
 
     address: str
     name: str
@@ -43,7 +45,7 @@ class LinkedNode:
 
 
 def links_of(recent: RecentSamples) -> dict[str, Link]:
-    """Return a decode node's links by the peer's name."""
+    """Return a decode node's links by the prefill node's name."""
     states = {
         named.get(_PEER, ""): named.get("state", "")
         for named in map(dict, recent.latest.get(LINK_STATE, {}))
@@ -65,8 +67,8 @@ def links_of(recent: RecentSamples) -> dict[str, Link]:
 
 def matrix(nodes: Iterable[LinkedNode], wanted: str) -> dict[str, Any]:
     """Return the links as JSON. wanted: text in the name or address of a prefill or decode node.
-    Beyond MOST_LINES rows or columns, those with the most lost links are shown, then those with the
-    most traffic."""
+    Beyond MOST_LINES rows or columns, the nodes with the most lost links are shown first, then
+    those with the most traffic."""
     shown = [(node, _matching(node, wanted)) for node in nodes]
     shown = [(node, links) for node, links in shown if links]
     senders: dict[str, tuple[int, float]] = {}
@@ -111,8 +113,8 @@ def _matching(node: LinkedNode, wanted: str) -> Mapping[str, Link]:
 
 
 def _heaviest(weights: Mapping[str, tuple[int, float]]) -> list[str]:
-    """Return the ends of links: first those with the most lost links, then those with the most
-    traffic."""
+    """Return at most MOST_LINES nodes to show: first those with the most lost links, then those
+    with the most traffic. weights: by node, the number of lost links and the traffic."""
     order = sorted(weights, key=lambda end: (-weights[end][0], -weights[end][1], end))
     return order[:MOST_LINES]
 

@@ -25,7 +25,7 @@ from .samples import (
 ARENA = "arena"
 MOST_TIERS = 4
 LARGEST = 1e18
-"""Largest size in bytes; sums of it stay finite."""
+"""Largest accepted size in bytes. Sums of such sizes stay finite."""
 
 _TIER = "tier"
 
@@ -58,8 +58,8 @@ def arenas_use(nodes: Iterable[Sequence[dict[str, Any]] | None]) -> dict[str, fl
 
 
 def size_by_tier(nodes: Iterable[Sequence[dict[str, Any]] | None]) -> dict[str, float]:
-    """Return the bytes of all nodes with known memory, by tier name. Only the first names are
-    kept."""
+    """Return the size in bytes of each tier over all nodes with known memory, by tier name. Only
+    the first names are kept."""
     sums: dict[str, float] = {}
     for memory in nodes:
         for tier in memory or ():
@@ -97,7 +97,8 @@ def _sized(name: str, used: float, size: float, slab_bytes: float) -> dict[str, 
 
 
 def _tiers(recent: RecentSamples) -> dict[str, tuple[float, float]]:
-    """Return the free slabs and all slabs by tier name."""
+    """Return the number of free slabs and of all slabs (fixed-size parts of a tier), by tier
+    name."""
     found: dict[str, dict[str, float]] = {}
     for labels, slabs in recent.latest.get(TIER_SLABS, {}).items():
         named = dict(labels)
@@ -108,7 +109,7 @@ def _tiers(recent: RecentSamples) -> dict[str, tuple[float, float]]:
 
 
 def _rates(recent: RecentSamples) -> dict[tuple[str, str], float]:
-    """Return bytes a second by the tier's name and the direction."""
+    """Return the bytes a second moved, by the tier's name and the direction."""
     gained = recent.gained
     if gained is None:
         return {}

@@ -41,19 +41,21 @@ ANSWERED = (
     "tasuki_request_usable_tokens_total",
     "tasuki_request_lost_tokens_total",
 )
-"""Prompt tokens, the usable ones, and the others by cause, of requests sent by clients to this
-node."""
+"""Names of the counters of prompt tokens, of usable cached tokens, and of lost tokens by cause, for
+requests sent by clients to this node."""
 
 LOOKED_UP = (
     "tasuki_cache_prompt_tokens_total",
     "tasuki_cache_usable_tokens_total",
     "tasuki_cache_lost_tokens_total",
 )
-"""The same counts from the cache's tree, for a node without requests from clients."""
+"""Names of the counters with the meanings of ANSWERED, counted by the cache's tree. They are for a
+node without requests from clients."""
 
 TIER_SLABS = "tasuki_tier_slabs"
 TIER_BYTES = "tasuki_tier_bytes_total"
-"""Only nodes with memory below their arena export both."""
+"""Counter of bytes moved by a tier. Only nodes with memory below their arena export it and
+TIER_SLABS."""
 
 LINK_STATE = "tasuki_handover_link_state"
 LINK_HANDOVERS = "tasuki_handover_link_handovers_total"
@@ -65,7 +67,8 @@ CHOICE_EXPECTED = "tasuki_prefill_choice_expected_tokens_total"
 CHOICE_FOUND = "tasuki_prefill_choice_found_tokens_total"
 CHOICE_REGRET = "tasuki_prefill_choice_regret_seconds_total"
 CHOOSING = frozenset({CHOICES, CHOICE_EXPECTED, CHOICE_FOUND, CHOICE_REGRET})
-"""Metrics of nodes with a choice of prefill nodes. Other nodes do not export them."""
+"""Names of the metrics about choices of prefill nodes. Only nodes making such choices export
+them."""
 
 CALLER_ENDED = "tasuki_caller_requests_finished_total"
 CALLER_FIRST_TOKEN = "tasuki_caller_time_to_first_token_seconds"
@@ -88,15 +91,16 @@ WANTED = frozenset(
 
 
 Labels = tuple[tuple[str, str], ...]
-"""Label names and values, in the order of the names."""
+"""The labels of a sample: pairs of a label's name and its value, in the order of the names."""
 
 Samples = dict[str, dict[Labels, float]]
-"""Values by a sample's name and its labels."""
+"""The parsed samples of /metrics: values by the metric's name, then by the sample's labels."""
 
 NO_LABELS: Labels = ()
 
 MOST_SERIES = 2048
-"""Series kept for one name. A node has at most a few hundred: one link to each of its peers."""
+"""Largest number of label sets kept for one metric name. A node has at most a few hundred: one link
+to each of its peers."""
 
 LONGEST_LABEL = 128
 
@@ -111,8 +115,8 @@ _ESCAPED = re.compile(r"\\(.)")
 
 
 class LabelTexts:
-    """Parsed labels by their text. The texts are alike on all nodes, so each is parsed and kept
-    once."""
+    """A cache of parsed labels by their text. The texts are alike on all nodes, so each is parsed
+    and kept once."""
 
     def __init__(self) -> None:
         self._read: dict[str, Labels] = {}
@@ -128,8 +132,8 @@ class LabelTexts:
 
 
 def read_samples(text: str, wanted: frozenset[str], texts: LabelTexts | None = None) -> Samples:
-    """Return the samples of the wanted names. texts: shared by all nodes. Raises ValueError if the
-    text has no metric of tasuki."""
+    """Parse an answer of /metrics and return the samples of the wanted names. texts: cache of
+    parsed labels, shared by all nodes. Raises ValueError if the text has no metric of tasuki."""
     texts = texts or LabelTexts()
     found: Samples = {}
     ours = False
@@ -150,12 +154,12 @@ def read_samples(text: str, wanted: frozenset[str], texts: LabelTexts | None = N
 
 
 def one(samples: Samples, name: str) -> float | None:
-    """Return the value of the sample without labels; None if it does not exist."""
+    """Return the value of the metric's sample without labels; None if it does not exist."""
     return samples.get(name, {}).get(NO_LABELS)
 
 
 def by_label(samples: Samples, name: str, label: str) -> dict[str, float]:
-    """Return the sums by the value of one label."""
+    """Return the sums of a metric's samples, by the value of one label."""
     sums: dict[str, float] = {}
     for labels, value in samples.get(name, {}).items():
         key = dict(labels).get(label)
@@ -165,12 +169,12 @@ def by_label(samples: Samples, name: str, label: str) -> dict[str, float]:
 
 
 def labels_of(samples: Samples, name: str) -> Mapping[str, str]:
-    """Return the labels of the first sample with this name; empty without one."""
+    """Return the labels of the metric's first sample, by label name; empty without a sample."""
     return dict(next(iter(samples.get(name, {})), NO_LABELS))
 
 
 def difference(later: Samples, earlier: Samples) -> Samples:
-    """Return the gain of each sample between the two. A new sample began at zero."""
+    """Return the gain of each sample from `earlier` to `later`. A new sample began at zero."""
     return {
         name: {
             labels: value - earlier.get(name, {}).get(labels, 0.0)
@@ -186,7 +190,7 @@ def _plain(value: str) -> str:
 
 
 def _number(text: str) -> float | None:
-    """Return the number; None if the text is not a finite number."""
+    """Return the text's number; None if it is not a finite number."""
     try:
         value = float(text)
     except ValueError:
@@ -195,7 +199,7 @@ def _number(text: str) -> float | None:
 
 
 Buckets = dict[float, float]
-"""Observations of at most each bound; the last bound is infinite."""
+"""A histogram: the number of observations up to each upper bound. The last bound is infinite."""
 
 
 def buckets_of(samples: Samples, name: str) -> Buckets:
@@ -220,13 +224,14 @@ def buckets_by(samples: Samples, name: str, label: str) -> dict[str, Buckets]:
 
 
 def add_buckets(sums: Buckets, more: Mapping[float, float]) -> None:
-    """Add `more` to `sums`. REQUIRES: equal bounds, or no bounds in one of the two."""
+    """Add the histogram `more` to the histogram `sums`, in place. REQUIRES: equal bucket bounds, or
+    no bounds in one of the two."""
     for bound, count in more.items():
         sums[bound] = sums.get(bound, 0.0) + count
 
 
 def together(parts: Iterable[Mapping[float, float]]) -> Buckets:
-    """Return the sum of all parts. REQUIRES: the same as for add_buckets()."""
+    """Return the sum of several histograms. REQUIRES: the same as for add_buckets()."""
     sums: Buckets = {}
     for part in parts:
         add_buckets(sums, part)
@@ -234,13 +239,13 @@ def together(parts: Iterable[Mapping[float, float]]) -> Buckets:
 
 
 def observed(buckets: Mapping[float, float]) -> float:
-    """Return the number of observations."""
+    """Return the number of a histogram's observations."""
     return max(buckets.values(), default=0.0)
 
 
 def quantile(buckets: Mapping[float, float], share: float) -> float | None:
-    """Return the value not exceeded by `share` of the observations; None without observations. An
-    observation over the last finite bound counts as the bound itself."""
+    """Return the value not exceeded by `share` of a histogram's observations; None without
+    observations. An observation over the last finite bound counts as the bound itself."""
     rank = share * observed(buckets)
     if rank <= 0:
         return None
@@ -253,7 +258,8 @@ def quantile(buckets: Mapping[float, float], share: float) -> float | None:
 
 
 def share_within(buckets: Mapping[float, float], target: float) -> float | None:
-    """Return the share of observations of at most `target`, from 0 to 1; None without any."""
+    """Return the share of a histogram's observations of at most `target`, from 0 to 1; None without
+    any."""
     whole = observed(buckets)
     if whole <= 0:
         return None
@@ -279,7 +285,8 @@ def _bound(text: str) -> float | None:
 
 
 SPAN_SECONDS = 60.0
-"""Span of rates and percentiles. It is shorter for a node known for a shorter time."""
+"""Time span in seconds of rates and percentiles. It is shorter for a node known for a shorter
+time."""
 
 _KEPT = 4
 _GROWING = (GENERATED, ANSWERED[0], LOOKED_UP[0])
@@ -287,14 +294,15 @@ _GROWING = (GENERATED, ANSWERED[0], LOOKED_UP[0])
 
 @dataclass(frozen=True)
 class Gained:
-    """The counters' gains over `seconds`, a positive time. added: the gain of each counter."""
+    """The gains of a node's counters over `seconds`, a positive time. added: the gain of each
+    counter."""
 
     seconds: float
     added: Samples
 
     def rate(self, name: str) -> float | None:
-        """Return the gain a second of the counter without labels; None if the node has no such
-        counter."""
+        """Return the gain a second of the counter `name`, without labels; None if the node has no
+        such counter."""
         added = one(self.added, name)
         return None if added is None else added / self.seconds
 
@@ -304,10 +312,10 @@ class RecentSamples:
         self._kept: deque[tuple[float, Samples]] = deque()
         self.latest: Samples = {}
         self.gained: Gained | None = None
-        """Recent gains; None before two samples."""
+        """Recent gains of the node's counters; None before two samples."""
 
     def take(self, at: float, samples: Samples) -> None:
-        """Record samples. at: seconds of a monotonic clock."""
+        """Record a node's samples. at: seconds of a monotonic clock."""
         if _began_anew(self.latest, samples):
             self._kept.clear()
         self.latest = samples

@@ -7,25 +7,25 @@ page of a running node, a recording, and the page of a recording. An event has `
 | kind | meaning | fields |
 | --- | --- | --- |
 | submit | a request arrived | request, session, caller, prompt_tokens; blocks in recordings |
-| finished | it ended | request, reason, usage, life, hint |
-| rejected | it was refused | request, error |
+| finished | a request ended | request, reason, usage, life, hint |
+| rejected | a request was refused | request, error |
 | room | a prompt for another node ended | room, prompt_tokens, hit, handed_on, life |
-| evicted | the cache evicted | evictions |
-| lost, cancelled, fenced | a hand-over | room; of lost reason, elsewhere, cause |
-| pulled, pull_lost, pull_fenced | a pull of a prompt's prefix | room; of pulled report |
+| evicted | the cache evicted entries | evictions |
+| lost, cancelled, fenced | result of a hand-over | room; of lost reason, elsewhere, cause |
+| pulled, pull_lost, pull_fenced | result of a pull | room; of pulled report |
 | left | result of migrating a state to drain targets | outcome, tokens, bytes, heir |
 | fetched | result of fetching a state from another node | outcome, tokens, bytes, holder |
 | peers | availability of prefill nodes | prefill_available |
 | pools | a sample of the node's counters | see pools_event |
 
-EventJournal owns a bounded ring of numbered events, in order, for followers: a recorder, or a
+EventJournal owns a bounded buffer of numbered events, in order, for followers: a recorder, or a
 page's stream. One thread. A follower reads the events from a number on, and gets its next number. A
 slow follower gets the count of missed events. Only the newest events, read by most followers, are
-kept as dicts. The others are kept as bytes, a fifth of the memory.
+kept as dicts. Older events are kept as bytes, with a fifth of the memory.
 
-PromptBlocks names the blocks of prompts, for recordings. Equal names mean equal prefixes, and
-reveal nothing else. It owns a secret of this process, so a guess of a prompt cannot be checked
-against a name. Names under two salts never agree.
+PromptBlocks names the blocks of prompts (64 tokens each), for recordings. Equal names mean equal
+prefixes, and reveal nothing else. It owns a secret of this process, so a guess of a prompt cannot
+be checked against a name. Names under two salts never agree.
 """
 
 import secrets
@@ -59,15 +59,16 @@ _KINDS: dict[type[ObservedMessage], str] = {
     m.StateLeft: "left",
     m.StateFetched: "fetched",
 }
-"""Kinds of the messages whose event has all the message's fields."""
+"""Kinds of events made from messages field by field. Their events have all fields of the
+message."""
 
 
 _SHOWN = {"transfer_id": "room"}
-"""Names in events of fields with other names in messages."""
+"""Renamed fields: names in events, by the names of the same fields in messages."""
 
 
 def event_of(message: ObservedMessage) -> Event:
-    """Return the message as an event."""
+    """Return an engine's message as an event, without its time."""
     match message:
         case m.Submit(request_id=request, prompt=prompt, session=session, caller=caller):
             return _event(
@@ -93,8 +94,8 @@ def _ended(message: m.Finished) -> Event:
 
 
 def pools_event(report: NodeReport, generated_tokens: int) -> Event:
-    """Return a sample of the node's counters as an event. generated_tokens: tokens of answers since
-    the start."""
+    """Return a sample of the node's counters as an event. generated_tokens: number of tokens in all
+    answers since the start."""
     stats = report.stats
     memory = arena_use(stats)
     return _event(
@@ -121,8 +122,8 @@ def _event(kind: str, **values: object) -> Event:
 
 
 def to_json(value: Any) -> Any:
-    """Return the value as JSON. A data class becomes an object. An enumeration becomes its name in
-    lower case, a string enumeration its string. Other values stay."""
+    """Return the value in plain JSON types. A data class becomes an object. An enumeration becomes
+    its name in lower case, a string enumeration its string. Other values stay."""
     if isinstance(value, StrEnum):
         return value.value
     if isinstance(value, Enum):
@@ -142,8 +143,8 @@ _FRESH = 512
 
 @dataclass(frozen=True)
 class EventsSince:
-    """Events from a number on. next: the number of the following event. missed: number of forgotten
-    events."""
+    """The journal's events from a requested number on. next: number of the event to come. missed:
+    number of requested events already forgotten."""
 
     events: tuple[Event, ...]
     next: int
@@ -158,7 +159,7 @@ class EventJournal:
 
     @property
     def end(self) -> int:
-        """Return the number of the next event."""
+        """Return the number of the next event to come."""
         return self._count
 
     def add(self, event: Event) -> None:
@@ -185,6 +186,7 @@ class PromptBlocks:
         self._secret = secrets.token_bytes(16)
 
     def names(self, submit: Submit) -> list[str]:
-        """Return one name for each page of 64 tokens, and one for the rest of the prompt."""
+        """Return the names of a prompt's blocks: one for each page of 64 tokens, and one for the
+        rest of the prompt."""
         _, *names = prefix_hashes(submit.prompt, self._secret + submit.salt)
         return [name[:_NAME_BYTES].hex() for name in names]

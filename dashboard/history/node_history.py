@@ -14,8 +14,8 @@ waterfall's totals equal the node's counters of ended requests, and the sum of t
 usages.
 
 FaultLedger owns a bounded list of faults and their ends, the newest last, and their counts since
-the start. It also owns the transfers possibly waiting for their fence. A transfer lost before its
-destination was granted never needs one.
+the start. It also owns the transfers possibly waiting for their fence (proof of a stopped writer).
+A transfer lost before its destination was granted never needs one.
 """
 
 from collections import Counter, OrderedDict, deque
@@ -37,10 +37,11 @@ class RequestHistory:
         self._in_flight: OrderedDict[str, Event] = OrderedDict()
         self._ended: OrderedDict[str, dict[str, Any]] = OrderedDict()
         self._drawn: OrderedDict[str, dict[str, Any]] = OrderedDict()
-        """Requests with a timeline. They are kept longer than the rest."""
+        """Ended requests with a transfer timeline, by id, oldest first. They are kept longer than
+        the rest."""
         self.ends = 0
-        """Number of requests ended since the start. A list is stale once this number has
-        changed."""
+        """Number of requests ended since the start. A reader's list of ended requests is stale once
+        this number has changed."""
 
     @property
     def in_flight(self) -> int:
@@ -52,7 +53,8 @@ class RequestHistory:
             self._in_flight.popitem(last=False)
 
     def ended(self, event: Event) -> dict[str, Any]:
-        """Return the record of a finished or rejected request, or of another node's transfer."""
+        """Add and return the record of a finished or rejected request, or of a transfer for another
+        node."""
         name = event["request"] if "request" in event else f"room-{event['room']}"
         submit = self._in_flight.pop(name, None)
         record = {
@@ -73,8 +75,8 @@ class RequestHistory:
         return record
 
     def _bound_timelines(self, record: dict[str, Any]) -> None:
-        """Keep the newest timelines only, because a timeline is by far the larger part of a
-        record."""
+        """Count the record's timelines as the newest, and drop those of the oldest record over the
+        limit. A timeline is by far the larger part of a record."""
         reports = _transfer_reports(record)
         if not any(report.get("timeline") for report in reports.values()):
             return
@@ -89,8 +91,8 @@ class RequestHistory:
         return self._ended.get(name) or self._drawn.get(name)
 
     def latest(self, count: int) -> list[dict[str, Any]]:
-        """Return the newest `count` records, newest first, without the details of a single
-        request's view."""
+        """Return the records of the newest `count` ended requests, newest first. They lack the
+        details shown only for a single request."""
         records = list(self._ended.values())[-count:]
         return [_summary(record) for record in reversed(records)]
 
@@ -129,8 +131,8 @@ def _arrival(event: Event, submit: Event | None) -> float:
 
 
 def _queued_seconds(life: list[dict[str, Any]]) -> float | None:
-    """Return the seconds in queues; None if the request's phases are not known, or it never
-    began."""
+    """Return the seconds a request spent in queues; None if the request's phases are not known, or
+    it never began."""
     spans = seconds_by_phase(
         str(RequestPhase.WAITING), ((mark["state"], mark["at"]) for mark in life)
     )
@@ -149,7 +151,8 @@ def _summary(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _transfer_reports(record: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the existing reports of the record's hand-over and of the pull before it."""
+    """Return the record's transfer reports by name: of its hand-over, and of the pull before it.
+    Missing reports are left out."""
     usage = record.get("usage") or {}
     return {name: usage[name] for name in ("transfer", "pulled") if usage.get(name)}
 
@@ -163,7 +166,7 @@ class SessionHistory:
         self._sessions: OrderedDict[str, deque[dict[str, Any]]] = OrderedDict()
 
     def ended(self, record: dict[str, Any]) -> None:
-        """Add the turn of an ended request; a request without a session adds none."""
+        """Add a turn to the session of an ended request. A request without a session adds none."""
         name, usage = record["session"], record.get("usage")
         if name is None or usage is None:
             return
@@ -174,7 +177,7 @@ class SessionHistory:
             self._sessions.popitem(last=False)
 
     def latest(self, count: int) -> list[dict[str, Any]]:
-        """Return the last used sessions with their turns, the last one first."""
+        """Return the `count` last used sessions with their turns, the last used one first."""
         names = list(self._sessions)[-count:]
         return [{"session": name, "turns": [*self._sessions[name]]} for name in reversed(names)]
 
@@ -225,7 +228,7 @@ class NodeHistory:
         self.evictions: deque[dict[str, Any]] = deque(maxlen=_EVICTIONS)
 
     def apply(self, event: Event) -> None:
-        """Add one event. REQUIRES: its `at` is not before the last event's."""
+        """Add one event to the history. REQUIRES: its `at` is not before the last event's."""
         self.journal.add(event)
         self.faults.take(event)
         match event["kind"]:
@@ -275,18 +278,20 @@ class FaultLedger:
         match event:
             case {"kind": "lost", "room": transfer, "cause": cause, "reason": reason}:
                 then = "another node was asked" if event["elsewhere"] else "computed here"
-                self._note(event, f"lost.{cause}", f"room {transfer}", f"{reason}; {then}")
+                self._note(event, f"lost.{cause}", f"transfer {transfer}", f"{reason}; {then}")
                 self._wait(transfer, event["at"])
             case {"kind": "cancelled", "room": transfer}:
-                self._note(event, "cancelled", f"room {transfer}", "the client went away")
+                self._note(event, "cancelled", f"transfer {transfer}", "the client went away")
                 self._wait(transfer, event["at"])
             case {"kind": "fenced", "room": transfer}:
                 began = self._unfenced.pop(transfer, None)
                 if began is not None:
                     took = f"its ids are free again after {event['at'] - began:.3f} s"
-                    self._note(event, "fenced", f"room {transfer}", took)
+                    self._note(event, "fenced", f"transfer {transfer}", took)
             case {"kind": "pull_lost", "room": transfer}:
-                self._note(event, "pull_lost", f"room {transfer}", "its prompt is computed whole")
+                self._note(
+                    event, "pull_lost", f"transfer {transfer}", "its prompt is computed whole"
+                )
             case {"kind": "peers", "prefill_available": available}:
                 text = "a prefill node is connected" if available else "no prefill node is left"
                 self._note(event, "peers_up" if available else "peers_down", "", text)
@@ -299,11 +304,12 @@ class FaultLedger:
                 self._note(event, "integrity", "", integrity)
 
     def latest(self, count: int) -> list[dict[str, Any]]:
-        """Return the newest faults, newest first."""
+        """Return the newest `count` faults, newest first."""
         return list(self._entries)[: -count - 1 : -1]
 
     def recent(self, since: float) -> Counter[str]:
-        """Return the counts by kind of the remembered faults at or after `since`."""
+        """Return the number of remembered faults at or after `since`, by kind. since: seconds since
+        1970."""
         counts: Counter[str] = Counter()
         for entry in reversed(self._entries):
             if entry["at"] < since:

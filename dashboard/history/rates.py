@@ -1,4 +1,5 @@
-"""Numbers of a node over time: pace, hits, drafts, pools, and the savings of a larger arena.
+"""Numbers of a node over time: latency, cache hits, drafts, counters, and the savings of a larger
+arena.
 
 One thread; each class owns its numbers, and is fed with events.
 
@@ -37,13 +38,13 @@ from .events import Event
 FIRST, LATER, QUEUED = "first_token", "per_token", "queued"
 _MEASURES = (FIRST, LATER, QUEUED)
 _WIDTH = 5
-"""Seconds of an interval."""
+"""Length in seconds of an interval of the pace history."""
 _RECENT = 60
 _KEPT = 3600 // _WIDTH
 _MOST_VALUES = 512
 
 Spread = dict[str, float]
-"""The percentiles p50 and p95."""
+"""The percentiles of a measure: "p50" and "p95" with their values."""
 
 
 class _Interval:
@@ -61,8 +62,8 @@ class PaceHistory:
         self._chance = random.Random(1)
 
     def add(self, at: float, **seconds: float | None) -> None:
-        """Record the end of a request. seconds: its value by measure; None if it has no such
-        value."""
+        """Record the end of a request. at: time in seconds since 1970. seconds: its value by
+        measure; None if it has no such value."""
         interval = self._interval(at)
         interval.ended += 1
         for name, value in seconds.items():
@@ -70,8 +71,8 @@ class PaceHistory:
                 self._keep(interval, name, value)
 
     def latest(self, now: float) -> dict[str, Any]:
-        """Return the last minute, rounded to whole intervals: the number of ended requests, and a
-        spread by measure. A spread is None without a value."""
+        """Return the pace of the last minute, rounded to whole intervals: the number of ended
+        requests, and the percentiles of each measure. They are None without a value."""
         recent = [one for one in self._recent if one.begin + _WIDTH > now - _RECENT]
         spreads = {
             name: _spread([v for one in recent for v in one.values[name]]) for name in _MEASURES
@@ -79,9 +80,9 @@ class PaceHistory:
         return {"ended": sum(one.ended for one in recent), **spreads}
 
     def series(self, now: float, seconds: int, points: int) -> dict[str, list[Any]]:
-        """Return a series of the first tokens' percentiles. `at`: ends of intervals up to now, at
-        most `points`. p50, p95: seconds to first tokens in each interval; None without any. If
-        there are more intervals than points, the later ones are shown."""
+        """Return the series of the percentiles of the time to the first token. `at`: ends of
+        intervals up to now, at most `points`. p50, p95: seconds to first tokens in each interval;
+        None without any. If there are more intervals than points, the later ones are shown."""
         end = int(now) // _WIDTH * _WIDTH
         count = min(points, max(1, seconds // _WIDTH))
         begins = [end - _WIDTH * back for back in range(count - 1, -1, -1)]
@@ -125,7 +126,8 @@ def _spread(values: list[float]) -> Spread | None:
 
 
 def _at(ordered: list[float], share: float) -> float:
-    """Return the value at this share of the sorted values, interpolated between neighbours."""
+    """Return the value at this share (0 to 1) of the sorted values, interpolated between
+    neighbours."""
     place = share * (len(ordered) - 1)
     low = int(place)
     high = min(low + 1, len(ordered) - 1)
@@ -138,11 +140,13 @@ _KEPT_SECONDS = 3600
 class HitIntervals:
     def __init__(self) -> None:
         self.totals: Counter[str] = Counter()
-        """Token counts: prompt, usable, kv, requests, and `lost.CAUSE` of each cause."""
+        """Sums since the start: prompt, usable and kv in tokens, requests, and `lost.CAUSE` in
+        tokens of each cause."""
         self._intervals: deque[tuple[int, Counter[str]]] = deque()
 
     def add(self, at: float, prompt_tokens: int, hit: dict[str, Any] | None) -> None:
-        """Add a prompt. hit: a breakdown; None if the prompt was never looked up."""
+        """Add a request's prompt. hit: its tokens by usability and cause; None if the cache never
+        looked up the prompt."""
         tokens = Counter({"prompt": prompt_tokens, "requests": 1})
         if hit is None:
             tokens[f"lost.{UNSCHEDULED}"] = prompt_tokens
@@ -160,7 +164,7 @@ class HitIntervals:
             self._intervals.popleft()
 
     def latest(self, now: float, seconds: int) -> Counter[str]:
-        """Return the sums of the last `seconds`, by the names in `totals`."""
+        """Return the sums of the last `seconds`, under the names in `totals`."""
         sums: Counter[str] = Counter()
         for second, tokens in reversed(self._intervals):
             if second <= now - seconds:
@@ -169,8 +173,8 @@ class HitIntervals:
         return sums
 
     def series(self, now: float, seconds: int, points: int) -> dict[str, Any]:
-        """Return a series. `at`: ends of `points` equal intervals up to now; `columns`: tokens of
-        each, by name."""
+        """Return a series of the hit waterfall. `at`: ends of `points` equal intervals up to now;
+        `columns`: tokens in each interval, by name."""
         width = max(1, -(-seconds // points))
         end = (int(now) // width + 1) * width
         first = end - width * points
@@ -211,9 +215,9 @@ class WhatIf:
         self._prompts.append(_Prompt(prompt_tokens, recoverable, slabs))
 
     def answer(self) -> dict[str, Any]:
-        """Return the estimate. curve: (slots more, prompt tokens saved), ascending. slots: the
-        fewest additional slots for 80 % of the largest saving. points: the saving of these slots as
-        a percentage of all prompt tokens."""
+        """Return the estimate for larger arenas. curve: pairs (number of additional slots, prompt
+        tokens saved), ascending. slots: the fewest additional slots with 80 % of the largest
+        saving. points: the saving of these slots as a percentage of all prompt tokens."""
         total = sum(prompt.tokens for prompt in self._prompts)
         saved = 0
         curve: list[tuple[int, int]] = []
@@ -244,15 +248,15 @@ class DraftTotals:
         self._accepted: dict[str, Counter[int]] = {}
 
     def add(self, usage: dict[str, Any]) -> None:
-        """Add the drafts of an ended request."""
+        """Add the drafted and accepted tokens of an ended request."""
         for use in usage.get("drafts", ()):
             for sums, name in ((self._drafted, "drafted"), (self._accepted, "accepted")):
                 sums.setdefault(use["source"], Counter()).update(dict(enumerate(use[name])))
 
     def answer(self) -> dict[str, dict[str, Any]]:
-        """Return by source the drafted and accepted tokens, and tokens_a_step. tokens_a_step:
-        tokens of a step with drafts from this source, for at most 1, 2, ... drafts. The step's own
-        token is included."""
+        """Return by draft source the drafted and accepted tokens, and tokens_a_step. tokens_a_step:
+        list of the mean tokens of a step with drafts from this source, for at most 1, 2, ...
+        drafts. The step's own token is included."""
         return {source: self._of(source) for source in self._drafted}
 
     def _of(self, source: str) -> dict[str, Any]:
@@ -282,13 +286,14 @@ class PoolHistory:
         return self._samples[-1] if self._samples else None
 
     def output_rate(self, seconds: float) -> float | None:
-        """Return the tokens of answers a second, up to the last sample. Return None before two
-        samples, and for old recordings without this count."""
+        """Return the rate of the answers' tokens a second, up to the last sample. Return None
+        before two samples, and for old recordings without this count."""
         rates = _rates([kept[0], kept[-1]] if (kept := self._since(seconds)) else [])
         return rates[-1] if rates else None
 
     def series(self, seconds: int, points: int) -> dict[str, Any]:
-        """Return the arena's memory and the output's rate, thinned to at most `points` samples."""
+        """Return series of the arena's memory and of the answers' tokens a second, over the last
+        `seconds`, thinned to at most `points` samples."""
         kept = self._since(seconds)
         stride = max(1, -(-len(kept) // points))
         kept = kept[::-1][::stride][::-1]
@@ -300,14 +305,14 @@ class PoolHistory:
         }
 
     def _since(self, seconds: float) -> list[Event]:
-        """Return the last sample and the samples of the `seconds` before it."""
+        """Return the last sample of the counters, and the samples of the `seconds` before it."""
         end = float(self._samples[-1]["at"]) if self._samples else 0.0
         younger = takewhile(lambda sample: sample["at"] > end - seconds, reversed(self._samples))
         return list(younger)[::-1]
 
 
 def _rates(samples: Sequence[Event]) -> list[float | None]:
-    """Return the rate between each sample and the one before it."""
+    """Return the answers' tokens a second between each sample and the sample before it."""
     return [_rate(before, sample) for before, sample in pairwise(samples)]
 
 

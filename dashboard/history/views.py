@@ -19,14 +19,15 @@ _LOST = "lost."
 _QUEUED_STATES = frozenset(str(phase) for phase in RequestPhase if phase.is_queued)
 _STANDING = Standing()
 _SESSIONS, _TURNS = 24, 24
-"""Bounds on the plotted sessions and on the turns of each, so a redraw fits into a frame."""
+"""Largest number of plotted sessions, and of turns of each, so a redraw fits into a frame."""
 
 
 def overview(
     history: NodeHistory, now: float, seconds: int, points: int, standing: Standing = _STANDING
 ) -> dict[str, Any]:
-    """Return the figures, the waterfall, drafts, the what-if, both pools, and counts of requests,
-    sessions and faults. standing: the node's own state, now."""
+    """Return the top of the page as JSON: figures, waterfall, drafts, the estimate for a larger
+    arena, both pools, and counts of requests, sessions and faults. standing: the node's own present
+    state."""
     return {
         "at": now,
         "events": history.journal.end,
@@ -83,7 +84,7 @@ def handovers(history: NodeHistory) -> list[dict[str, Any]]:
 
 
 def sessions(history: NodeHistory) -> list[dict[str, Any]]:
-    """Return the last used sessions, the last one first."""
+    """Return the last used sessions with their turns, the last used one first."""
     latest = history.sessions.latest(_SESSIONS)
     return [{**session, "turns": session["turns"][-_TURNS:]} for session in latest]
 
@@ -97,8 +98,8 @@ def evictions(history: NodeHistory) -> list[dict[str, Any]]:
 
 
 def tree_view(view: PackedTree) -> list[dict[str, Any]]:
-    """Return a row for each node; `above` is its parent's row. `hidden`: the part of its subtree
-    without rows."""
+    """Return a row for each node of the radix tree. `above`: index of its parent's row. `hidden`:
+    the part of its subtree without rows."""
     return [_node(node) for node in view]
 
 

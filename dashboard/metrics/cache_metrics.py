@@ -1,8 +1,9 @@
 """Metrics of a node's cache: its arena, the tiers below it, and its evictions.
 
-cache_families() and tier_families() turn a node's report into Prometheus families. Pure: the tree
-and the engine count. The cache's counters come from the tree itself, so this node's waterfall
-includes retracted and aborted requests. request_metrics.py counts each of those once.
+cache_families() and tier_families() turn a node's report into Prometheus families. Pure: the
+numbers come from the tree and the engine. The cache's counters come from the tree itself, so this
+node's token counts include retracted and aborted requests. request_metrics.py counts each request
+once.
 
 EvictionMetrics counts evictions by kind and by the policy's score. Borrows its registry. One
 thread.
@@ -23,7 +24,8 @@ _SLAB_USES = ("free", "pages", "slots")
 
 
 def by_owner(counts: Mapping[str, int]) -> dict[str, int]:
-    """Return the parts of a pool; their sum is the whole. pinned and evictable are the tree's."""
+    """Return a pool's pages or slots by owner; their sum is the whole pool. pinned and evictable
+    belong to the radix tree. counts: from the engine's stats."""
     return {
         "free": counts["free"],
         "working": counts["working"],
@@ -35,7 +37,7 @@ def by_owner(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def arena_use(stats: StatsReply) -> MemoryUse | None:
-    """Return memory_use() of the arena in these stats."""
+    """Return the use of the arena's memory in these stats, from memory_use()."""
     return memory_use(
         by_owner(stats.pages),
         by_owner(stats.slots),
@@ -120,7 +122,9 @@ def cache_families(report: NodeReport) -> Iterator[Metric]:
         "source",
         report.chat_tokens,
     )
-    yield counter("handover_windows", "Windows sent here, by outcome.", "outcome", report.windows)
+    yield counter(
+        "handover_windows", "Layer chunks sent here, by outcome.", "outcome", report.windows
+    )
 
 
 _GAUGES = (
@@ -148,7 +152,7 @@ _COUNTERS = (
 
 
 def tier_families(tiers: Sequence[TierReport]) -> Iterator[Metric]:
-    """Yield the families of tiers; none for a node without tiers."""
+    """Yield the metric families of the cache's lower tiers; none for a node without tiers."""
     if not tiers:
         return
     kinds = ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS))

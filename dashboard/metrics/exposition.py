@@ -1,15 +1,15 @@
 """A node's metrics in Prometheus' text format: its own, and the same under other engines' names.
 
 node_families(): the node's name and its links. health_families(): its state, failed calls,
-certificates and disks. engine_families(): the engine's steps, and the sending of a prefill node.
-Pure functions.
+certificates and disks. engine_families(): the engine's steps, and the hand-overs sent by a prefill
+node. Pure functions.
 
 translated() gives tasuki's numbers under the names of vLLM and SGLang, for existing dashboards.
 Pure. Only numbers of equal meaning are renamed.
 
 GenAiMetrics counts by OpenTelemetry's GenAI conventions, version 1.41.1, in Prometheus's spelling.
-The metrics are gen_ai.server.request.duration and the two beside it, with the conventions' bounds.
-It borrows its registry, and owns the operations of requests in flight.
+The metrics are gen_ai.server.request.duration, time_to_first_token and time_per_output_token, with
+the conventions' bounds. It borrows its registry, and owns the operations of requests in flight.
 
 Exposition owns a registry of its own, so several nodes of one process share nothing. One thread.
 """
@@ -54,8 +54,9 @@ _RENAMED = {
 
 
 def translated(families: Iterable[Metric], dialect: str) -> Iterator[Metric]:
-    """Yield the families to add to tasuki's own. dialect: one of dialects.DIALECTS. Yields nothing
-    for a dialect without renamed metrics: GenAiMetrics counts its own."""
+    """Yield the families under the names of another engine, to add to tasuki's own. dialect: one of
+    dialects.DIALECTS. Yields nothing for a dialect without renamed metrics: GenAiMetrics counts its
+    own."""
     if dialect not in _RENAMED:
         return
     by_name = {family.name: family for family in families}
@@ -97,7 +98,7 @@ def _renamed(family: Metric, name: str) -> Metric:
 
 
 def _values(family: Metric) -> dict[str, float]:
-    """Return the values by the value of the one label; "" for a sample without labels."""
+    """Return a family's values by the value of its one label; "" for a sample without labels."""
     return {
         next(iter(sample.labels.values()), ""): sample.value
         for sample in family.samples
@@ -135,7 +136,7 @@ _IN_FLIGHT = 1 << 16
 
 class GenAiMetrics:
     def __init__(self, registry: CollectorRegistry, model: str) -> None:
-        """model: the name used by clients."""
+        """Set up the metrics. model: the model's name used by clients, as a label."""
         self._model = model
         duration, per_token, first_token = METRICS
         made = (
@@ -156,13 +157,14 @@ class GenAiMetrics:
         self._operations: OrderedDict[m.RequestId, str] = OrderedDict()
 
     def begin(self, request: m.RequestId, operation: str) -> None:
-        """Record the operation of a beginning request. operation: see RequestContext.operation."""
+        """Record the operation of a beginning request. operation: OpenTelemetry's name of it, as in
+        RequestContext.operation."""
         self._operations[request] = operation
         while len(self._operations) > _IN_FLIGHT:
             self._operations.popitem(last=False)
 
     def observe(self, message: m.Finished | m.Rejected) -> None:
-        """Count an ended request. A request begun elsewhere, such as a transfer, has no client here
+        """Count an ended request. A request without begin() has no client here, such as a transfer,
         and is not counted."""
         operation = self._operations.pop(message.request_id, None)
         if operation is None or isinstance(message, m.Rejected):
@@ -278,8 +280,10 @@ def engine_families(report: NodeReport) -> Iterator[Metric]:
     sent = report.sent
     if sent is not None:
         yield counter("handover_sent_rooms", "Rooms sent, by outcome.", "outcome", sent.rooms)
-        yield counter("handover_sent_windows", "Windows of rooms sent whole.", sent.windows)
-        yield counter("handover_sent_bytes", "Bytes of rooms sent whole.", sent.bytes)
+        yield counter(
+            "handover_sent_windows", "Layer chunks of transfers sent whole.", sent.windows
+        )
+        yield counter("handover_sent_bytes", "Bytes of transfers sent whole.", sent.bytes)
         seconds = {"hidden": sent.hidden_seconds, "exposed": sent.exposed_seconds}
         yield counter(
             "handover_sent_seconds",
@@ -293,8 +297,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Exposition:
-    """All metrics of a node. dialect: other names to offer beside tasuki's own (dialects.DIALECTS).
-    model: the name used by clients."""
+    """All metrics of a node, as text for Prometheus. dialect: engine names to offer in addition to
+    tasuki's own (dialects.DIALECTS). model: the model's name used by clients."""
 
     def __init__(self, dialect: str = "none", model: str = "") -> None:
         self._registry = CollectorRegistry()
@@ -331,17 +335,18 @@ class Exposition:
                 self._faults.observe(message)
 
     def begin(self, request: m.RequestId, operation: str) -> None:
-        """Record the admission of a client's request. operation: see RequestContext.operation."""
+        """Record the admission of a client's request. operation: OpenTelemetry's name of it, as in
+        RequestContext.operation."""
         if self._gen_ai is not None:
             self._gen_ai.begin(request, operation)
 
     def count_tokens(self, count: int) -> None:
-        """Count `count` emitted tokens."""
+        """Count `count` tokens of answers sent to clients."""
         self._requests.count_tokens(count)
 
     def families(self, report: NodeReport | None, front: FrontReport = READY) -> list[Metric]:
-        """Return all families under tasuki's own names. report: the engine's report; None without
-        one. Then the engine's metrics are left out."""
+        """Return all families under tasuki's own names. report: the engine's report; None leaves
+        the engine's metrics out. front: the API server's report."""
         counted = [*health_families(front), *self._registry.collect()]
         if report is None:
             return counted
@@ -354,14 +359,15 @@ class Exposition:
         ]
 
     def text(self, report: NodeReport | None, front: FrontReport = READY) -> bytes:
-        """Return the metrics as text. report, front: see families()."""
+        """Return all metrics as text in Prometheus' format. report, front: arguments of
+        families()."""
         families = self.families(report, front)
         others = () if report is None else translated(families, self._dialect)
         return generate_latest(_Families(chain(families, others)))
 
 
 class _Families(CollectorRegistry):
-    """Families already collected, in the form taken by generate_latest."""
+    """A registry of metric families already collected, as generate_latest needs it."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         super().__init__()

@@ -41,8 +41,8 @@ def _filled(
     text: str,
     *value: str | float | Mapping[str, float],
 ) -> Metric:
-    """Return the family with its numbers. value: one number, or a label and the number of each of
-    its values."""
+    """Return a metric family with its samples. value: one number, or a label's name and a number
+    for each of its values."""
     match value:
         case (int(number) | float(number),):
             return family(f"tasuki_{name}", text, value=number)
@@ -55,7 +55,7 @@ def _filled(
 
 
 def histogram(name: str, text: str, spread: TimeSpread) -> Metric:
-    """Return a histogram in seconds."""
+    """Return a histogram family of seconds. spread: bounds, counts in each bucket, and the sum."""
     family = HistogramMetricFamily(f"tasuki_{name}_seconds", text)
     buckets, below = [], 0
     for bound, count in zip((*spread.bounds, float("inf")), spread.counts, strict=True):
@@ -66,7 +66,7 @@ def histogram(name: str, text: str, spread: TimeSpread) -> Metric:
 
 
 class Instruments:
-    """Constructors of counting metrics. Borrows its registry."""
+    """Constructors of counting metrics with the prefix tasuki. Borrows its registry."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry

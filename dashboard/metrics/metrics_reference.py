@@ -47,12 +47,12 @@ _LABEL_ONLY = "_"
 
 
 def reference() -> str:
-    """Return the whole page."""
+    """Return the whole page docs/metrics.md as text."""
     return _HEAD + "".join(f"{_row(family)}\n" for family in families())
 
 
 def families() -> list[Metric]:
-    """Return every metric, sorted by name."""
+    """Return every metric family of a node, sorted by name."""
     return sorted(_exposition().families(_report(), _front()), key=lambda one: one.name)
 
 
@@ -64,7 +64,7 @@ def _row(family: Metric) -> str:
 
 
 def _exposition() -> Exposition:
-    """Return an exposition after one observation of every message with labels."""
+    """Return an Exposition after it has observed one message of every kind with labels."""
     exposition = Exposition()
     request, transfer_id = m.RequestId(_LABEL_ONLY), m.TransferId(0)
     hit = m.HitBreakdown(0, 0, 0, {_LABEL_ONLY: 0}, None, loaded={_LABEL_ONLY: 0})
@@ -81,7 +81,7 @@ def _exposition() -> Exposition:
 
 
 def _front() -> FrontReport:
-    """Return a report with every field set."""
+    """Return an API server's report with every field set, for the reference."""
     one = {_LABEL_ONLY: 0}
     room = {_LABEL_ONLY: DiskRoom(0, 0)}
     return FrontReport(failures=one, certificates=one, disks=room)
@@ -94,7 +94,7 @@ def _link() -> PrefillNodeStatus:
 
 
 def _report() -> NodeReport:
-    """Return a report with every field set."""
+    """Return an engine's report with every field set, for the reference."""
     none: Counter[str] = Counter()
     one = {_LABEL_ONLY: 0}
     pool = dict.fromkeys(_COUNTS, 0)

@@ -1,6 +1,6 @@
 """Metrics of requests, callers, targets, chosen prefill nodes, and hand-overs by sender.
 
-seconds_by_phase() and its siblings read a request's life and usage. Pure.
+seconds_by_phase() and its siblings read a request's life (its phases with times) and usage. Pure.
 
 RequestMetrics counts requests by their final messages. Invariant: prompt tokens == usable tokens +
 the sum of lost tokens over causes, exactly as in the usages sent to clients.
@@ -43,7 +43,7 @@ from tasuki.routing.node_choice import Reason
 from .families import EXPOSED, FIRST_TOKEN, PREFILL, QUEUE, REQUEST, TOKEN, WINDOW, Instruments
 
 UNSCHEDULED = "unscheduled"
-"""Cause of lost prompt tokens if the request ended before the lookup of its prompt."""
+"""Cause of lost prompt tokens if the request ended before the cache looked up its prompt."""
 _DRAFT_LABELS = ("drafter", "place")
 
 Name = TypeVar("Name", bound=str)
@@ -74,7 +74,8 @@ class RequestMetrics:
         self._generated = made.counter("generated_tokens", "Tokens emitted to clients.")
         self._drafted = made.counter(
             "drafted_tokens",
-            "Tokens proposed and computed before they were drawn, by what proposed them and their "
+            "Tokens proposed and computed before they were sampled, by what proposed them "
+            "and their "
             "place in a forward's drafts.",
             *_DRAFT_LABELS,
         )
@@ -104,7 +105,8 @@ class RequestMetrics:
         )
         self._window = made.seconds(
             "handover_window",
-            "A window of a hand-over on its sender's clock, from its digest's begin to its flush.",
+            "A layer chunk of a hand-over on its sender's clock, from its digest's begin to "
+            "its flush.",
             WINDOW,
         )
 
@@ -186,7 +188,8 @@ class ChoiceMetrics:
         )
 
     def observe(self, choice: PrefillChoice, hit: HitBreakdown | None) -> None:
-        """Count a choice. hit: breakdown when the prompt was computed; None if it is not known."""
+        """Count a choice of a prefill node. hit: the prompt's tokens by usability when it was
+        computed; None if they are not known."""
         self._choices.labels(choice.reason).inc()
         self._regret.inc(choice.regret_seconds)
         if hit is not None:
@@ -209,16 +212,16 @@ class LinkMetrics:
         )
 
     def observe(self, peer: str, transfer: TransferReport) -> None:
-        """Count a hand-over. peer: the prefill node's name."""
+        """Count a hand-over to this decode node. peer: the prefill node's name."""
         self._handovers.labels(peer).inc()
         self._bytes.labels(peer).inc(transfer.bytes)
         self._exposed.labels(peer).inc(transfer.exposed_seconds)
 
 
 def seconds_by_phase(first: Name, marks: Iterable[tuple[Name, float]]) -> Counter[Name]:
-    """Return the seconds in each phase. first: the phase until the first mark. marks: a phase and
-    the second of its begin. The last mark has no length. Another node can send phases unknown to
-    this version."""
+    """Return the seconds in each phase of a request. first: the phase until the first mark. marks:
+    pairs of a phase and the second of its start. The last mark has no length. Another node can send
+    phases unknown to this version."""
     spans: Counter[Name] = Counter()
     phase, since = first, 0.0
     for entered, at in marks:
@@ -232,23 +235,26 @@ def _spans(life: Sequence[LifeMark]) -> Counter[RequestPhase]:
 
 
 def queued_seconds(life: Sequence[LifeMark]) -> float:
-    """Return the seconds before computing began, here or on the chosen prefill node."""
+    """Return the seconds a request waited before computing began, here or on the chosen prefill
+    node."""
     return sum(seconds for phase, seconds in _spans(life).items() if phase.is_queued)
 
 
 def prefilled_seconds(life: Sequence[LifeMark]) -> float:
-    """Return the seconds of computing the prompt here or receiving it."""
+    """Return the seconds of computing the request's prompt here or receiving it."""
     return sum(seconds for phase, seconds in _spans(life).items() if phase.stage is Stage.PREFILL)
 
 
 def seconds_per_token(usage: Usage) -> float | None:
-    """Return the mean over the tokens after the first; None without such tokens."""
+    """Return the mean seconds a token of an answer, over the tokens after the first. Return None
+    without such tokens."""
     later = usage.completion_tokens - 1
     return (usage.seconds - usage.time_to_first_token) / later if later > 0 else None
 
 
 def missed_targets(usage: Usage) -> list[str]:
-    """Return the names of the targets missed by the answer; empty if the request had none."""
+    """Return the names of the latency targets missed by the answer; empty if the request had
+    none."""
     targets = usage.targets
     if targets is None:
         return []
@@ -266,7 +272,7 @@ def missed_targets(usage: Usage) -> list[str]:
 
 MOST_CALLERS = 64
 OTHERS = "(others)"
-"""All callers after the first MOST_CALLERS; no caller's own name has a bracket."""
+"""Label of all callers after the first MOST_CALLERS. No caller's own name has a bracket."""
 
 # As few bounds as needed to judge a target, because there is a series for each bound and caller.
 _FIRST_TOKEN = (0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
@@ -298,7 +304,7 @@ class CallerMetrics:
         self._targets = TargetMetrics(made)
         self._named: set[str] = set()
         self._callers: OrderedDict[RequestId, tuple[str, int]] = OrderedDict()
-        """Caller and priority of each request in flight."""
+        """Caller's label and priority of each request in flight."""
 
     def observe(self, message: Submit | Finished | Rejected) -> None:
         match message:

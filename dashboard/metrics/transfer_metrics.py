@@ -6,7 +6,7 @@ PrefillTransferMetrics: a prefill node's transfers, fed as each ends. PullMetric
 by a prefill node from decode nodes instead of being computed. CopiedStateMetrics: states copied
 without a waiting request. An ending node leaves states to prefill nodes; a decode node fetches
 states. FaultMetrics: lost hand-overs, and the time until their granted pages could be used again.
-It owns the transfers waiting for their fence.
+It owns the transfers waiting for their fence (proof of a stopped writer).
 """
 
 import time
@@ -43,9 +43,9 @@ class PrefillTransferMetrics:
         for cause in (LossCause.STALLED, LossCause.QUEUE_TIMEOUT):
             self._ended.labels(cause.value)
         self._queue = made.seconds(
-            "room_queue", "From a room's arrival until its prompt was computed.", QUEUE
+            "room_queue", "From a transfer's arrival until its prompt was computed.", QUEUE
         )
-        self._prefill = made.seconds("room_prefill", "Computing the prompt of a room.", PREFILL)
+        self._prefill = made.seconds("room_prefill", "Computing the prompt of a transfer.", PREFILL)
 
     def observe(self, transfer: TransferEnded) -> None:
         self._ended.labels(_outcome(transfer)).inc()
@@ -88,7 +88,8 @@ class PullMetrics:
 
 
 class _Copies:
-    """States copied in one direction by outcome, and the tokens and bytes of the arrived ones."""
+    """Counters of states copied in one direction: states by outcome, and the tokens and bytes of
+    the arrived states."""
 
     def __init__(
         self,
@@ -99,7 +100,8 @@ class _Copies:
         tokens: str,
         size: str,
     ) -> None:
-        """states, tokens, size: the help text of each counter."""
+        """Register the counters. states, tokens, size: help texts of the counters of states, tokens
+        and bytes."""
         self._states = made.counter(name, states, "outcome")
         for outcome in outcomes:
             self._states.labels(outcome.value)
@@ -164,7 +166,7 @@ class FaultMetrics:
             "Hand-overs given up: the client went away, or the first token was the answer.",
         )
         self._fences = made.seconds(
-            "fence", "From a room's loss until its writer was certain to write no more.", FENCE
+            "fence", "From a transfer's loss until its writer was certain to write no more.", FENCE
         )
         self._open: dict[TransferId, float] = {}
 

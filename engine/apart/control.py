@@ -1,4 +1,5 @@
-"""Messages between the two processes of a node, beside the engine's own messages.
+"""Messages between the two processes of a node (API server and engine), in addition to the engine's
+own messages.
 
 Plain, immutable values. FRONT_CONTROL lists the API server's messages, ENGINE_CONTROL the engine
 process's.
@@ -12,35 +13,35 @@ from tasuki.transfer.control.link_status import HandoverStatus
 
 
 class RequestTraced(Message):
-    """A traced request. Comes before its Submit. header: its traceparent."""
+    """The trace context of a request, sent before its Submit. header: the request's traceparent."""
 
     request_id: RequestId
     header: str
 
 
 class FrontTurned(Message):
-    """An answer to FrontProbe from the API server's event loop."""
+    """The answer to FrontProbe from the API server's event loop: the loop still runs."""
 
 
 class RetireHandover(Message):
-    """The start of a drain: other nodes must neither discover this node nor send it more requests.
-    Answered by HandoverRetired."""
+    """Begin the node's drain: other nodes must neither discover this node nor send it more
+    requests. Answered by HandoverRetired."""
 
 
 class EndHandover(Message):
-    """A request to end the transfers in flight, links and the hand-over's server. Answered by
-    HandoverOver."""
+    """End the transfers in flight, the connections to other nodes, and the server for hand-overs.
+    Answered by HandoverOver."""
 
 
 class EndEngine(Message):
-    """A request to end the engine and its process."""
+    """End the engine and its process."""
 
 
 class EngineStands(Message):
-    """The engine is ready. max_request_tokens: limit for prompt and answer together. max_batch:
-    requests in one forward. trials: address of the trial server of its grammars
-    (model/grammar/trials). handover_address: HOST:PORT of its server for decode nodes; None without
-    one."""
+    """The engine is ready. max_request_tokens: most tokens of prompt and answer together.
+    max_batch: most requests in one forward. trials: address of the server trying grammars in a
+    separate process (model/grammar/trials). handover_address: HOST:PORT of the engine's server for
+    decode nodes; None without one."""
 
     max_request_tokens: int
     max_batch: int
@@ -49,25 +50,27 @@ class EngineStands(Message):
 
 
 class StartFailed(Message):
-    """The engine's process ends before it is ready. reason: text for the daemon's user."""
+    """The engine's process ends before the engine is ready. reason: text for the daemon's user."""
 
     reason: str
 
 
 class EngineLost(Message):
-    """The engine's loop, or the hand-over's, has died."""
+    """The engine's loop, or the hand-over's event loop, has ended with an error. reason: text for
+    the log."""
 
     reason: str
 
 
 class EngineEnds(Message):
-    """The last message of the engine's process before it ends. reason: in words."""
+    """The last message of the engine's process before it ends. reason: text for the log."""
 
     reason: str
 
 
 class TransferBegun(Message):
-    """A prompt handed to this node by another one. traceparent: from the other node's request."""
+    """Another node has begun to hand a prompt to this node. transfer_id: the transfer. request: id
+    of the other node's request. traceparent: its trace context."""
 
     transfer_id: TransferId
     request: str
@@ -75,35 +78,36 @@ class TransferBegun(Message):
 
 
 class HandoverShown(Message):
-    """The status of the hand-over. Comes before each StatsReply."""
+    """The status of the node's hand-overs. Sent before each StatsReply."""
 
     status: HandoverStatus
 
 
 class HandoverRetired(Message):
-    """The answer to RetireHandover."""
+    """The answer to RetireHandover: other nodes send no more requests."""
 
 
 class HandoverOver(Message):
-    """The answer to EndHandover."""
+    """The answer to EndHandover: all transfers and the server for hand-overs have ended."""
 
 
 class TokensMade(Message):
-    """The number of tokens sent to API server workers."""
+    """The number of tokens sent directly to API server workers, for the API server's own
+    counters."""
 
     count: int
 
 
 class WorkerGone(Message):
-    """The end of the link to an API server worker. left: its requests still in the engine, now
-    aborted. The message comes after the ends of its other requests."""
+    """The end of the link to an API server worker. number: the worker's number. left: its requests
+    still in the engine, now aborted. The message comes after the ends of its other requests."""
 
     number: int
     left: tuple[RequestId, ...]
 
 
 class FrontProbe(Message):
-    """A probe of the API server's event loop, answered by FrontTurned."""
+    """A probe of the API server's event loop: if it still runs, it answers FrontTurned."""
 
 
 FrontControl = RequestTraced | FrontTurned | RetireHandover | EndHandover | EndEngine

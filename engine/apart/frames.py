@@ -1,6 +1,6 @@
 """Frames between two processes: messages to bytes and back, and an event loop's end of a socket.
 
-Owns no socket but FrameProtocol's transport. Thread rule: one thread at a time for each
+Owns no socket except FrameProtocol's transport. Thread rule: one thread at a time for each
 FrameReader, the event loop for FrameProtocol.
 """
 
@@ -32,7 +32,7 @@ _NUMBER_OF = {kind: number for number, kind in enumerate(_KINDS)}
 
 
 class BrokenFrame(ValueError):
-    """Error for received bytes without a frame of this protocol."""
+    """Received bytes do not form a frame of this protocol."""
 
 
 _ENCODER = packer()
@@ -41,16 +41,15 @@ _READ = (msgspec.msgpack.Decoder(list[m.TokenOut]).decode, *map(reader_of, _KIND
 
 
 def frame_of(messages: Sequence[Any]) -> bytearray:
-    """Encode all messages of one side at a time as one frame.
+    """Encode several messages as one frame.
 
     A frame is its length, 4 bytes little-endian, and MessagePack: a list of [kind, body]. A kind is
     an index in a table. Both processes build the table from the same code, so no name travels.
     Consecutive tokens are one body. msgspec writes and reads it without a Python object for each
     field. msgspec is already a dependency, and decodes bodies directly into the messages' types. So
-    it rejects a foreign frame, while pickle would run it. A token costs 0.1 to 0.3 us a side. Pure.
-
-    Raises KeyError for values other than messages, and msgspec's errors for values that are not
-    plain.
+    it rejects a foreign frame, while pickle would run it. A token costs 0.1 to 0.3 us in each
+    process. Pure. Raises KeyError for values other than messages, and msgspec's errors for values
+    that are not plain.
     """
     bodies: list[tuple[int, Any]] = []
     for kind, same in groupby(messages, type):
@@ -63,8 +62,8 @@ def frame_of(messages: Sequence[Any]) -> bytearray:
 
 
 def framed(bodies: Sequence[tuple[int, Any]]) -> bytearray:
-    """Encode a frame of the bodies, each after its kind. Raises msgspec's errors for a value
-    without a plain form."""
+    """Encode a frame of (kind, body) pairs, with the frame's length before them. Raises msgspec's
+    errors for a value without a plain form."""
     frame = bytearray(_LENGTH.size)
     _ENCODER.encode_into(bodies, frame, _LENGTH.size)
     _LENGTH.pack_into(frame, 0, len(frame) - _LENGTH.size)
@@ -72,15 +71,17 @@ def framed(bodies: Sequence[tuple[int, Any]]) -> bytearray:
 
 
 class FrameReader:
-    """A reader of frames. It keeps received bytes until a frame is whole."""
+    """A reader of frames. It keeps received bytes until their frame is complete."""
 
     def __init__(self, readers: Sequence[BodyReader] | None = None) -> None:
-        """readers: decoders by kind, if frames hold other messages than messages_of() reads."""
+        """readers: decoders by kind, if frames hold other messages than messages_of() decodes; else
+        None."""
         self._readers = readers
         self._waiting = bytearray()
 
     def take(self, data: bytes) -> Iterator[list[Any]]:
-        """Yield the messages of each complete frame, in order. Raises BrokenFrame."""
+        """Yield the messages of each complete frame, in order. data: newly received bytes. Raises
+        BrokenFrame."""
         self._waiting += data
         start = 0
         try:
@@ -100,7 +101,7 @@ class FrameReader:
 
 
 def messages_of(body: bytes) -> list[Any]:
-    """Return the messages of a frame without its length. Raises BrokenFrame."""
+    """Return the messages in a frame's body (the frame without its length). Raises BrokenFrame."""
     messages: list[Any] = []
     for kind, read in values_of(body, _READ):
         if kind == _TOKENS:
@@ -111,8 +112,8 @@ def messages_of(body: bytes) -> list[Any]:
 
 
 def values_of(body: bytes, readers: Sequence[BodyReader]) -> list[tuple[int, Any]]:
-    """Return the bodies of a frame without its length, each after its kind. readers: by kind.
-    Raises BrokenFrame."""
+    """Return (kind, value) pairs in a frame's body (the frame without its length). readers:
+    decoders by kind. Raises BrokenFrame."""
     try:
         return [(kind, readers[kind](raw)) for kind, raw in _BODIES.decode(body)]
     except (msgspec.MsgspecError, IndexError, TypeError, ValueError) as error:
@@ -120,15 +121,15 @@ def values_of(body: bytes, readers: Sequence[BodyReader]) -> list[tuple[int, Any
 
 
 TakeMessages = Callable[[Sequence[Any]], None]
-"""Takes messages, in order."""
+"""A function to take messages, in order."""
 
 
 class FrameProtocol(asyncio.Protocol):
-    """One end of a socket of frames, in an event loop.
+    """One end of a socket with frames, in an asyncio event loop.
 
-    Owns its transport and the received part of an incomplete frame. Thread rule: the loop's.
-    Invariants: ended() is called once, and no message is taken after it. After a broken frame no
-    message is taken.
+    Owns its transport and the received part of an incomplete frame. Thread rule: the event loop's.
+    Invariants: ended() is called once, and taken() is never called after it, nor after a broken
+    frame.
     """
 
     def __init__(
@@ -136,28 +137,28 @@ class FrameProtocol(asyncio.Protocol):
         peer: str,
         reader: FrameReader,
     ) -> None:
-        """peer: name of the other end, for the log."""
+        """peer: name of the other end, for the log. reader: decodes received bytes."""
         self._peer = peer
         self._reader = reader
         self._broken: BrokenFrame | None = None
         self._transport: asyncio.Transport | None = None
 
     def taken(self, messages: Sequence[Any]) -> None:
-        """Take a frame's messages."""
+        """Handle a frame's messages; for subclasses."""
         raise NotImplementedError
 
     def ended(self, why: Exception | None) -> None:
-        """Handle the end of the socket. why: a BrokenFrame, the socket's own error, or None if
-        either end closed it."""
+        """Handle the end of the socket; for subclasses. why: a BrokenFrame, the socket's own error,
+        or None if either end closed it."""
         raise NotImplementedError
 
     def write(self, data: bytes | bytearray) -> None:
-        """Write data. Before the socket is connected, data is dropped."""
+        """Send data on the socket. Drop it if the socket is not connected yet."""
         if self._transport is not None:
             self._transport.write(data)
 
     def close(self) -> None:
-        """Close the socket after the waiting data is sent."""
+        """Close the socket after all waiting data is sent."""
         if self._transport is not None:
             self._transport.close()
 

@@ -1,4 +1,4 @@
-"""The engine's ends of sockets: to the API server as its starter, and to API server workers.
+"""The engine's ends of sockets: to the API server, its starter, and to API server workers.
 
 Owns one socket and one reading thread for each peer. send() may be called from any thread and never
 waits. Frames keep their order, and data waiting for a slow peer is bounded.
@@ -24,7 +24,8 @@ from .frames import BrokenFrame, FrameReader, TakeMessages, frame_of
 log = logging.getLogger(__name__)
 
 LIMIT_BYTES = 64 << 20
-"""Minutes of an engine's output, and more than any snapshot of its cache."""
+"""Most bytes waiting for a slow API server: minutes of an engine's output, and more than any
+snapshot of its cache."""
 _READ_BYTES = 1 << 18
 _LAST_WRITES_SECONDS = 1.0
 
@@ -35,12 +36,13 @@ class FrontLink:
     Owns the socket and one reading thread. Thread rule: send() from any thread; it never waits, and
     raises nothing if the API server is gone. `receive` and `on_end` are called on the link's
     thread. Invariants: frames leave whole and in the order of send(). Data waiting for an API
-    server that does not read is bounded; beyond the bound it counts as dead. on_end comes once,
-    after the last receive.
+    server that does not read is bounded; beyond the bound the API server counts as dead. on_end is
+    called once, after the last receive.
     """
 
     def __init__(self, connection: socket.socket, limit_bytes: int = LIMIT_BYTES) -> None:
-        """limit_bytes: may wait for the API server to read, beside the kernel's buffer."""
+        """limit_bytes: most bytes waiting for the API server to read, besides the kernel's
+        buffer."""
         connection.setblocking(False)
         self._socket = connection
         self._limit = limit_bytes
@@ -54,13 +56,13 @@ class FrontLink:
         self._on_end: EndNotice
 
     def start(self, receive: TakeMessages, on_end: EndNotice) -> None:
-        """Start the thread. receive: takes the messages of each frame. on_end(reason): the API
-        server is gone, or reads too slowly; not called after close()."""
+        """Start the thread. receive: called with the messages of each frame. on_end: called with
+        the reason if the API server is gone, or reads too slowly; not called after close()."""
         self._receive, self._on_end = receive, on_end
         self._thread.start()
 
     def send(self, messages: Sequence[Any]) -> None:
-        """Send the messages as one frame. Raises the errors of frame_of()."""
+        """Send the messages to the API server as one frame. Raises the errors of frame_of()."""
         frame = frame_of(messages)
         with self._lock:
             if self._dead is not None:
@@ -78,8 +80,8 @@ class FrontLink:
             self._wake()
 
     def close(self) -> None:
-        """Send the waiting data, within a second, and end the thread. Idempotent; not from the
-        link's own thread."""
+        """Send the waiting data, within a second, and end the thread. Idempotent; not to be called
+        on the link's own thread."""
         with self._lock:
             self._closing = True
             self._wake()
@@ -88,8 +90,8 @@ class FrontLink:
         self._socket.close()
 
     def close_ended(self) -> None:
-        """Close the socket after on_end was called. Any thread, including on_end's. Idempotent;
-        another thread may call close() at the same time."""
+        """Close the socket after on_end was called. Any thread, including the one of on_end.
+        Idempotent; another thread may call close() at the same time."""
         self._socket.close()
         with self._lock:
             ended, self._wakes = self._wakes, None
@@ -97,7 +99,8 @@ class FrontLink:
             os.close(ended)
 
     def _written(self, data: bytes | bytearray | memoryview) -> int:
-        """Return the number of bytes accepted by the kernel. REQUIRES: the lock is held."""
+        """Write data to the socket; return the number of bytes accepted by the kernel. REQUIRES:
+        the lock is held."""
         try:
             return self._socket.send(data, socket.MSG_NOSIGNAL)
         except (BlockingIOError, InterruptedError):
@@ -109,7 +112,8 @@ class FrontLink:
             return len(data)
 
     def _wake(self) -> None:
-        """Wake the thread. REQUIRES: the lock is held, so the event is not closed meanwhile."""
+        """Wake the link's thread. REQUIRES: the lock is held, so the event is not closed
+        meanwhile."""
         if self._wakes is not None:
             os.eventfd_write(self._wakes, 1)
 
@@ -127,7 +131,8 @@ class FrontLink:
             self._on_end(reason)
 
     def _exchange(self) -> str:
-        """Exchange data until the link has ended. Returns the reason."""
+        """Exchange data with the API server until the link has ended. Return the reason for its
+        end."""
         wakes = self._wakes
         assert wakes is not None
         poll = select.poll()
@@ -167,11 +172,11 @@ class FrontLink:
 
 
 NUMBER_BYTES = 4
-"""Length of a worker's number, sent first, little-endian."""
+"""Bytes of a worker's number, sent first on its socket, little-endian."""
 
 
 def opened_door(path: str) -> socket.socket:
-    """Open the socket for API server workers to connect to. path: a Unix socket's."""
+    """Open the listening socket for API server workers. path: path of the Unix socket."""
     door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     door.bind(path)
     door.listen()
@@ -180,12 +185,12 @@ def opened_door(path: str) -> socket.socket:
 
 
 WorkerGone = Callable[[int, tuple[m.RequestId, ...]], None]
-"""Takes a worker's number and its requests left in the engine."""
+"""A function called with a lost worker's number and its requests left in the engine."""
 
 
 class WorkerLinks:
-    """The engine's ends of the sockets to API server workers. The API server that started the
-    engine has its own link.
+    """The engine's ends of the sockets to API server workers. The API server process (the engine's
+    starter) has its own link.
 
     Owns a FrontLink for each worker, and the worker of each request. Thread rule: add() from any
     thread, split() from the engine's; `receive` and `gone` are called on the links' threads. Both
@@ -201,8 +206,9 @@ class WorkerLinks:
         to_front: TakeMessages,
         gone: WorkerGone,
     ) -> None:
-        """receive: takes workers' messages. to_front: sends to the API server. gone: takes a
-        worker's number and its requests left in the engine, after they are aborted."""
+        """receive: called with workers' messages. to_front: sends messages to the API server. gone:
+        called with a lost worker's number and its requests left in the engine, after they are
+        aborted."""
         self._receive = receive
         self._to_front = to_front
         self._gone = gone
@@ -211,14 +217,15 @@ class WorkerLinks:
         self._of: dict[m.RequestId, int] = {}
 
     def add(self, number: int, connection: socket.socket) -> None:
-        """Add a worker's link. number: new, never used by an earlier link."""
+        """Add a worker's link. number: the worker's number, never used by an earlier link."""
         link = FrontLink(connection)
         with self._lock:
             self._links[number] = link
         link.start(lambda messages: self._take(number, messages), lambda reason: self._lose(number))
 
     async def let_in(self, door: socket.socket) -> None:
-        """Add each connecting worker, until cancelled. door: from opened_door()."""
+        """Add a link for each connecting worker, until cancelled. door: the listening socket from
+        opened_door()."""
         loop = asyncio.get_running_loop()
         with door:
             while True:
@@ -234,7 +241,8 @@ class WorkerLinks:
                     connection.close()
 
     def split(self, messages: Sequence[Any]) -> None:
-        """Send each message of a delivery to its recipient: one frame for each recipient."""
+        """Send each of the engine's messages to its recipient, a worker or the API server. Each
+        recipient gets one frame."""
         if not self._of:
             self._to_front(messages)
             return
@@ -281,14 +289,15 @@ class WorkerLinks:
                 link.send(share)
 
     def close(self) -> None:
-        """Send the waiting data, and end the links."""
+        """Send the waiting data of all workers, and end their links."""
         with self._lock:
             links = [*self._links.values()]
         for link in links:
             link.close()
 
     def _shared(self, tokens: m.TokensOut) -> list[tuple[int | None, m.TokensOut]]:
-        """Split the tokens by worker. None: the API server's."""
+        """Split the tokens by the worker of their requests: (worker number, tokens) pairs. None:
+        requests of the API server itself."""
         owners = [self._of.get(request) for request in tokens.request_ids]
         if len(set(owners)) == 1:
             return [(owners[0], tokens)]

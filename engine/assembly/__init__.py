@@ -1,1 +1,2 @@
-"""From a config to a running engine: memory plan, parts, engines, several ranks, pairs."""
+"""From a config to a running engine: memory plan, parts, engines, several ranks, nodes of a
+prefill/decode pair."""

@@ -1,7 +1,7 @@
 """From parts to a running engine, by role: cache, runner, drafts, tiers.
 
-A GPU gets a runner of graphs. Its module is imported only then, so a machine without Triton never
-needs it.
+A GPU gets a runner with CUDA graphs. Its module is imported only then, so a machine without Triton
+never needs it.
 """
 
 import logging
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 def build_cache(config: EngineConfig, parts: EngineParts) -> HybridPrefixCache:
-    """Make the cache over the engine's slabs of the arena."""
+    """Make the prefix cache over the arena's slabs (fixed-size parts) owned by the engine."""
     return HybridPrefixCache(
         parts.arena,
         policy=config.cache_policy,
@@ -61,8 +61,8 @@ def build_fused_engine(
     cache: HybridPrefixCache,
     progress: Progress = no_progress,
 ) -> Engine:
-    """Make an engine to answer by itself. REQUIRES: the cache is over the arena of the parts.
-    progress: shows the warm-up, if there is one."""
+    """Make an engine to compute prompts and answers itself. REQUIRES: the cache is over the arena
+    of the parts. progress: shows the warm-up, if there is one."""
 
     def side(context: HandoverContext) -> Answers:
         return Answers(context, answer_terms(config, parts))
@@ -78,7 +78,7 @@ def build_prefill_engine(
     progress: Progress = no_progress,
 ) -> Engine:
     """Make an engine to hand prompts to decode nodes. REQUIRES: the cache is over the arena of the
-    parts; the sender counts their steps."""
+    parts; the sender counts the parts' steps."""
     speed = PrefillSpeed(parts.attention_cost, config.prefill_chunk_tokens)
     side = partial(PrefillHandover, sender=sender, speed=speed)
     return _assemble(config, Role.PREFILL, parts, cache, side, progress)
@@ -91,8 +91,8 @@ def build_decode_engine(
     early: EarlyStart,
     progress: Progress = no_progress,
 ) -> Engine:
-    """Make an engine with an option to send prompts to prefill nodes. REQUIRES: cache and early are
-    over the arena of the parts."""
+    """Make an engine to decode answers, with an option to send prompts to prefill nodes. REQUIRES:
+    the cache and `early` (early decode steps) use the arena of the parts."""
 
     def side(context: HandoverContext) -> DecodeHandover:
         return DecodeHandover(context, answer_terms(config, parts), early)
@@ -101,7 +101,7 @@ def build_decode_engine(
 
 
 def answer_terms(config: EngineConfig, parts: EngineParts) -> AnswerTerms:
-    """Return the terms of answers: end tokens, tool calls, targets, drafts. Raises
+    """Return an engine's settings for answers: end tokens, tool calls, time limits, drafts. Raises
     EngineConfigError."""
     return AnswerTerms(
         tuple(parts.model_config.eos_ids),
@@ -112,7 +112,7 @@ def answer_terms(config: EngineConfig, parts: EngineParts) -> AnswerTerms:
 
 
 def build_speculation(config: EngineConfig, parts: EngineParts) -> Speculation:
-    """Return the sources of drafts for answers. Raises EngineConfigError."""
+    """Return the choice of draft sources for answers. Raises EngineConfigError."""
     on_gpu = parts.arena.bytes.device.type != "cpu"
     # Not measured on a GPU yet, so `auto` leaves it out there.
     forced = config.speculate != "auto" or not on_gpu
@@ -134,8 +134,8 @@ def _drafting(config: EngineConfig, parts: EngineParts) -> EngineConfig:
 
 
 def most_drafts(config: EngineConfig, parts: EngineParts) -> int:
-    """Return the most drafts of an answer in a step. Raises EngineConfigError if the runner cannot
-    verify the configured drafts, or the draft layer is missing."""
+    """Return the largest number of drafts of an answer in a step. Raises EngineConfigError if the
+    runner cannot verify the configured drafts, or the draft layer is missing."""
     config = _drafting(config, parts)
     if config.drafts_by_layer and not parts.layout.draft_layers:
         raise EngineConfigError(
@@ -158,14 +158,16 @@ def most_drafts(config: EngineConfig, parts: EngineParts) -> int:
 
 
 def draft_limit(config: EngineConfig, most: int, *, on_gpu: bool) -> DraftLimit:
-    """Return the limit of drafts. most: drafts of an answer in a step."""
+    """Return the limit of drafts, fixed or measured. most: largest number of drafts of an answer in
+    a step."""
     if config.draft_count == "most" or not most:
         return FixedLimit(most)
     return MeasuredLimit(widths(most) if on_gpu else range(2, most + 2))
 
 
 def runner_sizes(config: EngineConfig, role: Role, parts: EngineParts) -> RunnerSizes:
-    """Return the sizes of the runner, equal on all ranks of a node. Raises EngineConfigError."""
+    """Return the sizes of the runner's buffers, equal on all ranks of a node. Raises
+    EngineConfigError."""
     on_gpu = parts.arena.bytes.device.type != "cpu"
     batch = max_batch(config, parts.layout, role, parts.arena.slabs, on_gpu=on_gpu)
     # A prefill node has no answers.
@@ -204,7 +206,7 @@ def _assemble(
 
 
 def build_tiers(parts: EngineParts) -> MakeTiers | None:
-    """Return a maker of the tiers, or None if the parts have none."""
+    """Return a maker of the tiers below the arena; None if the parts have none."""
     if parts.host is None:
         return None
     disk = parts.disk
@@ -233,8 +235,8 @@ def build_tiers(parts: EngineParts) -> MakeTiers | None:
 def build_behind(
     config: EngineConfig, parts: EngineParts, cache: HybridPrefixCache
 ) -> PrefillsBehind | None:
-    """Return the prefills behind loads. None: there are no loads, or several ranks would have to
-    compute together."""
+    """Return the computation of prompt tokens during loads. Return None if there are no loads, or
+    several ranks would have to compute together."""
     if parts.host is None or parts.ranks is not None:
         return None
     model, prepare = _model_beside(parts)
@@ -245,8 +247,8 @@ def build_behind(
 
 
 def _model_beside(parts: EngineParts) -> tuple[Qwen35Model, Notice]:
-    """Return a model of the same weights for forwards beside the engine's. The second value must be
-    called on their thread before the first forward."""
+    """Return a model with the engine's weights for forwards concurrent with the engine's. Call the
+    second value on these forwards' thread before the first of them."""
     model = parts.model
     if parts.arena.bytes.device.type == "cpu":
         return model, lambda: None
@@ -259,8 +261,8 @@ def _model_beside(parts: EngineParts) -> tuple[Qwen35Model, Notice]:
 
 
 def build_early_start(parts: EngineParts, barriers: Barriers, on_end: Notice) -> EarlyStart:
-    """Make the early start of answers. on_end: called after each step, on the steps' thread; must
-    return at once."""
+    """Make the early start of answers: decode steps begun before their prompt has arrived. on_end:
+    called after each step, on the steps' thread; must return at once."""
     model, prepare = _model_beside(parts)
     steps = EarlySteps(model, parts.arena, parts.grammars, on_end, prepare)
     return EarlyStart(steps, barriers)
@@ -273,8 +275,8 @@ def build_runner(
     hands_on: bool,
     progress: Progress = no_progress,
 ) -> Runner:
-    """Make the runner. On a GPU this captures the decode graphs. hands_on: steps are counted,
-    because the engine hands prompts over."""
+    """Make the runner. On a GPU this captures the decode graphs. hands_on: True if steps are
+    counted, because the engine hands prompts over."""
     if parts.runner is not None:
         return parts.runner(parts, hands_on)
     runner = _runner_here(parts, sizes, hands_on, progress)
@@ -288,7 +290,7 @@ def build_runner(
 def _runner_here(
     parts: EngineParts, sizes: RunnerSizes, hands_on: bool, progress: Progress
 ) -> Runner:
-    """Make this rank's own runner."""
+    """Make the runner of this rank alone."""
     if parts.arena.bytes.device.type == "cpu":
         return CpuRunner(parts.model, parts.arena, parts.steps, parts.grammars, parts.together)
     from tasuki.engine.runner.cuda_runner import CudaRunner, LayerEvents

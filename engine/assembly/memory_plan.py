@@ -1,6 +1,6 @@
 """The memory of an engine: weights, arena and batch sizes.
 
-Pure: sizes are computed before any allocation, from the shapes to allocate.
+Pure: sizes are computed before any allocation, from the shapes to be allocated.
 """
 
 from bisect import bisect_left
@@ -29,22 +29,23 @@ from tasuki.pycache.layout import FP8_ROWS, PAGE_TOKENS, CacheLayout, itemsize
 from tasuki.utils.options import Auto
 
 Share = Callable[[TensorSource], TensorSource]
-"""Returns a rank's part of a source of the whole model."""
+"""A function from a source of the whole model's tensors to a rank's part of it."""
 
 
 def whole(source: TensorSource) -> TensorSource:
-    """Return the whole source, for a rank with all of the model."""
+    """Return the source unchanged, for a rank with all of the model."""
     return source
 
 
 def weights_of(
     model: ModelConfig, config: EngineConfig, quantization: str = "", share: Share = whole
 ) -> WeightSizes:
-    """Return the bytes of the weights of a config's model, as stored.
+    """Return the bytes of the weights of a config's model, as stored in memory.
 
     A quantised folder is measured by the headers of its files. Otherwise plain weights are assumed.
-    model: the rank's part. share: selects the rank's part of a source. quantization: a format to
-    assume instead of the folder's. Raises WeightsError and ModelConfigError.
+    model: the rank's part of the model. share: selects the rank's part of a tensor source.
+    quantization: a format to assume instead of the folder's. Raises WeightsError and
+    ModelConfigError.
     """
     dtype = getattr(torch, config.compute_dtype)
     if quantization:
@@ -66,29 +67,28 @@ _GRAPHS_BYTES = 512 * MIB
 # Share of the remaining memory, so fragmentation of the caching allocator does not end a server.
 _HEADROOM = 0.02
 _SHARES = 2 * 160
-"""The most parts of attention: two for each of a GPU's multiprocessors."""
+"""Most parts of a split attention kernel: two for each of a GPU's multiprocessors."""
 _MOST_REQUESTS = 256
-"""The most requests of a forward if `max_batch` is auto. Each one more keeps its logits and rows
-ready."""
+"""Most requests of a forward if `max_batch` is auto. Each further one keeps memory for its logits
+and rows."""
 _PAGES_OF_A_REQUEST = 4
-"""The fewest pages of a request, besides its working slots. A request with fewer hardly profits
-from a batch."""
+"""Fewest pages planned for a request, besides its working slots. A request with fewer hardly
+profits from a batch."""
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
     """The use of a GPU's memory, computed before any allocation.
 
-    Weights, slabs, slots and pages are exact, from the shapes to allocate. The rotary table and the
-    gathered keys and values of long prompts are exact too. The rest of the workspace is the widest
-    block's activations for one chunk. Graphs and the CUDA context are allowances, checked against a
-    GPU in docs/kernels.md. Pure.
+    Weights, slabs, slots and pages are exact, from the shapes to be allocated. The rotary table and
+    the gathered keys and values of long prompts are exact too. The rest of the workspace is the
+    widest block's activations for one prompt chunk. Graphs and the CUDA context are allowances,
+    checked against a GPU in docs/kernels.md. Pure.
 
     Units are bytes, unless another one is given. device: free memory of the GPU before this process
     uses any. arena: the configured size, or all that fits. max_batch: requests in one forward,
-    configured or derived. context_tokens: the longest context allowed by model and arena.
-
-    fitting_arena is the largest arena possible beside everything else, in whole slabs. It is 0 if
+    configured or derived. context_tokens: the longest context in tokens allowed by model and arena.
+    fitting_arena: the largest arena possible together with everything else, in whole slabs; 0 if
     not even the weights fit.
     """
 
@@ -115,9 +115,9 @@ class MemoryPlan:
         quantization: str = "",
         share: Share = whole,
     ) -> "MemoryPlan":
-        """Compute the plan. quantization: the weights' format, if the config's folder has none.
-        model, share: see weights_of(). Raises WeightsError and ModelConfigError if the folder
-        cannot be read."""
+        """Compute the plan. device: free bytes of the GPU. quantization: the weights' format, if
+        the config's folder has none. model, share: see weights_of(). Raises WeightsError and
+        ModelConfigError if the folder cannot be read."""
         config = config.of_a_gpu().drafting(model.draft_layers, on_gpu=True)
         layout = model.cache_layout(config.stored_kv, config.compute_dtype, config.ssm_dtype)
         rotary = rotary_cache_bytes(model, model.max_position)
@@ -160,7 +160,7 @@ class MemoryPlan:
 
     @property
     def beside(self) -> int:
-        """Return the bytes of everything but the arena."""
+        """Return the bytes of everything except the arena."""
         parts = (self.weights, self.rotary, self.workspace, self.gathered, self.graphs)
         return sum(parts) + self.context
 
@@ -168,18 +168,19 @@ class MemoryPlan:
         return arena // self.layout.slab_bytes
 
     def pages(self, arena: int) -> int:
-        """Return the number of pages if every slab holds pages."""
+        """Return the number of pages in an arena of `arena` bytes if every slab holds pages."""
         return self.slabs(arena) * self.layout.pages_per_slab
 
     def requests(self, arena: int, tokens: int) -> int:
-        """Return the number of concurrent requests of `tokens` tokens each, none shared."""
+        """Return the number of concurrent requests in an arena of `arena` bytes, each with `tokens`
+        tokens and no shared pages."""
         pages = -(-tokens // PAGE_TOKENS)
         return _requests(self.layout, self.slabs(arena), self.working_slots, pages)
 
 
 @dataclass(frozen=True)
 class _Beside:
-    """The sizes depending on the arena's size; bytes as in MemoryPlan."""
+    """The sizes depending on the arena's size; bytes and names as in MemoryPlan."""
 
     max_batch: int
     context_tokens: int
@@ -216,8 +217,8 @@ class _Beside:
 
 
 def batch_of_a_gpu(config: EngineConfig, layout: CacheLayout, role: Role, slabs: int) -> int:
-    """Return the requests in one forward. Without a configured number, each request gets a few
-    pages and its working slots in an arena of `slabs` slabs."""
+    """Return the largest number of requests in one forward on a GPU. Without a configured number,
+    each request gets a few pages and its working slots in an arena of `slabs` slabs."""
     if not isinstance(config.max_batch, Auto):
         return config.max_batch
     found = _requests(layout, slabs, role.working_slots, _PAGES_OF_A_REQUEST)
@@ -230,15 +231,15 @@ def _requests(layout: CacheLayout, slabs: int, working_slots: int, pages: int) -
 
 
 def _gathered(model: ModelConfig, config: EngineConfig, tokens: int) -> int:
-    """Return the bytes of the gathered keys and values. The same memory also holds pages converted
-    from FP8 rows, so the larger size counts."""
+    """Return the bytes for gathered keys and values of long prompts of `tokens` tokens. The same
+    memory also holds pages converted from FP8 rows, so the larger size counts."""
     dtype = getattr(torch, config.compute_dtype)
     turned = turned_bytes(model, tokens, dtype) if config.stored_kv == FP8_ROWS else 0
     return max(gathered_bytes(model, tokens, dtype), turned)
 
 
 def _workspace(model: ModelConfig, config: EngineConfig, batch: int) -> int:
-    """Return the bytes of a prefill chunk's activations and of logits. Every sampled row has logits
+    """Return the bytes of a prompt chunk's activations and of logits. Every sampled row has logits
     and scores, with copies for rows sampled outside of the graph (runner/eager_sampler.py). The
     logits of prompt rows scored at a time are added."""
     logits = 4 * model.vocab * batch * 4
@@ -249,8 +250,9 @@ def _workspace(model: ModelConfig, config: EngineConfig, batch: int) -> int:
 def _drafts(
     model: ModelConfig, config: EngineConfig, layout: CacheLayout, role: Role, batch: int
 ) -> int:
-    """Return the bytes for graphs of rows with drafts. These are graphs, activations, logits and a
-    copy, parts of attention, and data of each token kept for folds. A prefill node has none."""
+    """Return the bytes for graphs of rows with drafts: graphs, activations, logits and a copy,
+    parts of attention, and data of each token kept for folds (storing states after accepted
+    drafts). A prefill node has none."""
     if not config.drafts_on_gpu or role is Role.PREFILL:
         return 0
     width, rows, size = (
@@ -269,8 +271,8 @@ def _drafts(
 
 
 def _guesses(model: ModelConfig, config: EngineConfig, layout: CacheLayout, rows: int) -> int:
-    """Return the same bytes for the draft layer's graphs. They include the part of the head used to
-    sample drafts (model/qwen3_5.py)."""
+    """Return the bytes for the draft layer's graphs: graphs, activations, logits and parts of
+    attention. They include the part of the head used to sample drafts (model/qwen3_5.py)."""
     head = min(model.vocab, FIRST_IDS) * model.hidden * itemsize(config.compute_dtype)
     logits = 2 * rows * model.vocab * itemsize(config.compute_dtype)
     attention = 4 * (_SHARES + rows) * model.query_heads * model.head_dim
@@ -279,8 +281,8 @@ def _guesses(model: ModelConfig, config: EngineConfig, layout: CacheLayout, rows
 
 
 def _activations(model: ModelConfig, tokens: int, dtype: str) -> int:
-    """Return the bytes of the residual stream, its norm and the widest block's concurrent
-    tensors."""
+    """Return the bytes of activations for `tokens` tokens: the residual stream, its norm and the
+    widest block's concurrent tensors."""
     values = model.value_heads * model.value_dim
     queries = model.query_heads * model.head_dim
     gdn = 2 * model.conv_channels + 6 * values
@@ -309,10 +311,12 @@ def arena_slabs(
     free: int | None,
     share: Share = whole,
 ) -> int:
-    """Return the number of slabs of an engine's arena, with `auto` resolved. Pure.
+    """Return the number of slabs (fixed-size parts) of an engine's arena, with `auto` resolved.
+    Pure.
 
-    free: bytes of the GPU before this process uses any; None: the engine is on a CPU. model, share:
-    see weights_of(). Raises EngineConfigError if the arena would be too small for any request.
+    free: free bytes of the GPU before this process uses any; None: the engine is on a CPU. model,
+    share: see weights_of(). Raises EngineConfigError if the arena would be too small for any
+    request.
     """
     layout = model.cache_layout(config.stored_kv, config.compute_dtype, config.ssm_dtype)
     if isinstance(config.arena_mib, Auto) and free is not None:
@@ -343,7 +347,8 @@ def _slabs_that_fit(plan: MemoryPlan) -> int:
 def max_batch(
     config: EngineConfig, layout: CacheLayout, role: Role, slabs: int, *, on_gpu: bool
 ) -> int:
-    """Return the requests in one forward of an engine with an arena of `slabs` slabs."""
+    """Return the largest number of requests in one forward of an engine with an arena of `slabs`
+    slabs."""
     if on_gpu:
         return batch_of_a_gpu(config, layout, role, slabs)
     return CPU_MAX_BATCH if isinstance(config.max_batch, Auto) else config.max_batch

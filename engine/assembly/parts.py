@@ -1,4 +1,5 @@
-"""The parts of an engine: weights, model, arena, memory below it, and the data plane of a pair.
+"""The parts of an engine: weights, model, arena, memory below it, and the data plane for transfers
+between nodes.
 
 The device is chosen here, once: on a GPU the model gets Triton's operators. Their modules are
 imported only then, so a machine without Triton never needs them.
@@ -66,17 +67,19 @@ from .memory_plan import arena_slabs
 
 @dataclass(frozen=True)
 class EngineParts:
-    """The parts made before an engine. A sender or receiver is built over the same arena.
+    """The parts made before an engine. A sender or receiver of transfers is built over the same
+    arena.
 
     slabs: number of the arena's first slabs owned by the engine's cache; None: all. wire: byte
     lengths of the transferred units, if they differ from the arena's. runner: makes the runner of
-    the plans; None: chosen by the arena's device. speculation: the sources of drafts. drafts: the
-    limit of drafts in a step. None for either: set by the config. host: memory below the arena, if
-    there is a tier. disk: below host. remote: below both. copiers: between them; None: one thread
-    for each tier. grammars: over the model's vocabulary. clock: seconds, for requests' waiting
-    time. ranks: the other ranks of the model. together: the sampling with them. None for either:
-    there is one rank. shared: the memory of all their arenas, on a node that hands over.
-    collectives: this rank's.
+    the plans; None: chosen by the arena's device. speculation: the sources of drafts; None: set by
+    the config. drafts: the limit of drafts in a step; None: set by the config. host: the host
+    tier's memory, if there is one. disk: the tier below host. remote: the tier below both. copiers:
+    makes the tiers' copiers; None: one thread for each tier. grammars: compiler of grammars over
+    the model's vocabulary. clock: seconds, for requests' waiting time. ranks: the other ranks of
+    the model; None for one rank. together: sampling shared with the other ranks; None for one rank.
+    shared: the memory of all ranks' arenas, on a node with hand-overs. collectives: this rank's
+    exchanges with the others.
     """
 
     model_config: ModelConfig
@@ -101,7 +104,7 @@ class EngineParts:
 
     @property
     def sent_behind(self) -> StepCounter | None:
-        """Return the step counter of all ranks for a sender to wait for. None: there is one
+        """Return the step counter of all ranks together, for a sender to wait for; None for one
         rank."""
         return None if self.shared is None else self.shared.agreed.steps
 
@@ -111,13 +114,14 @@ class EngineParts:
 
     @property
     def attention_cost(self) -> float:
-        """Return the FLOPs of a token for each token before it, as a part of its other FLOPs."""
+        """Return the attention FLOPs of a token for each earlier token, divided by the token's
+        other FLOPs."""
         flops = PrefillFlops.for_model(self.model_config)
         return flops.quadratic / flops.linear
 
     @property
     def tier_prices(self) -> list[TierPrices]:
-        """Return the prices of loads from each tier."""
+        """Return the prices of loads from each tier below the arena, the nearest first."""
         flops = PrefillFlops.for_model(self.model_config)
         if self.arena.bytes.device.type == "cpu":
             host, disk, remote = CPU_LINK, DISK_LINK, REMOTE_LINK
@@ -130,7 +134,7 @@ class EngineParts:
 
     @property
     def tiers(self) -> list[TierConfig]:
-        """Return the tree's settings of the tiers below the arena."""
+        """Return the prefix tree's settings for the tiers below the arena, the nearest first."""
         if self.host is None:
             return []
         prices = self.tier_prices
@@ -147,14 +151,14 @@ class EngineParts:
 
 
 BuildParts = Callable[[EngineConfig, Progress, Role], EngineParts]
-"""Makes a daemon's model, arena and runner. Raises as build_parts()."""
+"""A function to make the parts of a daemon's engine. Raises the errors of build_parts()."""
 
 
 def build_parts(
     config: EngineConfig, progress: Progress = no_progress, role: Role = Role.FUSED
 ) -> EngineParts:
-    """Load the model, layer by layer, and allocate the arena, for one rank. role: the engine's.
-    Raises the model's typed errors and EngineConfigError."""
+    """Load the model, layer by layer, and allocate the arena, for one rank. role: the engine's
+    role. Raises the model's typed errors and EngineConfigError."""
     if config.tensor_parallel > 1:
         raise EngineConfigError(
             f"tensor_parallel is {config.tensor_parallel}, and this command loads one rank: give "
@@ -200,23 +204,23 @@ def _contract(
 def kept_contract(
     digest: str, model: ModelConfig, weights: ModelWeights, layout: CacheLayout, kind: DigestKind
 ) -> dict[str, str]:
-    """Return the settings to compare between two nodes. If they are equal, the same bytes mean the
-    same, and their digests can be compared. digest: the weights' digest. kind: the kind of page and
-    slot digests."""
+    """Return the settings to compare between two nodes. If they are equal, the same bytes have the
+    same meaning, and their digests can be compared. digest: digest of the weights. kind: the kind
+    of page and slot digests."""
     whole = Contract(digest, layout, constants=model.constants, weights_format=weights.formats)
     return {**whole.flat(), "page_digests": kind.value}
 
 
 def asked_model(config: EngineConfig) -> ModelConfig:
-    """Return the config of the checkpoint folder's model, with the configured context and draft
-    layer. Raises ModelConfigError, WeightsError, EngineConfigError."""
+    """Return the config of the checkpoint folder's model, with the configured context length and
+    draft layer. Raises ModelConfigError, WeightsError, EngineConfigError."""
     model = with_context(ModelConfig.load(config.model), config)
     return with_draft_layer(model, config.model, config.draft_layer)
 
 
 def with_context(model: ModelConfig, config: EngineConfig) -> ModelConfig:
-    """Return the model with the configured context length. Raises EngineConfigError if it is longer
-    than the model's."""
+    """Return the model config with the configured context length. Raises EngineConfigError if it is
+    longer than the model's own."""
     asked = config.max_model_len
     if asked is None:
         return model
@@ -247,7 +251,8 @@ def torch_device(config: EngineConfig) -> torch.device:
 
 
 def use_device(device: torch.device) -> None:
-    """Select this GPU for all streams, graphs and kernels made by this thread from now on."""
+    """Select this GPU on the calling thread, for all streams, graphs and kernels it makes from now
+    on."""
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
 
@@ -255,8 +260,8 @@ def use_device(device: torch.device) -> None:
 def build_arena(
     config: EngineConfig, model: ModelConfig, device: torch.device, role: Role = Role.FUSED
 ) -> Arena:
-    """Allocate the arena. role: the engine's. REQUIRES: no part of the engine is on the device yet.
-    Raises EngineConfigError if arena_mib is too small or too large."""
+    """Allocate the arena. role: the engine's role. REQUIRES: no part of the engine is on the device
+    yet. Raises EngineConfigError if arena_mib is too small or too large."""
     # The plan counts memory already taken by the context again, so some memory is left to spare.
     free = None if device.type == "cpu" else config.usable_of(*torch.cuda.mem_get_info(device))
     slabs = arena_slabs(config, model, role, free)
@@ -270,8 +275,8 @@ def build_arena(
 
 
 def _drafted(config: EngineConfig, model: ModelConfig) -> Tensor | None:
-    """Return the possible token ids of the draft layer. None: all tokens, or no draft layer is
-    used. Raises ModelConfigError."""
+    """Return the token ids the draft layer may propose. Return None if it may propose all tokens,
+    or is not used. Raises ModelConfigError."""
     on_gpu = torch_device(config).type != "cpu"
     if not model.draft_layers or not config.drafting(1, on_gpu=on_gpu).drafts_by_layer:
         return None
@@ -286,7 +291,7 @@ def build_model(
     gather: Gather = one_rank,
 ) -> Qwen35Model:
     """Build the model with the operators of its weights' device. drafted: token ids allowed as
-    drafts; None: all. reduce, gather: the ranks' exchanges, if config and weights are one
+    drafts; None: all. reduce, gather: exchanges between ranks, if config and weights are one
     rank's."""
     device = weights.embedding.device
     drafts = DraftHead.of(weights.head, drafted)
@@ -308,8 +313,9 @@ def pair_parts(
     name: str,
     wire: WireSettings,
 ) -> Iterator[tuple[EngineParts, DataPlane]]:
-    """Build the parts and the data plane of a pair's node. The transport ends with the block.
-    transport: a kind of transports/factory.py. name: the node's name for peers."""
+    """Build the parts and the data plane (transfers) of a prefill or decode node. The transport is
+    closed at the end of the `with` block. transport: a kind of transports/factory.py. name: the
+    node's name for other nodes. wire: precision of transferred data."""
     if config.tensor_parallel > 1 and not wire.precision.exact:
         raise EngineConfigError(
             "what several ranks hand over travels as it lies, as yet: give --wire-kv and "

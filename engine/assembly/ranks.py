@@ -1,7 +1,9 @@
-"""The parts of an engine with a model shared among several ranks, and those of a follower.
+"""The parts of an engine with a model shared among several ranks, and the parts of a follower (a
+rank without the engine).
 
-The leader's process has the engine and rank 0; it starts a process for each other rank. All of them
-load at once and meet. Their arenas have equally many slabs, so an id means the same on every rank.
+The leader's process has the engine and rank 0; it starts a process for each other rank. All ranks
+load at once and connect. Their arenas have equally many slabs, so a page or slot id means the same
+on every rank.
 """
 
 import socket
@@ -64,7 +66,8 @@ StartRanks = Callable[[Sequence[Job]], list[RankProcess]]
 
 
 LoadShard = Callable[[EngineConfig, ModelConfig, Shard, torch.device, Progress], ModelWeights]
-"""Loads a rank's slices of the weights; the model's config is of the whole. Can be pickled."""
+"""A function to load a rank's slices of the weights, from the whole model's config. Can be
+pickled."""
 
 
 def load_shard(
@@ -74,14 +77,15 @@ def load_shard(
     device: torch.device,
     progress: Progress,
 ) -> ModelWeights:
-    """Load a rank's weights from the checkpoint's folder. Raises WeightsError."""
+    """Load the weights of rank `shard` from the checkpoint's folder. Raises WeightsError."""
     dtype = getattr(torch, config.compute_dtype)
     return load_weights(config.model, model, dtype, device, progress, shard=shard)
 
 
 def rank_device(config: EngineConfig, rank: int) -> torch.device:
     """Return the rank's device. `cuda` means one visible GPU for each rank, in order. `cuda:N`
-    means this GPU for all ranks: slow, for tests. Raises EngineConfigError if there are too few."""
+    means GPU N for all ranks: slow, for tests. Raises EngineConfigError if there are too few
+    GPUs."""
     device = torch_device(config)
     if device.type == "cpu":
         return device
@@ -97,7 +101,8 @@ def rank_device(config: EngineConfig, rank: int) -> torch.device:
 
 
 def shared_model(config: EngineConfig) -> ModelConfig:
-    """Return asked_model(), with the row blocks of its head not to be cut."""
+    """Return asked_model() for several ranks: with the blocks of head rows no rank border may
+    cut."""
     model = asked_model(config)
     return replace(model, head_block=rows_together(config.model, model))
 
@@ -109,8 +114,9 @@ def load_vocabulary(config: EngineConfig, model: ModelConfig) -> Vocabulary | No
 
 @dataclass(frozen=True)
 class RankSource:
-    """The source of a model for ranks. model: reads the whole model's config. weights: a rank's
-    slices. vocabulary: the tokens' texts, if known. Can be pickled."""
+    """The source of a model for ranks. model: returns the whole model's config. weights: loads a
+    rank's slices of the weights. vocabulary: returns the tokens' texts, if known. Can be
+    pickled."""
 
     model: Callable[[EngineConfig], ModelConfig] = shared_model
     weights: LoadShard = load_shard
@@ -120,8 +126,8 @@ class RankSource:
 def build_node_parts(
     config: EngineConfig, progress: Progress = no_progress, role: Role = Role.FUSED
 ) -> EngineParts:
-    """Build the parts like build_parts(), for the configured number of ranks. Raises RankLost
-    too."""
+    """Build the parts like build_parts(), for the configured number of ranks. Raises RankLost in
+    addition."""
     if config.tensor_parallel == 1:
         return build_parts(config, progress, role)
     return build_leader_parts(config, progress, role)
@@ -134,9 +140,9 @@ def build_leader_parts(
     start: StartRanks = start_ranks,
     source: RankSource | None = None,
 ) -> EngineParts:
-    """Start the followers and build the leader's parts. start: starts the followers' processes.
-    source: the model's source; by default the config's folder. REQUIRES: more than one rank; the
-    calling thread lives as long as the engine."""
+    """Start the follower processes and build the leader's parts. start: starts the followers'
+    processes. source: the model's source; None: the config's folder. REQUIRES: more than one rank;
+    the calling thread lives as long as the engine."""
     if source is None:
         if not config.model:
             raise EngineConfigError(
@@ -185,7 +191,7 @@ def run_follower(
     source: RankSource,
     connection: socket.socket,
 ) -> int:
-    """Run a follower's process. Returns the exit status."""
+    """Run the process of follower `rank` until it ends. Return its exit status."""
     load = partial(RankInMemory, config, role, rank, meeting, source)
     return follow(connection, load, config.rank_timeout)
 
@@ -196,7 +202,8 @@ def shard_of(config: EngineConfig, rank: int) -> Shard:
 
 
 class RankInMemory:
-    """One rank's model in memory. Implements LoadedRank. config: the whole model's."""
+    """One rank's part of the model, in memory. Implements LoadedRank. config: the whole model's
+    config."""
 
     def __init__(
         self,
@@ -207,7 +214,8 @@ class RankInMemory:
         source: RankSource,
         progress: Progress = no_progress,
     ) -> None:
-        """Load the rank's weights. meeting: see GlooCollectives. Raises as build_parts()."""
+        """Load the rank's weights. meeting: path of a new file shared by the ranks, see
+        GlooCollectives. Raises the errors of build_parts()."""
         torch.set_num_threads(config.threads)
         self._settings = config
         self._role = role
@@ -237,7 +245,8 @@ class RankInMemory:
         return self._settings.usable_of(*torch.cuda.mem_get_info(self._device))
 
     def tiers_of(self, slabs: int) -> Join:
-        """Return every rank's memory sizes. Called on the leader. Raises EngineConfigError."""
+        """Return the message Join with every rank's memory sizes. Called on the leader. Raises
+        EngineConfigError."""
         settings = self._settings
         host = 0
         if settings.host_cache_gib is not None:
@@ -255,9 +264,9 @@ class RankInMemory:
         )
 
     def host_arenas(self, slabs: int) -> HostArenas | None:
-        """Make the memory of all arenas, on the leader, before the followers join. Returns None if
-        nothing is handed over. Returns None on GPUs too: each rank allocates its own. Raises
-        EngineConfigError."""
+        """Make the shared memory of all ranks' arenas, on the leader, before the followers join.
+        Return None on a node without hand-overs, and on GPUs, because each rank there allocates its
+        own. Raises EngineConfigError."""
         if not self._hands_over or self._device.type != "cpu":
             return None
         spans = self._spans(slabs)
@@ -273,8 +282,8 @@ class RankInMemory:
         return made
 
     def shared(self, slabs: int, agreed: AgreedSteps) -> SharedArenas | None:
-        """Return the memory for a transport's sends and receives. Called on the leader, after all
-        have met."""
+        """Return all ranks' arenas, for a transport to send from and receive to; None without
+        hand-overs. Called on the leader, after all ranks are connected."""
         if self._region is None:
             return None
         return SharedArenas(self._region, self._spans(slabs), agreed)
@@ -287,7 +296,8 @@ class RankInMemory:
         return RankSpans(layout, self._shard.ranks, slabs)
 
     def meet(self, join: Join, report: Report) -> EngineParts:
-        """Connect to the other ranks, and allocate the agreed slabs. report: see join()."""
+        """Connect to the other ranks, and allocate an arena of the agreed number of slabs. report:
+        called with this rank's step counter, as in join()."""
         settings, shard, slabs = self._settings, self._shard, join.slabs
         collectives, exchange = self._collectives()
         layout = self._layout
@@ -322,7 +332,7 @@ class RankInMemory:
         return self._parts
 
     def _collectives(self) -> tuple[Collectives, Exchange | None]:
-        """Return the collectives once all ranks have met. On GPUs, also return the exchange used to
+        """Connect to the other ranks. Return the collectives, and on GPUs also the exchange used to
         share memory handles."""
         from tasuki.engine.parallel.collectives import GlooCollectives
 
@@ -338,8 +348,9 @@ class RankInMemory:
         return PeerCollectives(mailboxes, seconds), host.exchange
 
     def _contract(self, weights: str) -> dict[str, str]:
-        """Return the contract of this rank's kept data. It includes rank and number of ranks, so
-        another number of ranks finds none of it."""
+        """Return the settings to compare before this rank's kept data of an earlier run is used.
+        They include the rank and the number of ranks, so another number of ranks finds no data.
+        weights: digest of the weights."""
         shard = self._shard
         kind = DigestKind.of(self._device)
         whole = kept_contract(weights, self.config, self._weights, self._layout, kind)
@@ -357,7 +368,7 @@ class RankInMemory:
         return b"" if standing is None else standing.kept_of()
 
     def tiers(self, send: SendToLeader) -> FollowerTiers | None:
-        """Make the copiers of this rank. Called on a follower."""
+        """Make the copiers of this rank's tiers; None without tiers. Called on a follower."""
         parts = self._parts
         if parts.host is None:
             return None
@@ -372,7 +383,7 @@ class RankInMemory:
         self._parts.collectives.check()
 
     def join(self, join: Join, report: Report) -> Runner:
-        """Meet the other ranks and build the runner. Called on a follower."""
+        """Connect to the other ranks and build the runner. Called on a follower."""
         # Only the leader has grammars.
         parts = self.meet(join, report)
         sizes = runner_sizes(self._settings, self._role, parts)

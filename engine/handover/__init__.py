@@ -1,1 +1,2 @@
-"""The engine's side of hand-overs and pulls."""
+"""The engine's part of hand-overs (prefill node to decode node) and pulls (decode node to prefill
+node)."""

@@ -1,5 +1,5 @@
-"""States copied to this engine from another node: pulled by a prefill engine, fetched by a decode
-engine. Thread rule: the engine loop's."""
+"""States copied to this engine from another node. A prefill engine pulls them from a decode node; a
+decode engine fetches them from a prefill node. Thread rule: the engine loop's."""
 
 import secrets
 from collections import deque
@@ -27,14 +27,14 @@ def _allocated(cache: HybridPrefixCache, prompt: m.Tokens, salt: bytes) -> Alloc
 
 
 def _written(allocation: Allocation) -> tuple[int, tuple[int, ...], int]:
-    """Return the part to be written by the other node: the first logical page, the pages from there
-    on, the slot."""
+    """Return the part of an allocation to be written by the other node: first logical page, page
+    ids from this page on, slot id."""
     first = allocation.shared_pages
     return first, tuple(allocation.pages[first:].tolist()), allocation.working_slots[0]
 
 
 def _commit(cache: HybridPrefixCache, allocation: Allocation, tokens: int) -> None:
-    """Insert the received pages and state into the tree."""
+    """Insert the received pages and state of the first `tokens` tokens into the prefix tree."""
     cache.accept_received(allocation)
     cache.insert(allocation, tokens, allocation.working_slots[0], CheckpointKind.TURN_END)
     cache.release(allocation)
@@ -42,10 +42,10 @@ def _commit(cache: HybridPrefixCache, allocation: Allocation, tokens: int) -> No
 
 @dataclass
 class _Pull:
-    """A pull in progress: the sender writes state and KV of `tokens` to the allocation.
+    """A pull in progress: the sender writes state and KV of `tokens` tokens to the allocation.
 
-    peer: the decode node of the transfer. quarantine: name in the cache once the pull is lost,
-    because the sender may still write.
+    peer: the decode node of the transfer. quarantine: number of the cache's quarantine for a lost
+    pull, because the sender may still write; None before the loss.
     """
 
     request: Request
@@ -56,19 +56,20 @@ class _Pull:
 
 
 class PullReceiver:
-    """The prefill engine's side of the return path: pulls from the node that answered the last
-    turn.
+    """The prefill engine's receiver of pulls: it copies a conversation's state from the decode node
+    of its last turn.
 
     Owns the allocations granted to pulls and the quarantines of lost pulls. A pull belongs to a
-    transfer and outlives it: after the request has left, arriving data is cached all the same.
-    Emits messages for the prefill node. Each method handles one event; messages about pulls that
-    are over are dropped. Invariants: a request pulls at most once. A granted allocation enters the
-    tree only after every layer chunk was verified. Otherwise it is freed only after its writer's
-    fence. A transfer number has one pull at a time.
+    transfer and outlives it: data arriving after the request's end is cached too. Emits messages
+    for the prefill node. Each method handles one event, and drops messages about ended pulls.
+    Invariants: a request pulls at most once. A granted allocation enters the prefix tree only after
+    every layer chunk was verified. Otherwise it is freed only after its writer's fence. A transfer
+    id has one pull at a time.
     """
 
     def __init__(self, context: HandoverContext, window: AcceptWindow) -> None:
-        """window: limits the pulling transfers; a lost pull counts until its fence."""
+        """window: the accept window, a limit on transfers begun at the same time, for transfers
+        with a pull. A lost pull counts until its fence."""
         self.window = window
         self._cache = context.cache
         self._costs = context.router.costs
@@ -78,10 +79,11 @@ class PullReceiver:
         self.grants = AtRestQueue(context.runner, self._emit_grant)
 
     def begin(self, request: Request, peer: str) -> bool:
-        """Allocate space for the transfer request's offered tokens and ask for them. Return False
-        if there is no memory or the transfer number still has a pull; the request need not wait
-        then. REQUIRES: the request waits and has pulled nothing yet. The accept window has space
-        for one more transfer of the decode node `peer`, the transfer's owner."""
+        """Allocate space for the tokens offered in the request's transfer request, and ask the
+        decode node for them. Return False if there is no memory or the transfer id still has a
+        pull; the request then need not wait. REQUIRES: the request waits and has pulled nothing
+        yet. The accept window has space for one more transfer of its owner, the decode node
+        `peer`."""
         assert request.transfer_request is not None
         request.pull_tried = True
         transfer_id, tokens = request.transfer_request.transfer_id, request.transfer_request.offered
@@ -103,7 +105,8 @@ class PullReceiver:
         self._emit(m.PullWanted(grant))
 
     def over(self, message: m.PullCommitted | m.PullLost) -> Request | None:
-        """Handle the end of a pull. Return its request if the request still waits for the pull."""
+        """Handle the end of a pull. Return its request if the request still waits for the pull,
+        else None."""
         pull = self._pulls.get(message.transfer_id)
         if pull is None or pull.quarantine is not None:
             return None
@@ -132,18 +135,18 @@ class PullReceiver:
 
 
 MOST = 8
-"""Most fetches at a time. Each has a slot and pages here."""
+"""Most fetches at a time. Each fetch holds a slot and pages of this node."""
 _ALL = "all"
-"""One key of the accept window for all holders: they share it."""
+"""The accept window's single key: all fetches share one limit, from any holder."""
 
 
 @dataclass
 class _Fetch:
-    """A fetch in progress.
+    """A fetch in progress: a copy of a state from the prefill node `holder`.
 
-    allocation: written by the holder; None before a destination is allocated. quarantine: name in
-    the cache once the fetch is lost, because the holder may still write. waiting: requests to
-    continue when the fetch is over.
+    allocation: memory written by the holder; None before a destination is allocated. quarantine:
+    number of the cache's quarantine for a lost fetch, because the holder may still write; None
+    before the loss. waiting: requests to continue when the fetch is over.
     """
 
     transfer_request: m.FetchRequest
@@ -159,15 +162,15 @@ class _Fetch:
 
 
 class Fetches:
-    """The decode engine's side of fetches: copies states from prefill nodes to this node.
+    """The decode engine's receiver of fetches: it copies states from prefill nodes to this node.
 
-    Owns the fetches' transfers until their ids enter the tree again, and the requests waiting for
-    them. Emits messages for the decode node's hand-over client. Drops messages about fetches that
-    are over. Thread rule: the engine loop's. Invariants: a prefix has at most one fetch at a time.
-    A granted allocation enters the tree only after every layer chunk was verified. Otherwise it is
-    freed only after its writer's fence. A waiting request continues once, whatever the outcome of
-    the fetch. A fetch never waits for memory. At most MOST fetches live, of at most a quarter of
-    the cache's tokens; a lost fetch counts until its fence.
+    Owns the fetches' transfers until their ids enter the prefix tree or are freed, and the requests
+    waiting for them. Emits messages for the decode node's hand-over client. Drops messages about
+    ended fetches. Thread rule: the engine loop's. Invariants: a prefix has at most one fetch at a
+    time. A granted allocation enters the prefix tree only after every layer chunk was verified.
+    Otherwise it is freed only after its writer's fence. A waiting request continues once, whatever
+    the outcome of the fetch. A fetch never waits for memory. At most MOST fetches exist, for at
+    most a quarter of the cache's tokens; a lost fetch counts until its fence.
     """
 
     def __init__(self, context: HandoverContext) -> None:
@@ -177,17 +180,18 @@ class Fetches:
         self._window = AcceptWindow(capacity, MOST)
         self._generations = count(1)
         self.transfers: dict[m.TransferId, _Fetch] = {}
-        """Live fetches: until their ids enter the tree or are free."""
+        """Fetches by transfer id, kept until their page and slot ids enter the prefix tree or are
+        free."""
         self._by_beginning: dict[tuple[bytes, bytes], _Fetch] = {}
-        """Fetches not lost, by salt and prefix."""
+        """Fetches in progress and not lost, by salt and prefix."""
         self.released: deque[Request] = deque()
-        """Requests at the end of their wait; some may have been aborted."""
+        """Requests no longer waiting for a fetch; some may have been aborted."""
         self.grants = AtRestQueue(context.runner, self._emit_grant)
 
     def fetch(self, request: Request, holder: str, tokens: int, seconds: float) -> None:
-        """Fetch the first `tokens` of the request's prompt; the request waits for them. If the
-        accept window has no space for another fetch, release the request at once. REQUIRES: the
-        request is Waiting, and in no queue."""
+        """Fetch the state after the first `tokens` tokens of the request's prompt; the request
+        waits for it. If the accept window has no space for another fetch, release the request at
+        once. REQUIRES: the request is Waiting, and in no queue."""
         request.fetch_tried = True
         if not 0 < tokens < len(request.prompt):
             self.released.append(request)
@@ -210,7 +214,8 @@ class Fetches:
         self._emit(m.FetchWanted(transfer_request, prompt, holder, seconds))
 
     def grant_wanted(self, transfer_id: m.TransferId) -> None:
-        """Send the destination of the pages missing here, or decline."""
+        """Allocate and send the destination of the pages missing on this node. Decline the transfer
+        if there is no memory."""
         fetch = self.transfers[transfer_id]
         if fetch.allocation is not None:
             return
@@ -231,7 +236,8 @@ class Fetches:
             self.fenced(grant.transfer_id)
 
     def done(self, message: m.RemoteDone) -> None:
-        """Insert pages and state into the tree: every layer chunk arrived and matched."""
+        """Insert the fetched pages and state into the prefix tree: every layer chunk arrived and
+        its digest matched."""
         fetch = self.transfers[message.transfer_id]
         if fetch.allocation is None or fetch.quarantine is not None:
             return

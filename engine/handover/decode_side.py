@@ -1,11 +1,11 @@
-"""The receiving half of hand-overs: a decode engine's requests, and the choice of the node that
-computes each prompt.
+"""The receiving half of hand-overs: a decode engine's requests, and the choice of the node to
+compute each prompt.
 
-Transfers are in decode_transfers.py; fetched and offered states in brought_states.py and
-offered_states.py. Messages about transfers that are over are dropped. Thread rule: the engine
-loop's. Invariants: a prompt is asked for only while its answer has a place here, so a transfer with
-a destination is decoded. Transfers and locally computed prompts wait for cache memory in order of
-arrival. Requests begun before go first.
+Transfers are in decode_transfers.py, fetched states in brought_states.py, offered states in
+offered_states.py. Messages about ended transfers are dropped. Thread rule: the engine loop's.
+Invariants: a prompt is asked for only while its answer has a place in the running batch. A transfer
+with a destination is therefore decoded. Transfers and locally computed prompts wait for cache
+memory in order of arrival. Preempted requests go first.
 """
 
 import math
@@ -42,19 +42,21 @@ from tasuki.pycache._cpp_cache import CheckpointKind, Match
 from tasuki.pycache.layout import PAGE_TOKENS
 
 AT_A_TIME = 16
-"""Hand-backs at a time. Each is read from the arena and sent while answers continue."""
+"""Most hand-backs (states sent back to a prefill node) at a time. Each is read from the arena and
+sent while answers continue."""
 MOST_WAITING = 1024
-"""Limit of waiting hand-backs, because all sessions of a draining node leave at once."""
+"""Most waiting hand-backs (states sent back to a prefill node). All sessions of a draining node are
+handed back at once."""
 
 
 class HandBacks:
-    """The decode engine's states handed back to a prefill node, because the next turn goes to
-    another node.
+    """Hand-backs: states of a decode engine sent back to a prefill node, because the conversation's
+    next turn goes to another decode node.
 
     A prefill node is asked for one token after the state, and pulls the state for it. Owns the
-    requests waiting to be sent. Takes no place and no memory here, and waits for no answer. Thread
-    rule: the engine loop's. Invariant: at most AT_A_TIME transfers hand back, quarantined transfers
-    included.
+    requests waiting to be sent. A hand-back takes no place and no memory on this node, and waits
+    for no answer. Thread rule: the engine loop's. Invariant: at most AT_A_TIME transfers are
+    hand-backs, quarantined transfers included.
     """
 
     def __init__(
@@ -64,10 +66,11 @@ class HandBacks:
         self._answers = answers
         self._transfers = transfers
         self._waiting: deque[Request] = deque()
-        """May hold aborted requests."""
+        """Requests waiting to be handed back; some may have been aborted."""
 
     def submit(self, message: m.Submit, available: bool) -> None:
-        """Accept a hand-back. available: a prefill node is connected."""
+        """Accept a request to hand a state back to a prefill node. available: True if a prefill
+        node is connected."""
         match = self._cache.match(message.prompt, message.salt, message.cursor)
         held = message.prompt[: match.usable_tokens + 1]
         request = self._answers.take_aside(replace(message, prompt=held), self._refusal(available))
@@ -89,7 +92,7 @@ class HandBacks:
         return None
 
     def advance(self) -> None:
-        """Ask for as many as the limit allows."""
+        """Begin waiting hand-backs, as many as AT_A_TIME allows."""
         while self._waiting and self._transfers.count(m.Purpose.HAND_BACK) < AT_A_TIME:
             request = self._waiting.popleft()
             if isinstance(request.state, Waiting):
@@ -116,7 +119,7 @@ _NOTHING_SENT = m.TransferReport(bytes=0, windows=0, pages=0, hidden_seconds=0, 
 
 
 class DecodeHandover(Answers):
-    """The answers of a decode engine; prefill nodes may compute their prompts."""
+    """The requests of a decode engine; prefill nodes may compute their prompts."""
 
     def __init__(self, context: HandoverContext, terms: AnswerTerms, early: EarlyStart) -> None:
         """early: begins a decode step before the prompt has arrived."""
@@ -129,9 +132,9 @@ class DecodeHandover(Answers):
         self._offers = Offers(context, self._transfers, self._fetches)
         self._prefill_available = False
         self._others_wait = 0.0
-        """Seconds of prefill left at each prefill node for other decode nodes."""
+        """Seconds of prefill queued for other decode nodes, at the prefill node with the least."""
         self._blocked: Request | None = None
-        """The first waiting request without memory to be computed here."""
+        """The first waiting request to be computed on this node, but without memory."""
 
     @property
     def admission_terms(self) -> Hashable:
@@ -203,13 +206,13 @@ class DecodeHandover(Answers):
         ):
             refusal = m.RequestError(
                 m.ErrorKind.INVALID,
-                f"room {message.gateway_transfer.transfer_id} is in use: make another",
+                f"transfer {message.gateway_transfer.transfer_id} is in use: make another",
             )
         self.submit(message, refusal)
 
     def _elsewhere(self, request: Request) -> float:
-        """Return the wait of a new request at the prefill nodes, in seconds, beyond this node's own
-        work there."""
+        """Return the seconds a new request waits at the prefill nodes for other decode nodes' work;
+        0 if it would be computed here."""
         if not (self._prefill_available and self._others_wait):
             return 0.0
         match = self._cache.match(request.prompt, request.salt, request.cursor)
@@ -217,8 +220,9 @@ class DecodeHandover(Answers):
         return self._others_wait if new > self._router.local_tokens else 0.0
 
     def _fetch_first(self, message: m.FetchAdvised) -> None:
-        """Fetch the transfer's prefix first, outside of any queue. The request is considered again
-        when the fetch is over, with or without the state."""
+        """Fetch a state for the transfer's prompt before asking a prefill node for the prompt. The
+        request is in no queue meanwhile. It is considered again when the fetch is over, with or
+        without the state."""
         transfer = self._transfers.at(message.transfer_id, DecodeTransferState.ASKED)
         if transfer is not None:
             self._transfers.give_up(transfer)
@@ -238,7 +242,8 @@ class DecodeHandover(Answers):
                 super().abort_request(request)
 
     def admit(self, request: Request) -> bool:
-        """Ask a prefill node for the prompt, or begin it here."""
+        """Ask a prefill node for the request's prompt, or begin the prompt on this node. Return
+        False if neither is possible now."""
         match = self._to_be_asked(request)
         if match is None:
             return self._admit_here(request)
@@ -257,7 +262,7 @@ class DecodeHandover(Answers):
         return admitted
 
     def _gives_way(self, request: Request) -> bool:
-        """Return True if an earlier prompt waits to be computed here."""
+        """Return True if an earlier request waits for memory to be computed on this node."""
         blocked = self._blocked
         if blocked is None or blocked not in self._scheduler.waiting:
             return False
@@ -286,13 +291,14 @@ class DecodeHandover(Answers):
 
     @property
     def _has_place(self) -> bool:
-        """True if one more answer has a place here. False while a transfer waits for memory: more
-        transfers would only hold memory on the prefill node."""
+        """True if the running batch has a place for one more answer. False while a transfer waits
+        for memory: more transfers would only hold memory on the prefill node."""
         places, taken = self._scheduler.seats.places, len(self._scheduler.running)
         return self._transfers.first_wanted is None and taken + self._transfers.coming < places
 
     def advance(self) -> None:
-        """Ask, offer and allocate as far as memory and limits allow."""
+        """Start fetches, hand-backs, offers, allocations and pulls, as far as memory and limits
+        allow."""
         self._fetches.grants.advance()
         while self._fetches.released:
             self._go_on(self._fetches.released.popleft())
@@ -332,8 +338,8 @@ class DecodeHandover(Answers):
         self._transfers.want_grant(transfer)
 
     def _ready(self, message: m.RemoteReady) -> None:
-        """Emit the first token to the client. No other token is emitted before the transfer is
-        done."""
+        """Emit the first token, sampled by the prefill node, to the client. Later tokens wait until
+        the transfer is complete."""
         named = (message.token, *(token for token, _ in message.top))
         if not (all(map(self._intake.is_token, named)) and math.isfinite(message.logprob)):
             self._emit(m.HandoverCancelled(message.transfer_id))
@@ -378,7 +384,7 @@ class DecodeHandover(Answers):
         transfer.move(DecodeTransferState.READY)
 
     def _answered(self, transfer: DecodeTransfer, reason: m.FinishReason) -> None:
-        """Finish a request answered by its first token, without waiting for the rest of the
+        """Finish a request already answered by its first token, without waiting for the rest of the
         transfer."""
         request = transfer.request
         if transfer.state is DecodeTransferState.BARE:
@@ -389,8 +395,8 @@ class DecodeHandover(Answers):
         self.finish_elsewhere(request, reason)
 
     def _done(self, message: m.RemoteDone) -> None:
-        """Begin decoding, because every layer chunk arrived and matched. If the transfer's early
-        step still runs, wait for its end."""
+        """Begin decoding, because every layer chunk arrived and its digest matched. If the
+        transfer's early decode step still runs, wait for its end."""
         transfer = self._transfers.at(message.transfer_id, DecodeTransferState.READY)
         if transfer is None:
             return
@@ -405,8 +411,8 @@ class DecodeHandover(Answers):
             self._commit(transfer, message)
 
     def _commit(self, transfer: DecodeTransfer, message: m.RemoteDone) -> None:
-        """Insert the prompt's pages into the tree and begin decoding. If an early step ran, its
-        token is the second one."""
+        """Insert the prompt's pages into the prefix tree and begin decoding. If an early decode
+        step ran, its token is the answer's second one."""
         request = transfer.request
         allocation, second = self._transfers.commit(transfer)
         sent = request.transfer = message.transfer
@@ -429,8 +435,8 @@ class DecodeHandover(Answers):
             self.take_over(request, second)
 
     def _lost(self, message: m.HandoverFailed) -> None:
-        """Ask another prefill node, or prefill here. The granted pages wait for the writer's
-        fence."""
+        """Retry a lost hand-over at another prefill node, or prefill the prompt on this node. The
+        granted pages stay quarantined until the writer's fence."""
         transfer = self._transfers.live(message.transfer_id)
         if transfer is None:
             return
@@ -456,7 +462,8 @@ class DecodeHandover(Answers):
 
 
 def _arrival(request: Request) -> tuple[bool, float]:
-    """Return the sort key of requests waiting for memory: preempted ones first, then by arrival."""
+    """Return the sort key of a request waiting for memory: preempted requests first, then by
+    arrival."""
     return not request.begun, request.created
 
 

@@ -1,9 +1,9 @@
-"""The transfers asked for by a decode engine, and their allocations.
+"""The transfers asked for by a decode engine, and their memory allocations.
 
-Owns the transfers, and their ids until a request or the tree owns them again. Emits messages for
-the decode node's hand-over client. Thread rule: the engine loop's. Invariants: ids given to a
-sender are freed only after its fence, and after the transfer's own early step. Transfers get memory
-in the order in which their senders asked.
+Owns the transfers. Owns their page and slot ids until a request or the prefix tree owns them again.
+Emits messages for the decode node's hand-over client. Thread rule: the engine loop's. Invariants:
+ids granted to a sender are freed only after the sender's fence, and after the transfer's own early
+decode step. Transfers get memory in the order of their senders' requests.
 """
 
 import secrets
@@ -35,11 +35,11 @@ class DecodeTransferState(Enum):
     WANTED = "the prefill node is about to start: an allocation is to be granted"
     BARE = "the prefill node computes the prompt for its first token alone: nothing was granted"
     GRANTED = "the request's allocation is the sender's to write"
-    READY = "the first token is out; windows may land"
-    DONE = "every window landed and matched, but the room's step still runs"
+    READY = "the first token is out; layer chunks may arrive"
+    DONE = "every layer chunk arrived and matched, but the transfer's step still runs"
     QUARANTINED = "lost: the sender may still write the ids"
     FENCED = "the sender writes no more; the step may for a layer more"
-    OVER = "holds nothing; the engine has forgotten the room"
+    OVER = "holds nothing; the engine has forgotten the transfer"
 
 
 _S = DecodeTransferState
@@ -61,31 +61,34 @@ _LOST_OR_OVER = frozenset({_S.QUARANTINED, _S.FENCED, _S.OVER})
 
 @dataclass
 class DecodeTransfer:
-    """One hand-over in a decode engine; an illegal move raises.
+    """One hand-over in a decode engine, as a state machine; an illegal move raises.
 
     The straight path is ASKED -> WANTED -> GRANTED -> READY -> DONE -> OVER. DONE is skipped if no
-    early step runs by then. If the first token is the whole answer, the path is ASKED -> BARE ->
-    OVER. A lost hand-over is QUARANTINED until its writer is fenced, if a destination was given.
-    Then it is FENCED while the transfer's own early step may still write.
+    early decode step still runs at the end. If the first token is the whole answer, the path is
+    ASKED -> BARE -> OVER. A lost hand-over with a granted destination is QUARANTINED until its
+    writer is fenced. Then it is FENCED while the transfer's own early step may still write.
     """
 
     id: TransferId
     request: Request
     held: HitBreakdown
-    """The cached part of the request's prompt on this node when it was asked for."""
+    """The prompt's part in this node's cache at the time of the request to the prefill node."""
     state: DecodeTransferState = DecodeTransferState.ASKED
     refused_at: int | None = None
-    """While WANTED: the cache's room version when memory was last insufficient."""
+    """While WANTED: the cache's version of free memory (`room_version`) at the last failed
+    allocation; None before a failure."""
     step: EarlyStep | None = None
-    """From READY on: computes the second token meanwhile, if it was begun."""
+    """From READY on: the decode step computing the second token while layer chunks arrive; None if
+    it was not begun."""
     done: RemoteDone | None = None
-    """The transfer's result, while DONE."""
+    """While DONE: the message about the complete transfer."""
     quarantine: int | None = None
-    """Name of the ids in the cache, once they are lost."""
+    """Number of the cache's quarantine for the page and slot ids of a lost transfer; None before
+    the loss."""
 
     def move(self, state: DecodeTransferState) -> None:
         if state not in MOVES[self.state]:
-            raise IllegalMove(f"room {self.id}: {self.state.name} -> {state.name}")
+            raise IllegalMove(f"transfer {self.id}: {self.state.name} -> {state.name}")
         self.state = state
 
     @property
@@ -95,12 +98,14 @@ class DecodeTransfer:
 
     @property
     def running_step(self) -> EarlyStep | None:
-        """Return the early step, if it may still write ids of the transfer."""
+        """Return the early decode step if it may still write to pages or slots of the transfer,
+        else None."""
         return None if self.step is None or self.step.ended else self.step
 
 
 _FIRST_TOKEN_ALONE = SamplingParams(max_new_tokens=1)
-"""Sampling parameters sent if no token is needed from the prefill node: it samples one anyway."""
+"""Sampling parameters sent to a prefill node if its token is not needed. The prefill node samples
+one token anyway."""
 
 
 class DecodeTransfers:
@@ -122,35 +127,35 @@ class DecodeTransfers:
 
     @property
     def waits(self) -> bool:
-        """True if a destination waits for the device."""
+        """True if a granted destination waits until the device has finished with its memory."""
         return self._grants.waiting
 
     @property
     def coming(self) -> int:
-        """Return the number of live transfers with an answer continued here."""
+        """Return the number of live transfers with an answer to be decoded on this node."""
         return self._coming
 
     @property
     def first_wanted(self) -> DecodeTransfer | None:
-        """The first transfer waiting for memory."""
+        """The first transfer waiting for memory; None without one."""
         return self._wanted[0] if self._wanted else None
 
     def count(self, purpose: m.Purpose) -> int:
         return sum(transfer.request.purpose is purpose for transfer in self._transfers.values())
 
     def at(self, transfer_id: m.TransferId, *states: DecodeTransferState) -> DecodeTransfer | None:
-        """Return the transfer if it is in one of these states."""
+        """Return the transfer if it is in one of these states, else None."""
         transfer = self._transfers.get(transfer_id)
         return transfer if transfer is not None and transfer.state in states else None
 
     def live(self, transfer_id: m.TransferId) -> DecodeTransfer | None:
-        """Return the transfer if its request still waits for it."""
+        """Return the transfer if its request still waits for it, else None."""
         transfer = self._transfers.get(transfer_id)
         return transfer if transfer is not None and transfer.live else None
 
     def ask(self, request: Request, match: Match) -> m.TransferId:
-        """Ask a prefill node for the prompt. Nothing is allocated here until the prefill node is
-        about to start. match: the part cached here."""
+        """Ask a prefill node for the request's prompt. This node allocates nothing until the
+        prefill node is about to start. match: the prompt's match in this node's cache."""
         named, request.gateway_transfer = request.gateway_transfer, None
         if named is not None and named.transfer_id in self._transfers:
             # An earlier request is already queued for that transfer.
@@ -190,8 +195,9 @@ class DecodeTransfers:
         return transfer_request.transfer_id
 
     def want_grant(self, transfer: DecodeTransfer) -> None:
-        """Queue the transfer for its allocation: its sender is about to start. REQUIRES: it is
-        Asked."""
+        """Queue the transfer for its allocation, because its sender is about to start. If only the
+        first token is needed, emit an empty destination at once. REQUIRES: the transfer is
+        ASKED."""
         if goes_on_here(transfer.request):
             transfer.move(DecodeTransferState.WANTED)
             transfer.refused_at = None
@@ -204,15 +210,16 @@ class DecodeTransfers:
         self._emit(m.HandoverGranted(m.Grant(transfer.id, generation, end, (), None)))
 
     def grant(self, gives_way: Callable[[Request], bool]) -> None:
-        """Allocate for transfers with a sender about to start, as far as memory allows. Each
-        destination is emitted once its ids are at rest. gives_way: returns True if another request
-        goes first."""
+        """Allocate memory for queued transfers, as far as it suffices. Emit each destination once
+        the device has finished with its pages and slots. gives_way(request) returns True if another
+        request goes before this one."""
         self._grants.advance()
         while self._wanted and self._is_settled(self._wanted[0], gives_way):
             self._wanted.popleft()
 
     def _is_settled(self, transfer: DecodeTransfer, gives_way: Callable[[Request], bool]) -> bool:
-        """Return True if the transfer no longer waits for an allocation."""
+        """Return True if the transfer no longer waits for an allocation. Try the allocation first
+        if it may succeed now."""
         room_version = self._cache.room_version
         if transfer.state is not DecodeTransferState.WANTED:
             return True
@@ -267,9 +274,9 @@ class DecodeTransfers:
             self.fenced(transfer.id)
 
     def commit(self, transfer: DecodeTransfer) -> tuple[Allocation, Sampled | None]:
-        """Give the allocation to the transfer's request. Return the allocation and the token
-        sampled by the transfer's early step, if any. REQUIRES: every layer chunk arrived and
-        matched, and the step has ended."""
+        """Give the received allocation to the transfer's request. Return the allocation, and the
+        token sampled by the transfer's early decode step, if any. REQUIRES: every layer chunk
+        arrived and its digest matched, and the step has ended."""
         assert isinstance(transfer.request.state, Receiving)
         second = None if transfer.step is None else self._early.take(transfer.step)
         self._coming -= 1
@@ -277,8 +284,8 @@ class DecodeTransfers:
         return transfer.request.state.allocation, second
 
     def give_up(self, transfer: DecodeTransfer) -> None:
-        """Quarantine the transfer's granted allocation and discard its step's token. REQUIRES: the
-        transfer is live."""
+        """Quarantine the transfer's granted allocation and discard the token of its early decode
+        step. REQUIRES: the transfer is live."""
         self._coming -= goes_on_here(transfer.request)
         state = transfer.request.state
         if not isinstance(state, Receiving):
@@ -290,7 +297,8 @@ class DecodeTransfers:
         transfer.quarantine = self._cache.quarantine(state.allocation)
 
     def fenced(self, transfer_id: m.TransferId) -> None:
-        """Free the transfer's ids: its sender writes no more."""
+        """Free the pages and slots of a lost transfer, because its sender writes no more. If its
+        early decode step still runs, free them at the step's end."""
         transfer = self._transfers.get(transfer_id)
         if transfer is None or transfer.state is not DecodeTransferState.QUARANTINED:
             return
@@ -300,8 +308,8 @@ class DecodeTransfers:
             transfer.move(DecodeTransferState.FENCED)
 
     def step_ended(self) -> list[tuple[DecodeTransfer, m.RemoteDone]]:
-        """Free transfers fenced while an early step ran. Return transfers completed meanwhile, to
-        be committed."""
+        """Free lost transfers fenced before their early decode step ended. Return the transfers
+        completed before their step ended, with their RemoteDone, to be committed."""
         ended = [transfer for transfer in self._transfers.values() if transfer.running_step is None]
         for transfer in ended:
             if transfer.state is DecodeTransferState.FENCED:
@@ -325,6 +333,6 @@ class DecodeTransfers:
 
 
 def goes_on_here(request: Request) -> bool:
-    """Return True if this node decodes from the transferred state: its answer has more tokens than
-    the first, or forks begin there."""
+    """Return True if this node decodes from the transferred state: the answer has more than one
+    token, or forks of the request begin at the state."""
     return request.sampling.max_new_tokens > 1 or bool(request.forks)

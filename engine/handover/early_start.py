@@ -1,5 +1,5 @@
-"""The first decode step after a hand-over, begun while its layer chunks still arrive: the decision,
-and the measured step time. Thread rule: the engine loop's."""
+"""The first decode step after a hand-over, begun while the prompt's layer chunks still arrive: the
+decision to begin, and the measured step time. Thread rule: the engine loop's."""
 
 from collections import deque
 from collections.abc import Callable
@@ -14,26 +14,28 @@ from tasuki.pycache._cpp_cache import Allocation
 from tasuki.transfer.receiving.incoming_transfer import LayerBarrier
 
 _REMEMBERED = 8
-"""Number of steps remembered. The shortest counts, because a delayed step predicts nothing."""
+"""Number of step durations remembered. The shortest one counts, because a delayed step predicts
+nothing."""
 _DOUBT = 0.98
-"""Factor on the believed step time, applied after each transfer too short for a step. Without steps
-nothing would be learnt."""
+"""Factor on the estimated step time after each transfer judged too short for an early step. The
+estimate must fall: without early steps no new duration is measured."""
 
 Barriers = Callable[[TransferId], LayerBarrier | None]
-"""Return the layer barrier of a transfer with layer chunks arriving here; None if no layer chunk is
-expected."""
+"""Return the layer barrier of a transfer with layer chunks arriving at this node; None if no layer
+chunk is expected. The barrier lets a computation wait for each layer's data."""
 
 
 def no_barriers(transfer_id: TransferId) -> None:
-    """Return None: a `Barriers` for engines without early steps."""
+    """Return None: a `Barriers` function for engines without early decode steps."""
 
 
 @dataclass
 class EarlyCounters:
-    """Counters of early steps.
+    """Counters of early decode steps, begun before their prompt has arrived completely.
 
-    unneeded: the rest of the transfer was shorter than a step. busy: another transfer's step ran.
-    joined: its token became the answer's second. dropped: the transfer was lost or the step failed.
+    begun: steps begun. unneeded: steps not begun, because the rest of the transfer was shorter than
+    a step. busy: steps not begun, because another transfer's step ran. joined: steps with a token
+    used as the answer's second. dropped: steps of lost transfers, and failed steps.
     """
 
     begun: int = 0
@@ -44,9 +46,10 @@ class EarlyCounters:
 
 
 class EarlyStart:
-    """The decision to decode a request before its prompt has arrived, and the measured step time.
+    """The decision to decode a request before its prompt has arrived completely, and the measured
+    step time.
 
-    Owns the thread of the steps and the measured duration of a step; a step belongs to its transfer
+    Owns the thread of the early steps and the measured durations; each step belongs to its transfer
     (decode_transfers.py). Thread rule: the engine loop. Invariant: the token of a step is used only
     by take(), called for completed transfers.
     """
@@ -75,12 +78,13 @@ class EarlyStart:
         allocation: Allocation,
         tail_seconds: float | None,
     ) -> EarlyStep | None:
-        """Begin the step after the first token, if the rest of the transfer takes longer than a
-        step. Return None if no step was begun.
+        """Begin the decode step after the first token, if the rest of the transfer takes longer
+        than a step. Return None if no step was begun.
 
-        Before the first step ever, its duration is unknown and counts as 0. REQUIRES: the transfer
-        had no step; the request's output is one token, not its last; the allocation covers the
-        token's position.
+        tail_seconds: the sender's estimate of the transfer's remaining seconds; None: unknown, so
+        no step begins. Before the first step ever, the step time is unknown and counts as 0.
+        REQUIRES: the transfer had no step; the request's output is one token, not its last; the
+        allocation covers the token's position.
         """
         if tail_seconds is None or tail_seconds <= self._step_seconds:
             self._counters.unneeded += 1
@@ -113,8 +117,8 @@ class EarlyStart:
         return self._belief * min(self._seconds, default=0.0)
 
     def take(self, step: EarlyStep) -> Sampled | None:
-        """Return the answer's second token; None if the step sampled none. REQUIRES: the step has
-        ended, and its transfer is done."""
+        """Return the answer's second token, sampled by the early step; None if the step sampled
+        none. REQUIRES: the step has ended, and its transfer is complete."""
         if step.sampled is None:
             self._counters.dropped += 1
             return None
@@ -125,5 +129,5 @@ class EarlyStart:
         return step.sampled
 
     def drop(self) -> None:
-        """Count an ended step of a lost transfer."""
+        """Count an ended early step of a lost transfer as dropped."""
         self._counters.dropped += 1

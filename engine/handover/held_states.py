@@ -1,9 +1,9 @@
-"""States stored on this node and read by another node. A state in the arena is pinned; a state in a
-tier below is loaded first.
+"""States stored on this node while another node reads them. A state in the arena is pinned; a state
+in a lower tier is loaded first.
 
-Owns no state after handing it out: the holder calls let_go(). Thread rule: the engine loop's.
+Owns no state after returning it: its user calls let_go(). Thread rule: the engine loop's.
 Invariant: only the state after exactly the named tokens, under their salt, is sent, once every page
-was acknowledged.
+was acknowledged (a load is complete and verified).
 """
 
 from collections.abc import Callable
@@ -27,8 +27,8 @@ from tasuki.transfer.sending.sender import Sender
 
 @dataclass(eq=False)
 class HeldState:
-    """pages: pages of the state's whole path. slot: slot of the state. None while the state is
-    being loaded."""
+    """A stored state kept for another node to read. sent: ids of all pages from the prompt's start
+    to the state, and the state's slot id; None while the state is being loaded."""
 
     allocation: Allocation
     sent: tuple[tuple[int, ...], int] | None
@@ -40,10 +40,10 @@ class HeldStates:
         self._tiers = context.tiers
 
     def hold(self, tokens: Tokens, salt: bytes, loaded: Callable[[bool], None]) -> HeldState | None:
-        """Pin or begin to load the state after `tokens`. Return None if the state is not on this
-        node, or cannot be loaded now.
+        """Pin the state after all of `tokens`, or begin to load it. Return None if the state is not
+        on this node, or cannot be loaded now.
 
-        loaded: called once with the result of a load, unless let_go() came first. After False the
+        loaded: called once with the success of a load, unless let_go() came first. After False the
         state is gone.
         """
         # A match ends before a prompt's last token.
@@ -108,7 +108,7 @@ class HeldStates:
         loaded(end is LoadEnd.LANDED)
 
     def let_go(self, held: HeldState) -> None:
-        """Release the state. REQUIRES: no sender reads it any more."""
+        """Release a state kept by hold(). REQUIRES: no sender reads it any more."""
         if held.sent is None:
             assert self._tiers is not None
             self._tiers.give_up(held.allocation)
@@ -117,7 +117,7 @@ class HeldStates:
 
 
 class PullSender:
-    """The decode engine's side of the return path: a prefill node pulls prefixes from here.
+    """The decode engine's sender of pulls: a prefill node copies prefixes from this node.
 
     Owns the states pinned, or loaded from a lower tier, while they are sent. Emits messages for the
     decode node. Drops messages about ended pulls. Invariant: a state being sent stays pinned and
@@ -128,20 +128,19 @@ class PullSender:
         self._emit = context.emit
         self._states = HeldStates(context)
         self._pinned: dict[m.TransferId, tuple[int, HeldState]] = {}
-        """State by transfer, with the first page asked for."""
+        """First logical page asked for, and the state being sent, by transfer id."""
         self.sources = AtRestQueue(context.runner, self._emit_source)
 
     def is_pinned(self, transfer_id: m.TransferId) -> bool:
-        """Return True if the state asked for by the transfer's prefill node is pinned or being
-        loaded."""
+        """Return True if a pulled state of the transfer is pinned or being loaded."""
         return transfer_id in self._pinned
 
     def asked(self, message: m.PullAsked, request: Request | None) -> None:
-        """Pin or load the state asked for, or refuse. request: the transfer's request; None if the
-        transfer is over."""
+        """Pin or load the state asked for by a prefill node, or refuse the pull. request: the
+        transfer's request; None if the transfer is over."""
         transfer_id, tokens = message.transfer_id, message.tokens
         if request is None or transfer_id in self._pinned:
-            self._emit(m.PullRefused(transfer_id, "the room is over, or is pulled already"))
+            self._emit(m.PullRefused(transfer_id, "the transfer is over, or is pulled already"))
             return
         held = None
         if 0 < tokens < len(request.prompt):
@@ -184,15 +183,15 @@ class PullSender:
 
 
 MOST_OF_A_NODE = 8
-"""Most fetches of one decode node at a time."""
+"""Most fetches from this prefill node by one decode node at a time."""
 MOST_IN_ALL = 32
 _ALL = "all"
 
 
 class HeldSender:
-    """The prefill engine's side of fetches: decode nodes read states from here.
+    """The prefill engine's sender of fetches: decode nodes copy states from this node.
 
-    Owns the allocations that pin states while they are read or loaded from a lower tier. Has no
+    Owns the allocations to pin states while they are read or loaded from a lower tier. Has no
     queue: a fetched state waits for no prompt. Thread rule: the engine loop's. Invariants: only the
     state after exactly the named tokens, under their salt, is sent. A loaded state is sent once the
     load was acknowledged; a failed or late load is refused. A state stays pinned and unchanged
@@ -208,12 +207,12 @@ class HeldSender:
         self._in_all = AcceptWindow(capacity, MOST_IN_ALL)
         self._states = HeldStates(context)
         self.held: dict[m.TransferId, tuple[str, HeldState]] = {}
-        """The reading decode node and the state, by transfer."""
+        """Name of the fetching decode node and the state it reads, by transfer id."""
         self.sources = AtRestQueue(context.runner, self._accept)
 
     def reserve(self, message: m.FetchReserve) -> None:
-        """Pin or load the state, or refuse the fetch. REQUIRES: no other transfer has the
-        number."""
+        """Pin or load the state of a fetch, or refuse the fetch. REQUIRES: no other transfer has
+        the same transfer id."""
         transfer_id, peer, tokens = (
             message.transfer_request.transfer_id,
             message.peer,
@@ -246,8 +245,8 @@ class HeldSender:
             self._emit(m.PrefillAccepted(transfer_id))
 
     def start(self, grant: m.Grant) -> None:
-        """Plan the sending of all pages missing at the receiver, at once, because the receiver gave
-        a destination. REQUIRES: the state is held."""
+        """Plan to send at once all pages missing at the receiver, because the receiver granted a
+        destination. REQUIRES: the transfer's state is in `held`."""
         _, held = self.held[grant.transfer_id]
         if held.sent is None:
             return
@@ -257,8 +256,8 @@ class HeldSender:
         self._emit(m.StateHeld(grant.transfer_id))
 
     def end(self, transfer_id: m.TransferId) -> None:
-        """Release the state of an ended transfer, after its sender drained. REQUIRES: it is
-        held."""
+        """Release the state of an ended fetch, after its sender has drained. REQUIRES: the
+        transfer's state is in `held`."""
         self._states.let_go(self._forget(transfer_id))
 
     def _forget(self, transfer_id: m.TransferId) -> HeldState:

@@ -1,8 +1,10 @@
-"""The states left to other nodes by an ending engine: selection, order, concurrency and reports.
+"""The states handed on to other nodes by an ending engine: selection, order, concurrency and
+reports.
 
-A decode engine offers its own states to prefill nodes (offered_states.py). A prefill engine is
-asked by decode nodes for its states, one at a time. They fetch each state and offer it to a staying
-prefill node. Knows neither connections nor transfers. Thread rule: the engine loop's.
+An ending decode engine offers its own states to prefill nodes (offered_states.py). An ending
+prefill engine gives its states to asking decode nodes, one per request. These fetch each state and
+offer it to a staying prefill node. Knows neither connections nor transfers. Thread rule: the engine
+loop's.
 """
 
 import secrets
@@ -24,21 +26,23 @@ from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 ALONE = 16
-"""States left at a time. Together they hold at most the tokens of one drain target's pull window,
-for a drain target of this node's size. More would be declined if all went to that drain target."""
+"""States offered at a time while no request is in flight. Together they have at most the tokens of
+one drain target's limit of pulls, for a drain target of this node's size. If all went to one drain
+target, it would decline any more."""
 BESIDE = 2
-"""States left at a time while any request is in flight, because answers come first."""
+"""States offered at a time while any request is in flight, because answers come first."""
 MOST_STATES = 1024
-"""Most states selected in all."""
+"""Most states selected during the whole handing on."""
 _PART_OF_ARENA = 4
-"""Drain targets are sent at most a quarter of this engine's capacity, because the sent states
-displace the drain targets' own."""
+"""Divisor of the arena's bytes: drain targets are sent at most a quarter of it, because the sent
+states displace the drain targets' own."""
 _LAST = 1_000_000
-"""Priority at a drain target: after all requests with a waiting client."""
+"""Priority of handed-on states at a drain target: after all requests with a waiting client."""
 
 
 def as_request(name: m.RequestId, prompt: m.Tokens, salt: bytes) -> Request:
-    """Return a request of one token after the state stored before the prompt's last token."""
+    """Return a one-token request used to hand a stored state on. The state covers all tokens of the
+    prompt except the last."""
     return Request(
         name,
         prompt,
@@ -50,22 +54,23 @@ def as_request(name: m.RequestId, prompt: m.Tokens, salt: bytes) -> Request:
 
 
 def state_tokens(request: Request) -> int:
-    """Return the number of the request's tokens before its state."""
+    """Return the number of tokens covered by the request's stored state: all of the prompt except
+    the last."""
     return len(request.prompt) - 1
 
 
 def stands(cache: HybridPrefixCache, request: Request) -> bool:
-    """Return True if the request's state is still in the cache."""
+    """Return True if the stored state of the request is still in the cache."""
     match = cache.match(request.prompt, request.salt)
     return match.usable_tokens == state_tokens(request)
 
 
 class Leaving:
-    """An engine's leaving, from the first query to its answer: the line of untried states, the
-    remaining byte budget, and each state's outcome.
+    """The handing on of an ending engine's states, from the first query to its answer. Holds the
+    queue of untried states, the remaining byte budget, and the outcomes.
 
-    Asks the cache; holds nothing of it. Invariants: a state is selected once. A selected state is
-    in the cache, after all tokens of the request except the last. Nothing is selected before
+    Asks the cache; owns nothing of it. Invariants: a state is selected once. A selected state is in
+    the cache; it covers all tokens of its request except the last. Nothing is selected before
     begin() or after finish(). Every query is answered once, with the counts until then.
     """
 
@@ -77,23 +82,23 @@ class Leaving:
         arena = context.cache.arena
         self.left_bytes = arena.slabs * arena.layout.slab_bytes // _PART_OF_ARENA
         self._name = f"left-to-heirs-{secrets.token_hex(8)}"
-        """Name prefix of these requests; no caller's request has it."""
+        """Prefix of the request ids for handed-on states; no caller's request has it."""
         self._line: deque[HeldState] = deque()
         self._drawn: set[tuple[int, int | None, int]] = set()
         self._beside = 0
-        """Number of requests in flight when the line was formed."""
+        """Number of requests in flight when the queue of untried states was last formed."""
         self._asked: list[int] = []
         self._over = False
         self._outcomes: Counter[m.DrainTargetOutcome] = Counter()
         self._tokens = self._bytes = 0
 
     def __len__(self) -> int:
-        """Return the number of states in the line."""
+        """Return the number of untried states in the queue."""
         return len(self._line)
 
     @property
     def begun(self) -> bool:
-        """True if it has begun and is not over."""
+        """True from the first query until finish()."""
         return bool(self._asked) and not self._over
 
     @property
@@ -101,7 +106,8 @@ class Leaving:
         return self._over
 
     def begin(self, query_id: int, beside: int) -> bool:
-        """Accept a query. Return True if it is the first. beside: requests in flight."""
+        """Accept a query to hand states on. Return True if it is the first. beside: number of
+        requests in flight."""
         first = not (self._asked or self._over)
         self._asked.append(query_id)
         if self._over:
@@ -111,7 +117,7 @@ class Leaving:
         return first
 
     def finish(self, aside: int = 0) -> None:
-        """Select no more states, and answer all queries. aside: states selected and never
+        """Select no more states, and answer all queries. aside: number of states selected and never
         offered."""
         self._over = True
         self._answer(len(self._line) + aside)
@@ -125,8 +131,8 @@ class Leaving:
     def ended(
         self, outcome: m.DrainTargetOutcome, tokens: int, size: int = 0, drain_target: str = ""
     ) -> None:
-        """Report the outcome of a state of `tokens` tokens. size: bytes pulled by the drain
-        target."""
+        """Report the outcome of a handed-on state of `tokens` tokens. size: bytes pulled by the
+        drain target. drain_target: its name."""
         self._outcomes[outcome] += 1
         if outcome is m.DrainTargetOutcome.TAKEN:
             self._tokens += tokens
@@ -134,12 +140,13 @@ class Leaving:
         self._emit(m.StateLeft(outcome, tokens, size, drain_target))
 
     def look_again(self, beside: int) -> None:
-        """Form the line again if requests have ended since: their states are the most valuable."""
+        """Form the queue of untried states again if requests have ended since the last time,
+        because their states are the most valuable. beside: number of requests in flight."""
         if self.begun and beside < self._beside and not (self._line and beside):
             self._form_line(beside)
 
     def _form_line(self, beside: int) -> None:
-        """Line up the cached states not selected yet, the most valuable first."""
+        """Queue the cached states not selected yet, the most valuable first."""
         self._beside = beside
         states = self._cache.most_valuable(MOST_STATES)
         self._line = deque(
@@ -149,7 +156,8 @@ class Leaving:
         )
 
     def draw(self) -> Request | None:
-        """Return a request of one token after the next state; None if the line is empty."""
+        """Select the next state. Return it as a one-token request behind the state; None if the
+        queue is empty."""
         while self._line and len(self._drawn) < MOST_STATES:
             state = self._line.popleft()
             self._drawn.add(state.name)
@@ -159,12 +167,12 @@ class Leaving:
         return None
 
     def whole_bytes(self, request: Request) -> int:
-        """Return the bytes of the state with all its pages."""
+        """Return the bytes of the request's stored state together with all its pages."""
         return self._router.state_bytes(0, state_tokens(request))
 
     def _request(self, state: HeldState) -> Request | None:
-        """Return a request for the state; None if the state is gone, or no node would accept its
-        length."""
+        """Return a one-token request behind the stored state. Return None if the state is gone, or
+        a request of its length would be refused."""
         path = self._cache.path_to(state)
         if path is None:
             return None
@@ -181,21 +189,21 @@ _NAME_BYTES = 16
 
 
 class SoleReceivers:
-    """The prefixes handed over to exactly one decode node. Their sessions continue there, so that
-    node holds more of them than this one.
+    """The prefixes handed over to exactly one decode node. Their sessions continue at this decode
+    node, so it holds longer states of them than this engine.
 
-    Owns names of the latest MOST prefixes. A hint: a wrong one costs a message. Thread rule: the
-    engine loop's. Invariant: a prefix of several prompts has no such node, because others may
-    continue it elsewhere.
+    Owns names of the latest MOST prefixes. The record is a hint: a wrong entry costs one message.
+    Thread rule: the engine loop's. Invariant: a prefix of several prompts has no such decode node,
+    because other nodes may continue it.
     """
 
     def __init__(self) -> None:
         self._peers: OrderedDict[bytes, str | None] = OrderedDict()
-        """Decode node by prefix name; None: a prefix of several prompts."""
+        """Decode node by prefix name; None for a prefix of several prompts."""
 
     def note(self, salt: bytes, tokens: Tokens, peer: str) -> None:
         """Record a prompt handed over to the decode node `peer`. tokens: the prompt's first tokens,
-        before its state."""
+        covered by the stored state."""
         name = _name(salt, tokens)
         self._peers[name] = None if name in self._peers else peer
         self._peers.move_to_end(name)
@@ -212,7 +220,8 @@ def _name(salt: bytes, tokens: Tokens) -> bytes:
 
 
 _MOST_ASIDE = 32
-"""Most states selected and kept aside for decode nodes before they ask: each holds its tokens."""
+"""Most states selected but kept for certain decode nodes until they ask. Each keeps its tokens in
+memory."""
 
 
 @dataclass(frozen=True)
@@ -222,13 +231,13 @@ class _Given:
 
 
 class LeftStates:
-    """The states given by a prefill engine to decode nodes on request.
+    """The states given by an ending prefill engine to asking decode nodes.
 
     Owns the record of each given state until its decode node reports the outcome. Invariants: a
-    state is given once. At most ALONE are given at a time, and BESIDE while any request is in
-    flight. The bytes of given or taken states never exceed the bound. A state handed over to a
-    single asking decode node is given to that node only. A state still given at end() is counted as
-    cut.
+    state is given once. At most ALONE states are given at a time, and BESIDE while any request is
+    in flight. The bytes of given or taken states never exceed the byte budget. A state handed over
+    earlier to a single decode node is given to no other, while this node is asking. A state without
+    an outcome at end() is counted as cut.
     """
 
     def __init__(self, context: HandoverContext, receivers: SoleReceivers) -> None:
@@ -239,18 +248,19 @@ class LeftStates:
         self._numbers = count(1)
         self._given: dict[int, _Given] = {}
         self._aside: list[tuple[str | None, Request]] = []
-        """States kept aside, each with its decode node. None: for any node, once the byte budget
-        suffices."""
+        """Selected states waiting for a decode node to ask: (decode node, request). A state with
+        None as its decode node goes to any node, once the byte budget suffices."""
 
     def begin(self, query_id: int, beside: int) -> None:
-        """Accept a query to leave states. beside: requests in flight."""
+        """Accept a query to hand this engine's states on. beside: number of requests in flight."""
         if self._leaving.begin(query_id, beside):
             self.end_if_over(beside)
             if self._leaving.begun:
                 self._emit(m.LeavingBegun())
 
     def give(self, wanted: m.LeftWanted, beside: int) -> None:
-        """Answer with the most valuable state allowed for this node now, or with none."""
+        """Answer a decode node's request with the most valuable state allowed for it now, or with
+        none. beside: number of requests in flight."""
         leaving, request = self._leaving, None
         if leaving.begun:
             leaving.look_again(beside)
@@ -270,7 +280,8 @@ class LeftStates:
         self._emit(m.LeftState(wanted.query_id, given, False))
 
     def taken_over(self, message: m.LeftTakenOver, beside: int) -> None:
-        """Record the outcome of a given state. A report about an ended one is ignored."""
+        """Record the outcome of a given state. A report about a state no longer given is ignored.
+        beside: number of requests in flight."""
         given = self._given.pop(message.number, None)
         if given is None:
             return
@@ -282,15 +293,16 @@ class LeftStates:
         self.end_if_over(beside)
 
     def end_if_over(self, beside: int) -> None:
-        """Answer the queries if no request is in flight, no drain target holds an offer, and no
-        state is left."""
+        """Answer the queries and finish, if no request is in flight, no given state lacks its
+        outcome, and no state remains. beside: number of requests in flight."""
         leaving = self._leaving
         leaving.look_again(beside)
         if leaving.begun and not (beside or self._given or leaving or self._aside):
             leaving.finish()
 
     def end(self) -> None:
-        """Give no more states, and answer all queries."""
+        """Give no more states, count given states without an outcome as cut, and answer all
+        queries."""
         if self._leaving.over:
             return
         for given in self._given.values():
@@ -324,8 +336,9 @@ class LeftStates:
         return None
 
     def _fits(self, request: Request) -> bool | None:
-        """Return True if the byte budget suffices for the state. Return None if it may suffice once
-        others have reported. A state too large for the whole budget is counted as too much."""
+        """Return True if the byte budget suffices for the state. Return None if it may suffice
+        after outcomes of given states return bytes. A state larger than the whole remaining budget
+        is counted as TOO_MUCH."""
         if self._leaving.whole_bytes(request) <= self._leaving.left_bytes:
             return True
         if self._given:

@@ -1,9 +1,9 @@
-"""Every state offered to prefill nodes by a decode engine, in one transfer each. These are its own
-when it ends, and those of ending prefill nodes.
+"""The states offered to prefill nodes (drain targets) by a decode engine, each in one transfer.
+They are the engine's own states when it ends, and states of ending prefill nodes.
 
 Owns no transfer: it asks for transfers and gives them up. Thread rule: the engine loop's.
-Invariant: a drain target without a pull gets no destination, because it has the state or would
-compute it.
+Invariant: a drain target without a pull gets no destination, because it has the state already or
+would recompute it.
 """
 
 import secrets
@@ -31,40 +31,42 @@ from tasuki.engine.scheduling.admission import AcceptWindow
 from tasuki.pycache.layout import PAGE_TOKENS
 
 _DRAIN_TARGET = "heir"
-"""One key of the accept window for all drain targets: they share it."""
+"""The accept window's single key: all drain targets share one limit."""
 
 
 class OfferedStates(ABC):
-    """A source of states to offer: their selection, their order, and the handling of outcomes.
+    """A source of states to offer to drain targets: their selection, their order, and the handling
+    of outcomes.
 
-    Invariant: the states offered at a time are limited in number, and in tokens by one drain
-    target's limit of pulls from a node.
+    Invariant: the states offered at a time are limited in number, and in tokens by a drain target's
+    limit of pulls from one node.
     """
 
     def __init__(self, context: HandoverContext, most: int) -> None:
-        """most: transfers at a time."""
+        """most: largest number of transfers at a time."""
         self.offered = 0
-        """Number of states in live transfers."""
+        """Number of offered states with a live transfer."""
         self._cache = context.cache
         self._line: deque[Request] = deque()
-        """States without a transfer: to be offered, or to be offered again after a loss."""
+        """Queue of states without a transfer: not offered yet, or to be offered again after a
+        loss."""
         self._window = AcceptWindow(context.cache.capacity_tokens(context.working_slots), most)
 
     @abstractmethod
     def ended(
         self, request: Request, outcome: m.DrainTargetOutcome, size: int = 0, drain_target: str = ""
     ) -> None:
-        """Record the outcome of the state. size, heir: bytes pulled and the pulling node, if it was
-        taken."""
+        """Record the outcome of an offered state. size: bytes pulled, if the state was taken.
+        drain_target: name of the node with the pull."""
 
     def once_more(self, request: Request) -> None:
-        """Queue the state, also after the loss of its transfer; another drain target may be
-        asked."""
+        """Queue the state to be offered, or offered again after the loss of its transfer. Another
+        drain target may be asked."""
         self._line.append(request)
 
     def allows(self, size: int) -> bool:
-        """Return True if a drain target may pull `size` bytes. They count against the bound from
-        then on."""
+        """Return True if a drain target may pull `size` bytes. If so, they count against the byte
+        budget from then on."""
         return True
 
     def has_room(self, request: Request) -> bool:
@@ -80,24 +82,25 @@ class OfferedStates(ABC):
 
 
 class DrainTargets(OfferedStates):
-    """The states left by an ending decode engine to prefill nodes, its drain targets.
+    """The states handed on by an ending decode engine to prefill nodes, its drain targets.
 
     Owns the schedule of the offers and the budget of bytes to send. Knows neither the transfers'
     messages nor the drain target of each state. Thread rule: the engine loop's. Invariants: at most
     ALONE transfers live at a time, and BESIDE while any other request is in flight. The bytes
-    allowed for pulls never exceed the bound. Nothing begins before begin() or after end(). States
-    begun by end() are counted as cut.
+    allowed for pulls never exceed the budget. No offer begins before begin() or after end(). States
+    without an outcome at end() are counted as cut.
     """
 
     def __init__(self, context: HandoverContext) -> None:
         super().__init__(context, ALONE)
         self.leaving = Leaving(context)
         self._struck = False
-        """True once a drain target was refused more bytes than remained."""
+        """True once a drain target's pull was refused for having more bytes than remained."""
 
     def next(self, beside: int) -> Request | None:
-        """Return a state to be offered now, as a request of one token after it; None if there is
-        none now. The caller opens its transfer and calls opened(). beside: requests in flight."""
+        """Return a state to be offered now, as a one-token request behind it; None if there is none
+        now. The caller opens its transfer and calls opened(). beside: number of requests in
+        flight."""
         if not self.leaving.begun:
             return None
         self.leaving.look_again(beside)
@@ -122,9 +125,9 @@ class DrainTargets(OfferedStates):
         return None
 
     def _is_too_much(self, request: Request) -> bool:
-        """Return True if the state may exceed the bound after a drain target was refused for it.
-        Such a state is counted and never offered. A drain target would first evict its own states
-        for it, in vain."""
+        """Return True if the state may exceed the remaining byte budget after another state's pull
+        was refused for its size. Such a state is counted as TOO_MUCH and never offered: a drain
+        target would evict its own states for it in vain."""
         if not self._struck or self.leaving.whole_bytes(request) <= self.leaving.left_bytes:
             return False
         self.ended(request, m.DrainTargetOutcome.TOO_MUCH)
@@ -144,13 +147,13 @@ class DrainTargets(OfferedStates):
 
     def end_if_over(self, beside: int) -> None:
         """Answer the queries if no request is in flight, no drain target holds an offer, and no
-        state is left."""
+        state remains. beside: number of requests in flight."""
         if self.leaving.begun and not (beside or self.offered or self._line):
             self.leaving.finish()
 
     def end(self) -> None:
-        """Offer no more states, and answer the queries. REQUIRES: every offered state was counted
-        as cut."""
+        """Offer no more states, count queued states as cut, and answer the queries. REQUIRES: every
+        state with a live transfer was already counted as cut."""
         for request in self._line:
             self.ended(request, m.DrainTargetOutcome.CUT)
         self._line.clear()
@@ -158,17 +161,17 @@ class DrainTargets(OfferedStates):
 
 
 AT_A_TIME = 4
-"""States offered at a time, beside answers and other pulls from here."""
+"""States of other nodes offered at a time, next to answers and other pulls from this node."""
 
 
 class PassedOn(OfferedStates):
-    """The states of ending prefill nodes passed on by this decode engine. It fetches each from its
-    holder and offers it to a remaining prefill node, like a state of its own.
+    """The states of ending prefill nodes passed on by this decode engine. It fetches each state
+    from its holder and offers it to a remaining prefill node, like a state of its own.
 
-    Owns each state from PassOn to its answer, except the part owned by the fetch meanwhile. Thread
-    rule: the engine loop's. Invariants: each is answered once. At most AT_A_TIME are offered at a
-    time. No step waits for memory or for an answer's turn. A state already here is not fetched. A
-    state whose continuation was handed over to this node is answered as held.
+    Owns each state from PassOn to its answer, except during its fetch. Thread rule: the engine
+    loop's. Invariants: each PassOn is answered once. At most AT_A_TIME states are offered at a
+    time. Nothing here waits for memory or for a place in the batch. A state already on this node is
+    not fetched. A state is answered as HELD if its conversation continues on this node.
     """
 
     def __init__(self, context: HandoverContext, fetches: Fetches) -> None:
@@ -177,13 +180,13 @@ class PassedOn(OfferedStates):
         self._intake = context.intake
         self._fetches = fetches
         self._name = f"passed-on-{secrets.token_hex(8)}"
-        """Name prefix of these requests; no caller's request has it."""
+        """Prefix of the request ids for passed-on states; no caller's request has it."""
         self._names = count(1)
         self._queries: dict[m.RequestId, int] = {}
-        """The asker's query id, by request."""
+        """Query id of each state's PassOn, by request id."""
 
     def take(self, message: m.PassOn) -> None:
-        """Fetch the state if needed; then it is offered."""
+        """Fetch the ending node's state if this node lacks it. The state is offered afterwards."""
         state = message.state
         prompt = np.append(state.prompt, state.prompt[-1:])
         name = m.RequestId(f"{self._name}-{next(self._names)}")
@@ -203,8 +206,8 @@ class PassedOn(OfferedStates):
             self._fetches.fetch(request, message.holder, tokens, message.seconds)
 
     def next(self, available: bool) -> Request | None:
-        """Return a state to be offered now, as Heirs.next(). available: a prefill node is
-        connected."""
+        """Return a state to be offered now, as a one-token request behind it; None if there is none
+        now. available: True if a prefill node is connected."""
         while self._line:
             request = self._line[0]
             if not (available and stands(self._cache, request)):
@@ -226,19 +229,19 @@ class PassedOn(OfferedStates):
 class _Offer:
     request: Request
     states: OfferedStates
-    """The source of the offered state."""
+    """The source of the offered state, notified of its outcome."""
     bytes: int = 0
-    """Bytes allowed for its drain target's pull; 0 before."""
+    """Bytes allowed for the drain target's pull; 0 before the pull."""
     refused: m.DrainTargetOutcome = m.DrainTargetOutcome.DECLINED
-    """The outcome if nothing is pulled."""
+    """The outcome if the drain target pulls nothing."""
 
 
 class Offers:
-    """Transfers of one token after a state, in which prefill nodes pull the state as its drain
-    targets.
+    """Offers of stored states to prefill nodes (drain targets). Each offer is a transfer of one
+    token after the state, and the prefill node pulls the state for it.
 
     Owns the number of bytes each drain target may pull. Invariant: each transfer ends with one
-    outcome, or its state is tried once more.
+    outcome, or its state is offered again.
     """
 
     def __init__(
@@ -253,19 +256,20 @@ class Offers:
         self._passed_on = PassedOn(context, fetches)
 
     def leave(self, query_id: int, beside: int) -> None:
-        """Begin to leave this engine's states to drain targets. beside: requests in flight."""
+        """Begin to hand this engine's states on to drain targets. beside: number of requests in
+        flight."""
         self._drain_targets.leaving.begin(query_id, beside)
 
     def pass_on(self, message: m.PassOn) -> None:
         self._passed_on.take(message)
 
     def fetched(self, request: Request) -> None:
-        """Offer a passed-on state after its fetch, with any outcome of the fetch."""
+        """Offer another node's state after its fetch, with any outcome of the fetch."""
         self._passed_on.once_more(request)
 
     def advance(self, available: bool, beside: int) -> None:
-        """Offer as many states as the limits allow. available: a prefill node is connected. beside:
-        requests in flight."""
+        """Offer as many states as the limits allow. available: True if a prefill node is connected.
+        beside: number of requests in flight."""
         if not (available or beside) and self._drain_targets.leaving.begun:
             self.end_leaving()
         while available and (own := self._drain_targets.next(beside)) is not None:
@@ -286,25 +290,28 @@ class Offers:
         return offer
 
     def may_pull(self, message: m.PullAsked) -> bool:
-        """Return True if the transfer's drain target may pull the part it lacks; else refuse the
-        pull."""
+        """Return True if the transfer's drain target may pull the part of the state it lacks.
+        Refuse the pull otherwise."""
         offer = self._offers[message.transfer_id]
         size = self._router.state_bytes(message.first_page * PAGE_TOKENS, message.tokens)
         if offer.states.allows(size):
             offer.bytes = size
             return True
         offer.refused = m.DrainTargetOutcome.TOO_MUCH
-        self._emit(m.PullRefused(message.transfer_id, "as much was left to heirs as may be"))
+        self._emit(
+            m.PullRefused(message.transfer_id, "as much was left to drain targets as may be")
+        )
         return False
 
     def gone(self, transfer_id: m.TransferId) -> None:
-        """Record the state asked for by the transfer's drain target as no longer here."""
+        """Record the offered state as gone from this node, after its drain target asked for a
+        pull."""
         offer = self._offers[transfer_id]
         offer.bytes, offer.refused = 0, m.DrainTargetOutcome.LOST
 
     def is_pulled(self, transfer: DecodeTransfer) -> bool:
-        """Return True if the drain target pulls the state. Otherwise end the transfer, because its
-        drain target would compute."""
+        """Return True if the drain target pulls the offered state. Otherwise end the transfer,
+        because the drain target would recompute the prompt."""
         if self._offers[transfer.id].bytes > 0:
             return True
         self._emit(m.HandoverCancelled(transfer.id))
@@ -314,8 +321,8 @@ class Offers:
         return False
 
     def taken(self, transfer: DecodeTransfer, message: m.RemoteReady) -> None:
-        """Record a state taken by its drain target, with the bytes pulled: a token after the state
-        arrived."""
+        """Record an offered state as taken by its drain target, with the bytes pulled. The message
+        with a token sampled behind the state shows this."""
         offer, pulled = self._closed(transfer.id), message.pulled
         if pulled is None:
             offer.states.ended(offer.request, m.DrainTargetOutcome.LOST)
@@ -325,7 +332,7 @@ class Offers:
         self._end(transfer, Finished())
 
     def held(self, transfer_id: m.TransferId) -> None:
-        """Record the state as already held by the drain target."""
+        """Record the offered state as already held by the drain target, and end the transfer."""
         transfer = self._transfers.live(transfer_id)
         if transfer is not None:
             offer = self._closed(transfer_id)
@@ -333,7 +340,8 @@ class Offers:
             self._end(transfer, Finished())
 
     def lost(self, transfer_id: m.TransferId, elsewhere: bool) -> None:
-        """Handle a lost transfer. elsewhere: another drain target may be asked."""
+        """Handle the loss of an offer's transfer. elsewhere: True if another drain target may be
+        asked."""
         offer = self._closed(transfer_id)
         if elsewhere:
             offer.states.once_more(offer.request)
@@ -341,7 +349,8 @@ class Offers:
             offer.states.ended(offer.request, m.DrainTargetOutcome.LOST)
 
     def end_leaving(self) -> None:
-        """Leave no more states and give up live transfers; idempotent."""
+        """Hand on no more states of this engine, and give up the live transfers of its offers.
+        Idempotent."""
         if self._drain_targets.leaving.over:
             return
         living = [

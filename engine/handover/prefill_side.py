@@ -2,8 +2,8 @@
 token.
 
 Owns transfers. A transfer's allocation is released only by PrefillEnd, posted by its daemon after
-the sender has drained. So no layer chunk ever reads a page with a new owner. Thread rule: the
-engine loop's.
+the sender has drained. So no layer chunk ever reads a page reused by another request. Thread rule:
+the engine loop's.
 """
 
 import time
@@ -41,19 +41,21 @@ from tasuki.transfer.sending.sender import Sender
 
 class PrefillHandover(Handover):
     retries = False
-    """Transfers cannot wait for a retry: their receivers prefill themselves."""
+    """False: a transfer cannot wait for a retry, because its receiver then prefills the prompt
+    itself."""
     draws_behind = False
-    """The forward with the prompt's last token must have its layer chunks planned."""
+    """False: the forward with the prompt's last token must have its layer chunks planned before it
+    runs."""
 
     def __init__(self, context: HandoverContext, sender: Sender, speed: PrefillSpeed) -> None:
-        """sender: over the cache's arena, counting the runner's steps. speed: learns from the
-        forwards."""
+        """sender: a sender of layer chunks from the cache's arena, counting the runner's steps.
+        speed: estimator of prefill time, fed with each forward."""
         super().__init__(context)
         self._sender = sender
         self._speed = speed
         self._load = PrefillLoad(speed)
         self._usable: int | None = None
-        """The cache watch of usable states, made by the first ReadUsable."""
+        """Number of the cache watch of usable states; None before the first ReadUsable."""
         self._transfers: dict[m.TransferId, Request] = {}
         self._peers: dict[m.TransferId, str] = {}
         capacity = context.cache.capacity_tokens(context.working_slots)
@@ -63,9 +65,9 @@ class PrefillHandover(Handover):
         self._receivers = SoleReceivers()
         self._left = LeftStates(context, self._receivers)
         self._order: tuple[m.TransferId, ...] = ()
-        """The order of the queue, as emitted last."""
+        """Order of the queued transfers in the last PrefillQueue message."""
         self._ending: list[m.PrefillEnd] = []
-        """Ends of transfers with their last forward in flight."""
+        """PrefillEnd messages waiting for their request's last forward to complete."""
 
     @property
     def requests(self) -> Collection[Request]:
@@ -122,7 +124,7 @@ class PrefillHandover(Handover):
             or transfer_request.transfer_id in self._fetched.held
         ):
             error = m.RequestError(
-                m.ErrorKind.INVALID, f"room {transfer_request.transfer_id} is in use"
+                m.ErrorKind.INVALID, f"transfer {transfer_request.transfer_id} is in use"
             )
         if error is not None:
             self._emit(m.PrefillRefused(transfer_request.transfer_id, error))
@@ -160,8 +162,8 @@ class PrefillHandover(Handover):
         self._load.enter(transfer_id, usable_here(match), len(request.prompt), peer)
 
     def _show_what_was_left(self, request: Request | None) -> None:
-        """Emit the usable states at once after the pull of a one-token transfer. Such a session
-        moves to another decode node, and its new node chooses a prefill node soon."""
+        """Emit the usable states at once, after the pull for a transfer of one token. Its session
+        moves to another decode node, and the new node chooses a prefill node soon."""
         if self._usable is None or request is None or request.sampling.max_new_tokens != 1:
             return
         self._read_usable()
@@ -183,8 +185,9 @@ class PrefillHandover(Handover):
             self._emit(load)
 
     def admit(self, request: Request) -> bool:
-        """Pull the tokens offered by the receiver if the pull pays; else allocate, and wait for the
-        destination."""
+        """Pull the tokens offered by the receiver if the pull is faster than computing them.
+        Otherwise allocate memory, and wait for the destination. Return False if the request must
+        stay queued."""
         assert request.transfer_request is not None
         transfer_id, tokens = request.transfer_request.transfer_id, len(request.prompt)
         peer = self._peers[transfer_id]
@@ -213,8 +216,8 @@ class PrefillHandover(Handover):
         self._emit(m.PrefillAccepted(request.transfer_request.transfer_id))
 
     def _loaded(self, request: Request, allocation: Allocation) -> None:
-        """Accept the transfer after its load, not before: layer chunks read the loaded pages once
-        the destination is given."""
+        """Accept the transfer after its load from a lower tier. An earlier acceptance would bring
+        the destination, and layer chunks would read pages not loaded yet."""
         self._accept(request, allocation)
 
     def _not_loaded(self, request: Request) -> None:
@@ -222,7 +225,8 @@ class PrefillHandover(Handover):
         self._leave_window(request.transfer_request.transfer_id)
 
     def _pull_pays(self, request: Request, peer: str) -> bool:
-        """Return True if a pull may begin and is expected to pay."""
+        """Return True if a pull may begin and is estimated to be faster than computing its
+        tokens."""
         assert request.transfer_request is not None
         offered = request.transfer_request.offered
         if request.pull_tried or not offered or not self._pulls.window.has_room(peer, offered):
@@ -235,7 +239,7 @@ class PrefillHandover(Handover):
         return decision.choice is m.Choice.PULLED
 
     def _seconds_ahead(self) -> float:
-        """Return the seconds of prefill left in admitted prompts."""
+        """Return the seconds of prefill left in prompts already admitted."""
         begun = AwaitingGrant | Prefilling
         return sum(
             self._load.left(transfer_id)
@@ -259,7 +263,8 @@ class PrefillHandover(Handover):
         self._window.leave(self._peers[transfer_id], transfer_id)
 
     def _emit_queue(self) -> None:
-        """Emit the queue's order if it changed: progress keeps queued transfers from timing out."""
+        """Emit the order of queued transfers if it changed. This progress report keeps queued
+        transfers from timing out."""
         waiting = self._scheduler.waiting
         order = tuple(
             request.transfer_request.transfer_id
@@ -271,8 +276,8 @@ class PrefillHandover(Handover):
         self._order = order
 
     def _start(self, message: m.PrefillStart) -> None:
-        """Start the request or the sending of a held state, because the receiver gave a
-        destination."""
+        """Start the request of a transfer, or the sending of a fetched state, because the receiver
+        granted a destination."""
         if message.grant.transfer_id in self._fetched.held:
             self._fetched.start(message.grant)
         request = self._transfers.get(message.grant.transfer_id)
@@ -285,7 +290,7 @@ class PrefillHandover(Handover):
         self._scheduler.start(request)
 
     def _plan_chunks(self, prompts: Sequence[ScheduledSequence], first_tick: int) -> None:
-        """Plan the layer chunks of the coming forward: its finished pages, layer by layer."""
+        """Plan the layer chunks of the coming forward: the pages it completes, layer by layer."""
         ending = sum(item.num_sampled > 0 for item in prompts)
         for item in prompts:
             state = item.active
@@ -307,7 +312,8 @@ class PrefillHandover(Handover):
             )
 
     def on_token(self, request: Request, sampled: Sampled) -> None:
-        """Emit the first token: the prompt is computed. Its allocation stays until PrefillEnd."""
+        """Emit the first token, because the prompt is computed. The request's allocation stays
+        until PrefillEnd."""
         self._scheduler.drop(request)
         state = request.state
         assert isinstance(state, Prefilling) and request.transfer_request is not None
@@ -335,8 +341,8 @@ class PrefillHandover(Handover):
             self._note_receiver(request, request.transfer_request.offered)
 
     def _note_receiver(self, request: Request, tokens: int) -> None:
-        """Record the transfer's decode node as a receiver of the state after `tokens`, if its
-        answer continues there."""
+        """Record the transfer's decode node as a receiver of the state after the prompt's first
+        `tokens` tokens, if the answer continues there."""
         assert request.transfer_request is not None
         if tokens and request.sampling.max_new_tokens != 1:
             peer = self._peers[request.transfer_request.transfer_id]
@@ -352,8 +358,8 @@ class PrefillHandover(Handover):
         self._emit(m.PrefillRefused(request.transfer_request.transfer_id, error))
 
     def _end(self, message: m.PrefillEnd) -> None:
-        """End a transfer after its sender drained. A forward in flight is waited for, because the
-        computed part of the prompt stays cached."""
+        """End a transfer after its sender has drained. Wait for a forward in flight first, because
+        the computed part of the prompt stays cached."""
         if message.transfer_id in self._fetched.held:
             self._fetched.end(message.transfer_id)
         request = self._transfers.get(message.transfer_id)
@@ -397,11 +403,12 @@ class PrefillHandover(Handover):
 
 
 def _end_of_prompt(request: Request) -> int:
-    """Return the tokens before the state kept by a prefill: the last page boundary usable by a
-    repeat of the prompt."""
+    """Return the number of tokens covered by the state kept after a prefill. It ends at the last
+    page boundary usable by a repetition of the prompt."""
     return (len(request.prompt) - 1) // PAGE_TOKENS * PAGE_TOKENS
 
 
 def _loadable(match: Match) -> int:
-    """Return the tokens made usable by a load from below the arena; 0 without a load."""
+    """Return the number of first tokens made usable by a load from below the arena; 0 if nothing
+    can be loaded."""
     return max((stored.boundary for stored in match.stored), default=0)

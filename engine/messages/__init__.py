@@ -1,10 +1,10 @@
 """The messages between the engine loop and its surroundings: plain and immutable.
 
-No message holds a tensor, a lock, a channel or an object of C++. Either side may be its own
-process, and a pipe carries the messages (tests/engine/test_engine_process.py). `Inbox` messages go
-to the engine, `Outbox` messages come from it. An API server names a request by request_id. A
-hand-over names it by its transfer's `room`, a 63-bit id. The decode engine knows both, the prefill
-engine only transfers.
+No message holds a tensor, a lock, a channel or an object of C++. Engine and surroundings may be
+separate processes: a pipe carries the messages (tests/engine/test_engine_process.py). `Inbox`
+messages go to the engine, `Outbox` messages come from it. An API server names a request by
+request_id. A hand-over names it by its transfer id (on the wire `room`), a 63-bit number. The
+decode engine knows both names, the prefill engine only transfer ids.
 """
 
 from collections.abc import Callable

@@ -28,13 +28,15 @@ class StatsQuery(Message):
 
 
 class CountersQuery(Message):
-    """Like StatsQuery, in constant time: for a large cache `integrity` is the last known result."""
+    """Ask for the same as StatsQuery, in constant time. For a large cache the reply's `integrity`
+    is the last known result of the cache's self-check."""
 
     query_id: int
 
 
 class LoadQuery(Message):
-    """Ask for the capacity left for one more answer; in constant time."""
+    """Ask for the engine's capacity left for one more answer. Answered by LoadReply, in constant
+    time."""
 
     query_id: int
 
@@ -44,15 +46,16 @@ class FlushCache(Message):
 
 
 class WatchCache(Message):
-    """Report changes of the cache from now on. `stream`: all, usable or spelled
-    (PrefixCache.watch)."""
+    """Report changes of the cache from now on. stream: the kind of changes, "all", "usable" or
+    "spelled" (see PrefixCache.watch)."""
 
     query_id: int
     stream: str
 
 
 class ReadEvents(Message):
-    """Report the changes since the last ReadEvents. REQUIRES: the watch is open."""
+    """Report the cache's changes since the last ReadEvents of this watch. REQUIRES: the watch is
+    open."""
 
     query_id: int
     watch: int
@@ -63,8 +66,9 @@ class EndWatch(Message):
 
 
 class TreeQuery(Message):
-    """Ask for the `limit` heaviest subtrees of the cache; answered by TreeReply. `under`: below
-    that node only. `prefix`: below the deepest node holding KV of these tokens under `salt`."""
+    """Ask for the `limit` heaviest subtrees of the cache's prefix tree. Answered by TreeReply.
+    under: search below this tree node only. prefix: search below the deepest tree node holding KV
+    of these tokens under `salt`."""
 
     query_id: int
     limit: int
@@ -96,13 +100,16 @@ class CursorOpened(Message):
 class StatsReply(Message):
     """Sizes and counters of the engine. Fields not named here are counters.
 
-    pages, slots: free, working, tree, granted, quarantined, total, pinned. early: steps behind the
-    layer barrier (EarlyCounters), if this engine takes them. policies: prefill tokens recently
-    saved by each policy's shadow; empty without shadows. policy: the policy in use. slab_pages,
-    slab_bytes: of one slab. each_bytes: bytes of one page and of one slot, by these names. stored:
-    formats of weights, kv and states, and number of draft_layers, by these names. tiers: below the
-    arena, the nearest first. looked_up_tokens, usable_tokens: of prompts, each request's once, at
-    its end. retractions: times a request gave its memory back, to continue later.
+    pages, slots: numbers of pages and of slots by use: free, working, tree, granted, quarantined,
+    total, pinned. early: counters of decode steps begun before their prompt's last layers arrived
+    (EarlyCounters); empty if this engine begins none. policies: prefill tokens recently saved by
+    each eviction policy's shadow simulation; empty without shadows. policy: the eviction policy in
+    use. slab_pages, slab_bytes: size of a slab (a fixed-size part of the arena), in pages and in
+    bytes. each_bytes: bytes of one page and of one slot, by these names. stored: formats of
+    weights, kv and states, and number of draft_layers, by these names. tiers: reports of the tiers
+    below the arena, the nearest first. looked_up_tokens, usable_tokens: prompt tokens of ended
+    requests, all and usable ones; each request counts once. retractions: times a request gave its
+    memory back, to continue later.
     """
 
     query_id: int
@@ -128,9 +135,9 @@ class StatsReply(Message):
 
 
 class LoadReply(Message):
-    """step_seconds: time of a forward with one more answer; None if too few were measured.
-    in_flight: requests not yet over. places: answers running at a time. free_kv: the free part of
-    the pages."""
+    """The answer to LoadQuery. step_seconds: estimated seconds of a forward with one more answer;
+    None if too few were measured. in_flight: number of requests not yet over. places: most answers
+    running at the same time. free_kv: free fraction of the pages."""
 
     query_id: int
     step_seconds: float | None
@@ -156,7 +163,8 @@ class EventsReply(Message):
 
 
 class TreeReply(Message):
-    """view: parents before children; None if the node asked for is not in the tree."""
+    """The answer to TreeQuery. view: the tree nodes, parents before children; None if the tree has
+    lost the node named in the query."""
 
     query_id: int
     view: PackedTree | None

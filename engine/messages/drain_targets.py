@@ -1,5 +1,6 @@
-"""The states left by an ending node to prefill nodes, its drain targets. A decode node offers them
-to the drain targets; a prefill node gives them to decode nodes, and these pass them on."""
+"""Messages about states handed on by a node before it ends, to prefill nodes, its drain targets. An
+ending decode node offers its states to the drain targets. An ending prefill node gives them to
+decode nodes, and these pass them on to drain targets."""
 
 from collections.abc import Mapping, Set
 from dataclasses import field
@@ -11,12 +12,13 @@ from .types import Message, OfTransfer, Tokens
 
 
 class DrainTargetOutcome(Enum):
-    """The outcome of a state to be left.
+    """The outcome of handing a state of an ending node to drain targets.
 
-    taken: a drain target has pulled it completely. held: a prefill node had it before, or the
-    decode node continuing there has more. declined: a drain target would rather compute it, or has
-    no memory. lost: no asked drain target could take it. too_much: more bytes than remain in all.
-    cut: the time was over.
+    taken: a drain target has pulled it completely. held: a prefill node already had it, or the
+    decode node continuing the conversation has a longer state. declined: a drain target preferred
+    to recompute it, or has no memory. lost: every asked drain target failed to take it. too_much:
+    the state has more bytes than the remaining byte allowance. cut: the time limit was reached
+    first.
     """
 
     TAKEN = "taken"
@@ -28,29 +30,30 @@ class DrainTargetOutcome(Enum):
 
 
 class LeaveToDrainTargets(Message):
-    """This engine is about to end: prefill nodes should pull the missing parts of its most valuable
-    states. Only a few are sent at a time while any request is in flight. Answered by
-    LeftToDrainTargets once no request is in flight and no state is left to hand on, or by
-    EndLeaving."""
+    """Hand the most valuable states to prefill nodes, because this engine is about to end. The
+    prefill nodes pull the parts they lack. Only a few states are sent at a time while any request
+    is in flight. Answered by LeftToDrainTargets, once no request is in flight and no state remains
+    to hand on. EndLeaving causes this answer earlier."""
 
     query_id: int
 
 
 class EndLeaving(Message):
-    """End LeaveToDrainTargets: its time is over. Idempotent."""
+    """End LeaveToDrainTargets, because its time limit is reached. Idempotent."""
 
 
 class AlreadyHeld(OfTransfer):
-    """(decode) No transfer was opened, because a prefill node already holds its state."""
+    """(decode) No transfer was opened, because a prefill node already holds the offered state."""
 
 
 class LeavingBegun(Message):
-    """(prefill) States are available to asking decode nodes."""
+    """(prefill) This ending engine now has states for the asking decode nodes to take over."""
 
 
 class LeftWanted(Message):
-    """(prefill) A decode node would take a state over; answered by LeftState. peer: as in
-    PrefillReserve. asking: all asking decode nodes, by the same names."""
+    """(prefill) A decode node asks for a state of this ending engine. Answered by LeftState. peer:
+    the decode node, named as in PrefillReserve. asking: names of all decode nodes asking for
+    states."""
 
     query_id: int
     peer: str
@@ -58,10 +61,11 @@ class LeftWanted(Message):
 
 
 class GivenState(Message):
-    """The state after the prompt, for one decode node.
+    """A state of an ending prefill node, given to one decode node: the state after all tokens of
+    `prompt`.
 
     number: names the state in LeftTakenOver. known: the state's prompt was handed over to this
-    node, and to no other as far as the engine knows.
+    decode node, and to no other as far as the engine knows.
     """
 
     number: int
@@ -71,8 +75,8 @@ class GivenState(Message):
 
 
 class LeftState(Message):
-    """The answer to LeftWanted. state: None if none is available for the decode node now. over: no
-    decode node will get another one."""
+    """The answer to LeftWanted. state: the state given; None if none is available for the decode
+    node now. over: True if the engine gives no more states to any decode node."""
 
     query_id: int
     state: GivenState | None
@@ -80,7 +84,8 @@ class LeftState(Message):
 
 
 class LeftTakenOver(Message):
-    """(prefill) The outcome of a state given to a decode node. bytes, heir: as in StateLeft."""
+    """(prefill) The outcome of a state given to a decode node by LeftState. bytes: bytes pulled by
+    a drain target. heir: the drain target's name; empty without one."""
 
     number: int
     outcome: DrainTargetOutcome
@@ -89,8 +94,8 @@ class LeftTakenOver(Message):
 
 
 class PassOn(Message):
-    """(decode) `holder`, an ending prefill node, leaves this state. Fetch it within `seconds` and
-    offer it to a staying prefill node. query_id: names the state in StatePassedOn."""
+    """(decode) Fetch a state from `holder`, an ending prefill node, within `seconds`, and offer it
+    to a staying prefill node. query_id: names the state in StatePassedOn."""
 
     query_id: int
     state: GivenState
@@ -99,7 +104,8 @@ class PassOn(Message):
 
 
 class StatePassedOn(Message):
-    """The outcome of PassOn's state. bytes, heir: as in StateLeft."""
+    """The outcome of a state named by PassOn. bytes: bytes pulled by a drain target. heir: the
+    drain target's name; empty without one."""
 
     query_id: int
     outcome: DrainTargetOutcome
@@ -108,8 +114,9 @@ class StatePassedOn(Message):
 
 
 class StateLeft(Message):
-    """The outcome of a state of `tokens` tokens. bytes: pulled by a drain target. heir: its name;
-    empty if no drain target got the state from here."""
+    """The outcome of a state of `tokens` tokens, offered by this ending node to drain targets.
+    bytes: bytes pulled by a drain target. heir: the drain target's name; empty if no drain target
+    got the state from this node."""
 
     outcome: DrainTargetOutcome
     tokens: int
@@ -118,8 +125,9 @@ class StateLeft(Message):
 
 
 class LeftToDrainTargets(Message):
-    """states: counts by outcome. tokens, bytes: of the taken states. untried: more valuable states,
-    offered to no node."""
+    """The answer to LeaveToDrainTargets. states: number of states by outcome. tokens, bytes: sums
+    over the states taken by drain targets. untried: number of more valuable states not offered to
+    any node."""
 
     query_id: int
     states: Mapping[DrainTargetOutcome, int] = field(default_factory=dict)

@@ -1,5 +1,5 @@
-"""A fetch: a decode node copies a state from the prefill node holding it. Other prefill nodes may
-pull it from there. Nothing is computed for it and no token is sampled."""
+"""Messages of a fetch: a decode node copies a state from the prefill node holding it. Other prefill
+nodes may then pull it from the decode node. A fetch computes no prompt and samples no token."""
 
 from enum import Enum
 
@@ -7,9 +7,10 @@ from .types import Message, OfTransfer, Tokens, TransferId
 
 
 class FetchOutcome(Enum):
-    """fetched: the state is in this node's cache. refused: the prefill node does not hold it, or
-    sends as many as allowed already. no_room: there was no memory for it here. late: it took longer
-    than it was worth. lost: the transfer failed."""
+    """The outcome of a fetch of a state. fetched: the state is in this node's cache. refused: the
+    prefill node does not hold it, or already sends as many states as allowed. no_room: this node
+    had no memory for it. late: the fetch took longer than it was worth. lost: the transfer
+    failed."""
 
     FETCHED = "fetched"
     REFUSED = "refused"
@@ -19,7 +20,8 @@ class FetchOutcome(Enum):
 
 
 class FetchRequest(Message):
-    """Like Ticket, for a fetched state."""
+    """The receiver's request for the transfer of a fetched state, like TransferRequest for a
+    prompt."""
 
     transfer_id: TransferId
     generation: int
@@ -27,8 +29,9 @@ class FetchRequest(Message):
 
 
 class FetchReserve(Message):
-    """(prefill) Send the state after exactly this prompt, and its KV. Answered by PrefillAccepted
-    or FetchRefused; PrefillStart is answered by StateHeld. peer: as in PrefillReserve."""
+    """(prefill) Send the state after all tokens of this prompt, and the prompt's KV. Answered by
+    PrefillAccepted or FetchRefused. A later PrefillStart is answered by StateHeld. peer: the asking
+    decode node, named as in PrefillReserve."""
 
     transfer_request: FetchRequest
     prompt: Tokens
@@ -46,13 +49,15 @@ class FetchRefused(Message):
 
 
 class StateHeld(OfTransfer):
-    """The transfer's state may be sent at once: the sender has its plan."""
+    """The state of this fetch may be sent at once: its sender already has the list of layers to
+    send."""
 
 
 class FetchAdvised(Message):
-    """(decode) No prefill node was asked for this transfer yet: fetch the state first. `holder`, a
-    prefill node, has the state after its first `tokens`. The prefill node computing the prompt
-    lacks it and gets it sooner through this node. seconds: the fetch's time limit."""
+    """(decode) Fetch the state after the prompt's first `tokens` tokens from `holder`, a prefill
+    node, before the prompt's hand-over. No prefill node was asked for this transfer yet. The
+    prefill node chosen for the prompt lacks the state and gets it sooner through this node.
+    seconds: the fetch's time limit."""
 
     transfer_id: TransferId
     holder: str
@@ -61,9 +66,9 @@ class FetchAdvised(Message):
 
 
 class FetchWanted(Message):
-    """(decode) Open a transfer at `holder` for the state after the prompt, for at most `seconds`.
-    Answered by GrantWanted and RemoteDone, or by FetchLost. WriterFenced follows FetchLost if
-    anything was granted."""
+    """(decode) Open a transfer at `holder` to fetch the state after the whole prompt, for at most
+    `seconds`. Answered by GrantWanted and RemoteDone, or by FetchLost. WriterFenced follows
+    FetchLost if page or slot ids were granted."""
 
     transfer_request: FetchRequest
     prompt: Tokens
@@ -72,14 +77,16 @@ class FetchWanted(Message):
 
 
 class FetchLost(Message):
-    """(decode) The fetch was lost. Granted ids are quarantined until WriterFenced."""
+    """(decode) The fetch was lost. Its granted page and slot ids are quarantined until
+    WriterFenced."""
 
     transfer_id: TransferId
     outcome: FetchOutcome
 
 
 class StateFetched(Message):
-    """The outcome of a fetch of `tokens` tokens. bytes: received."""
+    """The outcome of a fetch of a state of `tokens` tokens. bytes: bytes received. holder: the
+    prefill node asked."""
 
     outcome: FetchOutcome
     tokens: int

@@ -1,5 +1,5 @@
-"""Messages of a hand-over, one transfer each, between an engine and its half of the control
-plane."""
+"""Messages of hand-overs between an engine and its own node's control plane. Each hand-over is one
+transfer."""
 
 from collections.abc import Mapping
 from dataclasses import field
@@ -17,12 +17,13 @@ from .types import LossCause, Message, OfTransfer, RequestError, RequestId, Toke
 
 
 class TransferRequest(Message):
-    """The receiver's part of Reserve.
+    """The receiver's part of Reserve, the request for a hand-over.
 
-    kv_matched: tokens of KV held by the receiver (page multiple), not usable state. offered: tokens
-    it could give with KV and the state at exactly their end; 0: none. caller, priority and
-    message_end: as in Submit. due_seconds: seconds from now until the first token is due; None: no
-    due time.
+    kv_matched: tokens of the prompt with KV at the receiver, a multiple of the page size, even
+    without a usable state. offered: first tokens of the prompt the receiver could send, with KV and
+    the state at exactly their end; 0: none. marks: positions in the prompt to keep states at.
+    caller, priority and message_end: as in Submit. due_seconds: seconds from now until the first
+    token is due; None: no due time.
     """
 
     transfer_id: TransferId
@@ -39,11 +40,12 @@ class TransferRequest(Message):
 
 
 class Grant(Message):
-    """The receiver's page and slot ids.
+    """The destination granted by the receiver: its own page and slot ids.
 
-    pages[i] is logical page first_page + i. The receiver may hold fewer tokens than the transfer
-    request said (first_page rules), because nothing is pinned while queued. slot: None, with no
-    pages, if only the first token is wanted.
+    pages[i] is the receiver's page for logical page first_page + i. first_page: number of the
+    prompt's first pages with KV at the receiver. It may be below the transfer request's kv_matched,
+    because a queued transfer pins nothing. slot: the id for the state; None, with no pages, if only
+    the first token is wanted.
     """
 
     transfer_id: TransferId
@@ -58,9 +60,9 @@ class Grant(Message):
 
 
 class PrefillReserve(Message):
-    """(prefill) Queue this prompt. Answered by PrefillAccepted or PrefillRefused; until then each
-    PrefillQueue names it. peer: the decode node, by a name of its own; different nodes take
-    turns."""
+    """(prefill) Queue this prompt for a hand-over. Answered by PrefillAccepted or PrefillRefused.
+    Until then each PrefillQueue lists it. peer: a name of the asking decode node; the engine serves
+    decode nodes in turn."""
 
     transfer_request: TransferRequest
     prompt: Tokens
@@ -68,47 +70,49 @@ class PrefillReserve(Message):
 
 
 class PrefillStart(Message):
-    """(prefill) The receiver gave a destination and a sender is open: compute, tick, hand on."""
+    """(prefill) Compute the prompt and send each layer chunk as it is done. The receiver has
+    granted a destination and a sender is open."""
 
     grant: Grant
 
 
 class PrefillEnd(Message):
     """(prefill) Release the transfer: it is over (committed, aborted or lost) and its sender has
-    drained. given_up: the cause if this node ended it; else None."""
+    drained. given_up: the cause if this prefill node ended the transfer; else None."""
 
     transfer_id: TransferId
     given_up: LossCause | None = None
 
 
 class ReadUsable(Message):
-    """(prefill) Report the changes since the last query of the usable prefixes; answered by
+    """(prefill) Report the changes of the usable prefixes since the last ReadUsable. Answered by
     UsableRead."""
 
 
 class PeersChanged(Message):
-    """(decode) A prefill node is connected now, or none is. Without one, prompts are prefilled
-    locally."""
+    """(decode) A change of the connected prefill nodes. prefill_available: True if at least one is
+    connected now. Without one, prompts are prefilled locally."""
 
     prefill_available: bool
 
 
 class PrefillBusy(Message):
-    """(decode) Least seconds of prefill left at every prefill node for other decode nodes."""
+    """(decode) A change of the prefill nodes' work. others_wait_seconds: seconds of prefill queued
+    for other decode nodes, at the prefill node with the least."""
 
     others_wait_seconds: float
 
 
 class GrantWanted(OfTransfer):
-    """(decode) The prefill node is about to start: allocate, and answer HandoverGranted or
-    HandoverDeclined."""
+    """(decode) The prefill node is about to start this prompt: allocate memory for it. Answer
+    HandoverGranted or HandoverDeclined."""
 
 
 class RemoteReady(Message):
-    """(decode) RemotePrefillReady: the first token, recorded by the prefill node's event loop.
+    """(decode) The first token, recorded by the prefill node's event loop (RemotePrefillReady).
 
-    tail_seconds: the sender's estimate until every layer chunk is flushed; None without one.
-    prefill_choice: the reason for choosing this prefill node.
+    tail_seconds: the sender's estimate of seconds until every layer chunk is flushed; None without
+    one. prefill_choice: the reason for choosing this prefill node.
     """
 
     transfer_id: TransferId
@@ -125,8 +129,8 @@ class RemoteReady(Message):
 
 
 class RemoteDone(Message):
-    """(decode) RemotePrefillDone: every layer chunk arrived and every digest matched. pull:
-    timeline of the pull before; None without one."""
+    """(decode) Every layer chunk of the hand-over arrived and every digest matched
+    (RemotePrefillDone). pull: timeline of the pull before the prefill; None without one."""
 
     transfer_id: TransferId
     transfer: TransferReport
@@ -134,12 +138,14 @@ class RemoteDone(Message):
 
 
 class EarlyStepEnded(Message):
-    """(decode) A step begun behind the layer barrier has ended and writes nothing more."""
+    """(decode) A decode step begun before its prompt's last layers arrived has ended. It writes
+    nothing more."""
 
 
 class HandoverFailed(Message):
-    """(decode) The hand-over failed; granted ids are quarantined until WriterFenced. elsewhere:
-    another prefill node may be asked; otherwise the prompt is prefilled locally."""
+    """(decode) The hand-over failed. Its granted page and slot ids are quarantined until
+    WriterFenced. elsewhere: True if another prefill node may be asked; otherwise the prompt is
+    prefilled locally."""
 
     transfer_id: TransferId
     reason: str
@@ -148,14 +154,16 @@ class HandoverFailed(Message):
 
 
 class WriterFenced(OfTransfer):
-    """(decode) The transfer's writer can write no more: its quarantined ids are free."""
+    """(decode) The transfer's writer can write no more, so its quarantined page and slot ids are
+    free."""
 
 
 class TransferEnded(Message):
-    """(prefill) The end of a transfer, after its drain.
+    """(prefill) The end of a transfer, after its sender has drained.
 
-    hit: None if its prompt was never looked up. handed_on: its prompt was computed to the end.
-    given_up: as in PrefillEnd.
+    hit: the prompt's cache hit; None if it was never looked up. handed_on: True if the prompt was
+    computed to its end. life: the request's phases with times. given_up: the cause if this prefill
+    node ended the transfer; else None.
     """
 
     transfer_id: TransferId
@@ -167,26 +175,27 @@ class TransferEnded(Message):
 
 
 class PrefillQueue(Message):
-    """Transfers waiting to be begun, in the order of their turns; emitted when the order
-    changes."""
+    """The queued transfers not yet begun, the next one first. Emitted when their order changes."""
 
     transfers: tuple[TransferId, ...]
 
 
 class PrefillQueued(Message):
-    """Other transfers come before this new one, with wait_seconds of prefill."""
+    """A new transfer was queued. wait_seconds: seconds of prefill in the transfers queued before
+    it."""
 
     transfer_id: TransferId
     wait_seconds: float
 
 
 class PrefillLoad(Message):
-    """Seconds of prefill left here, and the costs of a prefill.
+    """The prefill work left at this prefill node, and its estimated costs.
 
-    wait_seconds: seconds of prefill left in all transfers. seconds: coefficients of a prefill's
-    time here. pull: seconds of any pull, and of each token pulled; None if unknown. stored_seconds:
-    seconds of prefill for states stored here, counted as in NodeLoad. waits: parts of wait_seconds
-    by transfer owner (PrefillReserve.peer).
+    wait_seconds: seconds of prefill left in all transfers. seconds: coefficients of a prompt's
+    prefill time here. pull: fixed seconds of a pull, and seconds for each pulled token; None if
+    unknown. stored_seconds: seconds of prefill spent on the states stored here, with less weight
+    for older ones, as in NodeLoad. waits: each transfer owner's (PrefillReserve.peer) part of
+    wait_seconds.
     """
 
     wait_seconds: float
@@ -197,14 +206,15 @@ class PrefillLoad(Message):
 
 
 class UsableRead(Message):
-    """Events of the stream `usable`; the first answer is a snapshot. Also sent unasked, when decode
-    nodes are about to look for new states."""
+    """The answer to ReadUsable: the cache's events of the stream `usable`. The first answer is a
+    snapshot. Also sent unasked, when decode nodes are about to look for new states."""
 
     batch: PackedEvents
 
 
 class PrefillAccepted(OfTransfer):
-    """About to start: the allocation is held, the destination is awaited."""
+    """The prompt of this transfer is about to start: its memory is allocated and its destination is
+    awaited."""
 
 
 class PrefillRefused(Message):
@@ -213,7 +223,8 @@ class PrefillRefused(Message):
 
 
 class PrefillToken(Message):
-    """The forward ended and the first token is recorded; layer chunks may still be in flight."""
+    """The first token of a prompt, sent after its forward. Layer chunks of the transfer may still
+    be in flight."""
 
     transfer_id: TransferId
     token: int
@@ -228,9 +239,10 @@ class PrefillToken(Message):
 class HandoverWanted(Message):
     """(decode) Reserve this prompt at a prefill node.
 
-    sender: the prefill node named for the transfer by a gateway. session: this node's session
-    continued by the prompt, if any. purpose: the request's purpose. For INHERIT no transfer is
-    opened if a prefill node holds the state (AlreadyHeld). may_fetch: FetchAdvised may answer this.
+    sender: the prefill node named by a gateway for the transfer; None without a gateway. session:
+    number of this node's session continued by the prompt, if any. purpose: the request's purpose. A
+    request of purpose INHERIT opens no transfer if a prefill node already holds the state;
+    AlreadyHeld answers it. may_fetch: True if FetchAdvised may be the answer.
     """
 
     request_id: RequestId
@@ -247,10 +259,10 @@ class HandoverGranted(Message):
 
 
 class HandoverDeclined(OfTransfer):
-    """(decode) No memory for the destination now: abort the transfer; the request continues without
-    it."""
+    """(decode) The node has no memory for the destination now: abort the transfer. The request
+    continues without it."""
 
 
 class HandoverCancelled(OfTransfer):
-    """(decode) The request was aborted: abort the transfer. Granted ids stay quarantined until
-    WriterFenced."""
+    """(decode) The request was aborted: abort its transfer. The transfer's page and slot ids stay
+    quarantined until WriterFenced."""

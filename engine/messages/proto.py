@@ -1,7 +1,8 @@
-"""Tables of reports, sampling and the cache's events, for clients and for the hand-over.
+"""Conversions of reports, sampling parameters and cache events to and from protobuf, for clients
+and for hand-overs.
 
-Pure. A table converts a message unchanged. Tables named PEERS_* check a node's reports against
-bounds, and raise PeerInvalid.
+Pure. Each table here converts one message class unchanged. Tables named PEERS_* check another
+node's reports against bounds, and raise PeerInvalid.
 """
 
 from tasuki.model.grammar.grammar import Grammar, GrammarKind
@@ -40,14 +41,15 @@ GAP = Wire(EventGap, inference_pb2.EventGap)
 EVICTION = Wire(Eviction, report_pb2.Eviction)
 LOST = Wire(EvictedCheckpoint, report_pb2.LostState, eviction=EVICTION)
 PLAIN_HIT = Wire(HitBreakdown, report_pb2.HitBreakdown, apart=["in_pages"], lost=LOST)
-"""The hit as sent to clients."""
+"""A HitBreakdown without its `in_pages`, as sent to clients."""
 HIT = Wire(HitBreakdown, report_pb2.HitBreakdown, lost=LOST, in_pages=PLAIN_HIT)
-"""The hit with one level of in_pages: more have no meaning, and a peer may send any number."""
+"""A HitBreakdown with one level of `in_pages`. Deeper levels have no meaning, and a peer may send
+any number."""
 PULLED = Wire(PullReport, report_pb2.Pulled, apart=["timeline"])
 ROUTE = Wire(RouteReport, report_pb2.Route)
 TRANSFER = Wire(TransferReport, report_pb2.TransferReport, apart=["timeline", "track"])
-"""The report without the sender's track: a sender writes it itself
-(transfer/protocol/messages.py)."""
+"""A TransferReport without the sender's track, because transfer/protocol/messages.py writes the
+track."""
 PEERS_PULLED = PULLED.bounded("pulled")
 PEERS_ROUTE = ROUTE.bounded("route")
 PEERS_TRANSFER = TRANSFER.bounded("report")
@@ -118,7 +120,8 @@ def finish_reason_from_proto(reason: inference_pb2.FinishReason) -> FinishReason
 
 
 MOST_ANSWER_TOKENS = 1 << 30
-"""A prompt of the largest message and such an answer fit the scheduler's int32 columns."""
+"""Most answer tokens of one request. A prompt of the largest message plus this many tokens fit the
+scheduler's int32 columns."""
 
 
 def _kind_from_wire(kind: str) -> GrammarKind:

@@ -1,4 +1,5 @@
-"""A pull: a prefill node copies pages from a decode node before it computes."""
+"""Messages of a pull: a prefill node copies pages and a state from a decode node before it computes
+a prompt."""
 
 from tasuki.transfer.chunks.chunk import Destination
 
@@ -7,9 +8,9 @@ from .types import Message, OfTransfer, TransferId
 
 
 class PullGrant(Message):
-    """The prefill node's page and slot ids for the transfer request's offered tokens. pages[i] is
-    logical page first_page + i, up to the last page of `tokens`. generation: the prefill engine's
-    own count."""
+    """The prefill node's own page and slot ids for the tokens offered in a transfer request.
+    pages[i] is the page for logical page first_page + i, up to the last page of `tokens`.
+    generation: a number counted by the prefill engine."""
 
     transfer_id: TransferId
     generation: int
@@ -24,7 +25,8 @@ class PullGrant(Message):
 
 
 class PullSource(Message):
-    """The decode node's ids of the pulled pages and state, numbered like PullGrant."""
+    """The decode node's own ids of the pages and the state to be pulled. Entries of `pages` have
+    the order of PullGrant's."""
 
     transfer_id: TransferId
     pages: tuple[int, ...]
@@ -39,16 +41,17 @@ class PullCommitted(Message):
 
 
 class PullLost(OfTransfer):
-    """(prefill) The pull was lost: the prompt is computed without it. Granted ids are quarantined
-    until PullFenced."""
+    """(prefill) The pull was lost, so the prompt is computed without it. Its granted page and slot
+    ids are quarantined until PullFenced."""
 
 
 class PullFenced(OfTransfer):
-    """(prefill) The pull's writer can write no more: quarantined ids are free."""
+    """(prefill) The pull's writer can write no more, so its quarantined page and slot ids are
+    free."""
 
 
 class PullAsked(Message):
-    """(decode) The prefill node pulls the tokens offered in the transfer request: pin them.
+    """(decode) Pin the tokens offered in the transfer request, because the prefill node pulls them.
     Answered by PullPinned or PullRefused."""
 
     transfer_id: TransferId
@@ -57,18 +60,18 @@ class PullAsked(Message):
 
 
 class PullEnd(OfTransfer):
-    """(decode) Release the state: the pull is over and its sender has drained."""
+    """(decode) Release the pulled state: the pull is over and its sender has drained."""
 
 
 class PullWanted(Message):
-    """(prefill) Ask the decode node for the transfer request's offered tokens, into these ids.
-    Answered by PullCommitted, or PullLost and then PullFenced."""
+    """(prefill) Ask the decode node for the transfer request's offered tokens, to be written to
+    these page and slot ids. Answered by PullCommitted, or by PullLost and then PullFenced."""
 
     grant: PullGrant
 
 
 class PullPinned(Message):
-    """(decode) The state is pinned and at rest: it may be sent."""
+    """(decode) The state is pinned and no forward writes to it: it may be sent."""
 
     source: PullSource
 

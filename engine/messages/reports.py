@@ -30,10 +30,11 @@ from .types import Message, Targets
 TIERS = frozenset({"host", "disk"})
 """Names of the tiers below the arena."""
 LOAD_FAILED = "load_failed"
-"""Cause of tokens whose load from a lower tier was late or wrong; it comes before the tree's
-causes. Only the engine asking for the load sets it (engine/accounting.py)."""
+"""Cause of tokens computed although a lower tier held them: the load was late or wrong. It comes
+before the causes found by the prefix tree. Only the engine asking for the load sets it
+(engine/accounting.py)."""
 LOAD_DECLINED = "load_declined"
-"""Cause of tokens held by a tier but cheaper to compute."""
+"""Cause of tokens computed although a lower tier held them: computing was cheaper than the load."""
 CAUSES_IN_ORDER = (
     LOAD_FAILED,
     LOAD_DECLINED,
@@ -44,28 +45,30 @@ CAUSES_IN_ORDER = (
     "kv_evicted",
     "new",
 )
-"""Causes for an unusable token of a prompt. The tree applies them in this order, from the last
-usable token on."""
+"""Causes for a prompt token without usable cache, in the order of their tokens: from the last
+usable token on, tokens of the first cause come first."""
 CAUSES = frozenset(CAUSES_IN_ORDER)
 NOT_PULLED = "not_pulled"
-"""Cause of tokens computed on one node while another held their KV and state; it comes before the
-tree's causes. Only a comparison of both caches sets it (engine/accounting.py)."""
+"""Cause of tokens computed on one node while another held their KV and state. It comes before the
+causes found by the prefix tree. Only a comparison of both nodes' caches sets it
+(engine/accounting.py)."""
 TEMPLATE_CHANGED = "template_changed"
-"""Cause of tokens counted as new by the tree: the chat template renders an earlier turn differently
-from the last turn. No tree can see this."""
+"""Cause of tokens counted as new by the prefix tree: the chat template renders an earlier turn
+differently than in the last turn. No prefix tree can see this."""
 EVICTION_KINDS = frozenset({"checkpoint", "tail", "pages"})
 CheckpointName: TypeAlias = Annotated[str, one_of(frozenset(k.value for k in CheckpointKind))]
-"""Reason for keeping a state."""
+"""Reason for keeping a state in the cache, as a text (CheckpointKind's values)."""
 
 
 class Eviction(Message):
     """One eviction decided by the cache's policy.
 
-    sequence: 1, 2, 3, ... over the engine's life. kind: checkpoint, tail, or pages (KV needed by no
-    state). checkpoint_kind: why a state had been kept. tokens: from the prompt's start to the
-    evicted end. slabs: freed, a state's slot being one. score: the policy's estimated value per
-    page; None if it evicts by age. taken_by: the request needing the memory; None for a flush or a
-    forgotten request.
+    sequence: number of the eviction, 1, 2, 3, ... over the engine's life. kind: the evicted thing:
+    checkpoint, tail, or pages (KV needed by no state). checkpoint_kind: reason for having kept the
+    evicted state. tokens: tokens from the prompt's start to the evicted end. slabs: freed slabs
+    (fixed-size parts of the arena); a state's slot is one slab. score: the policy's estimated value
+    per page; None if the policy evicts by age. taken_by: the request needing the memory; None for a
+    flush or a forgotten request.
     """
 
     sequence: int
@@ -78,11 +81,12 @@ class Eviction(Message):
 
 
 class EvictedCheckpoint(Message):
-    """The deepest evicted state of a prompt.
+    """The evicted state with the most tokens of a prompt.
 
-    tokens: covered by it, whether or not all were lost with it. slabs_since: freed by its eviction
-    and all later ones. An arena larger by as much had kept it, as far as evictions go by age.
-    eviction: None if it is forgotten.
+    tokens: tokens covered by the state, even if the prompt kept some of them. slabs_since: slabs
+    freed by its eviction and all later ones. An arena larger by this many slabs would still hold
+    the state, as far as evictions go by age. eviction: the eviction of the state; None if its
+    record is forgotten.
     """
 
     tokens: Count32
@@ -91,13 +95,13 @@ class EvictedCheckpoint(Message):
 
 
 class HitBreakdown(Message):
-    """The origin of a prompt's tokens. usable + sum(causes) == prompt, on the node that computed
-    it.
+    """The origin of a prompt's tokens. usable_tokens + sum(causes) == prompt_tokens, on the node
+    computing the prompt.
 
-    lost: the evicted state with the greatest possible use. in_pages: the same if the cache knew
-    whole pages only (PageMatch); None if only this much was sent. template_changed_at: the first
-    token that differed in the conversation's previous turn; None without the cause
-    `template_changed`. loaded: usable tokens made so by a load from below the arena, by tier.
+    lost: the evicted state of the greatest possible use. in_pages: the hit of a cache keeping whole
+    pages only (PageMatch); None if not sent. template_changed_at: position of the first token
+    different from the conversation's previous turn; None without the cause `template_changed`.
+    loaded: usable tokens loaded from below the arena, by tier.
     """
 
     prompt_tokens: Count32
@@ -112,10 +116,10 @@ class HitBreakdown(Message):
 
 
 class TransferReport(Message):
-    """One hand-over as measured by the sender, durations on its monotonic clock.
+    """One hand-over as measured by the sender, with durations on its monotonic clock.
 
-    hidden_seconds: transfer time beside the forward. exposed_seconds: transfer time after its end.
-    timeline: both sides' tracks; None if only the sums were sent.
+    hidden_seconds: transfer time during the prompt's forward. exposed_seconds: transfer time after
+    the forward's end. timeline: events of sender and receiver; None if only the sums were sent.
     """
 
     bytes: ByteCount
@@ -127,11 +131,11 @@ class TransferReport(Message):
 
 
 class PullReport(Message):
-    """A pull by the prefill node before it computed.
+    """A pull by the prefill node before it computed a prompt.
 
-    tokens: first tokens of the prompt covered by KV and state after the pull. seconds: from the ask
-    to the commit, on its clock. timeline: both sides' tracks; None if only the sums were sent, or
-    not yet.
+    tokens: first tokens of the prompt covered by KV and state after the pull. seconds: seconds from
+    the request to the commit, on the prefill node's clock. timeline: events of sender and receiver;
+    None if only the sums were sent, or not yet.
     """
 
     tokens: Count32
@@ -147,16 +151,16 @@ class Choice(Enum):
 
 
 ESTIMATES = frozenset({"here", "there", "pull", "compute"})
-"""Names of the estimates, in seconds: prompt here, prompt there, a pull, computing the offered
-part."""
+"""Names of the estimates, in seconds. here: the prompt on the decode node. there: the prompt on a
+prefill node. pull: a pull. compute: computing the tokens offered for a pull."""
 
 
 class RouteReport(Message):
-    """The choice of the node that computed a prompt. choice: "here", "there" or "there, with a
-    pull".
+    """The choice of the node to compute a prompt. choice: "here" (the decode node), "there" (a
+    prefill node) or "there, with a pull".
 
-    estimates: seconds by name: here, there (both of the whole prompt), pull, compute (of the
-    offered part). Empty if constants decided (engine/routing.py).
+    estimates: seconds by name: here and there (for the whole prompt), pull, compute (for the tokens
+    offered for a pull). Empty if configured constants decided (engine/routing.py).
     """
 
     choice: Annotated[str, one_of(frozenset(choice.value for choice in Choice))]
@@ -166,9 +170,10 @@ class RouteReport(Message):
 class PrefillBid(Message):
     """The estimated cost of a prompt at one prefill node.
 
-    usable_tokens: tokens of the prompt usable there, as far as known. prefill_seconds: time to
-    compute the rest. wait_seconds: time before it begins. exposed_seconds: transfer time not hidden
-    by prefill. cost: the weighted sum (routing/node_choice.py).
+    usable_tokens: tokens of the prompt usable at the node, as far as known. prefill_seconds:
+    seconds to compute the other tokens. wait_seconds: seconds before the prefill begins.
+    exposed_seconds: transfer seconds not overlapped by the prefill. cost: the weighted sum of these
+    seconds (routing/node_choice.py).
     """
 
     node: str
@@ -184,11 +189,11 @@ class PrefillBid(Message):
 class PrefillChoice(Message):
     """The choice of a prefill node for a prompt.
 
-    reason: as in routing's Reason. bids: of the cheapest weighed nodes and of the chosen one.
-    weighed: number of nodes weighed. expected_tokens: tokens of the prompt expected to be usable
-    there. regret_seconds: extra cost against the best other node, from the others' estimates then
-    and the chosen node's measurement afterwards; 0 if none. moved_from: the address of the previous
-    node; empty if none.
+    reason: as in routing's Reason. bids: bids of the cheapest compared nodes and of the chosen one.
+    weighed: number of nodes compared. expected_tokens: tokens of the prompt expected to be usable
+    at the chosen node. regret_seconds: the chosen node's measured cost minus the estimated cost of
+    the best other node; 0 if not positive. moved_from: address of the previous prefill node; empty
+    if none.
     """
 
     reason: str
@@ -200,9 +205,9 @@ class PrefillChoice(Message):
 
 
 class DraftUse(Message):
-    """Drafts of an answer from one source, counted by position in a forward's drafts, first
-    position first. source: prediction, mtp, tree or grammar. drafted: drafts computed before their
-    tokens were sampled. accepted: drafts in the answer."""
+    """Counts of an answer's draft tokens from one source; entry i counts drafts at position i of a
+    forward's drafts. source: prediction, mtp, tree or grammar. drafted: drafts computed before
+    their tokens were sampled. accepted: drafts in the answer."""
 
     source: str
     drafted: tuple[int, ...]
@@ -210,13 +215,16 @@ class DraftUse(Message):
 
 
 class Usage(Message):
-    """The client's report. hit is None only if the request ended before its prompt was scheduled.
+    """The report of a finished request for its client.
 
-    prefilled_on: "local", or the prefill node's name. local_fallback: a hand-over was lost and the
-    prompt computed here instead. targets: None if none were given. drafted_tokens: computed before
-    they were sampled. accepted_tokens: drafted tokens in the answer. accepted_prediction_tokens,
-    rejected_prediction_tokens: the same for the request's prediction; None without one. drafts: the
-    same by source; sources without proposals are left out.
+    hit: the prompt's cache hit; None only if the request ended before its prompt was scheduled.
+    prefilled_on: "local", or the prefill node's name. local_fallback: True if a hand-over was lost
+    and the prompt was computed on this node instead. targets: the request's time limits; None if
+    none were given. drafted_tokens: draft tokens computed before they were sampled.
+    accepted_tokens: draft tokens in the answer. accepted_prediction_tokens,
+    rejected_prediction_tokens: draft tokens from the request's prediction, in the answer and not in
+    it; None without a prediction. drafts: drafted and accepted tokens by source; sources without
+    proposals are left out.
     """
 
     prompt_tokens: int
@@ -241,8 +249,8 @@ class Usage(Message):
 class TimeSpread(Message):
     """A histogram of durations.
 
-    counts[i]: durations at most bounds[i] seconds and above the bound before; one more for longer
-    ones. seconds: the sum.
+    counts[i]: number of durations at most bounds[i] seconds and above bounds[i - 1]. The last entry
+    counts durations above all bounds. seconds: the sum of the durations.
     """
 
     bounds: tuple[float, ...]
@@ -253,9 +261,10 @@ class TimeSpread(Message):
 class StepReport(Message):
     """Times of steps.
 
-    steps: from planning a forward to completing the one before. idle: from the end of a forward to
-    the start of the next, if the next was launched before the first completed. drafts: steps of
-    answers with drafts allowed, by the largest number of drafts in one answer.
+    steps: durations from planning a forward to the end of the previous forward. idle: durations
+    from a forward's end to the next one's start, for forwards launched before the previous one
+    completed. drafts: numbers of steps with drafts allowed, by the largest number of drafts in one
+    answer.
     """
 
     steps: TimeSpread
@@ -266,17 +275,18 @@ class StepReport(Message):
 class TierReport(Message):
     """A tier below the arena.
 
-    slabs: free, and all. held: useful pages and slots. loads, writes: counters, by outcome. bytes:
-    counters of useful bytes, loaded and written. moving: loads and writes under way, and waiting
-    writes. dropped: pages and slots, counters.
+    slabs: numbers of free slabs and of all slabs (fixed-size parts of the tier). held: numbers of
+    pages and slots with useful content. loads, writes: numbers of loads and writes, by outcome.
+    bytes: useful bytes loaded and written. moving: numbers of loads and writes under way, and of
+    waiting writes. dropped: numbers of pages and slots dropped.
 
     kept: counters of a persistent tier, by action. On a disk: states restored at its start, states
     with an incomplete path, torn records, and records not accepted. In a remote store: states
     published for other nodes, states found there, torn manifests, failed requests, lookups, late
     lookups.
 
-    budget_bytes: of a tier with a write budget. left: bytes that may be written now, below 0 after
-    a write beyond the budget. a_second: the rate of its refill.
+    budget_bytes: the write budget of a tier with one. left: bytes the tier may write now, below 0
+    after a write beyond the budget. a_second: bytes added to the budget each second.
     """
 
     name: str

@@ -34,7 +34,7 @@ class Stage(Enum):
 
     QUEUED = "queued"
     PREFILL = "prefill"
-    """The prompt is computed here or received."""
+    """The prompt is being computed on this node, or received from another node."""
     DECODE = "decode"
     HANDOVER = "handover"
     """The prompt is computed; the receiver may still read it."""
@@ -91,8 +91,8 @@ _STAGES = {
 }
 
 KEPT_MARKS = 64
-"""Limit of marks kept for a request. After repeated retractions or hand-overs its first and its
-last marks remain."""
+"""Most life marks (states with times) kept for a request. After repeated retractions or hand-overs
+its first marks and its last one remain."""
 
 
 class LifeMark(Message):
@@ -113,15 +113,15 @@ _NO_TOKENS: Tokens = np.empty(0, dtype=np.int32)
 
 
 class GatewayTransfer(Message):
-    """A transfer made by a gateway; both nodes get a call for it. sender: HOST:PORT of the prefill
-    node's gRPC server."""
+    """A transfer planned by a gateway; the gateway calls both nodes for it. sender: HOST:PORT of
+    the prefill node's gRPC server."""
 
     transfer_id: TransferId
     sender: str
 
 
 class Fork(Message):
-    """One more answer to a Submit's prompt, as if asked for with this id and seed."""
+    """One more answer to a Submit's prompt, with an id and a seed of its own."""
 
     request_id: RequestId
     seed: int
@@ -130,9 +130,9 @@ class Fork(Message):
 class Purpose(Enum):
     """The purpose of a request.
 
-    answer: generate. hand_back: have a prefill node fetch this engine's cached part of the prompt;
-    no answer is wanted, and the request waits in no queue. inherit: the same for a state chosen by
-    this engine to be left before it ends; no client submits it.
+    answer: generate tokens. hand_back: make a prefill node pull this engine's cached part of the
+    prompt; no answer is wanted, and the request waits in no queue. inherit: the same for a state
+    chosen by this engine to be handed on before the engine ends; no client submits it.
     """
 
     ANSWER = "answer"
@@ -227,7 +227,8 @@ class TokensOut(Message):
     """Tokens sampled in one step for continuing answers, at most one per request.
 
     Columns of one length: tokens and indices [n] int32, logprobs and margins [n] float64, each as
-    in TokenOut. tops: by place, if it has any.
+    in TokenOut. tops: the likeliest tokens, by index in the columns, for requests with
+    top_logprobs.
     """
 
     request_ids: tuple[RequestId, ...]
@@ -266,10 +267,10 @@ class TokensOut(Message):
 
 
 class PromptScored(Message):
-    """Scores of the prompt's tokens, from place `first` on.
+    """Scores of the prompt's tokens, from position `first` on.
 
-    Places follow each other from message to message, and end before the answer's first token. The
-    columns are those of PromptScores (model/ops/sampling/prompt_scores.py).
+    Positions follow each other from message to message, and end before the answer's first token.
+    The columns are those of PromptScores (model/ops/sampling/prompt_scores.py).
     """
 
     request_id: RequestId
@@ -307,7 +308,7 @@ class Finished(Message):
 
 
 class Rejected(Message):
-    """The request ended without an answer. targets: as in Usage."""
+    """A request ended without an answer. targets: the request's time limits, as in Usage."""
 
     request_id: RequestId
     error: RequestError
@@ -319,7 +320,8 @@ class Undrain(Message):
 
 
 class Drained(Message):
-    """at_rest: all requests in flight have ended; otherwise an Undrain came first."""
+    """The answer to Drain. at_rest: True if all requests in flight have ended; False if an Undrain
+    came first."""
 
     query_id: int
     at_rest: bool = True

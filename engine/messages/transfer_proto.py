@@ -1,9 +1,9 @@
-"""The messages of a hand-over's transfers to and from protobuf, for both sides.
+"""Conversions of hand-over messages to and from protobuf, for sender and receiver.
 
 A receiver's request becomes an engine's messages, so InvalidReserve is raised before any engine
-sees a bad one. A prefill node's reports are kept, counted and shown, so they must lie within this
-version's bounds: their readers raise PeerInvalid. Both errors name the field. Bytes and digests are
-checked elsewhere. Pure.
+sees a bad request. A prefill node's reports are kept, counted and shown. Their values must lie
+within this version's bounds: their readers raise PeerInvalid. Both errors name the field. Bytes and
+digests are checked elsewhere. Pure.
 """
 
 from dataclasses import replace
@@ -50,7 +50,8 @@ _LONGEST_CALLER = 1 << 12
 
 
 class InvalidReserve(ValueError):
-    """A Reserve or Fetch never sent by a receiver of this version. Names the field."""
+    """A malformed Reserve or Fetch: no receiver of this version sends it. The error names the
+    field."""
 
 
 def _tokens_to_wire(tokens: m.Tokens) -> bytes:
@@ -85,7 +86,8 @@ def _due_seconds(sent: float, field: str) -> float:
 
 
 def _sampling(sent: pb.Sampling, field: str) -> SamplingParams:
-    """Read sampling parameters. Fields of unbounded length are checked before they are copied."""
+    """Read sampling parameters. Check fields of unbounded length before copying them. Raise
+    InvalidReserve naming `field`."""
     if sent.top_k > _HIGHEST_INT32:
         raise InvalidReserve(f"{field}: top_k {sent.top_k} is not less than 2^31")
     if not sent.temperature <= _HIGHEST_INT32:
@@ -109,7 +111,8 @@ _TRANSFER_REQUEST = Wire(
 
 
 def reserve(wanted: m.HandoverWanted, traceparent: str) -> pb.ReceiverMessage:
-    """Build a Reserve. traceparent: empty if the request is not traced."""
+    """Build a Reserve, the request for a hand-over. traceparent: the request's trace context; empty
+    if the request is not traced."""
     return pb.ReceiverMessage(
         reserve=pb.Reserve(
             ticket=_TRANSFER_REQUEST.to_wire(wanted.transfer_request),
@@ -122,7 +125,8 @@ def reserve(wanted: m.HandoverWanted, traceparent: str) -> pb.ReceiverMessage:
 
 
 def reserve_from_wire(reserve: pb.Reserve, connection: str) -> m.PrefillReserve:
-    """Read a Reserve. connection: the transfer's owner. Raises InvalidReserve naming the field."""
+    """Read a Reserve, the request for a hand-over. connection: name of the transfer's owner. Raises
+    InvalidReserve naming the field."""
     transfer_request = reserve.ticket
     _require_named(transfer_request.room, transfer_request.generation)
     prompt = _tokens(reserve.prompt, "prompt")
@@ -131,7 +135,8 @@ def reserve_from_wire(reserve: pb.Reserve, connection: str) -> m.PrefillReserve:
 
 
 def trail_from_wire(reserve: pb.Reserve) -> tuple[str, str]:
-    """Return a transfer's request id and traceparent; empty if the receiver sent none."""
+    """Return the request id and the traceparent of a Reserve; each is empty if the receiver sent
+    none."""
     return peer_values.shown(reserve.request_id), peer_values.shown(reserve.traceparent)
 
 
@@ -143,7 +148,8 @@ def _require_named(transfer_id: int, generation: int) -> None:
 
 
 def _require_inside(transfer_request: pb.Ticket, tokens: int) -> None:
-    """Raise InvalidReserve if a field points outside the prompt. tokens: length of the prompt."""
+    """Raise InvalidReserve if a field of the transfer request points outside the prompt. tokens:
+    length of the prompt."""
     if transfer_request.offered >= tokens:
         raise InvalidReserve(
             f"ticket.offered {transfer_request.offered} is not less than the prompt's {tokens}"
@@ -168,7 +174,8 @@ def fetch(wanted: m.FetchWanted) -> pb.ReceiverMessage:
 
 
 def fetch_from_wire(transfer_id: int, fetch: pb.Fetch, connection: str) -> m.FetchReserve:
-    """Read a Fetch. connection: the transfer's owner. Raises InvalidReserve naming the field."""
+    """Read a Fetch, the request for a stored state. connection: name of the transfer's owner.
+    Raises InvalidReserve naming the field."""
     _require_named(transfer_id, fetch.generation)
     prompt = _tokens(fetch.tokens, "tokens")
     transfer_request = m.FetchRequest(
@@ -222,8 +229,8 @@ _TOP = rows(pb.TokenLogprob, "token", "logprob")
 
 
 def _top(top: TopLogprobs, field: str) -> TopLogprobs:
-    """Check the likeliest tokens. They are only shown to clients, so any int32 id is allowed: none
-    is looked up."""
+    """Check a token's likeliest alternatives. Any int32 token id is allowed, because the ids are
+    only shown to clients and never looked up."""
     if len(top) > MAX_TOP_LOGPROBS:
         raise PeerInvalid(f"{field} has {len(top)} tokens, at most {MAX_TOP_LOGPROBS}")
     for token, logprob in top:
@@ -233,13 +240,14 @@ def _top(top: TopLogprobs, field: str) -> TopLogprobs:
 
 
 def _tail(seconds: float, field: str) -> float | None:
-    """Return the estimate; None if it is out of range, because no estimate is as good as a wrong
-    one."""
+    """Return a sender's estimate of its remaining transfer seconds. Return None if it is out of
+    range, because a missing estimate does no more harm than a wrong one."""
     return seconds if 0 <= seconds <= peer_values.LONGEST_SECONDS else None
 
 
 def _known_to_all(hit: m.HitBreakdown) -> m.HitBreakdown:
-    """Report message ends as marks, because older receivers refuse kinds unknown to them."""
+    """Replace the checkpoint kind `message_end` by `mark`, because older receivers refuse unknown
+    kinds."""
     lost, in_pages = hit.lost, hit.in_pages
     if lost is not None and lost.eviction is not None:
         kind = _known_kind(lost.eviction.checkpoint_kind)
@@ -283,8 +291,8 @@ def ready(generation: int, token: m.PrefillToken, tail_seconds: float | None) ->
 
 
 def ready_from_wire(transfer_id: m.TransferId, ready: pb.Ready, prefilled_on: str) -> m.RemoteReady:
-    """Read a Ready. Raises PeerInvalid, like every function named *from_wire. The decode engine,
-    with the vocabulary, checks the token."""
+    """Read a Ready, the message with the first token. Raises PeerInvalid, like every function named
+    *from_wire. The decode engine checks the token, because it knows the vocabulary."""
     return _REMOTE_READY.from_wire(ready, transfer_id=transfer_id, prefilled_on=prefilled_on)
 
 
@@ -312,8 +320,8 @@ def done_from_wire(
 def read_message(
     transfer_id: m.TransferId, message: pb.SenderMessage, prefilled_on: str
 ) -> say.Message:
-    """Return the prefill node's message about the transfer, checked against bounds. An invalid one
-    becomes a Contradiction. prefilled_on: the node's name."""
+    """Return the prefill node's message about the transfer, checked against bounds. An invalid
+    message becomes a Contradiction. prefilled_on: the prefill node's name."""
     try:
         return _read_message(transfer_id, message, prefilled_on)
     except PeerInvalid as error:
@@ -323,7 +331,7 @@ def read_message(
 def _read_message(
     transfer_id: m.TransferId, message: pb.SenderMessage, prefilled_on: str
 ) -> say.Message:
-    """Read a message. Raises PeerInvalid naming the field."""
+    """Read a prefill node's message about the transfer. Raises PeerInvalid naming the field."""
     match message.WhichOneof("message"):
         case "queued":
             queued, wait = message.queued, None
@@ -355,8 +363,8 @@ def _read_message(
 
 
 def load(reported: m.PrefillLoad, connection: str) -> pb.Load:
-    """Build a Load for one peer. connection: the peer; its own transfers do not count in
-    others_wait_seconds."""
+    """Build a Load, a prefill node's report of its work, for one decode node. connection: name of
+    this decode node; its own transfers do not count in others_wait_seconds."""
     pull_fixed, pull_token = reported.pull or (None, None)
     return pb.Load(
         wait_seconds=reported.wait_seconds,
@@ -397,10 +405,11 @@ def left_state(left: m.LeftState) -> pb.TakeOverResponse:
 
 
 def left_state_from_wire(answer: pb.TakeOverResponse) -> m.GivenState | None:
-    """Return the state in the answer; None if it has none. Raises PeerInvalid."""
+    """Return the state given by a TakeOverResponse; None if it gives none. Raises PeerInvalid."""
     return _GIVEN_STATE.from_wire(answer.state) if answer.HasField("state") else None
 
 
 def taken_over(number: int, passed: m.StatePassedOn) -> pb.TakenOver:
-    """Build a TakenOver. number: the state's number at the prefill node."""
+    """Build a TakenOver, the outcome of a state given by an ending prefill node. number: the
+    state's number at this prefill node."""
     return TAKEN_OVER.to_wire(m.LeftTakenOver(number, passed.outcome, passed.bytes, passed.heir))

@@ -1,4 +1,5 @@
-"""The base of all messages: their plain values, and one message to MessagePack and back.
+"""The base class of all messages, their plain value types, and functions to convert a message to
+MessagePack and back.
 
 Plain, immutable values and pure functions.
 """
@@ -16,7 +17,7 @@ RequestId = NewType("RequestId", str)
 TransferId = NewType("TransferId", int)
 Tokens = NDArray[np.int32]
 NodeName = tuple[int, int]
-"""Name of a node of the cache's tree, valid as long as the node lives."""
+"""Name of a node of the cache's prefix tree, valid as long as the node exists."""
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
@@ -34,8 +35,8 @@ class FinishReason(Enum):
 
 
 class ErrorKind(Enum):
-    """Reason for a refused request or one ended without an answer; API servers map each to one gRPC
-    status."""
+    """Reason for refusing a request, or for ending it without an answer. API servers map each
+    reason to one gRPC status."""
 
     INVALID = "invalid"
     TOO_LONG = "too_long"
@@ -47,8 +48,8 @@ class ErrorKind(Enum):
 
 
 class LossCause(Enum):
-    """Causes for the loss of a hand-over. moved: it goes on at a node with an earlier start, before
-    a destination was given."""
+    """Causes for the loss of a hand-over. moved: the request was moved to a prefill node with an
+    earlier start, before a destination was granted."""
 
     REFUSED = "refused"
     NO_NODE = "no_node"
@@ -63,7 +64,8 @@ class LossCause(Enum):
 
 
 class RequestError(Message):
-    """retry_after: seconds until a retry is worthwhile; None: unknown."""
+    """The error of a refused or failed request. retry_after: seconds until a retry is worthwhile;
+    None: unknown."""
 
     kind: ErrorKind
     message: str
@@ -71,7 +73,7 @@ class RequestError(Message):
 
 
 class OfTransfer(Message):
-    """A message with only its transfer as content."""
+    """A message with a transfer id as its only field."""
 
     transfer_id: TransferId
 
@@ -79,9 +81,9 @@ class OfTransfer(Message):
 class Targets(Message):
     """Time limits wanted for an answer.
 
-    Seconds, each above 0 and finite; None: no limit, or the node's setting. first_token: from
-    arrival to the first token. per_token: the mean over the later tokens. answer: from arrival to
-    the last token.
+    Each limit is in seconds, above 0 and finite; None: no limit, or the node's setting.
+    first_token: seconds from arrival to the first token. per_token: mean seconds for each later
+    token. answer: seconds from arrival to the last token.
     """
 
     first_token: float | None = None
@@ -89,7 +91,7 @@ class Targets(Message):
     answer: float | None = None
 
     def or_else(self, others: "Targets") -> "Targets":
-        """Return these targets, with unset ones taken from `others`."""
+        """Return these targets; take each unset one from `others`."""
         return Targets(
             others.first_token if self.first_token is None else self.first_token,
             others.per_token if self.per_token is None else self.per_token,
@@ -106,8 +108,8 @@ BodyReader: TypeAlias = Callable[[msgspec.Raw | bytes], Any]
 def packer() -> msgspec.msgpack.Encoder:
     """Return a MessagePack encoder for any message.
 
-    Not part of the messages themselves: code to move or store them as bytes imports it by name.
-    encode() raises msgspec's errors for values without a plain form.
+    Code to move or store messages as bytes imports it by name; the messages themselves do not need
+    it. encode() raises msgspec's errors for values without a plain form.
     """
     return msgspec.msgpack.Encoder(enc_hook=_plain_value)
 
@@ -119,7 +121,8 @@ def reader_of(kind: type) -> BodyReader:
 
 
 def _plain_value(value: Any) -> Any:
-    """Encode types unknown to msgspec: arrays, and numbers taken from an array."""
+    """Return a plain form of a type unknown to msgspec: an array, or a number taken from an
+    array."""
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.shape, value.tobytes()
     if isinstance(value, np.generic):

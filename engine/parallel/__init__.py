@@ -1,1 +1,1 @@
-"""Several ranks computing one model: a leader with the engine, and its followers."""
+"""Several ranks computing one model together: a leader with the engine, and its followers."""

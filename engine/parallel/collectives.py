@@ -1,4 +1,4 @@
-"""Exchange between ranks inside a forward: the interface, and gloo on loopback.
+"""Exchange of tensors between ranks inside a forward: the interface, and gloo on loopback.
 
 Thread rule: the thread of each rank's forward. Every rank makes the same calls in the same order,
 and ends with the same bits.
@@ -15,17 +15,17 @@ from torch import Tensor
 from tasuki.engine.runner.base import DeviceLost
 
 Exchange = Callable[[bytes], list[bytes]]
-"""Sends these bytes to all ranks and returns all ranks' bytes, in rank order. All are equally
+"""A function to send bytes to all ranks and return all ranks' bytes, in rank order. All are equally
 long."""
 
 
 class RankTimedOut(DeviceLost):
-    """A rank missed a collective in time. Restart the node."""
+    """A rank did not reach a collective operation within its time limit. Restart the node."""
 
 
 class Collectives(Protocol):
-    """The exchanges between ranks inside a forward: one interface for any medium. A rank that has
-    all of the model needs none (model/forward.py, one_rank).
+    """The exchanges of tensors between ranks inside a forward: one interface for any medium. A rank
+    with all of the model needs none (model/forward.py, one_rank).
 
     Belongs to one rank. Every rank makes the same calls in the same order, on the thread of its
     forward. Tensors have one shape and dtype, and each result has the same bits on every rank.
@@ -33,23 +33,24 @@ class Collectives(Protocol):
     """
 
     def sum(self, partial: Tensor) -> Tensor:
-        """Return the sum of all ranks' [T, width], added in rank order in float32 and rounded once.
-        Conforms to Reduce."""
+        """Return the sum of all ranks' tensors [T, width], added in rank order in float32 and
+        rounded once. Conforms to the model's Reduce."""
 
     def gather(self, partial: Tensor) -> Tensor:
-        """Return all ranks' [T, columns of one] side by side, in rank order. Conforms to Gather."""
+        """Return all ranks' tensors [T, columns of one rank] side by side, in rank order. Conforms
+        to the model's Gather."""
 
     def of_leader(self, own: Tensor) -> Tensor:
-        """Return rank 0's tensor."""
+        """Return rank 0's tensor on every rank."""
 
     @property
     def begun(self) -> int:
         """Return the number of exchanges begun by this rank. It shows if a rank hangs in a forward.
-        0 if the medium bounds each wait itself. Any thread."""
+        0 if the medium limits the time of each wait itself. Any thread."""
 
     def check(self) -> None:
-        """Raise RankTimedOut if a rank missed an exchange and no call raised before. Called after
-        the exchanged data has been computed."""
+        """Raise RankTimedOut if a rank missed an exchange without an error so far. Called after the
+        exchanged data has been computed."""
 
     def abandon(self) -> None:
         """End all waits for other ranks, including waits in progress, because a rank is lost. Any
@@ -58,23 +59,23 @@ class Collectives(Protocol):
 
 _LOOPBACK = "127.0.0.1"
 _MEETING_SECONDS = 60.0
-"""Time for all ranks to connect, after each has its weights."""
+"""Seconds for all ranks to connect, after each has its weights."""
 
 
 class GlooCollectives:
     """Collectives of ranks in several processes of one host, over gloo on loopback.
 
     Every sum gathers all partial sums and adds them here in rank order. So each rank has the same
-    bits, independent of gloo's order. It carries n times the bytes of a reduction. For the few
-    ranks of a host without a GPU, this costs less than a message's time.
+    bits, independent of gloo's order. A sum of n ranks carries n times the bytes of a reduction.
+    For the few ranks of a host without a GPU, this costs less than a message's time.
 
-    Implements Collectives. timeout: longest wait of a collective for the slowest rank, in seconds.
+    Implements Collectives. timeout: longest seconds a collective waits for the slowest rank.
     """
 
     def __init__(self, meeting: Path, rank: int, ranks: int, timeout: float) -> None:
-        """Connect, and return once all ranks are connected. meeting: a new file shared by the
-        ranks, in a folder readable by this user only. Raises RuntimeError if a rank does not
-        come."""
+        """Connect, and return once all ranks are connected. meeting: path of a new file shared by
+        the ranks, in a folder readable by this user only. Raises RuntimeError if a rank does not
+        connect in time."""
         # Builds of torch without distributed have none, and one rank needs none.
         from torch._C._distributed_c10d import AllgatherOptions, FileStore, ProcessGroupGloo
 
@@ -103,10 +104,10 @@ class GlooCollectives:
         return self._all(own)[0]
 
     def check(self) -> None:
-        """Do nothing: each collective raises its own error."""
+        """Do nothing: each of gloo's collectives raises its own error."""
 
     def abandon(self) -> None:
-        """Do nothing: a lost rank is killed, so its connections are closed."""
+        """Do nothing: a lost rank is killed, so its connections are closed and waits end."""
 
     def exchange(self, own: bytes) -> list[bytes]:
         """Return every rank's bytes, in rank order. REQUIRES: all are equally long."""

@@ -1,4 +1,4 @@
-"""A follower: its life, its reports and its watch over the leader.
+"""A follower (a rank without the engine): its life, its reports and its watch over the leader.
 
 Owns the socket to the leader. Plans, results and heartbeats have a thread each. A follower decides
 nothing. Any error ends its process, after a line to the leader.
@@ -38,18 +38,19 @@ log = logging.getLogger(__name__)
 
 HEARTBEATS_A_TIMEOUT = 10
 _LOOKS = 5
-"""Looks at the socket before its data counts as unread. Some of it may just have been sent."""
+"""Number of looks at the socket before its unread data counts as not read by the leader. Some of it
+may just have been sent."""
 _LOOK_SECONDS = 0.001
 _CREDENTIALS = struct.Struct("iII")
 _COUNT = struct.Struct("i")
 
 
 class LeaderWatch:
-    """A watch over the leader: it checks if the leader still reads this rank's messages. If the
-    leader hangs, they stay unread in the socket.
+    """A follower's watch over the leader: it checks if the leader still reads this rank's messages.
+    If the leader hangs, they stay unread in the socket.
 
     Owns a handle of the leader's process. Thread rule: one thread ticks; plans_may_come() from any.
-    Invariant: this rank's own pauses do not count as the leader's (Silence).
+    Invariant: this rank's own pauses do not count as the leader's (HeartbeatTimeout).
     """
 
     def __init__(
@@ -58,8 +59,9 @@ class LeaderWatch:
         timeout: float,
         clock: Clock = time.monotonic,
     ) -> None:
-        """connection: one end of a pair made by the leader. timeout: seconds that a computing
-        leader may read nothing. A loading leader may read nothing for at least START_SECONDS."""
+        """connection: one end of a socket pair made by the leader. timeout: longest seconds a
+        computing leader may read nothing. A loading leader may read nothing for at least
+        START_SECONDS."""
         self._socket = connection
         self._timeout = timeout
         self._clock = clock
@@ -72,20 +74,21 @@ class LeaderWatch:
         self._handle = os.pidfd_open(self.pid)
 
     def plans_may_come(self) -> None:
-        """Shorten the timeout: the leader has its weights, and all ranks have met."""
+        """Begin to use the shorter timeout, because the leader has its weights and all ranks are
+        connected."""
         self._heartbeat_timeout = HeartbeatTimeout(self._timeout, self._clock(), self.period)
 
     def lost(self) -> float | None:
-        """Return the limit in seconds if the leader has read nothing for as long, else None. Call
-        it once a period, before a heartbeat is sent."""
+        """Return the timeout in seconds if the leader has read nothing for this long, else None.
+        Called once per period, before a heartbeat is sent."""
         heartbeat_timeout, now = self._heartbeat_timeout, self._clock()
         if self._has_read():
             heartbeat_timeout.received(now)
         return heartbeat_timeout.limit if heartbeat_timeout.tick(now) else None
 
     def kill(self) -> None:
-        """Send SIGKILL, to a hanging process too. The system ends the leader's followers with it,
-        and its parent sees its end."""
+        """Send SIGKILL to the leader, even if it hangs. The system ends the leader's followers with
+        it, and its parent sees its end."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._handle, signal.SIGKILL)
 
@@ -102,7 +105,8 @@ class LeaderWatch:
 
 
 def _unread(connection: socket.socket) -> int:
-    """Return the bytes unread by the other end, as counted by the system."""
+    """Return the number of sent bytes not yet read by the other end of the socket, as counted by
+    the system."""
     found = fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(_COUNT.size))
     return int(_COUNT.unpack(found)[0])
 
@@ -111,11 +115,10 @@ class ReportedResults:
     """The results of a follower's forwards, reported to the leader as each ends, while the next is
     launched.
 
-    Owns one thread that waits for forwards in their order. The follower's own thread launches them
-    and calls close(). Invariant: the first error ends the reading of plans, and close() raises it.
-
-    The leader gets the checksum of each plan's sampled tokens, if there are any. If the rank's
-    check or the sending raises, nothing more is read from the leader.
+    Owns one thread to wait for forwards in their order. The follower's own thread launches them and
+    calls close(). Invariant: the first error ends the reading of plans, and close() raises it. The
+    leader gets the checksum of each plan's sampled tokens, if there are any. If the rank's check or
+    the sending raises, nothing more is read from the leader.
     """
 
     def __init__(self, link: "LeaderLink", rank: "LoadedRank") -> None:
@@ -127,7 +130,8 @@ class ReportedResults:
         self._thread.start()
 
     def follow(self, number: int, forward: InFlightForward) -> None:
-        """Follow a launched plan, with rows or with copies only."""
+        """Wait for a launched plan's end on the thread, and report it. number: the plan's
+        number."""
         self._flying.put((number, forward))
 
     def close(self) -> None:
@@ -159,36 +163,37 @@ class LeaderGone(Exception):
 
 
 class LoadedRank(Protocol):
-    """One rank's part of the model, in memory."""
+    """One rank's part of the model, loaded to memory."""
 
     @property
     def slabs(self) -> int:
-        """Return the number of slabs with enough memory here."""
+        """Return the number of the arena's slabs (fixed-size parts) this rank has memory for."""
 
     def join(self, join: r.Join, report: Report) -> Runner:
-        """Connect to the other ranks, and allocate the agreed slabs. report: takes this rank's
-        progress, if any process waits for it."""
+        """Connect to the other ranks, and allocate an arena of the agreed number of slabs. report:
+        sends this rank's progress to a process waiting for it, if any. Return the rank's runner."""
 
     def tiers(self, send: SendToLeader) -> FollowerTiers | None:
-        """Return the tiers below its arena, after it has joined."""
+        """Return the tiers below the rank's arena, after join()."""
 
     @property
     def begun(self) -> int:
-        """Return Collectives.begun, after the rank has joined. Any thread."""
+        """Return Collectives.begun, the number of exchanges begun, after join(). Any thread."""
 
     @property
     def kept(self) -> bytes:
-        """Return kept_of() of its disk's index, for Joined."""
+        """Return kept_of() of the rank's disk index: identities of its complete states, for the
+        message Joined."""
 
     def check(self) -> None:
-        """Check a completed forward. Raises if another rank missed it."""
+        """Check a completed forward. Raises if another rank missed an exchange of it."""
 
 
 class LeaderLink:
-    """The follower's end of the socket. send() from any thread."""
+    """The follower's end of the socket to its leader. send() from any thread."""
 
     def __init__(self, connection: socket.socket, timeout: float) -> None:
-        """timeout: see LeaderWatch."""
+        """timeout: longest seconds without heartbeats, see LeaderWatch."""
         self._socket = connection
         self._watch = LeaderWatch(connection, timeout)
         self._rank: LoadedRank | None = None
@@ -196,7 +201,7 @@ class LeaderLink:
         self._ended = threading.Event()
 
     def send(self, message: Message) -> None:
-        """Send a message. Raises LeaderGone."""
+        """Send a message to the leader. Raises LeaderGone."""
         with self._lock:
             try:
                 self._socket.sendall(r.frame(message))
@@ -204,7 +209,8 @@ class LeaderLink:
                 raise LeaderGone(f"the leader is gone: {error}") from error
 
     def received(self) -> Iterator[Message]:
-        """Yield the leader's messages, in order. Raises LeaderGone, BrokenFrame."""
+        """Yield the leader's messages, in order. Raises LeaderGone if its end is closed,
+        BrokenFrame for invalid data."""
         reader = r.frame_reader()
         while True:
             data = self._socket.recv(_READ_BYTES)
@@ -214,27 +220,28 @@ class LeaderLink:
                 yield from found
 
     def leader_ends(self) -> bool:
-        """Return whether the leader is gone, or ends within a moment. Exchanges between ranks fail
+        """Return True if the leader is gone, or ends within a moment. Exchanges between ranks fail
         before this socket closes."""
         poll = select.poll()
         poll.register(self._socket, 0)  # Its end alone.
         return bool(poll.poll(_END_SECONDS * 1e3))
 
     def stop_reading(self) -> None:
-        """Stop reading: received() raises LeaderGone."""
+        """Stop reading from the leader: received() raises LeaderGone."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RD)
 
     def heartbeat(self) -> None:
-        """Start the heartbeats, on a thread of their own. It kills the leader if the leader
-        hangs."""
+        """Start sending heartbeats to the leader, on a thread of their own. This thread kills the
+        leader if the leader hangs."""
         self._heartbeats = threading.Thread(
             target=self._heartbeat, name="tasuki-beats", daemon=True
         )
         self._heartbeats.start()
 
     def plans_may_come(self, rank: LoadedRank) -> None:
-        """Report the rank's begun exchanges in heartbeats from now on."""
+        """Report the rank's number of begun exchanges in heartbeats from now on, and use the
+        shorter timeout."""
         self._rank = rank
         self._watch.plans_may_come()
 
@@ -259,8 +266,8 @@ class LeaderLink:
             self._send_heartbeat()
 
     def _send_heartbeat(self) -> None:
-        """Send a heartbeat without waiting. If the socket is full, its waiting data serves as
-        one."""
+        """Send a heartbeat without waiting. If the socket is full, its waiting data serves as a
+        heartbeat."""
         if not self._lock.acquire(blocking=False):
             return  # Something is being sent.
         try:
@@ -274,15 +281,14 @@ class LeaderLink:
 
 
 def follow(connection: socket.socket, load: Work[LoadedRank], timeout: float) -> int:
-    """Run a follower: load, meet the other ranks, run plans in their order, end.
+    """Run a follower: load the model, connect to the other ranks, run plans in their order, end.
 
     The follower decides nothing. Its work comes in plans. It ends at the leader's request, or if
     the leader is gone. Owns the socket to the leader. Thread rule: one thread launches plans, so
     the next one is on its way to the device while one runs. Another one waits for their ends, a
     third one sends heartbeats. Invariant: any error ends the process, after a line to the leader.
-
-    Returns the exit status of the process. timeout: seconds without heartbeats after which the
-    leader gives up this rank, or this rank the leader.
+    Returns the exit status of the process. timeout: seconds without heartbeats until the leader
+    gives up this rank, or this rank the leader.
     """
     link = LeaderLink(connection, timeout)
     link.heartbeat()
@@ -307,8 +313,8 @@ def follow(connection: socket.socket, load: Work[LoadedRank], timeout: float) ->
 
 
 def _report(link: LeaderLink, value: int, ended: bool) -> None:
-    """Report progress to the leader. On a GPU the calling thread has no handler for errors, so none
-    is raised."""
+    """Report the step counter's value to the leader. Raises nothing, because the calling thread of
+    a GPU rank has no handler for errors. ended: True if a forward ended with this value."""
     with suppress(LeaderGone):  # The reader notices it too.
         link.send(r.Ticked(value, ended))
 

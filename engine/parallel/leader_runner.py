@@ -1,7 +1,8 @@
-"""The leader's side of a forward: it sends plans to all ranks, and samples some tokens for all.
+"""The leader's part of a forward on several ranks: it sends plans to all ranks, and samples some
+tokens for all.
 
 Thread rule: the one thread of the forward. Every rank gets every plan in one order. An error on any
-rank is the node's.
+rank is the whole node's.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from .ranks import Ranks
 
 
 class LeaderDraws:
-    """Sampling on the leader for rows with adjusted logits.
+    """Sampling on the leader, for rows with adjusted logits on all ranks.
 
     Such sampling needs a compiled grammar or earlier tokens, held only by the leader. The
     compilation time of a grammar may differ between processes, and the ranks would then differ.
@@ -47,8 +48,9 @@ class LeaderDraws:
 
 @dataclass(frozen=True)
 class LeaderForward:
-    """`InFlightForward` of this rank. Its sampled tokens are compared with the other ranks'.
-    collectives: check the part of every rank; None: no check is needed."""
+    """An `InFlightForward` of the leading rank. Its sampled tokens are compared with the other
+    ranks'. number: the plan's number. own: the rank's own forward. collectives: its check() tests
+    if every rank took part; None: no check is needed."""
 
     number: int
     own: InFlightForward
@@ -87,7 +89,7 @@ class LeaderRunner:
 
     The engine uses it like any runner. Thread rule: one thread. Invariants: every rank gets every
     plan, in the same order. If a plan fails on any rank, the ranks no longer agree, and no further
-    plan runs. An error is the node's, never one request's.
+    plan runs. An error is the whole node's, never one request's.
     """
 
     def __init__(
@@ -96,7 +98,7 @@ class LeaderRunner:
         ranks: Ranks,
         collectives: Collectives | None = None,
     ) -> None:
-        """runner: this rank's, connected to the others by its collectives."""
+        """runner: the runner of this rank, connected to the other ranks by its collectives."""
         self._runner = runner
         self._collectives = collectives
         self._ranks = ranks
@@ -114,8 +116,8 @@ class LeaderRunner:
         self._runner.check_device()
 
     def record_event(self) -> Event:
-        """Return an event of all ranks. This rank's own work is not enough: another rank may still
-        run copies, or the end of a forward."""
+        """Record an event for the work of all ranks. This rank's own work is not enough: another
+        rank may still run copies, or the end of a forward."""
         own, ranks, launched = self._runner.record_event(), self._ranks, self._launched
         return lambda: own() and ranks.have_run(launched)
 

@@ -1,4 +1,4 @@
-"""Messages between a leader and its followers, their frames and their checksum.
+"""Messages between a leader rank and its followers, their frames and a checksum of sampled tokens.
 
 Plain, immutable values and pure functions.
 """
@@ -14,8 +14,8 @@ from tasuki.engine.tiers.copy_job import CopyJob, JobEnd
 
 
 def checksum(sampled: SampledTokens) -> int:
-    """Return one number for all sampled tokens and drafts of a forward. Ranks with different
-    numbers have computed different results."""
+    """Return one number for all sampled tokens and drafts of a forward. Different numbers show
+    ranks with different results."""
     behind = {row: [token.token for token in found] for row, found in sampled.behind.items()}
     total = crc32(sampled.tokens.astype("<i4", copy=False).tobytes())
     for kind, lists in enumerate((behind, sampled.guessed)):
@@ -26,13 +26,14 @@ def checksum(sampled: SampledTokens) -> int:
 
 
 START_SECONDS = 120.0
-"""The least heartbeat timeout before a rank waits for plans. An interpreter starts and imports
-torch, and reading a checkpoint may hold the interpreter lock, on a busy machine."""
+"""Shortest heartbeat timeout, in seconds, before a rank is ready for plans. On a busy machine an
+interpreter starts and imports torch, and reading a checkpoint may hold the interpreter lock."""
 
 
 class Join(Message):
-    """To a follower with loaded weights: all ranks meet now. slabs, host_slabs: sizes of every
-    rank's arena, and of host memory below it. weights: their digest, if a disk needs it."""
+    """To a follower with loaded weights: connect to all ranks now. slabs: number of slabs
+    (fixed-size parts) of every rank's arena. host_slabs: number of slabs of its host tier. weights:
+    digest of the weights, if a disk tier needs it."""
 
     slabs: int
     host_slabs: int = 0
@@ -40,13 +41,13 @@ class Join(Message):
 
 
 class RunPlan(Message):
-    """To a follower: the next plan."""
+    """To a follower: run the next plan."""
 
     plan: bytes
 
 
 class EndRank(Message):
-    """To a follower: the end of all messages."""
+    """To a follower: end your process; no more messages follow."""
 
 
 class BeginCopy(Message):
@@ -58,20 +59,21 @@ class BeginCopy(Message):
 
 
 class CancelCopy(Message):
-    """To a follower: cancel a copy. Its end is still reported."""
+    """To a follower: cancel a copy between its arena and a tier. The copy's end is still
+    reported."""
 
     tier: int
     transfer: int
 
 
 class EmptyTier(Message):
-    """To a follower: invalidate all kept data of a tier."""
+    """To a follower: invalidate all stored data of a tier."""
 
     tier: int
 
 
 class CopyEnded(Message):
-    """From a follower: a copy has ended there, and touches nothing any more."""
+    """From a follower: a copy of this rank has ended, and touches no memory any more."""
 
     tier: int
     transfer: int
@@ -82,43 +84,45 @@ TierMessage = BeginCopy | CancelCopy | EmptyTier
 
 
 class Beat(Message):
-    """From a follower: a heartbeat of its process. exchanges: its Collectives.begun. worked: its
-    processor time, seconds."""
+    """From a follower: a heartbeat of its process. exchanges: number of exchanges begun
+    (Collectives.begun). worked: processor time of the process, in seconds."""
 
     exchanges: int = 0
     worked: float = 0.0
 
 
 class Loaded(Message):
-    """From a follower: it has its weights, and memory for `slabs` slabs."""
+    """From a follower: it has its weights, and memory for `slabs` slabs (fixed-size parts) of an
+    arena."""
 
     slabs: int
 
 
 class Joined(Message):
-    """From a follower: it is connected to all ranks and waits for plans. kept: the whole states on
-    its disk from an earlier run, from kept_of()."""
+    """From a follower: it is connected to all ranks and waits for plans. kept: identities of the
+    complete states on its disk from an earlier run, from kept_of()."""
 
     kept: bytes = b""
 
 
 class Ticked(Message):
-    """From a follower: its step counter is at `value`. ended: a forward ended with this tick."""
+    """From a follower: its step counter has reached `value`. ended: True if a forward ended with
+    this value."""
 
     value: int
     ended: bool
 
 
 class PlanRun(Message):
-    """From a follower: it has run the plan `number`, and all before. checksum: covers its sampled
-    tokens, if there are any."""
+    """From a follower: it has run the plan `number`, and all earlier ones. checksum: checksum of
+    the plan's sampled tokens; None without sampled tokens."""
 
     number: int
     checksum: int | None
 
 
 class RankFailed(Message):
-    """From a follower: it ends. reason: one line."""
+    """From a follower: it ends because of an error. reason: the error in one line."""
 
     reason: str
 
@@ -133,7 +137,7 @@ _READ = tuple(map(reader_of, _KINDS))
 
 
 def frame(message: Message) -> bytes:
-    """Return the frame of a message between the leader and a follower.
+    """Return the frame (the bytes on the socket) of a message between the leader and a follower.
 
     Messages are plain, immutable values. A plan travels as the bytes of ForwardPlan.encode().
     """
@@ -141,5 +145,6 @@ def frame(message: Message) -> bytes:
 
 
 def frame_reader() -> FrameReader:
-    """Return a reader of the other end's frames. Its take() raises BrokenFrame."""
+    """Return a reader of frames between the leader and a follower. Its take() raises BrokenFrame
+    for invalid data."""
     return FrameReader(_READ)

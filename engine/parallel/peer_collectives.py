@@ -31,34 +31,34 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 from .collectives import Exchange, RankTimedOut
 
 PLACES = 512
-"""Places in a half of the mailbox for each peer: the most programs of a launch."""
+"""Chunks in a half of the mailbox for each peer: the most programs of a kernel launch."""
 CHUNK_BYTES = 8192
 WARPS = 16
 FLAGS_BYTES = 4
 HALVES = 2
 LOOK_SPINS = 1 << 16
-"""Looks at a flag, 0.2 us each, between two looks of a program at the host's word. Programs take
-turns, because a look crosses PCIe for each warp. If all looked at once, their next round would be
-late. Their peers would then wait and look too."""
+"""Looks at a flag, 0.2 us each, between two looks of a program at the host's word (its order to
+give up). Programs take turns, because a look crosses PCIe for each warp. If all looked at once,
+their next round would be late. Their peers would then wait and look too."""
 
 _LOOK_SPINS = tl.constexpr(LOOK_SPINS)
 _FLAGS_BYTES = tl.constexpr(FLAGS_BYTES)
 
 
 def data_offset(ranks: int) -> int:
-    """Return the offset of the chunks in a mailbox, after the flags [ranks, PLACES]."""
+    """Return the byte offset of the data chunks in a mailbox, after the flags [ranks, PLACES]."""
     return ranks * PLACES * FLAGS_BYTES
 
 
 def mailbox_bytes(ranks: int) -> int:
-    """Return the size of a mailbox. Its chunks are [HALVES, ranks, PLACES, CHUNK_BYTES], by
-    writer."""
+    """Return the size of a mailbox in bytes. Its chunks are [HALVES, ranks, PLACES, CHUNK_BYTES],
+    by the rank writing them."""
     return data_offset(ranks) + HALVES * ranks * PLACES * CHUNK_BYTES
 
 
 @triton.jit
 def _flag(mailbox, writer, PLACES: tl.constexpr):
-    """Return the address in the mailbox of the flag raised by `writer` for this program."""
+    """Return the address of the flag raised by rank `writer` in the mailbox, for this program."""
     at = (writer * PLACES + tl.program_id(0)).to(tl.int64) * _FLAGS_BYTES
     return (mailbox + at).to(tl.pointer_type(tl.int32))
 
@@ -73,7 +73,7 @@ def _chunk(
     PLACES: tl.constexpr,
     BYTES: tl.constexpr,
 ):
-    """Return the address in the mailbox of the chunk stored by `writer` for this program and
+    """Return the address of the chunk stored by rank `writer` in the mailbox, for this program and
     round."""
     place = ((round & 1) * RANKS + writer) * PLACES + tl.program_id(0)
     at = RANKS * PLACES * _FLAGS_BYTES + place.to(tl.int64) * BYTES
@@ -93,7 +93,7 @@ def _give(
     CHUNK: tl.constexpr,
     BYTES: tl.constexpr,
 ):
-    """Store this program's chunk for every peer, then raise its flags."""
+    """Store this program's chunk in every peer's mailbox, then raise its flag there."""
     column = tl.arange(0, CHUNK)
     for peer in tl.static_range(RANKS):
         if peer != RANK:
@@ -110,13 +110,13 @@ def _give(
 
 @triton.jit
 def _word(words, number):
-    """Return the address of a word in the host's memory. words: the address of the first."""
+    """Return the address of word `number` in host memory. words: address of the first word."""
     return words.to(tl.pointer_type(tl.int32)) + number
 
 
 @triton.jit
 def _wait(mailbox, peer, round, spins, words, PLACES: tl.constexpr):
-    """Wait for the peer's chunk of the round. Returns whether it arrived. words: see Mailboxes."""
+    """Wait for the peer's chunk of the round; return True if it arrived. words: see Mailboxes."""
     flag = _flag(mailbox, peer, PLACES)
     left = spins
     # Compare by difference, because round numbers wrap.
@@ -172,11 +172,11 @@ def exchange_kernel(
     BYTES: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Exchange all ranks' partial, of count elements. columns None: output [count] is their sum,
-    and may be the same memory. Otherwise partial is [rows, columns], and output [rows, RANKS,
-    columns] has them side by side. mailboxes [RANKS] int64: addresses. state [PLACES + 1] int32:
-    rounds so far of each program, and a flag for a wait given up. words: address of the host's
-    words, see Mailboxes."""
+    """Exchange the tensor `partial`, of `count` elements, between all ranks. columns None: output
+    [count] is the ranks' sum, and may be the same memory. Otherwise partial is [rows, columns], and
+    output [rows, RANKS, columns] has all ranks' side by side. mailboxes [RANKS] int64: addresses.
+    state [PLACES + 1] int32: rounds so far of each program, and a flag for a wait given up. words:
+    address of Mailboxes.words."""
     program = tl.program_id(0)
     wait_for_inputs(DEPENDENT)
     round = tl.load(state + program)
@@ -214,7 +214,7 @@ def exchange_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the kernels to compile ahead, for rank 1 of 2."""
+    """Return the exchange kernels to compile ahead, for rank 1 of 2."""
 
     def spec(name: str, dtype: str, size: int, *, gathers: bool) -> KernelSpec:
         columns = {"columns": "i32:16"} if gathers else {}
@@ -260,8 +260,8 @@ class Mailboxes:
     forward.
 
     addresses [ranks] int64 on the device: every rank's mailbox, as mapped in this process. state
-    [PLACES + 1] int32 on the device, kept by kernels. words [2] int32, pinned: a wait was given up
-    here; all waits must end.
+    [PLACES + 1] int32 on the device, kept by kernels. words [2] int32, pinned: nonzero if a wait
+    was given up here; nonzero if all waits must end.
     """
 
     rank: int
@@ -271,8 +271,8 @@ class Mailboxes:
 
     @staticmethod
     def met(exchange: Exchange, rank: int, device: torch.device) -> "Mailboxes":
-        """Make the mailboxes, and return once every rank has its own. Raises TransportError if
-        memory cannot be shared."""
+        """Make this rank's mailbox and map the others'; return once every rank has made its own.
+        Raises TransportError if memory cannot be shared."""
         torch.cuda.set_device(device)
         ipc = CudaIpc(torch.cuda.current_device())
         # The size depends on the number of ranks, found by this exchange.
@@ -296,7 +296,7 @@ class Mailboxes:
         return len(self.addresses)
 
     def check(self) -> None:
-        """Check a completed forward. Raises RankTimedOut."""
+        """Check a completed forward. Raises RankTimedOut if a kernel gave up waiting."""
         if self.words[0]:
             raise RankTimedOut(
                 f"rank {self.rank} waited in vain for another rank inside a forward: its result is "
@@ -309,15 +309,15 @@ class Mailboxes:
 
 
 def exchanged_arenas(exchange: Exchange, rank: int, arena: Tensor) -> list[RankMemory]:
-    """Exchange the arenas of ranks with one GPU each, and return all ranks', in rank order.
-    Addresses are those mapped in the leader's process. The leader alone sends from the arenas and
-    receives into them. Its peers' processes map them too.
+    """Exchange handles of the arenas of ranks with one GPU each. Return all ranks' arenas, in rank
+    order. Addresses are the ones mapped in the leader's process. The leader alone sends from the
+    arenas and receives into them. Its peers' processes map them too.
 
     The mappings last until the process ends, because a peer's kernel, or a digest, may still use
     them. Called on the thread of the forward, on every rank.
 
-    arena: this rank's bytes, as many as every rank's. Raises TransportError if memory cannot be
-    shared.
+    arena: this rank's memory, of equal size on every rank. Raises TransportError if memory cannot
+    be shared.
     """
     ipc = CudaIpc(arena.get_device())
     gpu = str(torch.cuda.get_device_properties(arena.device).uuid)
@@ -334,7 +334,7 @@ def exchanged_arenas(exchange: Exchange, rank: int, arena: Tensor) -> list[RankM
 
 
 _SPINS_A_SECOND = 1_000_000
-"""The most looks in a second: one look at a flag takes half a microsecond to a microsecond."""
+"""Most looks at a flag per second: one look takes half a microsecond to a microsecond."""
 _MOST_SPINS = (1 << 31) - 1
 
 
@@ -344,8 +344,8 @@ class PeerCollectives:
     A rank's part is stored unchanged into its peers' memory, so a sum carries n - 1 times its
     bytes. For two ranks no method carries fewer. The host never waits. Thread rule: one stream.
 
-    Implements Collectives. timeout: seconds that a kernel waits for the slowest rank. It may wait
-    up to twice as long.
+    Implements Collectives. timeout: seconds a kernel waits for the slowest rank. It may wait up
+    to twice as long.
     """
 
     def __init__(self, mailboxes: Mailboxes, timeout: float) -> None:

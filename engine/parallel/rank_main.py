@@ -1,7 +1,7 @@
-"""`python -m tasuki.engine.parallel.rank_main FD`: a follower, started by its leader.
+"""`python -m tasuki.engine.parallel.rank_main FD`: a follower rank, started by its leader.
 
-FD: a socket connected to the leader, and the job comes first over it. Not for people: a node starts
-it, and it does not outlive the node.
+FD: number of a socket connected to the leader; the first message on it describes the rank's work.
+Not for people: a node starts this program, and the program does not outlive the node.
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""A leader's followers: their processes, their sockets and their loss.
+"""A leader's followers (the other ranks): their processes, their sockets and their loss.
 
-Owns the followers' processes and the thread reading their messages. The first loss is the reason,
-and every follower is killed with it. Every wait is bounded.
+Owns the followers' processes and the thread reading their messages. The first loss is the reason
+for the node's end, and every follower is killed with it. Every wait is bounded.
 """
 
 import os
@@ -34,8 +34,8 @@ from .shared_arenas import AgreedSteps
 class RankProcess:
     """A follower's process, seen from its leader.
 
-    Owns the process and this end of its socket. child: set if this process started it. handle: from
-    pidfd_open(2), readable once the process has ended.
+    Owns the process and this end of its socket. child: the process object if this process started
+    it, else None. handle: file descriptor from pidfd_open(2), readable once the process has ended.
     """
 
     pid: int
@@ -47,14 +47,15 @@ class RankProcess:
         self.handle = os.pidfd_open(self.pid)
 
     def kill(self) -> None:
-        """Send SIGKILL, to a hanging process too. Later writes to it fail. Idempotent."""
+        """Send SIGKILL to the follower, even if it hangs. Later writes to it fail. Idempotent."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.handle, signal.SIGKILL)
         with suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
 
     def ended_how(self) -> str:
-        """Return the kind of its end in words. REQUIRES: it has ended."""
+        """Return a text for the way the process ended, such as its status or signal. REQUIRES: it
+        has ended."""
         status = None if self.child is None else self.child.wait()
         if status is None:
             return "has ended"
@@ -63,7 +64,8 @@ class RankProcess:
         return f"has ended with status {status}"
 
     def reap(self, seconds: float) -> bool:
-        """Return whether it has ended within `seconds`. Leaves no zombie if it was started here."""
+        """Return True if the process has ended within `seconds`. Leave no zombie if it was started
+        here."""
         poll = select.poll()
         poll.register(self.handle, select.POLLIN)
         if not poll.poll(seconds * 1000):
@@ -78,8 +80,8 @@ class RankProcess:
 
 
 def start_ranks(jobs: Sequence[Job]) -> list[RankProcess]:
-    """Start a process for each job. REQUIRES: the calling thread lives as long as the processes
-    should."""
+    """Start a process for each job (a follower's work). REQUIRES: the calling thread lives as long
+    as the processes should."""
     started: list[RankProcess] = []
     try:
         for job in jobs:
@@ -94,12 +96,12 @@ def start_ranks(jobs: Sequence[Job]) -> list[RankProcess]:
 
 _READ_BYTES = 1 << 16
 _WORKS = 0.05
-"""Part of a heartbeat period. More processor time than this means real work, not only
-heartbeats."""
+"""Part of a heartbeat period, from 0 to 1. A follower with more processor time than this does real
+work, not only heartbeats."""
 _MEETING_SECONDS = 90.0
-"""Time until the slowest rank waits for plans, after this one is ready to meet."""
+"""Seconds until the slowest rank must wait for plans, after this rank is ready to connect."""
 _VERDICT_SECONDS = 1.0
-"""Time until the cause of a loss is known, after the engine's thread saw an error."""
+"""Seconds to wait for the cause of a loss, after the engine's thread saw an error."""
 _END_SECONDS = 5.0
 
 
@@ -128,8 +130,8 @@ class _Follower:
         return f"rank {self.rank} (process {self.process.pid})"
 
     def gets_on(self, heartbeat: r.Beat) -> bool:
-        """Return whether the follower progressed since the last heartbeat. A long computation is
-        slow, not stuck: it is left to the watchdog."""
+        """Return True if the follower progressed since its last heartbeat. A long computation
+        counts as progress: it is slow, not stuck, and the watchdog limits it."""
         worked = heartbeat.worked - self.last.worked
         return (
             heartbeat.exchanges > self.last.exchanges
@@ -138,17 +140,18 @@ class _Follower:
 
 
 OnCopyEnd = Callable[[int, JobEnd], None]
-"""Called with a transfer and its end, on the reading thread."""
+"""A function called on the reading thread with a copy's transfer number and result."""
 
 
 class Ranks:
     """The leader's followers: sends messages to them and detects their loss.
 
-    Owns their processes, and one thread to read their messages. Thread rule: send(), drew() and
+    Owns their processes, and one thread to read their messages. Thread rule: send(), sampled() and
     blame() are the engine's thread's. loaded(), join(), joined() and close() belong to the building
-    thread. `on_loss` is called once, on the thread that saw the loss. Invariants: the first loss is
-    the reason, and every follower is killed with it, so no rank waits for a lost one. Every wait is
-    bounded: a dead rank is noticed by its pidfd, a hanging one by its heartbeat timeout.
+    thread. `on_loss` is called once, on the thread with the loss. Invariants: the first loss is the
+    reason for the node's end. Every follower is killed with it, so no rank waits for a lost one.
+    Every wait is bounded: a dead rank is noticed by its pidfd, a hanging one by its heartbeat
+    timeout.
     """
 
     def __init__(
@@ -157,8 +160,8 @@ class Ranks:
         timeout: float,
         clock: Clock = time.monotonic,
     ) -> None:
-        """processes: of ranks 1, 2 and so on, in order. timeout: longest time without a heartbeat,
-        in seconds; then the node ends."""
+        """processes: processes of ranks 1, 2 and so on, in order. timeout: longest seconds without
+        a heartbeat before the node ends."""
         self._clock = clock
         self._timeout = timeout
         now = clock()
@@ -189,8 +192,8 @@ class Ranks:
         return [follower.process.pid for follower in self._followers]
 
     def on_loss(self, call: EndNotice) -> None:
-        """Set the call for a loss, with its reason. It is called at once if a rank is already
-        lost."""
+        """Set the function called with the reason when a rank is lost. It is called at once if a
+        rank is already lost."""
         with self._changed:
             self._on_loss = call
             reason = self._reason
@@ -198,28 +201,29 @@ class Ranks:
             call(reason)
 
     def exchange_by(self, collectives: Collectives) -> None:
-        """Compare the other ranks' exchanges with this rank's collectives, and abandon these once a
-        rank is lost. Set before any forward."""
+        """Set this rank's collectives: the other ranks' exchanges are compared with theirs, and
+        their waits end once a rank is lost. Called before any forward."""
         self._collectives = collectives
 
     def check(self) -> None:
-        """Raise RankLost if a rank is lost."""
+        """Raise RankLost if any rank is lost."""
         with self._changed:
             if self._reason is not None:
                 raise RankLost(self._reason)
 
     def loaded(self) -> list[int]:
-        """Return the number of slabs possible on each follower, once all have their weights. A
-        loading rank sends heartbeats, so the wait ends. Raises RankLost."""
+        """Wait until all followers have their weights. Return the number of slabs possible on each.
+        A loading rank sends heartbeats, so the wait ends. Raises RankLost."""
         self._wait(lambda: all(follower.slabs is not None for follower in self._followers))
         return [follower.slabs or 0 for follower in self._followers]
 
     def join(self, join: r.Join) -> None:
-        """Make all followers meet; the caller must meet them next. Raises RankLost."""
+        """Make all followers connect to all ranks; the caller must connect next. Raises
+        RankLost."""
         self._send(join)
 
     def joined(self) -> None:
-        """Wait until every follower waits for plans. Raises RankLost."""
+        """Wait until every follower is ready for plans. Raises RankLost."""
         if not self._wait(
             lambda: all(follower.joined for follower in self._followers), _MEETING_SECONDS
         ):
@@ -227,23 +231,25 @@ class Ranks:
             self.check()
 
     def send(self, plan: bytes) -> None:
-        """Send the next plan. Raises RankLost."""
+        """Send the next plan to every follower. Raises RankLost."""
         self.check()
         self._send(r.RunPlan(plan))
 
     def post(self, message: r.TierMessage) -> None:
-        """Send a message after the plans already sent. Raises RankLost."""
+        """Send a message about a tier to every follower, after the plans already sent. Raises
+        RankLost."""
         self.check()
         self._send(message)
 
     def on_copy(self, tier: int, call: OnCopyEnd) -> None:
-        """Set the call for each copy with the tier ended by a follower. It gets the transfer and
-        its end, on the reading thread."""
+        """Set the function called for each copy of this tier ended by a follower. It gets the
+        transfer number and the result, on the reading thread."""
         self._on_copy[tier] = call
 
     @property
     def kept(self) -> list[bytes]:
-        """Return kept_of() of each follower's disk when it joined."""
+        """Return kept_of() of each follower's disk: identities of its complete states, sent when it
+        joined."""
         return [follower.kept for follower in self._followers]
 
     def have_run(self, plans: int) -> bool:
@@ -251,17 +257,18 @@ class Ranks:
         return all(follower.plans >= plans for follower in self._followers)
 
     def ended(self, number: int) -> None:
-        """Record the end of the leader's forward of this plan. The others must end it within the
-        timeout."""
+        """Record the end of the leader's forward of this plan. The followers must end theirs within
+        the timeout."""
         self._over = number + 1
 
     def sampled(self, number: int, checksum: int) -> None:
-        """Record the leader's checksum of this plan, to compare it with the followers'."""
+        """Record the checksum of the leader's sampled tokens of this plan, to compare it with the
+        followers'."""
         self._compare(0, number, checksum)
 
     def blame(self, error: Exception) -> None:
-        """End the node after a failed forward of the leader. A follower's loss within a second
-        counts as its cause."""
+        """End the node after a failed forward of the leader. If a follower is lost within a second,
+        its loss is the reported reason."""
         with self._changed:
             self._changed.wait_for(lambda: self._reason is not None, _VERDICT_SECONDS)
         self.lose(f"rank 0: the forward failed: {line_of(error)}")
@@ -282,7 +289,7 @@ class Ranks:
             call(reason)
 
     def close(self) -> None:
-        """End the followers and the thread, within seconds. Idempotent."""
+        """End the followers and the reading thread, within seconds. Idempotent."""
         with self._changed:
             if self._closing:
                 return
@@ -356,18 +363,19 @@ class Ranks:
                 if follower.still is not None and follower.still.tick(now):
                     limit = follower.still.limit
                     self.lose(
-                        f"{follower.name} beats, and is no further in a forward for {limit:g} s "
+                        f"{follower.name} sends heartbeats, and is no further in a forward "
+                        f"for {limit:g} s "
                         "than when this rank began to wait for it (--rank-timeout)"
                     )
 
     def _waits_for(self, follower: _Follower) -> bool:
-        """Return whether this rank waits for the follower: this rank began an exchange, or ended a
-        plan, before it."""
+        """Return True if this rank waits for the follower: this rank began an exchange, or ended a
+        plan, before the follower did."""
         begun = 0 if self._collectives is None else self._collectives.begun
         return follower.last.exchanges < begun or follower.plans < self._over
 
     def _read(self, follower: _Follower, now: float) -> bool:
-        """Read the follower's messages. Returns whether more may come."""
+        """Read the follower's messages. Return False if no more can come."""
         try:
             data = follower.process.connection.recv(_READ_BYTES)
             for messages in follower.reader.take(data):

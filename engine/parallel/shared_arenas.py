@@ -1,6 +1,7 @@
-"""Memory and steps shared by the ranks of one host: arenas and agreed steps.
+"""Memory and steps shared by the ranks of one host: arenas, and a step counter for all ranks.
 
-The leader's process owns the memory, and only the leader writes to peers. Thread rule: any thread.
+The leader's process owns the memory, and only the leader writes to other nodes. Thread rule: any
+thread.
 """
 
 import mmap
@@ -17,24 +18,25 @@ from tasuki.transfer.chunks.chunk import StepCounter
 from tasuki.transfer.ranks.region import RankRegion, RankSpans
 
 Report = Callable[[int, bool], None]
-"""Takes a rank's ticks so far, and whether a forward ended with the last."""
+"""A function called with a rank's step counter value, and True if a forward ended with this
+value."""
 
 
 class ReportedSteps(StepCounter):
-    """A rank's own counter, with a report of each tick."""
+    """A rank's own step counter, with a report of each increment."""
 
     def __init__(self, report: Report) -> None:
-        """report: called on the ticking thread."""
+        """report: called on the thread incrementing the counter."""
         super().__init__(report)
 
 
 class AgreedSteps:
-    """The progress shared by all ranks: none of them has work left before it.
+    """The progress of all ranks together: every rank has done all work before it.
 
-    Each rank has its own step counter. A sender waits for this one. It reaches a value once the
-    slowest rank does. Thread rule: any thread, one lock.
+    Each rank has its own step counter. A sender waits for this shared one. It reaches a value once
+    the slowest rank does. Thread rule: any thread, one lock.
 
-    steps: the shared counter; ticked only here.
+    steps: the shared counter; incremented only here.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -44,7 +46,8 @@ class AgreedSteps:
         self._ends: deque[int] = deque()
 
     def report(self, rank: int, value: int, ended: bool) -> None:
-        """Record a rank's progress. Reported values never exceed completed work."""
+        """Record a rank's step counter value. Reported values never exceed completed work. ended:
+        True if a forward ended with this value."""
         with self._lock:
             self._values[rank] = max(self._values[rank], value)
             if ended and (not self._ends or self._ends[-1] < value):
@@ -66,13 +69,13 @@ _NAME = "arenas"
 
 @dataclass(frozen=True)
 class SharedArenas:
-    """The memory of a node's arenas, as mapped by its leader.
+    """The memory of all arenas of a node, as mapped by its leader.
 
-    Only the leader's process writes to peers, and peers write only to it. So its death ends all
-    writes of this node. On a CPU the memory is one shared region, and each follower maps its own
-    arena. Its maker owns a mapping, and the region ends with the last one.
+    Only the leader's process writes to other nodes, and they write only to it. So its death ends
+    all writes of this node. On a CPU the memory is one shared region, and each follower maps its
+    own arena. The region's maker owns a mapping, and the region ends with the last one.
 
-    agreed: the progress shared by all ranks.
+    region: the memory. spans: its division into arenas. agreed: the progress of all ranks together.
     """
 
     region: RankRegion
@@ -82,15 +85,16 @@ class SharedArenas:
 
 @dataclass(frozen=True)
 class HostArenas:
-    """The leader's mapping of all arenas in host memory. memory: uint8 [spans.region_bytes]."""
+    """The leader's mapping of all ranks' arenas in host memory. memory: uint8 [spans.region_bytes].
+    handle: the region's file descriptor."""
 
     memory: torch.Tensor
     handle: int
 
     @staticmethod
     def create(folder: Path, spans: RankSpans) -> "HostArenas":
-        """Make the region, filled with zeros. folder: the place for followers to find it until all
-        have met. Raises OSError if there is not enough memory."""
+        """Make the shared memory region, filled with zeros. folder: place of a link for followers
+        to find it until all are connected. Raises OSError if there is not enough memory."""
         handle = os.memfd_create("tasuki-arenas")
         try:
             os.ftruncate(handle, spans.region_bytes)
@@ -104,17 +108,19 @@ class HostArenas:
         return HostArenas(memory, handle)
 
     def met(self) -> None:
-        """Close the region to further processes, once, after every follower has its arena."""
+        """Close the region to further processes. Called once, after every follower has mapped its
+        arena."""
         os.close(self.handle)
 
 
 def open_arena(folder: Path, spans: RankSpans, rank: int) -> torch.Tensor:
-    """Map a follower's own arena in the region: uint8 [spans.arena_bytes]. Raises OSError."""
+    """Map a follower's own arena in the shared region: uint8 [spans.arena_bytes]. Raises
+    OSError."""
     with (folder / _NAME).open("r+b") as file:
         mapped = mmap.mmap(file.fileno(), spans.arena_bytes, offset=spans.base(rank))
     return _as_tensor(mapped)
 
 
 def _as_tensor(mapped: mmap.mmap) -> torch.Tensor:
-    """Return a tensor; it keeps the mapping while it is used."""
+    """Return a tensor over the mapped memory; it keeps the mapping alive."""
     return torch.frombuffer(mapped, dtype=torch.uint8)

@@ -19,24 +19,25 @@ from . import messages as r
 from .ranks import Ranks
 
 _LOOK_SECONDS = 0.002
-"""Time between looks at the copiers for ended copies, while any is in progress."""
+"""Seconds between checks of the copiers for ended copies, while any is in progress."""
 _CLOSE_SECONDS = 5.0
 
 
 SendToLeader = Callable[[Message], None]
-"""Sends a message to the leader. Raises OSError or LeaderGone if the leader is gone."""
+"""A function to send a message to the leader. Raises OSError or LeaderGone if the leader is
+gone."""
 
 
 class FollowerTiers:
-    """A follower's part of the tiers. It runs the leader's copies, and reports the end of each.
+    """A follower's part of the tiers. It runs the leader's copies, and reports the result of each.
 
-    Owns one copier for each tier, and one thread for sending ends. Thread rule: handle() belongs to
-    the thread of the plans, so a copy begins after all earlier plans.
+    Owns one copier for each tier, and one thread for sending results. Thread rule: handle() belongs
+    to the thread of the plans, so a copy begins after all earlier plans.
     """
 
     def __init__(self, copiers: Sequence[CopyThread], send: SendToLeader) -> None:
-        """copiers: by tier. send: to the leader; raises OSError or LeaderGone if the leader is
-        gone."""
+        """copiers: one copier for each tier, the nearest first. send: sends a message to the
+        leader; raises OSError or LeaderGone if the leader is gone."""
         self._copiers = copiers
         self._send = send
         self._under_way = 0
@@ -91,25 +92,25 @@ class FollowerTiers:
 
 @dataclass
 class _Awaited:
-    """A copy in progress. left: number of ranks still copying. end: the first failure, else
-    DONE."""
+    """A copy in progress on several ranks. left: number of ranks still copying. end: the first
+    failure so far, else DONE."""
 
     left: int
     end: JobEnd = JobEnd.DONE
 
 
 class RankCopier:
-    """Copies of a tier on all ranks, as one copier. A copy has ended when it has on every rank, and
-    succeeds only if it did on each.
+    """The copier of a tier on all ranks, used like a copier on one. A copy has ended when it has on
+    every rank, and succeeds only if it did on each.
 
-    Thread rule: see `Copier`, the engine loop's. _ended() is called on the thread that reads
+    Thread rule: see `Copier`, the engine loop's. _ended() is called on the thread reading
     followers' messages. Invariants: a follower gets a copy after all earlier plans, and takes both
-    in this order. Each rank is awaited once, independent of the others' results. A copy given up
-    here is cancelled there.
+    in this order. Each rank's result is awaited once, independent of the others'. A copy given up
+    on the leader is cancelled on the followers.
     """
 
     def __init__(self, own: CopyThread, tier: int, ranks: Ranks) -> None:
-        """own: the leader's copier. tier: its number."""
+        """own: the leader's copier of the tier. tier: the tier's number."""
         self._own = own
         self._tier = tier
         self._ranks = ranks
@@ -147,8 +148,8 @@ class RankCopier:
         return [over for transfer, end in found if (over := self._count(transfer, end)) is not None]
 
     def _count(self, transfer: int, end: JobEnd) -> tuple[int, JobEnd] | None:
-        """Count one rank's end. Returns the transfer and its end if it was the last rank, else
-        None."""
+        """Count one rank's result of a copy. Return the transfer number and the copy's result if it
+        was the last rank, else None."""
         awaited = self._awaited[transfer]
         awaited.left -= 1
         if awaited.end is JobEnd.DONE:
@@ -164,5 +165,6 @@ class RankCopier:
             self._own.wait(seconds)
 
     def close(self, seconds: float) -> bool:
-        """Close this rank's copier. The others end with their processes."""
+        """Close this rank's copier, within `seconds`. The followers' copiers end with their
+        processes."""
         return self._own.close(seconds)

@@ -1,1 +1,2 @@
-"""The handling of requests by an engine of any role, without the hand-over."""
+"""An engine's handling of its requests, common to all roles, without the hand-over between
+nodes."""

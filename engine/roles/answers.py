@@ -1,8 +1,8 @@
 """Client requests answered by this engine, from Submit to Finished or Rejected.
 
-Owns them. Their prompts are computed on this engine, unless a decode engine's hand-over brings the
-allocation. Knows the stop tokens of an answer. Rejects requests with tokens sampled from NaN or
-infinite logits. Thread rule: the engine loop's.
+Owns these requests. Their prompts are computed on this engine, unless a decode engine's hand-over
+provides the allocation. Knows the stop tokens of an answer. Rejects requests with tokens sampled
+from NaN or infinite logits. Thread rule: the engine loop's.
 """
 
 import logging
@@ -41,13 +41,14 @@ from tasuki.model.ops.sampling.reference import Sampled, stop_ids
 from tasuki.pycache._cpp_cache import Allocation
 
 _OWN_SALT_BYTES = 16
-"""Bytes of a random salt shared by no other request."""
+"""Bytes of a random salt, so no other request shares the cached prefix."""
 
 
 @dataclass(frozen=True)
 class AnswerTerms:
-    """eos_ids: end an answer unless it ignores them. tool_call_ids: open a tool call. targets: for
-    requests without any. speculation: chooses the drafted answers."""
+    """The engine's settings for answers. eos_ids: tokens ending an answer, unless its request
+    ignores them. tool_call_ids: tokens opening a tool call. targets: the node's time limits for
+    requests without their own. speculation: chooses the answers with draft tokens."""
 
     eos_ids: tuple[int, ...]
     tool_call_ids: frozenset[int]
@@ -56,7 +57,8 @@ class AnswerTerms:
 
 
 class Answers(Handover):
-    """A fused engine's handling of its requests: it hands nothing over."""
+    """A fused engine's handling of its requests: this node computes prompts and answers, without
+    hand-overs."""
 
     def __init__(self, context: HandoverContext, terms: AnswerTerms) -> None:
         super().__init__(context)
@@ -85,8 +87,8 @@ class Answers(Handover):
                 raise misdirected(message)
 
     def submit(self, message: m.Submit, refusal: m.RequestError | None = None) -> None:
-        """Queue the request and all its forks, or reject them all. refusal: the caller's reason to
-        refuse it, if any."""
+        """Queue the request and all its forks (further answers to its prompt), or reject them all.
+        refusal: the caller's error to reject them with, if any."""
         salt, cursor = message.salt, message.cursor
         if message.prompt_logprobs is not None:
             # Cached tokens have no logits. So the whole prompt is computed, apart from all others.
@@ -121,7 +123,7 @@ class Answers(Handover):
     def _request(
         self, message: m.Submit, salt: bytes, cursor: int | None, targets: m.Targets
     ) -> Request:
-        """Return a request for the message's own id. salt, cursor, targets: replace the
+        """Return a request with the message's own id. salt, cursor, targets: used instead of the
         message's."""
         scoring = scoring_of(message)
         return Request(
@@ -146,7 +148,8 @@ class Answers(Handover):
 
     def take_aside(self, message: m.Submit, refusal: m.RequestError | None) -> Request | None:
         """Own a request without queueing it, even while the node drains. Return None if it is
-        refused. REQUIRES: it has no forks."""
+        rejected. refusal: the caller's error to reject it with, if any. REQUIRES: it has no
+        forks."""
         request = self._request(message, message.salt, message.cursor, m.NO_TARGETS)
         error = refusal or self._intake.misfit(request.prompt, request.final_length)
         error = self._name_clash(message) or error
@@ -169,7 +172,7 @@ class Answers(Handover):
         self._stops.add(request.id, stop_ids(request.sampling, self._eos_ids))
 
     def _shares_prompt(self, choices: Sequence[Request]) -> bool:
-        """Return True if a common prefix is to be computed once for all of them."""
+        """Return True if these answers' common prompt should be computed once, before them."""
         first = choices[0]
         if len(choices) == 1 or len(first.prompt) == 1:
             return False
@@ -177,12 +180,13 @@ class Answers(Handover):
         return match.usable_tokens < len(first.prompt) - 1
 
     def _elsewhere(self, request: Request) -> float:
-        """Return the seconds of work elsewhere before a new request, as in
-        FirstTokenOutlook.seconds."""
+        """Return the seconds of other nodes' work queued before a new request, as in
+        FirstTokenOutlook.seconds(): 0, because this engine computes its prompts itself."""
         return 0.0
 
     def abort(self, request_id: m.RequestId) -> None:
-        """Abort the request if it lives. Abort its carrier too if no other fork waits for it."""
+        """Abort the request if it exists. Abort its carrier (the request computing the common
+        prompt) too, if no other fork waits for it."""
         request = self._requests.get(request_id)
         if request is None:
             return
@@ -203,13 +207,13 @@ class Answers(Handover):
         self.end(request, m.FinishReason.ABORT)
 
     def advance(self) -> None:
-        """Do nothing: there is nothing to grant."""
+        """Do nothing: this role grants no destinations."""
 
     def planned(self, prompts: Sequence[ScheduledSequence], first_tick: int) -> None:
-        """Do nothing: no part of it is sent."""
+        """Do nothing: this role sends no layer chunks of the forward."""
 
     def completed(self, prompts: Sequence[ScheduledSequence], seconds: float) -> None:
-        """Do nothing: nothing is learnt from it here."""
+        """Do nothing: this role learns nothing from a forward's duration."""
 
     def admit(self, request: Request) -> bool:
         allocation = self._allocate(request, request.next_capacity)
@@ -232,15 +236,16 @@ class Answers(Handover):
             self._go_on_with(request, sampled)
 
     def _go_on_with(self, request: Request, sampled: Sampled) -> None:
-        """Continue with a token sampled outside of the batch."""
+        """Continue the request with a token sampled outside of the batch. Reject it if the logits
+        were not finite."""
         if all_sound([sampled]):
             self.on_token(request, sampled)
         else:
             self.reject(request, unsound(request))
 
     def take_over(self, request: Request, second: Sampled | None) -> None:
-        """Decode a request with a prompt brought by a hand-over. second: sampled by its early
-        step."""
+        """Decode a request with a prompt received by a hand-over. second: the answer's second
+        token, sampled by an early decode step; None without one."""
         self._scheduler.start(request)
         if second is None:
             self._finish_if_over(request)
@@ -248,7 +253,8 @@ class Answers(Handover):
             self._go_on_with(request, second)
 
     def on_tokens(self, answers: AnswerRows, sampled: SampledTokens) -> None:
-        """Record the tokens and emit them together; end the requests with their last token."""
+        """Record one sampled token for each answer and emit them together. End the requests with
+        their last token."""
         requests = answers.requests
         for request, token in zip(requests, sampled.tokens.tolist(), strict=True):
             request.output.append(token)
@@ -268,7 +274,7 @@ class Answers(Handover):
             self._finish_if_over(request)
 
     def on_token(self, request: Request, sampled: Sampled) -> None:
-        """Record and emit the token; end the request if it was the last."""
+        """Record and emit the sampled token. End the request if this was its last."""
         state = request.state
         if isinstance(state, Prefilling):
             request.move(Decoding(state.allocation, state.progress))
@@ -287,14 +293,15 @@ class Answers(Handover):
             self._finish_if_over(request)
 
     def until_end(self, request: Request, tokens: Sequence[Sampled]) -> int:
-        """Return the number of these consecutive tokens belonging to its answer: up to the first
+        """Return the number of these consecutive tokens in the request's answer: up to the first
         end token, within its length."""
         within = tokens[: request.tokens_left]
         ends = (i for i, token in enumerate(within, 1) if self._stops.ends(request.id, token.token))
         return next(ends, len(within))
 
     def on_scores(self, request: Request, row: int, scores: PromptScores) -> None:
-        """Emit scores not emitted before the request was preempted and begun again."""
+        """Emit the scores of prompt tokens after position `row`. Scores emitted before a preemption
+        of the request are not emitted again."""
         new = scores.behind(max(0, request.scored - row))
         if not len(new):
             return
@@ -316,7 +323,7 @@ class Answers(Handover):
         self.end(request, m.FinishReason.LENGTH)
 
     def finish_reason(self, request: Request) -> m.FinishReason | None:
-        """Return the reason if the output's last token is the answer's last; else None."""
+        """Return the reason for ending, if the output's last token ends the answer; else None."""
         if self._stops.ends(request.id, request.output[-1]):
             return m.FinishReason.LENGTH if self._was_cut(request) else m.FinishReason.STOP
         if len(request.output) >= request.sampling.max_new_tokens:
@@ -324,8 +331,9 @@ class Answers(Handover):
         return None
 
     def _was_cut(self, request: Request) -> bool:
-        """Return True if the end token was forced at a dead end of its grammar, not at the end of a
-        valid text. This happens when a step's bound was exceeded (model/grammar/constraint.py)."""
+        """Return True if the end token was forced at a dead end of the request's grammar, not at
+        the end of a valid text. This happens when the grammar's work for a step exceeded its bound
+        (model/grammar/constraint.py)."""
         grammar, last = request.sampling.grammar, request.output[-1]
         if grammar is None or last not in self._eos_ids:
             return False
@@ -333,7 +341,7 @@ class Answers(Handover):
 
     def finish_elsewhere(self, request: Request, reason: m.FinishReason) -> None:
         """Finish a request answered by the first token from another node. REQUIRES: the request
-        holds nothing here any more."""
+        holds no memory of this node any more."""
         hint = turn_hint(request.output, reason, self._tool_call_ids)
         request.move(Finished())
         self.end(request, reason, hint)
@@ -351,7 +359,7 @@ class Answers(Handover):
         self.end(request, reason, hint)
 
     def _keep(self, request: Request, active: Active, hint: str = "unknown") -> None:
-        """Keep the state for the next turn, if the request may be found."""
+        """Keep the request's state for the next turn, if other requests may find it."""
         if request.findable:
             keep_state(self._cache, request, active, hint)
             if self._speculation.remembers:
@@ -359,7 +367,7 @@ class Answers(Handover):
                 self._speculation.ended(request.tokens(), request.salt, cached)
 
     def end(self, request: Request, reason: m.FinishReason, hint: str = "unknown") -> None:
-        """Report the end of a request. REQUIRES: the request holds nothing any more."""
+        """Report the end of a request. REQUIRES: the request holds no memory any more."""
         self._forget(request)
         if request.forks:
             self._release_forks(request)
@@ -369,7 +377,7 @@ class Answers(Handover):
 
     def _release_forks(self, carrier: Request) -> None:
         """Requeue the carrier's forks after their common prompt was computed. They go ahead of
-        requests without a wait so far."""
+        requests not begun yet."""
         for fork in carrier.waiting_forks:
             told_of(fork, carrier)
             self._scheduler.requeue(fork)
@@ -393,7 +401,7 @@ class Answers(Handover):
 
 
 def _named(request: Request) -> m.Targets | None:
-    """Return its targets; None if it has none."""
+    """Return the request's time limits; None if it has none."""
     return None if request.targets == m.NO_TARGETS else request.targets
 
 
@@ -408,8 +416,8 @@ _LARGEST = np.iinfo(np.int32).max
 
 
 class StopTokens:
-    """The stop tokens of all answers: an array for a quick test of all, a set for an exact test of
-    one.
+    """The stop tokens of all answers: an array for a quick test of many tokens, and a set per
+    request for an exact test of one.
 
     Owns one set per request. Thread rule: the engine loop's. Invariant: may_end() is true whenever
     ends() is true for an added request.
@@ -419,10 +427,10 @@ class StopTokens:
         self._of: dict[RequestId, frozenset[int]] = {}
         self._count: Counter[frozenset[int]] = Counter()
         self._all: Ints | None = None
-        """All stop tokens; None: to be collected again."""
+        """All stop tokens of all requests, int32; None: to be collected again."""
 
     def add(self, request_id: RequestId, tokens: frozenset[int]) -> None:
-        """Set the stop tokens of a request without any yet."""
+        """Set the stop tokens of a request. REQUIRES: it has none yet."""
         self._of[request_id] = tokens
         self._count[tokens] += 1
         if self._count[tokens] == 1:
@@ -439,7 +447,7 @@ class StopTokens:
         return token in self._of[request_id]
 
     def may_end(self, tokens: Ints) -> NDArray[np.bool_]:
-        """Return [n]: True if the token ends some answer."""
+        """Return bool [n]: True if the token is a stop token of any request."""
         if self._all is None:
             named = frozenset[int]().union(*self._count)
             # A client may name ids that are no tokens.
@@ -451,13 +459,13 @@ log = logging.getLogger(__name__)
 
 
 def all_sound(tokens: Sequence[Sampled]) -> bool:
-    """Return True if all were sampled from finite logits."""
+    """Return True if all tokens were sampled from finite logits."""
     return all(math.isfinite(token.logprob) for token in tokens)
 
 
 def unsound(request: Request) -> RequestError:
-    """Return the error for unsound tokens. Nothing of the request may be kept: its state and KV are
-    not finite either."""
+    """Return the error for a request with NaN or infinite logits. None of the request's state and
+    KV may be kept, because they are not finite either."""
     log.error("request %s ends: its logits were NaN or infinite", request.id)
     return RequestError(
         ErrorKind.INTERNAL,

@@ -1,4 +1,4 @@
-"""The step loop's interface to an engine's requests, by role.
+"""The step loop's interface to an engine's requests, implemented for each role.
 
 A fused engine answers all of its requests itself (answers.py) and hands nothing over. A prefill
 engine hands prompts to decode nodes (prefill_side.py). A decode engine takes prompts from prefill
@@ -55,11 +55,12 @@ RequestInbox = (
 
 @dataclass(frozen=True)
 class HandoverContext:
-    """The parts of an engine used by its hand-over.
+    """The engine's parts used by its role's handling of requests.
 
-    working_slots: of a request. emit: sends a message out, in order. clock: for requests' waiting
-    times, seconds. tiers: below the arena, if any. behind: computes behind their loads, if set.
-    lookups: of all requests ending here.
+    runner: records events of launched work. working_slots: number of working slots for a request.
+    emit: sends a message out, in order. clock: returns seconds, for requests' waiting times. tiers:
+    the tiers below the arena, if any. behind: computes prompt tokens behind loads, if set. lookups:
+    cache lookups of ended requests.
     """
 
     cache: HybridPrefixCache
@@ -80,14 +81,15 @@ class HandoverContext:
 class Handover(ABC):
     """One role's handling of its requests.
 
-    A step calls advance(), then admit() for the head of the queue until it is refused, then
+    A step calls advance(), then admit() for the queue's first request until one is refused, then
     planned(). Later it calls on_tokens(), on_token() or reject() for requests of the ended forward.
     """
 
     retries: bool = True
-    """True if requests of a failed forward may be restarted, each by itself."""
+    """True if requests of a failed forward may be run again, each alone."""
     draws_behind: bool = True
-    """True if an answer's first token may be sampled behind a load."""
+    """True if an answer's first token may be sampled by a forward behind a load (begun before the
+    load's end)."""
 
     def __init__(self, context: HandoverContext) -> None:
         self._cache = context.cache
@@ -102,9 +104,9 @@ class Handover(ABC):
         self.lookups = context.lookups
 
     def _allocate(self, request: Request, capacity_tokens: int) -> Allocation | None:
-        """Allocate for a prefill of all the request's tokens; None if there is no memory now. The
-        first allocation sets the request's hit. Raises ImpossibleRequest. REQUIRES: the caller
-        performs the allocation's load first, if it has one."""
+        """Allocate memory for a prefill of all the request's tokens; None if there is no memory
+        now. The first allocation sets the request's hit. Raises ImpossibleRequest if it can never
+        fit. REQUIRES: the caller performs the allocation's load first, if it has one."""
         terms: AllocationTerms = {
             "salt": request.salt,
             "capacity_tokens": capacity_tokens,
@@ -121,14 +123,14 @@ class Handover(ABC):
         return allocation
 
     def _note_hit(self, request: Request, allocation: Allocation) -> None:
-        """Record the hit of its first allocation."""
+        """Record the cache hit of the request's first allocation."""
         if request.hit is None:
             hit = breakdown(allocation.match, self._ledger.lost(allocation.match))
             request.hit = with_failed(hit, request.load_failed)
 
     def _begin_load(self, request: Request, allocation: Allocation) -> None:
-        """Begin the request's load; it continues in _loaded(). REQUIRES: the allocation has a
-        load."""
+        """Begin the request's load from lower tiers; the request continues in _loaded(). REQUIRES:
+        the allocation has a load."""
         assert self._tiers is not None and allocation.load is not None
         before = allocation.match.usable_tokens
         brought = brought_by(allocation.load, self._tiers.names)
@@ -145,8 +147,8 @@ class Handover(ABC):
     def _load_ended(
         self, request: Request, state: Loading, behind: PrefillBehind | None, end: LoadEnd
     ) -> None:
-        """Continue after a load. After a late or wrong one the tokens are computed, with those
-        computed after it, and the request never loads again."""
+        """Continue a request after its load. If the load was late or wrong, its tokens and those
+        computed behind it are computed again. The request then never loads again."""
         if end is LoadEnd.LANDED:
             is_first = request.hit is None
             self._note_hit(request, state.allocation)
@@ -166,21 +168,21 @@ class Handover(ABC):
         self._scheduler.requeue(request)
 
     def _give_up_load(self, state: Loading) -> None:
-        """Give up the load of a finished request; the allocation is gone on return."""
+        """Give up the load of an ended request. Its allocation must not be used afterwards."""
         assert self._tiers is not None
         self._tiers.give_up(state.allocation)
 
     def _not_loaded(self, request: Request) -> None:
-        """Clean up after a failed load: the request is about to wait again."""
+        """Clean up after a failed load, before the request waits again."""
         return
 
     def _loaded(self, request: Request, allocation: Allocation) -> None:
-        """Continue a request after its prefix was loaded. Only roles with loads have such
-        requests."""
+        """Continue a request after its prefix was loaded from a lower tier. Only roles with loads
+        call this."""
         raise AssertionError("a load in an engine that loads nothing")
 
     def _begin_prefill(self, request: Request, allocation: Allocation) -> Prefilling:
-        """Return the state to move to."""
+        """Return the request's new state for its prefill, with planned checkpoints."""
         ahead, request.ahead = request.ahead, None
         slots = tuple(allocation.working_slots)
         computed, slot = allocation.cached_tokens, 0
@@ -204,7 +206,7 @@ class Handover(ABC):
         return Prefilling(allocation, progress, checkpoints=planned)
 
     def _learn_prefill_cost(self, request: Request) -> None:
-        """Learn from the prompt computed just now."""
+        """Record the measured time of the prompt computed just now, for routing."""
         if request.started is not None:
             at, cached = request.started
             tokens = len(request.prompt) - cached
@@ -217,40 +219,42 @@ class Handover(ABC):
 
     @property
     def admission_terms(self) -> Hashable:
-        """Return the inputs of admit() besides the cache's free memory: a refusal holds until one
-        of them changes."""
+        """Return all inputs of admit() except the cache's free memory. A refusal by admit() holds
+        until one of them changes."""
         return None
 
     @abstractmethod
     def handle(self, message: RequestInbox) -> None:
-        """Handle a message. Raises ValueError for a message of another role."""
+        """Handle a message about requests. Raises ValueError for a message of another role."""
 
     def leave_nothing(self, message: m.LeaveToDrainTargets | m.EndLeaving) -> None:
-        """Answer LeaveToDrainTargets with nothing left, in a role without prefill nodes."""
+        """Answer LeaveToDrainTargets with no states handed on, in a role without prefill nodes."""
         if isinstance(message, m.LeaveToDrainTargets):
             self._emit(m.LeftToDrainTargets(message.query_id))
 
     @abstractmethod
     def advance(self) -> None:
-        """Grant as much as possible now; called before a forward is planned."""
+        """Grant as much memory as possible to waiting transfers. Called before a forward is
+        planned."""
 
     @abstractmethod
     def admit(self, request: Request) -> bool:
-        """Move a waiting request on and return True, or leave it unchanged. Raises
-        ImpossibleRequest."""
+        """Begin a waiting request and return True, or leave it unchanged and return False. Raises
+        ImpossibleRequest if it can never fit."""
 
     @abstractmethod
     def planned(self, prompts: Sequence[ScheduledSequence], first_tick: int) -> None:
-        """Note a forward about to be launched with these prompt parts. first_tick: the step
+        """Record a forward about to be launched with these prompt parts. first_tick: the step
         counter's value after all work launched before."""
 
     @abstractmethod
     def completed(self, prompts: Sequence[ScheduledSequence], seconds: float) -> None:
-        """Note the end of a forward with these prompt parts, and its duration alone."""
+        """Record the end of a forward with these prompt parts. seconds: duration of this forward
+        alone."""
 
     def on_tokens(self, answers: AnswerRows, sampled: SampledTokens) -> None:
-        """Handle one sampled token for each of these answers, row by row. All are live and sound.
-        Only a role with answers has such rows."""
+        """Handle one sampled token for each of these answers, row by row. All requests still run,
+        with finite logits. Only a role with answers has such rows."""
         raise AssertionError("an answer's row in an engine that answers nothing")
 
     @abstractmethod
@@ -258,18 +262,18 @@ class Handover(ABC):
         """Handle the request's next token, sampled by a forward."""
 
     def until_end(self, request: Request, tokens: Sequence[Sampled]) -> int:
-        """Return the number of these consecutive tokens belonging to its answer. Only a role with
-        answers has such rows."""
+        """Return the number of these consecutive tokens in the request's answer. Only a role with
+        answers calls this."""
         raise AssertionError("an answer's row in an engine that answers nothing")
 
     def on_scores(self, request: Request, row: int, scores: PromptScores) -> None:
-        """Handle scores of the prompt's tokens after position `row`. Only a role with answers has
-        such requests."""
+        """Handle the scores of prompt tokens after position `row`. Only a role with answers calls
+        this."""
         raise AssertionError("a scored prompt in an engine that answers nothing")
 
     def on_prompt_end(self, request: Request) -> None:
-        """Handle the computed prompt of a request without sampling. Only a role with answers has
-        such requests."""
+        """Handle the computed prompt of a request without sampling. Only a role with answers calls
+        this."""
         raise AssertionError("a prompt without an answer in an engine that answers nothing")
 
     @abstractmethod
@@ -278,12 +282,13 @@ class Handover(ABC):
 
     @property
     def waits(self) -> bool:
-        """True if the next step is needed although no request runs."""
+        """True if a step is needed although no request runs."""
         return False
 
     @property
     def early_counters(self) -> dict[str, int]:
-        """EarlyCounters, if this role takes early steps."""
+        """The values of EarlyCounters, if this role begins decode steps before their prompt has
+        arrived; else empty."""
         return {}
 
 

@@ -11,12 +11,12 @@ Thread rule: the engine loop begins and cancels steps; a step waits and computes
 a GPU the thread waits on the host for each layer chunk, then launches the layer on its own stream.
 
 Invariants:
-1. Layer l is computed after the barrier opened for it: nothing else writes l then.
+1. Layer l is computed after the barrier opened for it: nothing else writes layer l's data then.
 2. A step writes only the slots of its sequence and KV at its positions, exactly like a step of the
    batch with the same tokens. A step is dropped by discarding its result.
-3. The owner of the ids keeps them until `ended`. A cancelled step may be inside a layer, and its
-   launched work may run long after the host gave it up. So `ended` is set in one place, after a
-   wait for the stream, whatever the step's outcome. If this wait fails, the ids are kept forever.
+3. The owner of the pages and slots keeps them until `ended`. A cancelled step may be inside a
+   layer, and its launched work may run long after the host gave it up. So `ended` is set in one
+   place, after a wait for the stream. If this wait fails, they are kept forever.
 """
 
 import logging
@@ -53,11 +53,11 @@ from tasuki.utils.system import name_this_thread, shorten_lock_turns
 
 class OwnStream(Protocol):
     def entered(self) -> AbstractContextManager[object]:
-        """Return a context; work launched inside goes to this stream."""
+        """Return a context manager. Work launched inside goes to this stream."""
 
     def synchronize(self) -> None:
-        """Return once no work launched here runs or will run. Raises the device's error if this
-        cannot be known."""
+        """Return once no work launched on this stream runs or will run. Raises the device's error
+        if this cannot be known."""
 
 
 class HostStream:
@@ -65,7 +65,7 @@ class HostStream:
         return nullcontext()
 
     def synchronize(self) -> None:
-        """Return at once: calls have returned, so nothing runs."""
+        """Return at once: on the host, all work has ended when its call returns."""
 
 
 class DeviceStream:
@@ -91,25 +91,26 @@ log = logging.getLogger(__name__)
 
 
 class _Shut(Exception):
-    """The barrier will not open any more."""
+    """The barrier was closed: it will not open for further layers."""
 
 
 class Barrier(Protocol):
-    """Waits for the layers of arriving data."""
+    """A barrier for each layer of data still arriving."""
 
     def wait(self, layer: int) -> bool:
-        """Block until all awaited data of the layer is here; return False if it will never be."""
+        """Block until all awaited data of the layer has arrived. Return False if it never will."""
 
     def close(self) -> None:
-        """Let no step pass any more. Idempotent."""
+        """Close the barrier, so no step passes any more. Idempotent."""
 
 
 @dataclass
 class EarlyStep:
-    """One step on the early thread.
+    """One forward computed on the early thread, while its input still arrives.
 
-    sequence: the last known tokens. sampling: of the next token; None: none is sampled. adjuster:
-    of the logits after them, if any. seconds: of computing, without waiting.
+    sequence: the tokens to compute, with pages and slots. sampling: parameters for the next token;
+    None: no token is sampled. adjuster: changes the logits, if any. sampled: the sampled token.
+    seconds: duration without waiting; None before all layers were computed.
     """
 
     barrier: Barrier
@@ -122,17 +123,17 @@ class EarlyStep:
 
     @property
     def ended(self) -> bool:
-        """True if the step has ended: it writes nothing more. sampled is its token then; None if it
-        was dropped."""
+        """True if the step has ended: it writes nothing more. `sampled` is its token then; None if
+        the step was dropped."""
         return self._ended.is_set()
 
     def wait(self, seconds: float) -> None:
-        """Wait until the step has ended, at most `seconds`."""
+        """Wait until the step has ended, for at most `seconds`."""
         self._ended.wait(seconds)
 
     @property
     def computed(self) -> bool:
-        """True if all layers were computed. REQUIRES: it has ended."""
+        """True if all layers of the step were computed. REQUIRES: the step has ended."""
         return self.seconds is not None
 
     def cancel(self) -> None:
@@ -141,7 +142,7 @@ class EarlyStep:
 
 
 class _Gate(LayerHooks):
-    """Holds each layer until its layer chunk has arrived."""
+    """Delays each layer of a forward until the layer's data has arrived."""
 
     def __init__(self, barrier: Barrier) -> None:
         self._barrier = barrier
@@ -155,10 +156,10 @@ class _Gate(LayerHooks):
 
 
 class EarlySteps:
-    """Runs early steps on one thread.
+    """Runs early steps (forwards begun before all their input has arrived) on one thread.
 
-    grammars: the engine's. prepare: called once on the thread, before the first step. on_end:
-    called there after each step; must return at once.
+    grammars: the engine's grammar compiler. prepare: called once on the thread, before the first
+    step. on_end: called on the thread after each step; must return at once.
     """
 
     def __init__(
@@ -183,8 +184,8 @@ class EarlySteps:
         )
 
     def adjuster(self, request: Request) -> LogitAdjuster | None:
-        """Return the adjuster of the logits after the known tokens; None if its sampling adjusts
-        none."""
+        """Return the request's adjuster of logits for its next token; None if its sampling
+        parameters adjust none."""
         sampling = request.sampling
         if not sampling.adjusts:
             return None
@@ -192,11 +193,11 @@ class EarlySteps:
         return logit_adjuster(sampling, before, self._model.config, self._grammars)
 
     def prepare(self) -> None:
-        """Prepare the thread. May take seconds on a GPU."""
+        """Prepare the thread for the first step. May take seconds on a GPU."""
         self._thread.submit(self._prepare).result()
 
     def close(self) -> None:
-        """Cancel the running step and wait for its end; no step begins after this."""
+        """Cancel the running step and wait for its end. No step begins afterwards."""
         if self._running is not None:
             self._running.cancel()
         self._thread.shutdown()
@@ -206,7 +207,7 @@ class EarlySteps:
         return self._running is None or self._running.ended
 
     def begin(self, step: EarlyStep) -> bool:
-        """Start the step, unless another one runs. Return True if started."""
+        """Start the step on the thread and return True. Return False if another one runs."""
         if not self.is_free:
             return False
         self._running = step
@@ -261,10 +262,10 @@ class EarlySteps:
 
 
 class BehindCounts(TypedDict):
-    """Counters of forwards behind loads.
+    """Counters of forwards behind loads (begun before their load has ended).
 
-    begun: started. busy: not started because another one ran. joined: their tokens counted.
-    dropped: the load failed, or the forward failed.
+    begun: forwards started. busy: forwards not started, because another one ran. joined: forwards
+    with a used result. dropped: forwards failed or with a failed load.
     """
 
     begun: int
@@ -275,10 +276,10 @@ class BehindCounts(TypedDict):
 
 @dataclass(frozen=True)
 class PrefillBehind:
-    """A forward behind a load.
+    """A forward behind a load (begun before the load has ended).
 
-    kept: checkpoints it stores, each with its slot. stop: number of the request's tokens after it.
-    is_alone: it writes another slot, so the loaded state stays intact after any outcome.
+    kept: checkpoints it stores, each with its slot. stop: number of the request's tokens computed
+    after it. is_alone: True if it writes another slot, so the loaded state stays intact.
     """
 
     step: EarlyStep
@@ -291,50 +292,50 @@ class PrefillBehind:
         return self.step.ended
 
     def wait(self, seconds: float) -> None:
-        """Wait until the forward has ended, at most `seconds`."""
+        """Wait until the forward has ended, for at most `seconds`."""
         self.step.wait(seconds)
 
     @property
     def spoiled(self) -> bool:
-        """True if it overwrote the loaded state without completing."""
+        """True if the forward overwrote the loaded state without completing."""
         return not self.is_alone and not self.step.computed
 
 
 class PrefillsBehind:
-    """Prompt parts behind a load, computed while the load runs.
+    """Forwards of prompt tokens behind a load, computed while the load runs.
 
     Owns the thread of these forwards (EarlySteps), one at a time, and the resources of the running
     one; the load belongs to the tiers. Thread rule: the engine loop.
 
     Invariants:
-    1. A layer is computed once the load has brought all its inputs. The loaded data is verified
-       only at the load's end. Until then no result is in the tree, sampled or given to anyone. If
-       the load fails, the results are discarded with the allocation.
-    2. It writes only pages and slots of its allocation. No one else has them before it has ended.
+    1. A layer is computed after all its inputs were loaded. The loaded data is verified only at the
+       load's end. Until then no result is in the prefix tree, sampled or given to anyone. If the
+       load fails, the results are discarded with the allocation.
+    2. A forward writes only pages and slots of its allocation, unused by others before its end.
     """
 
     def __init__(self, cache: HybridPrefixCache, steps: EarlySteps, most_tokens: int) -> None:
-        """most_tokens: most tokens of a forward."""
+        """most_tokens: largest number of tokens in a forward."""
         self._cache = cache
         self._steps = steps
         self._most = most_tokens
         self.counts: BehindCounts = {"begun": 0, "busy": 0, "joined": 0, "dropped": 0}
 
     def prepare(self) -> None:
-        """Prepare the thread. May take seconds on a GPU."""
+        """Prepare the thread of the forwards. May take seconds on a GPU."""
         self._steps.prepare()
 
     def close(self) -> None:
-        """Cancel the running forward and wait for its end."""
+        """Cancel the running forward and wait for its end. No forward begins afterwards."""
         self._steps.close()
 
     def begin(
         self, request: Request, allocation: Allocation, barrier: LoadBarrier, *, draws: bool
     ) -> PrefillBehind | None:
         """Begin a forward of the tokens behind the allocation's load, as many as fit. Return None
-        if there are none, or another one runs. draws: the token after the last one may be sampled
-        here; else the last token is left out. REQUIRES: no data of the load is awaited or has
-        arrived yet."""
+        if there are none, or another one runs. draws: True if the token after the last one may be
+        sampled here; else the last token is left out. REQUIRES: no data of the load has arrived or
+        is waited for yet."""
         assert allocation.load is not None
         start = allocation.load.boundary
         is_sampled = draws and request.sampling.draws and request.scoring is None
@@ -367,7 +368,7 @@ class PrefillsBehind:
     def _checkpoints(
         self, request: Request, allocation: Allocation, start: int, stop: int
     ) -> tuple[tuple[PlannedCheckpoint, int], ...]:
-        """Return the checkpoints up to `stop` with a free slot."""
+        """Return the planned checkpoints between `start` and `stop` with a free slot each."""
         found = []
         for planned in plan_checkpoints(
             request.length,
@@ -384,8 +385,8 @@ class PrefillsBehind:
         return tuple(found)
 
     def take(self, behind: PrefillBehind, allocation: Allocation) -> Ahead | None:
-        """Insert its checkpoints into the tree and return the request's progress; None if it
-        failed. REQUIRES: the load has completed, and this has ended."""
+        """Insert the forward's checkpoints into the prefix tree and return the request's progress;
+        None if the forward failed. REQUIRES: the load has completed, and the forward has ended."""
         if not behind.step.computed:
             self.counts["dropped"] += 1
             return None
@@ -395,5 +396,5 @@ class PrefillsBehind:
         return Ahead(behind.stop, behind.step.sampled)
 
     def drop(self) -> None:
-        """Count a useless forward: its load failed, or its request is gone."""
+        """Count a forward as dropped: its load failed, or its request has ended."""
         self.counts["dropped"] += 1

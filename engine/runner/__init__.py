@@ -1,1 +1,1 @@
-"""Forwards on a device."""
+"""Runners: they execute planned forwards on a device."""

@@ -1,6 +1,6 @@
-"""The runner of plans, and the columns of sampled tokens returned by each forward.
+"""The interface of a runner of forward plans, and the sampled tokens returned by each forward.
 
-Owns nothing. A runner sees plans and memory, but no request and no tree.
+Owns nothing. A runner sees plans and memory, but no request and no prefix tree.
 """
 
 from collections import deque
@@ -22,11 +22,11 @@ class SampledTokens:
     """The sampled tokens of a forward, as columns: plain values, sent back by a process running
     plans.
 
-    Columns by the plan's rows: [n]. tokens: int32. logprobs, margins: float64, as in Sampled. A row
-    without sampling has zeros. tops: the likeliest tokens, by row, if wanted. scores: scores of
-    prompts, by row. behind: tokens sampled after each accepted draft, by row with drafts. guessed:
-    proposed next tokens, by row with a Guess. at_index: the number of proposed tokens, by row, if
-    they stay in the runner.
+    Columns have shape [n], one row for each row of the plan. tokens: int32. logprobs, margins:
+    float64, as in Sampled. A row without sampling has zeros. tops: the likeliest tokens, by row, if
+    wanted. scores: scores of prompt tokens, by row. behind: tokens sampled after each accepted
+    draft, by row with drafts. guessed: proposed next tokens, by row with a Guess. at_index: number
+    of proposed tokens kept in the runner, by row.
     """
 
     tokens: Ints
@@ -40,12 +40,12 @@ class SampledTokens:
 
     @classmethod
     def nothing(cls, rows: int) -> "SampledTokens":
-        """Return empty columns, to be filled row by row."""
+        """Return columns of zeros for `rows` rows, to be filled row by row."""
         return cls(np.zeros(rows, dtype=np.int32), np.zeros(rows), np.zeros(rows))
 
     @classmethod
     def of(cls, sampled: Iterable[Sampled | None]) -> "SampledTokens":
-        """Return one row each; None: nothing was sampled for the row."""
+        """Return columns with one row for each entry; None: no token was sampled for the row."""
         found = list(sampled)
         tops = {row: token.top for row, token in enumerate(found) if token and token.top}
         all_sampled = replace(cls.nothing(len(found)), tops=tops)
@@ -66,7 +66,7 @@ class SampledTokens:
         return SampledTokens(self.tokens[rows], self.logprobs[rows], self.margins[rows], tops)
 
     def at(self, row: int) -> Sampled:
-        """Return the row's first token. REQUIRES: a token was sampled for the row."""
+        """Return the row's first sampled token. REQUIRES: a token was sampled for the row."""
         return Sampled(
             int(self.tokens[row]),
             float(self.logprobs[row]),
@@ -75,31 +75,32 @@ class SampledTokens:
         )
 
     def all_at(self, row: int) -> list[Sampled]:
-        """Return the row's sampled tokens, in order: several if drafts were accepted. REQUIRES: as
-        in at()."""
+        """Return the row's sampled tokens, in order: several if drafts were accepted. REQUIRES: a
+        token was sampled for the row."""
         return [self.at(row), *self.behind.get(row, ())]
 
     @property
     def sound(self) -> NDArray[np.bool_]:
-        """[n]: True if the token was sampled from finite logits."""
+        """Bool [n]: True if the row's token was sampled from finite logits."""
         return np.isfinite(self.logprobs)
 
 
 class DeviceLost(Exception):
-    """The device computes no more for this process, for any input: restart it."""
+    """The device cannot compute for this process any more, for any input: restart the process."""
 
 
 class InFlightForward(Protocol):
-    """A launched forward."""
+    """A forward launched on the device."""
 
     @property
     def has_ended(self) -> bool:
-        """True once the device has computed all of it."""
+        """True once the device has computed all of the forward."""
 
     @property
     def idle_seconds(self) -> float:
-        """Seconds from the end of the previous forward to the start of this one, on the device,
-        including copies and folds between them. REQUIRES: result() was called."""
+        """Seconds from the end of the previous forward to the start of this one, on the device.
+        They include copies and folds (states stored after accepted drafts) in between. REQUIRES:
+        result() was called."""
 
     @property
     def busy_seconds(self) -> float:
@@ -107,7 +108,7 @@ class InFlightForward(Protocol):
         called."""
 
     def result(self) -> SampledTokens:
-        """Wait for the end. Return the sampled tokens, by the plan's rows.
+        """Wait for the forward's end. Return the sampled tokens, by the plan's rows.
 
         Raises the forward's error. Call it once.
         """
@@ -115,8 +116,8 @@ class InFlightForward(Protocol):
 
 @dataclass(frozen=True)
 class RunnerSizes:
-    """batch: the most requests of a forward. drafts: most verified per row. guesses: most made by
-    the draft layer per row."""
+    """Sizes of a runner's buffers. batch: most requests of a forward. drafts: most drafts verified
+    in a row. guesses: most drafts made by the model's draft layer for a row."""
 
     batch: int
     drafts: int = 0
@@ -124,50 +125,50 @@ class RunnerSizes:
 
 
 Event = Callable[[], bool]
-"""Return True if all work launched before its recording has ended."""
+"""A recorded event: returns True if all work launched before its recording has ended."""
 
 
 class EventRecorder(Protocol):
     def record_event(self) -> Event:
-        """Return an event after all launches and copies until now."""
+        """Record an event after all launches and copies until now."""
 
 
 class Runner(EventRecorder, Protocol):
-    """Runs plans.
+    """Runs plans of forwards on a device.
 
-    A runner sees plans (engine/forward_plan.py) and memory; no request, no tree. Launching and
-    reading the result are separate, so the next forward is planned while this one runs. Plans run
-    in the order of their numbers, each after the one before has ended.
+    A runner sees plans (engine/forward_plan.py) and memory; no request, no prefix tree. Launching
+    and reading the result are separate, so the next forward is planned while this one runs. Plans
+    run in the order of their numbers, each after the previous one has ended.
     """
 
     @property
     def ticks(self) -> int:
-        """The step counter's value once all launched work has ended."""
+        """The step counter's value after the end of all work launched so far."""
 
     def prepare(self) -> None:
-        """Do the preparations for the first request. Called once, on the launching thread, before
+        """Prepare the device for the first request. Called once, on the launching thread, before
         the first launch."""
 
     def check_device(self) -> None:
-        """Check the device after a failed forward. Raises DeviceLost if no other forward can
-        succeed here."""
+        """Check the device after a failed forward. Raises DeviceLost if the device cannot run
+        another forward."""
 
     def launch(self, plan: ForwardPlan) -> InFlightForward:
         """Start a forward, its copies first. Raises PlanError if the plan is not the next one or
         does not match the runner's state. Other errors known by then are raised too. After an error
-        nothing of it is in flight."""
+        nothing of the plan is in flight."""
 
 
 Item = TypeVar("Item")
 
 
 class AtRestQueue(Generic[Item]):
-    """Ids to be given to a remote side once the device is done with them.
+    """Items with page and slot ids, each given to another node once the device has finished with
+    its ids.
 
-    A sender obeys no stream. It may write to ids, or read from them, only after all launches and
-    copies for their last owners have ended. Thread rule: the engine loop's.
-
-    Items leave in order, each once everything launched before its put() has ended.
+    A transfer's sender obeys no CUDA stream. It may write to ids, or read from them, only after all
+    launches and copies for their last owners have ended. Thread rule: the engine loop's. Items are
+    released in order, each once everything launched before its put() has ended.
     """
 
     def __init__(self, runner: EventRecorder, release: Callable[[Item], None]) -> None:
@@ -176,16 +177,16 @@ class AtRestQueue(Generic[Item]):
         self._items: deque[tuple[Event, Item]] = deque()
 
     def put(self, item: Item) -> None:
-        """Add an item; release it at once if the device is already at rest."""
+        """Add an item. Release it at once if the device has ended all work launched before."""
         self._items.append((self._runner.record_event(), item))
         self.advance()
 
     def advance(self) -> None:
-        """Release the items at rest by now."""
+        """Release the items with all earlier launched work ended by now."""
         while self._items and self._items[0][0]():
             self._release(self._items.popleft()[1])
 
     @property
     def waiting(self) -> bool:
-        """True if an item waits for the device."""
+        """True if an item waits for work on the device to end."""
         return bool(self._items)

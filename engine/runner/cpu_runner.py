@@ -29,8 +29,9 @@ from .rows import ResolvedRows, SequenceStates
 
 @dataclass(frozen=True)
 class HeldRow:
-    """slice: as computed. write_slot: destination of its state. inputs: [its tokens, widths] by
-    layer with a state."""
+    """A verified row with drafts, kept until its fold (storing the state after accepted tokens).
+    slice: the row as computed. write_slot: destination slot of its state. inputs: the recurrence's
+    inputs [its tokens, widths], by layer with a state."""
 
     slice: SequenceSlice
     write_slot: int
@@ -39,8 +40,9 @@ class HeldRow:
 
 @dataclass
 class InputsOfRows(LayerHooks):
-    """Copies of these rows' mixer inputs in `layers`, beside other hooks. whole: number of the
-    layer with the input of all rows kept."""
+    """Hooks to copy mixer inputs during a forward, in addition to other hooks. rows: indices of the
+    tokens to copy. layers: layers to copy them in. whole: index of a layer; its input is kept for
+    all tokens."""
 
     hooks: LayerHooks
     layers: frozenset[int]
@@ -67,14 +69,14 @@ class InputsOfRows(LayerHooks):
 
 
 class HeldInputs:
-    """Inputs of the recurrence, and of a draft layer's carry, of rows that verify drafts. They are
-    kept until the number of accepted tokens is known.
+    """Inputs of the recurrence, and of a draft layer's carried hidden state, for rows verifying
+    drafts. They are kept until the number of accepted tokens is known.
 
     Such a row leaves its slots unchanged (forward_plan.py, invariant 5). Storing the state after
     some of its tokens repeats the recurrence over the same inputs, with the same arithmetic, token
     by token. So the state equals that of as many decode steps bit for bit. The inputs of a token
-    take a hundredth of a state. Owns the inputs of at most one row per batch index, from its
-    forward to its fold, or until its sequence leaves. Thread rule: the runner's.
+    take a hundredth of a state's bytes. Owns the inputs of at most one row per batch index, from
+    its forward to its fold, or until its sequence leaves. Thread rule: the runner's.
     """
 
     def __init__(self) -> None:
@@ -92,14 +94,15 @@ class HeldInputs:
             self._rows.pop(batch_index, None)
 
     def fold(self, folds: Iterable[Fold], model: Qwen35Model, arena: Arena) -> None:
-        """Store the states asked for. Raises PlanError."""
+        """Store the states requested by the folds. Raises PlanError."""
         slices: list[SequenceSlice] = []
         inputs: list[Mapping[int, Tensor]] = []
         for fold in folds:
             held = self._rows.pop(fold.batch_index, None)
             if held is None or not 0 < fold.count <= len(held.slice.token_ids):
                 raise PlanError(
-                    f"{fold.count} tokens of lane {fold.batch_index} are to be folded, which holds "
+                    f"{fold.count} tokens of batch index {fold.batch_index} are to be "
+                    f"folded, which holds "
                     f"{0 if held is None else len(held.slice.token_ids)}"
                 )
             tokens = held.slice.token_ids[: fold.count]
@@ -111,7 +114,8 @@ class HeldInputs:
 
 
 class LayerTicks(LayerHooks):
-    """Ticks once per layer of any kind, so layer chunks leave while the rest still runs."""
+    """Increments the step counter once per layer of any kind, so layer chunks leave while later
+    layers still run."""
 
     def __init__(self, steps: StepCounter, layers: int) -> None:
         """layers: number of layers of a forward."""
@@ -175,10 +179,10 @@ class CpuRunner:
         return self._steps.value
 
     def prepare(self) -> None:
-        """Do nothing: the first request waits for nothing here."""
+        """Do nothing: a CPU needs no preparation before the first request."""
 
     def check_device(self) -> None:
-        """Do nothing: a host running this code is not lost."""
+        """Do nothing: a CPU cannot be lost while it runs this code."""
 
     def record_event(self) -> Event:
         return lambda: True
@@ -251,9 +255,12 @@ class CpuRunner:
     def _make_drafts(
         self, plan: ForwardPlan, rows: ResolvedRows, slices: list[SequenceSlice]
     ) -> None:
-        """Put the plan's first guesses into the rows. Raises PlanError."""
+        """Make the plan's guesses before the forward, as drafts in their rows' slices. Raises
+        PlanError."""
         if rows.drafts_at_index.any():
-            raise PlanError(f"plan {plan.number} has drafts on lanes, where a CPU leaves none")
+            raise PlanError(
+                f"plan {plan.number} has drafts at batch indices; a CPU leaves none there"
+            )
         if not plan.first_guesses:
             return
         carry = self._arena.carry[0]
@@ -282,8 +289,8 @@ class CpuRunner:
         sampled: SampledTokens,
         hidden: torch.Tensor,
     ) -> dict[int, tuple[int, ...]]:
-        """Return the plan's guesses, by row. hidden: [T, width], of the forward; its rows begin at
-        `starts`."""
+        """Return the draft layer's guesses after the forward, by row of the plan. hidden: [T,
+        width], the forward's hidden states. starts: index of each row's first token in it."""
         wanted = []
         for guess in plan.guesses:
             row, tokens = guess.row, sampled.all_at(guess.row)
@@ -318,8 +325,7 @@ class CpuRunner:
     def _sample(
         self, logits: torch.Tensor, batch_indices: Sequence[int], positions: Sequence[int]
     ) -> list[Sampled]:
-        """Return a sampled token of each row. lanes: batch indices of the rows. positions:
-        positions of the sampled tokens."""
+        """Return a sampled token of each row. positions: positions of the sampled tokens."""
         wanted = [self._sequences.sampling(batch_index) for batch_index in batch_indices]
         sampled = sample(logits, wanted, positions, self._adjustments.scores(logits, batch_indices))
         if self._together is not None and any(sampling.adjusts for sampling in wanted):

@@ -1,4 +1,5 @@
-"""Captured CUDA graphs of decode steps, of verification and of guesses.
+"""Captured CUDA graphs: of decode steps, of the verification of drafts, and of the draft layer's
+guesses.
 
 Owns the graphs and their memory. A replay reads and writes buffers of fixed address, so it needs
 nothing from the host. Thread rule: the runner's; one stream.
@@ -31,8 +32,8 @@ from .rows import padded_sizes, widths
 
 
 class DecodeGraphs:
-    """Decode steps as CUDA graphs, one per padded batch size, from the sampled tokens to the next
-    ones.
+    """Decode steps as CUDA graphs, one per padded batch size. Each computes from the last sampled
+    tokens to the next ones.
 
     Owns the graphs and their memory. A replay reads rows, pages and batch indices from buffers of
     fixed address and writes tokens back to the batch indices. So the next replay needs nothing from
@@ -49,8 +50,8 @@ class DecodeGraphs:
         last_tokens: LastTokens,
         progress: Progress = no_progress,
     ) -> None:
-        """Capture a graph for every size up to table's rows. Nothing in the arena is touched: while
-        rows counts no row, the operators leave it unchanged."""
+        """Capture a graph for every padded batch size up to the block table's rows. The arena is
+        not changed: while `rows` counts no row, the operators write nothing to it."""
         self._model = model
         self._backend = backend
         self._arena = arena
@@ -75,9 +76,9 @@ class DecodeGraphs:
             progress(len(self._graphs), len(self._sizes))
 
     def replay(self, count: int) -> Tensor:
-        """Sample one token for each of `count` rows. Return the logits [padded, vocab], as in
-        Qwen35Model.own_head(); the next replay overwrites them. REQUIRES: rows are filled, the
-        table is written, every batch index holds a token."""
+        """Sample one token for each of `count` rows. Return the logits [padded batch size, vocab],
+        as in Qwen35Model.own_head(); the next replay overwrites them. REQUIRES: rows are filled,
+        the block table is written, every batch index holds a token."""
         size = self._sizes[bisect_left(self._sizes, count)]
         self._graphs[size].replay()
         return self._logits[size]
@@ -98,8 +99,8 @@ class DecodeGraphs:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Disable garbage collection during a capture. Freeing an older engine's graphs, for example,
-    would invalidate the capture."""
+    """Disable Python's garbage collection during a capture. If it freed an older engine's graphs,
+    for example, the capture would become invalid."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -110,15 +111,15 @@ def no_collection() -> Iterator[None]:
 
 
 _FIRST_SHARE = 6
-"""The first graph has 1 / _FIRST_SHARE of the layers. The device computes them in about the time
-the host needs to launch the others."""
+"""The first of a step's two graphs has 1 / _FIRST_SHARE of the layers. The device computes them in
+about the time the host needs to launch the others."""
 
 
 class SplitGraph:
-    """A step as two CUDA graphs, the first of a few layers. The device works on it while the host
-    launches the rest: half a millisecond for a thousand kernels.
+    """A step as two CUDA graphs, the first with a few layers. The device computes it while the host
+    launches the second. The launch takes half a millisecond for a thousand kernels.
 
-    It matters if the device waits for the host, as with drafts. A step planned ahead is launched
+    This matters if the device waits for the host, as with drafts. A step planned ahead is launched
     long before it begins.
     """
 
@@ -128,8 +129,9 @@ class SplitGraph:
         layers: int,
         capture: Callable[[torch.cuda.CUDAGraph], AbstractContextManager[None]],
     ) -> None:
-        """Capture the step, of `layers` layers. capture: torch.cuda.graph with its pool. REQUIRES:
-        the step has run before, so kernels are compiled and libraries have their workspaces."""
+        """Capture the step, a forward of `layers` layers. capture: torch.cuda.graph with its memory
+        pool. REQUIRES: the step has run before, so kernels are compiled and libraries have their
+        workspaces."""
         self._first, self._rest = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with no_collection(), ExitStack() as captured:
 
@@ -147,7 +149,8 @@ class SplitGraph:
 
 class _Cut(LayerHooks):
     def __init__(self, layer: int, cut: Notice) -> None:
-        """cut: called once this layer is captured."""
+        """layer: index of the last layer before the cut. cut: called once this layer is
+        captured."""
         self._layer = layer
         self._cut = cut
 
@@ -157,11 +160,11 @@ class _Cut(LayerHooks):
 
 
 class VerifyGraphs:
-    """Steps of rows with drafts as CUDA graphs, two per padded batch size and row length: from the
-    tokens to a sample after each.
+    """Verification of rows with drafts as CUDA graphs, two per padded batch size and row length.
+    They compute all tokens of the rows and sample one token after each.
 
-    Owns the graphs, their memory and the logits. All graphs write the logits to one place: kept
-    apart they would take gigabytes.
+    Owns the graphs, their memory and the logits. All graphs write the logits to one place: separate
+    places would take gigabytes.
     """
 
     def __init__(
@@ -174,10 +177,10 @@ class VerifyGraphs:
         scratch: VerifyScratch,
         drafts: Tensor | None,
     ) -> None:
-        """Capture a graph for every size up to table's rows and every width up to the scratch's.
-        Nothing in the arena is touched: while rows counts no row, the operators leave it unchanged.
-        drafts [lanes, most of a row]: drafts stored at batch indices; None if there are never
-        any."""
+        """Capture a graph for every padded batch size up to the block table's rows and every row
+        length up to the scratch memory's. The arena is not changed: while `rows` counts no row, the
+        operators write nothing to it. drafts [batch indices, most drafts of a row]: drafts stored
+        at batch indices; None if there are never any."""
         self._model = model
         self._backend = backend
         self._arena = arena
@@ -207,20 +210,22 @@ class VerifyGraphs:
                 self._graphs[size, width] = SplitGraph(step, layers, capture)
 
     def width(self, tokens: int) -> int:
-        """Return the row length of the graphs for rows of `tokens` tokens."""
+        """Return the row length, in tokens, of the graphs for rows of `tokens` tokens: the next
+        captured one."""
         return self._widths[bisect_left(self._widths, tokens)]
 
     def replay(self, count: int, width: int) -> Tensor:
-        """Sample after each token of `count` rows of `width` tokens. Return the logits [at least
-        count * width, vocab], as in Qwen35Model.own_head(); the next replay overwrites them.
-        REQUIRES: rows are filled, the table is written; width is one of width()."""
+        """Sample a token after each token of `count` rows of `width` tokens. Return the logits [at
+        least count * width, vocab], as in Qwen35Model.own_head(); the next replay overwrites them.
+        REQUIRES: rows are filled, the block table is written; width is a result of width()."""
         size = self._sizes[bisect_left(self._sizes, count)]
         self._graphs[size, width].replay()
         return self._logits[: size * width]
 
     @torch.inference_mode()
     def _step(self, size: int, width: int, hooks: LayerHooks) -> None:
-        """Run the step. hooks: for the model's layers."""
+        """Run the verification step eagerly or during a capture. hooks: called around the model's
+        layers."""
         batch = self._rows.batch(size, width, self._table)
         operators = self._backend.bind_verify(batch, self._scratch)
         carry = self._arena.carry[0] if self._arena.layout.draft_layers else None
@@ -240,8 +245,8 @@ class VerifyGraphs:
 
 class GuessGraphs:
     """The draft layer's guesses as CUDA graphs, one per padded batch size and number of guesses.
-    Each guess continues the one before, from the last sampled token; all go to the rows' batch
-    indices.
+    Each guess continues the previous one, from the last sampled token. All guesses are stored at
+    the rows' batch indices.
 
     Owns the graphs and their memory. Sampling from a part of the vocabulary (top_k, top_p) has
     graphs of its own. Finding the part takes longer than the rest of a small sampling.
@@ -256,9 +261,9 @@ class GuessGraphs:
         table: Tensor,
         drafts: Tensor,
     ) -> None:
-        """Capture a graph for every size up to table's rows. drafts [lanes, most guesses]:
-        destination of the guesses. Nothing in the arena is touched: while rows counts no row, the
-        operators leave it unchanged."""
+        """Capture a graph for every padded batch size up to the block table's rows and every number
+        of guesses. drafts [batch indices, most guesses]: destination of the guesses. The arena is
+        not changed: while `rows` counts no row, the operators write nothing to it."""
         self._model = model
         self._backend = backend
         self._arena = arena
@@ -283,8 +288,9 @@ class GuessGraphs:
                 self._graphs[size, count, cuts] = graph
 
     def replay(self, rows: int, count: int, *, cuts: bool) -> None:
-        """Make `count` guesses for each of `rows` rows. cuts: some row samples from a part of the
-        vocabulary only. REQUIRES: rows are filled, the table is written."""
+        """Make guesses for `rows` rows. count: largest number of guesses of a row; a row with fewer
+        is idle in the last ones. cuts: True if a row samples from a part of the vocabulary only.
+        REQUIRES: rows are filled, the block table is written."""
         size = self._sizes[bisect_left(self._sizes, rows)]
         self._graphs[size, count, cuts].replay()
 

@@ -1,9 +1,10 @@
-"""The runner of GPUs, and its forwards in flight: their results, and the ticks of their layers.
+"""The runner for GPUs, its forwards in flight with their results, and the step counter ticked by
+their layers.
 
 CudaRunner owns the last tokens, the rows and the block table. Thread rule: the engine loop's. All
 work joins one stream, and only CudaForward.result() waits for the GPU.
 
-LayerEvents owns the thread that ticks the step counter (cpp_cache/dataplane/stream_ticks.h). The
+LayerEvents owns the thread to tick the step counter (cpp_cache/dataplane/stream_ticks.h). The
 forward's thread only records; the ticking thread never holds the interpreter's lock. Hooks belong
 to the engine loop's thread.
 """
@@ -54,17 +55,16 @@ from .rows import ResolvedRows, SequenceStates
 
 
 class LayerEvents(LayerHooks):
-    """Ticks the step counter when a GPU has written a layer's KV and state.
+    """Increments the step counter (ticks it) when a GPU has written a layer's KV and state.
 
     Owns a thread: it waits for the event after each layer's writes, then ticks. It never holds the
     interpreter's lock (cpp_cache/dataplane/stream_ticks.h). The thread of the forward only records.
     Thread rule: hooks on the engine loop's thread; only the owned thread ticks the counter.
-
     launched: the counter's value once all recorded events have passed.
     """
 
     def __init__(self, steps: StepCounter, layers: int) -> None:
-        """layers: number of layers of a forward."""
+        """steps: the step counter. layers: number of layers of a forward."""
         self._steps = steps
         self._layers = layers
         self.launched = steps.value
@@ -85,8 +85,8 @@ class LayerEvents(LayerHooks):
 
 @dataclass(frozen=True)
 class SampledPart:
-    """Tokens being copied to the host, of the plan's rows of these numbers. tops: the likeliest
-    tokens of some rows."""
+    """Sampled tokens of some rows, being copied to the host. rows: indices of the rows in the plan.
+    tops: the likeliest tokens of some of these rows."""
 
     rows: NDArray[np.int64]
     sampled: torch.Tensor
@@ -95,7 +95,8 @@ class SampledPart:
 
 @dataclass(frozen=True)
 class ForwardEnds:
-    """Ends of a forward: after all sampling, and after the guesses after it."""
+    """CUDA events of a forward. sampled: recorded after all sampling. guessed: recorded after the
+    draft layer's guesses for the next forward."""
 
     sampled: torch.cuda.Event
     guessed: torch.cuda.Event
@@ -103,12 +104,13 @@ class ForwardEnds:
 
 @dataclass(frozen=True)
 class CudaForward:
-    """`InFlightForward` of a plan with `rows` rows.
+    """An `InFlightForward` of a plan with `rows` rows.
 
-    parts: a row in two parts takes the later value. verified: of rows with drafts. guessed: number
-    of drafts at the batch indices of some rows when the next forward begins. The forward ends
-    before these guesses, and its busy time includes the guesses of the previous forward. scores:
-    being copied, by rows.
+    parts: sampled tokens; if two parts have the same row, the later one counts. verified: results
+    of rows with drafts. guessed: number of drafts stored at the batch index for the next forward,
+    by row. The forward ends before these guesses; its busy time includes the previous forward's
+    guesses. scores: scores of prompt tokens being copied to the host, by row. before: events of the
+    previous forward.
     """
 
     rows: int
@@ -174,10 +176,10 @@ class CudaRunner:
         progress: Progress = no_progress,
         together: SampledTogether | None = None,
     ) -> None:
-        """Capture the graphs; progress counts them. ticks: counts the layers of prompts, if needed:
-        decoding hands nothing on. together: the other ranks of the model, doing the same at the
-        same time; None: there are none. REQUIRES: the model has Triton's operators. With guesses,
-        drafts are enabled too, and the arena has a draft layer."""
+        """Capture the graphs; `progress` counts them. ticks: ticks the step counter for layers of
+        prompts, if they are sent to another node. together: the other ranks of the model, making
+        the same calls at the same time; None for one rank. REQUIRES: the model has Triton's
+        operators. With guesses, drafts are enabled too, and the arena has a draft layer."""
         backend = model.backend
         assert isinstance(backend, TritonBackend)
         layout, device = arena.layout, arena.bytes.device
@@ -228,7 +230,7 @@ class CudaRunner:
         self._ends = ForwardEnds(begun, begun)
 
     def _warm_up(self) -> None:
-        """Compile the prompt kernels for every kind of length before a client waits.
+        """Compile the prompt kernels for every kind of prompt length before a client waits.
 
         REQUIRES: nothing in the arena is used yet.
         """
@@ -260,8 +262,8 @@ class CudaRunner:
         return 0 if self._ticks is None else self._ticks.launched
 
     def check_device(self) -> None:
-        """Raise DeviceLost if the context is lost: its error is raised again by every later call,
-        this one included."""
+        """Raise DeviceLost if the CUDA context is lost. Every later CUDA call raises the context's
+        error again, this check's call too."""
         try:
             torch.cuda.synchronize(self._arena.bytes.device)
         except Exception as error:
@@ -302,9 +304,10 @@ class CudaRunner:
         return CudaForward(len(rows), parts, verified, guessed, scores, before, started, ended)
 
     def _folded(self, plan: ForwardPlan, rows: ResolvedRows) -> ResolvedRows:
-        """Launch the plan's folds. Return its rows; as many verify drafts as there is space for."""
+        """Launch the plan's folds (storing states after accepted drafts). Return its rows. Only as
+        many rows verify drafts as there is space for."""
         if self._drafter is None and (plan.guesses or plan.first_guesses):
-            raise PlanError(f"plan {plan.number} asks for guesses, which nobody makes here")
+            raise PlanError(f"plan {plan.number} asks for guesses; no draft layer is loaded here")
         if self._verifier is None:
             if rows.verifies.any() or plan.folds:
                 raise PlanError(f"plan {plan.number} has drafts, which this runner has no room for")
@@ -323,7 +326,8 @@ class CudaRunner:
     def _decode(
         self, plan: ForwardPlan, rows: ResolvedRows, numbers: NDArray[np.int64]
     ) -> list[SampledPart]:
-        """Compute the rows of these numbers, one token each."""
+        """Compute one token for each of the rows with these indices in the plan, by a captured
+        graph."""
         batch_indices = rows.batch_indices[numbers].tolist()
         numbers = numbers[
             self._table.seat([self._sequences.pages(batch_index) for batch_index in batch_indices])
@@ -351,8 +355,8 @@ class CudaRunner:
         logits: torch.Tensor,
         sampled: DeviceBatch,
     ) -> list[SampledPart]:
-        """Read the tokens sampled for these rows and logits, by the graph and then outside of
-        it."""
+        """Start to read the tokens sampled for these rows, first by the graph's sampler. Then
+        sample rows with adjusted logits again and read their new tokens."""
         tops = self._eager.top(numbers, rows, logits)
         by_graph = sampled.read()
         self._eager.follow(rows, SampledOnce(by_graph))
@@ -370,11 +374,11 @@ class CudaRunner:
         numbers: NDArray[np.int64],
         scores: dict[int, ScoredRows],
     ) -> list[SampledPart]:
-        """Compute the rows of these numbers, of any length. Scores of scored prompts are added to
-        `scores`."""
+        """Compute the rows with these indices in the plan, of any length. Scores of scored prompts
+        are added to `scores`."""
         prompts = rows.take(numbers)
         if prompts.at_index.any():
-            raise PlanError(f"plan {plan.number} has a prompt whose tokens are on its lane")
+            raise PlanError(f"plan {plan.number} has a prompt with tokens at its batch index")
         batch = Batch.pack(self._sequences.slices(plan, prompts, {}))
         operators = self._backend.bind(batch)
         tokens = self._to_device(batch.token_ids)
@@ -406,7 +410,8 @@ class CudaRunner:
         residual: torch.Tensor,
         operators: TritonPrefill,
     ) -> list[SampledPart]:
-        """Sample a token of each prompt at its end. branch, residual: of the batch's layers."""
+        """Sample a token at the end of each prompt wanting one. branch, residual: outputs of the
+        model's last layer for the batch."""
         drawing = prompts.num_sampled.nonzero()[0]
         if not len(drawing):
             return []
@@ -426,7 +431,8 @@ class CudaRunner:
 
 
 def _recorded(*, timed: bool = False) -> torch.cuda.Event:
-    """Return an event recorded now on the current stream."""
+    """Return a CUDA event recorded now on the current stream. timed: True if its time is
+    measured."""
     event = torch.cuda.Event(enable_timing=timed)  # type: ignore[no-untyped-call]
     event.record()
     return event

@@ -1,7 +1,8 @@
 """A batch on a GPU: its inputs and results, and tables kept between steps.
 
-Owns buffers of fixed address, so graphs may be captured over them. Thread rule: the engine loop's,
-one stream. Copies are asynchronous. Their pinned memory is not reused before they have ended.
+Owns buffers of fixed address, so CUDA graphs may be captured over them. Thread rule: the engine
+loop's, one stream. Copies are asynchronous. Their pinned memory is not reused before they have
+ended.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,7 +31,7 @@ class BlockTable:
     Owns the table, the sequence in each row and the written length of each row. Thread rule and
     copies: as in device_batch.
 
-    table [rows, pages] int32; in a row only the pages of its sequence are valid.
+    table: [rows, pages] int32; in a row only the pages of its sequence are valid.
     """
 
     def __init__(self, rows: int, pages: int, device: torch.device) -> None:
@@ -39,9 +40,9 @@ class BlockTable:
         self._written: list[int] = []
 
     def seat(self, sequences: Sequence[SequencePages]) -> list[int]:
-        """Assign the sequences to rows. Return the sequence's number for each row. A sequence
-        staying in the batch keeps its row if possible. The table holds each row's pages from here
-        on in the stream."""
+        """Assign the sequences to rows of the table. Return, for each row, the index of its
+        sequence in `sequences`. A sequence staying in the batch keeps its row if possible. The
+        table holds each row's pages for all later work in the stream."""
         if len(sequences) == len(self._seated) and all(map(is_, sequences, self._seated)):
             order = list(range(len(sequences)))
         else:
@@ -77,7 +78,7 @@ class BlockTable:
 class LastTokens:
     """The last sampled token of every sequence, on the GPU: the input of the next step.
 
-    Owns one number per batch index. One batch index beyond the slots is for padding rows.
+    Owns one token per batch index. Batch indices are slot ids; one more is for padding rows.
     """
 
     def __init__(self, slots: int, device: torch.device) -> None:
@@ -86,19 +87,19 @@ class LastTokens:
 
     @property
     def all(self) -> Tensor:
-        """[lanes] int32, at their fixed address."""
+        """All last tokens by batch index, [batch indices] int32, at their fixed address."""
         return self._tokens
 
     def tokens(self, batch_indices: Tensor) -> Tensor:
-        """Return the last tokens [n] int32 at batch indices [n] int32."""
+        """Return the last tokens, [n] int32, at batch indices [n] int32."""
         return self._tokens.index_select(0, batch_indices)
 
     def put(self, batch_indices: Tensor, tokens: Tensor) -> None:
-        """Store tokens. lanes, tokens [n] int32 on the device."""
+        """Store tokens at batch indices, both [n] int32 on the device."""
         self._tokens.index_copy_(0, batch_indices.long(), tokens)
 
     def put_known(self, batch_indices: Ints, tokens: Ints) -> None:
-        """Store tokens from the host. lanes, tokens [n]."""
+        """Store tokens at batch indices, both [n] on the host."""
         host = torch.empty(2, len(batch_indices), dtype=torch.int64, pin_memory=True)
         host.numpy()[:] = batch_indices, tokens
         known_indices, known = host.to(self._tokens.device, non_blocking=True)
@@ -106,30 +107,31 @@ class LastTokens:
 
 
 class RowDrafts:
-    """Drafts guessed by the draft layer for each batch index, on the GPU: the drafts of the next
-    step. The host knows only their number.
+    """Drafts guessed by the draft layer for each batch index, on the GPU. They are the drafts of
+    the next step. The host knows only their number.
 
-    Owns them, a row of numbers per batch index, and their counts. Thread rule: the engine loop's;
+    Owns a row of draft tokens per batch index, and their counts. Thread rule: the engine loop's;
     one stream.
     """
 
     def __init__(self, batch_indices: int, drafts: int, device: torch.device) -> None:
-        """lanes: including the batch index of padding rows. drafts: most per batch index."""
+        """batch_indices: number of batch indices, including the one of padding rows. drafts: most
+        drafts per batch index."""
         self.tokens: Tensor = torch.zeros(batch_indices, drafts, dtype=torch.int32, device=device)
-        """[lanes, drafts] int32; written by the graphs of guesses."""
+        """Draft tokens, [batch indices, drafts] int32; written by the graphs of guesses."""
         self._counts: dict[int, int] = {}
 
     def guessed(self, batch_indices: Iterable[int], counts: Iterable[int]) -> None:
-        """Record the number of drafts stored from here on in the stream, replacing the previous
-        ones."""
+        """Record the number of drafts stored at these batch indices for later work in the stream.
+        They replace the previous drafts."""
         self._counts.update(zip(batch_indices, counts, strict=True))
 
     def check(self, batch_index: int, count: int) -> None:
-        """Raise PlanError if fewer drafts are stored."""
+        """Raise PlanError if fewer than `count` drafts are stored at the batch index."""
         there = self._counts.get(batch_index, 0)
         if count > there:
             raise PlanError(
-                f"lane {batch_index} is to verify {count} drafts of its own, and has {there}"
+                f"batch index {batch_index} is to verify {count} drafts of its own, and has {there}"
             )
 
     def drop(self, batch_indices: Iterable[int]) -> None:
@@ -145,12 +147,13 @@ _FAR = 2**31 - 1
 
 
 class SamplingTable:
-    """Sampling parameters by batch index, as numbers of a row; set when its sequence joins.
+    """Sampling parameters by batch index, one row of numbers for each; set when a sequence joins.
 
-    cuts [lanes] bool: sample only from the likeliest tokens. adjusts [lanes] bool, top_logprobs
-    [lanes] int32: work outside of the graph's sampler (eager_sampler.py). rules [lanes, 2] int32:
-    half-open range of positions with logits possibly changed by a thinking budget. follows [lanes]
-    bool: sampling depends on all earlier tokens, though the graph samples most.
+    cuts [batch indices] bool: True to sample only from the likeliest tokens. adjusts [batch
+    indices] bool, top_logprobs [batch indices] int32: need work outside of the graph's sampler
+    (eager_sampler.py). rules [batch indices, 2] int32: half-open range of positions with logits
+    possibly changed by a thinking budget. follows [batch indices] bool: True if sampling depends on
+    all earlier tokens, though the graph samples most.
     """
 
     def __init__(self, batch_indices: int) -> None:
@@ -182,14 +185,16 @@ class SamplingTable:
         self.follows[batch_index] = sampling.thinking is not None and not self.adjusts[batch_index]
 
     def adjusted(self, rows: ResolvedRows) -> NDArray[np.bool_]:
-        """Return [n]: True if logits after any token of a row may be adjusted before sampling."""
+        """Return bool [n]: True if logits after any token of the row may be adjusted before
+        sampling."""
         first, end = self.rules[rows.batch_indices].T
         drawn_first, drawn_last = rows.starts + 1, rows.stops
         ruled: NDArray[np.bool_] = (drawn_first < end) & (first <= drawn_last)
         return self.adjusts[rows.batch_indices] | ruled
 
     def sees_all(self, rows: ResolvedRows) -> bool:
-        """Return True if some row's sampling needs logits of the whole vocabulary afterwards."""
+        """Return True if sampling of any row needs logits of the whole vocabulary after the graph's
+        own sampling."""
         batch_indices = rows.batch_indices
         wanted = (
             self.cuts[batch_indices] | self.adjusted(rows) | (self.top_logprobs[batch_indices] > 0)
@@ -199,7 +204,7 @@ class SamplingTable:
 
 @dataclass(frozen=True)
 class RowStates:
-    """A runner's state of its requests between forwards, by batch index."""
+    """A runner's state of its sequences between forwards, by batch index."""
 
     sequences: SequenceStates
     sampling: SamplingTable
@@ -208,17 +213,18 @@ class RowStates:
 
 @dataclass(frozen=True)
 class StepShape:
-    """rows: most in a step; pages: most in a row."""
+    """The largest step of a runner. rows: most rows. pages: most pages of a row."""
 
     rows: int
     pages: int
 
 
 class DeviceBatch:
-    """The rows of a batch as numbers on a GPU: inputs filled by one copy, results read by one copy.
+    """The inputs and results of a batch's rows on a GPU: inputs are filled by one copy, results
+    read by one copy.
 
-    Owns both blocks; their addresses never change, so graphs may be captured over them. Knows
-    neither pages nor the model. Thread rule: the engine loop's, one stream. Copies are
+    Owns both blocks of memory; their addresses never change, so graphs may be captured over them.
+    Knows neither pages nor the model. Thread rule: the engine loop's, one stream. Copies are
     asynchronous. Their pinned memory is not reused before they have ended.
 
     capacity: most rows. scratch_index: the batch index of padding rows.
@@ -233,11 +239,11 @@ class DeviceBatch:
         self._results = torch.zeros(3, self._stride, dtype=torch.int32, device=device)
 
     def clear(self) -> None:
-        """Make all rows padding from here on in the stream."""
+        """Make all rows padding, for later work in the stream."""
         self._copy(self._blank(0))
 
     def fill(self, rows: ResolvedRows, sampling: SamplingTable) -> None:
-        """Fill row i with rows[i] from here on in the stream. A token is sampled after the row's
+        """Fill row i with rows[i], for later work in the stream. A token is sampled after the row's
         last one."""
         count, batch_indices, stops = len(rows), rows.batch_indices, rows.stops
         host = self._blank(count)
@@ -255,7 +261,7 @@ class DeviceBatch:
         self._copy(host)
 
     def _blank(self, count: int) -> Tensor:
-        """Return empty inputs of `count` rows."""
+        """Return host memory for the inputs of `count` rows; all rows are padding."""
         host = torch.zeros(_FIELDS, self._stride, dtype=torch.int32, pin_memory=True)
         fields = host.numpy()
         fields[_ROWS] = count
@@ -266,19 +272,21 @@ class DeviceBatch:
         self._inputs.copy_(host, non_blocking=True)
 
     def read(self) -> Tensor:
-        """Start to copy the sampled tokens, for take_over() once the stream has come this far."""
+        """Start to copy the sampled tokens to the host. take_over() reads them once the stream has
+        done the copy."""
         host = torch.empty(self._results.shape, dtype=torch.int32, pin_memory=True)
         host.copy_(self._results, non_blocking=True)
         return host
 
     @property
     def results(self) -> Tensor:
-        """[3, at least the rows] int32: the results written through draws()."""
+        """Results written through draws(), [3, at least the rows] int32: tokens, logprobs,
+        margins."""
         return self._results
 
     @property
     def rows(self) -> Tensor:
-        """Return [1]: number of rows without padding."""
+        """Return the number of rows without padding, [1] int32 on the device."""
         return self._inputs[_ROWS, :1]
 
     def batch_indices(self, size: int) -> Tensor:
@@ -288,8 +296,8 @@ class DeviceBatch:
         return self._inputs[_POSITIONS, :size]
 
     def decode_batch(self, size: int, table: Tensor) -> DecodeBatch:
-        """Return the first `size` rows in the model's form. table: [rows, pages], for these
-        rows."""
+        """Return the first `size` rows as the model's batch. table: block table [rows, pages] of
+        these rows."""
         return DecodeBatch(
             positions=self.positions(size),
             context_lens=self._inputs[_CONTEXT, :size],
@@ -315,8 +323,8 @@ class DeviceBatch:
 
 
 def take_over(results: Tensor, sampled: SampledTokens, rows: NDArray[np.int64]) -> None:
-    """Copy results of DeviceBatch.read() to the rows [n] of `drawn`. results [3, at least n] int32,
-    on the host; two of them hold float32 bits."""
+    """Copy results of DeviceBatch.read() to `sampled`, at its rows `rows` [n]. results: [3, at
+    least n] int32 on the host: tokens, logprobs, margins; the last two are float32 bits."""
     numbers, floats = results.numpy(), results.view(torch.float32).numpy()
     count = len(rows)
     sampled.tokens[rows] = numbers[0, :count]

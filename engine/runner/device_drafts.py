@@ -1,6 +1,6 @@
 """Drafts on a GPU: verification of rows with drafts, and the draft layer's next guesses.
 
-Owns the rows' numbers, page tables and graphs; shares model and arena with the runner. Thread rule:
+Owns the rows' inputs, page tables and graphs; shares model and arena with the runner. Thread rule:
 the runner's; one stream.
 """
 
@@ -29,14 +29,15 @@ from .eager_sampler import EagerSampler
 from .rows import MOST_ROWS, ResolvedRows, token_rows
 
 _MOST_TOKENS_BESIDE = 128
-"""Largest number of tokens in a step with one-token rows beside rows with drafts. Up to it the
-matrix products take no longer than reading the weights. Above it a step of their own is cheaper,
-although weights are read twice."""
+"""Most tokens of a step with one-token rows and rows with drafts together. Up to this number the
+matrix products take no longer than reading the weights. Above it a separate step for one-token rows
+is cheaper, although weights are read twice."""
 
 
 @dataclass(frozen=True)
 class _Held:
-    """A row of the last step: the place of its kept inputs, its tokens and slots."""
+    """A row of the last step. place: index of its kept inputs. tokens: its number of tokens.
+    read_slot, write_slot: its state slots."""
 
     place: int
     tokens: int
@@ -44,18 +45,20 @@ class _Held:
     write_slot: int
 
     def fold(self, count: int) -> HeldFold:
-        """Return the fold of its first `count` tokens."""
+        """Return the fold (storing the state after accepted tokens) for the row's first `count`
+        tokens."""
         return HeldFold(self.place, count, self.read_slot, self.write_slot)
 
 
 class DraftVerifier:
-    """Computes rows with drafts on a GPU, and folds the accepted tokens.
+    """Computes rows with drafts on a GPU, and folds the accepted tokens: it stores the recurrent
+    state after them.
 
-    Owns the rows' numbers on the device, their page table, their graphs and the kept inputs of
-    their last steps. Shares model, arena and samplers with the runner. A row that continues with
-    drafts folds its last step inside the next one (model/ops/gdn/verify/rows.py). Any other row is
-    folded at once. The engine folds before it drafts again, because drafts follow the accepted
-    tokens. Thread rule: the runner's; one stream.
+    Owns the rows' inputs on the device, their page table, their graphs and the kept inputs of their
+    last steps. Shares model, arena and samplers with the runner. A row continuing with drafts folds
+    its last step inside the next one (model/ops/gdn/verify/rows.py). Any other row is folded at
+    once. The engine folds before it drafts again, because drafts follow the accepted tokens. Thread
+    rule: the runner's; one stream.
     """
 
     def __init__(
@@ -94,22 +97,23 @@ class DraftVerifier:
             None if stored_drafts is None else stored_drafts.tokens,
         )
         self._turn = 0
-        """Index, 0 or 1, of the kept inputs of the last step."""
+        """Index, 0 or 1, of the buffer with the last step's kept inputs."""
         self._later: dict[int, HeldFold] = {}
-        """Folds of the last step to be done by the next one, by batch index."""
+        """Folds of the last step to be done inside the next step, by batch index."""
         self._held: dict[int, _Held] = {}
         self.width = 1
         """Row length of the last step, in tokens."""
         self._alone: set[int] = set()
-        """Batch indices with rows computed without their drafts; these wrote their slots."""
+        """Batch indices with a row computed without its drafts. Such a row wrote its state slot
+        itself."""
         self._beside: frozenset[int] = frozenset()
-        """Batch indices of this step's rows without drafts."""
+        """Batch indices of one-token rows computed together with this step's rows with drafts."""
         self._store([_Held(0, 1, 0, 0)])
 
     def seated(self, rows: ResolvedRows) -> ResolvedRows:
-        """Return the rows with drafts limited to the available space; others run without drafts, as
-        one-token steps. If all one-token rows fit too, they join this step, so weights are read
-        once."""
+        """Limit the rows with drafts to the available space; further ones become one-token rows
+        without drafts. If all one-token rows fit too, they join the step of the rows with drafts,
+        so weights are read once. Return the changed rows."""
         self._beside = frozenset()
         others = rows.verifies.nonzero()[0][self._most :]
         if not len(others):
@@ -141,8 +145,8 @@ class DraftVerifier:
     def verify(
         self, plan: ForwardPlan, rows: ResolvedRows, numbers: NDArray[np.int64]
     ) -> VerifiedRows:
-        """Compute the rows of these numbers, at least one and at most as many as seated()
-        leaves."""
+        """Compute the rows with these indices in the plan and sample after each token. There is at
+        least one row, and no more than seated() left."""
         batch_indices = rows.batch_indices[numbers].tolist()
         numbers = numbers[
             self._table.seat([self._sequences.pages(batch_index) for batch_index in batch_indices])
@@ -159,7 +163,7 @@ class DraftVerifier:
         ):
             if batch_index in self._later and self._later[batch_index].write_slot != slot:
                 raise PlanError(
-                    f"lane {batch_index} reads slot {slot}, which its fold does not store"
+                    f"batch index {batch_index} reads slot {slot}, which its fold does not store"
                 )
         self._turn = 1 - self._turn
         self._rows.fill(rows, each, ids, self._sampling, self._turn, self._later)
@@ -194,23 +198,25 @@ class DraftVerifier:
         ):
             if self._stored_drafts is None:
                 raise PlanError(
-                    f"lane {batch_index} is to verify drafts of its own, which nobody makes"
+                    f"batch index {batch_index} is to verify drafts of its own; no draft "
+                    f"layer is loaded here"
                 )
             self._stored_drafts.check(batch_index, int(length) - 1)
 
     @property
     def last_sampled(self) -> LastSampled:
-        """The last step's results. REQUIRES: there is a draft layer."""
+        """The last step's results, for the draft layer. REQUIRES: there is a draft layer."""
         assert self._scratch.hidden is not None, "the config has no draft layer"
         return self._rows.last_sampled(self._scratch.hidden)
 
     def place(self, batch_index: int) -> int:
-        """Return the place of the row at the batch index in the last step. REQUIRES: no part of it
+        """Return the index of the batch index's row in the last step. REQUIRES: no part of the row
         is folded yet."""
         return self._held[batch_index].place
 
     def _take_over(self, adjusted: Mapping[int, Sequence[Sampled]], width: int) -> None:
-        """Replace the graph's sampled tokens by those sampled outside of the graph."""
+        """Replace the graph's sampled tokens on the device by tokens sampled outside of the graph.
+        adjusted: new tokens by row. width: row length."""
         found = [
             (place * width + at, token.token)
             for place, tokens in adjusted.items()
@@ -236,9 +242,10 @@ class DraftVerifier:
     def _draw_adjusted(
         self, of: ResolvedRows, each: ResolvedRows, ids: Tensor, width: int, logits: Tensor
     ) -> dict[int, list[Sampled]]:
-        """Sample rows with adjusted logits, token after token as long as drafts hold. Each token is
-        waited for, because the next adjustment depends on it. Return the tokens by the row's place.
-        `of`: the rows. each: their tokens, being copied to `ids` on the host."""
+        """Sample rows with adjusted logits, token after token as long as drafts are accepted. The
+        host waits for each token, because the next adjustment depends on it. Return the tokens by
+        row index. `of`: the rows. each: the rows' tokens as one-token rows. ids: the tokens being
+        copied to the host."""
         going = self._sampling.adjusted(of).nonzero()[0].tolist()
         found: dict[int, list[Sampled]] = {row: [] for row in going}
         for place in range(width):
@@ -264,8 +271,8 @@ class DraftVerifier:
         return found
 
     def fold(self, folds: Iterable[Fold], later: Collection[int]) -> None:
-        """Store the requested states. later: batch indices with rows in the next step; if there is
-        space, the next step folds them itself. Raises PlanError."""
+        """Store the requested states after accepted tokens. later: batch indices with rows in the
+        next step; if there is space, the next step stores their states itself. Raises PlanError."""
         found: dict[int, HeldFold] = {}
         for fold in folds:
             if fold.batch_index in self._alone and fold.count == 1:
@@ -274,7 +281,8 @@ class DraftVerifier:
             row = self._held.pop(fold.batch_index, None)
             if row is None or not 0 < fold.count <= row.tokens:
                 raise PlanError(
-                    f"{fold.count} tokens of lane {fold.batch_index} are to be folded, which holds "
+                    f"{fold.count} tokens of batch index {fold.batch_index} are to be "
+                    f"folded, which holds "
                     f"{0 if row is None else row.tokens}"
                 )
             found[fold.batch_index] = row.fold(fold.count)
@@ -289,7 +297,7 @@ class DraftVerifier:
             self._alone.discard(batch_index)
 
     def _store(self, rows: Sequence[_Held]) -> None:
-        """Store the states after one-token rows; their token always holds."""
+        """Store the states after one-token rows; their single token is always accepted."""
         self._fold_now([row.fold(1) for row in rows])
 
     @torch.inference_mode()
@@ -312,14 +320,14 @@ class DraftVerifier:
 
 
 class LayerDrafter:
-    """Lets the model's draft layer guess on a GPU, after a forward's sampled token or before a
-    forward. One graph makes all guesses, each from the one before. The drafts stay at the rows'
+    """Makes the draft layer's guesses on a GPU, after a forward's sampled token or before a
+    forward. One graph makes all guesses, each from the previous one. The drafts stay at the rows'
     batch indices.
 
-    Owns the rows' numbers, their page table and the graphs. Shares model, arena, last tokens and
-    the stored drafts with the runner. A draft is sampled with the temperature, cuts and noise of
-    its position, like the model's later sample there (model/qwen3_5.py is the CPU's). Thread rule:
-    the runner's; one stream.
+    Owns the rows' inputs, their page table and the graphs. Shares model, arena, last tokens and the
+    stored drafts with the runner. A draft is sampled with the temperature, cuts and noise of its
+    position, like the model's later sample there (the CPU's guesses: model/qwen3_5.py). Thread
+    rule: the runner's; one stream.
     """
 
     def __init__(
@@ -333,7 +341,7 @@ class LayerDrafter:
         shape: StepShape,
     ) -> None:
         """verifier: computes the rows before the guesses. drafts: destination of the guesses.
-        shape: shape of the largest step. REQUIRES: nothing in the arena is used yet; it has a draft
+        shape: size of the largest step. REQUIRES: nothing in the arena is used yet; it has a draft
         layer."""
         self._sequences = states.sequences
         self._sampling = states.sampling
@@ -350,9 +358,10 @@ class LayerDrafter:
         )
 
     def first(self, plan: ForwardPlan, rows: ResolvedRows) -> ResolvedRows:
-        """Make the plan's first guesses from the carry in the rows' slots. Return the rows with
-        these drafts at their batch indices. Called before the forward is launched. rows: the
-        plan's; rows without drafts to verify get no guesses."""
+        """Make the plan's guesses for drafts of the coming forward, from the hidden state stored in
+        each row's slot. Return the rows, marked to take these drafts from their batch indices.
+        Called before the forward is launched. rows: the plan's rows; a row without drafts to verify
+        gets no guesses."""
         asked = [guess for guess in plan.first_guesses if rows.verifies[guess.row]]
         if not asked:
             return rows
@@ -367,8 +376,9 @@ class LayerDrafter:
         return replace(rows, drafts_at_index=at_index)
 
     def behind(self, plan: ForwardPlan, rows: ResolvedRows) -> dict[int, int]:
-        """Make the plan's guesses after its rows' sampled tokens, as far as rows are free. Return
-        the number of drafts at the batch index, by row. REQUIRES: the rows are launched."""
+        """Make the plan's guesses after the tokens sampled by its rows. The number of rows is
+        limited by the drafts' page table. Return the number of drafts kept for each row, by the
+        row's number in the plan. REQUIRES: the rows are launched."""
         if not plan.guesses:
             return {}
         numbers, wanted = self._seat(plan.guesses[: self._most], rows)
@@ -388,8 +398,8 @@ class LayerDrafter:
     def _seat(
         self, asked: Sequence[Guess], rows: ResolvedRows
     ) -> tuple[NDArray[np.int64], list[int]]:
-        """Assign rows to the guesses. Return the rows' numbers in their order here, and the number
-        of drafts of each."""
+        """Assign rows of the page table to the guesses. Return, in the order of these rows, the
+        rows' indices in the plan and their numbers of guesses."""
         batch_indices = [int(rows.batch_indices[guess.row]) for guess in asked]
         order = self._table.seat(
             [self._sequences.pages(batch_index) for batch_index in batch_indices]

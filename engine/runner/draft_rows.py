@@ -1,7 +1,7 @@
 """Rows with drafts on a GPU: drafts to verify, verified results, rows to guess after.
 
-Owns buffers of fixed address, so graphs may be captured over them. Thread rule and copies: as in
-device_batch.py.
+Owns buffers of fixed address, so CUDA graphs may be captured over them. Thread rule and copies: as
+in device_batch.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,8 +31,8 @@ _IDS, _COUNTS, _TAKEN, _TURN, _FOLD_COUNTS, _FOLD_PLACES, _FOLD_SLOTS = range(7)
 
 @dataclass(frozen=True)
 class HeldFold:
-    """A fold of the row kept at `place` by the last step. Its first `count` tokens advance the
-    state in read_slot; the result goes to write_slot."""
+    """A fold (storing a state after accepted tokens) of the row with index `place` in the last
+    step. Its first `count` tokens advance the state in read_slot; the result goes to write_slot."""
 
     place: int
     count: int
@@ -42,11 +42,11 @@ class HeldFold:
 
 @dataclass(frozen=True)
 class LastSampled:
-    """The last step's results of such rows, at fixed addresses.
+    """The last step's results of rows with drafts, at fixed addresses.
 
-    ids: [n] int32, each row's token and drafts, row after row. counts: [rows] int32, valid tokens
-    of a row. drawn: [n] int32, sampled after each. hidden: [rows, most tokens of a row, width], the
-    state of each.
+    ids: [n] int32, each row's token and drafts, row after row. counts: [rows] int32, number of
+    valid tokens of a row. sampled: [n] int32, the token sampled after each one in `ids`. hidden:
+    [rows, most tokens of a row, width], the hidden state of each.
     """
 
     ids: Tensor
@@ -56,13 +56,14 @@ class LastSampled:
 
 
 class DraftedRows:
-    """Rows with drafts as numbers on a GPU: one batch of sequences, one of their tokens, and
-    further columns.
+    """The inputs and results of rows with drafts on a GPU: a batch of sequences, a batch of their
+    tokens, and further columns.
 
-    Owns them; their addresses never change, so graphs may be captured over them. Thread rule and
-    copies: as in device_batch.
+    Owns these buffers; their addresses never change, so graphs may be captured over them. Thread
+    rule and copies: as in device_batch.
 
-    capacity: most rows. width: most tokens of a row. scratch_index: as in DeviceBatch.
+    capacity: most rows. width: most tokens of a row. scratch_index: the batch index of padding
+    rows.
     """
 
     def __init__(self, capacity: int, width: int, scratch_index: int, device: torch.device) -> None:
@@ -74,7 +75,7 @@ class DraftedRows:
         self._owners = {some: every.repeat_interleave(some) for some in range(1, width + 1)}
 
     def clear(self) -> None:
-        """Make all rows padding from here on in the stream."""
+        """Make all rows padding, for later work in the stream."""
         self._sequences.clear()
         self._tokens.clear()
         self._numbers.zero_()
@@ -88,9 +89,10 @@ class DraftedRows:
         turn: int,
         folds: Mapping[int, HeldFold],
     ) -> None:
-        """Fill the rows. each: token_rows() of the rows. ids: [rows, width], their tokens, except
-        drafts stored at batch indices. turn: the step's turn. folds: done before the rows, by batch
-        index."""
+        """Fill the rows, for later work in the stream. each: token_rows() of the rows. ids: [rows,
+        width], the rows' tokens, except drafts stored at batch indices. turn: index (0 or 1) of the
+        buffer for the step's kept inputs. folds: states to store before the rows are computed, by
+        batch index."""
         self._sequences.fill(rows, sampling)
         self._tokens.fill(each, sampling)
         host = torch.zeros(self._numbers.shape, dtype=torch.int32, pin_memory=True)
@@ -109,11 +111,13 @@ class DraftedRows:
         self._numbers.copy_(host, non_blocking=True)
 
     def read(self) -> Tensor:
-        """Start to copy the sampled tokens, like DeviceBatch.read(), by tokens."""
+        """Start to copy the tokens sampled after each token to the host, like
+        DeviceBatch.read()."""
         return self._tokens.read()
 
     def read_ids(self) -> Tensor:
-        """Start to copy the tokens of all rows, [n] int32, including stored drafts."""
+        """Start to copy the input tokens of all rows to the host, [n] int32, including stored
+        drafts."""
         ids = self._numbers[_IDS]
         host = torch.empty(ids.shape, dtype=torch.int32, pin_memory=True)
         host.copy_(ids, non_blocking=True)
@@ -121,12 +125,12 @@ class DraftedRows:
 
     @property
     def tokens(self) -> Tensor:
-        """[1]: number of tokens, including padding between rows."""
+        """Number of tokens in all rows, [1] on the device, including padding between rows."""
         return self._tokens.rows
 
     def take_drafts(self, size: int, width: int, drafts: Tensor) -> Tensor:
-        """Return tokens [size * width] of the first rows, with the drafts from their batch indices.
-        drafts [lanes, at least width - 1]."""
+        """Return the input tokens [size * width] of the first `size` rows, with stored drafts
+        filled in from their batch indices. drafts: [batch indices, at least width - 1]."""
         ids, counts = self.ids(size, width), self._numbers[_COUNTS, :size]
         batch_indices = self._sequences.batch_indices(size)
         take_drafts(ids, width, counts, self._numbers[_TAKEN, :size], batch_indices, drafts)
@@ -136,7 +140,8 @@ class DraftedRows:
         return self._numbers[_IDS, : size * width]
 
     def put(self, places: Tensor, tokens: Tensor) -> None:
-        """Store tokens sampled elsewhere after the tokens at these places: int64, int32."""
+        """Replace tokens sampled by the graph. places: int64 indices of the tokens they follow.
+        tokens: int32, the new ones."""
         self._sampled.index_copy_(0, places, tokens)
 
     @property
@@ -144,15 +149,15 @@ class DraftedRows:
         return self._tokens.draws(self._numbers.shape[1]).token
 
     def last_sampled(self, hidden: Tensor) -> LastSampled:
-        """Return the last step's results. hidden: as in LastSampled."""
+        """Return the last step's results. hidden: hidden states, as in LastSampled."""
         return LastSampled(self._numbers[_IDS], self._numbers[_COUNTS], self._sampled, hidden)
 
     def draws(self, size: int, width: int) -> Draws:
         return self._tokens.draws(size * width)
 
     def batch(self, size: int, width: int, table: Tensor) -> VerifyBatch:
-        """Return the first `size` rows of `width` tokens in the model's form. table [rows,
-        pages]."""
+        """Return the first `size` rows of `width` tokens as the model's batch. table: block table
+        [rows, pages]."""
         rows = self._sequences.decode_batch(size, table)
         return VerifyBatch(
             positions=self._tokens.decode_batch(size * width, table).positions,
@@ -173,14 +178,15 @@ class DraftedRows:
 @dataclass(frozen=True)
 class VerifiedRows:
     """The tokens sampled after each token of rows with drafts, being copied to the host, and the
-    number accepted. A sampled token counts only if the draft before it equals the token sampled
-    there.
+    number accepted. A sampled token counts only if the draft before it equals the token sampled in
+    its place.
 
     Owns nothing. Thread rule: the engine loop's.
 
-    rows: numbers of the plan's rows. lengths: tokens of each. A row has `width` tokens in `ids`
-    (all but the first are drafts), in `drawn` (as in DeviceBatch.read()) and in `tops`. adjusted:
-    all accepted tokens of rows sampled one after another, by place in `rows`.
+    rows: indices of the rows in the plan. lengths: number of tokens of each row. Each row has
+    `width` tokens in `ids` (its input; all but the first are drafts), in `sampled` (as in
+    DeviceBatch.read()) and in `tops`. adjusted: all accepted tokens of rows sampled token by token,
+    by index in `rows`.
     """
 
     rows: NDArray[np.int64]
@@ -194,8 +200,9 @@ class VerifiedRows:
     def put(
         self, sampled: SampledTokens
     ) -> tuple[dict[int, TopLogprobs], dict[int, tuple[Sampled, ...]]]:
-        """Give each row of `drawn` its first token. Return its likeliest tokens and the tokens
-        sampled after accepted drafts, by row. REQUIRES: the stream has come this far."""
+        """Store each row's first sampled token in `sampled`. Return the likeliest tokens of the
+        first token, and the tokens sampled after accepted drafts, both by row of the plan.
+        REQUIRES: the stream has copied the results to the host."""
         first: dict[int, TopLogprobs] = {}
         behind: dict[int, tuple[Sampled, ...]] = {}
         for row, (token, *more) in zip(self.rows.tolist(), self._counted, strict=True):
@@ -207,12 +214,13 @@ class VerifiedRows:
         return first, behind
 
     def tokens_of(self, places: Sequence[int]) -> list[list[int]]:
-        """Return the accepted tokens of each row in these places. REQUIRES: as put()."""
+        """Return the accepted tokens of each row in `places`, indices into `rows`. REQUIRES: the
+        stream has copied the results to the host."""
         return [[token.token for token in self._counted[place]] for place in places]
 
     @cached_property
     def _counted(self) -> list[Sequence[Sampled]]:
-        """The accepted tokens of each row."""
+        """The accepted tokens of each row, in the order of `rows`."""
         tops = {at: top for tokens in self.tops for at, top in tokens.of_rows()}
         # Convert the columns of all rows at once, because the device waits meanwhile.
         shape = (len(self.rows), self.width)
@@ -235,10 +243,10 @@ _LEFT, _PLACES, _SLOTS, _WIDTH = range(4)
 
 
 class GuessRows:
-    """Rows followed by guesses of the draft layer, as numbers on a GPU.
+    """Rows followed by guesses of the draft layer, as buffers on a GPU.
 
-    Owns them, and the hidden states passed from one guess to the next. Their addresses never
-    change, so graphs may be captured over them. Thread rule and copies: as in device_batch.
+    Owns the rows' inputs, and the hidden states passed from one guess to the next. Their addresses
+    never change, so graphs may be captured over them. Thread rule and copies: as in device_batch.
 
     capacity: most rows.
     """
@@ -251,8 +259,8 @@ class GuessRows:
         carry: Tensor,
         verified: LastSampled,
     ) -> None:
-        """width: width of hidden states. carry: [slots, width]. verified: results of the rows with
-        drafts verified last, at their fixed addresses."""
+        """width: width of hidden states. carry: [slots, width], the hidden state stored with each
+        slot. verified: results of the last step's rows with drafts, at their fixed addresses."""
         device = carry.device
         self._numbers = DeviceBatch(capacity, last_tokens.scratch, device)
         self._seats = torch.zeros(4, capacity, dtype=torch.int32, device=device)
@@ -261,10 +269,10 @@ class GuessRows:
         self._carry = carry
         self._verified = verified
         self.counts = torch.ones(capacity, dtype=torch.int32, device=device)
-        """Tokens of a row."""
+        """Number of tokens of each row: always 1."""
 
     def clear(self) -> None:
-        """Make all rows padding from here on in the stream."""
+        """Make all rows padding, for later work in the stream."""
         self._numbers.clear()
 
     def fill(
@@ -276,12 +284,13 @@ class GuessRows:
         width: int,
         sampling: SamplingTable,
     ) -> None:
-        """Fill the rows.
+        """Fill the rows, for later work in the stream.
 
-        rows: one token each, the one before the guesses, at its position if no draft of the forward
-        held. wanted: drafts of each, at least one. places: each row's place among the rows with
-        drafts verified last, `width` tokens each. -1: it was not among them, and begins with the
-        last token at its batch index and its slot's carry.
+        rows: one token each, the last one before the guesses, at its position if no draft of the
+        forward was accepted. wanted: number of guesses of each row, at least one. places: each
+        row's index among the last step's rows with drafts. -1: the row had no drafts; it begins
+        with the last token at its batch index and the hidden state stored with its slot. width:
+        tokens per row in the last step.
         """
         self._numbers.fill(rows, sampling)
         host = torch.zeros(self._seats.shape, dtype=torch.int32, pin_memory=True)
@@ -294,7 +303,7 @@ class GuessRows:
 
     @property
     def rows(self) -> Tensor:
-        """Return [1]: number of rows without padding."""
+        """Return the number of rows without padding, [1] int32 on the device."""
         return self._numbers.rows
 
     def batch_indices(self, size: int) -> Tensor:
@@ -328,11 +337,11 @@ class GuessRows:
         )
 
     def draws(self, size: int) -> Draws:
-        """Return the sampling of the next guess. Its tokens are those before the guess until it is
-        sampled."""
+        """Return the sampling inputs and results of the next guess. Its tokens are the ones before
+        the guess until the guess is sampled."""
         return self._numbers.draws(size)
 
     def batch(self, size: int, table: Tensor) -> DecodeBatch:
-        """Return the first `size` rows in the model's form. table: [rows, pages], for these
-        rows."""
+        """Return the first `size` rows as the model's batch. table: block table [rows, pages] of
+        these rows."""
         return self._numbers.decode_batch(size, table)

@@ -1,16 +1,16 @@
-"""Sampling outside of the graph, for rows with logits changed by their requests.
+"""Sampling outside of the CUDA graph, for rows with logits changed by their requests.
 
-A forward is launched whole, with its graph's own sampler. Such rows are then sampled again later in
-the same stream. The new tokens replace the graph's before any reader. A sample depends on the
-tokens before, and the newest of them may still be in flight. The host waits for it while this
-forward runs, so the GPU does not wait.
+A forward is launched whole, with its graph's own sampler. Rows with adjusted logits are then
+sampled again later in the same stream. The new tokens replace the graph's before any reader. A
+sample depends on the earlier tokens, and the newest of them may still be in flight. The host waits
+for it while this forward runs, so the GPU does not wait.
 
 A thinking budget changes the logits of few positions. The graph samples the other positions of such
-a row, and its adjuster learns of them later.
+a row, and its adjuster gets the tokens later.
 
-Owns the rows sampled here and the tokens not yet passed to an adjuster. Its buffers are rows of
-numbers. Besides these a step needs a float32 copy of the logits and half as much again, within the
-plan's `workspace` (engine/assembly/memory_plan.py). Thread rule: the runner's; one stream.
+Owns the rows sampled here and the tokens not yet passed to an adjuster. Its own buffers are small.
+Besides these a step needs a float32 copy of the logits and half as much again, within the plan's
+`workspace` (engine/assembly/memory_plan.py). Thread rule: the runner's; one stream.
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,20 +34,22 @@ from .logits import RowAdjustments, SampledTogether
 from .rows import ResolvedRows
 
 _TOP_ROWS = 8
-"""Rows searched for their likeliest tokens at a time; the search takes 24 bytes a logit."""
+"""Number of rows searched for their likeliest tokens at a time; the search takes 24 bytes of memory
+per logit."""
 
 
 class CountedDraws(Protocol):
-    """The sampled tokens of some rows."""
+    """The sampled tokens of some rows, being copied to the host."""
 
     def tokens_of(self, places: Sequence[int]) -> Iterable[Sequence[int]]:
-        """Return the accepted tokens of each row in those places. REQUIRES: the stream has come
-        this far."""
+        """Return the accepted tokens of each row in `places`, indices of rows. REQUIRES: the stream
+        has copied them to the host."""
 
 
 @dataclass(frozen=True)
 class SampledOnce:
-    """drawn: a token of each row, being copied to the host, as in DeviceBatch.read()."""
+    """Rows with one sampled token each. sampled: the tokens, being copied to the host, as in
+    DeviceBatch.read()."""
 
     sampled: Tensor
 
@@ -58,8 +60,8 @@ class SampledOnce:
 
 @dataclass(frozen=True)
 class _Untold:
-    """Sampled tokens of these adjusters' sequences, being copied to the host. places: places of
-    their rows."""
+    """Sampled tokens not yet passed to their sequences' adjusters of logits, being copied to the
+    host. places: index in `sampled` of each adjuster's row. ended: CUDA event after the copy."""
 
     adjusters: Sequence[LogitAdjuster]
     places: Sequence[int]
@@ -67,7 +69,8 @@ class _Untold:
     ended: torch.cuda.Event
 
     def append(self) -> None:
-        """Append them to the adjusters. REQUIRES: the stream has come this far."""
+        """Append the sampled tokens to the adjusters. REQUIRES: the stream has copied them to the
+        host."""
         sampled = self.sampled.tokens_of(self.places)
         for adjuster, tokens in zip(self.adjusters, sampled, strict=True):
             for token in tokens:
@@ -76,8 +79,8 @@ class _Untold:
 
 @dataclass(frozen=True)
 class TopTokens:
-    """rows: numbers of the rows. tokens, logprobs [n, most]: being copied to the host. counts:
-    number wanted by each row."""
+    """The likeliest tokens of some rows, being copied to the host. rows: indices of the rows in the
+    plan. tokens, logprobs: [n, most wanted]. counts: number of tokens wanted by each row."""
 
     rows: Sequence[int]
     counts: Sequence[int]
@@ -85,8 +88,8 @@ class TopTokens:
     logprobs: Tensor
 
     def of_rows(self) -> list[tuple[int, TopLogprobs]]:
-        """Return pairs of a row and its likeliest tokens. REQUIRES: the stream has come this
-        far."""
+        """Return each row with its likeliest tokens. REQUIRES: the stream has copied them to the
+        host."""
         columns = (self.rows, self.counts, self.tokens.tolist(), self.logprobs.tolist())
         return [
             (row, tuple(zip(tokens[:count], logprobs[:count], strict=True)))
@@ -106,9 +109,9 @@ class EagerSampler:
         device: torch.device,
         together: SampledTogether | None = None,
     ) -> None:
-        """capacity: rows of a forward. vocab, dtype: of the logits. sampling, adjustments, lanes:
-        the runner's. together: the other ranks, one of them with the adjustments; None: there are
-        none."""
+        """capacity: most rows of a forward. vocab, dtype: size and dtype of the logits. sampling,
+        adjustments, last_tokens: shared with the runner. together: all ranks of the model, one of
+        them with the adjustments; None for one rank."""
         self._sampling = sampling
         self._adjustments = adjustments
         self._last_tokens = last_tokens
@@ -119,8 +122,8 @@ class EagerSampler:
         self._compile(vocab, dtype)
 
     def _compile(self, vocab: int, dtype: torch.dtype) -> None:
-        """Compile kernels before a client waits: those of float32 logits, and those of masks, not
-        allowed in a graph."""
+        """Compile kernels before a client waits: kernels for float32 logits, and kernels with token
+        masks. Graphs may not contain them."""
         self._rows.clear()
         masks = torch.full((1, 4 * -(-vocab // 32)), 0xFF, dtype=torch.uint8, device=self._device)
         masked = torch.zeros(1, vocab, dtype=dtype, device=self._device)
@@ -135,7 +138,7 @@ class EagerSampler:
         return self._together is None or self._together.leads
 
     def follow(self, rows: ResolvedRows, sampled: CountedDraws) -> None:
-        """Remember the graph's sampled tokens for dependent adjusters."""
+        """Remember tokens sampled by the graph, for adjusters of logits depending on them."""
         if not self._leads:
             return
         follows = self._sampling.follows[rows.batch_indices] & ~self._sampling.adjusted(rows)
@@ -150,16 +153,17 @@ class EagerSampler:
         self._untold.append(_Untold(adjusters, places.tolist(), sampled, _recorded()))
 
     def draw(self, rows: ResolvedRows, logits: Tensor) -> tuple[NDArray[np.int64], Tensor] | None:
-        """Sample the adjusted rows. Return their indexes and the tokens, being copied to the host
-        as in DeviceBatch.read(). Return None if no row is adjusted. logits: row i is rows[i]'s."""
+        """Sample the rows with adjusted logits. Return their indices in `rows`, and their tokens,
+        being copied to the host as in DeviceBatch.read(). Return None if no row is adjusted.
+        logits: row i belongs to rows[i]."""
         chosen = self._sampling.adjusted(rows).nonzero()[0]
         if not len(chosen):
             return None
         return chosen, self.draw_all(rows.take(chosen), logits[self._to_device(chosen)])
 
     def draw_all(self, rows: ResolvedRows, logits: Tensor) -> Tensor:
-        """Sample all rows, with adjusted logits or not. Return the tokens as DeviceBatch.read()
-        does."""
+        """Sample all rows, with adjusted logits or not. Return the tokens being copied to the host,
+        as in DeviceBatch.read()."""
         self._rows.fill(rows, self._sampling)
         adjusters = self._draw_here(rows, logits) if self._leads else []
         if self._together is not None:
@@ -174,7 +178,8 @@ class EagerSampler:
         return sampled
 
     def _draw_here(self, rows: ResolvedRows, logits: Tensor) -> list[LogitAdjuster]:
-        """Sample these rows, already filled in. Return the adjusters waiting for the tokens."""
+        """Sample these rows, already filled in, on this rank. Return their adjusters of logits,
+        waiting for the sampled tokens."""
         adjusters = [
             self._adjustments.adjuster(batch_index) for batch_index in rows.batch_indices.tolist()
         ]
@@ -186,7 +191,8 @@ class EagerSampler:
         return adjusters
 
     def _tell(self, adjusters: Sequence[LogitAdjuster]) -> None:
-        """Pass earlier sampled tokens to the adjusters. Waits for tokens needed by `adjusters`."""
+        """Pass earlier sampled tokens to their adjusters of logits. Wait for tokens needed by
+        `adjusters`."""
         needed = {id(item) for item in adjusters if item.params.follows_output}
         still = []
         for draws in self._untold:
@@ -201,8 +207,8 @@ class EagerSampler:
     def top(
         self, numbers: NDArray[np.int64], rows: ResolvedRows, logits: Tensor
     ) -> list[TopTokens]:
-        """Return the likeliest tokens of rows with a request for them. numbers: numbers of the
-        rows. logits: row i is rows[i]'s."""
+        """Return the likeliest tokens of rows with a request for them. numbers: indices of the rows
+        in the plan. logits: row i belongs to rows[i]."""
         wanted = self._sampling.top_logprobs[rows.batch_indices]
         chosen = wanted.nonzero()[0]
         found = []
@@ -222,14 +228,14 @@ class EagerSampler:
 
 
 def _recorded() -> torch.cuda.Event:
-    """Return an event recorded now on the current stream."""
+    """Return a CUDA event recorded now on the current stream."""
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record()
     return event
 
 
 def _read(values: Tensor) -> Tensor:
-    """Start to copy the values to the host."""
+    """Start to copy the values to pinned host memory; return this memory."""
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     host.copy_(values, non_blocking=True)
     return host

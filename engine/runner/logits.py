@@ -1,6 +1,6 @@
-"""Work on logits beside sampling: adjustments by batch index, and scores of prompts.
+"""Work on logits besides sampling: adjustments by batch index, and scores of prompt tokens.
 
-Owns an adjuster for each batch index, if its request asks for one. Thread rule: the runner's.
+Owns an adjuster for each batch index, if its request needs one. Thread rule: the runner's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,9 +29,9 @@ from .rows import ResolvedRows
 def logit_adjuster(
     sampling: SamplingParams, before: TokensBefore, model: ModelConfig, grammars: GrammarCompiler
 ) -> LogitAdjuster:
-    """Return the adjuster of one sequence after the tokens `before`. REQUIRES: the sampling
-    adjusts, and its grammar was compiled before. A cached grammar is ready in microseconds; one
-    dropped since is compiled again."""
+    """Return the adjuster of one sequence's logits after the tokens `before`. REQUIRES: the
+    sampling parameters adjust logits, and the grammar was compiled before. A cached grammar is
+    ready in microseconds; one dropped since is compiled again."""
     constraint = None
     if sampling.grammar is not None:
         constraint = grammars.constraint(sampling.grammar, before.output.tolist())
@@ -42,26 +42,26 @@ def logit_adjuster(
 
 
 class SampledTogether(Protocol):
-    """Sampling from adjusted logits by ranks sharing a model. leads: this rank has the adjustments;
-    exactly one rank has."""
+    """Sampling from adjusted logits by ranks sharing a model. leads: True on exactly one rank; only
+    it has the adjustments."""
 
     leads: bool
 
     def agreed(self, sampled: Sequence[Sampled]) -> list[Sampled]:
-        """Return the leading rank's tokens of the same rows. drawn: this rank's. Every rank calls
-        it for the same rows."""
+        """Return the leading rank's sampled tokens for the same rows. sampled: this rank's tokens.
+        Every rank calls it for the same rows."""
 
     def of_leader(self, sampled: Tensor) -> Tensor:
-        """Return the leading rank's numbers, on the device. This rank's `drawn` may hold no sampled
-        tokens."""
+        """Return the leading rank's results of sampling, on the device. Other ranks' `sampled` may
+        hold no sampled tokens."""
 
 
 class RowAdjustments:
     """The adjustments of each sequence's logits before sampling, and the tokens they depend on.
 
-    Owns a `LogitAdjuster` of every batch index with a request that asks for one; knows neither
-    pages nor forwards. Thread rule: the runner's. Invariant: code sampling from adjusted logits
-    gives each adjuster every earlier sampled token of its sequence, in order.
+    Owns a `LogitAdjuster` for every batch index with a request for one; knows neither pages nor
+    forwards. Thread rule: the runner's. Invariant: the user of an adjuster appends every sampled
+    token of its sequence, in order.
     """
 
     def __init__(self, model: ModelConfig, grammars: GrammarCompiler) -> None:
@@ -70,7 +70,8 @@ class RowAdjustments:
         self._adjusters: dict[int, LogitAdjuster] = {}
 
     def apply(self, plan: ForwardPlan) -> None:
-        """Apply the plan's leaving and joining sequences."""
+        """Remove the adjusters of sequences the plan removes. Make adjusters for sequences it
+        adds."""
         for batch_index in plan.left:
             self._adjusters.pop(batch_index, None)
         for item in plan.joined:
@@ -80,18 +81,18 @@ class RowAdjustments:
                 )
 
     def sampled(self, batch_index: int, token: int) -> None:
-        """Record the sequence's next token."""
+        """Pass the sequence's next sampled token to its adjuster, if it has one."""
         adjuster = self._adjusters.get(batch_index)
         if adjuster is not None:
             adjuster.append(token)
 
     def adjuster(self, batch_index: int) -> LogitAdjuster:
-        """Return the adjuster. REQUIRES: the request at the batch index adjusts."""
+        """Return the adjuster for the sequence at the batch index. REQUIRES: it has one."""
         return self._adjusters[batch_index]
 
     def scores(self, logits: Tensor, batch_indices: Sequence[int]) -> Tensor | None:
-        """Return logits [n, vocab], row i adjusted for the sequence at lanes[i], float32; None if
-        no sequence is adjusted."""
+        """Return float32 logits [n, vocab], row i adjusted for the sequence at batch_indices[i].
+        Return None if no sequence is adjusted."""
         rows = [
             row
             for row, batch_index in enumerate(batch_indices)
@@ -106,8 +107,8 @@ class RowAdjustments:
 
 
 def kept_adjustments(together: SampledTogether | None) -> "type[RowAdjustments]":
-    """Return the class of a rank's adjustments. together: the ranks sharing the model; None: only
-    one rank."""
+    """Return the class of a rank's adjustments: with adjusters on the leading rank, without on
+    others. together: the ranks sharing the model; None for one rank."""
     return RowAdjustments if together is None or together.leads else NoAdjustments
 
 
@@ -125,11 +126,11 @@ def score_prompts(
     head: HeadOf,
     device: torch.device,
 ) -> dict[int, ScoredRows]:
-    """Score the prompts of a plan's rows, while their forward's last hidden states exist.
+    """Score the prompt tokens of a plan's rows, while their forward's last hidden states exist.
 
-    Return scores by the plan's rows. Pure; the runner's thread. rows: the plan's. starts: each
-    row's first token in the forward. Raises PlanError if a scored row has fewer tokens than its
-    plan scores.
+    Return scores by the plan's rows. Pure; the runner's thread. rows: the plan's rows. starts:
+    index of each row's first token in the forward. head: computes logits of given tokens. Raises
+    PlanError if a scored row has fewer tokens than its plan scores.
     """
     found = {}
     for item in plan.scored:

@@ -1,4 +1,4 @@
-"""A plan's rows as numbers of this host, padded to the sizes of captured graphs.
+"""A plan's rows with all values known on the host, and the padded sizes of captured graphs.
 
 Owns the pages, slots and length of each batch index; knows no tensor. Thread rule: the runner's.
 """
@@ -23,14 +23,13 @@ from tasuki.model.ops.sampling.params import SamplingParams
 from tasuki.pycache.layout import PAGE_TOKENS
 
 _STRIDES = ((4, 2), (16, 4), (64, 8), (256, 16))
-"""Pairs of a batch size and the distance between sizes below it; above the last the distance is
-64."""
+"""Steps between padded batch sizes: (size, step used below this size). Above the last size the step
+is 64."""
 
 
 def padded_sizes(largest: int) -> list[int]:
-    """Return the batch sizes with captured decode graphs. Pure.
-
-    1, 2, 4, 8, 12, 16, 24, ...; the last is `largest`.
+    """Return the batch sizes with captured decode graphs: 1, 2, 4, 8, 12, 16, 24, ...; the last is
+    `largest`. Pure.
 
     A padding row costs only its share of the matrix products.
     """
@@ -52,8 +51,8 @@ _VERIFIES, _DRAFTS = int(RowFlag.VERIFIES), int(RowFlag.DRAFTS_AT_INDEX)
 
 
 class SequencePages:
-    """Ids of one sequence's pages, by logical page; grows. A sequence joining at the batch index
-    later gets another object."""
+    """Page ids of one sequence, by logical page; they grow. A later sequence at the same batch
+    index gets another object."""
 
     def __init__(self) -> None:
         self.ids: Ints = np.empty(0, dtype=np.int32)
@@ -64,11 +63,11 @@ class SequencePages:
 
 @dataclass(frozen=True)
 class ResolvedRows:
-    """Rows of a plan with all values known, columns [n] int32.
+    """Rows of a plan with all values known on the host, as columns [n] int32.
 
-    tokens_at: index of each row's first token among the plan's tokens, unless they are at its batch
-    index (at_index [n] bool). drafts_at_index [n] bool: all tokens but the first are at the batch
-    index.
+    tokens_at: index of the row's first token among the plan's tokens. at_index [n] bool: True if
+    the row's tokens are stored in the runner at its batch index instead. drafts_at_index [n] bool:
+    True if all tokens but the first are stored at the batch index.
     """
 
     batch_indices: Ints
@@ -88,7 +87,8 @@ class ResolvedRows:
 
     @property
     def stops(self) -> Ints:
-        """Length of each sequence once the forward has ended, without its sampled tokens."""
+        """Length of each row's sequence after the forward, in tokens, without its sampled
+        tokens."""
         return self.starts + self.lengths
 
     def take(self, rows: NDArray[np.int64]) -> "ResolvedRows":
@@ -108,15 +108,15 @@ class ResolvedRows:
 
 
 class SequenceStates:
-    """A runner's data of joined sequences; turns a plan's rows into numbers of this host.
+    """A runner's record of its sequences; it computes all values of a plan's rows on the host.
 
     Owns pages, slots and the length of each batch index; knows no tensor. Thread rule: the
-    runner's. Invariant: position and pending of a batch index include all applied plans, even if
-    their forwards have not ended. A forward samples as many tokens as its plan says, so the host
-    knows both without waiting. If a forward decided its number of accepted tokens, they would
-    become numbers on the device, and resolve() a kernel.
+    runner's. Invariant: the position and the pending tokens of a batch index include all applied
+    plans, even if their forwards have not ended. A forward samples as many tokens as its plan says,
+    so the host knows both without waiting. If a forward decided its number of accepted tokens, both
+    would become numbers on the device, and resolving rows a kernel.
 
-    At most `lanes` batch indices with at most `slots` working slots each.
+    batch_indices: number of batch indices. slots: most working slots of each.
     """
 
     def __init__(self, batch_indices: int, slots: int = 2) -> None:
@@ -134,8 +134,8 @@ class SequenceStates:
         return self._sampling[batch_index]
 
     def apply(self, plan: ForwardPlan) -> ResolvedRows:
-        """Apply the plan's changes; return its rows. Raises PlanGap with nothing changed, PlanError
-        with the plan's number used up."""
+        """Apply the plan's changes; return its rows. Raises PlanGap with nothing changed, or
+        PlanError with the plan's number used up."""
         if plan.number != self._next:
             raise PlanGap(f"plan {plan.number} came where {self._next} was due")
         self._next += 1
@@ -149,7 +149,9 @@ class SequenceStates:
 
     def _leave(self, batch_index: int) -> None:
         if batch_index not in self._pages:
-            raise UnknownBatchIndex(f"lane {batch_index} leaves, which no sequence has joined")
+            raise UnknownBatchIndex(
+                f"batch index {batch_index} leaves, which no sequence has joined"
+            )
         del self._pages[batch_index], self._sampling[batch_index]
         self._kept[:, batch_index] = 0
 
@@ -157,12 +159,15 @@ class SequenceStates:
         batch_indices, slots = self._slots.shape
         if not 0 <= item.batch_index < batch_indices or not 0 < len(item.slots) <= slots:
             raise PlanError(
-                f"lane {item.batch_index} joins with {len(item.slots)} slots: lanes go to "
+                f"batch index {item.batch_index} joins with {len(item.slots)} slots: batch "
+                f"indices end at "
                 f"{batch_indices}, each "
                 f"with at most {slots}"
             )
         if item.batch_index in self._pages:
-            raise PlanError(f"lane {item.batch_index} joins before its last sequence has left")
+            raise PlanError(
+                f"batch index {item.batch_index} joins before its last sequence has left"
+            )
         self._pages[item.batch_index] = SequencePages()
         self._sampling[item.batch_index] = item.sampling
         self._slots[item.batch_index, : len(item.slots)] = item.slots
@@ -172,7 +177,7 @@ class SequenceStates:
         pages = self._pages.get(grown.batch_index)
         if pages is None:
             raise UnknownBatchIndex(
-                f"lane {grown.batch_index} gets pages, which no sequence has joined"
+                f"batch index {grown.batch_index} gets pages, which no sequence has joined"
             )
         pages.grow(grown.pages)
         self._kept[_CAPACITY, grown.batch_index] = len(pages.ids) * PAGE_TOKENS
@@ -183,11 +188,11 @@ class SequenceStates:
             len(batch_indices)
             and not 0 <= batch_indices.min() <= batch_indices.max() < self._kept.shape[1]
         ):
-            raise UnknownBatchIndex(f"plan {plan.number} has rows of lanes that do not exist")
+            raise UnknownBatchIndex(f"plan {plan.number} has rows of unknown batch indices")
         position, pending, max_rows, capacity, slots = self._kept[:, batch_indices]
         if not slots.all():
             raise UnknownBatchIndex(
-                f"plan {plan.number} has rows of lanes that no sequence has joined"
+                f"plan {plan.number} has rows of batch indices without a sequence"
             )
         at_index, verifies = (flags & _TOKENS) != 0, (flags & _VERIFIES) != 0
         starts = np.where(flags & _POSITION, position, bounds)
@@ -199,8 +204,9 @@ class SequenceStates:
             "a length above its bound": most - lengths,
             "a row beyond its limit": limits - starts - lengths,
             "a row limit beyond its pages": capacity - limits,
-            "tokens that its lane does not have": np.where(at_index, -abs(pending - lengths), 0),
-            "more tokens drawn than its lane holds": max_rows - np.where(verifies, 1, num_sampled),
+            "tokens missing at its batch index": np.where(at_index, -abs(pending - lengths), 0),
+            "more sampled tokens than its batch index holds": max_rows
+            - np.where(verifies, 1, num_sampled),
             "drafts without a token before them": np.where(verifies, lengths - num_sampled, 0),
             "a slot to read that it does not have": np.minimum(read, slots - 1 - read),
             "a slot to write that it does not have": np.minimum(write, slots - 1 - write),
@@ -208,7 +214,7 @@ class SequenceStates:
         if np.array([*margins.values()]).min(initial=0) < 0:
             what, margin = next((what, m) for what, m in margins.items() if m.min() < 0)
             raise PlanError(
-                f"plan {plan.number} gives lane {batch_indices[margin.argmin()]} {what}"
+                f"plan {plan.number} gives batch index {batch_indices[margin.argmin()]} {what}"
             )
         host = np.where(at_index, 0, lengths)
         ends = host.cumsum(dtype=np.int32)
@@ -220,13 +226,13 @@ class SequenceStates:
             if starts[guess.row] + lengths[guess.row] + guess.count > capacity[guess.row]:
                 batch_index = batch_indices[guess.row]
                 raise PlanError(
-                    f"plan {plan.number} gives lane {batch_index} guesses beyond its pages"
+                    f"plan {plan.number} gives batch index {batch_index} guesses beyond its pages"
                 )
         for guess in plan.first_guesses:
             if not verifies[guess.row] or lengths[guess.row] != guess.count + 1:
                 batch_index = batch_indices[guess.row]
                 raise PlanError(
-                    f"plan {plan.number} gives lane {batch_index} guesses without a place"
+                    f"plan {plan.number} gives batch index {batch_index} guesses without a place"
                 )
         self._kept[_POSITIONS, batch_indices] = starts + lengths
         self._kept[_PENDING, batch_indices] = np.where(verifies, 0, num_sampled)
@@ -247,8 +253,8 @@ class SequenceStates:
     def slices(
         self, plan: ForwardPlan, rows: ResolvedRows, sampled: dict[int, list[int]]
     ) -> list[SequenceSlice]:
-        """Return the rows in the model's form. drawn: tokens by batch index, for rows with tokens
-        there."""
+        """Return the rows as the model's sequence slices. sampled: tokens by batch index, for rows
+        with tokens stored in the runner."""
         marks: dict[int, list[tuple[int, int]]] = {}
         for mark in plan.checkpoints:
             marks.setdefault(int(plan.rows.batch_indices[mark.row]), []).append(
@@ -278,21 +284,21 @@ class SequenceStates:
 
 
 MOST_ROWS = 64
-"""Most rows with drafts in a step. With more, matrix products take too long for a gain by
-drafts."""
+"""Most rows with drafts in a step. With more rows, matrix products would take longer than drafts
+can save."""
 _WIDTHS = (2, 4, 8)
 
 
 def widths(drafts: int) -> list[int]:
-    """Return the row lengths with captured graphs, for rows of at most `drafts` drafts. A padding
-    token costs only its share of the matrix products."""
+    """Return the row lengths, in tokens, with captured graphs for rows of at most `drafts` drafts.
+    A padding token costs only its share of the matrix products."""
     return sorted({min(width, drafts + 1) for width in _WIDTHS} | {drafts + 1})
 
 
 def token_rows(rows: ResolvedRows, width: int) -> ResolvedRows:
-    """Return rows of several tokens as `width` one-token rows each, in order. Pure.
+    """Return each row of several tokens as `width` one-token rows, in order. Pure.
 
-    Places past a row's length have position -1.
+    One-token rows past a row's length have position -1.
     """
     place = np.tile(np.arange(width, dtype=np.int32), len(rows))
     each = rows.take(np.repeat(np.arange(len(rows)), width))

@@ -1,7 +1,7 @@
 """Admission: the number of running requests, their longest wait, and the refusal of late ones.
 
-Owns measured times and the counts of transfers gone from an accept window. Thread rule: the engine
-loop's.
+Owns measured times, and counts of transfers removed from an accept window (a limit on transfers
+begun at a time). Thread rule: the engine loop's.
 """
 
 import math
@@ -18,7 +18,7 @@ from tasuki.engine.request import Request
 from tasuki.utils.signatures import Clock
 
 _GROWTH = 2
-"""Factor on the largest measured number of rows: fitting() returns no more."""
+"""Limit for fitting(): this factor times the largest measured number of rows."""
 
 
 class StepOutlook:
@@ -26,18 +26,20 @@ class StepOutlook:
 
     Knows rows and seconds, no requests. Thread rule: the engine loop's. Invariants: a step of more
     rows is never expected to be shorter. Measurements contradicted by a newer step are forgotten,
-    because contexts of answers grow. One slow step alone changes nothing if the one before it had
-    as many rows.
+    because contexts of answers grow. If two steps in a row have equal rows, the shorter one counts,
+    so one slow step changes nothing.
     """
 
     def __init__(self) -> None:
         self._rows: list[int] = []
         self._seconds: list[float] = []
-        """Seconds of a step with as many rows as in _rows; both lists rise."""
+        """Measured seconds of a step with the number of rows at the same index of _rows. Both lists
+        rise."""
         self._last = 0, 0.0
 
     def completed(self, rows: int, seconds: float) -> None:
-        """Record a decode-only step of `rows` answers, at least one, and its duration."""
+        """Record a decode-only step. rows: number of its answers, at least one. seconds: its
+        duration."""
         before, self._last = self._last, (rows, seconds)
         if before[0] == rows:
             seconds = min(seconds, before[1])
@@ -51,12 +53,14 @@ class StepOutlook:
         self._rows[first:last], self._seconds[first:last] = [rows], [seconds]
 
     def seconds(self, rows: int) -> float | None:
-        """Return the expected seconds of a step; None before the first step. Above the measured
-        rows the value is extrapolated. With only one measured row count it stays constant there."""
+        """Return the expected seconds of a step with `rows` answers; None before the first step.
+        Above the measured row counts the value is extrapolated; with only one measured row count it
+        stays constant."""
         return self._expected(rows) if self._rows else None
 
     def fitting(self, seconds: float) -> int:
-        """Return the largest number of rows expected to fit into `seconds`; at least one."""
+        """Return the largest number of rows in a step expected to take at most `seconds`; at least
+        one."""
         if not self._rows:
             return 1
         within = range(1, _GROWTH * self._rows[-1] + 1)
@@ -74,27 +78,29 @@ class StepOutlook:
 
 
 _SEATS_A_PLACE = 8
-"""Number of seats per additional place. About this share of a full batch ends while a prompt is
-computed and sent; its rows would be empty until then."""
+"""Number of batch seats for each extra request admitted while its prompt is computed elsewhere.
+About this share of a full batch ends while a prompt is computed and sent; its rows would be empty
+until then."""
 
 
 class Seats:
-    """The number of requests allowed to run at the same time.
+    """The number of requests allowed to run at the same time (seats of the batch).
 
     With a target time between two tokens: as many as fit into a step, found by doubling. The node
-    has one target for all requests. A target named by a request would let it keep others out, or
+    has one target for all requests. If a request named its own target, it could keep others out, or
     break promises made to others. Thread rule: the engine loop's.
     """
 
     def __init__(self, rows: int, per_token: float | None) -> None:
-        """rows: most rows of a forward. per_token: limit of a step in seconds; None: no limit."""
+        """rows: most rows of a forward. per_token: largest duration of a step in seconds; None: no
+        limit."""
         self.steps = StepOutlook()
         self._rows = rows
         self._per_token = per_token
 
     @property
     def count(self) -> int:
-        """The number of running requests allowed. More may run already; none is ever removed for
+        """Number of requests allowed to run at a time. If more run already, none is removed for
         it."""
         if self._per_token is None:
             return self._rows
@@ -102,8 +108,8 @@ class Seats:
 
     @property
     def places(self) -> int:
-        """Return the number of running requests, including requests with prompts computed on other
-        nodes."""
+        """Return the number of requests allowed to run or to have their prompt computed on another
+        node."""
         if self._per_token is None:
             return self._rows + -(-self._rows // _SEATS_A_PLACE)
         return self.count
@@ -113,21 +119,22 @@ class QueueLimit:
     """The time limits of the engine's queue: a request's longest wait, and the due time of its
     first token.
 
-    Owns no queue: its owner reports each entry. Thread rule: the engine's thread. Invariant: a
-    check costs nothing while no request is due. Otherwise it costs as much as the number of due
-    requests.
+    Owns no queue: the queue's owner reports each entry. Thread rule: the engine's thread.
+    Invariant: a check costs nothing while no request is due. Otherwise it costs as much as the
+    number of due requests.
     """
 
     def __init__(self, seconds: float, clock: Clock = time.monotonic) -> None:
         self.seconds = seconds
         self._clock = clock
         self._times: list[tuple[float, int, ReferenceType[Request]]] = []
-        """A heap of due times. It includes requests no longer waiting, held by weak reference."""
+        """A heap of due times: (time, sequence number, request). Entries of requests no longer
+        waiting remain, by weak reference."""
         self._numbers = count()
 
     def entered(self, request: Request) -> None:
-        """Start the request's wait. A request back from another node's queue waits anew in this
-        one, but never longer than its client does."""
+        """Start the request's wait in the queue. A request returned from another node's queue
+        starts a new wait, but never waits longer than its client does."""
         now, targets = self._clock(), request.targets
         if request.deadline is None:
             patience = request.patience if targets.answer is None else targets.answer
@@ -143,17 +150,18 @@ class QueueLimit:
                 heappush(self._times, (at, next(self._numbers), ref(request)))
 
     def seconds_left(self, request: Request) -> float:
-        """Return the seconds until its first token is due; infinite if there is no due time or a
-        token is out."""
+        """Return the seconds until the request's first token is due; infinite without a due time or
+        after its first token."""
         return math.inf if request.output else request.first_due - self._clock()
 
     @property
     def idle_seconds(self) -> float | None:
-        """The seconds until the next check is needed; None: not before a request enters."""
+        """Seconds until the next check of due times is needed; None: not before a request
+        enters."""
         return max(0.0, self._times[0][0] - self._clock()) if self._times else None
 
     def passed(self, waiting: Container[Request]) -> list[Request]:
-        """Return the waiting requests with a limit passed: the longest wait, or the due time of the
+        """Return the waiting requests with a passed limit: the longest wait, or the due time of the
         first token. A request begun once and preempted since is never among them."""
         now = self._clock()
         passed: dict[Request, None] = {}
@@ -167,12 +175,12 @@ class QueueLimit:
         return [*passed]
 
     def is_over(self, request: Request) -> bool:
-        """Return True if the request has waited too long."""
+        """Return True if the request's longest wait is over."""
         return request.due <= self._clock()
 
 
 _WINDOW_SECONDS = 5.0
-"""Seconds of work in a window: time passes only while a prompt waits."""
+"""Seconds of work in one measuring window: time counts only while a prompt waits."""
 _WINDOWS = 12
 
 
@@ -180,23 +188,23 @@ class FirstTokenOutlook:
     """An estimate of a new prompt's time to first token, from the recent rate of first tokens while
     prompts waited.
 
-    Owns the prompts without a first token. Asks neither queue nor cache, so it holds wherever
-    prompts are computed. Thread rule: the engine loop's.
+    Owns the set of prompts without a first token. Asks neither queue nor cache, so it holds
+    wherever prompts are computed. Thread rule: the engine loop's.
 
     Invariants:
-    1. A prompt counts whole, with its cached part: new prompts are like past ones.
-    2. The speed is that of the best of the last windows of work, so low demand refuses no request.
-       Nothing is expected before the end of the first window of work.
-    3. A caller waits for its own prompts that are as urgent and due no later. It waits for no more
-       tokens of another caller than of its own, because callers take turns. Work sent by other
-       nodes to the computing nodes counts as another caller's.
+    1. A prompt counts with all its tokens, cached ones too: new prompts are like past ones.
+    2. The speed is the best of the last measuring windows, so low demand refuses no request.
+       Nothing is expected before the end of the first window.
+    3. A new prompt waits for its caller's prompts of equal or higher urgency and no later due time.
+       It waits for no more tokens of another caller than of its own, because callers are served in
+       turn. Work sent by other nodes to the computing nodes counts as another caller's.
     """
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
         self._waiting: dict[Request, None] = {}
         self._speeds: deque[float] = deque(maxlen=_WINDOWS)
-        """Prompt tokens a second, one value per window."""
+        """Prompt tokens per second, one value for each measuring window."""
         self._worked = 0.0
         self._answered = 0
         self._looked_at = 0.0
@@ -206,8 +214,8 @@ class FirstTokenOutlook:
         self._waiting[request] = None
 
     def left(self, request: Request, *, answered: bool) -> None:
-        """Forget a prompt. answered: its first token is out; otherwise it will have none.
-        Idempotent."""
+        """Forget a prompt. answered: True if its first token was emitted; False if it will have
+        none. Idempotent."""
         if request not in self._waiting:
             return
         self._pass_time()
@@ -222,9 +230,9 @@ class FirstTokenOutlook:
     def seconds(
         self, request: Request, within: float = math.inf, elsewhere: float = 0.0
     ) -> float | None:
-        """Return the seconds until a new prompt's first token; None without an estimate or without
-        a queue. within: seconds until it is due. elsewhere: seconds of others' work before it on
-        every node able to compute its prompt."""
+        """Return the expected seconds until a new prompt's first token; None without an estimate or
+        without a queue. within: seconds until the first token is due. elsewhere: seconds of other
+        nodes' work queued before it, at the prefill node with the least."""
         if not self._speeds or not (self._waiting or elsewhere):
             return None
         speed = max(self._speeds)
@@ -232,7 +240,8 @@ class FirstTokenOutlook:
         return (before + len(request.prompt)) / speed
 
     def _before(self, request: Request, due: float, elsewhere: float) -> float:
-        """Return the number of prompt tokens with an earlier turn."""
+        """Return the number of prompt tokens to be computed before the new request's. due: due time
+        of its first token. elsewhere: prompt tokens of other nodes queued before it."""
         now = self._clock()
         tokens: dict[str, int] = {}
         for other in self._waiting:
@@ -250,7 +259,8 @@ class FirstTokenOutlook:
 
 
 def _comes_first(other: Request, request: Request, due: float, now: float) -> bool:
-    """Return True if `other` goes first in the line of its caller."""
+    """Return True if `other` is computed before `request`, both of the same caller. due: due time
+    of the request's first token. now: the current time."""
     if other.priority != request.priority:
         return other.priority < request.priority
     # A request that missed its first token's time counts by the end of its wait.
@@ -258,11 +268,12 @@ def _comes_first(other: Request, request: Request, due: float, now: float) -> bo
 
 
 SecondsElsewhere = Callable[[Request], float]
-"""Return the seconds of others' work before a request, as in FirstTokenOutlook.seconds."""
+"""A function to return the seconds of other nodes' work queued before a request, as in
+FirstTokenOutlook.seconds()."""
 
 
 class EarlyRefusal:
-    """The early refusal of requests expected to miss their targets.
+    """The early refusal of new requests expected to miss their targets (time limits).
 
     Reads waiting and running requests, and changes nothing. Thread rule: the engine loop's.
     Invariants: only a new request is refused, never an accepted one. If no request waits, a request
@@ -270,13 +281,14 @@ class EarlyRefusal:
     """
 
     def __init__(self, own: m.Targets, outlook: FirstTokenOutlook, seats: Seats) -> None:
-        """own: the node's targets, for requests without any."""
+        """own: the node's time limits, used for each limit a request does not set. outlook:
+        estimates the time to first token. seats: estimates the time per token."""
         self._own = own
         self._outlook = outlook
         self._seats = seats
 
     def targets(self, asked: m.Targets) -> m.Targets:
-        """Return the effective targets of a request asking for these."""
+        """Return a request's effective time limits: its own ones, and the node's for unset ones."""
         return asked.or_else(self._own)
 
     def reason(
@@ -285,8 +297,9 @@ class EarlyRefusal:
         others: Collection[Request],
         elsewhere: SecondsElsewhere,
     ) -> m.RequestError | None:
-        """Return the error of a refusal; None to accept. others: all requests not yet over.
-        elsewhere: as in FirstTokenOutlook.seconds."""
+        """Return the error to refuse the request with; None to accept it. others: all requests not
+        yet over. elsewhere: returns seconds of other nodes' work, as in
+        FirstTokenOutlook.seconds()."""
         return self._late(request, elsewhere) or self._slow(request, others)
 
     def _late(self, request: Request, elsewhere: SecondsElsewhere) -> m.RequestError | None:
@@ -306,7 +319,8 @@ class EarlyRefusal:
         )
 
     def _slow(self, request: Request, others: Collection[Request]) -> m.RequestError | None:
-        """Return an error if its tokens would come too slowly beside all present requests."""
+        """Return an error if the request's tokens would come more slowly than its target, together
+        with all present requests."""
         target = request.targets.per_token
         if target is None or not others:
             return None
@@ -336,36 +350,36 @@ def _refusal(why: str, retry_after: float) -> m.RequestError:
 
 
 MOST_ACCEPTED = 16
-"""Most accepted transfers of one decode node: as many as begin during the round trip for a
-destination. It is not larger, because each transfer holds a slot."""
+"""Most accepted transfers of one decode node at a time. It suffices for the transfers begun during
+the round trip for a destination. It is not larger, because each transfer holds a slot."""
 MOST_PULLED = 32
-"""Pulling transfers of one decode node, limited likewise: a pull waits for the forward in flight,
+"""Most transfers with a pull of one decode node at a time. A pull waits for the forward in flight,
 and is over within the next one or two."""
 _WINDOW_SHARE = 4
-"""Their prompts together use at most this part of the capacity (1 / value); one is always
-allowed."""
+"""Prompts of one accept window together use at most 1 / this value of the cache's capacity; one
+prompt is always allowed."""
 
 
 class AcceptWindow:
-    """Transfers holding memory on a prefill node before any computation: accepted transfers, and
-    transfers with a pull.
+    """A limit on the transfers holding memory on a node before any computation, by the other node.
+    One window counts one kind of transfers: accepted ones, ones with a pull, or fetches.
 
-    Owns the count of one kind of them by decode node, and their limit. Knows no queue and no cache.
-    Thread rule: the engine loop's. Invariant: a decode node that never grants holds at most its
-    share of the memory.
+    Knows no queue and no cache. Thread rule: the engine loop's. Invariant: a peer that never grants
+    a destination holds at most its share of the memory.
     """
 
     def __init__(self, capacity_tokens: int, most: int) -> None:
-        """capacity_tokens: the cache's capacity for one prompt. most: transfers of a decode
-        node."""
+        """capacity_tokens: the cache's capacity for one prompt, in tokens. most: largest number of
+        transfers for one peer."""
         self._most = most
         self._share = capacity_tokens // _WINDOW_SHARE
         self._ahead: dict[str, dict[m.TransferId, int]] = {}
         self.left = 0
-        """Number of transfers gone from the window; it grows when others may enter."""
+        """Count of transfers removed so far; a change means others may enter."""
 
     def has_room(self, peer: str, tokens: int) -> bool:
-        """Return True if a prompt of `tokens` tokens may be allocated for the decode node."""
+        """Return True if memory for a prompt of `tokens` tokens may be allocated for the node
+        `peer`."""
         ahead = self._ahead.get(peer)
         if not ahead:
             return True
@@ -375,8 +389,8 @@ class AcceptWindow:
         self._ahead.setdefault(peer, {})[transfer_id] = tokens
 
     def leave(self, peer: str, transfer_id: m.TransferId) -> None:
-        """Remove a transfer: a forward of it is planned, its pull is over, or neither will come.
-        Idempotent."""
+        """Remove a transfer from the window: its forward is planned, its pull is over, or neither
+        will happen. Idempotent."""
         ahead = self._ahead.get(peer, {})
         if ahead.pop(transfer_id, None) is None:
             return

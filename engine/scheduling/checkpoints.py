@@ -1,4 +1,4 @@
-"""States kept in the tree: the checkpoints of a prefill, and the state left at a request's end.
+"""States kept in the prefix tree: the checkpoints of a prefill, and the state at a request's end.
 
 Thread rule: the engine loop's.
 """
@@ -29,14 +29,14 @@ def plan_checkpoints(
     """Plan a prefill's checkpoints: at the prompt's end, the last message's end, branch points and
     the client's marks.
 
-    Return positions in (cached, tokens), ascending and distinct. All but the message's end are
-    multiples of a page. branches: positions needed by waiting requests. message_end: end of the
-    last message, if the next turn may continue there.
+    Return positions in (cached, tokens), ascending and distinct. All except the message's end are
+    multiples of the page size. branches: positions needed by waiting requests. message_end: end of
+    the last message, if the next turn may continue there.
 
-    The prompt's end is kept at the last page boundary usable by a repeat of the same prompt (at
-    most tokens - 1). If that is inside an answer's opening, the message's end is kept instead. The
-    last marks are kept if there are many, because they cover most. A mark inside a page is moved
-    down to its boundary.
+    The prompt's end is kept at the last page boundary usable by a repetition of the prompt (at most
+    tokens - 1). If this boundary is behind the last message, in the first page of an answer's
+    opening, the message's end is kept instead. If there are many marks, the last MAX_MARKS are
+    kept, because they cover most. A mark inside a page is moved down to the page's start.
     """
     chosen: dict[int, CheckpointKind] = {}
 
@@ -63,8 +63,8 @@ def plan_checkpoints(
 
 
 def _is_opening(match: Match, branch: int) -> bool:
-    """Return True if the branch is in the answer's opening, after the message at which the prompt
-    resumes. It would then save only a few tokens."""
+    """Return True if the branch point is in the answer's opening tokens, after the message end the
+    prompt resumes from. A checkpoint there would save only a few tokens."""
     is_end = match.checkpoint_kind is CheckpointKind.MESSAGE_END
     return is_end and branch - match.usable_tokens < PAGE_TOKENS
 
@@ -73,12 +73,12 @@ _TOOL_CALL = "<tool_call>"
 
 
 class TokenizerFileError(ValueError):
-    """A checkpoint's tokenizer.json cannot be read. Copy the file again."""
+    """A checkpoint's tokenizer.json cannot be read. To fix this, copy the file again."""
 
 
 def read_tool_call_ids(checkpoint: Path) -> frozenset[int]:
-    """Return ids of the tokens opening a tool call in an answer. Empty if the folder has no
-    tokenizer or its vocabulary has no such token. Raises TokenizerFileError."""
+    """Return ids of the tokens opening a tool call in an answer. The set is empty if the folder has
+    no tokenizer or its vocabulary has no such token. Raises TokenizerFileError."""
     path = checkpoint / "tokenizer.json"
     if not path.is_file():
         return frozenset()
@@ -92,7 +92,8 @@ def read_tool_call_ids(checkpoint: Path) -> frozenset[int]:
 
 
 def turn_hint(output: Sequence[int], reason: FinishReason, tool_call_ids: frozenset[int]) -> str:
-    """Return the hint for PrefixCache.insert: an answer with a tool call is soon continued."""
+    """Return the hint for PrefixCache.insert about the next turn: "tool_call" (soon continued),
+    "end_of_turn", or "unknown"."""
     if reason is not FinishReason.STOP:
         return "unknown"
     return "end_of_turn" if tool_call_ids.isdisjoint(output) else "tool_call"
@@ -101,12 +102,13 @@ def turn_hint(output: Sequence[int], reason: FinishReason, tool_call_ids: frozen
 def keep_state(
     cache: HybridPrefixCache, request: Request, active: Active, hint: str = "unknown"
 ) -> None:
-    """Publish KV and state at the exact last forwarded token, so the next turn resumes there.
+    """Insert KV and state into the prefix tree at the exact last forwarded token, so the next turn
+    resumes there.
 
     hint: the next turn, guessed from the answer's end (PrefixCache.insert). The last sampled token
     was never forwarded and has no state. A forward in flight may already be one token further. It
-    writes the other working slot, and KV not counted by any match. ENSURES: only release may
-    follow.
+    writes the other working slot, and KV not counted by any match. ENSURES: the allocation may only
+    be released from then on.
     """
     allocation, computed = active.allocation, active.progress.num_computed
     if computed == 0:
@@ -120,7 +122,8 @@ def keep_state(
 
 
 def keep_completed(cache: HybridPrefixCache, request: Request, active: Active) -> None:
-    """Publish the state of a request ended before its answer. REQUIRES: no forward of it failed.
-    ENSURES: only release may follow."""
+    """Insert the state of a request ended before its answer's end, if no forward in flight writes
+    to it. REQUIRES: none of the request's forwards failed. ENSURES: the allocation may only be
+    released from then on."""
     if len(active.slots) > 1 or active.progress.settled:
         keep_state(cache, request, active)

@@ -1,16 +1,17 @@
 """The scheduler's requests: running requests, waiting requests, and each caller's share.
 
 RunningRequests holds the running requests in the order of their start, and the columns for a
-forward's rows by batch index. It owns order, columns and the callers' holdings; ProgressTable owns
-the numbers changed by a forward. It asks nothing of the cache. WaitingQueue and CallerShares own
-the queue and each caller's share. Thread rule: the engine loop's.
+forward's rows by batch index. It owns order, columns and the callers' resources; ProgressTable owns
+the token counts changed by a forward. It asks nothing of the cache. WaitingQueue and CallerShares
+own the queue and each caller's share. Thread rule: the engine loop's.
 
 Invariants:
-1. A column is valid only for batch indices of requests that run here.
+1. A column is valid only for batch indices of requests running on this engine.
 2. `prompts` holds the requests with more than the next token left to schedule, in the same order. A
-   request answered here that leaves it has one token per forward from then on, the last sampled
-   one.
-3. capacities[lane] is the capacity of the request's allocation, and `held` their sum by caller.
+   request answered here and no longer in `prompts` has one token per forward from then on, the last
+   sampled one.
+3. capacities[i] is the capacity of the allocation of the request at batch index i. `held` has their
+   sum by caller.
 """
 
 import math
@@ -36,7 +37,8 @@ from .shared_prompts import Leader, LoadLeader
 
 @dataclass
 class Held:
-    """Resources of the running requests of one caller: rows of a forward, tokens of the arena."""
+    """Resources of one caller's running requests. rows: rows of a forward. tokens: tokens allocated
+    in the arena."""
 
     rows: int = 0
     tokens: int = 0
@@ -48,10 +50,12 @@ class RunningRequests(Collection[Request]):
         self._progress = progress
         self._batch_indices: dict[Request, int] = {}
         self._order: BatchIndices = np.empty(0, dtype=np.intp)
-        """Batch indices of the running requests; invalid while _reordered."""
+        """Batch indices of the running requests, in the order of their start; invalid while
+        _reordered."""
         self._reordered = False
         self._suspects: list[Request] = []
-        """Suspect requests; some may have been cleared since."""
+        """Requests from a failed forward, to be run alone; some may have been cleared of suspicion
+        since."""
         self._requests: NDArray[np.object_] = np.empty(batch_indices, dtype=object)
         self._answers: NDArray[np.bool_] = np.zeros(batch_indices, dtype=np.bool_)
         self._prompt_lengths: Ints = np.zeros(batch_indices, dtype=np.int32)
@@ -59,9 +63,9 @@ class RunningRequests(Collection[Request]):
         self.capacities: Ints = np.zeros(batch_indices, dtype=np.int32)
         self.prompts: list[Request] = []
         self.held: dict[str, Held] = {}
-        """Resources by caller; none is empty."""
+        """Resources by caller, only for callers with a running request."""
         self.drafting: dict[Request, Drafting] = {}
-        """Requests with drafted answers, in the same order."""
+        """The running requests with draft tokens, in the order of their start."""
 
     def __len__(self) -> int:
         return len(self._batch_indices)
@@ -76,8 +80,8 @@ class RunningRequests(Collection[Request]):
         return request in self._batch_indices
 
     def add(self, request: Request) -> None:
-        """Add a running request. REQUIRES: it is Active. Raises OverflowError, without effect, if a
-        length is no int32."""
+        """Add a running request. REQUIRES: its state is Active. Raises OverflowError, without
+        effect, if a length exceeds int32."""
         state = request.state
         assert isinstance(state, Active)
         batch_index = state.progress.batch_index
@@ -99,7 +103,7 @@ class RunningRequests(Collection[Request]):
         self.grown(request, state)
 
     def discard(self, request: Request) -> None:
-        """Remove the request, in any state."""
+        """Remove the request, in any state; ignore a request not running."""
         batch_index = self._batch_indices.pop(request, None)
         if batch_index is None:
             return
@@ -115,7 +119,7 @@ class RunningRequests(Collection[Request]):
             del self.held[request.caller]
 
     def grown(self, request: Request, state: Active) -> None:
-        """Record the new capacity of its allocation."""
+        """Record the new capacity of the request's allocation."""
         batch_index, capacity = self._batch_indices[request], state.allocation.capacity_tokens
         self.held[request.caller].tokens += capacity - int(self.capacities[batch_index])
         self.capacities[batch_index] = capacity
@@ -127,7 +131,7 @@ class RunningRequests(Collection[Request]):
         self._answers[self._batch_indices[request]] = state.answers_here
 
     def acquit(self, requests: Sequence[Request]) -> None:
-        """Clear the suspicion of requests in a successful forward."""
+        """Clear requests of suspicion, because a forward with them succeeded."""
         for request in self._suspects:
             if request in requests:
                 request.suspect = False
@@ -138,8 +142,9 @@ class RunningRequests(Collection[Request]):
         return found
 
     def answering(self) -> BatchIndices:
-        """Return, in order, the batch indices with one token to forward, if they may be in the next
-        forward. The token may still be in the forward before."""
+        """Return the batch indices of answers with one token to forward, if they may be in the next
+        forward, in the order of the requests' start. The token may still be computed by the
+        previous forward."""
         suspect = self._suspect()
         batch_indices = (
             self._in_order() if suspect is None else np.array([self._batch_indices[suspect]])
@@ -149,15 +154,16 @@ class RunningRequests(Collection[Request]):
         return batch_indices if due.all() else batch_indices[due]
 
     def unfinished_prompts(self) -> list[Request]:
-        """Return the requests of `prompts` allowed in the next forward."""
+        """Return the requests with prompt tokens left to schedule, if allowed in the next
+        forward."""
         suspect = self._suspect()
         if suspect is None:
             return self.prompts
         return [suspect] if suspect in self.prompts else []
 
     def schedule_next(self, batch_indices: BatchIndices) -> AnswerRows:
-        """Schedule one token of each of these batch indices from answering(). They count as
-        scheduled from here on."""
+        """Schedule one token for each of these batch indices from answering(). The tokens count as
+        scheduled from now on."""
         tokens = self._progress.schedule_next(batch_indices)
         stops = tokens.starts + 1
         return AnswerRows(
@@ -171,7 +177,8 @@ class RunningRequests(Collection[Request]):
         )
 
     def _suspect(self) -> Request | None:
-        """Return the request to run alone in the next forward, if any."""
+        """Return a request from a failed forward, to run alone in the next forward; None without
+        one."""
         self._suspects = [
             request
             for request in self._suspects
@@ -189,9 +196,10 @@ class RunningRequests(Collection[Request]):
 
 
 _TRIED = 4
-"""Requests of a line tried while those before them find no memory."""
+"""Number of a caller's first waiting requests tried, if those before find no memory."""
 _OVERTAKEN = 16
-"""Number of times others may overtake a request without memory; then its line waits with it."""
+"""Number of times other requests may overtake a request without memory. After that its caller's
+other requests wait for it."""
 
 Place = tuple[int, bool, float, int, Request]
 
@@ -201,15 +209,16 @@ class WaitingQueue:
     due.
 
     Owns the place of each. Knows nothing of memory. Thread rule: the engine loop's. Invariant: a
-    waiting request is either in its caller's line or parked behind a sibling. A request gets its
-    old place back if it leaves the line and returns.
+    waiting request is either in its caller's line or parked. A parked request waits for another
+    request to compute or load their common prefix. It gets its old place in the line back
+    afterwards.
     """
 
     def __init__(self) -> None:
         self._numbers = count()
         self._places: dict[Request, Place] = {}
         self.lines: dict[str, list[Place]] = {}
-        """Lines by caller, each in starting order; no line is empty."""
+        """Waiting requests by caller, each list in starting order; no list is empty."""
         self._parked: dict[Leader | LoadLeader, dict[Request, None]] = {}
 
     def __len__(self) -> int:
@@ -219,8 +228,8 @@ class WaitingQueue:
         return request in self._places
 
     def __iter__(self) -> Iterator[Request]:
-        """Yield all requests: the first of each line, then the second of each, the parked ones
-        last."""
+        """Yield all waiting requests: the first of each caller, then the second of each, the parked
+        ones last."""
         for places in zip_longest(*self.lines.values()):
             for place in places:
                 if place is not None:
@@ -229,18 +238,19 @@ class WaitingQueue:
             yield from parked
 
     def stands(self, request: Request) -> bool:
-        """Return True if the request may be tried: it waits and is not parked."""
+        """Return True if the request waits in its caller's line, not parked behind another
+        request."""
         return request in self and not any(request in parked for parked in self._parked.values())
 
     def sought(self, request: Request, start: int, length: int) -> int:
-        """Return the nearest end needed by parked requests among tokens [start, length) of a
-        running request."""
+        """Return the next position after `start` in the running request's prompt with a parked
+        request waiting for it. Return `length` without one."""
         positions = [leader.position for leader in self._parked if leader.request is request]
         return min((place for place in positions if place > start), default=length)
 
     def add(self, request: Request, *, returned: bool = False) -> None:
-        """Add a request. returned: it has had its turn before, and goes ahead of requests without
-        one."""
+        """Add a request to its caller's line. returned: True if it was begun before; it goes ahead
+        of requests not begun yet."""
         place = (
             request.priority,
             not returned,
@@ -264,7 +274,8 @@ class WaitingQueue:
         self._leave(place)
 
     def missed(self, request: Request) -> None:
-        """Order a request with a missed due time as if its first token had none."""
+        """Forget a first token's due time, because it was missed. Order the request by its longest
+        wait instead."""
         request.first_due = math.inf
         before = self._places[request]
         place = (*before[:2], request.ordered_by, *before[3:])
@@ -276,24 +287,25 @@ class WaitingQueue:
             self._stand(place)
 
     def park(self, request: Request, leader: Leader | LoadLeader) -> None:
-        """Move the request from its line to wait behind a sibling, without delaying others.
-        REQUIRES: it is in a line."""
+        """Move the request out of its line until `leader` has computed or loaded their common
+        prefix. Others in the line are not delayed. REQUIRES: it is in a line."""
         self._leave(self._places[request])
         self._parked.setdefault(leader, {})[request] = None
 
     def unpark(self) -> None:
-        """Return parked requests to their place in the line if their sibling has reached the
-        position, or never will."""
+        """Return parked requests to their place in the line if their leader has reached the common
+        prefix's end, or never will."""
         for leader in [leader for leader in self._parked if leader.is_over]:
             for request in self._parked.pop(leader):
                 self._stand(self._places[request])
 
     def tried(self, caller: str) -> int:
-        """Return the number of requests to try now, from the line's first on."""
+        """Return the number of the caller's first waiting requests to try now."""
         return 1 if self.lines[caller][0][-1].overtaken >= _OVERTAKEN else _TRIED
 
     def begun(self, request: Request) -> None:
-        """Remove a begun request from its line, and count it as overtaking those before it."""
+        """Remove a begun request from its line. Count it as having overtaken each request before
+        it."""
         place = self._places.pop(request)
         for before in self.lines[request.caller][:_TRIED]:
             if before is place:
@@ -315,8 +327,8 @@ class WaitingQueue:
 class CallerShares:
     """Each caller's share of the engine, and the choice of the request to be preempted.
 
-    A caller's share is the larger of its part of the seats and its part of the arena: dominant
-    resource fairness (Ghodsi et al., NSDI 2011). Has no part in queues. Thread rule: the engine
+    A caller's share is the larger of its part of the batch seats and its part of the arena:
+    dominant resource fairness (Ghodsi et al., NSDI 2011). Changes no queue. Thread rule: the engine
     loop's. Invariant: the last request to be preempted is the oldest of the most urgent ones of the
     caller with the least share. So there is always progress.
     """
@@ -328,24 +340,25 @@ class CallerShares:
         self._seats = seats
 
     def least(self, callers: Sequence[str], running: RunningRequests) -> str:
-        """Return the caller with the least share: its turn is next."""
+        """Return the caller with the least share, to begin its request next. callers:
+        candidates."""
         if len(callers) == 1:
             return callers[0]
         shares = self._shares(running)
         return min(callers, key=lambda caller: shares.get(caller, 0.0))
 
     def victim(self, running: RunningRequests) -> Request:
-        """Return the request to preempt so another may grow: the caller with the largest share, its
-        least urgent request, the youngest of these. A caller's priorities take nothing from
-        others."""
+        """Return the request to preempt so another may grow. It belongs to the caller with the
+        largest share; it is this caller's least urgent request, the youngest of equals. Urgency is
+        compared within one caller only."""
         shares = self._shares(running)
         most = max(reversed(running), key=lambda request: shares[request.caller]).caller
         return _least_urgent(request for request in reversed(running) if request.caller == most)
 
     def victim_for(self, waiting: WaitingQueue, running: RunningRequests) -> Request | None:
-        """Return the request to preempt so a caller below an equal share may begin. None if no
-        caller has more, or the new request would itself exceed the share. No request in a hand-over
-        is preempted."""
+        """Return the request to preempt so a caller below an equal share may begin one. Return None
+        if no caller has more, or the new request itself would exceed the equal share. Preempt
+        nothing if the largest caller has a request in a hand-over."""
         callers = {*waiting.lines, *running.held}
         if len(callers) == 1 or not waiting.lines or not running:
             return None
@@ -370,13 +383,13 @@ class CallerShares:
         }
 
     def _part(self, rows: int, tokens: int, seats: int) -> float:
-        """Return the part of the engine used. Each row holds at least one arena slot besides its
-        tokens."""
+        """Return the used part of the engine, from 0 to 1. rows: batch seats used. tokens: tokens
+        allocated in the arena. Each row holds at least one arena slot besides its tokens."""
         return max(rows / seats, (tokens + rows * self._slot_tokens) / self._tokens)
 
 
 def _least_urgent(requests: Iterable[Request]) -> Request:
-    """Return the least urgent request, the first of equals."""
+    """Return the least urgent request, the first one of equals."""
     return max(requests, key=lambda request: request.priority)
 
 

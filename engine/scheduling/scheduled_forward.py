@@ -1,10 +1,9 @@
 """The content of one forward: kept by the engine until it completes, and planned for the runner.
 
 ForwardPlanner turns the scheduler's choice into a plan: plain data, as changes against the runner's
-copy. It owns the plans' numbers. It also owns, for every joined batch index, the sequence there and
-the number of pages known to the runner. Thread rule: the engine loop. Invariant: this record of a
-batch index equals the runner's after it has run every plan made. So each plan must be launched,
-once and in order.
+copy. It owns the plans' numbers. It also keeps, for each batch index, the sequence in the runner
+and its known pages. Thread rule: the engine loop. Invariant: this record of a batch index equals
+the runner's after it has run every plan made. So each plan must be launched, once and in order.
 """
 
 from collections.abc import Sequence
@@ -39,15 +38,16 @@ from tasuki.pycache.layout import PAGE_TOKENS
 class ScheduledSequence:
     """One forward's part of one request, kept by the engine until the forward completes.
 
-    Tokens [start, stop) of a running request; checkpoints among them, with their slots. The forward
-    reads the working slot of index read_index and writes the one of write_index.
+    It computes tokens [start, stop) of a running request. checkpoints: checkpoints among these
+    tokens, with their slots. read_index, write_index: indices of the working slots read and
+    written.
 
-    num_sampled: tokens it samples; above 0 only if it reaches the last known token. drafts: the
-    last of its tokens, not sampled yet. With drafts it samples at most num_sampled tokens, and the
-    number accepted is known when it completes. first_guesses: the number of drafts if the model's
-    draft layer makes them before the forward; the values in drafts are placeholders then.
-    drafts_at_index: the drafts are placeholders for those stored in the runner. guesses: tokens to
-    be proposed after the sampled ones.
+    num_sampled: number of tokens it samples; above 0 only if it reaches the last known token.
+    drafts: the last of its tokens, not sampled yet. With drafts it samples at most num_sampled
+    tokens; the accepted number is known when it completes. first_guesses: number of drafts made by
+    the model's draft layer before the forward; the values in `drafts` are placeholders then.
+    drafts_at_index: True if the values in `drafts` are placeholders for tokens stored in the
+    runner. guesses: number of tokens to propose after the sampled ones.
     """
 
     request: Request
@@ -69,31 +69,31 @@ class ScheduledSequence:
 
     @property
     def batch_index(self) -> int:
-        """Return the batch index for the runner's last sampled tokens. It is a working slot,
-        because no two allocations share one."""
+        """Return the request's batch index, to find its last sampled tokens in the runner. It is a
+        working slot's id, because no two allocations share one."""
         return self.active.slots[0]
 
     @property
     def decodes(self) -> bool:
-        """True if this is one token of an answer given here, so it may run in a decode graph."""
+        """True if this computes one token of an answer decoded on this engine, so it may run in a
+        CUDA graph for decode."""
         one = self.num_sampled > 0 and self.stop - self.start == 1
         return one and self.active.answers_here and not self.checkpoints
 
     @property
     def live(self) -> bool:
-        """True if the request still runs on the allocation planned here."""
+        """True if the request still runs on the allocation used in this forward."""
         state = self.request.state
         return isinstance(state, Active) and state.allocation is self.active.allocation
 
 
 @dataclass(frozen=True)
 class AnswerRows:
-    """The answers of one forward without drafts: one token of each request, and one sampled after
-    it.
+    """The answers without drafts in one forward: each computes one token and samples the next.
 
-    Columns: [n], one row for each answer. holders: as in ProgressTable. row_limits: tokens held by
-    the allocations. indices: position of the sampled token in the answer. is_last: no token is
-    wanted after it.
+    Columns have shape [n], one row for each answer. holders: number of each row's sequence, as in
+    ProgressTable. row_limits: token capacity of the allocation. indices: position of the sampled
+    token in the answer. is_last: True if no token is wanted after it.
     """
 
     requests: Sequence[Request]
@@ -108,12 +108,13 @@ class AnswerRows:
         return len(self.batch_indices)
 
     def live(self, progress: ProgressTable) -> NDArray[np.bool_]:
-        """Return [n]: True if the row's request still runs on the allocation planned here."""
+        """Return bool [n]: True if the row's request still runs on the allocation used in this
+        forward."""
         still: NDArray[np.bool_] = progress.holders[self.batch_indices] == self.holders
         return still
 
     def requests_where(self, rows: NDArray[np.bool_]) -> list[Request]:
-        """Return the requests of the marked rows [n]."""
+        """Return the requests of the rows with True. rows: bool [n]."""
         return [self.requests[row] for row in rows.nonzero()[0].tolist()]
 
     def take(self, rows: NDArray[np.intp]) -> "AnswerRows":
@@ -128,7 +129,7 @@ class AnswerRows:
         )
 
     def sequences(self) -> list[ScheduledSequence]:
-        """Return the rows as single sequences. REQUIRES: all are live."""
+        """Return each row as a ScheduledSequence. REQUIRES: all rows are live."""
         found = []
         for row, request in enumerate(self.requests):
             assert isinstance(request.state, Active)
@@ -155,23 +156,25 @@ class ScheduledForward:
 
     @property
     def sequences(self) -> list[ScheduledSequence]:
-        """The sequences after the answers' rows, in the order of the rows."""
+        """The forward's parts after the rows of `answers`, in the order of the rows: answers with
+        drafts, then prompts."""
         return [*self.drafted, *self.prompts]
 
     @property
     def shape(self) -> StepShape:
-        """Return the shape of the answers' step."""
+        """Return the shape of the forward's decode part: the numbers of answers without and with
+        drafts, and the longest row."""
         lengths = [1 + len(item.drafts) for item in self.drafted if item.drafts]
         plain = len(self.answers) + len(self.drafted) - len(lengths)
         return StepShape(plain, len(lengths), max(lengths, default=1))
 
     @property
     def prompt_tokens(self) -> int:
-        """The number of prompt tokens it computes."""
+        """Number of prompt tokens computed by the forward."""
         return sum(item.stop - item.start for item in self.prompts if not item.decodes)
 
     def live_sequences(self, progress: ProgressTable) -> list[ScheduledSequence]:
-        """Return the parts of running requests, one by one."""
+        """Return one ScheduledSequence for each request still running."""
         live = self.answers.take(self.answers.live(progress).nonzero()[0])
         return live.sequences() + [item for item in self.sequences if item.live]
 
@@ -179,11 +182,12 @@ class ScheduledForward:
 _DECODES, _AT_INDEX, _VERIFIES = RowFlag.DECODES.value, AT_INDEX.value, RowFlag.VERIFIES.value
 _DRAFTS_AT_INDEX = RowFlag.DRAFTS_AT_INDEX.value
 _MAX_ROWS = 1
-"""Tokens sampled by a forward for a sequence."""
+"""Most sampled tokens stored in the runner for a sequence: a forward samples one for it."""
 
 
 class _Changes:
-    """Changes of one plan against the runner's state."""
+    """Changes of one plan against the runner's state: sequences removed, sequences added, and new
+    pages."""
 
     def __init__(self) -> None:
         self.left: list[int] = []
@@ -198,10 +202,10 @@ class ForwardPlanner:
         self._progress = progress
         self._number = 0
         self._joined: NDArray[np.int64] = np.zeros(batch_indices, dtype=np.int64)
-        """Number of the sequence in the runner, by batch index; 0: none."""
+        """Number of the sequence known to the runner, by batch index; 0: none."""
         self._joined_count = 0
         self._row_limits: Ints = np.zeros(batch_indices, dtype=np.int32)
-        """Token capacity of the pages known to the runner, by batch index."""
+        """Token capacity of the pages known to the runner for the sequence, by batch index."""
 
     def plan(
         self,
@@ -209,7 +213,9 @@ class ForwardPlanner:
         copies: tuple[CopyOp, ...],
         folds: tuple[Fold, ...] = (),
     ) -> ForwardPlan:
-        """Return the next plan; it must be launched. REQUIRES: no two rows share a batch index."""
+        """Return the next plan; it must be launched. copies: cache copies before the forward.
+        folds: recurrent states to store after accepted drafts. REQUIRES: no two rows share a batch
+        index."""
         answers = forward.answers
         changes = _Changes()
         columns: Ints = np.empty((COLUMNS, len(forward)), dtype=np.int32)
@@ -246,8 +252,8 @@ class ForwardPlanner:
         )
 
     def stores_alone(self, copies: tuple[CopyOp, ...], folds: tuple[Fold, ...] = ()) -> ForwardPlan:
-        """Return the next plan, with copies and folds but no new computation; it must be launched
-        too."""
+        """Return the next plan, with copies and folds (states stored after accepted drafts) but no
+        new computation. It must be launched too."""
         return ForwardPlan(self._next_number(), copies, tuple(self._leave()), folds=folds)
 
     def _next_number(self) -> int:
@@ -256,7 +262,8 @@ class ForwardPlanner:
         return number
 
     def _answer_rows(self, answers: AnswerRows, columns: Ints, changes: _Changes) -> list[int]:
-        """Fill the columns. Return the tokens of rows without a token at a batch index."""
+        """Fill the columns of the answers without drafts. Return the input tokens of rows without a
+        token in the runner."""
         batch_indices, tokens = answers.batch_indices, answers.tokens
         changed = (self._joined[batch_indices] != answers.holders) | (
             self._row_limits[batch_indices] != answers.row_limits
@@ -275,7 +282,7 @@ class ForwardPlanner:
         return known
 
     def _sequence_row(self, item: ScheduledSequence, column: Ints, changes: _Changes) -> list[int]:
-        """Fill the row's column; return its tokens."""
+        """Fill the column of one sequence's row; return the row's input tokens."""
         batch_index = item.batch_index
         self._follow(item.request, batch_index, changes)
         flags = _VERIFIES if item.drafts else _DECODES if item.decodes else 0
@@ -294,8 +301,8 @@ class ForwardPlanner:
         return known + list(item.drafts)
 
     def _follow(self, request: Request, batch_index: int, changes: _Changes) -> None:
-        """Add the request's sequence and all its pages to the changes, as far as the runner lacks
-        them."""
+        """Add the request's sequence and its pages to the plan's changes, as far as the runner
+        lacks them."""
         state = request.state
         assert isinstance(state, Active)
         if self._joined[batch_index] != state.progress.number:
@@ -312,7 +319,7 @@ class ForwardPlanner:
             self._row_limits[batch_index] = limit
 
     def _leave(self) -> list[int]:
-        """Remove ended sequences; return their batch indices."""
+        """Remove the record of ended sequences; return their batch indices."""
         over = (self._joined != 0) & (self._joined != self._progress.holders)
         gone: BatchIndices = over.nonzero()[0]
         self._joined[gone] = 0
@@ -322,8 +329,8 @@ class ForwardPlanner:
 
 
 def _scored(row: int, item: ScheduledSequence) -> list[ScoredRow]:
-    """Return the scored row of a prompt; none if the request is not scored or no prompt token
-    follows the row's tokens."""
+    """Return the row's part of a prompt scoring. Return no part if the request is not scored, or no
+    prompt token follows the row's tokens."""
     scoring = item.request.scoring
     count = 0 if scoring is None else scoring.count(item.start, item.stop)
     if scoring is None or not count:
@@ -332,7 +339,7 @@ def _scored(row: int, item: ScheduledSequence) -> list[ScoredRow]:
 
 
 def _joined(batch_index: int, slots: tuple[int, ...], request: Request) -> JoinedSequence:
-    """Return the sequence's description for the runner. All tokens sampled before are in the
+    """Return the description of a new sequence for the runner. All tokens sampled before are in the
     request's output: none is in flight."""
     sampling = request.sampling
     before = None

@@ -42,14 +42,14 @@ from .scheduled_forward import ScheduledForward, ScheduledSequence
 from .shared_prompts import follow, leader_of, load_leader_of, pays
 
 _GROWTH = 2.0
-"""The next forward has at most this many times the tokens of a short one."""
+"""Limit for the prompt tokens of the next forward, as a multiple of a measured forward's."""
 
 
 class ChunkLimit:
-    """The limit of prompt tokens in a forward beside answers, so no answer waits too long.
+    """The limit of prompt tokens in a forward together with answers, so no answer waits too long.
 
-    Owns the times of the last forwards. Thread rule: the engine loop's. Invariant: at least a page,
-    at most a chunk; without a time limit always a chunk.
+    Owns the measured limit. Thread rule: the engine loop's. Invariant: the limit is at least a page
+    and at most a chunk; without a time limit always a chunk.
     """
 
     def __init__(self, chunk: int, most_seconds: float | None) -> None:
@@ -60,7 +60,8 @@ class ChunkLimit:
         self._beside_answers = chunk if most_seconds is None else PAGE_TOKENS
 
     def tokens(self, *, beside_answers: bool) -> int:
-        """Return the number of prompt tokens allowed in the next forward."""
+        """Return the number of prompt tokens allowed in the next forward. beside_answers: True if
+        it has answers too."""
         return self._beside_answers if beside_answers else self._chunk
 
     def completed(self, forward: ScheduledForward, seconds: float) -> None:
@@ -85,8 +86,8 @@ _OLDEST_EVERY = 4
 class Demand:
     """A prompt's demand for tokens of a forward: tokens [start, length) are still to be forwarded.
 
-    sought: the end needed first, at most length. seconds_left: until its first token is due;
-    infinite without a due time.
+    sought: position to be reached first, for requests waiting there, at most length. seconds_left:
+    seconds until its first token is due; infinite without a due time.
 
     share_chunk() divides the chunk. Each caller has an equal part. A part left unused while more
     was wanted is owed to the caller: deficit round robin (Shreedhar and Varghese, 1995). Within a
@@ -109,7 +110,8 @@ class Demand:
 
 
 Owed = Mapping[str, float]
-"""Tokens owed, by caller; negative: tokens received in advance."""
+"""Prompt tokens a caller is still owed from earlier chunks, by caller; negative: tokens received in
+advance."""
 
 
 def share_chunk(
@@ -132,7 +134,8 @@ def share_chunk(
     left = budget
 
     def take(index: int, most: int) -> int:
-        """Give the demand more tokens, at most `most` in all. Return the number added."""
+        """Give the demand at `index` more tokens, up to `most` in this chunk. Return the number
+        added."""
         nonlocal left
         demand, before = demands[index], stops[index]
         stop = min(demand.length, before + left, demand.start + most)
@@ -200,8 +203,8 @@ Admit = Callable[[Request], bool]
 
 @dataclass(frozen=True)
 class _Proposed:
-    """Drafts of a request's next forward. They are placeholders if the draft layer guesses them
-    before the forward, or the runner holds them."""
+    """Drafts for a request's next forward. They are placeholders if the draft layer makes them
+    before the forward (to_guess), or the runner holds them (at_index)."""
 
     request: Request
     state: Decoding
@@ -225,8 +228,8 @@ class Scheduler:
         drafts: DraftLimit,
         max_batch: int,
     ) -> None:
-        """limit: notified of each request beginning to wait. seats: number of running requests;
-        learns from the forwards. drafts: limits drafts of answers. max_batch: requests in one
+        """limit: gets each request beginning to wait. seats: number of running requests; learns
+        from the forwards. drafts: limits drafts of answers. max_batch: most requests in one
         forward; the config may leave it open."""
         self._cache = cache
         self._admit = admit
@@ -236,7 +239,7 @@ class Scheduler:
         self._drafts = drafts
         self._chunk = ChunkLimit(config.prefill_chunk_tokens, config.max_itl_seconds)
         self._chunk_seconds = LineFit()
-        """Seconds of a forward by its prompt tokens."""
+        """Measured seconds of a forward as a line over its prompt tokens."""
         self._shares = CallerShares(cache, seats)
         self._computing: list[Request] = []
         """Admitted requests with prompts not computed yet; some may be over."""
@@ -255,7 +258,7 @@ class Scheduler:
         self.waiting.add(request)
 
     def requeue(self, request: Request) -> None:
-        """Put the request ahead of those without a turn so far, because it had one."""
+        """Queue the request ahead of requests not begun yet, because it was begun before."""
         self._limit.entered(request)
         self.waiting.add(request, returned=True)
 
@@ -265,7 +268,8 @@ class Scheduler:
         self.running.add(request)
 
     def drop(self, request: Request) -> None:
-        """Forget a request in any place; the caller releases its allocation."""
+        """Remove a request from the running and waiting ones; the caller releases its
+        allocation."""
         self.running.discard(request)
         self.waiting.discard(request)
 
@@ -283,8 +287,8 @@ class Scheduler:
             self._give_way(item.request)
 
     def due_seconds(self, request: Request) -> float | None:
-        """Return the seconds until its first token is due; None without a due time, or if it is too
-        late."""
+        """Return the seconds until the request's first token is due; None without a due time, or if
+        it has passed."""
         left = self._limit.seconds_left(request)
         return left if 0 < left < math.inf else None
 
@@ -299,8 +303,8 @@ class Scheduler:
     def completed_after(
         self, forward: ScheduledForward, tokens: int, seconds: float, *, planned: bool
     ) -> None:
-        """Record a decode-only forward: `tokens` produced, `seconds` since the previous one ended.
-        planned: it was planned while the previous one ran."""
+        """Record a decode-only forward. tokens: number of tokens it produced. seconds: time since
+        the previous forward ended. planned: True if it was planned while the previous one ran."""
         if forward and not forward.prompts:
             self._drafts.completed(forward.shape, tokens, seconds, planned=planned)
 
@@ -337,8 +341,8 @@ class Scheduler:
         return self._drafts.next(len(self.running), drafting) if drafting else 0
 
     def _draft(self, batch_indices: BatchIndices, most: int) -> list[ScheduledSequence]:
-        """Return rows with drafts, or followed by guesses, among the requests with rows in the next
-        forward."""
+        """Return rows with drafts, or followed by the draft layer's guesses, among the answers of
+        the next forward."""
         proposed = self._proposed(batch_indices, most)
         counts = [(one.drafting, len(one.drafts)) for one in proposed]
         most = self._drafts.of_step(len(batch_indices), counts)
@@ -366,7 +370,7 @@ class Scheduler:
         return found
 
     def _watch(self) -> None:
-        """Watch some of the drafters, the next ones each time."""
+        """Compare some drafters' proposals with their answers, other drafters each time."""
         drafting = list(self.running.drafting.items()) if self._drafts.watched else []
         count = min(self._drafts.watched, len(drafting))
         for place in range(self._first_watched, self._first_watched + count):
@@ -424,7 +428,8 @@ class Scheduler:
             self._retract(victim)
 
     def _admit_of(self, caller: str) -> bool:
-        """Try the caller's line. Return True if a request left it."""
+        """Try to begin the caller's first waiting requests. Return True if a request left the
+        caller's line."""
         for *_, request in self.waiting.lines[caller][: self.waiting.tried(caller)]:
             if self._admit(request):
                 self.waiting.begun(request)
@@ -437,12 +442,12 @@ class Scheduler:
         return False
 
     def _loading(self) -> int:
-        """Return the number of requests to run when their load completes."""
+        """Return the number of requests with a load in progress, to run after it."""
         return sum(isinstance(request.state, Loading) for request in self._computing)
 
     def parked(self, request: Request) -> bool:
-        """Park a waiting request if another one computes or loads its prefix. Return True if
-        parked."""
+        """Park a waiting request (let it wait outside its line) if another one computes or loads
+        its prefix. Return True if parked."""
         if request.output or request.gateway_transfer is not None:
             return False
         if self._follows_load(request):
@@ -468,7 +473,8 @@ class Scheduler:
         return True
 
     def _chunks_of(self, budget: int, rows: int) -> list[ScheduledSequence]:
-        """Return the prompt chunks of the forward, beside `rows` other rows."""
+        """Return the prompt chunks of the forward. budget: most prompt tokens. rows: number of the
+        forward's other rows."""
         unfinished = self.running.unfinished_prompts()[: max(0, self.max_batch - rows)]
         if not unfinished:
             return []

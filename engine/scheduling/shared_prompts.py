@@ -1,4 +1,5 @@
-"""Requests over one prompt: siblings arriving together, and answers forked from one request.
+"""Requests over one prompt: requests with a common prefix arriving together, and answers forked
+from one request.
 
 Other requests wait for a leader. Queues are not known here. Thread rule: the engine loop's.
 """
@@ -23,14 +24,14 @@ from tasuki.pycache._cpp_cache import Allocation, CheckpointKind
 from tasuki.pycache.layout import PAGE_TOKENS
 
 _LEAST_SAVED = 2 * PAGE_TOKENS
-"""Least number of saved tokens to wait for."""
+"""Fewest saved tokens for a request to wait for another one's common prefix."""
 _MOST_KEPT = 8
-"""Checkpoints of one prompt: each takes a slot from other states."""
+"""Most checkpoints of one prompt, because each takes a slot from other states."""
 
 
 @dataclass(frozen=True)
 class Leader:
-    """A running request; it will keep the state after `position` tokens.
+    """A running request to be waited for: it will keep the state after its first `position` tokens.
 
     When requests with a long common prefix arrive together, the first computes it. The others wait
     for its checkpoint if waiting leaves less to compute. Requests and allocations are compared by
@@ -43,7 +44,7 @@ class Leader:
 
     @property
     def is_over(self) -> bool:
-        """True if the state is kept, or never will be."""
+        """True if the leader's state is kept, or never will be."""
         state = self.request.state
         if not isinstance(state, AwaitingGrant | Prefilling):
             return True
@@ -54,7 +55,8 @@ class Leader:
 
 @dataclass(frozen=True)
 class LoadLeader:
-    """A request loading the first `position` tokens, needed by another prompt too."""
+    """A request to be waited for: it loads its first `position` tokens from a lower tier, and
+    another prompt has the same prefix."""
 
     request: Request
     allocation: Allocation
@@ -62,7 +64,7 @@ class LoadLeader:
 
     @property
     def is_over(self) -> bool:
-        """True if the load has ended, with success or not."""
+        """True if the leader's load has ended, with success or not."""
         state = self.request.state
         return not isinstance(state, Loading) or state.allocation is not self.allocation
 
@@ -70,9 +72,9 @@ class LoadLeader:
 def load_leader_of(
     request: Request, computing: Iterable[Request], kv_tokens: int
 ) -> LoadLeader | None:
-    """Return the request with a load covering most of this prompt; None if none saves enough. Its
-    KV enters the tree when the load completes, so the same pages are not loaded twice. kv_tokens:
-    tokens of this prompt already in the tree."""
+    """Return the request with a load covering most of this request's prompt; None if none saves
+    enough. The loaded KV enters the prefix tree when the load completes, so the same pages are not
+    loaded twice. kv_tokens: tokens of this prompt already in the prefix tree."""
     best: LoadLeader | None = None
     for other in computing:
         state = other.state
@@ -88,8 +90,8 @@ def load_leader_of(
 
 
 def leader_of(request: Request, computing: Iterable[Request]) -> Leader | None:
-    """Return the request about to compute the longest common prefix with this one. computing:
-    requests with a prompt in computation, or just before it."""
+    """Return the request about to compute the longest common prefix with this one; None without
+    one. computing: requests with a prompt in computation, or just before it."""
     best: Leader | None = None
     for other in computing:
         state = other.state
@@ -103,14 +105,15 @@ def leader_of(request: Request, computing: Iterable[Request]) -> Leader | None:
 
 
 def pays(leader: Leader, usable: int) -> bool:
-    """Return True if waiting is less work than computing again. usable: cached tokens of the
-    waiting request."""
+    """Return True if waiting for the leader's state is less work than computing the common prefix
+    again. usable: cached tokens of the waiting request."""
     saved = leader.position - usable
     return saved >= _LEAST_SAVED and usable <= _computed(leader.request)
 
 
 def follow(leader: Leader) -> None:
-    """Make the leader keep the state. REQUIRES: no forward has reached the position."""
+    """Make the leader keep its state after `position` tokens. REQUIRES: no forward has reached this
+    position."""
     planned = _planned(leader.request)
     if all(checkpoint.position != leader.position for checkpoint in planned):
         planned.append(PlannedCheckpoint(leader.position, CheckpointKind.BRANCH))
@@ -118,7 +121,8 @@ def follow(leader: Leader) -> None:
 
 
 def _may_keep(other: Request, position: int) -> bool:
-    """Return True if a state after `position` tokens is planned, or can still be."""
+    """Return True if a checkpoint after `position` tokens is planned for `other`, or can still
+    be."""
     state = other.state
     if isinstance(state, Prefilling) and state.progress.num_scheduled >= position:
         return False
@@ -132,7 +136,7 @@ def _planned(request: Request) -> list[PlannedCheckpoint]:
 
 
 def _computed(request: Request) -> int:
-    """Return the number of prompt tokens without need of a further forward."""
+    """Return the number of the request's prompt tokens already computed or cached."""
     state = request.state
     if isinstance(state, Prefilling):
         return state.progress.num_computed
@@ -141,7 +145,7 @@ def _computed(request: Request) -> int:
 
 
 def common_tokens(one: Tokens, other: Tokens) -> int:
-    """Return the length of the common prefix."""
+    """Return the length of the common prefix of two token arrays."""
     length = min(len(one), len(other))
     if length == 0 or one[0] != other[0]:
         return 0
@@ -154,13 +158,13 @@ NOTHING_SAMPLED = SamplingParams(max_new_tokens=0)
 
 
 def carrier_of(choices: Sequence[Request], taken: Collection[m.RequestId]) -> Request:
-    """Return the carrier: the request to compute the common prompt of several answers.
+    """Return the carrier: an extra request to compute the common prompt of several answers.
 
-    The carrier computes all but the last token once, and keeps it in the tree at its exact end.
-    Each answer then starts like a request with a cached prompt: it shares the whole pages and
-    copies the last page and the state. It forwards the last token for its own first logits, with
-    its own seed, penalties and end. The carrier's id is stored in each choice. choices: answers to
-    one prompt of at least two tokens. taken: ids of other requests.
+    The carrier computes all tokens but the last once, and keeps them in the prefix tree at their
+    exact end. Each answer then starts like a request with a cached prompt: it shares the whole
+    pages and copies the last page and the state. It forwards the last token for its own first
+    logits, with its own seed, penalties and end. The carrier's id is stored in each answer's
+    request. choices: answers to one prompt of at least two tokens. taken: ids of other requests.
     """
     first = choices[0]
     name = m.RequestId(f"{first.id}/prompt")
@@ -187,7 +191,8 @@ def carrier_of(choices: Sequence[Request], taken: Collection[m.RequestId]) -> Re
 
 
 def told_of(fork: Request, carrier: Request) -> None:
-    """Copy the carrier's report of the prompt's computation to the fork."""
+    """Copy the report about the prompt's computation from the carrier to the fork (one of several
+    answers)."""
     fork.hit = None if carrier.hit is None else _with_last_token(carrier.hit)
     fork.transfer, fork.pulled = carrier.transfer, carrier.pulled
     fork.route, fork.prefilled_on = carrier.route, carrier.prefilled_on
@@ -196,7 +201,7 @@ def told_of(fork: Request, carrier: Request) -> None:
 
 
 def _with_last_token(hit: m.HitBreakdown) -> m.HitBreakdown:
-    """Return the hit of the prompt with its last token added. The last token is always computed."""
+    """Return the cache hit of a carrier's prompt with its last token added, as a computed token."""
     in_pages = None if hit.in_pages is None else _with_last_token(hit.in_pages)
     return replace(
         hit,
@@ -207,7 +212,7 @@ def _with_last_token(hit: m.HitBreakdown) -> m.HitBreakdown:
 
 
 def scoring_of(message: m.Submit) -> PromptScoring | None:
-    """Return the scoring of the prompt; None if not asked for."""
+    """Return the scoring of the message's prompt; None if the client asked for none."""
     if message.prompt_logprobs is None:
         return None
     return PromptScoring(message.prompt_logprobs, message.prompt)

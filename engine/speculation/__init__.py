@@ -1,1 +1,1 @@
-"""Drafts of answers' next tokens: their sources and their acceptance."""
+"""Drafts (guesses) of answers' next tokens: their sources and their acceptance."""

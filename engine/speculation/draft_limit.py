@@ -1,8 +1,9 @@
-"""The number of drafts per answer in the next step, and the measured cost of steps with them.
+"""The number of drafts per answer in the next step, and the measured cost of steps with drafts.
 
-A step's seconds run from the end of a step on the device to the end of the next one. So host time
-between them counts: a step with drafts is not planned while the one before runs. For steps with
+A step's seconds run from the end of the previous step on the device to its own end. So host time
+between steps counts: a step with drafts is not planned while the previous one runs. For steps with
 drafts only the extra time over a step without is kept, because growing contexts lengthen both.
+
 StepCosts knows rows and seconds, no requests. A limit is fixed or measured; it reads no clock:
 callers pass durations. Thread rule: the engine loop's.
 """
@@ -18,16 +19,16 @@ from typing import Protocol
 from .drafting import Drafting
 
 _KEPT = 9
-"""Number of newest steps kept of each kind."""
+"""Number of newest step durations kept for each kind of step."""
 _KNOWN = 3
-"""Steps of a kind needed to know its duration. Fewer may all have been delayed by something
-else."""
+"""Number of measured steps of a kind needed to know its duration. Fewer may all have been delayed
+by other work."""
 
 
 @dataclass(frozen=True)
 class StepShape:
-    """plain: answers without drafts. drafted: answers with drafts. tokens: tokens of the longest
-    row with drafts."""
+    """The answers in a decode step. plain: number of answers without drafts. drafted: number of
+    answers with drafts. tokens: number of tokens in the longest row with drafts."""
 
     plain: int
     drafted: int
@@ -40,14 +41,14 @@ class StepShape:
 
 class StepCosts:
     def __init__(self, widths: Sequence[int]) -> None:
-        """widths: row lengths with kernels, in tokens, rising; a row has at most the last."""
+        """widths: row lengths with kernels, in tokens, rising; no row is longer than the last."""
         self.widths = widths
         some = partial(deque[float], maxlen=_KEPT)
         self._plain: dict[int, deque[float]] = defaultdict(some)
         self._more: dict[tuple[int, int, int], deque[float]] = defaultdict(some)
 
     def completed(self, shape: StepShape, seconds: float) -> None:
-        """Record a step's duration."""
+        """Record the duration of a step of this shape."""
         if not shape.drafted:
             self._plain[shape.plain].append(seconds)
             return
@@ -56,19 +57,21 @@ class StepCosts:
             self._more[self._kind(shape)].append(seconds - plain)
 
     def plain(self, answers: int) -> float | None:
-        """Return the seconds of an undisturbed step of `answers` answers without drafts; None if
-        too few were measured."""
+        """Return the expected seconds of a step with `answers` answers and no drafts; None if too
+        few were measured."""
         seconds = self._plain.get(answers, ())
         return _quick(seconds) if len(seconds) >= _KNOWN else None
 
     def known(self, shape: StepShape) -> float | None:
-        """Return more() for a measured kind; None if too few were measured."""
+        """Return the extra seconds of a step with drafts, for a measured kind of step; None if too
+        few were measured."""
         seconds = self._more.get(self._kind(shape), ())
         return _quick(seconds) if len(seconds) >= _KNOWN else None
 
     def more(self, shape: StepShape) -> float:
-        """Return the extra seconds of a step with drafts. A kind with too few measurements gets the
-        largest value among known kinds no larger in any dimension, so it is tried."""
+        """Return the expected extra seconds of a step with drafts over one without. A kind of step
+        with too few measurements gets the largest value among smaller measured kinds, so it is
+        tried."""
         known, own = self.known(shape), self._kind(shape)
         if known is not None:
             return known
@@ -86,7 +89,8 @@ class StepCosts:
 
 
 def _quick(seconds: Collection[float]) -> float:
-    """Return the lower quartile: other work on the machine only lengthens steps."""
+    """Return the lower quartile of the durations, because other work on the machine only lengthens
+    steps."""
     return sorted(seconds)[(len(seconds) - 1) // 4]
 
 
@@ -100,25 +104,25 @@ class DraftLimit(Protocol):
 
     @property
     def watched(self) -> int:
-        """Number of answers with drafters to be watched during the next step if it has no
-        drafts."""
+        """Number of answers with drafters to be watched (compared with the answer) during a next
+        step without drafts."""
 
     def next(self, answers: int, drafting: Collection[Drafting]) -> int:
-        """Return the largest number of drafts per answer in the next step. 0: the step is planned
-        while the one before runs, as without drafting. answers: running answers. drafting: answers
-        open to drafts among them, at least one."""
+        """Return the largest number of drafts per answer in the next step. 0: no drafts, and the
+        step is planned while the previous one runs. answers: number of running answers. drafting:
+        the answers among them with sources of drafts, at least one."""
 
     def of_step(self, answers: int, proposed: Sequence[tuple[Drafting, int]]) -> int:
-        """Return the largest number of drafts per row to compute. answers: number of answers in the
-        step. proposed: each drafted answer with its number of drafts."""
+        """Return the largest number of proposed drafts per row to compute in this step. answers:
+        number of answers in the step. proposed: each drafted answer with its number of drafts."""
 
     def completed(self, shape: StepShape, tokens: int, seconds: float, *, planned: bool) -> None:
-        """Record a decode-only step: `tokens` produced, `seconds` since the previous step ended.
-        planned: it was planned while the previous step ran."""
+        """Record a decode-only step. tokens: number of tokens it produced. seconds: time since the
+        previous step ended. planned: True if it was planned while the previous step ran."""
 
 
 class FixedLimit:
-    """A constant number of drafts, at any cost."""
+    """A constant largest number of drafts per answer, at any cost."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -138,34 +142,36 @@ class FixedLimit:
 
 
 _GAINS = 1.02
-"""Least factor on the tokens per second to use drafts; smaller gains are within measurement
+"""Least gain in tokens per second to use drafts, as a factor; smaller gains are within measurement
 errors."""
 _ALLOWED = 0.003
 _MOST_LOST, _MOST_OWED = 3.0, 1.0
 _TRIAL = 0.5
-"""Part of a step's time charged at most for a step with drafts of a kind not known yet."""
+"""Most loss charged for a step with drafts of a kind not known yet, as a part of a step's time."""
 _WAITED = 0.25
-"""Part of a step's time charged at most for host time before a step not planned ahead."""
+"""Most loss charged for host time before a step not planned ahead, as a part of a step's time."""
 _DOUBTED = 64
-"""Steps without drafts before unfavourable estimates are tested again, in _TRIES steps."""
+"""Number of steps without drafts after unfavourable estimates. Then the estimates are tested in
+_TRIES steps with drafts."""
 _TRIES = 3
 _CONSIDERED = 4
-"""Steps without drafts per look at the estimates: a look takes the host some 20 us."""
+"""Number of steps without drafts for each use of the estimates, because one takes the host some 20
+us."""
 _STALE = 256
-"""Steps with drafts before _ANEW steps without are measured again."""
+"""Number of steps with drafts after which _ANEW steps without are measured again."""
 _WATCHED = 4
 _LOOK_SECONDS = 60e-6
-"""Approximate duration of watching one drafter."""
+"""Approximate seconds to watch one drafter (compare its proposals with the answer) in a step."""
 _WATCHING = 0.003
-"""Part of the time of steps without drafts spent on watching drafters. Such steps hide little of
-the host's work."""
+"""Part of the time of steps without drafts spent on watching drafters. In such steps the device's
+work overlaps little of the host's."""
 _ANEW = 3
 _UNMEASURED = 0.8
-"""Assumed chance of a draft in such a test if only a forward could measure it."""
+"""Assumed acceptance of a draft in a test of estimates, for sources only a forward can measure."""
 
 
 class MeasuredLimit:
-    """The number of drafts per step giving the most tokens a second, from measured step times and
+    """The number of drafts per answer with the most tokens per second, from measured step times and
     acceptance.
 
     Acceptance is known only on average, and costs change. So drafts may lose only a small allowed
@@ -176,13 +182,15 @@ class MeasuredLimit:
     """
 
     def __init__(self, widths: Sequence[int]) -> None:
-        """widths: as in StepCosts; the last one is the width of the longest row with drafts."""
+        """widths: row lengths with kernels, in tokens, rising; the last is the longest row with
+        drafts."""
         self.costs = StepCosts(widths)
         self._spare = _MOST_LOST
-        """Number of steps still allowed as loss by drafts."""
+        """Loss by drafts still allowed, in numbers of steps; below 0 after a larger loss."""
         self._doubted = 0
         self._stale: dict[int, int] = {}
-        """Steps with drafts since steps without were measured, by number of answers."""
+        """Number of steps with drafts since steps without drafts were last measured, by number of
+        answers."""
         self._anew = 0
         self._tries = False
         self._looks = 0.0
@@ -258,9 +266,10 @@ class MeasuredLimit:
         rows: Sequence[tuple[float, Sequence[float]]],
         part: float,
     ) -> int:
-        """Return the drafts per row with the most tokens a second; 0 if none gain. rows: chance of
-        each row to have drafts, and the mean number of 1, 2, .. drafts accepted. part: factor on
-        the known costs of drafts."""
+        """Return the number of drafts per row with the most tokens per second; 0 if drafts gain
+        nothing. plain: seconds of a step without drafts. rows: for each row, the chance to have
+        drafts, and the mean number accepted of 1, 2, .. drafts. part: factor on the known costs of
+        drafts."""
         drafted = min(answers, max(1, round(sum(found for found, _ in rows))))
         best, rate = 0, _GAINS * answers / plain
         for width in self.costs.widths:
@@ -278,7 +287,7 @@ class MeasuredLimit:
 def _hoped(
     rows: Sequence[tuple[float, Sequence[float]]], drafting: Collection[Drafting]
 ) -> list[tuple[float, Sequence[float]]]:
-    """Return the rows with optimistic values, as if the unfavourable results were out of date."""
+    """Return the rows with optimistic acceptance, as if unfavourable results were out of date."""
     return [
         (1.0, [*accumulate(_UNMEASURED**place for place in range(1, len(gains) + 1))])
         if one.guesses

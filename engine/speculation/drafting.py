@@ -15,7 +15,8 @@ class DraftSource(Enum):
     """The source of a draft.
 
     prediction: the answer predicted by the request. mtp: the model's own draft layer. tree: tokens
-    found after the same ones elsewhere. grammar: text without alternatives in the answer's grammar.
+    found after the same tokens in an earlier text. grammar: text without alternatives in the
+    answer's grammar.
     """
 
     PREDICTION = "prediction"
@@ -25,7 +26,7 @@ class DraftSource(Enum):
 
 
 class Drafter(Protocol):
-    """Source of drafts for the next tokens of one request's answer. A draft is only a guess: the
+    """A source of drafts for the next tokens of one request's answer. A draft is only a guess: the
     model samples every token itself, for any proposal (engine/runner/cpu_runner.py).
 
     Thread rule: the engine loop's.
@@ -35,32 +36,34 @@ class Drafter(Protocol):
     def source(self) -> DraftSource: ...
 
     def propose(self, output: Sequence[int], most: int) -> list[int]:
-        """Return at most `most` possible next tokens of the answer; none if nothing is known.
-        output: the answer so far; it only grows from call to call."""
+        """Return at most `most` possible next tokens of the answer; none if the source has no
+        guess. output: the answer so far; it only grows from call to call."""
 
     def verified(self, drafted: int, accepted: int) -> None:
-        """Record the result of the last proposal: `drafted` tokens were verified and `accepted` of
-        them held."""
+        """Record the result of the last proposal: the model verified its first `drafted` drafts and
+        accepted `accepted` of them."""
 
 
 _PRIOR_WEIGHT = 2.0
-"""Weight of the prior, in drafts counted before the request's own; it fades too."""
+"""Weight of the prior acceptance rates, as a number of drafts counted before the request's own; it
+fades too."""
 _FADES = 0.8
-"""Factor on a draft's weight after each later draft of the same place; of one request."""
+"""Factor on a draft's weight after each later draft of the same position, for one request."""
 _FADES_TOGETHER = 0.98
 _FIRST_GUESS = 0.6
-"""Chance assumed before any verification: a try is worthwhile, and a few failures end it."""
+"""Acceptance assumed before any verification: a try is worthwhile, and a few failures end it."""
 
 
 class Chances:
-    """Acceptance rates of drafts by place, given those before it held. Newer results count more.
+    """Acceptance rates of drafts by position in a row, given that all earlier ones were accepted.
+    Newer results count more.
 
     Owns the latest results. Thread rule: the engine loop's.
     """
 
     def __init__(self, prior: "Chances | None" = None) -> None:
-        """prior: shared rates of similar requests. They stand in for missing results and learn from
-        this one."""
+        """prior: acceptance rates shared by similar requests. They replace missing results of this
+        request, and its results are added to them."""
         self._prior = prior
         self._fades = _FADES_TOGETHER if prior is None else _FADES
         self._tried: list[float] = []
@@ -69,7 +72,8 @@ class Chances:
         self._gains: list[float] | None = None
 
     def verified(self, drafted: int, held: int) -> None:
-        """Record a row of `drafted` drafts, at least one; the first `held` of them held."""
+        """Record a verified row of `drafted` drafts, at least one; the first `held` of them were
+        accepted."""
         if self._prior is not None:
             self._prior.verified(drafted, held)
         self._gains = None
@@ -81,16 +85,16 @@ class Chances:
             self._held[place] = self._held[place] * self._fades + (place < held)
 
     def looked(self, *, found: bool) -> None:
-        """Record a search for drafts."""
+        """Record a search for drafts. found: True if it found any."""
         self._found = self._found * _FADES + found * (1 - _FADES)
 
     @property
     def found(self) -> float:
-        """The chance of a search to find drafts."""
+        """Chance of a search to find drafts, from recent searches."""
         return self._found
 
     def gains(self, most: int) -> Sequence[float]:
-        """Return the mean number of accepted drafts for rows of 1, 2, .. `most` drafts."""
+        """Return the mean number of accepted drafts in rows of 1, 2, .. `most` drafts."""
         if self._gains is None or len(self._gains) < most:
             reached = accumulate((self._likely(place) for place in range(most)), mul)
             self._gains = list(accumulate(reached))
@@ -103,9 +107,9 @@ class Chances:
 
 
 class MtpDrafter:
-    """Drafts made by the model's draft layer beside the previous forward (model/qwen3_5.py).
+    """Drafts made by the model's draft layer at the previous forward (model/qwen3_5.py).
 
-    Owns the newest drafts, or their number if the runner keeps them, and the answer length before
+    Owns the newest drafts, or their number if the runner keeps them, and the answer's length before
     them. Thread rule: the engine loop's.
     """
 
@@ -113,45 +117,49 @@ class MtpDrafter:
         self._guessed: tuple[int, ...] = ()
         self._at_index = 0
         self._behind = 0
-        """0: no drafts were asked for yet; the answer's first token is sampled without one."""
+        """Number of the answer's tokens before the newest drafts. 0: no drafts were requested yet;
+        the answer's first token is sampled without drafts."""
 
     @property
     def source(self) -> DraftSource:
         return DraftSource.MTP
 
     def guessed(self, tokens: tuple[int, ...], behind: int) -> None:
-        """Store the layer's drafts, made after `behind` tokens of the answer."""
+        """Store the draft layer's drafts, made after `behind` tokens of the answer."""
         self._guessed, self._at_index, self._behind = tokens, 0, behind
 
     def left_at_index(self, count: int, behind: int) -> None:
-        """Record `count` drafts kept by the runner, after `behind` tokens of the answer."""
+        """Record `count` drafts kept by the runner at the request's batch index, made after
+        `behind` tokens of the answer."""
         self._guessed, self._at_index, self._behind = (), count, behind
 
     def at_index(self, behind: int) -> int:
-        """Return the number of drafts kept by the runner after `behind` tokens of the answer."""
+        """Return the number of drafts kept by the runner and made after `behind` tokens of the
+        answer."""
         return self._at_index if behind == self._behind else 0
 
     def asked(self, behind: int) -> bool:
-        """Return True if the layer was asked for drafts after `behind` tokens of the answer."""
+        """Return True if drafts after `behind` tokens of the answer were requested from the draft
+        layer."""
         return self._behind == behind
 
     def propose(self, output: Sequence[int], most: int) -> list[int]:
         return list(self._guessed[:most]) if len(output) == self._behind else []
 
     def verified(self, drafted: int, accepted: int) -> None:
-        """Do nothing: the next drafts do not depend on the outcome of these."""
+        """Do nothing: the draft layer's next drafts do not depend on the outcome of these."""
 
 
 @dataclass
 class DraftCount:
-    """Counts of one source's tokens, by place in a forward's drafts. drafted: verified. accepted:
-    in the answer."""
+    """Counts of one source's drafts, by position in a forward's drafts. drafted: verified drafts.
+    accepted: drafts in the answer."""
 
     drafted: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
 
     def add(self, drafted: int, accepted: int) -> None:
-        """Add the counts of one forward."""
+        """Add the counts of one forward: numbers of verified and of accepted drafts."""
         missing = drafted - len(self.drafted)
         if missing > 0:
             self.drafted += [0] * missing
@@ -174,36 +182,38 @@ class Drafting:
         mtp: MtpDrafter | None = None,
         prior: Chances | None = None,
     ) -> None:
-        """most: drafts of one forward. mtp: the drafter, among `drafters`, fed by the model's draft
-        layer. prior: rates of similarly drafted requests."""
+        """drafters: sources in the order of use. most: most drafts of one forward. mtp: the one of
+        `drafters` with drafts of the model's draft layer, if any. prior: acceptance rates of
+        requests with the same first source."""
         self.chances = Chances(prior)
         self._most = most
         self._mtp = mtp
         self.drafters = drafters
         self._proposing = drafters[0]
         self._watched: tuple[int, tuple[int, ...]] | None = None
-        """Answer length and the drafts proposed for it while watching."""
+        """The answer's length while watching, and the drafts proposed then, to compare with the
+        answer later."""
         self.counts: dict[DraftSource, DraftCount] = {
             drafter.source: DraftCount() for drafter in drafters
         }
 
     @property
     def guesses(self) -> int:
-        """Number of tokens to be proposed by the model's draft layer beside each forward."""
+        """Number of tokens to be proposed by the model's draft layer after each forward."""
         return 0 if self._mtp is None else self._most
 
     def first_guesses(self, output: Sequence[int], most: int) -> int:
-        """Return the number of tokens to be guessed by the layer before the forward, as its drafts.
-        Above 0 if the previous forward could not be asked, because it ran on another node.
-        REQUIRES: propose() had none."""
+        """Return the number of drafts the draft layer should make before the forward, for this
+        forward. Above 0 if the previous forward could not make them, because it ran on another
+        node. REQUIRES: propose() returned none."""
         if self._mtp is None or self._mtp.asked(len(output)):
             return 0
         self._proposing = self._mtp
         return min(most, self._most)
 
     def drafts_at_index(self, output: Sequence[int], most: int) -> int:
-        """Return the number of the layer's drafts kept by the runner, at most `most`. REQUIRES:
-        propose() had none."""
+        """Return the number of the draft layer's drafts kept by the runner, at most `most`.
+        REQUIRES: propose() returned none."""
         if self._mtp is None:
             return 0
         count = min(most, self._most, self._mtp.at_index(len(output)))
@@ -212,25 +222,26 @@ class Drafting:
         return count
 
     def left_at_index(self, count: int, behind: int) -> None:
-        """Record `count` layer drafts kept by the runner, after `behind` tokens of the answer."""
+        """Record `count` drafts of the draft layer kept by the runner, made after `behind` tokens
+        of the answer."""
         if self._mtp is not None:
             self._mtp.left_at_index(count, behind)
 
     def guessed(self, tokens: tuple[int, ...], behind: int) -> None:
-        """Store the layer's drafts, made after `behind` tokens of the answer."""
+        """Store the draft layer's drafts, made after `behind` tokens of the answer."""
         if self._mtp is not None:
             self._mtp.guessed(tokens, behind)
 
     def propose(self, output: Sequence[int], most: int) -> tuple[int, ...]:
-        """Return at most `most` possible next tokens of the answer. The caller then calls
-        verified(), unless the drafts were not used."""
+        """Return at most `most` possible next tokens of the answer, from the first source with any.
+        The caller then calls verified(), unless the drafts were not used."""
         self._watched = None
         return self._propose(output, min(most, self._most))
 
     def watch(self, output: Sequence[int]) -> None:
-        """Learn during steps without drafts if drafts would hold: compare a proposal with the
-        answer once it has grown. The draft layer cannot be watched, because only a forward shows
-        its proposals."""
+        """Learn during steps without drafts if drafts would be accepted: compare a proposal with
+        the answer once it has grown. The draft layer cannot be watched, because only a forward
+        shows its proposals."""
         if self._mtp is not None:
             return
         if self._watched is not None:
@@ -256,8 +267,8 @@ class Drafting:
         return ()
 
     def verified(self, drafted: int, accepted: int) -> None:
-        """Record the result of the last proposal: `accepted` of `drafted` drafts are in the
-        answer."""
+        """Record the result of the last proposal: `drafted` drafts were verified, and `accepted` of
+        them are in the answer."""
         self._show(drafted, accepted)
         self.counts[self._proposing.source].add(drafted, accepted)
 

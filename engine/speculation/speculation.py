@@ -1,4 +1,4 @@
-"""The sources of drafts, and the choice of sources for each request.
+"""The sources of drafts (guesses of next tokens), and the choice of sources for each request.
 
 Owns the suffix indexes and the tokens of ended requests, used for drafts of others. Thread rule:
 the engine loop's.
@@ -20,32 +20,35 @@ from tasuki.model.grammar.grammar import Grammar
 from .drafting import Chances, Drafter, Drafting, DraftSource, MtpDrafter
 
 ANCHOR_TOKENS = 6
-"""Number of tokens before a place used to find it. Fewer would find too much, more too little."""
+"""Number of equal tokens needed to find an earlier place in a text. Fewer would find too many
+places, more too few."""
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 class SuffixIndex:
-    """An index of seen texts: the last occurrence of a few tokens, and the tokens after it.
+    """An index of seen texts: it finds the last occurrence of a few tokens, and the tokens after
+    it.
 
-    Owns the newest `capacity` tokens of all texts, in a ring. Owns a table of places by a hash of
-    the tokens before each. Both have fixed size. A place from the table is checked token by token,
-    so results are exact. A text is found only under its own salt. Otherwise the speed of one
-    tenant's answers would reveal another tenant's texts. Thread rule: the engine loop's.
+    Owns the newest `capacity` tokens of all texts, in a ring buffer. Owns a table of places in it,
+    by a hash of the tokens before each place. Both have fixed size. A place from the table is
+    checked token by token, so results are exact. A text is found only under its own salt. Otherwise
+    the speed of one tenant's answers would reveal another tenant's texts. Thread rule: the engine
+    loop's.
     """
 
     def __init__(self, capacity: int) -> None:
-        """capacity: number of tokens remembered."""
+        """capacity: number of tokens kept."""
         bits = max(8, capacity.bit_length() + 1)
         self._shift = np.uint64(64 - bits)
         self._table: NDArray[np.int64] = np.zeros(1 << bits, dtype=np.int64)
         self._ring: Ints = np.zeros(capacity, dtype=np.int32)
         self._end = 1
-        """The next place. Places are numbered from 1 on without end."""
+        """Number of the next token's place. Places are numbered from 1 on without end."""
         self._starts: deque[int] = deque()
         self._salts: deque[bytes] = deque()
 
     def begin(self, salt: bytes) -> None:
-        """Begin a text; the tokens appended next belong to it."""
+        """Begin a text with its salt; the tokens appended next belong to it."""
         self._starts.append(self._end)
         self._salts.append(salt)
         while len(self._starts) > 1 and self._starts[1] <= self._oldest:
@@ -67,8 +70,8 @@ class SuffixIndex:
             self._table[self._slots(self._ring[before % len(self._ring)])] = places
 
     def follow(self, last: Sequence[int], salt: bytes, most: int) -> list[int]:
-        """Return at most `most` tokens after the last occurrence of these; none if they did not
-        occur. last: ANCHOR_TOKENS tokens."""
+        """Return at most `most` tokens found after the last occurrence of `last` under this salt;
+        none without an occurrence. last: ANCHOR_TOKENS tokens."""
         anchor = np.asarray(last, dtype=np.int32)
         place = int(self._table[self._slots(anchor[None])[0]])
         if not self._oldest + ANCHOR_TOKENS <= place < self._end:
@@ -91,7 +94,7 @@ class SuffixIndex:
         return self._ring[np.arange(start, stop) % len(self._ring)]
 
     def _slots(self, anchors: Ints) -> NDArray[np.uint64]:
-        """Return the table slots [n] of anchors [n, ANCHOR_TOKENS]."""
+        """Return the hash table indices [n] of token sequences [n, ANCHOR_TOKENS]."""
         hashed = np.zeros(len(anchors), dtype=np.uint64)
         for column in anchors.T.astype(np.uint64):
             hashed = (hashed ^ column) * _FACTOR
@@ -100,24 +103,25 @@ class SuffixIndex:
 
 
 _OWN_TOKENS = 1 << 17
-"""Newest tokens indexed of one request: 5 MiB at this number."""
+"""Most tokens of one request in its own index; an index of this size takes 5 MiB."""
 
 
 class TreeDrafter:
-    """Drafts from tokens found after the same ones elsewhere: in the prompt, the answer so far, or
+    """Drafts from tokens found after the same tokens before: in the prompt, the answer so far, or
     texts of ended requests with the same salt. It needs no weights. For example, an agent rewriting
     a file repeats most of it.
 
     Owns an index of its own request's tokens, and the number of drafts to try. The number doubles
-    after all drafts were accepted and halves after none was. Below `least` drafts are not proposed
-    but watched, until the first of them occurs. Thread rule: the engine loop's.
+    after all drafts were accepted and halves after none was. While it is below `least`, no drafts
+    are proposed; once the first of them proves right, proposals resume. Thread rule: the engine
+    loop's.
     """
 
     def __init__(
         self, prompt: Ints, salt: bytes, most: int, left: SuffixIndex, least: int = 1
     ) -> None:
-        """most: tokens of the answer. left: index of ended requests. least: smallest number of
-        drafts worth a try, at most 2."""
+        """most: most tokens of the answer. left: index of the texts of ended requests. least:
+        smallest number of drafts worth a try, at most 2."""
         self._salt = salt
         self._left = left
         self._own = SuffixIndex(min(len(prompt) + most, _OWN_TOKENS))
@@ -161,10 +165,10 @@ class TreeDrafter:
 
 
 _ANCHOR = 4
-"""Number of tokens used to find a lost place again."""
+"""Number of the answer's last tokens used to find its lost place in the prediction again."""
 _BACK, _AHEAD = 256, 2048
-"""Numbers of tokens searched before and after the old place, limited so no prediction makes a step
-long."""
+"""Numbers of the prediction's tokens searched before and after the old place. The search is
+limited, so no prediction makes a step long."""
 
 
 class PredictionDrafter:
@@ -172,8 +176,8 @@ class PredictionDrafter:
     is mostly the old file.
 
     Owns its place in the prediction. While the answer matches, the tokens at the place are
-    proposed. After one different token the place moves on by one, as if that token replaced
-    another. After a second one nothing is proposed until the answer's last tokens are found in the
+    proposed. After one different token the place moves on by one, as if one token replaced another.
+    After a second one nothing is proposed until the answer's last tokens are found in the
     prediction again. So a difference costs the drafts of a step or two, whatever its size.
     """
 
@@ -181,7 +185,7 @@ class PredictionDrafter:
         self._prediction = prediction
         self._place = 0
         self._missed = 0
-        """Tokens since the answer last matched."""
+        """Number of tokens since the answer last matched the prediction."""
         self._seen = 0
 
     @property
@@ -201,10 +205,11 @@ class PredictionDrafter:
         return found
 
     def verified(self, drafted: int, accepted: int) -> None:
-        """Do nothing: the answer itself shows the result."""
+        """Do nothing: the answer itself shows if the drafts were right."""
 
     def _follow(self, token: int) -> None:
-        """Follow the answer's next token; do nothing once the place is lost."""
+        """Move the place in the prediction past the answer's next token. Do nothing once the place
+        is lost."""
         if self._missed > 1:
             return
         place = self._place
@@ -212,7 +217,8 @@ class PredictionDrafter:
         self._place, self._missed = place + 1, 0 if goes_along else self._missed + 1
 
     def _find(self, last: Sequence[int]) -> None:
-        """Move after the nearest place with these tokens, if there is one."""
+        """Move the place in the prediction behind the nearest occurrence of these tokens, if there
+        is one."""
         first = max(0, self._place - _BACK)
         near = self._prediction[first : self._place + _AHEAD]
         if len(last) < _ANCHOR or len(near) < _ANCHOR:
@@ -226,12 +232,12 @@ class PredictionDrafter:
 
 class Grammars(Protocol):
     def constraint(self, grammar: Grammar, output: Sequence[int]) -> Constraint:
-        """Return the grammar's constraint after `output`. REQUIRES: the grammar was ready
-        before."""
+        """Return the grammar's constraint after the tokens `output`. REQUIRES: the grammar was
+        compiled before."""
 
 
 class AnswerGrammar:
-    """One answer's position in its grammar."""
+    """The position of one answer in its grammar."""
 
     def __init__(self, grammar: Grammar, grammars: Grammars) -> None:
         self._grammar, self._grammars = grammar, grammars
@@ -239,8 +245,8 @@ class AnswerGrammar:
         self._seen = 0
 
     def behind(self, output: Sequence[int]) -> Constraint:
-        """Return the constraint after `output`. output: the answer so far; it only grows from call
-        to call. REQUIRES: the request runs, so its grammar is compiled."""
+        """Return the grammar's constraint after the tokens `output`. output: the answer so far; it
+        only grows from call to call. REQUIRES: the request runs, so its grammar is compiled."""
         if self._constraint is None:
             self._constraint = self._grammars.constraint(self._grammar, ())
         for token in output[self._seen :]:
@@ -253,8 +259,8 @@ class ForcedDrafter:
     """Drafts of text without alternatives in the answer's grammar, such as the key names of a
     schema. The text is proposed in the longest possible tokens.
 
-    Follows the answer with its own constraint, made at the first use: the constraint masking the
-    logits is the runner's. Thread rule: the engine loop's.
+    Follows the answer with its own constraint, made at the first use, because the constraint
+    masking the logits belongs to the runner. Thread rule: the engine loop's.
     """
 
     def __init__(self, grammar: AnswerGrammar) -> None:
@@ -268,11 +274,11 @@ class ForcedDrafter:
         return self._grammar.behind(output).forced(most)
 
     def verified(self, drafted: int, accepted: int) -> None:
-        """Do nothing: the answer itself shows the result."""
+        """Do nothing: the answer itself shows if the drafts were right."""
 
 
 class AllowedDrafter:
-    """Proposes another drafter's tokens, up to the first one forbidden by the grammar."""
+    """Proposes another drafter's tokens, up to the first one forbidden by the answer's grammar."""
 
     def __init__(self, drafter: Drafter, grammar: AnswerGrammar) -> None:
         self._drafter = drafter
@@ -291,11 +297,11 @@ class AllowedDrafter:
 
 
 _LEFT_TOKENS = 1 << 19
-"""Tokens of ended requests searched by the tree drafter: 18 MiB."""
+"""Number of tokens of ended requests kept for the tree drafter; their index takes 18 MiB."""
 
 
 class Speculation:
-    """A node's choice of the requests to draft, and of the sources.
+    """A node's choice of the requests with drafts, and of the drafts' sources.
 
     Owns the tokens of ended requests, for drafts of others, if `from_tree`. Thread rule: the engine
     loop's.
@@ -309,18 +315,19 @@ class Speculation:
         by_layer: bool = False,
         grammars: Grammars | None = None,
     ) -> None:
-        """draft_tokens: most per forward and request; 0: no drafts. from_tree, by_layer: draft also
-        without a prediction, by_layer with the model's draft layer. grammars: compiled grammars of
-        answers; None: there are none."""
+        """draft_tokens: most drafts per forward and request; 0: no drafts. from_tree: True to draft
+        from earlier texts. by_layer: True to draft by the model's draft layer. Without both, only
+        predictions and grammars give drafts. grammars: compiled grammars of answers; None: there
+        are none."""
         self._draft_tokens = draft_tokens
         self._grammars = grammars
         self._by_layer = by_layer
         self._chances = {source: Chances() for source in DraftSource}
-        """Acceptance rates by source, over all requests with the source first."""
+        """Acceptance rates by source, over all requests with this source first."""
         self._left = SuffixIndex(_LEFT_TOKENS) if draft_tokens and from_tree else None
 
     def drafting(self, message: m.Submit) -> Drafting | None:
-        """Return the drafting of its answer; None if no draft is possible."""
+        """Return the drafting of the message's answer; None if no draft is possible."""
         drafters: list[Drafter] = []
         if len(message.prediction):
             drafters.append(PredictionDrafter(message.prediction))
@@ -345,12 +352,12 @@ class Speculation:
 
     @property
     def remembers(self) -> bool:
-        """True if ended requests are kept for other requests."""
+        """True if the tokens of ended requests are kept for drafts of other requests."""
         return self._left is not None
 
     def ended(self, tokens: Ints, salt: bytes, known: int) -> None:
-        """Keep a request's prompt and answer for other requests. known: number of first tokens kept
-        before. REQUIRES: remembers."""
+        """Keep a request's prompt and answer for drafts of other requests. known: number of first
+        tokens kept before. REQUIRES: `remembers` is True."""
         assert self._left is not None
         self._left.begin(salt)
         self._left.append(tokens[max(0, known - ANCHOR_TOKENS) :])

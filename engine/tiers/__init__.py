@@ -1,1 +1,2 @@
-"""Tiers below the arena: copiers, and rules for the begin and the acknowledgement of a copy."""
+"""Memory tiers below the arena: threads to copy between them, and rules for beginning and
+acknowledging a copy."""

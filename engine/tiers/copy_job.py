@@ -1,4 +1,5 @@
-"""One copy between two places as plain data, its segments by layer, and the barrier behind it.
+"""A copy of pages and a state between two places, as plain data. Its segments are in layer order; a
+barrier lets computations wait for each layer.
 
 Plain values, except LoadBarrier. Thread rule: one thread copies and opens a barrier, one waits, any
 thread closes it.
@@ -21,12 +22,12 @@ from tasuki.pycache.layout import BlockRegion, CacheLayout
 
 
 class LoadBarrier:
-    """The layer barrier of one load: a computation behind the load waits here for each layer's
-    data.
+    """The layer barrier of one load: a computation started before the load's end waits here for
+    each layer's data.
 
     Thread rule: the copying thread opens it, one thread waits, any thread closes it. Invariants:
     layer l is open once all of its loaded data is in the arena. The data is verified only at the
-    load's end, so results computed behind it do not count before. No wait lasts for ever: the load
+    load's end, so earlier results do not count until then. No wait lasts for ever: the load
     completes, or its owner gives it up as late and closes the barrier.
     """
 
@@ -36,14 +37,14 @@ class LoadBarrier:
         self._closed = False
 
     def arrived(self, layers: int) -> None:
-        """Open the first `layers` layers."""
+        """Open the first `layers` layers, because their data is in the arena."""
         with self._changed:
             if layers > self._layers:
                 self._layers = layers
                 self._changed.notify_all()
 
     def wait(self, layer: int) -> bool:
-        """Block until the layer is open; False if it never will be."""
+        """Block until the layer is open. Return False if the barrier was closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or layer < self._layers)
             return not self._closed
@@ -58,25 +59,26 @@ class LoadBarrier:
 
 class Direction(Enum):
     DOWN = "written"
-    """From the arena, or from the tier above."""
+    """A copy from the arena, or from the tier above, to a tier."""
     UP = "loaded"
-    """To the arena."""
+    """A copy from a tier to the arena."""
 
 
 class JobEnd(Enum):
     DONE = "done"
     CANCELLED = "cancelled"
-    """By request, or because the tier closes."""
+    """The copy was cancelled by request, or because the tier closes."""
     MISMATCH = "mismatch"
     """The loaded bytes differ from the written bytes."""
     BROKEN = "broken"
-    """The copy raised, or would have to wait behind a copy without an end."""
+    """The copy raised an exception, or was queued behind a copy without an end."""
 
 
 @dataclass(frozen=True, eq=False)
 class WriteLabel:
-    """The tokens of a write. start: number of tokens before them. above: the tier's page before
-    them, ending at `start`. kind: the state's kind."""
+    """The tokens of the pages and the state in a write. start: number of the prompt's tokens before
+    the first written one. above: the tier's page id for the tokens ending at `start`; None at the
+    prompt's start. kind: reason for keeping the state."""
 
     salt: bytes
     start: int
@@ -89,9 +91,10 @@ class WriteLabel:
 class CopyJob:
     """A copy between two places as plain data.
 
-    transfer: its number in the tree. pages, slot: (source, target) ids. slot is None if another
-    tier has the load's state. label: for a write to a tier kept after its node's end. barrier: for
-    a load with a computation behind it.
+    transfer: number of the copy in the prefix tree. pages, slot: (source id, target id) pairs. slot
+    is None if another tier has the load's state. label: the tokens of a write to a tier kept after
+    its node's end, else None. barrier: the layer barrier of a load with a computation behind it,
+    else None.
     """
 
     transfer: int
@@ -107,8 +110,9 @@ class CopyJob:
 
 
 def parts_of_load(load: TierLoad, barrier: LoadBarrier | None) -> dict[int, CopyJob]:
-    """Return the part of the load from each tier. barrier: opened by the part, if there is only
-    one. None: no computation waits behind the load."""
+    """Return the load's copy job for each tier with a part of it, by tier number. barrier: the
+    load's layer barrier, used if a single tier has all parts; None if no computation waits behind
+    the load."""
     pages: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     for tier, source, target in load.pages:
         pages[tier].append((source, target))
@@ -127,23 +131,25 @@ def parts_of_load(load: TierLoad, barrier: LoadBarrier | None) -> dict[int, Copy
 
 
 Moves = NDArray[np.int64]
-"""[3, n]: source byte in one arena, target byte in another, number of bytes to move."""
+"""Copies of byte ranges, int64 [3, n]: first source byte in one arena, first target byte in
+another, number of bytes."""
 Runs = NDArray[np.int64]
-"""[3, n]: source, target, count of pages. They are neighbours in a slab on both sides."""
+"""Copies of page ranges, int64 [3, n]: first source page, first target page, number of pages. Pages
+of a range are neighbours within one slab (a fixed-size part of the arena), at source and target."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A segment of a load. Segments follow the order of computation by layers, so a computation
-    behind the load begins with its first layers.
+    """A segment of a copy. Segments follow the order of computation by layers, so a computation
+    behind a load begins with its first layers.
 
     Pure. Invariant: the segments of a job move each byte of its pages and of its slot once. The
-    slot comes first. All of it is no longer than the pages of one layer. So layers that read only
-    states are computed while the pages of the next layer arrive. Bytes of a page go in the order of
-    its regions, and bytes of the slot from the first on. Digests use the same order.
+    slot's segments come first; together they are no longer than the pages of one layer. So layers
+    reading only states are computed while the pages of the next layer arrive. Bytes of a page go in
+    the order of its regions, and bytes of the slot from the first on. Digests use the same order.
 
-    layers: number of layers complete after this segment. region, pages: the segment has this
-    region's block of the job's pages (first, end). None: it belongs to the slot.
+    layers: number of layers complete after this segment. region: the memory region of the segment's
+    page blocks; None for a segment of the slot. pages: range (first, end) of the job's pages.
     """
 
     layers: int
@@ -153,13 +159,14 @@ class Segment:
 
     @property
     def length(self) -> int:
-        """Return the length in bytes."""
+        """Return the segment's length in bytes."""
         return int(self.moves[2].sum())
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of the job's pages."""
+    """A range of the job's pages, copied together: pages `first` to `end` (exclusive), with their
+    ranges."""
 
     first: int
     end: int
@@ -167,8 +174,8 @@ class _Part:
 
 
 def layer_segments(layout: CacheLayout, job: CopyJob, most: int) -> Iterator[Segment]:
-    """Yield segments of at most `most` bytes each, or one page's block. Layers without data in the
-    job are complete together with the layers before them."""
+    """Yield the job's segments, each of at most `most` bytes or of one page's block. Layers without
+    data in the job count as complete together with the layers before them."""
     at_once = max(1, most // layout.block_bytes)
     parts = []
     for first in range(0, len(job.pages), at_once):
@@ -190,8 +197,8 @@ def layer_segments(layout: CacheLayout, job: CopyJob, most: int) -> Iterator[Seg
 
 
 def _states(layout: CacheLayout, job: CopyJob) -> Iterator[Segment]:
-    """Yield the slot's segments. `layers` is provisional: the number of layers before the segment's
-    own."""
+    """Yield the slot's segments, one per layer with a state. Their `layers` is provisional: the
+    index of the segment's own layer."""
     for layer, kind in enumerate(layout.layer_kinds):
         if kind.keeps_state and job.slot is not None:
             span = layout.state_span(layer, 0)
@@ -199,7 +206,8 @@ def _states(layout: CacheLayout, job: CopyJob) -> Iterator[Segment]:
 
 
 def _pages(layout: CacheLayout, parts: list[_Part]) -> Iterator[Segment]:
-    """Yield the segments of pages, with `layers` as in _states()."""
+    """Yield the segments of the pages, with a provisional `layers`: the index of the segment's own
+    layer."""
     for layer, kind in enumerate(layout.layer_kinds):
         if kind.keeps_pages:
             region = layout.regions[layout.kind_index(layer)]
@@ -209,7 +217,8 @@ def _pages(layout: CacheLayout, parts: list[_Part]) -> Iterator[Segment]:
 
 
 def page_runs(layout: CacheLayout, pages: PagePairs) -> Runs:
-    """Return the runs of neighbouring pages. No run crosses a slab."""
+    """Return the ranges of neighbouring pages in (source page, target page) pairs. No range crosses
+    a slab."""
     pairs = np.asarray(pages, dtype=np.int64).reshape(-1, 2).T
     slabs = pairs // layout.blocks_per_slab
     parts = (np.diff(pairs) != 1) | (np.diff(slabs) != 0)
@@ -219,21 +228,22 @@ def page_runs(layout: CacheLayout, pages: PagePairs) -> Runs:
 
 
 def region_moves(layout: CacheLayout, region: BlockRegion, runs: Runs) -> Moves:
-    """Return the moves of the pages' blocks in one region."""
+    """Return the byte ranges of the pages' blocks in one region, from ranges of pages."""
     first = np.array([[region.index * layout.region_stride]] * 2 + [[0]])
     moves: Moves = runs * layout.block_bytes + first
     return moves
 
 
 def slot_moves(layout: CacheLayout, slot: tuple[int, int], offset: int, length: int) -> Moves:
-    """Return the move of `length` bytes of the slot from `offset` on."""
+    """Return the byte range of a slot's `length` bytes from `offset` on. slot: (source id, target
+    id)."""
     source, target = (number * layout.slab_bytes + offset for number in slot)
     return np.array([[source], [target], [length]])
 
 
 def run_moves(source: torch.Tensor, target: torch.Tensor, moves: Moves) -> None:
-    """Copy bytes between two arenas. On the host the moves are done on return; otherwise they join
-    the current stream. Holds no interpreter lock while bytes move."""
+    """Copy byte ranges between two arenas. Copies between host arenas are complete on return;
+    others join the current CUDA stream. The interpreter lock is free while bytes move."""
     for first, to, length in moves.T.tolist():
         wanted = target[to : to + length]
         wanted.copy_(source[first : first + length], non_blocking=True)

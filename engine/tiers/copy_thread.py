@@ -1,14 +1,15 @@
-"""Copies to a tier, and from it to the arena, on a thread of their own.
+"""Copies from the arena to a tier and back, on a thread of their own.
 
 Owns the thread and the digests of its writes. Knows ids; decides nothing. Thread rule: begin(),
 cancel(), take_ended(), wait() and close() belong to the engine loop. Segments and digests belong to
 the thread.
 
 Invariants:
-1. A job that was begun ends once, with any result, and touches nothing from then on.
-2. Loads go before writes: a write yields between two segments, and stops if it is cancelled.
-3. A segment without an end blocks only itself. Jobs behind it end as broken or as cancelled, and so
-   do later ones.
+1. A job that was begun ends once, with any result, and touches no memory from then on.
+2. Loads go before writes: a write lets loads pass between two segments, and stops if it is
+   cancelled.
+3. A segment without an end blocks only itself. Jobs behind it, and later ones, end as broken or as
+   cancelled.
 4. A load counts only if each page and the state have the digest of their write. A target has no
    digest while it is being written.
 """
@@ -31,21 +32,22 @@ from .segment_copies import RunningCopy, SegmentCopies, StillMoving
 log = logging.getLogger(__name__)
 
 STUCK_SECONDS = 10.0
-"""The longest time of a segment before jobs behind it are given up."""
+"""Longest seconds for one segment of a copy. After them the jobs queued behind it are given up."""
 
 
 class WriteJournal(Protocol):
-    """A journal of the contents of a tier kept after its node's end. Raises nothing: a restart does
-    not find entries missing in it."""
+    """A journal of the contents of a tier kept after its node's end. Its methods raise nothing:
+    after a restart, entries missing in the journal are not found."""
 
     def taken(self, job: CopyJob) -> None:
-        """Record the job's targets as about to be overwritten."""
+        """Record the write's target pages and slot as about to be overwritten."""
 
     def kept(self, job: CopyJob, written: TierDigests) -> None:
-        """Record the job's targets as completely written."""
+        """Record the write's target pages and slot as completely written. written: their
+        digests."""
 
     def emptied(self) -> None:
-        """Record all kept entries as invalid."""
+        """Record all earlier entries as invalid."""
 
 
 class CopyThread:
@@ -56,8 +58,8 @@ class CopyThread:
         clock: Clock = time.monotonic,
         journal: WriteJournal | None = None,
     ) -> None:
-        """name: the tier's name. clock: measures segments, seconds. journal: for a tier kept after
-        its node's end."""
+        """name: the tier's name. clock: returns seconds, to measure segments. journal: the journal
+        of a tier kept after its node's end; None for other tiers."""
         self._segments = segments
         self._name = name
         self._clock = clock
@@ -75,8 +77,8 @@ class CopyThread:
         self._any_ended = threading.Event()
 
     def begin(self, job: CopyJob) -> None:
-        """Begin a job. After close() it is cancelled at once. REQUIRES: earlier launched work has
-        ended, if it writes the sources or reads the targets for an earlier owner."""
+        """Begin a copy job. After close() it is cancelled at once. REQUIRES: earlier launched work
+        has ended, if it writes the job's sources or reads its targets for an earlier owner."""
         with self._asked:
             if self._closing:
                 self._ended.append((job.transfer, JobEnd.CANCELLED))
@@ -97,8 +99,8 @@ class CopyThread:
             self._thread.start()
 
     def cancel(self, transfer: int) -> None:
-        """Cancel a job: at once if it has not begun, else soon. It may already have ended
-        otherwise."""
+        """Cancel a copy job: at once if it has not begun, else soon. The job may already have ended
+        with another result. transfer: the job's number."""
         with self._asked:
             for jobs in self._waiting.values():
                 for job in jobs:
@@ -109,7 +111,8 @@ class CopyThread:
             self._cancelled.add(transfer)
 
     def empty(self) -> None:
-        """Invalidate all earlier writes. The journal records this before anything else."""
+        """Invalidate all earlier writes to the tier. The journal records this before any later
+        job."""
         if self._journal is None:
             return
         with self._asked:
@@ -118,7 +121,7 @@ class CopyThread:
             self._asked.notify()
 
     def take_ended(self) -> list[tuple[int, JobEnd]]:
-        """Return the jobs ended since the last call, and how they ended."""
+        """Return the jobs ended since the last call, each with its result."""
         self._any_ended.clear()
         self._end_stuck()
         found = []
@@ -138,7 +141,7 @@ class CopyThread:
                 self._ended.extend((job.transfer, JobEnd.BROKEN) for job in jobs)
                 jobs.clear()
         log.error(
-            "a piece of a copy with tier %s has not ended within %g s: %d copies behind it are "
+            "a segment of a copy with tier %s has not ended within %g s: %d copies behind it are "
             "given up",
             *(self._name, STUCK_SECONDS, count),
         )
@@ -149,12 +152,12 @@ class CopyThread:
         return began is not None and self._clock() > began + STUCK_SECONDS
 
     def wait(self, seconds: float) -> None:
-        """Wait until a job has ended and was not taken, at most `seconds`."""
+        """Wait until take_ended() has a job to return, for at most `seconds`."""
         self._any_ended.wait(seconds)
 
     def close(self, seconds: float) -> bool:
-        """End all jobs as cancelled, and the thread. Returns False if a segment does not end.
-        Idempotent."""
+        """End all jobs as cancelled, then the thread. Return False if a segment does not end within
+        `seconds`. Idempotent."""
         with self._asked:
             self._closing = True
             self._asked.notify()
@@ -169,7 +172,7 @@ class CopyThread:
             self._end(job)
 
     def _next(self) -> CopyJob | None:
-        """Return the next job. None: the tier closes, and no job waits."""
+        """Return the next job; None if the tier closes and no job waits."""
         while True:
             self._say_emptied()
             with self._asked:
@@ -252,8 +255,9 @@ class CopyThread:
     def _copied(
         self, job: CopyJob, copy: RunningCopy, between: Notice
     ) -> tuple[list[int], int | None] | None:
-        """Move the job's bytes and return their digests, or None if it was cancelled. between:
-        called before each segment. None of its bytes move after the return."""
+        """Copy the job's bytes and return the digests of its pages and slot; None if the job was
+        cancelled. between: called before each segment. After the return none of the job's bytes
+        move."""
         try:
             more = True
             while more:

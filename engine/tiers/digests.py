@@ -1,7 +1,7 @@
 """Digests of pages and slots in a tier and in the arena.
 
-Owns the digests of one tier. Thread rule: the copying thread writes. The holder of a usable copy
-may read.
+Owns the digests of one tier. Thread rule: the copying thread writes digests. The holder of a usable
+copy may read its digest.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from tasuki.pycache.arena import Arena
 
 
 def page_bytes(arena: Arena, page: int) -> NDArray[np.uint8]:
-    """Return a view of the bytes of a page of an arena in host memory: [regions, bytes of a
+    """Return a view of a page's bytes in an arena in host memory: uint8 [regions, bytes of a
     block]."""
     layout = arena.layout
     blocks: NDArray[np.uint8] = arena.bytes.numpy().reshape(-1, layout.block_bytes)
@@ -26,15 +26,15 @@ def page_bytes(arena: Arena, page: int) -> NDArray[np.uint8]:
 
 
 def slot_bytes(arena: Arena, slot: int) -> NDArray[np.uint8]:
-    """Return a view of the bytes of a slot: [bytes of a slot]."""
+    """Return a view of a slot's bytes in an arena in host memory: uint8 [bytes of a slot]."""
     start = slot * arena.layout.slab_bytes
     memory: NDArray[np.uint8] = arena.bytes.numpy()
     return memory[start : start + arena.layout.slot_bytes]
 
 
 class DigestKind(Enum):
-    """The digest function of an arena's pages and slots. Its value is part of the contract of all
-    data kept after a node's end. Digests of different kinds cannot be compared."""
+    """The digest function of an arena's pages and slots. Its value is one of the settings compared
+    before kept data of another run is used. Digests of different kinds cannot be compared."""
 
     XXH3 = "xxh3-128"
     """Computed by the host."""
@@ -43,14 +43,15 @@ class DigestKind(Enum):
 
     @staticmethod
     def of(device: torch.device) -> "DigestKind":
-        """Return the kind for an arena on `device`."""
+        """Return the digest kind for an arena on `device`."""
         return DigestKind.XXH3 if device.type == "cpu" else DigestKind.WORDS
 
 
 @dataclass(frozen=True)
 class TierDigests:
-    """Digests by id of the tier. An id never completely written has none. Thread rule: the tier's
-    copying thread writes. The holder of a usable copy may read its digest."""
+    """Digests of a tier's pages and slots, by their ids in the tier. An id never completely written
+    has no digest. Thread rule: the tier's copying thread writes. The holder of a usable copy may
+    read its digest."""
 
     pages: dict[int, int] = field(default_factory=dict)
     slots: dict[int, int] = field(default_factory=dict)
@@ -59,12 +60,12 @@ class TierDigests:
 class ArenaDigests:
     """The digests of an arena's current pages and slots, to compare with the digests of a tier.
 
-    A digest (128 bits) covers the bytes of one page or slot, region after region, independent of
-    their place. Equal digests mean equal bytes, but for one pair of different contents in 2^128.
-    Digests are computed from the arena's bytes alone, in the memory of the arena. A copy from one
-    tier to the next keeps its digest, so corruption on the way is found at the load.
+    A digest (XXH3, 128 bits) covers the bytes of one page or slot, region after region, independent
+    of their address. Equal digests mean equal bytes, but for one pair of different contents in
+    2^128. Digests are computed from the arena's bytes alone. A copy from one tier to the next keeps
+    its digest, so the load finds corruption in between.
 
-    XXH3. Thread rule: any. Holds no interpreter lock while bytes are read.
+    Thread rule: any thread. The interpreter lock is free while bytes are read.
     """
 
     def __init__(self, arena: Arena) -> None:

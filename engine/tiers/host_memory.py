@@ -1,7 +1,7 @@
-"""Host memory below an engine's arena: its size, its allocation, and its pinning for a GPU.
+"""The host tier: its size, its allocation below the arena, and its pinning for a GPU.
 
-Pinning takes as long as the kernel needs to find the pages. So it goes by segments, logs its
-progress, and has a time limit.
+Pinning takes as long as the kernel needs to find the OS pages. So it goes segment by segment, logs
+its progress, and has a time limit.
 """
 
 import logging
@@ -23,17 +23,18 @@ log = logging.getLogger(__name__)
 
 GIB = 2**30
 _AUTO_PART = 0.5
-"""Part of the available memory. The rest is for the page cache and for other processes."""
+"""Fraction of the available memory used by host_cache_gib=auto. The rest is for the page cache and
+for other processes."""
 _FEWEST_SLABS = 2
-"""A state and the pages of one prompt."""
+"""Fewest slabs (fixed-size parts) of a host tier: one for a state and one for pages."""
 
 
 _OF_ONE_RANK = ArenaKey(Place.HOST)
 
 
 def host_arena(config: EngineConfig, layout: CacheLayout) -> Arena | None:
-    """Return the host arena, or None if the config has none. layout: one rank's. Raises as
-    host_slabs()."""
+    """Allocate the host tier's memory and return it as an arena; None if the config has none.
+    layout: the layout of one rank. Raises EngineConfigError like host_slabs()."""
     if config.host_cache_gib is None:
         return None
     slabs = host_slabs(config, layout, available_bytes())
@@ -45,7 +46,8 @@ def host_arena(config: EngineConfig, layout: CacheLayout) -> Arena | None:
 def arena_below(
     layout: CacheLayout, slabs: int, device: str, key: ArenaKey = _OF_ONE_RANK
 ) -> Arena:
-    """Allocate host memory below an arena on `device`. Raises EngineConfigError."""
+    """Allocate host memory for a tier below an arena on `device`; pinned if the device is a GPU.
+    Raises EngineConfigError."""
     if device == "cpu":
         return Arena(layout, slabs, key=key)
 
@@ -53,8 +55,9 @@ def arena_below(
 
 
 def host_slabs(config: EngineConfig, layout: CacheLayout, available: int) -> int:
-    """Return the number of slabs for one rank. available: bytes. Raises EngineConfigError if the
-    configured size is too small or not available. REQUIRES: the config has a host cache."""
+    """Return the number of the host tier's slabs for one rank. available: available bytes of
+    memory. Raises EngineConfigError if the configured size is too small or not available. REQUIRES:
+    the config has a host cache."""
     asked = config.host_cache_gib
     assert asked is not None
     size = int(available * _AUTO_PART) if isinstance(asked, Auto) else int(asked * GIB)
@@ -105,15 +108,16 @@ _SEGMENT_BYTES = GIB
 _PAGE = mmap.PAGESIZE
 _SAID_SECONDS = 10.0
 MOST_SECONDS = 900.0
-"""The longest time of pinning before the start is given up. A terabyte takes about five minutes."""
+"""Longest seconds of pinning before the node gives its start up. A terabyte takes about five
+minutes."""
 
 
 class Pinning(Protocol):
     def pin(self, address: int, size: int) -> None:
-        """Pin a region. Raises RuntimeError."""
+        """Pin `size` bytes of host memory from `address` on. Raises RuntimeError."""
 
     def let_go(self, address: int) -> None:
-        """Unpin the region starting at `address`."""
+        """Unpin the memory region starting at `address`."""
 
 
 class CudaPinning:
@@ -133,14 +137,14 @@ class CudaPinning:
 
 
 class _PinnedMap(mmap.mmap):
-    """A memory map; it unpins its pinned regions before it is freed."""
+    """An anonymous memory map. It unpins its pinned regions before it is freed."""
 
     pinning: Pinning
     pinned: list[int]
 
     @staticmethod
     def of(size: int, pinning: Pinning | None) -> "_PinnedMap":
-        """Map `size` bytes, not pinned yet. Raises OSError."""
+        """Map `size` bytes, not pinned yet. pinning: CUDA's if None. Raises OSError."""
         memory = _PinnedMap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         memory.pinning, memory.pinned = pinning or CudaPinning(), []
         # Huge pages mean fewer page faults and fewer lookups during copies. Without DONTFORK, a
@@ -150,7 +154,8 @@ class _PinnedMap(mmap.mmap):
         return memory
 
     def pin(self, address: int, size: int) -> None:
-        """Pin a region and remember it. Raises RuntimeError."""
+        """Pin `size` bytes from `address` on, to be unpinned when the map is freed. Raises
+        RuntimeError."""
         self.pinning.pin(address, size)
         self.pinned.append(address)
 
@@ -165,9 +170,9 @@ def pinned(
     pinning: Pinning | None = None,
     clock: Clock = time.monotonic,
 ) -> torch.Tensor:
-    """Return pinned zeros, uint8 [slabs * slab_bytes]. No slab crosses two pinned regions, because
-    a copy may not cross their border. pinning: CUDA's by default. Raises EngineConfigError if the
-    memory is not available, or not in time."""
+    """Return pinned zeros, uint8 [slabs * slab_bytes]. No slab crosses the border of two pinned
+    regions, because a copy may not. pinning: CUDA's if None. Raises EngineConfigError if the memory
+    is not available, or not within MOST_SECONDS."""
     size, segment = slabs * layout.slab_bytes, segment_bytes(layout)
     try:
         memory = _PinnedMap.of(size, pinning)
@@ -200,8 +205,8 @@ def pinned(
 
 
 def pinned_passage(size: int, pinning: Pinning | None = None) -> torch.Tensor:
-    """Return pinned zeros, uint8 [size], aligned to an OS page. A disk reads into them directly,
-    and a GPU copies from them. Raises EngineConfigError."""
+    """Return a buffer of pinned zeros, uint8 [size], aligned to an OS page. A disk reads into it
+    directly, and a GPU copies from it. Raises EngineConfigError."""
     try:
         memory = _PinnedMap.of(size, pinning)
         found = torch.frombuffer(memory, dtype=torch.uint8)
@@ -216,7 +221,7 @@ def pinned_passage(size: int, pinning: Pinning | None = None) -> torch.Tensor:
 
 
 def segment_bytes(layout: CacheLayout) -> int:
-    """Return the bytes of one pinned region: a multiple of the slab size and the OS page size."""
+    """Return the bytes pinned by one call: a multiple of the slab size and of the OS page size."""
     slabs = _PAGE // gcd(layout.slab_bytes, _PAGE)
     unit = slabs * layout.slab_bytes
     return max(1, _SEGMENT_BYTES // unit) * unit

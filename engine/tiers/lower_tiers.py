@@ -1,12 +1,13 @@
-"""Copies between the arena and the tiers below it, from the tree's decision to its acknowledgement.
+"""Copies between the arena and the tiers below it, from the prefix tree's decision to its
+acknowledgement.
 
-Owns the copies in flight. The tree decides on copies (cpp_cache/tiers), and a copier for each tier
-moves bytes. Thread rule: the engine loop's.
+Owns the copies in flight. The prefix tree decides on copies (cpp_cache/tiers), and a copier for
+each tier moves bytes. Thread rule: the engine loop's.
 
 Invariants:
 1. A copy begins after an event recorded at its decision. All earlier launches and cache copies have
-   ended then. So it reads no page still being written, and writes none still read by a former
-   owner.
+   ended then. So the copy reads no page still being written, and overwrites none still read by a
+   former owner.
 2. Each transfer is acknowledged once, when its copies have ended and touch nothing any more. It
    succeeds only if each copy did. A load given up, by an abort or as late, is quarantined until
    then.
@@ -37,42 +38,42 @@ from .tier import LowerTier, TierCounters
 
 MOST_WRITES = 2
 """Writes from the arena in progress at a time. Writes not begun yet can be given up at no cost. The
-tree limits writes to lower tiers."""
+prefix tree limits writes from one tier to the next."""
 LATE_SECONDS = 2.0
-"""The least time before a load is given up. A busy machine is not a broken one."""
+"""Least seconds before a load is given up, so slowness of a busy machine does not end it."""
 _FILLING_SECONDS = 5.0
-"""Time between looks at a used-up write budget."""
+"""Seconds between checks of a used-up write budget."""
 _LATE_TIMES = 8
-"""A load is late after this multiple of its expected time."""
+"""A load is late after this multiple of its expected seconds."""
 
 
 class Behind(Protocol):
-    """A computation behind a load, on its allocation's ids."""
+    """A computation started before its load has ended, using the load's pages and slot."""
 
     @property
     def ended(self) -> bool:
-        """Return whether it has ended. It touches nothing from then on."""
+        """Return True if the computation has ended. It touches no memory from then on."""
 
     def wait(self, seconds: float) -> None:
-        """Wait until it has ended, at most `seconds`."""
+        """Wait until the computation has ended, for at most `seconds`."""
 
     @property
     def spoiled(self) -> bool:
-        """Return whether it overwrote loaded data and has no usable result. REQUIRES: it has
-        ended."""
+        """Return True if the computation overwrote loaded data and has no usable result. REQUIRES:
+        it has ended."""
 
 
 class LoadEnd(Enum):
     LANDED = "landed"
     """The load is complete. Computation continues from the allocation's cached_tokens."""
     FAILED = "failed"
-    """The allocation is void."""
+    """The load failed, and its allocation has no usable data."""
     LATE = "late"
-    """The load was late, and the allocation is gone."""
+    """The load was given up as late, and its allocation is quarantined."""
 
 
 OnLoadEnd = Callable[[LoadEnd], None]
-"""Called once with the result of a load, on the engine's thread."""
+"""A function called once with the result of a load, on the engine's thread."""
 
 
 @dataclass(eq=False)
@@ -82,14 +83,14 @@ class _Load:
     price: float
     due: float
     sizes: Mapping[int, int]
-    """Bytes by tier."""
+    """Bytes of the load from each tier, by tier number."""
     left: set[int]
-    """Tiers with copies in progress."""
+    """Numbers of the tiers with copies in progress."""
     barrier: LoadBarrier | None = None
     behind: Behind | None = None
     end: JobEnd = JobEnd.DONE
     quarantine: int | None = None
-    """The quarantine id of an abandoned load."""
+    """The cache's quarantine number of a load given up; else None."""
 
 
 class LowerTiers:
@@ -100,7 +101,7 @@ class LowerTiers:
         tiers: Sequence[LowerTier],
         clock: Clock = time.monotonic,
     ) -> None:
-        """tiers: the cache's, the nearest first."""
+        """tiers: the cache's lower tiers, the nearest first."""
         self._cache = cache
         self._recorder = recorder
         self._tiers = tuple(tiers)
@@ -110,9 +111,10 @@ class LowerTiers:
         )
         self._loads: dict[int, _Load] = {}
         self._writes: dict[int, tuple[int, int]] = {}
-        """Tier and bytes, by transfer."""
+        """Target tier number and bytes of each write in progress, by transfer number."""
         self._unflushed: set[int] = set()
-        """Writes in the middle of reading a tier when the cache was flushed."""
+        """Transfer numbers of writes from one tier to the next, in progress at a flush of the
+        cache."""
         self._unbegun: deque[tuple[Event, int, CopyJob]] = deque()
 
     @property
@@ -122,23 +124,25 @@ class LowerTiers:
 
     @property
     def load_wait(self) -> float:
-        """Return the time before a new load would begin, in tokens of prefill."""
+        """Return the waiting time of a new load behind the loads in progress, in tokens of
+        prefill."""
         return sum(load.price for load in self._loads.values())
 
     @property
     def loading(self) -> int:
-        """Return the number of loads not given up."""
+        """Return the number of loads in progress and not given up."""
         return sum(load.quarantine is None for load in self._loads.values())
 
     @property
     def is_busy(self) -> bool:
-        """Return True if a copy is in progress, or a lookup with a waiting request."""
+        """Return True if a copy is in progress, or a lookup in the remote store with a waiting
+        request."""
         return bool(self._loads or self._writes) or self._is_looking_up
 
     @property
     def idle_seconds(self) -> float | None:
-        """Return the seconds without work here if no request comes. A used-up write budget fills
-        with time. None: for ever."""
+        """Return the seconds until the tiers next have work if no request comes: a used-up write
+        budget fills with time. None: no work without a request."""
         places = (tier.outlives for tier in self._tiers)
         if all(place is None or place.pages_a_second is None for place in places):
             return None
@@ -156,8 +160,9 @@ class LowerTiers:
         return [tier.name for tier in self._tiers]
 
     def look_up(self, tokens: NDArray[np.int32], salt: bytes, cursor: int | None) -> Lookup:
-        """Look up in the remote store a prompt about to begin, beyond the tokens stored here.
-        Results are added to the tree. A lookup not worth its cost is over at once."""
+        """Look up a prompt about to begin in the remote store, beyond the tokens stored on this
+        node. Found states are added to the prefix tree. A lookup not worth its cost is over at
+        once."""
         if self._remote is None:
             return NO_LOOKUP
         match = self._cache.match(tokens, salt, cursor)
@@ -176,10 +181,10 @@ class LowerTiers:
         barrier: LoadBarrier | None = None,
         behind: Behind | None = None,
     ) -> None:
-        """Begin the allocation's load. on_end: called once, by advance(), unless the load is given
-        up first. barrier: opened as layers arrive, if one tier brings the load; closed if the load
-        fails. behind: a computation waiting at the barrier. The load ends only after it. REQUIRES:
-        the allocation has a load."""
+        """Begin the allocation's load from lower tiers. on_end: called once, by advance(), unless
+        the load is given up first. barrier: opened as layers arrive, if a single tier has all of
+        the load; closed if the load fails. behind: a computation waiting at the barrier; the load
+        ends only after it. REQUIRES: the allocation has a load."""
         assert allocation.load is not None
         parts = parts_of_load(allocation.load, barrier)
         price = sum(self._tiers[tier].prices.load(len(job.pages)) for tier, job in parts.items())
@@ -197,8 +202,8 @@ class LowerTiers:
         return len(job.pages) * layout.page_bytes + slot
 
     def give_up(self, allocation: Allocation) -> None:
-        """Give up the load of an unneeded allocation. The allocation is gone on return. REQUIRES:
-        it is loading."""
+        """Give up the load of an allocation no longer needed, and quarantine the allocation.
+        REQUIRES: it is loading."""
         assert allocation.load is not None
         self._give_up(allocation.load.id, "aborted")
 
@@ -215,7 +220,8 @@ class LowerTiers:
             self._tiers[tier].copier.cancel(transfer)
 
     def advance(self) -> None:
-        """Begin copies with a passed event, acknowledge ended ones, give up late ones."""
+        """Begin copies once their recorded event has passed, acknowledge ended copies, give up late
+        loads."""
         self._begin_at_rest()
         if self._remote is not None:
             for manifest in self._remote[1].lookups.advance():
@@ -233,8 +239,8 @@ class LowerTiers:
             self._end_late()
 
     def write_down(self) -> None:
-        """Begin the next writes, within MOST_WRITES. Called after a launch, so they need no launch
-        of their own."""
+        """Begin the next writes to lower tiers, within MOST_WRITES. Called after the launch of a
+        forward, so the writes need no launch of their own."""
         while sum(tier == 0 for tier, _ in self._writes.values()) < MOST_WRITES:
             write = self._cache.next_write()
             if write is None:
@@ -251,7 +257,7 @@ class LowerTiers:
 
     def empty(self) -> None:
         """Empty the tiers after a flush of the cache: neither a restart nor a lookup finds older
-        data. Data still read by writes between tiers is dropped when these have ended."""
+        data. Data still read by writes between tiers is dropped after these writes have ended."""
         if self._remote is not None:
             self._remote[1].objects.flushed()
         for each in self._tiers:
@@ -296,9 +302,9 @@ class LowerTiers:
         return {"left": int(held.budget_pages * page), "a_second": int((filled or 0) * page)}
 
     def wait(self, seconds: float) -> None:
-        """Wait until a copy or a computation behind one has ended, at most `seconds`. Returns at
-        once while a copy is still to begin. Without this wait, further steps would take the
-        interpreter from those threads."""
+        """Wait until a copy, a computation behind a load or a lookup has ended, for at most
+        `seconds`. Returns at once while a copy is still to begin. Without this wait, further steps
+        would keep the interpreter lock from their threads."""
         if self._unbegun:
             return
         under_way = [tier for load in self._loads.values() for tier in load.left]
@@ -313,7 +319,7 @@ class LowerTiers:
             self._remote[1].lookups.wait(seconds)
 
     def close(self, seconds: float) -> bool:
-        """End every copy and copier, each within `seconds`. Returns False if one took longer. Its
+        """End every copy and copier, each within `seconds`. Return False if one took longer. Its
         memory is then never reused, and the files it reads stay open."""
         ended = True
         # Begin with the last one: each reads the tier above it.
@@ -378,4 +384,4 @@ class LowerTiers:
 
 
 MakeTiers = Callable[[HybridPrefixCache, EventRecorder], LowerTiers]
-"""Makes the tiers below a cache's arena. The recorder's engine owns them."""
+"""A function to make the tiers below a cache's arena. The recorder's engine owns them."""

@@ -1,4 +1,4 @@
-"""Copies between an arena and a tier, segment by segment, with digests of the moved bytes.
+"""Copies between an arena and a tier, segment by segment, with digests of the copied bytes.
 
 Thread rule: one thread; a load may go on while a write is in progress.
 """
@@ -15,35 +15,33 @@ from .digests import ArenaDigests, page_bytes
 
 
 class StillMoving(Exception):
-    """A copy with a possible movement of bytes: its end cannot be observed. Its ids stay in use for
-    good."""
+    """The end of a copy cannot be observed, so bytes may still move. Its pages and slots stay in
+    use for good."""
 
 
 class RunningCopy(Protocol):
-    """A copy in progress. Thread rule: one thread."""
+    """A copy in progress between an arena and a tier. Thread rule: one thread."""
 
     @property
     def layers(self) -> int:
-        """Return the number of layers with all loaded data in the arena."""
+        """Return the number of first layers with all loaded data in the arena."""
 
     def advance(self) -> bool:
-        """Begin another segment, and wait for one if enough are in flight. Returns False once all
-        are complete and none is in flight. Holds no interpreter lock while bytes move."""
+        """Begin another segment, or wait for one if enough are in flight. Return False once all are
+        complete and none is in flight. The interpreter lock is free while bytes move."""
 
     def digests(self) -> tuple[list[int], int | None]:
-        """Return the digests of the job's pages and of its slot, from the arena's bytes. REQUIRES:
-        advance() returned False."""
+        """Return the digests of the job's pages and of its slot (None without a slot), from the
+        arena's bytes. REQUIRES: advance() returned False."""
 
     def settle(self) -> None:
         """Wait until no begun segment moves a byte any more, after success or failure. Raises
-        StillMoving."""
+        StillMoving if this cannot be waited for."""
 
 
 class WholeCopy:
-    """A copy in progress, segment by segment, for the copying thread.
-
-    `RunningCopy` of whole pages, then of a whole slot: no layer is complete before all are.
-    """
+    """A `RunningCopy` of whole pages, segment by segment, then of a whole slot. No layer is
+    complete before all are."""
 
     layers = 0
 
@@ -54,8 +52,8 @@ class WholeCopy:
         move_pages: Callable[[PagePairs], list[int]],
         move_slot: Callable[[tuple[int, int]], int],
     ) -> None:
-        """at_once: pages of a segment. move_pages, move_slot: return after the move, with digests
-        of the arena's bytes."""
+        """at_once: number of pages in a segment. move_pages, move_slot: copy (source, target)
+        pairs; they return after the copy, with digests of the arena's bytes."""
         self._left = _parts(job.pages, at_once)
         self._move_pages = move_pages
         self._move_slot = move_slot
@@ -78,7 +76,7 @@ class WholeCopy:
         return self._pages, self._slot
 
     def settle(self) -> None:
-        """Do nothing: each segment ends before its call returns."""
+        """Do nothing: each segment's copy has ended when advance() returns."""
 
 
 def _parts(pages: Sequence[tuple[int, int]], at_once: int) -> Iterator[PagePairs]:
@@ -87,26 +85,28 @@ def _parts(pages: Sequence[tuple[int, int]], at_once: int) -> Iterator[PagePairs
 
 
 SEGMENT_BYTES = 8 << 20
-"""Bytes copied before the next check for a cancellation: a few milliseconds."""
+"""Bytes of a segment on the host: copied between two checks for a cancellation, in a few
+milliseconds."""
 
 
 class SegmentCopies(Protocol):
-    """Copies between an arena and a tier, with digests of the moved bytes. Contains all code that
-    depends on the arena's memory and on the tier's.
+    """Copies between an arena and a tier, with digests of the copied bytes. Contains all code
+    depending on both the arena's memory and the tier's.
 
-    Down: to a tier from the tier above it. Up: from the tier to the arena. Thread rule: one thread;
-    a load may go on while a write is in progress.
+    Down: to a tier from the tier above it, or from the arena. Up: from the tier to the arena.
+    Thread rule: one thread; a load may go on while a write is in progress.
     """
 
     def down(self, job: CopyJob) -> RunningCopy:
-        """Return a write, not begun yet. Its digests cover the arena's bytes at the write."""
+        """Return the copy of a write to the tier, not begun yet. Its digests cover the bytes once
+        read from the arena."""
 
     def up(self, job: CopyJob) -> RunningCopy:
-        """Return a load, not begun yet."""
+        """Return the copy of a load to the arena, not begun yet."""
 
 
 class HostCopies:
-    """`SegmentCopies` of host memory below an arena, also in host memory."""
+    """The `SegmentCopies` for an arena in host memory and a host tier."""
 
     def __init__(self, arena: Arena, below: Arena) -> None:
         self._arena = arena
@@ -137,8 +137,8 @@ class HostCopies:
 
 
 class HostUpCopy:
-    """`RunningCopy` from host memory. Each segment is digested right after its copy, while it is in
-    the processor's caches."""
+    """The `RunningCopy` of a load from the host tier to an arena in host memory. Each segment is
+    digested right after its copy, while it is in the processor's caches."""
 
     def __init__(
         self, copies: HostCopies, arena: Arena, job: CopyJob, segments: Iterator[Segment]
@@ -175,4 +175,4 @@ class HostUpCopy:
         return pages, None if self._job.slot is None else self._of_slot.intdigest()
 
     def settle(self) -> None:
-        """Do nothing: each segment ends before its call returns."""
+        """Do nothing: each segment's copy has ended when advance() returns."""

@@ -1,6 +1,8 @@
-"""The common part of all stores below host memory: interface, rows, threads and bounds.
+"""The common part of all stores below host memory: their interface, buffer rows, threads, and
+limits on failures.
 
-`within()` bounds a call in case it hangs. A store is paused after too many failures in a row.
+`within()` limits the time of a call in case it hangs. `Patience` pauses a store after too many
+failures in a row.
 """
 
 import hashlib
@@ -26,13 +28,14 @@ _DIGITS = 16
 
 
 def contract_digest(contract: Mapping[str, str]) -> str:
-    """Return the digest, hex. contract: settings to compare before kept bytes are used."""
+    """Return the hexadecimal SHA-256 of a contract: settings to compare before kept bytes of
+    another run are used."""
     return hashlib.sha256(json.dumps(dict(contract), sort_keys=True).encode()).hexdigest()
 
 
 def folder_of(digest: str) -> str:
-    """Return the name of the folder of a contract. Nodes with equal names give bytes the same
-    meaning."""
+    """Return the folder's name for data of one contract. digest: the contract's digest. Nodes with
+    equal names give bytes the same meaning."""
     return PREFIX + digest[:_DIGITS]
 
 
@@ -40,7 +43,7 @@ Found = TypeVar("Found")
 
 
 def within(seconds: float, call: Work[Found], late: OSError) -> Found:
-    """Run a call within a time limit, in case it hangs.
+    """Run `call` with a time limit, in case it hangs. Return its result.
 
     Raises the call's error, or `late` if it has not ended in time. The hanging call then keeps its
     thread.
@@ -68,13 +71,14 @@ MOST_FAILURES = 3
 
 
 class Patience:
-    """A counter of a store's failures in a row. After too many the store is not used.
+    """A counter of a store's failures in a row. After MOST_FAILURES the store is not used for a
+    while.
 
-    Thread rule: any.
+    Thread rule: any thread.
     """
 
     def __init__(self, seconds: float = float("inf"), clock: Clock = time.monotonic) -> None:
-        """seconds: time until the store is tried again."""
+        """seconds: time after the last failure until the store is tried again."""
         self._seconds = seconds
         self._clock = clock
         self._lock = threading.Lock()
@@ -89,7 +93,7 @@ class Patience:
             return self._clock() < self._since + self._seconds
 
     def failed(self) -> bool:
-        """Record a failure. Returns whether this one reached the limit."""
+        """Record a failure. Return True if this one reached the limit."""
         with self._lock:
             self._failures += 1
             self._since = self._clock()
@@ -101,18 +105,20 @@ class Patience:
 
 
 MakeContract = Callable[[], Mapping[str, str]]
-"""Returns the settings to compare with another node's before its bytes are used. Computed once."""
+"""A function to return the settings compared before another run's bytes are used. They are computed
+once."""
 
 Ends = SimpleQueue[BaseException | None]
-"""The result of each call of one run()."""
+"""Queue for the results of one run(): an exception for each failed call, None for each successful
+one."""
 
 
 class IoThreads:
-    """Concurrent calls: a few threads, so a store has several reads or writes at a time.
+    """A few threads for concurrent calls, so a store has several reads or writes in flight.
 
-    Thread rule of run(): any, several at a time. Invariant: all calls given to run() have ended
-    when it returns, independent of other callers. If a call hangs, so does run(); its callers have
-    their own time limit (CopyThread).
+    Thread rule of run(): any thread, several at a time. Invariant: all calls given to run() have
+    ended when it returns, independent of other callers. If a call hangs, so does run(); its callers
+    have their own time limit (CopyThread).
 
     The threads are daemons. They start with the first run() of several calls. A hanging call does
     not block the process's exit.
@@ -126,7 +132,8 @@ class IoThreads:
         self._asked: SimpleQueue[tuple[Work[None], Ends] | None] = SimpleQueue()
 
     def run(self, calls: Sequence[Work[None]]) -> None:
-        """Run the calls. Raises an error of one of them, once all have ended."""
+        """Run the calls concurrently and wait for all of them. Then raise one of their errors, if
+        any."""
         if len(calls) == 1:
             calls[0]()
             return
@@ -167,31 +174,31 @@ class IoThreads:
 
 SECTOR = 4096
 Row = NDArray[np.uint8]
-"""[row bytes]: the content, then padding of any value."""
+"""One page or slot in a buffer, uint8 [row bytes]: the content, then padding of any value up to a
+multiple of SECTOR."""
 Rows = NDArray[np.uint8]
-"""[rows, row bytes], each a Row."""
+"""Several pages or slots in a buffer, uint8 [rows, row bytes], each a Row."""
 
 
 def row_bytes(size: int) -> int:
-    """Return the bytes of a row for `size` bytes of content."""
+    """Return the bytes of a buffer row for `size` bytes of content: `size` rounded up to a multiple
+    of SECTOR."""
     return -(-size // SECTOR) * SECTOR
 
 
 class PassingRows:
     """A buffer for pages and slots on their way to a store and back: one row each.
 
-    A row begins at a sector of memory and is a whole number of sectors long. Direct disk reads and
-    writes need this.
-
-    Grows to the largest request. Thread rule: one thread; each request overwrites the rows of the
-    one before.
+    A row begins at a multiple of SECTOR in memory and is a whole number of sectors long. Direct
+    disk reads and writes need this. The buffer grows to the largest request. Thread rule: one
+    thread; each request overwrites the rows of the previous one.
     """
 
     def __init__(self) -> None:
         self._memory: NDArray[np.uint8] = np.empty(0, np.uint8)
 
     def rows(self, count: int, size: int) -> Rows:
-        """Return `count` rows for `size` bytes each. Their content is undefined."""
+        """Return `count` rows of the buffer for `size` bytes each. Their content is undefined."""
         length = count * row_bytes(size)
         if len(self._memory) < length:
             # A map of its own begins at a sector.
@@ -201,32 +208,31 @@ class PassingRows:
 
 class TierSource(Protocol):
     """A readable store of pages and slots. Thread rule: any number of threads, for ids not being
-    written. A call returns with all of its bytes read, or raises an OSError. The bytes are not
-    trusted: the reader compares digests. A call has no time limit: its caller has one
+    written. A call returns with all of its bytes read, or raises an OSError. The reader compares
+    digests, because a read may return wrong bytes. A call has no time limit: its caller has one
     (CopyThread)."""
 
     def get_pages(self, pages: Sequence[int], rows: Rows) -> None:
-        """Read each page into the first bytes of its row."""
+        """Read each page into the first bytes of its buffer row."""
 
     def get_slot(self, slot: int, row: Row) -> None: ...
 
 
 class TierStore(TierSource, Protocol):
-    """A tier below the arena as seen by copiers: pages and slots by the tree's ids.
+    """A writable store of pages and slots below the arena, by their ids in the prefix tree.
 
-    Host memory is only read (TierSource). A disk file and remote objects are written too.
-
-    One thread writes.
+    Implemented by a disk file and by remote objects. Host memory is a TierSource only. One thread
+    writes.
     """
 
     def put_pages(self, pages: Sequence[int], rows: Rows) -> None:
-        """Write each page from the first bytes of its row."""
+        """Write each page from the first bytes of its buffer row."""
 
     def put_slot(self, slot: int, row: Row) -> None: ...
 
 
 class HostSource:
-    """An arena in host memory as a source."""
+    """The host tier as a TierSource: pages and slots are read from its arena."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena

@@ -1,4 +1,4 @@
-"""The copiers of each tier below an arena.
+"""The copier of each tier below an arena.
 
 Each tier has one copying thread (copy_thread.py). The nearest tier comes first.
 """
@@ -18,16 +18,17 @@ from .store import HostSource, PassingRows, TierSource, TierStore
 
 
 class StoreLoads(Protocol):
-    """Loads from one store. Thread rule: one thread, one load at a time."""
+    """Loads to an arena from one store below host memory. Thread rule: one thread, one load at a
+    time."""
 
     def up(self, job: CopyJob) -> RunningCopy:
-        """Return a load, not begun yet. Its digests cover the arena's bytes."""
+        """Return the copy of a load, not begun yet. Its digests cover the arena's bytes."""
 
 
 class HostLoads:
-    """Loads from a store to an arena in host memory.
+    """Loads from a store below host memory to an arena in host memory.
 
-    It has all parts of a store's copies depending on the arena's memory.
+    Contains the code of a store's copies depending on the arena's memory.
     """
 
     def __init__(self, arena: Arena, store: TierSource) -> None:
@@ -59,8 +60,8 @@ class HostLoads:
 
 
 class StoreCopies:
-    """`SegmentCopies` of a store below host memory: down from the tier above it, up to the
-    arena."""
+    """The `SegmentCopies` of a store below host memory: writes come from the tier above it, loads
+    go to the arena."""
 
     def __init__(
         self,
@@ -70,8 +71,8 @@ class StoreCopies:
         store: TierStore,
         loads: StoreLoads,
     ) -> None:
-        """above: the tier above the store's. written: the digests of the tier above. loads: from
-        the store."""
+        """above: the tier above the store. written: digests of the contents of the tier above.
+        loads: loads from the store to the arena."""
         self._layout = layout
         self._above = above
         self._written = written
@@ -107,9 +108,9 @@ class StoreCopies:
 def tier_copiers(
     arena: Arena, host: Arena, disk: DiskMemory | None, remote: RemoteMemory | None = None
 ) -> list[CopyThread]:
-    """Make the copiers of all tiers below an arena.
+    """Make the copiers of all tiers below an arena, the nearest tier first.
 
-    Each tier has its own thread, the nearest tier first: a slow disk delays no copy of host memory.
+    Each tier has its own thread: a slow disk delays no copy of host memory.
     """
     found = [CopyThread(host_copies(arena, host))]
     source: TierSource = HostSource(host)
@@ -122,8 +123,8 @@ def tier_copiers(
 
 
 def host_copies(arena: Arena, host: Arena) -> SegmentCopies:
-    """Return the copies between the arena and host memory. REQUIRES: on a GPU, host is
-    arena_below()."""
+    """Return the copies between the arena and the host tier. REQUIRES: for an arena on a GPU,
+    `host` was made by arena_below()."""
     match DigestKind.of(arena.bytes.device):
         case DigestKind.XXH3:
             return HostCopies(arena, host)
@@ -136,7 +137,8 @@ def host_copies(arena: Arena, host: Arena) -> SegmentCopies:
 def store_copies(
     arena: Arena, above: TierSource, written: TierDigests, store: TierStore
 ) -> SegmentCopies:
-    """Return the copies of a store. above, written: see StoreCopies. Raises EngineConfigError."""
+    """Return the copies of a store below host memory. above, written: as in StoreCopies. Raises
+    EngineConfigError if there is no pinned memory for loads."""
     return StoreCopies(arena.layout, above, written, store, _store_loads(arena, store))
 
 
@@ -151,8 +153,8 @@ def _store_loads(arena: Arena, store: TierSource) -> StoreLoads:
 
 
 def disk_copier(arena: Arena, host: Arena, above: CopyThread, disk: DiskMemory) -> CopyThread:
-    """Make the disk's copier, with the digests of earlier contents of the disk. above: the copier
-    of host memory."""
+    """Make the disk's copier, with the digests of data kept from earlier runs. above: the host
+    tier's copier."""
     segments = store_copies(arena, HostSource(host), above.written, disk.file)
     copier = CopyThread(segments, "disk", journal=disk.index)
     if disk.index.standing is not None:
@@ -165,6 +167,7 @@ def disk_copier(arena: Arena, host: Arena, above: CopyThread, disk: DiskMemory) 
 def remote_copier(
     arena: Arena, above: TierSource, written: TierDigests, remote: RemoteMemory
 ) -> CopyThread:
-    """Make the remote tier's copier. above: the tier above the remote one. written: its digests."""
+    """Make the remote tier's copier. above: the next nearer tier. written: digests of this nearer
+    tier's contents."""
     segments = store_copies(arena, above, written, remote.objects)
     return CopyThread(segments, "remote", journal=remote.objects)

@@ -1,1 +1,2 @@
-"""The operators of a model on PyTorch and on Triton, behind one protocol."""
+"""The layer operators of a model in two implementations, PyTorch and Triton, behind one
+protocol."""

@@ -1,4 +1,5 @@
-"""The operators in PyTorch: the CPU path, and the oracle of every kernel."""
+"""The layer operators in PyTorch: the implementation for CPUs, and the reference for testing every
+kernel."""
 
 from dataclasses import dataclass, replace
 
@@ -36,8 +37,8 @@ from tasuki.pycache.layout import PAGE_TOKENS
 @dataclass(frozen=True)
 class TorchPlan:
     """Data shared by all layers of one forward, so layers have no index arithmetic. cos, sin: [T,
-    1, rotary_dim / 2] float32. carry: None without a draft layer. room: memory for the contexts
-    read."""
+    1, rotary_dim / 2] float32. carry: plan of the carried hidden states; None without a draft
+    layer. room: memory for the KV gathered from pages."""
 
     attention: AttentionPlan
     conv: ConvPlan
@@ -75,8 +76,9 @@ class TorchPlan:
 
 
 class TorchBackend:
-    """The back end in PyTorch. config: with one rank's heads and widths, like the weights. Owns the
-    memory for contexts, used by one forward after the other. Thread rule: one thread."""
+    """The back end in PyTorch. config: the model's config with one rank's heads and widths, like
+    the weights. It owns the memory for KV gathered from pages, shared by successive forwards.
+    Thread rule: one thread."""
 
     def __init__(self, config: ModelConfig, reduce: Reduce = one_rank) -> None:
         self._config = config
@@ -90,7 +92,7 @@ class TorchBackend:
 
 
 class TorchOperators:
-    """`Operators` of one forward; holds its plan and nothing of its memory."""
+    """PyTorch's `Operators` of one forward. It holds the forward's plan and none of the arena."""
 
     def __init__(self, config: ModelConfig, plan: TorchPlan, reduce: Reduce) -> None:
         self._config = config
@@ -200,7 +202,7 @@ class TorchOperators:
 
 @dataclass(frozen=True)
 class TorchEntries:
-    """`EntryOperators` of one forward."""
+    """PyTorch's `EntryOperators` of one forward: they store the draft layer's KV."""
 
     config: ModelConfig
     plan: TorchPlan

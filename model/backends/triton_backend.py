@@ -1,7 +1,8 @@
-"""The back end of a GPU: Triton kernels between matrix products, a set for prompts, one for steps.
+"""The back end for a GPU: Triton kernels and matrix products, one set of them for prompts and one
+for decode steps.
 
-Owns the data shared by all forwards on the device: rotary angles and a second stream. Kernels are
-chosen in model/backends/triton_prefill.py and model/backends/triton_decode.py, at import.
+It owns the data shared by all forwards on the device: rotary angles and a second stream.
+model/backends/triton_prefill.py and model/backends/triton_decode.py choose the kernels, at import.
 """
 
 from copy import copy
@@ -29,7 +30,8 @@ class TritonBackend:
         device: torch.device,
         reduce: Reduce = one_rank,
     ) -> None:
-        """config: with one rank's heads and widths, like the weights."""
+        """config: the model's config with one rank's heads and widths, like the weights. reduce:
+        adds up the ranks' partial sums."""
         self._config = config
         self._dtype = dtype
         self._device = device
@@ -38,27 +40,27 @@ class TritonBackend:
         self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def beside(self) -> "TritonBackend":
-        """Return another back end, for forwards in parallel with this one's. Both read one table of
-        angles."""
+        """Return another back end, for forwards in parallel with this one's. It has a second stream
+        of its own and shares this one's rotary angles."""
         other = copy(self)
         other._side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         return other
 
     def bind(self, batch: Batch) -> TritonPrefill:
-        """Return the operators of a batch on the host."""
+        """Return the operators for a batch. The batch's tensors are in host memory."""
         plan = PrefillPlan.of(batch, self._config, self._dtype, self._device)
         return TritonPrefill(self._config, plan, self._rotary, self._side, self._reduce)
 
     def prepare(self) -> None:
-        """Prepare cuDNN's attention plans, one for every possible size of context. Call it once on
+        """Prepare cuDNN's attention plans, one for every possible context size. Call it once, on
         the thread of the forwards."""
         if self._dtype.itemsize == 2:
             torch.cuda.set_device(self._device)
             warm(self._config, self._config.max_position, self._dtype, self._device)
 
     def scratch(self, batch: int) -> DecodeScratch:
-        """Return scratch memory for decode steps of up to `batch` rows. All its steps share a
-        stream."""
+        """Return scratch memory for decode steps of up to `batch` sequences. All steps with this
+        memory must use one stream."""
         return DecodeScratch.of(self._config, batch, self._device)
 
     def bind_decode(self, batch: DecodeBatch, scratch: DecodeScratch) -> TritonDecode:
@@ -66,8 +68,8 @@ class TritonBackend:
         return operators(self._config, batch, scratch, self._rotary, self._side, self._reduce)
 
     def verify_scratch(self, batch: int, tokens: int) -> VerifyScratch:
-        """Return scratch memory for up to `batch` rows of up to `tokens` tokens. All its steps
-        share a stream."""
+        """Return scratch memory for verification steps of up to `batch` sequences with up to
+        `tokens` tokens each. All steps with this memory must use one stream."""
         return VerifyScratch.of(self._config, batch, tokens, self._dtype, self._device)
 
     def bind_verify(self, batch: VerifyBatch, scratch: VerifyScratch) -> TritonVerify:

@@ -1,10 +1,12 @@
-"""The operators of a decode step and of the draft layer's guess in Triton: one token a sequence.
+"""The operators of a decode step and of a pass of the draft layer in Triton: one token per
+sequence.
 
 Every address is fixed. The operators wait for nothing and allocate only through PyTorch, so a CUDA
 graph may capture them.
 
-All operators of a guess but attention are a decode step's. No query sees position 0, because its
-entry has no hidden state. Rows without a further wanted draft write nothing into the pages.
+A pass of the draft layer differs from a decode step in its attention only. Its queries do not read
+position 0, because no hidden state comes before it. Rows in need of no further draft write nothing
+into the pages.
 """
 
 from dataclasses import dataclass
@@ -39,9 +41,11 @@ from .triton_entries import Product, StepEntries
 
 @dataclass(frozen=True)
 class DecodeScratch:
-    """Data shared by decode steps of up to `batch` rows. All launches with it share a stream.
+    """Scratch memory shared by decode steps of up to `batch` sequences. All launches using it must
+    be on one stream.
 
-    attention: partial results. owners: [batch] int32, 0, 1 and so on.
+    attention: memory for partial attention results. owners: [batch] int32, the numbers 0, 1, 2 and
+    so on: row i belongs to sequence i.
     """
 
     attention: DecodeWorkspace
@@ -60,7 +64,8 @@ _FIRST_KEY = 1
 
 @dataclass(frozen=True)
 class DraftRows:
-    """The batch of a guess: one number a row. counts [batch] int32: ones, the tokens of each
+    """The rows of one draft-layer pass: one token per sequence. batch: positions, pages and slots;
+    scratch: memory of the decode step; counts [batch] int32: ones, the number of tokens in each
     row."""
 
     batch: DecodeBatch
@@ -69,8 +74,8 @@ class DraftRows:
 
 
 class TritonDraft:
-    """`DraftOperators` of the guesses described by a `DecodeBatch`, for all its values. A row with
-    a position below 0 is padding."""
+    """Triton's `DraftOperators` for the passes described by a `DecodeBatch`, for all values in its
+    tensors. A row with a position below 0 is padding."""
 
     def __init__(
         self,
@@ -80,8 +85,8 @@ class TritonDraft:
         step: Operators,
         product: Product,
     ) -> None:
-        """rotary: of `rotary_cache`; step: the same batch's decode step; product: x times a
-        transposed weight, on this rank alone."""
+        """rotary: angles from `rotary_cache`; step: operators of a decode step on the same batch;
+        product: multiplies x by a transposed weight, without a sum over ranks."""
         batch, scratch = rows.batch, rows.scratch
         self._config = config
         self._rows = rows
@@ -140,7 +145,8 @@ class TritonDraft:
 
 
 class TritonDecode:
-    """`Operators` of the steps described by a `DecodeBatch`, for all its values."""
+    """Triton's `Operators` of the decode steps described by a `DecodeBatch`, for all values in its
+    tensors."""
 
     def __init__(
         self,
@@ -151,8 +157,9 @@ class TritonDecode:
         side: torch.cuda.Stream,
         reduce: Reduce,
     ) -> None:
-        """rotary: of `rotary_cache`; side: a stream. It runs the shared expert in parallel with the
-        chosen ones, and the draft layer's entries in parallel with the first layers."""
+        """rotary: angles from `rotary_cache`; side: a second stream. It runs the shared expert in
+        parallel with the routed experts, and the draft layer's KV in parallel with the first
+        layers."""
         self._config = config
         self._batch = batch
         self._scratch = scratch
@@ -226,21 +233,21 @@ class TritonDecode:
         )
 
     def drafts(self, counts: Tensor) -> TritonDraft:
-        """Return the draft layer's operators for the same batch. counts [at least its rows] int32:
-        ones."""
+        """Return the draft layer's operators for the same batch. counts: int32 ones, at least one
+        for each row."""
         rows = DraftRows(self._batch, self._scratch, counts)
         return TritonDraft(self._config, rows, self._rotary, self, self._product)
 
     def _product(self, x: Tensor, weight: Matrix) -> Tensor:
-        """Return x times weight [hidden, k] transposed, of this rank alone."""
+        """Return x [T, k] times weight [hidden, k] transposed, without a sum over ranks."""
         if weight.is_plain and self._batch.size <= MOST_ROWS and is_one_round(weight.plain):
             return small_batch(x, weight.plain)
         return phase_product(x, weight, Phase.STEP)
 
 
 class TritonRowDecode(TritonDecode):
-    """A decode step limited by reading weights, because it has few rows. Norms, SwiGLU and launches
-    take no extra time in the products."""
+    """Operators of a decode step with few rows, so that reading weights limits its speed. Norms and
+    SwiGLU run inside the matrix products and take no launches of their own."""
 
     def norm_project(
         self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Matrix

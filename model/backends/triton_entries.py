@@ -1,8 +1,8 @@
-"""The draft layer's data of a forward, in Triton. Every token has an entry in its page. Every slot
-stored by the forward has the hidden state of its position.
+"""The draft layer's data stored by a forward, in Triton. Every token has an entry (a key and a
+value) in its page. Every stored position has its hidden state in its slot.
 
-Each token of a decode step is the first of its sequence. So the inputs of its entry exist when the
-step begins. The entries are computed in parallel with the step's layers, on another stream.
+In a decode step, each token is the first of its sequence. So the inputs of its entry exist when the
+step begins. The entries are computed on another stream, in parallel with the step's layers.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,14 +25,15 @@ from tasuki.model.weights.layers import DraftWeights
 from tasuki.model.weights.matrix import Matrix
 
 Product: TypeAlias = Callable[[Tensor, Matrix], Tensor]
-"""Returns x [T, k] times a transposed weight [n, k], on this rank alone."""
+"""Function returning x [T, k] times a transposed weight [n, k], without a sum over ranks."""
 
 
 class TritonEntries:
-    """Common part of prompts and decode steps.
+    """Base class for storing the draft layer's KV, for prompts and decode steps.
 
-    read_slots: [B], one for each row of the places' page table. product: x [T, k] times a
-    transposed weight [n, k], on this rank alone.
+    read_slots: [B], the slot with the hidden state before each sequence's first token, by row of
+    the page table. product: multiplies x [T, k] by a transposed weight [n, k], without a sum over
+    ranks.
     """
 
     def __init__(
@@ -82,8 +83,9 @@ class TritonEntries:
 
 @dataclass(frozen=True)
 class PromptCarry:
-    """Slots and rows of a forward over prompts, int64 on the device. read_slots [B]; rows, slots
-    [n]: slots[i] stores the hidden state of rows[i]."""
+    """Slots and rows of the hidden states carried by a forward over prompts, int64 on the device.
+    read_slots [B]: slot before each sequence. rows, slots [n]: slots[i] stores the hidden state of
+    row rows[i]."""
 
     read_slots: Tensor
     rows: Tensor
@@ -91,7 +93,8 @@ class PromptCarry:
 
     @staticmethod
     def of(batch: Batch, device: torch.device) -> "PromptCarry":
-        """Return the slots and rows of a batch on the host. The copy is asynchronous."""
+        """Return the slots and rows of the hidden states stored by a batch. The batch is in host
+        memory. The copy to the device is asynchronous."""
         plan = plan_carry(batch.cu_seqlens, batch.read_slots, batch.saves())
         tables = (plan.read_slots, plan.rows, plan.slots)
         packed = torch.cat(tables)
@@ -102,7 +105,7 @@ class PromptCarry:
 
 
 class PromptEntries(TritonEntries):
-    """`EntryOperators` of a forward over prompts."""
+    """Triton's `EntryOperators` of a forward over prompts: they store the draft layer's KV."""
 
     def __init__(
         self,
@@ -121,8 +124,8 @@ class PromptEntries(TritonEntries):
 
 
 class VerifyEntries(TritonEntries):
-    """`EntryOperators` of rows with drafts. They write no slot, so the hidden states are kept for
-    fold_carry()."""
+    """Triton's `EntryOperators` of a verification step. It writes no slot, because acceptance is
+    not known yet. It keeps the tokens' hidden states for fold_carry()."""
 
     def __init__(
         self,
@@ -133,7 +136,8 @@ class VerifyEntries(TritonEntries):
         product: Product,
         kept: Tensor,
     ) -> None:
-        """kept [B, tokens, width]: a view of the memory read by folds."""
+        """kept [B, tokens, width]: receives the tokens' hidden states, for fold_carry() after the
+        verification."""
         super().__init__(config, rotary, places, read_slots, product)
         self._kept = kept
 
@@ -142,13 +146,14 @@ class VerifyEntries(TritonEntries):
 
 
 def fold_carry(kept: Tensor, folds: FoldRows, carry: Tensor) -> None:
-    """Write the hidden state after the accepted tokens into each row's slot. kept [places, tokens,
-    width]."""
+    """Write the hidden state of the last accepted token into each row's slot. kept [places, tokens,
+    width]: hidden states of the tokens verified last."""
     carry_folded(kept, folds.places, folds.counts, carry, folds.write_slots)
 
 
 class StepEntries(TritonEntries):
-    """`StepEntries` of base.py. write_slots: [B]. side: the stream for computing entries."""
+    """Triton's `StepEntries` of base.py: they store the draft layer's KV in a decode step. side:
+    the stream to compute it in parallel with the layers."""
 
     def __init__(
         self,
@@ -159,7 +164,7 @@ class StepEntries(TritonEntries):
         product: Product,
         side: torch.cuda.Stream,
     ) -> None:
-        """slots: read and written."""
+        """slots: the slots read and the slots written by the step, each [B]."""
         read_slots, self._write_slots = slots
         super().__init__(config, rotary, places, read_slots, product)
         self._side = side

@@ -1,7 +1,8 @@
-"""The operators of a forward over prompts in Triton: runs of any lengths, on any context.
+"""The operators of a forward over prompts in Triton: any number of tokens per sequence, after any
+context.
 
-The plan is made on the host and moved by asynchronous copies; layers wait for nothing. The rows of
-each phase are computed separately.
+The plan is made on the host and moved to the device by asynchronous copies; layers wait for
+nothing. Rows of prompts and rows of answers (the two phases) are computed separately.
 """
 
 from collections.abc import Callable
@@ -29,8 +30,8 @@ from .triton_entries import PromptCarry, PromptEntries
 
 @dataclass(frozen=True)
 class PhasePart:
-    """Rows of one phase. index [n] int64 on the device: the rows; None for all rows. rows [1]
-    int32: n."""
+    """The rows of a forward in one phase. index [n] int64 on the device: their row numbers; None:
+    all rows of the forward. rows [1] int32: n, the number of rows."""
 
     phase: Phase
     index: Tensor | None
@@ -39,14 +40,14 @@ class PhasePart:
 
 @dataclass(frozen=True)
 class PhaseRows:
-    """A part for each phase in the forward."""
+    """The rows of a forward, divided by phase: one part for each phase present."""
 
     parts: tuple[PhasePart, ...]
 
     @staticmethod
     def of(batch: Batch, rows: Tensor) -> "PhaseRows":
-        """Return the phases' rows of a batch on the host. rows [1] int32 on the device: number of
-        all its rows."""
+        """Divide the rows of a batch by phase. The batch is in host memory. rows [1] int32 on the
+        device: number of all rows."""
         stepped = [i in batch.stepped for i in range(len(batch.write_slots))]
         if len(set(stepped)) == 1:
             phase = Phase.STEP if stepped[0] else Phase.PROMPT
@@ -60,8 +61,8 @@ class PhaseRows:
         return PhaseRows(tuple(parts))
 
     def each(self, x: Tensor, compute: Callable[[Tensor, PhasePart], Tensor]) -> Tensor:
-        """Return the results of compute() for each phase's rows of x [T, ...], in the order of
-        x."""
+        """Call compute() on the rows of each phase in x [T, ...]. Return the results in the row
+        order of x."""
         first = self.parts[0]
         if first.index is None:
             return compute(x, first)
@@ -80,8 +81,8 @@ def _moved(host: Tensor, like: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class PrefillPlan:
-    """Data shared by all layers of one forward. rows [1] int32: T, all of them. carry: None without
-    a draft layer."""
+    """Data shared by all layers of one forward over prompts. carry: slots of the draft layer's
+    hidden states; None without a draft layer."""
 
     phases: PhaseRows
     gdn: GdnPrefillPlan
@@ -93,7 +94,7 @@ class PrefillPlan:
     def of(
         batch: Batch, config: ModelConfig, dtype: torch.dtype, device: torch.device
     ) -> "PrefillPlan":
-        """Return the plan of a batch. batch is on the host; dtype: of activations."""
+        """Return the plan for a batch in host memory. dtype: dtype of activations."""
         lengths = batch.cu_seqlens.diff()
         counts, contexts = lengths.tolist(), batch.context_lens.tolist()
         owners = torch.repeat_interleave(torch.arange(len(counts)), lengths)
@@ -119,12 +120,12 @@ class PrefillPlan:
 
 def _padded(table: Tensor) -> Tensor:
     """Return the table with its last dimension padded to a multiple of 16. Kernels are compiled
-    anew for other strides, and for tables at addresses that are not multiples of 16 bytes."""
+    anew for other strides, and for tables at addresses other than multiples of 16 bytes."""
     return functional.pad(table, (0, -table.shape[-1] % 16))
 
 
 class TritonPrefill:
-    """`Operators` of one forward."""
+    """Triton's `Operators` of one forward over prompts."""
 
     def __init__(
         self,
@@ -134,8 +135,8 @@ class TritonPrefill:
         side: torch.cuda.Stream,
         reduce: Reduce,
     ) -> None:
-        """rotary: of `rotary_cache`; side: a stream that runs the shared expert in parallel with
-        the chosen ones."""
+        """rotary: angles from `rotary_cache`; side: a second stream to run the shared expert in
+        parallel with the routed experts."""
         self._config = config
         self._plan = plan
         self._rotary = rotary
@@ -188,7 +189,7 @@ class TritonPrefill:
         return add_rms_norm(branch, residual, norm, eps)
 
     def _product(self, x: Tensor, weight: Matrix) -> Tensor:
-        """Return x times weight [n, k] transposed, of this rank alone."""
+        """Return x [T, k] times weight [n, k] transposed, without a sum over ranks."""
         return self._plan.phases.each(x, lambda x, part: phase_product(x, weight, part.phase))
 
     def _mlp(self, x: Tensor, weights: MlpWeights) -> Tensor:

@@ -1,7 +1,7 @@
-"""The operators of rows with drafts in Triton: T tokens a sequence, every address fixed.
+"""The operators for verifying drafts in Triton: T tokens per sequence, every address fixed.
 
-All but the mixers are those of a decode step with T times as many rows. The operators wait for
-nothing and allocate only through PyTorch, so a CUDA graph may capture them.
+All operators except attention and GDN are those of a decode step with T times as many rows. The
+operators wait for nothing and allocate only through PyTorch, so a CUDA graph may capture them.
 """
 
 from collections.abc import Sequence
@@ -28,9 +28,10 @@ from .triton_entries import VerifyEntries
 
 @dataclass(frozen=True)
 class VerifyScratch:
-    """Data shared by steps of up to `batch` rows of up to `tokens` tokens. Launches that use it
-    share a stream. kept: the inputs of this step and the last one, for folds; hidden [batch,
-    tokens, width] likewise, None without a draft layer."""
+    """Memory shared by verification steps of up to `batch` sequences with up to `tokens` tokens
+    each. All launches using it must be on one stream. kept: GDN inputs of this step and of the last
+    one, for folds (storing states after the accepted tokens). hidden [batch, tokens, width]: final
+    hidden states, for the same use; None without a draft layer."""
 
     attention: DecodeWorkspace
     kept: KeptTurns
@@ -50,9 +51,9 @@ class VerifyScratch:
 
 
 class TritonVerify(TritonDecode):
-    """`Operators` of the steps described by a `VerifyBatch`, for all its values. A forward's GDN
-    layers are called in their order, each once, because a call keeps its inputs as those of the
-    next layer."""
+    """Triton's `Operators` of the verification steps described by a `VerifyBatch`, for all values
+    in its tensors. Call a forward's GDN layers in their order, each once: each call keeps its
+    inputs as those of the next layer."""
 
     def __init__(
         self,
@@ -83,8 +84,10 @@ class TritonVerify(TritonDecode):
         self._layer = 0
 
     def fold(self, conv: Sequence[Tensor], carry: Tensor | None) -> None:
-        """Fold the rows' last step, except for the states: gdn() stores those. Call it before any
-        layer runs. conv: the views of all layers; carry: the draft layer's; None without one."""
+        """Store the convolution columns and the carried hidden states after the tokens accepted in
+        the last step (a fold). gdn() stores the recurrent states. Call it before any layer runs.
+        conv: views of all layers' columns; carry: the draft layer's hidden states; None without a
+        draft layer."""
         batch = self._verified
         rows = FoldRows(batch.fold_places, batch.fold_counts, batch.fold_slots, batch.read_slots)
         fold_columns(self._kept, self._config, conv, rows, batch.turn)

@@ -1,1 +1,2 @@
-"""Grammars for answers: a request's source, its compiled form, and the token mask from it."""
+"""Grammars for structured answers: a request's grammar source, its compiled form, and the mask of
+allowed tokens."""

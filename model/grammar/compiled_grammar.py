@@ -1,11 +1,11 @@
-"""A grammar compiled over a vocabulary, by llguidance, within bounds.
+"""Compilation of a grammar for a vocabulary by llguidance, within bounds of time and memory.
 
 The only importer of llguidance. The import happens at the first grammar. If it fails,
 GrammarsUnavailable is raised. All bounds are llguidance's own. They limit a grammar's symbols, the
 lexer's work at compilation and at each step, the items of a step, and the states of the lexer. If a
-step passes a bound, the matcher fails and allows no token any more (constraint.py). Compiling
-releases Python's global lock. Building a vocabulary's tree does not: it takes a second for 248
-thousand tokens.
+step passes a bound, the matcher (the state of one answer) fails and allows no further token
+(constraint.py). Compiling releases Python's global lock. Building a vocabulary's token tree holds
+this lock: for 248 thousand tokens it takes a second.
 """
 
 import importlib
@@ -19,8 +19,8 @@ from .held_schema import held_schema
 from .vocabulary import Vocabulary
 
 Matcher = Any
-"""llguidance.LLMatcher, without the state of a request. Use deep_copy() to get one for consuming
-tokens."""
+"""An llguidance.LLMatcher at the beginning of an answer. Consume an answer's tokens only in a copy
+from its deep_copy()."""
 
 # White space between JSON values is allowed, so a model may write as it has learnt. It is bounded,
 # so every answer ends. Only characters that need an escape have one. So no key is written in two
@@ -90,7 +90,7 @@ def _llguidance() -> Any:
 
 
 class _Tokenizer:
-    """A tokenizer in the form taken by llguidance's TokenizerWrapper."""
+    """A vocabulary in the form of a tokenizer, as llguidance's TokenizerWrapper requires."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         # Only a tree of the bytes is needed. Tokens without text are in no grammar.
@@ -104,13 +104,14 @@ class _Tokenizer:
         self.bos_token_id = None
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """Return no tokens. llguidance does not use them, because no token is forced here."""
+        """Return no tokens for any text. llguidance needs this call only for forced tokens, and
+        none are forced here."""
         return []
 
 
 def token_tree(vocabulary: Vocabulary) -> Any:
-    """Return the llguidance.LLTokenizer of a vocabulary, needed by compiled(). Raises
-    GrammarsUnavailable."""
+    """Build the token tree (llguidance.LLTokenizer) of a vocabulary, an argument of compiled().
+    Raises GrammarsUnavailable."""
     library = _llguidance()
     if not vocabulary.eos_ids:
         raise GrammarsUnavailable("grammars need a model with an end token in its config.json")
@@ -119,7 +120,8 @@ def token_tree(vocabulary: Vocabulary) -> Any:
 
 
 def compiled(tree: Any, grammar: Grammar) -> Matcher:
-    """Compile the grammar. Raises GrammarError. On any thread."""
+    """Compile the grammar for the vocabulary of a token tree. Return its matcher. Any thread may
+    call it. Raises GrammarError."""
     library = _llguidance()
     matcher = library.LLMatcher(
         tree,
@@ -133,14 +135,14 @@ def compiled(tree: Any, grammar: Grammar) -> Matcher:
 
 
 def is_spent(matcher: Matcher) -> bool:
-    """Return true if its lexer has reached the bound of states. Copies share the states: another
-    answer may have made them."""
+    """Return true if the matcher's lexer has reached its bound of states. Copies of a matcher share
+    the lexer, so another answer may have made the states."""
     return bool(matcher.is_error()) and _SPENT in matcher.get_error()
 
 
 def check_has_texts(matcher: Matcher) -> None:
-    """Raise GrammarError if no text follows the grammar, because each answer would be empty.
-    matcher: over a small vocabulary with every byte."""
+    """Raise GrammarError if no text matches the grammar, because each answer would be empty.
+    matcher: compiled for a small vocabulary with every byte."""
     own = matcher.deep_copy()
     own.compute_bitmask()
     if own.is_error() and _NO_NEXT_BYTE in own.get_error():
@@ -148,7 +150,7 @@ def check_has_texts(matcher: Matcher) -> None:
 
 
 def _source(library: Any, grammar: Grammar) -> str:
-    """Return the source in the form taken by llguidance."""
+    """Return the grammar's source in llguidance's own format."""
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
             rules = f"start: %json {json.dumps(with_options(_schema(grammar.source)))}"
@@ -173,7 +175,8 @@ def _schema(source: str) -> Any:
 
 
 def with_options(schema: Any) -> dict[str, Any]:
-    """Return the caller's schema in the form for llguidance. Raises GrammarError."""
+    """Rewrite the caller's JSON schema for llguidance, and add llguidance's options. Raises
+    GrammarError."""
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
@@ -182,7 +185,8 @@ def with_options(schema: Any) -> dict[str, Any]:
 
 
 def options_of(held: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a held schema in the form for llguidance. Raises GrammarError."""
+    """Add llguidance's options to a schema already rewritten for it. Raises GrammarError if
+    llguidance would compile the schema too loosely."""
     _refuse_what_leaks(held)
     # A schema's own value of this key would loosen it.
     return {**held, "x-guidance": dict(JSON_OPTIONS)}
@@ -190,8 +194,8 @@ def options_of(held: Mapping[str, Any]) -> dict[str, Any]:
 
 def _refuse_what_leaks(schema: Mapping[str, Any]) -> None:
     """Raise GrammarError if llguidance would compile the schema into a looser grammar. One cause is
-    a count of keys without names, since the keys may repeat. The other is a control character
-    without an escape in JSON_OPTIONS, since such characters are left out."""
+    a least number of unnamed keys, because llguidance lets keys repeat. The other is a control
+    character without an escape in JSON_OPTIONS, because llguidance leaves it out."""
     left: list[tuple[Any, bool]] = [(schema, True)]
     while left:
         item, is_schema = left.pop()

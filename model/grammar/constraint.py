@@ -1,8 +1,8 @@
-"""Tokens allowed next in an answer, by its grammar and the tokens before.
+"""The tokens allowed next in an answer, given its grammar and the answer's tokens so far.
 
 A constraint's state is a function of the appended tokens. So any node with the same tokens has the
-same state, within the bounds of a lexer. Owns the matcher; one thread at a time. Reference
-implementation: tests/model/grammar_twin.py, it tries every token.
+same state, within the bounds of a lexer. Owns the matcher (llguidance's state of the answer); one
+thread at a time. Reference implementation: tests/model/grammar_twin.py, it tries every token.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -16,20 +16,22 @@ from .compiled_grammar import Matcher, is_spent
 from .grammar import Grammar
 
 Mask = NDArray[np.int32]
-"""Allowed tokens, [-(-vocab // 32)]: bit t % 32 of word t // 32 is 1 if token t is allowed."""
+"""Bit mask of allowed tokens, int32 [ceil(vocab / 32)]. Bit t % 32 of word t // 32 is 1 if token t
+is allowed."""
 
 _FEW = 64
-"""Most allowed tokens to look for a forced text. Then each token is a prefix of a longer one."""
+"""Largest number of allowed tokens for a search of forced text. If the text is forced, each allowed
+token is a prefix of a longer one, so they are few."""
 
 
 _MOST_READ_AGAIN = 9000
-"""Longest answer, in tokens, to be continued with a fresh lexer. It holds the engine's loop for 40
-ms at most."""
+"""Length in tokens of the longest answer allowed to continue with a fresh lexer. Reading such an
+answer again blocks the engine's loop for 40 ms at most."""
 _LEAST_GAIN = 64
 _LEAST_SHARE = 8
-"""Tokens needed since the last fresh lexer: at least _LEAST_GAIN, and the answer's length divided
-by _LEAST_SHARE. With fewer, the next lexer would be spent as soon. Reading again would then cost
-more than the answer's length."""
+"""Divisor of the answer's length. Since its last fresh lexer an answer must have gained this share
+of its tokens, and at least _LEAST_GAIN tokens, to get another. Otherwise repeated reading would
+cost more than the answer's length."""
 
 
 def _never() -> Matcher | None:
@@ -37,12 +39,13 @@ def _never() -> Matcher | None:
 
 
 Renew: TypeAlias = Callable[[], Matcher | None]
-"""Returns a matcher with a fresh lexer, at its beginning; None if there is none."""
+"""Function returning a matcher with a fresh lexer, at the beginning of an answer; None if there is
+none."""
 
 
 class _Phase(Enum):
-    """State of an answer. START: it may begin with thinking. GAP: the thinking has ended, and the
-    gap's tokens may follow."""
+    """Phase of an answer. START: it may begin with thinking. THINKING: inside the thought. GAP: the
+    thinking has ended, and the gap's tokens may follow. HOLDS: the grammar applies."""
 
     START = "start"
     THINKING = "thinking"
@@ -59,13 +62,14 @@ class Constraint:
         tokens: Sequence[bytes],
         fresh: Renew = _never,
     ) -> None:
-        """matcher: this constraint's own, at its beginning. eos_ids: tokens ending an answer.
-        tokens: the vocabulary's. fresh: returns another matcher once the last one's lexer is spent;
-        None if there is none. REQUIRES: all ids are in the vocabulary."""
+        """matcher: a matcher of its own, at the beginning of an answer. eos_ids: ids of the tokens
+        ending an answer. tokens: bytes of each token of the vocabulary. fresh: returns a matcher
+        with a fresh lexer once the last lexer is spent (it takes no more states); None if there is
+        none. REQUIRES: all ids are in the vocabulary."""
         self._matcher = matcher
         self._fresh = fresh
         self._read: list[int] = []
-        """The tokens consumed by the matcher."""
+        """The tokens consumed by the matcher so far."""
         self._renewed_at = -_LEAST_GAIN
         self._grammar = grammar
         self._eos_ids = tuple(eos_ids)
@@ -100,14 +104,14 @@ class Constraint:
 
     @property
     def failed(self) -> bool:
-        """Return true if the matcher has failed: a bound was passed, or a disallowed token was
-        appended. Then only end tokens are allowed."""
+        """Return true if the matcher has failed, because a bound was passed or a disallowed token
+        was appended. From then on only end tokens are allowed."""
         return bool(self._matcher.is_error())
 
     def forced(self, most: int) -> list[int]:
-        """Return at most `most` tokens likely to follow, because the grammar leaves no other text.
-        The longest tokens are taken. Each token takes a mask. A whole forced text of a grammar of
-        ten letters may take a second."""
+        """Return up to `most` tokens of the text forced by the grammar. The tokens are the longest
+        possible. Each token needs one mask. For a grammar of ten letters, its whole forced text may
+        take a second."""
         found: list[int] = []
         if self._phase is not _Phase.HOLDS:
             return found
@@ -122,8 +126,8 @@ class Constraint:
         return found
 
     def _only_way(self, matcher: Matcher) -> int | None:
-        """Return the longest token with all other allowed tokens as its prefixes or continuations;
-        None without one."""
+        """Return the longest token t such that every allowed token is a prefix or a continuation of
+        t; None without such a token."""
         mask = self._mask_of(matcher)
         if np.count_nonzero(mask) > _FEW:
             return None
@@ -143,8 +147,8 @@ class Constraint:
         return found
 
     def allowed(self, tokens: Sequence[int]) -> int:
-        """Return the number of allowed tokens at the start of `tokens`; all if the grammar does not
-        apply yet."""
+        """Return the length of the longest start of `tokens` allowed by the grammar. If the grammar
+        does not apply yet, return the whole length."""
         if self._phase is not _Phase.HOLDS:
             return len(tokens)
         found = int(self._matcher.validate_tokens(list(tokens)))
@@ -153,9 +157,9 @@ class Constraint:
         return found
 
     def mask(self) -> Mask | None:
-        """Return the mask of the next token; None if every token is allowed. If nothing else is
-        allowed, only the end tokens are. Then the answer ends as a prefix of the grammar's
-        texts."""
+        """Return the mask of tokens allowed next; None if every token is allowed. If no token fits
+        the grammar, the mask has only the end tokens. The answer then ends as a prefix of a text of
+        the grammar."""
         if self._phase is _Phase.THINKING:
             return None
         if self._phase is _Phase.GAP and self._gap_passed:
@@ -176,7 +180,8 @@ class Constraint:
         return mask
 
     def _renew(self) -> bool:
-        """Replace a spent lexer by a fresh one. Return true if the constraint can continue."""
+        """Replace the matcher by one with a fresh lexer if its lexer is spent, and read the answer
+        again. Return true if the constraint can continue."""
         count = len(self._read)
         gained = count - self._renewed_at
         least = max(_LEAST_GAIN, count // _LEAST_SHARE)
@@ -202,7 +207,7 @@ def _allow(mask: Mask, token: int) -> None:
 
 
 def only(token: int, vocab: int) -> Mask:
-    """Return the mask of this token alone. vocab: number of tokens in the vocabulary."""
+    """Return a mask allowing only this token. vocab: number of tokens in the vocabulary."""
     mask = np.zeros(-(-vocab // 32), dtype=np.int32)
     _allow(mask, token)
     return mask
@@ -213,7 +218,7 @@ def allows(mask: Mask, token: int) -> bool:
 
 
 def every(vocab: int) -> Mask:
-    """Return the mask of all tokens of the vocabulary."""
+    """Return a mask allowing all `vocab` tokens of the vocabulary."""
     mask = np.full(-(-vocab // 32), -1, dtype=np.int32)
     if vocab % 32:
         mask.view(np.uint32)[-1] = (1 << vocab % 32) - 1
@@ -221,8 +226,8 @@ def every(vocab: int) -> Mask:
 
 
 def rule_out(mask: Mask, tokens: Collection[int], kept: Mask | None = None) -> Mask:
-    """Return the mask without these tokens, and without tokens outside `kept`. If no token would be
-    left, return the mask unchanged. kept: None keeps all."""
+    """Remove these tokens, and all tokens outside `kept`, from the mask. If no token would remain,
+    return the mask unchanged. kept: tokens to keep; None: all."""
     if not tokens and kept is None:
         return mask
     without = mask.copy() if kept is None else mask & kept
@@ -232,7 +237,8 @@ def rule_out(mask: Mask, tokens: Collection[int], kept: Mask | None = None) -> M
 
 
 def keep_only(mask: Mask, tokens: Iterable[int]) -> Mask:
-    """Return the mask limited to these tokens; the whole mask if none of them is in it."""
+    """Return the mask limited to these tokens. If the mask has none of them, return the whole
+    mask."""
     kept = np.zeros_like(mask)
     for token in tokens:
         _allow(kept, token)

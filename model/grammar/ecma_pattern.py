@@ -1,7 +1,7 @@
-"""Regular expressions of JSON Schema (ECMA-262) in the dialect of Rust's regex crate.
+"""Translation of JSON Schema's regular expressions (ECMA-262) to the dialect of Rust's regex crate.
 
 Pure functions. A translated pattern matches the same texts as in ECMA-262 with its flag u. Syntax
-missing in Rust's dialect, or read differently by the two, is rejected with its position.
+missing in Rust's dialect, or read differently there, is rejected, and the error names its position.
 """
 
 import re
@@ -47,7 +47,7 @@ _WRITTEN = {"t": 0x09, "n": 0x0A, "v": 0x0B, "f": 0x0C, "r": 0x0D, "0": 0x00}
 
 
 def rust_pattern(pattern: str) -> str:
-    """Return the pattern as Rust's regex crate reads it. Raises GrammarError."""
+    """Translate an ECMA-262 pattern to the syntax of Rust's regex crate. Raises GrammarError."""
     made: list[str] = []
     may_repeat = False
     for token in _TOKEN.finditer(pattern):
@@ -119,7 +119,8 @@ def _escape(text: str, at: int) -> str:
 
 
 def _code(text: str, at: int) -> int:
-    """Return the code of the character denoted by an escape."""
+    """Return the code point of the character denoted by an escape sequence. at: position of the
+    escape in the pattern."""
     kind = text[1]
     if kind in "ux" and len(text) > 2:
         if len(text) == 12:
@@ -140,7 +141,8 @@ def _code(text: str, at: int) -> int:
 
 
 def _letter(code: int, bare: frozenset[str]) -> str:
-    """Return the character as written in a pattern. bare: characters to be escaped there."""
+    """Return the character with this code point as written in a Rust pattern. bare: characters in
+    need of an escape there."""
     letter = chr(code)
     if letter in bare:
         return f"\\{letter}"
@@ -190,7 +192,8 @@ def _bracket(text: str, at: int) -> str:
 
 
 def _in_brackets(item: str, at: int) -> int | str | _Ranges:
-    """Return a character's code, the ranges of a class, or a class name known in both dialects."""
+    """Translate one item of a bracket expression: return a character's code point, the ranges of a
+    class, or a class name known in both dialects."""
     if len(item) == 1:
         return ord(item)
     kind = item[1]
@@ -211,7 +214,7 @@ def _ranges(ranges: Iterable[tuple[int, int]]) -> str:
 
 
 def _others(ranges: _Ranges) -> _Ranges:
-    """Return the characters outside all of the ranges. The ranges are in order."""
+    """Return the ranges of characters outside all given ranges. The given ranges are in order."""
     found, begin = [], 0
     for low, high in ranges:
         if begin < low:

@@ -1,7 +1,7 @@
-"""The grammar of an answer by its source, as requests and hand-overs carry it.
+"""The grammar of an answer as its source, in the form of requests and hand-overs.
 
-Pure values. Invariant: every Grammar is short enough to be tried. Its trial (trials/) shows if its
-source has a meaning.
+Pure values. Invariant: every Grammar is short enough for a trial compilation. The trial (trials/)
+shows if the source is valid.
 """
 
 from dataclasses import dataclass
@@ -12,10 +12,11 @@ MAX_GAP = 16
 
 
 class GrammarKind(StrEnum):
-    """Kind of a source.
+    """Kind of a grammar's source.
 
-    JSON_SCHEMA: the text of a schema. REGEX: a pattern for the whole answer, without look-around.
-    LARK: in llguidance's dialect of Lark, or in GBNF, recognised by rules with ::=.
+    JSON_SCHEMA: the text of a JSON schema. REGEX: a pattern for the whole answer, without
+    look-around. LARK: a grammar in llguidance's dialect of Lark, or in GBNF, recognised by rules
+    with ::=.
     """
 
     JSON_SCHEMA = "json_schema"
@@ -24,28 +25,31 @@ class GrammarKind(StrEnum):
 
 
 class GrammarError(ValueError):
-    """The grammar cannot be compiled, or only at a cost above a request's bounds. The message has
-    neither its source nor the field's name."""
+    """Error: the grammar cannot be compiled, or only at a cost above a request's bounds. The
+    message has neither its source nor the request field's name."""
 
 
 class GrammarsUnavailable(RuntimeError):
-    """No grammar can be compiled in this process. The message names the cause and the fix."""
+    """Error: no grammar can be compiled in this process. The message names the cause and the
+    fix."""
 
 
 class GrammarsBusy(RuntimeError):
-    """The grammar was not tried in time. The same request may be sent again."""
+    """Error: the grammar's trial compilation did not end in time. The same request may be sent
+    again."""
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """A grammar and the position of its text in the answer.
+    """A grammar for an answer, and the place of its text in the answer.
 
     closing: the token at the end of the model's thinking. The grammar applies after it; None: it
-    applies from the first token. opening: optional first token of this thinking. None, with a
-    closing: the prompt has begun it. gap: optional tokens between the closing and the grammar's
-    text, all of them or none.
+    applies from the first token. opening: token with which the answer may begin its thinking; None,
+    with a closing: the thinking began in the prompt. gap: tokens allowed between the closing and
+    the grammar's text, all of them or none.
 
-    Raises ValueError if no hand-over could carry it; the message begins with `grammar`.
+    Raises ValueError if the grammar is too large for a hand-over; the message begins with
+    `grammar`.
     """
 
     kind: GrammarKind
@@ -63,6 +67,6 @@ class Grammar:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Return the token ids in its fields."""
+        """Return all token ids in the grammar's fields: closing, opening and gap."""
         ends = (token for token in (self.closing, self.opening) if token is not None)
         return (*ends, *self.gap)

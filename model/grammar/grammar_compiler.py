@@ -1,18 +1,19 @@
-"""The grammars of an engine: tried first, then compiled on threads of its own, and kept.
+"""The compiled grammars of an engine. Each is tried first in a separate process, then compiled on
+threads here, and cached.
 
-Owns the vocabulary's tree, the threads, and the compiled grammars. Thread rule: the engine loop's;
-the threads here compile and touch nothing else.
+Owns the vocabulary's token tree, the threads, and the compiled grammars. Thread rule: only the
+engine loop calls it; the threads compile and touch nothing else.
 
 Invariants:
 
-- Only a source that passed its trial (trials/) is compiled here.
+- Only a source with a passed trial (trials/) is compiled here.
 - The loop never waits for a trial or a compilation: ready() begins them and returns.
 - A grammar is kept while a request waits for it or uses it.
 - The other compiled grammars take at most the capacity, by the memory measured in their trials. A
   dropped one is compiled again on request, with the same masks.
-- Only grammars with waiting requests are compiled (retain), in turns of the callers.
-- Answers by one grammar share its lexer. A lexer with its number of states at the bound gets no new
-  request. A running answer continues with a fresh lexer if it is quickly made.
+- Only grammars with waiting requests are compiled (retain), with fair shares for the callers.
+- Answers with one grammar share its lexer. A spent lexer (its states have reached the bound) gets
+  no new request. A running answer continues with a fresh lexer if it is quickly made.
 """
 
 import time
@@ -35,26 +36,28 @@ from .vocabulary import UnfinishedTokens, Vocabulary
 DEFAULT_CACHE_BYTES = 256 << 20
 _LEAST_BYTES = 256 << 10
 _BYTES_A_LETTER = 64
-"""Bytes counted for a letter of a grammar's source: a lower bound if its trial measured less."""
+"""Bytes of memory counted for each letter of a grammar's source, if its trial measured less
+memory."""
 
 _THREADS = 2
 _LARGE_VOCABULARY = 1 << 15
-"""Tokens. With more, the trial server takes over a second to start, and starts with the node."""
+"""Number of tokens in a large vocabulary. With more tokens the trial server needs over a second to
+start, so it starts with the node."""
 _NO_TOKENS = Vocabulary((), ())
 
 _QUICK_SECONDS = 0.02
-"""Longest compilation, in seconds, to hold up a running answer."""
+"""Longest compilation, in seconds, allowed to block a running answer."""
 
 _Key = tuple[str, str]
 
 Wanted = tuple[str, Grammar]
-"""A caller, and a grammar needed or followed by one of its requests."""
+"""A pair of a caller's name and a grammar awaited or used by one of the caller's requests."""
 
 
 @dataclass
 class _Compiled:
-    """A compiled grammar. seconds: processor time of the compilation. held_bytes: see Verdict.
-    is_spent: its lexer takes no more states."""
+    """A compiled grammar. seconds: processor time of its compilation. held_bytes: memory in bytes,
+    as measured in its trial. is_spent: its lexer takes no more states."""
 
     matcher: Matcher
     seconds: float
@@ -63,7 +66,7 @@ class _Compiled:
 
 
 class _Begun:
-    """A grammar on its way: its trial, then its compilation."""
+    """A grammar being prepared: first its trial, then its compilation."""
 
     def __init__(self, trial: "Future[Verdict]") -> None:
         self.trial = trial
@@ -71,7 +74,7 @@ class _Begun:
 
     @property
     def is_over(self) -> bool:
-        """Return whether advance() would end it, with a matcher or an error."""
+        """Return true if the preparation has ended, with a compiled grammar or an error."""
         if self.matcher is not None:
             return self.matcher.done()
         return self.trial.done() and bool(self.trial.result().reason)
@@ -89,24 +92,25 @@ class GrammarCompiler:
         cache_bytes: int = DEFAULT_CACHE_BYTES,
         trials: GrammarTrials | None = None,
     ) -> None:
-        """vocabulary: of the model; None if its checkpoint has no tokenizer. trials: the client of
-        a trial server; None: this engine starts its own server."""
+        """vocabulary: the model's vocabulary; None if its checkpoint has no tokenizer. cache_bytes:
+        capacity of the cache of compiled grammars. trials: client of a trial server; None: this
+        engine starts its own server."""
         self.vocabulary = vocabulary
         self._tree: Any = None
         self._unavailable = ""
         self.trials = trials or GrammarTrials.of(vocabulary or _NO_TOKENS)
-        """The client of the trial server, usable on any thread. An API server of this node uses the
-        same trials, so no source is tried twice."""
+        """The client of the server for trying grammars; any thread may use it. An API server of
+        this node uses the same client, so no source is tried twice."""
         self._kept: BoundedCache[_Key, _Compiled] = BoundedCache(cache_bytes)
         self._used: dict[_Key, _Compiled] = {}
-        """Grammars of living requests, as of the last retain()."""
+        """Compiled grammars of the living requests, as of the last retain()."""
         self._begun: dict[tuple[str, _Key], _Begun] = {}
         self._threads = FairThreads(_THREADS, 1, "tasuki-grammars")
 
     def prepare(self) -> None:
-        """Build the vocabulary's tree and find its unfinished tokens, before any request waits. It
-        takes a second for a large vocabulary. No other thread runs meanwhile. Without this call the
-        first grammar waits for it."""
+        """Build the vocabulary's token tree and find its unfinished tokens, before any request
+        waits. It takes a second for a large vocabulary, and no other Python thread runs meanwhile.
+        Without this call the first grammar waits for it."""
         if self._tree is not None or self._unavailable:
             return
         if self.vocabulary is None:
@@ -125,12 +129,13 @@ class GrammarCompiler:
 
     @property
     def unfinished_tokens(self) -> UnfinishedTokens | None:
-        """Return the vocabulary's unfinished tokens; None without a vocabulary."""
+        """Return the vocabulary's unfinished tokens (they end inside a UTF-8 character); None
+        without a vocabulary."""
         return None if self.vocabulary is None else self.vocabulary.unfinished
 
     @property
     def compiling(self) -> bool:
-        """Return true if a requested grammar is not ready yet."""
+        """Return true if the trial or compilation of a requested grammar is still running."""
         return any(not begun.is_over for begun in self._begun.values())
 
     @property
@@ -140,12 +145,12 @@ class GrammarCompiler:
 
     @property
     def held(self) -> int:
-        """Return the number of grammars in trial or compilation, or finished and not requested
-        again."""
+        """Return the number of grammars begun by ready() and not yet returned to a request: in
+        trial, in compilation, or finished."""
         return len(self._begun)
 
     def wait(self) -> None:
-        """Wait until every begun grammar is compiled or rejected."""
+        """Wait until every grammar begun by ready() is compiled or rejected."""
         for begun in self._begun.values():
             begun.trial.result()
         for caller, key in [*self._begun]:
@@ -153,7 +158,8 @@ class GrammarCompiler:
         wait([begun.matcher for begun in self._begun.values() if begun.matcher is not None])
 
     def retain(self, wanted: Iterable[Wanted]) -> None:
-        """Cancel begun grammars not wanted any more. wanted: of every living request."""
+        """Cancel the trials and compilations needed by no living request. wanted: the grammars of
+        every living request, with their callers."""
         kept = {(caller, _key(grammar)) for caller, grammar in wanted}
         for begun in self._begun.keys() - kept:
             self._begun.pop(begun).cancel()
@@ -162,12 +168,13 @@ class GrammarCompiler:
             del self._used[unused]
 
     def give_up(self, reason: str) -> None:
-        """End every trial with a waiting request. reason: for its caller."""
+        """End every unfinished trial with GrammarsBusy. reason: text for the callers."""
         self.trials.give_up(reason)
 
     def ready(self, grammar: Grammar, caller: str = "") -> bool:
-        """Return true if constraint() needs no compilation. Otherwise begin or continue one, in the
-        caller's turn. Raises GrammarError, GrammarsBusy, GrammarsUnavailable."""
+        """Return true if the grammar is compiled, so that constraint() need not wait. Otherwise
+        begin or continue its trial and compilation, and return false. caller: name of the client
+        charged for the use of threads. Raises GrammarError, GrammarsBusy, GrammarsUnavailable."""
         key = _key(grammar)
         found = self._found(key)
         if found is not None and not found.is_spent:
@@ -192,8 +199,9 @@ class GrammarCompiler:
         return True
 
     def constraint(self, grammar: Grammar, output: Iterable[int]) -> Constraint:
-        """Return the constraint behind `output`. REQUIRES: ready() returned True for the grammar,
-        or its source is trusted. Raises GrammarError, GrammarsUnavailable."""
+        """Return the constraint of an answer by this grammar, after the tokens `output`. REQUIRES:
+        ready() returned true for the grammar, or its source is trusted. Raises GrammarError,
+        GrammarsUnavailable."""
         key = _key(grammar)
         found = self._found(key)
         if found is None:
@@ -214,7 +222,8 @@ class GrammarCompiler:
         return made
 
     def _renewals(self, grammar: Grammar, first: _Compiled) -> Renew:
-        """Return the call for a fresh lexer of one answer, once its last one is spent."""
+        """Return the function with which one answer gets a matcher with a fresh lexer, once its
+        last lexer is spent."""
         last = first
 
         def fresh() -> Matcher | None:
@@ -228,8 +237,8 @@ class GrammarCompiler:
         return fresh
 
     def _fresh(self, grammar: Grammar, spent: _Compiled) -> _Compiled | None:
-        """Return the grammar with another lexer than the spent one. Return None if compiling it
-        would hold the loop too long."""
+        """Return the compiled grammar with another lexer than the spent one. Compile it now if
+        needed. Return None if the compilation would block the engine's loop too long."""
         key = _key(grammar)
         spent.is_spent = True
         found = self._found(key)
@@ -256,7 +265,7 @@ class GrammarCompiler:
             raise GrammarsUnavailable(self._unavailable)
 
     def _advance(self, caller: str, key: _Key) -> None:
-        """Start to compile a grammar after its trial passed."""
+        """Start to compile a grammar on a thread, if its trial has passed."""
         begun = self._begun[caller, key]
         if begun.matcher is None and begun.trial.done() and not begun.trial.result().reason:
             grammar = Grammar(GrammarKind(key[0]), key[1])
@@ -268,7 +277,8 @@ class GrammarCompiler:
 
 
 def _timed(tree: Any, grammar: Grammar) -> _Compiled:
-    """Compile it. On any thread. Raises GrammarError."""
+    """Compile the grammar and measure the processor time. Any thread may call it. Raises
+    GrammarError."""
     begun = time.thread_time()
     matcher = compiled(tree, grammar)
     return _Compiled(matcher, time.thread_time() - begun)

@@ -1,11 +1,11 @@
-"""JSON Schemas in their callers' dialects, rewritten for llguidance.
+"""Rewriting of callers' JSON Schemas, in any dialect, for llguidance.
 
-Pure functions. A rewritten ("held") schema takes the same values as the caller's. Keywords without
-a constraint are left out. Some keywords are replaced by others known to llguidance; the table is in
-docs/structured-output.md. All else stays the same, for llguidance to support or reject.
+Pure functions. A rewritten ("held") schema accepts the same values as the caller's. Keywords
+without a constraint are left out. Some keywords are replaced by others known to llguidance; the
+table is in docs/structured-output.md. All else stays the same, for llguidance to support or reject.
 
-Formats of strings: those supported, and the names of the others. Every other format is an
-annotation, as in JSON Schema.
+It also lists the supported string formats. Any other format is an annotation without effect, as in
+JSON Schema, and its name can be reported.
 """
 
 import re
@@ -21,12 +21,13 @@ FORMATS = frozenset(
         "uri",
     )
 )
-"""Formats of strings supported in schemas."""
+"""The string formats supported in JSON schemas."""
 MOST_IGNORED_FORMATS = 16
-"""Most names reported for one grammar; further ones are left out."""
+"""Largest number of unsupported format names reported for one grammar."""
 ODD_FORMAT = "?"
 _FORMAT_NAME = re.compile(r"[!-+\-.0-~/]{1,64}")
-"""Printable ASCII without white space and without the comma, the separator of names."""
+"""Pattern of a format name fit for a header: printable ASCII without white space, and without the
+comma, the separator of names."""
 # Keywords without schemas in their values, and keywords of schemas by name.
 _WITHOUT_SCHEMAS = frozenset(
     {"const", "enum", "default", "examples", "example", "required", "type"}
@@ -37,9 +38,9 @@ _SCHEMAS_BY_NAME = frozenset(
 
 
 def ignored_formats(schema: Any) -> tuple[str, ...]:
-    """Return the names of unsupported formats in a caller's schema: each once, in its order, at
-    most MOST_IGNORED_FORMATS. ODD_FORMAT replaces long names and names with other characters, so a
-    header can have them all. The time is linear in the schema."""
+    """Return the names of the unsupported string formats in a caller's schema, each once, in order,
+    at most MOST_IGNORED_FORMATS. ODD_FORMAT replaces long names, and names with characters not
+    allowed in a header. The time is linear in the schema."""
     found: dict[str, None] = {}
     left = [schema]
     while left and len(found) < MOST_IGNORED_FORMATS:
@@ -57,7 +58,7 @@ def ignored_formats(schema: Any) -> tuple[str, ...]:
 
 
 def _schemas_in(keyword: str, value: Any) -> Iterable[Any]:
-    """Return the schemas in a keyword's value."""
+    """Return the subschemas in the value of a JSON Schema keyword."""
     if keyword in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
         return value.values()
     return () if keyword in _WITHOUT_SCHEMAS else (value,)
@@ -88,15 +89,15 @@ _IN_PLACE = frozenset(
 _OLD_DRAFT = re.compile(r"http://json-schema\.org/draft-0[3-7]/schema")
 _BESIDE_REFERENCE = frozenset({"$ref", "$schema", "$id", "id", *DEFINITIONS})
 _MOST_LETTERS = 1 << 16
-"""Largest number of letters in a schema's patterns and in keywords made from names of
-properties."""
+"""Largest total number of letters in a schema's patterns, and in keywords made from property
+names."""
 _MAX_REFERENCES = 8
 MOST_HELD_LETTERS = 1 << 13
-"""Largest bound on a string's length. A lexer can have states for this number of letters of any
-kind."""
+"""Largest value of minLength and maxLength. A lexer can have the states to count this number of
+letters of any kind."""
 _PLAIN = re.compile("[ -~]*")
 _SHOWN = 40
-"""Letters of a name, and names of a place, shown in an error."""
+"""Largest number of letters of a name, and of names in a path, shown in an error."""
 # Patterns of zod's email and pydantic's Decimal. The look-aheads rule out an empty part between
 # dots, and a number without a digit.
 _KNOWN_PATTERNS = {
@@ -108,17 +109,18 @@ _KNOWN_PATTERNS = {
 
 
 def held_schema(schema: Any) -> Any:
-    """Return the rewritten schema. Raises GrammarError with the keyword's name."""
+    """Rewrite a caller's JSON schema for llguidance. Raises GrammarError, and the message names the
+    keyword."""
     return _Holding(schema).of(schema)
 
 
 def held_pattern(pattern: str) -> str:
-    """Return the pattern in the syntax of Rust's regex crate. Raises GrammarError."""
+    """Translate a JSON Schema pattern to the syntax of Rust's regex crate. Raises GrammarError."""
     return rust_pattern(_KNOWN_PATTERNS.get(pattern, pattern))
 
 
 def referred(reference: Any, root: Any) -> Any:
-    """Return the target of a reference into the whole schema; None if it does not exist."""
+    """Return the part of the schema `root` named by a reference; None if it does not exist."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     if reference == "#":
@@ -141,8 +143,8 @@ def has_references(schema: Any) -> bool:
 
 
 def rooted(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a held schema with all references into its definitions. So each part of it can be used
-    with the definitions alone."""
+    """Rewrite a held schema so that all references lead into its definitions. Then each part of it
+    can be used with the definitions alone."""
     if all(_leads_into_definitions(part["$ref"]) for part in _references(schema)):
         return schema
     own = schema.get("$defs")
@@ -163,7 +165,7 @@ def _leads_into_definitions(reference: Any) -> bool:
 
 
 def _references(schema: Any) -> Iterator[Mapping[str, Any]]:
-    """Return the schemas with a reference to others."""
+    """Yield the subschemas with a `$ref` to another schema."""
     left = [schema]
     while left:
         item = left.pop()
@@ -176,7 +178,7 @@ def _references(schema: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _moved(schema: Any, place: str) -> Any:
-    """Return the schema with `place` as the target of references to the whole."""
+    """Return the schema with references to the whole schema changed to references below `place`."""
     if isinstance(schema, list):
         return [_moved(item, place) for item in schema]
     if not isinstance(schema, Mapping):
@@ -188,7 +190,8 @@ def _moved(schema: Any, place: str) -> Any:
 
 
 class _Holding:
-    """State while one schema is rewritten. _letters: number of letters still allowed."""
+    """State during the rewriting of one schema. _letters: number of letters still allowed in
+    patterns and property names."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
@@ -196,7 +199,7 @@ class _Holding:
         self._alone = isinstance(draft, str) and bool(_OLD_DRAFT.match(draft))
         self._letters = _MOST_LETTERS
         self._place: list[str] = []
-        """Keys and numbers on the path to the schema."""
+        """Keys and list indices on the path to the current subschema."""
 
     def of(self, schema: Any) -> Any:
         if not isinstance(schema, Mapping):
@@ -228,14 +231,14 @@ class _Holding:
         return made
 
     def _at(self, name: str, schema: Any) -> Any:
-        """Return of() for a schema in a keyword's value. name: its key there."""
+        """Rewrite a subschema inside a keyword's value. name: its key there."""
         self._place.append(name)
         made = self.of(schema)
         self._place.pop()
         return made
 
     def _check_length(self, keyword: str, value: Any, schema: Mapping[str, Any]) -> None:
-        """Raise GrammarError if the bound is too large for a lexer to count."""
+        """Raise GrammarError if minLength or maxLength is too large for a lexer to count."""
         kinds = schema.get("type", "string")
         is_count = isinstance(value, int | float) and not isinstance(value, bool)
         is_text = isinstance(kinds, str | list) and "string" in kinds
@@ -262,7 +265,7 @@ class _Holding:
             raise GrammarError("patterns and propertyNames are too long: write fewer of them")
 
     def _name_properties(self, schema: dict[str, Any]) -> None:
-        """Replace propertyNames by other keywords for the same objects, if possible."""
+        """Replace the keyword propertyNames by other keywords with the same effect, if possible."""
         names = _without(schema["propertyNames"], ("type", "format"), "string")
         for _ in range(_MAX_REFERENCES):
             if not isinstance(names, Mapping) or set(names) != {"$ref"}:
@@ -295,7 +298,8 @@ class _Holding:
 
 
 def _meant(schema: Mapping[str, Any], alone: bool) -> Mapping[str, Any]:
-    """Return the keywords with a constraint. alone: keywords beside a reference have no meaning."""
+    """Return the keywords with a restriction of values. alone: keywords beside a `$ref` have no
+    meaning, as in old drafts."""
     if alone and "$ref" in schema:
         return {key: value for key, value in schema.items() if key in _BESIDE_REFERENCE}
     kept = {
@@ -313,7 +317,7 @@ def _meant(schema: Mapping[str, Any], alone: bool) -> Mapping[str, Any]:
 
 
 def _says_nothing(keyword: str, value: Any, schema: Mapping[str, Any]) -> bool:
-    """Return true if the keyword takes every value, in this schema."""
+    """Return true if the keyword accepts every value in this schema, so it can be left out."""
     match keyword:
         case "format":
             return isinstance(value, str) and value not in FORMATS
@@ -345,7 +349,8 @@ def _takes_all(value: Any) -> bool:
 
 
 def _without(schema: Any, keywords: tuple[str, ...], only: str) -> Any:
-    """Return the schema of a name without the facts true of every name."""
+    """Return a schema for property names without the keywords true of every name, such as its
+    type."""
     if not isinstance(schema, Mapping) or schema.get("type", only) != only:
         return schema
     return {
@@ -356,7 +361,7 @@ def _without(schema: Any, keywords: tuple[str, ...], only: str) -> Any:
 
 
 def _size(schema: Any, most: int) -> int:
-    """Return the number of values in a schema. Counting ends beyond `most`."""
+    """Return the number of values and letters in a schema. Counting stops beyond `most`."""
     left, found = [schema], 0
     while left and found <= most:
         item = left.pop()

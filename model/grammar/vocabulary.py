@@ -1,8 +1,8 @@
 """The bytes of every token, for byte-level tokenizers in Hugging Face layout.
 
-Pure values. Does not know text and its encoding (server/text/tokenizer.py).
+Pure values. It does not encode text (server/text/tokenizer.py does).
 
-UnfinishedTokens: tokens with bytes ending inside a character of UTF-8.
+UnfinishedTokens: the tokens with bytes ending inside a UTF-8 character.
 """
 
 import json
@@ -16,13 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 MOST_LACKING = 3
-"""Largest number of bytes missing from a character. A UTF-8 character has up to four."""
+"""Largest number of bytes lacking in an unfinished UTF-8 character. A character has up to four
+bytes."""
 
 
 class UnfinishedTokens:
     def __init__(self, vocab: int, lacking: Mapping[int, int]) -> None:
-        """vocab: tokens of the vocabulary. lacking: bytes missing from the last character, 1 to 3,
-        by token; only tokens ending inside a character."""
+        """vocab: number of tokens in the vocabulary. lacking: number of bytes (1 to 3) missing from
+        the last character of a token, by token id. Tokens with a complete last character are
+        absent."""
         self._finished = []
         for count in range(MOST_LACKING):
             bits = np.ones(-(-vocab // 32) * 32, dtype=np.bool_)
@@ -31,20 +33,21 @@ class UnfinishedTokens:
 
     @staticmethod
     def of(tokens: Sequence[bytes]) -> "UnfinishedTokens":
-        """Find the unfinished tokens. tokens: the vocabulary's bytes, by id."""
+        """Find the tokens ending inside a UTF-8 character. tokens: bytes of each token, by id."""
         found = {token: _lacking(text) for token, text in enumerate(tokens) if text[-1:] >= b"\x80"}
         lacking = {token: lacks for token, lacks in found.items() if lacks}
         return UnfinishedTokens(len(tokens), lacking)
 
     def finished_by(self, count: int) -> NDArray[np.int32] | None:
-        """Return the mask of tokens with a last character to be finished by `count` further tokens,
-        a byte each; None: every token. The form is constraint.Mask; read-only."""
+        """Return the mask of tokens whose last character can be completed by at most `count`
+        further tokens of one byte each; None: every token. It has the form of constraint.Mask and
+        is read-only."""
         return self._finished[count] if count < MOST_LACKING else None
 
 
 def _lacking(text: bytes) -> int:
-    """Return the bytes missing from the last character of `text`. Return 0 if it is complete, or if
-    the text has no first byte of a character."""
+    """Return the number of bytes missing from the last UTF-8 character of `text`. Return 0 if the
+    character is complete, or if `text` has no first byte of a character."""
     for behind in range(min(len(text), MOST_LACKING)):
         byte = text[-1 - behind]
         if byte >= 0xC0:
@@ -56,8 +59,8 @@ def _lacking(text: bytes) -> int:
 
 
 def _alphabet() -> Mapping[str, int]:
-    """Return byte-level BPE's alphabet. A printable Latin-1 character is its own byte. The other
-    bytes are U+0100 onward."""
+    """Return the byte of each character in the alphabet of byte-level BPE. A printable Latin-1
+    character is its own byte. Characters from U+0100 on stand for the other bytes."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     alphabet = {chr(byte): byte for byte in printable}
@@ -72,8 +75,8 @@ _CHARACTER_OF_LATIN = str.maketrans(
 
 
 def bytes_by_id(vocabulary: Mapping[str, int]) -> dict[int, bytes]:
-    """Return the bytes of each token of a byte-level vocabulary from tokenizer.json. Raises
-    KeyError with the first character without a byte."""
+    """Return the bytes of each token, by id. vocabulary: token ids by name, from a byte-level
+    tokenizer.json. Raises KeyError with the first character standing for no byte."""
     return {
         token: bytes(_BYTE_OF_CHARACTER[character] for character in name)
         for name, token in vocabulary.items()
@@ -81,22 +84,23 @@ def bytes_by_id(vocabulary: Mapping[str, int]) -> dict[int, bytes]:
 
 
 def name_of_bytes(content: bytes) -> str:
-    """Return the name of a token of these bytes in a byte-level vocabulary, as `Ġis` for ` is`."""
+    """Return the name of the token with these bytes in a byte-level vocabulary, such as `Ġis` for `
+    is`."""
     return content.decode("latin-1").translate(_CHARACTER_OF_LATIN)
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The text of a model's tokens. tokens: the bytes added to the text by each id; b"" for none.
-    eos_ids: tokens ending an answer."""
+    """The tokens of a model as bytes. tokens: the bytes added to the text by each token id; b"" for
+    a token without text. eos_ids: ids of the tokens ending an answer."""
 
     tokens: tuple[bytes, ...]
     eos_ids: tuple[int, ...]
 
     @staticmethod
     def load(model_dir: Path, size: int, eos_ids: Iterable[int]) -> "Vocabulary | None":
-        """Read the vocabulary of a checkpoint folder. size: the model's. Return None without a
-        byte-level tokenizer.json."""
+        """Read the vocabulary from a checkpoint folder's tokenizer.json. size: number of tokens of
+        the model. Return None without a byte-level tokenizer.json."""
         try:
             specification = json.loads((model_dir / "tokenizer.json").read_text(encoding="utf-8"))
             found = _token_bytes(specification)
@@ -107,12 +111,13 @@ class Vocabulary:
 
     @cached_property
     def unfinished(self) -> UnfinishedTokens:
-        """Return the unfinished tokens. The first call takes 50 ms for a large vocabulary."""
+        """Return the tokens ending inside a UTF-8 character. The first call takes 50 ms for a large
+        vocabulary."""
         return UnfinishedTokens.of(self.tokens)
 
 
 ALL_BYTES = Vocabulary((*(bytes([byte]) for byte in range(256)), b""), (256,))
-"""A token for each byte, and an end token."""
+"""A small vocabulary: one token for each byte, and an end token."""
 
 
 def _token_bytes(specification: Mapping[str, Any]) -> dict[int, bytes]:

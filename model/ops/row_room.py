@@ -1,10 +1,11 @@
-"""Memory for the pages of one context after the other.
+"""Reusable memory for the KV gathered from one context's pages at a time.
 
-Without it every layer of every step takes fresh memory for a long context from the system and gives
-it back. The page faults took five times as long as the copy: half of a step behind 5,000 tokens.
+Otherwise every layer of every step would take fresh memory for a long context from the system and
+give it back. The page faults took five times as long as the copy: half of a step after 5,000
+tokens.
 
-Owns this memory. Invariant: read rows stay until the next read into the same place. Thread rule:
-one thread.
+Owns this memory. Invariant: rows read into it stay until the next read of the same kind (`Place`).
+Thread rule: one thread.
 """
 
 from collections import defaultdict
@@ -14,15 +15,16 @@ import torch
 from torch import Tensor
 
 _GROWS = 1.25
-"""Factor of new memory. A context grows by a page every 64 steps, and not each page should cause a
-move."""
+"""Factor by which newly allocated memory exceeds the request. A context grows by a page every 64
+steps, and this avoids a new allocation for each page."""
 _LOOKED_AFTER = 4096
-"""Reads between two checks. Memory is given back if none of these reads needed half of it."""
+"""Number of reads between two checks of the size. Memory is given back if none of these reads
+needed half of it."""
 
 
 class Place(Enum):
-    """Content of the memory. STORED: rows in the form of pages. Others: the same rows as numbers of
-    another kind."""
+    """Kind of rows in the memory. STORED_KEYS, STORED_VALUES: rows as the pages store them. KEYS,
+    VALUES: the same rows converted to numbers of another dtype."""
 
     STORED_KEYS = "stored keys"
     STORED_VALUES = "stored values"
@@ -43,7 +45,8 @@ class RowRoom:
     def rows(
         self, place: Place, count: int, width: int, dtype: torch.dtype, device: torch.device
     ) -> Tensor:
-        """Return [count, width] with any content."""
+        """Return memory [count, width] for rows of this kind, with undefined content. The next call
+        for the same `place` reuses it."""
         size = count * width
         self._give_back()
         self._needed[place] = max(self._needed[place], size)

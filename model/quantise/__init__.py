@@ -1,1 +1,1 @@
-"""Quantised checkpoints made of plain ones, in formats used by publishers."""
+"""Conversion of plain checkpoints into the quantised formats of common publishers."""

@@ -1,21 +1,5 @@
-"""Published formats by name, and a checkpoint quantised into one of them.
-
-A recipe lists the quantised modules, their codecs, and the text of config.json. All recipes leave
-these as they are: decay projections (in_proj_a, in_proj_b), routers, gates, norms, embeddings, the
-head and the vision tower.
-
-A codec turns a plain matrix into the tensors of a published format, by the end of their names.
-Scales are rounded to their own dtype first. Codes are taken from the rounded scales, so a code is
-the nearest one to its reader's value. A block of zeros, or nearly zeros, has scale 1.
-
-`QuantisedSource`: another source's tensors, quantised by a recipe as they are read. It gives
-weights of any format, and shapes without a checkpoint, for benchmarks and memory plans. Numbers are
-made on the other source's device. A source of shapes alone gives shapes of the stored tensors. Each
-tensor is quantised by itself: fused experts one by one, with their scales stacked.
-
-quantise_folder() goes file by file, so that memory holds one output file at most. The target
-appears under its name when it is complete.
-"""
+"""Write a quantised copy of folder `source` to `target`. progress: counts files. Raises
+QuantiseError, WeightsError, ModelConfigError, OSError; then the target does not exist."""
 
 import json
 import re
@@ -41,16 +25,16 @@ from tasuki.utils.logs import Progress, no_progress
 _MOST_E4M3 = 448.0
 _MOST_E2M1 = 6.0
 _BETWEEN = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
-"""Boundaries between the magnitudes of e2m1: 0, .5, 1, 1.5, 2, 3, 4, 6."""
+"""Boundaries for rounding to the e2m1 magnitudes 0, .5, 1, 1.5, 2, 3, 4, 6: their midpoints."""
 
 
 class QuantiseError(ValueError):
-    """Error for a checkpoint not fit to quantise. The message names the cause and the fix."""
+    """Error: a checkpoint is unfit for quantisation. The message names the cause and the fix."""
 
 
 def fp8_block(weight: Tensor) -> dict[str, Tensor]:
-    """Quantise weight [out, in] to e4m3, and a bf16 scale for each block of 128 x 128, as Qwen
-    publishes."""
+    """Quantise weight [out, in] to e4m3, with a bf16 scale for each block of 128 x 128, as Qwen
+    publishes it."""
     rows, columns = weight.shape
     tall, wide = -(-rows // BLOCK), -(-columns // BLOCK)
     padded = weight.new_zeros(tall * BLOCK, wide * BLOCK, dtype=torch.float32)
@@ -62,28 +46,28 @@ def fp8_block(weight: Tensor) -> dict[str, Tensor]:
 
 
 def fp8_channel(weight: Tensor) -> dict[str, Tensor]:
-    """Quantise to e4m3 and a bf16 scale a row, as compressed-tensors' FP8-dynamic."""
+    """Quantise weight [out, in] to e4m3, a bf16 scale a row, as compressed-tensors' FP8-dynamic."""
     exact = weight.float()
     scales = _scales(exact.abs().amax(1, keepdim=True), _MOST_E4M3, torch.bfloat16)
     return {"weight": _e4m3(exact / scales.float()), "weight_scale": scales}
 
 
 def fp8_tensor(weight: Tensor) -> dict[str, Tensor]:
-    """Quantise to e4m3 and one float32 scale, as ModelOpt's FP8."""
+    """Quantise weight [out, in] to e4m3, with one float32 scale, as ModelOpt's FP8 format."""
     exact = weight.float()
     scale = _scales(exact.abs().amax(), _MOST_E4M3)
     return {"weight": _e4m3(exact / scale), "weight_scale": scale}
 
 
 def nvfp4_modelopt(weight: Tensor) -> dict[str, Tensor]:
-    """Quantise to two e2m1 a byte, an e4m3 scale for 16 columns, and a float32 factor."""
+    """Quantise to NVFP4: two e2m1 a byte, an e4m3 scale for 16 columns, one float32 factor."""
     scale = _scales(weight.float().abs().amax(), _MOST_E4M3 * _MOST_E2M1)
     packed, groups = _e2m1(weight.float(), scale)
     return {"weight": packed, "weight_scale": groups, "weight_scale_2": scale}
 
 
 def nvfp4_compressed_tensors(weight: Tensor) -> dict[str, Tensor]:
-    """Quantise to the same numbers as nvfp4_modelopt, with a float32 divisor."""
+    """Quantise to nvfp4_modelopt's numbers; the float32 factor is stored as a divisor."""
     divisor = 1 / _scales(weight.float().abs().amax(), _MOST_E4M3 * _MOST_E2M1)
     packed, groups = _e2m1(weight.float(), 1 / divisor)
     return {
@@ -104,7 +88,7 @@ def _e4m3(values: Tensor) -> Tensor:
 
 
 def _e2m1(weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (packed codes [out, in / 2], group scales [out, in / 16])."""
+    """Return e2m1 codes, two a byte [out, in / 2], and e4m3 group scales [out, in / 16]."""
     rows, columns = weight.shape
     if columns % GROUP:
         raise QuantiseError(
@@ -124,7 +108,7 @@ def _e2m1(weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
 
 Codec = Callable[[Tensor], dict[str, Tensor]]
 MakeConfig = Callable[[Sequence[str]], dict[str, Any]]
-"""Returns `quantization_config`, given the modules left plain."""
+"""Function returning `quantization_config`, given the names of the modules left unquantised."""
 
 _MLP = r"mlp\.(?:experts\.\d+\.|shared_expert\.)?(?:gate|up|down)_proj"
 _ATTENTION = r"self_attn\.[qkvo]_proj"
@@ -133,14 +117,14 @@ _GDN = r"linear_attn\.(?:in_proj_qkv|in_proj_z|out_proj)"
 
 @dataclass(frozen=True)
 class Recipe:
-    """A published format. modules: a codec for each kind of module; the first pattern matching a
-    name's end counts."""
+    """A published format. modules: pairs (name pattern, codec). The first pattern matching the end
+    of a module's name selects its codec."""
 
     modules: tuple[tuple[str, Codec], ...]
     config: MakeConfig
 
     def codec(self, module: str) -> Codec | None:
-        """Return the codec of a module by its published name; None: it stays plain."""
+        """Return the codec for a module's published name; None: the module stays unquantised."""
         if ".visual." in module:
             return None
         for pattern, codec in self.modules:
@@ -207,7 +191,7 @@ RECIPES: Mapping[str, Recipe] = {
         _modelopt("MIXED_PRECISION"),
     ),
 }
-"""Recipes by the values of `tasuki quantise --format`."""
+"""Quantisation recipes by the names accepted by `tasuki quantise --format`."""
 
 
 _FUSED = re.compile(r"\.experts\.(?:gate_up|down)_proj$")
@@ -290,8 +274,9 @@ _WEIGHT = ".weight"
 def quantise_folder(
     source: Path, target: Path, recipe: Recipe, progress: Progress = no_progress
 ) -> None:
-    """Write a quantised checkpoint. progress: counts files. Raises QuantiseError, WeightsError,
-    ModelConfigError, OSError; then the target does not exist."""
+    """Write a quantised copy of the checkpoint folder `source` to `target`. progress: called with
+    the number of files done and in all. Raises QuantiseError, WeightsError, ModelConfigError or
+    OSError; after an error the target does not exist."""
     if target.exists():
         raise QuantiseError(f"{target}: is there already; name a folder that is not")
     path = source / "config.json"
@@ -357,8 +342,8 @@ def _coded(path: Path, name: str, tensor: Tensor, codec: Codec) -> dict[str, Ten
 
 
 def _modules(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """Yield published names and tensors of a file; fused experts one by one, as others publish
-    them."""
+    """Yield the published name and the tensor of each weight in a file. Fused experts are split
+    into one tensor per expert."""
     tensors = StoredTensors([path])
     try:
         for name in tensors:

@@ -1,1 +1,2 @@
-"""Pictures for Qwen3.5 models: pixels, vision tower, positions. See docs/vision.md."""
+"""Pictures for Qwen3.5 models: pixels, the vision tower, and positions in a prompt. See
+docs/vision.md."""

@@ -1,10 +1,10 @@
 """Shape of a checkpoint's vision tower, read from config.json.
 
-VisionConfig: `vision_config` beside `text_config`. PictureTokens: ids of the placeholders, in the
+VisionConfig: the fields of `vision_config`. PictureTokens: ids of the placeholder tokens, from the
 outer object. Both are immutable, so free to share between threads.
 
-Other activations, rows of inner blocks (Qwen3-VL's deepstack) and other rotary positions are
-rejected, because no tensor shows them. Each error names the file, the field and the fix. Source:
+Other activations, outputs of inner blocks (Qwen3-VL's deepstack) and other rotary positions are
+rejected, because no tensor reveals them. Each error names the file, the field and the fix. Source:
 transformers 5.24, `models/qwen3_5`.
 """
 
@@ -17,10 +17,11 @@ from typing import Any
 from tasuki.model.config_json import ConfigFields, ModelConfigError
 
 COLOURS = 3
-"""Colours of a pixel: red, green, blue."""
+"""Number of colours in a pixel: red, green, blue."""
 
 _TYPES = frozenset({"qwen3_5", "qwen3_5_vision", "qwen3_5_moe", "qwen3_5_moe_vision"})
-"""`vision_config.model_type`. Older checkpoints have the outer type there."""
+"""Supported values of `vision_config.model_type`. Older checkpoints have the outer object's model
+type there."""
 _ONLY: tuple[tuple[str, object], ...] = (
     ("hidden_act", "gelu_pytorch_tanh"),
     ("in_channels", COLOURS),
@@ -30,13 +31,13 @@ _PLACEHOLDERS = ("image_token_id", "video_token_id")
 _THETA = 10000.0
 _SECTIONS = (11, 11, 10)
 _NORM_EPS = 1e-6
-"""Constant of every LayerNorm. No config has a field for it."""
+"""The eps of every LayerNorm in the tower. No config has a field for it."""
 
 
 @dataclass(frozen=True)
 class PictureTokens:
-    """Token ids around and inside a picture. start, end: the frame; image, video: the repeated
-    placeholders of an image and of a pair of video frames."""
+    """Token ids around and inside a picture. start, end: tokens before and after a picture. image,
+    video: the placeholder repeated for each token of an image, or of a pair of video frames."""
 
     start: int
     end: int
@@ -48,11 +49,11 @@ class PictureTokens:
 class VisionConfig:
     """Shape of a vision tower.
 
-    depth: blocks. hidden, intermediate: elements of a patch's row, and inside its MLP. heads: all
-    of one size. out_hidden: elements of a finished row, the language model's width. patch: pixels
-    of a patch's side. frames: frames in a patch. merge: patches of a token's side. side: learned
-    positions of a side. rotary_sections: pairs of the language model's rotary positions that
-    follow frames, rows and columns.
+    depth: number of blocks. hidden, intermediate: width of a patch's hidden state, and width inside
+    the MLP. heads: number of attention heads, of equal size. out_hidden: width of the tower's
+    output, equal to the language model's. patch: side of a patch in pixels. frames: video frames in
+    a patch. merge: side of a token in patches. side: side of the square table of learned positions.
+    rotary_sections: numbers of the language model's rotary pairs for frames, rows and columns.
     """
 
     depth: int
@@ -71,15 +72,15 @@ class VisionConfig:
 
     @staticmethod
     def load(directory: Path | str) -> "VisionConfig | None":
-        """Read config.json. Return None for a checkpoint of text only. Raises
-        ModelConfigError."""
+        """Read the tower's shape from a folder's config.json. Return None for a text-only
+        checkpoint. Raises ModelConfigError."""
         path = Path(directory) / "config.json"
         return VisionConfig.from_dict(read_object(path), str(path))
 
     @staticmethod
     def from_dict(raw: dict[str, Any], source: str = "config") -> "VisionConfig | None":
-        """Read the object of config.json. source: name of the file in errors. Return None for a
-        checkpoint of text only. Raises ModelConfigError."""
+        """Read the tower's shape from a parsed config.json. source: the file's name in error
+        messages. Return None for a text-only checkpoint. Raises ModelConfigError."""
         outer = ConfigFields(raw, source)
         vision = outer.object("vision_config")
         return None if vision is None else _read(outer, vision)
@@ -90,18 +91,18 @@ class VisionConfig:
 
     @property
     def patch_values(self) -> int:
-        """Return the numbers in a patch: colours x frames x rows x columns."""
+        """Return the number of values in a patch: colours x frames x rows x columns."""
         return COLOURS * self.frames * self.patch * self.patch
 
     @property
     def merged(self) -> int:
-        """Return the patches of a token."""
+        """Return the number of patches in one token."""
         return self.merge * self.merge
 
     @property
     def constants(self) -> str:
-        """Return the settings that change rows without a change of weights. Nodes compare this
-        text."""
+        """Return a text of the settings with an effect on the tower's output but none on its
+        weights. Two nodes compare their texts."""
         shape = f"patches of {self.patch} pixels x {self.frames} frames, merged by {self.merge}"
         return f"{shape}; {self.heads} heads of base {self.rope_theta!r}"
 
@@ -124,7 +125,7 @@ def placeholder_ids(directory: Path | str) -> frozenset[int]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object of a file. Raises ModelConfigError."""
+    """Read a file with a JSON object. Raises ModelConfigError."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -185,8 +186,8 @@ def _theta(vision: ConfigFields) -> float:
 
 
 def _sections(outer: ConfigFields) -> tuple[int, int, int]:
-    """Return the sections. A scaling for long contexts may lack them; transformers then takes those
-    of the published models."""
+    """Return the rotary sections: numbers of pairs for frames, rows and columns. If a scaling for
+    long contexts lacks them, use those of the published models, as transformers does."""
     text = outer.object("text_config") or outer
     rope = text.object("rope_scaling") or text.object("rope_parameters")
     if rope is None:

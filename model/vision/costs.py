@@ -1,7 +1,7 @@
-"""Costs of a vision tower: FLOPs of a picture, bytes of weights, memory of an encode.
+"""Costs of a vision tower: FLOPs of a picture, bytes of weights, memory while a picture is encoded.
 
-The engine plans with them: how many blocks fit into a step, how many bytes a tower takes. Counts
-are of products and attention; norms and activations are a percent. All functions are pure.
+The engine plans the blocks of a step and the memory of a tower with them. Only matrix products and
+attention are counted; norms and activations add a percent. All functions are pure.
 """
 
 from dataclasses import dataclass
@@ -17,8 +17,9 @@ from .weights import assemble_tower
 
 @dataclass(frozen=True)
 class EncodeFlops:
-    """FLOPs of an encode. A block costs linear a patch, and quadratic a pair of patches. patch,
-    merger: outside the blocks, a patch. depth: blocks."""
+    """FLOPs to encode a picture. linear: FLOPs of a block per patch. quadratic: FLOPs of a block
+    per pair of patches. patch, merger: FLOPs per patch before and after the blocks. depth: number
+    of blocks."""
 
     linear: float
     quadratic: float
@@ -38,27 +39,28 @@ class EncodeFlops:
         )
 
     def block(self, patches: int) -> float:
-        """Return the FLOPs of one block of a picture."""
+        """Return the FLOPs of one block for a picture of `patches` patches."""
         return patches * (self.linear + self.quadratic * patches)
 
     def picture(self, patches: int) -> float:
-        """Return the FLOPs of a whole picture."""
+        """Return the FLOPs to encode a whole picture of `patches` patches."""
         return self.depth * self.block(patches) + patches * (self.patch + self.merger)
 
     def attention_share(self, patches: int) -> float:
-        """Return the share of attention's scores and sums in a whole picture, 0 to 1."""
+        """Return the fraction of a picture's FLOPs spent on attention over pairs of patches, 0 to
+        1."""
         return self.depth * self.quadratic * patches * patches / self.picture(patches)
 
     def blocks_within(self, flops: float, patches: int) -> int:
-        """Return the number of a picture's blocks that fit into `flops`; 1 at least, so that an
-        encode ends."""
+        """Return the number of a picture's blocks fitting into `flops` FLOPs. It is at least 1, so
+        every picture is finished."""
         return max(1, min(self.depth, int(flops / self.block(patches))))
 
 
 @dataclass(frozen=True)
 class TowerBytes:
-    """Bytes of a tower on a device. weights: all tensors. per_patch: activations of a patch during
-    a block; fixed: activations that do not grow with the picture."""
+    """Memory of a vision tower on a device, in bytes. weights: all tensors. per_patch: activations
+    of one patch during a block. fixed: activations that do not grow with the picture."""
 
     weights: int
     per_patch: int
@@ -66,7 +68,7 @@ class TowerBytes:
 
     @staticmethod
     def of(config: VisionConfig, dtype: torch.dtype) -> "TowerBytes":
-        """Count the bytes without memory for the weights."""
+        """Count the bytes of a tower, without memory for its weights."""
         weights = assemble_tower(config, ShapesOnly(), dtype, "meta")
         # Input, norm, query, key and value, the rotated two, the heads' output: 8 rows. Angles are
         # float32: cos and sin of half a head.
@@ -76,10 +78,10 @@ class TowerBytes:
         return TowerBytes(weights.nbytes, rows + angles, inner)
 
     def encode(self, patches: int) -> int:
-        """Return the bytes of activations of one picture's encode, without its pixels."""
+        """Return the bytes of activations while one picture is encoded, without its pixels."""
         return self.per_patch * patches + self.fixed
 
 
 def rows_bytes(tokens: int, config: VisionConfig, dtype: torch.dtype) -> int:
-    """Return the bytes of a picture's finished rows."""
+    """Return the bytes of a picture's output, one row for each of its `tokens` tokens."""
     return tokens * config.out_hidden * dtype.itemsize

@@ -1,4 +1,4 @@
-"""The grid of one picture: patches, tokens, their order, their places in the tower.
+"""The grid of one picture: its patches and tokens, their order, and their positions for the tower.
 
 A picture is one image or one pair of video frames. Its patches come in squares of merge x merge,
 one square a token. The order is square row, square column, row in the square, column in it. All
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class PictureError(ValueError):
-    """A picture that is not served. The message names the cause and the fix."""
+    """Error: a picture cannot be served. The message names the cause and the fix."""
 
 
 @dataclass(frozen=True)
 class PictureGrid:
-    """Grid of one picture. rows, columns: in patches, multiples of `merge`; merge: patches of a
-    token's side. Raises PictureError."""
+    """The grid of one picture. rows, columns: size in patches, multiples of `merge`; merge: side of
+    a token in patches. Raises PictureError."""
 
     rows: int
     columns: int
@@ -52,7 +52,7 @@ class PictureGrid:
         return self.token_rows * self.token_columns
 
     def places(self) -> "tuple[Tensor, Tensor]":
-        """Return the row and the column of each patch in patch order, each [patches] int64."""
+        """Return the row and the column of each patch, in patch order, both [patches] int64."""
         import torch
 
         rows = torch.arange(self.rows)[:, None].expand(self.rows, self.columns)
@@ -60,22 +60,23 @@ class PictureGrid:
         return self._in_order(rows), self._in_order(columns)
 
     def _in_order(self, raster: "Tensor") -> "Tensor":
-        """Return [rows, columns] as [patches] in patch order."""
+        """Rearrange [rows, columns] into patch order, [patches]."""
         squares = (self.token_rows, self.merge, self.token_columns, self.merge)
         return raster.reshape(squares).transpose(1, 2).flatten()
 
 
 @dataclass(frozen=True)
 class PositionTaps:
-    """Learned positions that a patch's own is made from. index [patches, 4] int64: rows of the
-    table; weight [patches, 4] float32, sums of 1."""
+    """Interpolation of each patch's position from four learned positions. index [patches, 4] int64:
+    rows of the table; weight [patches, 4] float32, with sum 1."""
 
     index: "Tensor"
     weight: "Tensor"
 
     @staticmethod
     def of(grid: PictureGrid, side: int) -> "PositionTaps":
-        """Return the bilinear taps of a grid in a square table of `side` x `side` positions.
+        """Return the bilinear interpolation for a grid, from a square table of `side` x `side`
+        learned positions.
 
         Corners are aligned: the grid's first and last patch take the table's first and last
         position.
@@ -97,8 +98,8 @@ class PositionTaps:
         )
 
     def rows(self, table: "Tensor") -> "Tensor":
-        """Return the patches' positions [patches, hidden] float32 from the learned ones [side *
-        side, hidden], on the table's device."""
+        """Return the patches' positions, [patches, hidden] float32, interpolated from the table of
+        learned positions [side * side, hidden]. The result is on the table's device."""
         import torch
 
         index, weight = self.index.to(table.device), self.weight.to(table.device)
@@ -109,8 +110,8 @@ class PositionTaps:
 
 
 def _taps(index: "Tensor", count: int, side: int) -> "tuple[Tensor, Tensor, Tensor]":
-    """Return the tap before, the tap after, and the latter's weight, for places [n] of `count` on
-    one axis."""
+    """Interpolate along one axis. Return, for indices [n] of `count` patches, the learned position
+    before, the one after, and the weight of the one after."""
     source = index.float() * (side - 1) / max(count - 1, 1)
     before = source.floor()
     first = before.long().clamp(max=side - 1)
@@ -118,10 +119,11 @@ def _taps(index: "Tensor", count: int, side: int) -> "tuple[Tensor, Tensor, Tens
 
 
 def rotary_angles(grid: PictureGrid, head_dim: int, theta: float) -> "tuple[Tensor, Tensor]":
-    """Return cos and sin, each [patches, 1, head_dim / 2] float32, for neox halves over a head.
+    """Return cos and sin of the rotary angles, each [patches, 1, head_dim / 2] float32. Element j
+    of a head rotates with element j + head_dim / 2.
 
-    The first half of the pairs turns with the row, the second with the column, both from the
-    highest frequency down. REQUIRES: head_dim is a multiple of 4.
+    The first half of the pairs rotates with the patch's row, the second with its column, both from
+    the highest frequency down. REQUIRES: head_dim is a multiple of 4.
     """
     import torch
 

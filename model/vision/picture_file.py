@@ -1,13 +1,14 @@
-"""Encoded pictures to RGB: formats by name, bounds before pixels, orientation, transparency.
+"""Decoding of picture files to RGB: only named formats, bounds checked before pixels, orientation,
+transparency.
 
 read_header reads a file's format and size, without its pixels. read_pixels returns the pixels,
 decode the same as a tensor. All are pure functions of the bytes and of Pillow's version. Decoding
-may take any time within the bounds, so untrusted bytes are decoded in a process of their own.
+may take long even within the bounds, so untrusted bytes are decoded in a process of their own.
 Pillow is the optional extra `vision`, and is imported at the first call. A front and a decoding
 process have no torch, so decode alone imports it.
 
 Colours follow transformers 5.24: EXIF's orientation first, then transparency on white, then RGB.
-The first frame of an animation is taken.
+The first frame of an animation is decoded.
 """
 
 import io
@@ -29,17 +30,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
-"""Formats served, by Pillow's names. No other decoder of Pillow is tried."""
+"""The supported picture formats, by Pillow's names. No other decoder of Pillow is tried."""
 _ORIENTATION = 0x0112
 _TURNED = frozenset({5, 6, 7, 8})
-"""Orientations with height and width exchanged."""
+"""EXIF orientations exchanging height and width."""
 _PNG_SIGNATURE = 8
-"""Bytes in front of a PNG file's first chunk."""
+"""Number of bytes before a PNG file's first chunk."""
 _PIXEL_CHUNKS = frozenset({b"IDAT", b"acTL", b"fcTL", b"fdAT"})
 _NO_PIXELS = struct.pack(">I4sI", 0, b"IDAT", zlib.crc32(b"IDAT"))
 _MOST_READS = 2**17
-"""Reads of one file. Pillow reads a damaged header byte by byte; this many take a tenth of a
-second."""
+"""Largest number of reads of one file. Pillow reads a damaged header byte by byte, and so many
+reads take a tenth of a second."""
 _TOO_MANY = "a picture's file is in too many parts; save it again"
 
 
@@ -48,7 +49,7 @@ class OversizedPicture(PictureError):
 
 
 class PillowMissing(RuntimeError):
-    """Pillow is not installed."""
+    """Error: Pillow is not installed."""
 
     def __init__(self) -> None:
         super().__init__("pictures need Pillow; install tasuki[vision]")
@@ -56,7 +57,8 @@ class PillowMissing(RuntimeError):
 
 @dataclass(frozen=True)
 class PictureBounds:
-    """Bounds of an encoded picture. most_bytes: of the file; most_pixels: as sent."""
+    """Bounds of a picture file. most_bytes: size of the file; most_pixels: number of pixels before
+    any resize."""
 
     most_bytes: int = 20 * 2**20
     most_pixels: int = 40_000_000
@@ -64,28 +66,30 @@ class PictureBounds:
 
 @dataclass(frozen=True)
 class PictureHeader:
-    """Facts of an encoded picture. format: one of FORMATS; size: upright."""
+    """Facts from a picture file's header. format: one of FORMATS; size: size in pixels after EXIF's
+    orientation is applied."""
 
     format: str
     size: Size
 
 
 def read_header(content: bytes, bounds: PictureBounds) -> PictureHeader:
-    """Return the header of an encoded picture. No pixel is decoded. Raises PictureError,
+    """Read a picture file's format and size, without its pixels. Raises PictureError,
     PillowMissing."""
     with _opened(content, bounds) as image:
         return _header(image, content)
 
 
 def decode(content: bytes, bounds: PictureBounds) -> "Tensor":
-    """Return the pixels [height, width, 3] uint8. Raises PictureError, PillowMissing."""
+    """Return the pixels of read_pixels() as a tensor. Raises PictureError, PillowMissing."""
     import torch
 
     return torch.from_numpy(read_pixels(content, bounds))
 
 
 def read_pixels(content: bytes, bounds: PictureBounds) -> NDArray[np.uint8]:
-    """Return the pixels [height, width, 3] uint8. Raises PictureError, PillowMissing."""
+    """Decode a picture file. Return its pixels [height, width, 3] uint8, upright and in RGB. Raises
+    PictureError, PillowMissing."""
     with _opened(content, bounds) as image:
         from PIL import ImageOps
 
@@ -102,7 +106,7 @@ def read_pixels(content: bytes, bounds: PictureBounds) -> NDArray[np.uint8]:
 
 
 class _CountedFile(io.BytesIO):
-    """A file in memory that allows a number of reads. Raises PictureError."""
+    """A file in memory with a limited number of reads. A further read raises PictureError."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__(content)
@@ -117,7 +121,8 @@ class _CountedFile(io.BytesIO):
 
 @contextmanager
 def _opened(content: bytes, bounds: PictureBounds) -> Iterator["Image"]:
-    """Open a picture, checked against the bounds. Failures of Pillow become PictureError."""
+    """Open a picture file with Pillow, and check its bounds. Failures of Pillow become
+    PictureError."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
@@ -162,7 +167,7 @@ def _header(image: "Image", content: bytes) -> PictureHeader:
 
 
 def _orientation(image: "Image", content: bytes) -> int | None:
-    """Return EXIF's orientation, without pixels; None if the file has none."""
+    """Return the file's EXIF orientation, without decoding pixels; None if the file has none."""
     from PIL import Image
 
     if image.format != "PNG":
@@ -176,8 +181,8 @@ def _orientation(image: "Image", content: bytes) -> int | None:
 
 
 def _facts_first(content: bytes) -> bytes:
-    """Return a PNG file's chunks without pixels and frames, then an empty chunk of pixels. Raises
-    PictureError for too many chunks."""
+    """Return a PNG file without its chunks of pixels and frames, with an empty chunk of pixels at
+    the end. Raises PictureError for too many chunks."""
     kept = [content[:_PNG_SIGNATURE]]
     place = _PNG_SIGNATURE
     for _ in range(_MOST_READS):
@@ -192,7 +197,7 @@ def _facts_first(content: bytes) -> bytes:
 
 
 def _on_white(image: "Image") -> "Image":
-    """Return the image in RGB, transparent parts on white."""
+    """Convert the image to RGB, with transparent parts on white."""
     from PIL import Image
 
     if "A" not in image.getbands() and image.info.get("transparency") is None:

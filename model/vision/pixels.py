@@ -1,10 +1,10 @@
-"""Pixels to patches: the image processor of Qwen3.5 checkpoints, as pure functions.
+"""From pixels to patches: the image processor of Qwen3.5 checkpoints, as pure functions.
 
     RGB uint8 -> smart resize -> bicubic -> patches uint8 -> numbers float32
 
-Levels stay uint8 up to the tower, a quarter of the bytes. `normalised` makes the numbers that the
-tower reads. A patch has its numbers in the order colour, frame, row, column; patches have the order
-of `PictureGrid`. Source: transformers 5.24, `models/qwen2_vl/image_processing_pil_qwen2_vl.py` and
+Levels stay uint8 up to the tower, a quarter of the bytes. `normalised` computes the tower's input
+numbers. A patch has its numbers in the order colour, frame, row, column; patches have the order of
+`PictureGrid`. Source: transformers 5.24, `models/qwen2_vl/image_processing_pil_qwen2_vl.py` and
 `models/qwen3_vl/video_processing_qwen3_vl.py`.
 """
 
@@ -22,14 +22,15 @@ from .resample import resample
 
 @dataclass(frozen=True)
 class PicturePatches:
-    """Patches of one picture. levels [patches, 3 * frames * patch * patch] uint8."""
+    """The patches of one picture and their grid. levels [patches, 3 * frames * patch * patch]
+    uint8: colour levels, 0 to 255."""
 
     levels: Tensor
     grid: PictureGrid
 
 
 def check_image(image: Tensor) -> None:
-    """Raise PictureError unless the image is [height, width, 3] uint8 with pixels."""
+    """Raise PictureError unless the image is [height, width, 3] uint8 with at least one pixel."""
     shape = tuple(image.shape)
     if image.dtype != torch.uint8 or len(shape) != 3 or shape[2] != COLOURS or 0 in shape:
         raise PictureError(
@@ -39,7 +40,8 @@ def check_image(image: Tensor) -> None:
 
 
 def image_patches(image: Tensor, rules: PixelRules) -> PicturePatches:
-    """Return the patches of an image [height, width, 3] uint8. Raises PictureError."""
+    """Resize an image [height, width, 3] uint8 by the rules, and divide it into patches. Raises
+    PictureError."""
     check_image(image)
     size = rules.size(Size(image.shape[0], image.shape[1]))
     resized = resample(image, size.height, size.width)
@@ -49,10 +51,11 @@ def image_patches(image: Tensor, rules: PixelRules) -> PicturePatches:
 def clip_patches(
     frames: Sequence[Tensor], rules: PixelRules, clip: ClipRules
 ) -> tuple[PicturePatches, ...]:
-    """Return the patches of a clip's sampled frames, one picture for each group of `rules.frames`.
+    """Resize a clip's sampled frames, and divide them into patches. Return one picture for each
+    group of `rules.frames` frames.
 
-    frames: [height, width, 3] uint8, of one size. The last one is repeated in a group that is not
-    full. Raises PictureError.
+    frames: [height, width, 3] uint8, of equal size. If the last group is not full, the last frame
+    is repeated. Raises PictureError.
     """
     if not frames:
         raise PictureError("a clip has no frames; give one frame or more")
@@ -72,8 +75,8 @@ def clip_patches(
 
 
 def patches_of(frames: Sequence[Tensor], rules: PixelRules) -> PicturePatches:
-    """Return the patches of frames [height, width, 3] uint8, already resized. REQUIRES:
-    rules.frames frames of one size, in whole squares of patches."""
+    """Divide resized frames [height, width, 3] uint8 into patches. REQUIRES: there are rules.frames
+    frames of equal size, in whole squares of patches."""
     height, width = frames[0].shape[:2]
     patch, merge = rules.patch, rules.merge
     grid = PictureGrid(height // patch, width // patch, merge)
@@ -86,9 +89,10 @@ def patches_of(frames: Sequence[Tensor], rules: PixelRules) -> PicturePatches:
 
 
 def normalised(levels: Tensor, rules: PixelRules) -> Tensor:
-    """Return levels [patches, values] uint8 as numbers [patches, values] float32.
+    """Convert colour levels [patches, values] uint8 to numbers [patches, values] float32 for the
+    tower.
 
-    A number is (level / 255 - mean) / deviation, by colour.
+    A number is (level / 255 - mean) / deviation, with the mean and deviation of its colour.
     """
     device = levels.device
     mean = torch.tensor(rules.mean, dtype=torch.float32, device=device)[:, None]

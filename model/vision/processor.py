@@ -1,9 +1,10 @@
 """Rules of a checkpoint's picture processor: sizes, limits, normalisation.
 
-PixelRules: preprocessor_config.json. ClipRules: video_preprocessor_config.json. Checkpoints saved
-by newer libraries have both inside processor_config.json. `size.shortest_edge` and
-`size.longest_edge` are counts of pixels, not edges. Settings that change pixels otherwise are
-rejected by field. All is immutable, so free to share between threads.
+PixelRules has the fields of preprocessor_config.json, ClipRules those of
+video_preprocessor_config.json. Checkpoints saved by newer libraries have both inside
+processor_config.json. `size.shortest_edge` and `size.longest_edge` are counts of pixels, not edges.
+Other settings with an effect on pixels are rejected, and the error names the field. All is
+immutable, so free to share between threads.
 """
 
 import math
@@ -27,7 +28,7 @@ _ONLY: tuple[tuple[str, object], ...] = (
 _LEAST_DEVIATION = 1e-3
 _FRAME_TOKENS = 768
 _FLOOR = 1.05
-"""Share of the least pixels below which a frame's limit does not sink."""
+"""Factor of a clip's least pixels. The limit for one frame is never below the product."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,9 @@ class Size:
 
 @dataclass(frozen=True)
 class PixelRules:
-    """Rules for one image. patch, merge, frames: as in VisionConfig. least, most: pixels after the
-    resize. mean, deviation: by colour, in shares of the highest level."""
+    """Rules for one image. patch, merge, frames: as in VisionConfig. least, most: least and largest
+    number of pixels after the resize. mean, deviation: by colour, as fractions of the highest level
+    (255)."""
 
     patch: int
     merge: int
@@ -57,8 +59,8 @@ class PixelRules:
 
     @staticmethod
     def load(directory: Path | str, config: VisionConfig) -> "PixelRules":
-        """Read the rules of a checkpoint folder. Raises ModelConfigError, also if they disagree
-        with the tower."""
+        """Read the image rules of a checkpoint folder. Raises ModelConfigError, also if they
+        disagree with the tower's config."""
         fields = _found(Path(directory), "preprocessor_config.json", "image_processor")
         if fields is None:
             raise ModelConfigError(
@@ -69,7 +71,7 @@ class PixelRules:
 
     @staticmethod
     def of(fields: ConfigFields, config: VisionConfig) -> "PixelRules":
-        """Read the rules. Raises ModelConfigError."""
+        """Read the image rules from the fields of a processor config. Raises ModelConfigError."""
         _check_shape(fields, config)
         least, most = _limits(fields)
         return PixelRules(
@@ -84,36 +86,39 @@ class PixelRules:
 
     @property
     def factor(self) -> int:
-        """Return the pixels of a token's side."""
+        """Return the side of a token in pixels."""
         return self.patch * self.merge
 
     @property
     def constants(self) -> str:
-        """Return the settings that change pixels. Nodes compare this text."""
+        """Return a text of the settings with an effect on pixels. Two nodes compare their texts."""
         shape = f"{self.patch} x {self.merge} x {self.frames}"
         return f"{shape}; mean {self.mean}, deviation {self.deviation}; bicubic as Pillow"
 
     def limited(self, pixels: int) -> "PixelRules":
-        """Return the rules with a limit of `pixels` after the resize, if they allow more."""
+        """Return the same rules with at most `pixels` pixels after the resize, but at least those
+        of one token."""
         most = max(min(self.most, pixels), self.factor**2)
         return replace(self, least=min(self.least, most), most=most)
 
     def size(self, given: Size) -> Size:
-        """Return the size after the resize. Raises PictureError."""
+        """Return the size of an image after the resize. given: its size before. Raises
+        PictureError."""
         _check_aspect(given)
         return _fitted(given, 1, 1, self, _Limits(self.least, self.most))
 
     def grid(self, given: Size) -> PictureGrid:
-        """Return the grid of an image of a given size. Raises PictureError."""
+        """Return the grid of patches for an image. given: its size before the resize. Raises
+        PictureError."""
         size = self.size(given)
         return PictureGrid(size.height // self.patch, size.width // self.patch, self.merge)
 
 
 @dataclass(frozen=True)
 class ClipRules:
-    """Rules for a clip. least, most: pixels of all frames together after the resize. fps: frames
-    sampled a second; fewest_frames, most_frames: of a clip. frame_tokens: limit of one frame; None:
-    without."""
+    """Rules for a video clip. least, most: least and largest number of pixels of all frames
+    together, after the resize. fps: frames sampled per second. fewest_frames, most_frames: limits
+    on a clip's frames. frame_tokens: limit on one frame's tokens; None: no limit."""
 
     least: int
     most: int
@@ -124,7 +129,7 @@ class ClipRules:
 
     @staticmethod
     def load(directory: Path | str, config: VisionConfig) -> "ClipRules | None":
-        """Read the rules of a checkpoint folder; None if it has none for clips. Raises
+        """Read the clip rules of a checkpoint folder; None if it has none. Raises
         ModelConfigError."""
         name = "video_preprocessor_config.json"
         fields = _found(Path(directory), name, "video_processor")
@@ -132,7 +137,7 @@ class ClipRules:
 
     @staticmethod
     def of(fields: ConfigFields, config: VisionConfig) -> "ClipRules":
-        """Read the rules. Raises ModelConfigError."""
+        """Read the clip rules from the fields of a processor config. Raises ModelConfigError."""
         _check_shape(fields, config)
         least, most = _limits(fields)
         capped = fields.flag("cap_pixels_per_frame", default=False)
@@ -146,7 +151,8 @@ class ClipRules:
         )
 
     def size(self, frames: int, given: Size, rules: PixelRules) -> Size:
-        """Return the size of each of a clip's frames after the resize. Raises PictureError."""
+        """Return the size of each frame of a clip after the resize. frames: number of frames;
+        given: their size before. Raises PictureError."""
         # A single frame is doubled before it is resized.
         frames = max(frames, rules.frames)
         most = self.most
@@ -169,7 +175,8 @@ class _Limits:
 
 
 def _fitted(given: Size, frames: int, counted: int, rules: PixelRules, limits: _Limits) -> Size:
-    """Return the size in whole tokens within the limits. counted: frames in whole groups."""
+    """Return the size after the resize, in whole tokens and within the limits of pixels. frames:
+    number of frames; counted: the same, rounded to whole groups."""
     factor, height, width = rules.factor, given.height, given.width
     # Python's round, half to even, as the processor's.
     found = Size(round(height / factor) * factor, round(width / factor) * factor)
@@ -198,7 +205,8 @@ def _check_aspect(given: Size) -> None:
 
 
 def _found(directory: Path, name: str, within: str) -> ConfigFields | None:
-    """Return the fields of the processor's own file, else of the joint one; None without both."""
+    """Return the fields of the processor's own config file, or else of processor_config.json; None
+    without both."""
     path = directory / name
     if path.exists():
         return ConfigFields(read_object(path), str(path))
@@ -226,7 +234,8 @@ def _check_shape(fields: ConfigFields, config: VisionConfig) -> None:
 
 
 def _limits(fields: ConfigFields) -> tuple[int, int]:
-    """Return the least and the most pixels. `min_pixels` and `max_pixels` take precedence."""
+    """Return the least and the largest number of pixels. `min_pixels` and `max_pixels` take
+    precedence over `size`."""
     size = fields.object("size") or ConfigFields({}, fields.source, f"{fields.within}size.")
     least = _either(fields, "min_pixels", size, "shortest_edge")
     most = _either(fields, "max_pixels", size, "longest_edge")

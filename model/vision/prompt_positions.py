@@ -1,13 +1,13 @@
 """Three-axis positions of a prompt with pictures.
 
-A token has a position on three axes: frames, rows, columns. Text has one number on all three, one
-more a token. A picture of R x C tokens whose first stands at position p gives token (r, c) the
-positions (p, p + r, p + c). The next token has p + max(R, C). So a prompt ends at a position below
-its count of tokens: the difference is the delta. A later token i has position i + delta on all
-axes, until the next picture.
+A token has a position on three axes: frames, rows, columns. A text token has the same number on all
+three, one more than the token before. A picture of R x C tokens whose first stands at position p
+gives token (r, c) the positions (p, p + r, p + c). The next token has p + max(R, C). So the
+positions of a prompt end below its number of tokens. The difference, at most 0, is the delta. A
+later token i has position i + delta on all axes, until the next picture.
 
-PromptLayout: the pictures of a prompt by place. Positions of any part follow from it, so none are
-stored. Only rotary embeddings read positions: masks, pages and limits count tokens. All is
+PromptLayout: the pictures of a prompt by token index. The positions of any part follow from it, so
+none are stored. Only rotary embeddings read positions: masks, pages and limits count tokens. All is
 immutable and pure. A front places pictures without torch, so functions over tensors import it
 themselves. Source: transformers 5.24, `Qwen3_5Model.get_rope_index`.
 """
@@ -30,8 +30,8 @@ AXES = 3
 
 
 class PicturePlaceError(ValueError):
-    """Placeholders of a prompt disagree with its pictures. place: index of the token, or of the
-    prompt's end."""
+    """Error: the placeholder tokens of a prompt disagree with its pictures. place: index of the
+    token at fault, or of the prompt's end."""
 
     def __init__(self, message: str, place: int) -> None:
         super().__init__(f"token {place}: {message}")
@@ -39,7 +39,7 @@ class PicturePlaceError(ValueError):
 
 
 class PictureKind(StrEnum):
-    """Kind of a picture, by its placeholder."""
+    """Kind of a picture, by its placeholder token: an image, or a pair of video frames."""
 
     IMAGE = "image"
     VIDEO = "video"
@@ -47,7 +47,8 @@ class PictureKind(StrEnum):
 
 @dataclass(frozen=True)
 class PromptPicture:
-    """A picture to be placed in a prompt. kind: an image, or a pair of video frames."""
+    """A picture for a prompt, before its place in the prompt is known. kind: an image, or a pair of
+    video frames."""
 
     kind: PictureKind
     grid: PictureGrid
@@ -55,8 +56,8 @@ class PromptPicture:
 
 @dataclass(frozen=True)
 class PictureRun:
-    """Place of a picture. start: index of its first token; rows, columns: in tokens. Raises
-    ValueError for an empty run."""
+    """The tokens of one picture in a prompt. start: index of the first token; rows, columns: size
+    in tokens. Raises ValueError for an empty picture."""
 
     start: int
     rows: int
@@ -72,18 +73,19 @@ class PictureRun:
 
     @property
     def end(self) -> int:
-        """Return the index behind its last token."""
+        """Return the index after the picture's last token."""
         return self.start + self.tokens
 
     @property
     def shift(self) -> int:
-        """Return its part of the delta: never above 0."""
+        """Return the change of the delta (position minus token index) caused by this picture; at
+        most 0."""
         return max(self.rows, self.columns) - self.tokens
 
 
 @dataclass(frozen=True)
 class PromptLayout:
-    """The pictures of a prompt, by ascending start, without an overlap. Raises ValueError."""
+    """The pictures of a prompt, by ascending start. Raises ValueError if two overlap."""
 
     runs: tuple[PictureRun, ...]
 
@@ -94,17 +96,19 @@ class PromptLayout:
 
     @cached_property
     def _shifts(self) -> tuple[int, ...]:
-        """Return the delta in front of each run, and behind the last."""
+        """Return the delta (position minus token index) before each picture, and after the last
+        one."""
         return tuple(accumulate((run.shift for run in self.runs), initial=0))
 
     @property
     def delta(self) -> int:
-        """Return the delta behind all pictures: position minus index of each later token."""
+        """Return the delta after all pictures: position minus token index, for every later
+        token."""
         return self._shifts[-1]
 
     def positions(self, start: int, stop: int) -> "Tensor":
-        """Return the positions [3, stop - start] int64 of tokens start to stop - 1, on the host.
-        REQUIRES: 0 <= start <= stop."""
+        """Return the three-axis positions [3, stop - start] int64 of the tokens start to stop - 1,
+        on the host. REQUIRES: 0 <= start <= stop."""
         import torch
 
         found = torch.arange(start, stop).repeat(AXES, 1)
@@ -127,7 +131,8 @@ class PromptLayout:
 def prompt_layout(
     tokens: Sequence[int], pictures: Sequence[PromptPicture], ids: PictureTokens
 ) -> PromptLayout:
-    """Return the places of a prompt's pictures. pictures: in their order.
+    """Find the placeholder tokens of each picture in a prompt. pictures: the pictures in the order
+    of the prompt.
 
     Each placeholder run must follow `ids.start` and have as many tokens as its picture. Raises
     PicturePlaceError, also for a placeholder without a picture and a picture without its
@@ -183,14 +188,14 @@ def _check_run(
 def prompt_positions(
     tokens: Sequence[int], pictures: Sequence[PromptPicture], ids: PictureTokens
 ) -> "tuple[Tensor, int]":
-    """Return the positions [3, tokens] int64 of a whole prompt, and its delta. Raises
-    PicturePlaceError."""
+    """Return the three-axis positions [3, tokens] int64 of a whole prompt, and its delta (position
+    minus token index after the last picture). Raises PicturePlaceError."""
     layout = prompt_layout(tokens, pictures, ids)
     return layout.positions(0, len(tokens)), layout.delta
 
 
 def rotary_axes(sections: tuple[int, int, int], pairs: int) -> "Tensor":
-    """Return the axis, 0 to 2, of each of a head's rotary pairs, [pairs] int64.
+    """Return the axis of each rotary pair of a head, [pairs] int64: 0 frames, 1 rows, 2 columns.
 
     Axes are interleaved: pair j follows rows for j = 1, 4, .. below 3 * sections[1], columns for j
     = 2, 5, .. below 3 * sections[2], and frames otherwise.

@@ -1,4 +1,4 @@
-"""Naive references of the tower and of a prompt's positions, for tests.
+"""Simple reference implementations of the vision tower and of a prompt's positions, for tests.
 
 Written from the published description, not from the served path. Each patch, head and token is
 computed on its own in float32 from the published tensors, by their published names. Slow: tens of
@@ -15,14 +15,14 @@ from .config import PictureTokens, VisionConfig
 from .grid import PictureGrid
 
 Tensors = Mapping[str, Tensor]
-"""Published tensors by name without the prefix, as `blocks.0.norm1.weight`."""
+"""The tower's published tensors, by name without the prefix, such as `blocks.0.norm1.weight`."""
 
 
 def reference_rows(
     values: Tensor, grid: PictureGrid, tensors: Tensors, config: VisionConfig
 ) -> Tensor:
-    """Return a picture's rows [tokens, out_hidden] float32. values [patches, patch_values] float32:
-    normalised patches."""
+    """Compute the tower's output for a picture, [tokens, out_hidden] float32. values [patches,
+    patch_values] float32: normalised patches."""
     places = patch_places(grid)
     kernel = tensors["patch_embed.proj.weight"].float().flatten(1)
     x = torch.stack(
@@ -58,7 +58,7 @@ def patch_places(grid: PictureGrid) -> list[tuple[int, int]]:
 def _learned(
     places: Sequence[tuple[int, int]], grid: PictureGrid, tensors: Tensors, config: VisionConfig
 ) -> list[Tensor]:
-    """Return each patch's learned position, bilinear with aligned corners."""
+    """Return each patch's learned position, by bilinear interpolation with aligned corners."""
     side = config.side
     table = tensors["pos_embed.weight"].float().view(side, side, -1)
     found = []
@@ -99,7 +99,8 @@ def _block(
 
 
 def _turned(x: Tensor, places: Sequence[tuple[int, int]], config: VisionConfig) -> Tensor:
-    """Return x [patches, head_dim] with each pair of elements j and j + head_dim / 2 rotated."""
+    """Apply the rotary embedding to x [patches, head_dim]: rotate each pair of elements j and j +
+    head_dim / 2."""
     half, quarter = config.head_dim // 2, config.head_dim // 4
     found = torch.empty_like(x)
     for patch, (row, column) in enumerate(places):
@@ -125,9 +126,10 @@ def _layer_norm(x: Tensor, name: str, tensors: Tensors, config: VisionConfig) ->
 def reference_positions(
     tokens: Sequence[int], grids: Sequence[PictureGrid], ids: PictureTokens
 ) -> tuple[Tensor, int]:
-    """Return the positions [3, tokens] int64 and the delta of a valid prompt, token by token.
+    """Compute the three-axis positions [3, tokens] int64 and the delta of a valid prompt, token by
+    token.
 
-    grids: of its pictures in their order.
+    grids: grids of the prompt's pictures, in their order.
     """
     found: list[tuple[int, int, int]] = []
     next_position, place = 0, 0

@@ -1,9 +1,9 @@
 """Bicubic resampling of 8-bit pictures, equal to Pillow's to the last bit, on any device.
 
 An output pixel is a weighted sum of input pixels, along one axis, then along the other. Smaller
-outputs widen the filter (antialias). Weights are rounded to 22 bits behind the point, and sums are
-integers. So a CPU and a GPU compute the same pixels, and so does Pillow. Source: Pillow 13,
-`src/libImaging/Resample.c`; its order of the axes is that of python-pillow/Pillow#9549. All
+outputs widen the filter (antialias). Weights are rounded to 22 bits after the binary point, and
+sums are integers. So a CPU and a GPU compute the same pixels, and so does Pillow. Source: Pillow
+13, `src/libImaging/Resample.c`; its order of the axes is that of python-pillow/Pillow#9549. All
 functions are pure.
 """
 
@@ -16,26 +16,28 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _SHARPNESS = -0.5
-"""The cubic's free parameter."""
+"""Free parameter of the cubic filter, often called a."""
 _REACH = 2.0
-"""Pixels on each side of the centre with a weight."""
+"""Reach of the filter: number of pixels on each side of the centre with a weight, before
+widening."""
 _BITS = 22
-"""Bits of a weight behind the point."""
+"""Number of bits of a weight after the binary point."""
 _ROWS_AT_ONCE = 64
-"""Rows summed at a time, so that sums stay in a core's cache."""
+"""Number of output rows computed at a time, so that their sums stay in a core's cache."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights of one axis. index [taps, out] int64: input places; weight [taps, out] int32, 2^22
-    is one. A place without a weight is clamped into the input."""
+    """Resampling weights along one axis. index [taps, out] int64: input positions for each output;
+    weight [taps, out] int32, in units of 2^-22. Positions without weight are clamped into the
+    input."""
 
     index: Tensor
     weight: Tensor
 
     @staticmethod
     def of(count: int, wanted: int) -> "Weights":
-        """Return the weights from `count` input pixels to `wanted` output pixels."""
+        """Return the weights to resample `count` input pixels to `wanted` output pixels."""
         scale = count / wanted
         stretch = max(scale, 1.0)
         reach = _REACH * stretch
@@ -57,12 +59,12 @@ class Weights:
         )
 
     def to(self, device: torch.device) -> "Weights":
-        """Return the weights on a device."""
+        """Return the weights on another device."""
         return Weights(self.index.to(device), self.weight.to(device))
 
 
 def _cubic(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the filter's value at each distance from its centre."""
+    """Return the cubic filter's value at each distance x from its centre."""
     a, x = _SHARPNESS, np.abs(x)
     near = ((a + 2.0) * x - (a + 3.0)) * x * x + 1
     far = (((x - 5) * x + 8) * x - 4) * a
@@ -70,8 +72,8 @@ def _cubic(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def resample(image: Tensor, height: int, width: int) -> Tensor:
-    """Return the image [H, W, 3] uint8 as [height, width, 3] uint8, on the same device. An axis
-    that keeps its size is not filtered. REQUIRES: both sizes are positive."""
+    """Resize the image [H, W, 3] uint8 to [height, width, 3] uint8, on the same device. An axis of
+    unchanged size is not filtered. REQUIRES: both sizes are positive."""
     if rows_first(image.shape[0], image.shape[1], height, width):
         return _across(_down(image, height), width)
     return _down(_across(image, width), height)
@@ -85,12 +87,12 @@ def rows_first(height: int, width: int, new_height: int, new_width: int) -> bool
 
 
 def _down(image: Tensor, height: int) -> Tensor:
-    """Return the image with another height."""
+    """Resize the image's height."""
     return image if image.shape[0] == height else _along_rows(image.contiguous(), height)
 
 
 def _across(image: Tensor, width: int) -> Tensor:
-    """Return the image with another width."""
+    """Resize the image's width."""
     if image.shape[1] == width:
         return image
     turned = image.transpose(0, 1).contiguous()
@@ -98,7 +100,7 @@ def _across(image: Tensor, width: int) -> Tensor:
 
 
 def _along_rows(image: Tensor, wanted: int) -> Tensor:
-    """Return [H, W, 3] as [wanted, W, 3], both uint8 and contiguous."""
+    """Resize the first axis: [H, W, 3] to [wanted, W, 3], both uint8 and contiguous."""
     weights = Weights.of(image.shape[0], wanted).to(image.device)
     out = image.new_empty(wanted, *image.shape[1:])
     flat, flat_out = image.flatten(1), out.flatten(1)
@@ -109,8 +111,8 @@ def _along_rows(image: Tensor, wanted: int) -> Tensor:
 
 
 def _sums(rows: Tensor, index: Tensor, weight: Tensor) -> Tensor:
-    """Return the weighted sums [n, values] uint8 of rows [H, values] uint8. index, weight [taps,
-    n]."""
+    """Return the weighted sums [n, values] uint8 of image rows [H, values] uint8. index, weight
+    [taps, n]: row numbers and weights for each sum."""
     half = 1 << (_BITS - 1)
     total = torch.full((index.shape[1], rows.shape[1]), half, dtype=torch.int32, device=rows.device)
     for places, share in zip(index, weight, strict=True):

@@ -1,12 +1,13 @@
-"""The vision tower: patches of one picture to rows of the language model.
+"""The vision tower: it turns the patches of one picture into rows, the language model's input for
+the picture's tokens.
 
 VisionTower: weights and shape, shared by all pictures. Encode: one picture inside the tower. It
-runs a number of blocks at a time, so that a large picture holds up no step of the engine. Between
-two calls it keeps the patches' hidden rows only.
+runs some blocks at a time, so that a large picture does not delay a step of the engine. Between two
+calls it keeps only the patches' hidden states.
 
-Rows are a function of the picture and the weights. One call has one picture, so a row has the same
-bits beside other pictures, and however its blocks are cut into calls. Attention is over one
-picture, without a mask. Source: transformers 5.24, `Qwen3_5VisionModel`.
+Rows are a function of the picture and the weights. One call has one picture. So a row has the same
+bits with or without other pictures, and for any division of the blocks into calls. Attention is
+over one picture, without a mask. Source: transformers 5.24, `Qwen3_5VisionModel`.
 """
 
 import math
@@ -24,22 +25,24 @@ from .processor import PixelRules
 from .weights import Affine, BlockWeights, TowerWeights
 
 MLP_ROWS = 4096
-"""Patches in an MLP at a time. Bounds the memory of its inner activations."""
+"""Number of patches in an MLP at a time. It limits the memory of the MLP's inner activations."""
 
 
 class VisionTower:
-    """The tower on one device. Immutable, so free to share; an Encode belongs to one thread."""
+    """The vision tower on one device. Immutable, so free to share; each Encode (one picture)
+    belongs to one thread."""
 
     def __init__(self, config: VisionConfig, weights: TowerWeights, rules: PixelRules) -> None:
-        """rules: the normalisation of the pictures' levels. REQUIRES: weights fit the config."""
+        """rules: the image rules, with the normalisation of colour levels. REQUIRES: weights fit
+        the config."""
         self.config = config
         self.weights = weights
         self.rules = rules
 
     @torch.inference_mode()
     def begin(self, patches: PicturePatches) -> "Encode":
-        """Return the encode of a picture, before its first block. Raises PictureError unless the
-        patches fit the tower."""
+        """Begin to encode a picture: return it as input of the first block. Raises PictureError
+        unless the patches fit the tower."""
         config, weights, grid = self.config, self.weights, patches.grid
         wanted = (grid.patches, config.patch_values)
         if tuple(patches.levels.shape) != wanted or grid.merge != config.merge:
@@ -53,18 +56,18 @@ class VisionTower:
         return Encode(self, grid, hidden + learned.to(hidden.dtype))
 
     def rows(self, patches: PicturePatches) -> Tensor:
-        """Return a picture's rows [tokens, out_hidden] in the weights' dtype, at once. Raises
-        PictureError."""
+        """Encode a picture at once. Return its rows [tokens, out_hidden] in the weights' dtype.
+        Raises PictureError."""
         encode = self.begin(patches)
         encode.run(self.config.depth)
         return encode.rows()
 
 
 class Encode:
-    """One picture inside the tower. Thread rule: one thread."""
+    """One picture being encoded by the vision tower. Thread rule: one thread."""
 
     def __init__(self, tower: VisionTower, grid: PictureGrid, hidden: Tensor) -> None:
-        """hidden [patches, hidden]: input of the first block."""
+        """hidden [patches, hidden]: hidden states of the patches, the input of the first block."""
         self.grid = grid
         self._tower = tower
         self._hidden = hidden
@@ -75,7 +78,7 @@ class Encode:
 
     @property
     def next_block(self) -> int:
-        """Return the number of blocks that have run."""
+        """Return the index of the next block to run, equal to the number of blocks run so far."""
         return self._next
 
     @property
@@ -84,7 +87,8 @@ class Encode:
 
     @torch.inference_mode()
     def run(self, blocks: int) -> None:
-        """Run the next `blocks` blocks, or those left if they are fewer. REQUIRES: blocks >= 0."""
+        """Run the picture through the next `blocks` blocks, or through the rest if they are fewer.
+        REQUIRES: blocks >= 0."""
         end = min(self._next + blocks, self._tower.config.depth)
         for weights in self._tower.weights.blocks[self._next : end]:
             self._hidden = self._block(self._hidden, weights)
@@ -92,8 +96,8 @@ class Encode:
 
     @torch.inference_mode()
     def rows(self) -> Tensor:
-        """Return the picture's rows [tokens, out_hidden], in the order of its tokens. REQUIRES: no
-        block is left."""
+        """Return the picture's rows [tokens, out_hidden], one per token in order. REQUIRES: all
+        blocks have run."""
         if self.blocks_left:
             raise RuntimeError(f"{self.blocks_left} blocks of the picture have not run; run them")
         config, weights = self._tower.config, self._tower.weights
@@ -110,7 +114,8 @@ class Encode:
         return torch.cat([part + _mlp(part, weights, eps) for part in parts])
 
     def _attention(self, normed: Tensor, weights: BlockWeights) -> Tensor:
-        """Return the heads' outputs [patches, hidden], the input of proj."""
+        """Return the outputs of all attention heads, [patches, hidden], the input of the
+        projection."""
         config = self._tower.config
         heads = _product(normed, weights.qkv).view(-1, 3, config.heads, config.head_dim)
         query, key, value = heads.unbind(1)
@@ -136,5 +141,5 @@ def _product(x: Tensor, affine: Affine) -> Tensor:
 
 
 def _norm(x: Tensor, affine: Affine, eps: float) -> Tensor:
-    """Return the LayerNorm of x [n, hidden], scaled by the plain weight."""
+    """Return the LayerNorm of x [n, hidden]. The weight scales as published, without 1 added."""
     return functional.layer_norm(x, (x.shape[-1],), affine.weight, affine.bias, eps)

@@ -1,9 +1,9 @@
-"""Weights of a vision tower: their published names, and how they are put together.
+"""Weights of a vision tower: their published names and shapes, and their assembly.
 
-Owns names and shapes. TowerFiles reads them from a checkpoint's safetensors files, under
-`model.visual.` or `visual.`. Towers are plain: recipes for FP8 and NVFP4 leave them so, and a
-quantised one is rejected. An unread tensor of the tower is rejected too, since its part is not
-computed. Immutable after assembly, so free to share between threads.
+TowerFiles reads them from a checkpoint's safetensors files, under `model.visual.` or `visual.`.
+Towers are unquantised: recipes for FP8 and NVFP4 leave them so, and a quantised tower is rejected.
+A tensor of the tower not read is rejected too, since its part would not be computed. Immutable
+after assembly, so free to share between threads.
 """
 
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ from tasuki.model.weights.source import PlainSource
 from .config import COLOURS, VisionConfig
 
 PREFIXES = ("model.visual.", "visual.")
-"""Prefixes of a tower's tensors, in the order of the search."""
+"""Possible prefixes of a tower's tensor names, in the order of the search."""
 _FIRST = "patch_embed.proj.weight"
 _PLAIN = frozenset({"F64", "F32", "F16", "BF16"})
 
 
 @dataclass(frozen=True)
 class Affine:
-    """A product with a bias, or a norm's scale and shift. weight [out, in] or [n]; bias [out] or
+    """The weight and bias of a linear layer or of a norm. weight: [out, in] or [n]; bias: [out] or
     [n]."""
 
     weight: Tensor
@@ -37,8 +37,9 @@ class Affine:
 
 @dataclass(frozen=True)
 class BlockWeights:
-    """Weights of a block. qkv [3 * hidden, hidden], in the order query, key, value; proj [hidden,
-    hidden]; fc1 [intermediate, hidden]; fc2 [hidden, intermediate]; norms [hidden]."""
+    """Weights of one block of a vision tower. qkv [3 * hidden, hidden], in the order query, key,
+    value; proj [hidden, hidden]; fc1 [intermediate, hidden]; fc2 [hidden, intermediate]; norms
+    [hidden]."""
 
     attention_norm: Affine
     qkv: Affine
@@ -50,7 +51,7 @@ class BlockWeights:
 
 @dataclass(frozen=True)
 class TowerWeights:
-    """Weights of a tower. patch [hidden, patch_values]; positions [side * side, hidden];
+    """Weights of a vision tower. patch [hidden, patch_values]; positions [side * side, hidden];
     merger_norm [hidden]; merger_fc1 [merged * hidden, merged * hidden]; merger_fc2 [out_hidden,
     merged * hidden]."""
 
@@ -63,7 +64,7 @@ class TowerWeights:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the dtype of weights and activations."""
+        """Return the dtype of the tower's weights and activations."""
         return self.positions.dtype
 
     @property
@@ -76,8 +77,8 @@ class TowerWeights:
 
 
 class TowerFiles(PlainSource):
-    """The source of a folder's tower tensors, by names without the prefix. Opening reads headers
-    only. Thread rule: one thread. Raises WeightsError."""
+    """The source of a vision tower's tensors in a checkpoint folder, by names without the prefix.
+    Opening it reads headers only. Thread rule: one thread. Raises WeightsError."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -111,7 +112,7 @@ class TowerFiles(PlainSource):
         return self._tensors.read(full, part).to(dtype)
 
     def check_left_over(self) -> None:
-        """Raise WeightsError for a tensor of the tower never read. Call it after all reading."""
+        """Raise WeightsError if a tensor of the tower was not read. Call it after all reading."""
         for name in self._tensors.unread():
             if name.startswith(self._prefix):
                 raise WeightsError(
@@ -120,7 +121,7 @@ class TowerFiles(PlainSource):
                 )
 
     def close(self) -> None:
-        """Forbid later reads. Idempotent."""
+        """Forbid later reads. A second call does nothing."""
         self._tensors.close()
 
 
@@ -130,7 +131,7 @@ def load_tower_weights(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
 ) -> TowerWeights:
-    """Read a checkpoint's tower in `dtype`. Raises WeightsError."""
+    """Read the vision tower of a checkpoint folder, converted to `dtype`. Raises WeightsError."""
     source = TowerFiles(Path(directory))
     try:
         weights = assemble_tower(config, source, dtype, device)
@@ -141,7 +142,7 @@ def load_tower_weights(
 
 
 def has_tower(directory: Path | str) -> bool:
-    """Return true if the folder has weights of a tower. Reads headers only. Raises
+    """Return true if the folder has weights of a vision tower. It reads headers only. Raises
     WeightsError."""
     stored = StoredTensors(weight_files(Path(directory)))
     stored.close()
@@ -154,7 +155,7 @@ def assemble_tower(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
 ) -> TowerWeights:
-    """Read each tensor of the tower once, from any source of plain numbers. Raises
+    """Read each tensor of a vision tower once, from any source of unquantised tensors. Raises
     WeightsError."""
     hidden, wide = config.hidden, config.merged * config.hidden
 

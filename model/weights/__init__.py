@@ -1,1 +1,1 @@
-"""A model's weights: their types and their sources."""
+"""A model's weights in memory, and the sources to read them from."""

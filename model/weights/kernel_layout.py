@@ -1,15 +1,16 @@
-"""Quantised segments laid out for a GPU's kernels.
+"""Layout of quantised segments (published matrices as stored) for a GPU's kernels.
 
-FP8: neighbours of one kind are one segment, with scales in one of three grids.
+FP8: neighbouring segments are merged into one, with scales in one of three grids (rows, columns of
+a scale).
 
     (128, 128)   blocks of rows and columns, if every boundary between parts is a block's
-    (1, 128)     each row by itself, if parts or halves of blocks have other boundaries
-    (1, width)   one a row, also for one scale a tensor, and for a width of one block
+    (1, 128)     a scale for each row and 128 columns, if parts have other boundaries
+    (1, width)   a scale for each row, also for a scale per tensor, or a width of one block
 
-Numbers stay the same: scales are repeated, never computed.
+The weights stay the same numbers: scales are repeated, never computed.
 
-NVFP4: neighbours are one segment. In every 128 columns, the first 64 are in the low halves of 64
-bytes. The last 64 are in the high halves.
+NVFP4: neighbouring segments are merged too. In every 128 columns, the first 64 are in the low
+halves of 64 bytes. The last 64 are in the high halves.
 
 So a load of consecutive bytes is two tiles of consecutive columns, and 16 bytes are two groups of
 16. Columns are padded with zeros to whole blocks of 128. Numbers stay the same: codes are moved,
@@ -28,14 +29,15 @@ from .matrix import Kind, Segment
 from .quantised_segments import BLOCK, GROUP, Fp8, NvFp4
 
 COLUMNS = 128
-"""Columns of a block. Its two halves share bytes."""
+"""Number of columns in an NVFP4 block. The codes of its two halves share bytes."""
 
 
 @dataclass(frozen=True)
 class NvFp4Halves(Segment):
-    """NVFP4 numbers in halves. packed [..., out, blocks * 64] uint8; groups [..., out, blocks * 8]
-    float8_e4m3fn, in the order of columns; factors [..., 2, out] float32: each row's multiplier,
-    then its divisor. width: columns without padding."""
+    """NVFP4 weights in the kernels' layout. packed [..., out, blocks * 64] uint8: two codes a byte,
+    one of each half of a block. groups [..., out, blocks * 8] float8_e4m3fn: scales of 16 columns,
+    in column order. factors [..., 2, out] float32: each row's multiplier, then its divisor. width:
+    number of columns without padding."""
 
     packed: Tensor
     groups: Tensor
@@ -69,7 +71,7 @@ class NvFp4Halves(Segment):
 
 
 def in_halves(parts: Sequence[NvFp4]) -> NvFp4Halves:
-    """Return the rows of all parts in order."""
+    """Return the rows of all parts, in order, in the kernels' NVFP4 layout."""
     return NvFp4Halves(
         torch.cat([_packed(part.packed) for part in parts], dim=-2),
         torch.cat([_groups(part.groups).view(torch.uint8) for part in parts], dim=-2).view(
@@ -105,12 +107,13 @@ def _factors(part: NvFp4) -> Tensor:
 
 
 _TILE = 32
-"""Rows read by a kernel at once. The middle of a matrix, between gate and up, must be at a
-multiple."""
+"""Number of matrix rows read by a kernel at once. The boundary between gate and up, in the middle
+of a matrix, must be at a multiple of it."""
 
 
 def for_kernels(segments: Sequence[Segment]) -> tuple[Segment, ...]:
-    """Return the same rows in the same order, NVFP4 rows in the layout of `in_halves`."""
+    """Return the segments in the layout of the GPU's kernels, merged and with the same rows in the
+    same order. NVFP4 rows get the layout of `in_halves`."""
     found: list[Segment] = []
     for _, group in groupby(segments, key=lambda segment: segment.kind):
         same = list(group)

@@ -1,4 +1,5 @@
-"""A model's parameters as the operators want them: projections of one input are one matrix.
+"""A model's weights in the form used by the operators: projections of one input are fused into one
+matrix.
 
 Owns the fused shapes, and how they are put together from published tensors of any `TensorSource`.
 Does not know files. Immutable after assembly, so free to share between threads.
@@ -23,9 +24,9 @@ from .source import RandomSource, TensorSource
 class GdnWeights:
     """Weights of a GDN layer.
 
-    in_proj: [q | k | v | z | b | a rows, hidden]. conv: [channels, width]. decay_rate:
-    [value_heads] fp32, -exp(A_log). dt_bias: [value_heads] fp32. norm: [value_dim] fp32. out_proj:
-    [hidden, value_heads * value_dim].
+    in_proj: [q | k | v | z | b | a rows, hidden]. conv: [channels, width], the convolution.
+    decay_rate: [value_heads] fp32, -exp(A_log). dt_bias: [value_heads] fp32, bias of the decay.
+    norm: [value_dim] fp32, weight of the gated norm. out_proj: [hidden, value_heads * value_dim].
     """
 
     in_proj: Matrix
@@ -64,7 +65,7 @@ class MoeWeights:
     """Weights of a mixture of experts.
 
     router: [experts, hidden]. gate_up: [held, 2 * intermediate, hidden]. down: [held, hidden,
-    intermediate]. Held are this rank's experts, all of them on a single rank. shared_gate: [1,
+    intermediate]. held: number of experts on this rank; a single rank has all. shared_gate: [1,
     hidden].
     """
 
@@ -77,7 +78,8 @@ class MoeWeights:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """Weights of a layer. mixer_norm, mlp_norm [hidden] fp32, 1 + w."""
+    """Weights of a transformer layer: its mixer (attention or GDN) and its feed-forward.
+    mixer_norm, mlp_norm [hidden] fp32: weights of the norms before them, as 1 + w."""
 
     mixer_norm: Tensor
     mixer: GdnWeights | AttentionWeights
@@ -89,9 +91,9 @@ class LayerWeights:
 class DraftWeights:
     """Weights of the draft layer.
 
-    fc: [hidden, 2 * hidden], over a token's normed embedding, then the normed final hidden state of
-    the token before. embedding_norm, hidden_norm, norm: [hidden] fp32, 1 + w. layer: its mixer is
-    attention.
+    fc: [hidden, 2 * hidden]. Its input is a token's normed embedding, then the normed final hidden
+    state of the token before. embedding_norm, hidden_norm, norm: [hidden] fp32, 1 + w. layer: a
+    full-attention layer.
     """
 
     fc: Matrix
@@ -110,8 +112,9 @@ class DraftWeights:
 class ModelWeights:
     """Weights of a model.
 
-    embedding: [vocab, hidden]. head: [vocab, hidden] or a rank's rows of it; one memory with
-    embedding when tied. norm: [hidden] fp32, 1 + w. draft: None if the config has no draft layer.
+    embedding: [vocab, hidden]. head: [vocab, hidden] or a rank's rows of it; it shares the
+    embedding's memory if the two are tied. norm: [hidden] fp32, 1 + w. draft: None if the config
+    has no draft layer.
     """
 
     embedding: Tensor
@@ -127,7 +130,7 @@ class ModelWeights:
 
     @property
     def formats(self) -> str:
-        """Return the storage formats of its matrices: all kinds in use."""
+        """Return the names of all storage formats used by the model's matrices, joined by `+`."""
         return named_kinds(kind for matrix in matrices(self) for kind in matrix.kinds)
 
 
@@ -138,27 +141,27 @@ def assemble(
     device: torch.device | str = "cpu",
     progress: Progress = no_progress,
 ) -> ModelWeights:
-    """Read every tensor the config asks for, one at a time; progress counts layers. Raises
-    WeightsError."""
+    """Read every tensor needed by the config from the source, one at a time. progress: called with
+    the number of layers done and in all. Raises WeightsError."""
     return _Assembler(config, source, dtype, torch.device(device)).model(progress)
 
 
 def random_weights(
     config: ModelConfig, seed: int, dtype: torch.dtype, device: torch.device | str = "cpu"
 ) -> ModelWeights:
-    """Return random weights for activations near unit size. Logits spread widely, so ties are
-    rare."""
+    """Return random weights. Activations stay near unit size, and logits spread widely, so that
+    ties are rare."""
     return assemble(config, RandomSource(seed, device), dtype, device)
 
 
 def tensors(holder: object) -> Iterator[Tensor]:
-    """Yield every tensor in nested dataclasses and tuples. A tied tensor comes once for each of its
-    names."""
+    """Yield every tensor in nested dataclasses and tuples. A tensor used as both embedding and head
+    comes twice."""
     yield from (found for found in _leaves(holder, Tensor) if isinstance(found, Tensor))
 
 
 def matrices(holder: object) -> Iterator[Matrix]:
-    """Yield every matrix in nested dataclasses and tuples."""
+    """Yield every `Matrix` in nested dataclasses and tuples."""
     yield from (found for found in _leaves(holder, Matrix) if isinstance(found, Matrix))
 
 
@@ -174,8 +177,8 @@ def _leaves(holder: object, kind: type) -> Iterator[object]:
 
 
 def for_device(tensor: Tensor) -> Tensor:
-    """Return the same [..., out, in] numbers, in the fastest layout for products with one row on
-    their device."""
+    """Return the same numbers [..., out, in] in the memory layout of the tensor's device:
+    transposed on a CPU, because products with one row are fastest then; unchanged on a GPU."""
     if tensor.device.type != "cpu":
         return tensor
     # On a CPU, decode multiplies one row by a matrix. That runs 2.5 times as fast if `out` is
@@ -184,8 +187,8 @@ def for_device(tensor: Tensor) -> Tensor:
 
 
 def _laid_out(matrix: Matrix) -> Matrix:
-    """Return the matrix laid out for its device. Plain matrices and a GPU's quantised ones change.
-    A CPU dequantises at use, so its quantised matrices stay as stored."""
+    """Return the matrix in its device's layout. Plain matrices on a CPU and quantised ones on a GPU
+    change. Quantised matrices on a CPU stay as stored, because a CPU dequantises them at use."""
     if matrix.kinds == {Kind.PLAIN}:
         return Matrix.of(for_device(matrix.plain))
     return matrix if matrix.is_on_cpu else Matrix(for_kernels(matrix.segments))
@@ -333,6 +336,6 @@ class _Assembler:
         return self._source.read(name, shape, torch.float32).to(self._device)
 
     def _centred(self, name: str, size: int) -> Tensor:
-        """Return a norm's weight as 1 + w in float32, since bf16 could not represent it. It is
-        published as w."""
+        """Read a norm's weight w, and return 1 + w in float32. bf16 could not represent 1 + w, so
+        checkpoints store w."""
         return 1 + self._float(name, size)

@@ -1,14 +1,14 @@
-"""Matrices of a model, the segments that they are stored as, and parts of both.
+"""Matrices of a model, the segments (stored parts) of a matrix, and parts of both.
 
 A part is a range of a tensor's elements. WeightsError is the error for anything unreadable.
 
 A segment is one published matrix as stored: plain numbers, or fewer bits with scales. It is a
 frozen dataclass. All its tensors begin with the same leading dimensions: none for a single matrix,
-[experts] for a stack. So experts are stacked, chosen and moved without knowing kinds.
+[experts] for a stack. So code can stack, choose and move experts without knowing storage formats.
 
 A matrix, as used by operators, is segments stacked along `out`, each as it was stored. Projections
-of one input are one matrix. Parts published as plain numbers are one tensor. Quantised ones keep a
-segment each, since scales of different tensors must not be mixed. Immutable.
+of one input are one matrix. Neighbouring segments of plain numbers are merged into one tensor.
+Quantised segments stay separate, since scales of different tensors must not be mixed. Immutable.
 """
 
 from abc import ABC, abstractmethod
@@ -23,13 +23,12 @@ from torch import Tensor
 
 
 class WeightsError(ValueError):
-    """Error for weights that do not fit the config. The message names the tensor or file and the
-    fix."""
+    """Error: weights do not fit the config. The message names the tensor or file, and the fix."""
 
 
 class BlockCut(WeightsError):
-    """A part would cut a block of quantised values with a common scale. unit: elements of one
-    block."""
+    """Error: a part of a tensor would cut a block of quantised values with a common scale. unit:
+    number of elements along the cut dimension of a block."""
 
     def __init__(self, message: str, unit: int) -> None:
         super().__init__(message)
@@ -37,23 +36,26 @@ class BlockCut(WeightsError):
 
 
 Part = tuple[slice, ...]
-"""A part of a tensor: a slice for each dimension from the first on, the rest whole."""
+"""A part of a tensor: one slice for each of the first dimensions. Dimensions after the last slice
+are taken whole."""
 WHOLE: Part = ()
 
 
 def bounds(part: Part, shape: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Return (begin, end) of the part in every dimension."""
+    """Return the (begin, end) indices of the part in every dimension of a tensor of this shape."""
     whole = (*part, *(slice(None),) * (len(shape) - len(part)))
     return [piece.indices(size)[:2] for piece, size in zip(whole, shape, strict=True)]
 
 
 _PIECE_ELEMENTS = 2**22
-"""Elements dequantised at once: 16 MiB in float32, a fraction of any layer worth quantising."""
+"""Number of elements dequantised at once: 16 MiB in float32, a small part of any quantised
+layer."""
 _ROWS = 128
 
 
 class Kind(Enum):
-    """Storage format of numbers. Kernels are chosen by it. The names are those used by engines."""
+    """Storage format of a weight: plain, FP8 or NVFP4. It selects the kernels. The names are those
+    used by other engines."""
 
     PLAIN = "plain"
     FP8_BLOCK = "fp8_block"
@@ -63,7 +65,7 @@ class Kind(Enum):
 
 
 class Segment(ABC):
-    """One published tensor [..., out, in]."""
+    """One published weight [..., out, in] in its storage format."""
 
     @property
     @abstractmethod
@@ -75,11 +77,12 @@ class Segment(ABC):
 
     @abstractmethod
     def rows(self, begin: int, end: int) -> Tensor:
-        """Return rows [begin, end) of a single matrix, dequantised: [end - begin, in] float32, new
-        memory."""
+        """Return the rows [begin, end) of a single matrix, dequantised into new memory: [end -
+        begin, in] float32."""
 
     def pieces(self, dtype: torch.dtype) -> Iterator[Tensor]:
-        """Yield all rows in order, dequantised in float32 and rounded to dtype, few at a time."""
+        """Yield all rows of a single matrix in order, some at a time. They are dequantised in
+        float32 and rounded to dtype."""
         count, width = self.shape
         step = max(_PIECE_ELEMENTS // width // _ROWS, 1) * _ROWS
         for begin in range(0, count, step):
@@ -87,12 +90,13 @@ class Segment(ABC):
 
     def last_rows(self, count: int) -> "Segment":
         """Return the last `count` rows of a single matrix, as a view. Raises WeightsError if a
-        scale covers rows on both sides of the cut."""
+        scale covers rows on both sides of the boundary."""
         raise WeightsError(f"{count} rows would cut a {self.kind.value} matrix of {self.shape}")
 
     @property
     def stored_as(self) -> tuple[str, ...]:
-        """Return the kind and the shape of each tensor. Equal values can be stacked."""
+        """Return the storage format, and the shape of each tensor, as texts. Segments with equal
+        texts can be stacked."""
         return (self.kind.value, *(str(list(t.shape)) for t in self._tensors().values()))
 
     @property
@@ -104,14 +108,15 @@ class Segment(ABC):
         return sum(tensor.nbytes for tensor in self._tensors().values())
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """Return the segment with each tensor changed: moved, or one of a stack."""
+        """Return a copy of the segment with `change` applied to each of its tensors, such as a move
+        to a device or the choice of one expert."""
         changed = {name: change(tensor) for name, tensor in self._tensors().items()}
         return replace(self, **changed)  # type: ignore[type-var]
 
     @staticmethod
     def stack(segments: "Sequence[Segment]") -> "Segment":
-        """Stack the segments in a new first dimension. REQUIRES: one kind, and one shape of each
-        tensor."""
+        """Stack segments in a new first dimension, such as experts. REQUIRES: all have one storage
+        format, and equal shapes of each tensor."""
         together = [segment._tensors() for segment in segments]
         stacked = {name: torch.stack([of[name] for of in together]) for name in together[0]}
         return replace(segments[0], **stacked)  # type: ignore[type-var]
@@ -124,7 +129,7 @@ class Segment(ABC):
 
 @dataclass(frozen=True)
 class Plain(Segment):
-    """Plain numbers. values [..., out, in] in the model's dtype."""
+    """An unquantised weight. values: [..., out, in] in the model's dtype."""
 
     values: Tensor
 
@@ -152,18 +157,20 @@ def named_kinds(kinds: Iterable[Kind]) -> str:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix [..., out, in]. Leading dimensions, [experts], are equal in all segments."""
+    """A matrix [..., out, in] of segments, one below the other along `out`. Leading dimensions,
+    [experts], are equal in all segments."""
 
     segments: tuple[Segment, ...]
 
     @staticmethod
     def of(values: Tensor) -> "Matrix":
-        """Return a matrix of plain numbers."""
+        """Return an unquantised matrix of one segment with these values."""
         return Matrix((Plain(values),))
 
     @staticmethod
     def fused(matrices: "Sequence[Matrix]") -> "Matrix":
-        """Return one matrix with the rows of all, one below the other."""
+        """Return one matrix with the rows of all matrices, one below the other. Neighbouring plain
+        segments are merged."""
         listed = [segment for matrix in matrices for segment in matrix.segments]
         found: list[Segment] = []
         for plain, group in groupby(listed, key=lambda segment: isinstance(segment, Plain)):
@@ -175,8 +182,8 @@ class Matrix:
 
     @staticmethod
     def stacked(matrices: "Sequence[Matrix]", names: Sequence[str]) -> "Matrix":
-        """Return the stack [experts, out, in]. names: of each matrix, for messages. Raises
-        WeightsError if they are stored in different ways."""
+        """Return one stack [experts, out, in] of the matrices. names: the matrices' names, for
+        error messages. Raises WeightsError if the matrices are stored in different ways."""
         first = [segment.stored_as for segment in matrices[0].segments]
         for name, matrix in zip(names, matrices, strict=True):
             if [segment.stored_as for segment in matrix.segments] != first:
@@ -198,7 +205,7 @@ class Matrix:
 
     @property
     def layout(self) -> str:
-        """Return the storage of each segment, in words."""
+        """Return a text with the storage format and the tensor shapes of each segment."""
         return ", ".join(" ".join(segment.stored_as) for segment in self.segments)
 
     @property
@@ -211,13 +218,13 @@ class Matrix:
 
     @property
     def is_plain(self) -> bool:
-        """Return true if the matrix is one tensor of plain numbers."""
+        """Return true if the matrix is a single unquantised tensor."""
         return len(self.segments) == 1 and isinstance(self.segments[0], Plain)
 
     @property
     def plain(self) -> Tensor:
-        """Return the matrix as one tensor. Raises WeightsError if any of it is quantised, because
-        kernels for plain numbers would read codes as weights."""
+        """Return the unquantised matrix as one tensor. Raises WeightsError if any of it is
+        quantised, because kernels for plain numbers would read codes as weights."""
         if len(self.segments) == 1 and isinstance(self.segments[0], Plain):
             return self.segments[0].values
         raise WeightsError(
@@ -227,8 +234,8 @@ class Matrix:
 
     @property
     def only(self) -> Segment:
-        """Return its one segment. Raises WeightsError if there are several: kernels of experts read
-        one."""
+        """Return the matrix's single segment. Raises WeightsError if there are several, because the
+        kernels of experts read one segment."""
         if len(self.segments) > 1:
             raise WeightsError(
                 f"gate and up of experts are stored apart, as {self.layout}; quantise them alike, "
@@ -237,12 +244,12 @@ class Matrix:
         return self.segments[0]
 
     def __getitem__(self, expert: int) -> "Matrix":
-        """Return one matrix of a stack, as a view."""
+        """Return the matrix of one expert from a stack, as a view."""
         return Matrix(tuple(segment.each(lambda t: t[expert]) for segment in self.segments))
 
     def last_rows(self, count: int) -> "Matrix":
-        """Return the last `count` rows, as a view. REQUIRES: no stack. Raises WeightsError if the
-        cut is within rows with a common scale."""
+        """Return the last `count` rows, as a view. REQUIRES: the matrix is no stack. Raises
+        WeightsError if the boundary is between rows with a common scale."""
         kept: list[Segment] = []
         for segment in reversed(self.segments):
             rows = segment.shape[-2]
@@ -260,11 +267,13 @@ class Matrix:
         return Matrix(tuple(segment.each(lambda t: t.to(device)) for segment in self.segments))
 
     def pieces(self, dtype: torch.dtype) -> Iterator[Tensor]:
-        """Yield its rows in order as plain numbers [n, in], few at a time. REQUIRES: no stack."""
+        """Yield the matrix's rows in order, dequantised to dtype, some at a time: [n, in].
+        REQUIRES: the matrix is no stack."""
         for segment in self.segments:
             yield from segment.pieces(dtype)
 
     def dequantised(self, dtype: torch.dtype) -> Tensor:
-        """Return [out, in] in dtype, dequantised. REQUIRES: no stack."""
+        """Return the whole matrix [out, in], dequantised to dtype. REQUIRES: the matrix is no
+        stack."""
         pieces = [*self.pieces(dtype)]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)

@@ -1,14 +1,16 @@
-"""A published matrix as a segment. Only the existing tensors decide its kind.
+"""A checkpoint's matrix read as a segment (values with their scales). Only the existing tensors
+decide its storage format.
 
-    values     beside them                                   kind
+    values     scale tensors of the same weight              format
     F32 BF16 F16                                             plain
     F8_E4M3    weight_scale_inv or weight_scale              fp8_block, fp8_channel, fp8_tensor, by
                                                              the scale's shape
     U8         weight_scale F8_E4M3, and weight_scale_2      nvfp4 (ModelOpt)
                (multiply) or weight_global_scale (divide)    nvfp4 (compressed-tensors)
 
-No list of names and no method's name decides. Such lists are wrong for some checkpoint. Then
-weights are dropped or codes are read as numbers. Any unused tensor is an error that names both.
+Neither a list of module names nor `quant_method` decides, because both are wrong for some
+checkpoints. Weights would be dropped then, or codes read as numbers. An unused scale is an error
+naming the weight and the scale.
 """
 
 from math import prod
@@ -26,22 +28,24 @@ _PUBLISHED_AGAIN = "fetch the checkpoint again, or convert it to BF16"
 
 
 class MissingWeight(WeightsError):
-    """Error for a name without a tensor, in any form."""
+    """Error: the checkpoint has no tensor for a weight's name, neither plain nor quantised."""
 
 
 def is_coded(dtype: str) -> bool:
-    """Return true if a tensor of the dtype holds codes of eight bits or fewer. Integers of other
-    sizes are buffers, or belong to formats recognised by their names."""
+    """Return true if tensors of this safetensors dtype hold quantised codes of at most eight bits.
+    Integers of other sizes are buffers, or belong to formats recognised by their tensor names."""
     return dtype.startswith(("F8", "F6", "F4", "U8", "I8"))
 
 
 class PublishedMatrix:
-    """One weight of a checkpoint, or a stack of weights. shape: required by the config."""
+    """One weight of a checkpoint with its scales, or a stack of such weights. shape: the shape
+    required by the config."""
 
     def __init__(
         self, tensors: StoredTensors | StackedTensors, name: str, shape: tuple[int, ...]
     ) -> None:
-        """name: published name, with its prefix. Raises WeightsError if the tensor is missing."""
+        """name: the weight's published name, with its prefix. Raises WeightsError if the tensor is
+        missing."""
         self._tensors = tensors
         self._name = name
         self._shape = shape
@@ -56,8 +60,9 @@ class PublishedMatrix:
         self._dtype = tensors.dtype(values)
 
     def segment(self, dtype: torch.dtype, part: Part, *, static_inputs: bool) -> Segment:
-        """Return the weight as a segment. dtype: of plain values. static_inputs: activations are
-        quantised by scales of the file, by the config. Raises WeightsError."""
+        """Read the weight, or a part of it, as a segment in its storage format. dtype: dtype for
+        unquantised values. static_inputs: the config says that activations are quantised with
+        scales from the file. Raises WeightsError."""
         if self._dtype in _PLAIN:
             return self._plain(dtype, part)
         if self._dtype == "F8_E4M3":
@@ -74,8 +79,8 @@ class PublishedMatrix:
 
     @property
     def rows_together(self) -> int:
-        """Return the number of rows with common scales, so no part begins or ends among them.
-        Raises WeightsError."""
+        """Return the number of neighbouring rows with one common scale. A rank's part must not
+        begin or end within such a block of rows. Raises WeightsError."""
         scale = self._beside.scale("_scale_inv") or self._beside.scale("_scale")
         if self._dtype != "F8_E4M3" or scale is None:
             return 1
@@ -86,7 +91,7 @@ class PublishedMatrix:
         self._check_shape(self._shape)
         for scale in self._beside.scales():
             raise self._error(
-                f"has dtype {self._dtype}, and {scale} beside it is a scale that nobody reads",
+                f"has dtype {self._dtype}, and {scale} beside it is an unused scale",
                 "remove the scale if the weight is whole, else quantise the weight",
             )
         return Plain(self._tensors.read(self._values, part).to(dtype))
@@ -108,8 +113,9 @@ class PublishedMatrix:
         )
 
     def _grid_of(self, name: str) -> tuple[Tensor, tuple[int, int], Kind]:
-        """Return scales [..., rows, columns], the rows and columns covered by each, and the kind,
-        by the tensor's shape."""
+        """Read the scale tensor `name`. Return its scales [..., rows, columns], the number of
+        weight rows and columns under one scale, and the storage format. The shapes of weight and
+        scales decide them."""
         *front, out, width = self._shape
         scales = self._finite(name)
         blocks = (-(-out // BLOCK), -(-width // BLOCK))
@@ -162,7 +168,8 @@ class PublishedMatrix:
         return NvFp4(packed, scales, multiplier, divisor)
 
     def _tensor_scales(self, front: list[int]) -> tuple[Tensor, Tensor]:
-        """Return (multiplier, divisor), each [*front, ranges of rows]. One of them is 1."""
+        """Return the float32 multiplier and divisor of the whole tensor, each [*front, n] for n
+        equal ranges of rows. One of the two is 1."""
         factor, divisor = self._beside.scale("_scale_2"), self._beside.scale("_global_scale")
         name = factor or divisor
         if name is None:
@@ -185,8 +192,9 @@ class PublishedMatrix:
         return (found, ones) if name == factor else (ones, found)
 
     def _range_of(self, rows: slice, ranges: int, out: int) -> slice:
-        """Return the range of a tensor's scales for these rows. Each scale covers an equal range of
-        rows. All scales are returned for all rows, else one. Raises WeightsError."""
+        """Return the slice of the tensor's scales for these rows: all scales for all rows, else
+        one. Each scale covers an equal range of the `out` rows. Raises WeightsError if the rows
+        need several scales."""
         if (rows.start, rows.stop) == (0, out):
             return slice(0, ranges)
         first, last = (row * ranges // out for row in (rows.start, rows.stop - 1))
@@ -204,8 +212,9 @@ class PublishedMatrix:
         grid: tuple[int, int],
         kind: Kind,
     ) -> tuple[Part, Part]:
-        """Return the parts of values and of scales. Raises BlockCut if a block would be cut. The
-        rows under a scale of the whole tensor are no block: a part of them keeps the scale."""
+        """Return the parts to read of the values and of the scales. Raises BlockCut if a block with
+        one scale would be cut. Rows under a scale of the whole tensor may be divided: each part
+        keeps the scale."""
         if not part:
             return WHOLE, WHOLE
         limits = bounds(part, self._shape)

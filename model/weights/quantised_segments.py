@@ -4,10 +4,11 @@ FP8 weights: e4m3 values, and a scale for each block, each row, or the whole mat
 
     w = value * scale, both in float32
 
-The product's one rounding is the only error. A scale published as `weight_scale_inv` multiplies
+The only error is the rounding of this product. A scale published as `weight_scale_inv` multiplies
 too, in spite of its name.
 
-NVFP4 weights: e2m1 values, two a byte, an e4m3 scale for each 16 of a row, and one for a tensor.
+NVFP4 weights: e2m1 values, two a byte, an e4m3 scale (group) for each 16 columns of a row, and a
+float32 scale for the tensor.
 
     ModelOpt            w = (value * group) * weight_scale_2
     compressed-tensors  w = (value * group) / weight_global_scale
@@ -24,13 +25,15 @@ from torch import Tensor
 from .matrix import Kind, Segment
 
 BLOCK = 128
-"""Rows and columns of a block of the published block format; blocks at the edges are smaller."""
+"""Number of rows, and of columns, in a block of the published block format. Blocks at the edges are
+smaller."""
 
 
 @dataclass(frozen=True)
 class Fp8(Segment):
-    """FP8 weights. values [..., out, in] float8_e4m3fn without NaN; scales [..., grid rows, grid
-    columns] float32, finite. The scale of (i, j) is scales[i // block_rows, j // block_columns]."""
+    """FP8 weights with their scales. values [..., out, in]: float8_e4m3fn without NaN; scales [...,
+    grid rows, grid columns]: float32, finite. Row i, column j has the scale scales[i // block_rows,
+    j // block_columns]."""
 
     values: Tensor
     scales: Tensor
@@ -67,26 +70,27 @@ class Fp8(Segment):
 
 
 def e4m3_values(codes: Tensor) -> Tensor:
-    """Return float8_e4m3fn of any shape as float32 in new memory; every value is exact. It uses a
-    table of all 256 values, because PyTorch's own conversion on a CPU takes fifteen times as
-    long."""
+    """Convert float8_e4m3fn codes of any shape to float32, exactly and in new memory. A table of
+    all 256 values is used, because PyTorch's own conversion takes fifteen times as long on a
+    CPU."""
     table = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).to(torch.float32)
     index = codes.contiguous().view(torch.uint8).reshape(-1).to(torch.int32)
     return table.to(codes.device).index_select(0, index).view(codes.shape)
 
 
 GROUP = 16
-"""Columns with a common scale."""
+"""Number of neighbouring NVFP4 columns with a common scale."""
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 @dataclass(frozen=True)
 class NvFp4(Segment):
-    """NVFP4 weights.
+    """NVFP4 weights with their scales.
 
-    packed: [..., out, in / 2] uint8, even columns in the low half. groups: [..., out, in / 16]
-    float8_e4m3fn without NaN. multiplier, divisor: [..., n] float32, finite, of n equal ranges of
-    rows; the divisor is not 0. One of the two is 1, depending on the publisher.
+    packed: [..., out, in / 2] uint8, two e2m1 codes a byte, even columns in the low half. groups:
+    [..., out, in / 16] float8_e4m3fn without NaN, scales of 16 columns. multiplier, divisor: [...,
+    n] float32, finite, one for each of n equal ranges of rows; the divisor is not 0. One of the two
+    is 1, depending on the publisher.
     """
 
     packed: Tensor
@@ -117,8 +121,8 @@ class NvFp4(Segment):
 
 
 def _pairs(device: torch.device) -> Tensor:
-    """Return [256] float64, each the bits of two float32: the values of a byte, in their order in a
-    row."""
+    """Return a table [256] of float64. Entry b has the bits of two float32 numbers: the two e2m1
+    values of byte b, in column order."""
     halves = torch.tensor([*_MAGNITUDES, *(-value for value in _MAGNITUDES)])
     byte = torch.arange(256)
     both = torch.stack([halves[byte & 15], halves[byte >> 4]], dim=-1)

@@ -1,24 +1,25 @@
 """Tensors of safetensors files, as they are stored.
 
-SafetensorsFile: one file, its header, read once, and its tensors as views of the file's own pages.
+SafetensorsFile: one memory-mapped file. Its header is read once, and its tensors are views of the
+mapped memory.
 
     8 bytes   length of the header, little endian
     header    JSON: name -> {"dtype", "shape", "data_offsets": [begin, end)}, and __metadata__
     data      of all tensors, to the end of the file
 
 A view takes a microsecond or two. A checkpoint of tens of thousands of small tensors needs this
-speed. Bytes are read from the disk at their first access. A page that is written is copied for its
-writer alone. One thread uses it.
+speed. Bytes are read from the disk at their first access. A write to a mapped page copies the page
+for the writer alone. One thread uses it.
 
 StoredTensors: the tensors of several files, their names, their types and their bytes. Each file is
-opened once, and its header read. Its pages stay mapped until `close`, and as long as a view of them
-lives. It does not know the meaning of a tensor. It records the tensors read, so that unread ones
+opened once, and its header read. Its memory stays mapped until `close`, and as long as a view of it
+exists. It does not know the meaning of a tensor. It records the tensors read, so that unread ones
 can be found. One thread uses it.
 
-PendingChecks: checks of values that were read, many small tensors at a time. A checkpoint of
-experts has tens of thousands of scales and codes. Checking one alone takes longer than reading it.
-So small tensors wait and are checked together. If a check fails, they are checked one by one, and
-the wrong one is named. Large tensors are checked at once.
+PendingChecks: checks of the values read, many small tensors at a time. A checkpoint of experts has
+tens of thousands of scales and codes. Checking one alone takes longer than reading it. So small
+tensors wait and are checked together. If a check fails, they are checked one by one, and the wrong
+one is named. Large tensors are checked at once.
 """
 
 import json
@@ -50,12 +51,13 @@ DTYPES = {
 }
 _LENGTH = 8
 _MOST_HEADER = 100 * 2**20
-"""Bytes of the largest header. The reference implementation has the same limit."""
+"""Largest size of a safetensors header in bytes. The reference implementation has the same
+limit."""
 
 
 class _Entry(NamedTuple):
-    """Header entry of a tensor. A tuple without containers is not tracked by the garbage
-    collector."""
+    """One tensor's entry in a safetensors header. It is a tuple without containers, so the garbage
+    collector does not track it."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -64,7 +66,8 @@ class _Entry(NamedTuple):
 
 
 class SafetensorsFile:
-    """A file, mapped as long as a tensor of it lives. Raises WeightsError if it is damaged."""
+    """One safetensors file. It stays memory-mapped as long as a tensor of it exists. Raises
+    WeightsError if it is damaged."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -82,22 +85,22 @@ class SafetensorsFile:
         self._entries = self._read_header(mapped[_LENGTH : self._begin])
 
     def __iter__(self) -> Iterator[str]:
-        """Yield the names, in the order of the header."""
+        """Yield the tensor names, in the order of the file's header."""
         return iter(self._entries)
 
     def dtype(self, name: str) -> str:
-        """Return the dtype by safetensors' name, such as F8_E4M3."""
+        """Return a tensor's dtype by its safetensors name, such as F8_E4M3."""
         return self._entries[name].dtype
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._entries[name].shape
 
     def form(self, name: str) -> tuple[str, tuple[int, ...]]:
-        """Return dtype and shape."""
+        """Return a tensor's dtype and shape."""
         return self._entries[name][:2]
 
     def held(self, name: str) -> Tensor:
-        """Return its bytes [n] uint8, a view of the file."""
+        """Return a tensor's bytes as [n] uint8, a view of the mapped file."""
         _, _, begin, end = self._entries[name]
         if begin == end:
             return torch.empty(0, dtype=torch.uint8)
@@ -105,7 +108,8 @@ class SafetensorsFile:
         return torch.frombuffer(self._mapped, dtype=torch.uint8, count=end - begin, offset=offset)
 
     def read(self, name: str, part: Part = WHOLE) -> Tensor:
-        """Return the tensor, contiguous. A tensor read whole is a view of the file."""
+        """Return a tensor, or a part of it, contiguous. A tensor read whole is a view of the mapped
+        file."""
         found = self._entries[name]
         dtype = DTYPES.get(found.dtype)
         if dtype is None:
@@ -143,7 +147,8 @@ class SafetensorsFile:
         return entries
 
     def _check(self, name: str, entry: _Entry, size: int) -> None:
-        """Raise WeightsError if the entry is damaged. size: bytes of all data."""
+        """Raise WeightsError if the header entry of the tensor `name` is damaged. size: number of
+        data bytes in the file."""
         dtype, shape, begin, end = entry
         if not 0 <= begin <= end <= size or min(shape, default=0) < 0:
             raise self._damaged(f"tensor {name} ends at byte {end} of {size}")
@@ -160,15 +165,15 @@ class SafetensorsFile:
 _SMALL_BYTES = 2**16
 _MOST_BYTES = 2**24
 _NAN = 0x7F
-"""The one NaN of e4m3, without its sign."""
+"""Bits of the one NaN of e4m3, without its sign."""
 
 Error = Callable[[], WeightsError]
 _Waiting = list[tuple[Tensor, Error]]
 
 
 class PendingChecks:
-    """Checks of tensors. Raises WeightsError for the first failing tensor, in done() at the
-    latest."""
+    """Checks of tensor values, run for many small tensors together. Raises WeightsError for the
+    first failing tensor, in done() at the latest."""
 
     def __init__(self) -> None:
         self._scales: _Waiting = []
@@ -176,15 +181,17 @@ class PendingChecks:
         self._bytes = 0
 
     def finite(self, scales: Tensor, error: Error) -> None:
-        """Check that scales, float32, are finite and not negative."""
+        """Add a check: the float32 scales must be finite and not negative. error: makes the error
+        to raise otherwise."""
         self._add(self._scales, scales, error)
 
     def without_nan(self, codes: Tensor, error: Error) -> None:
-        """Check that codes, e4m3, have no NaN."""
+        """Add a check: the e4m3 codes must have no NaN. error: makes the error to raise
+        otherwise."""
         self._add(self._codes, codes, error)
 
     def done(self) -> None:
-        """Run all waiting checks."""
+        """Run all waiting checks. Raises WeightsError for the first failing tensor."""
         scales, codes = self._scales, self._codes
         self._scales, self._codes, self._bytes = [], [], 0
         _check(scales, _are_finite)
@@ -223,8 +230,8 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
 
 
 class StoredTensors:
-    """The tensors of several files. checks: of the values read, many tensors at a time. Raises
-    WeightsError."""
+    """The tensors of several safetensors files, by name. checks: pending checks of the values read.
+    Raises WeightsError."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self.checks = PendingChecks()
@@ -243,7 +250,7 @@ class StoredTensors:
         self._closed = False
 
     def close(self) -> None:
-        """Forbid later reads. Idempotent."""
+        """Forbid later reads. A second call does nothing."""
         self._closed = True
 
     def __contains__(self, name: object) -> bool:
@@ -260,16 +267,17 @@ class StoredTensors:
         return self._files[name].path
 
     def dtype(self, name: str) -> str:
-        """Return the dtype by safetensors' name, such as F8_E4M3. REQUIRES: the tensor exists."""
+        """Return the tensor's dtype by its safetensors name, such as F8_E4M3. REQUIRES: the tensor
+        exists."""
         return self._files[name].dtype(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape. REQUIRES: the tensor exists."""
+        """Return the tensor's shape. REQUIRES: the tensor exists."""
         return self._files[name].shape(name)
 
     def read(self, name: str, part: Part = WHOLE) -> Tensor:
-        """Return the tensor, contiguous. A tensor read whole keeps the pages of its own bytes.
-        REQUIRES: the tensor exists."""
+        """Return the tensor, or a part of it, contiguous. A tensor read whole is a view of the
+        mapped file. REQUIRES: the tensor exists."""
         self._check_open(name)
         self.took(name)
         return self._files[name].read(name, part)
@@ -279,13 +287,13 @@ class StoredTensors:
             raise WeightsError(f"{self.path(name)}: is closed; open the folder again to read it")
 
     def are_alike(self, names: Sequence[str]) -> bool:
-        """Return true if the tensors have one dtype and shape. REQUIRES: they exist."""
+        """Return true if all named tensors have the same dtype and shape. REQUIRES: they exist."""
         first = self._files[names[0]].form(names[0])
         return all(self._files[name].form(name) == first for name in names)
 
     def read_stack(self, names: Sequence[str]) -> Tensor:
-        """Return the tensors stacked in a new first dimension, in new memory. REQUIRES: they are
-        alike, and their dtype is supported."""
+        """Return the named tensors stacked in a new first dimension, in new memory. REQUIRES: they
+        have the same supported dtype and the same shape."""
         self._check_open(names[0])
         held = [self._files[name].held(name) for name in names]
         for name in names:
@@ -294,16 +302,17 @@ class StoredTensors:
         return torch.cat(held).view(dtype).view(len(names), *self.shape(names[0]))
 
     def took(self, name: str) -> None:
-        """Mark the tensor as known, without reading it."""
+        """Mark the tensor as used, without reading it."""
         self._unread.pop(name, None)
 
     def unread(self) -> Iterator[str]:
-        """Return the names never read, in file order."""
+        """Return the names of the tensors never read or marked as used, in file order."""
         return iter(self._unread)
 
 
 class StoredShapes(StoredTensors):
-    """Shapes from the headers alone. Every requested tensor is without memory."""
+    """The tensors' shapes and dtypes, read from the headers alone. A tensor from it has no memory
+    (a meta tensor)."""
 
     def read(self, name: str, part: Part = WHOLE) -> Tensor:
         self.took(name)

@@ -5,9 +5,9 @@ the meaning of a tensor. The vision tower is never read. The draft layer is read
 one. Reading is lazy, one slice of a tensor at a time. The files stay open until the `Checkpoint` is
 closed; one thread uses it.
 
-check_left_over() rejects an unread scale or coded tensor. Its weight was then read in another
-format than its own. Plain tensors may be unread: the vision tower, a draft layer that is not
-served, buffers.
+check_left_over() rejects a scale or a quantised tensor used by no weight, because its weight was
+read in a wrong format. Plain tensors may be unread: the vision tower, a draft layer not served,
+buffers.
 """
 
 import gc
@@ -42,19 +42,19 @@ log = logging.getLogger(__name__)
 
 _CODED = re.compile(r"scale|zero_point|qzeros|qweight|packed|g_idx|bitmask|absmax|weight_shape")
 _OF_CACHE = re.compile(r"(^|[._])([qkv]|kv|attn|prob|output)_scale$")
-"""Names of scales for keys, values and queries. They are unused, because the cache is kept in the
-model's own dtype."""
+"""Pattern of names of scales for keys, values and queries. These scales are not used, because the
+cache has the model's own dtype."""
 _OF_LAYER = re.compile(r"(^|\.)(language_model|model)\.layers\.\d+\.")
-"""Name of a tensor in a text model's layer, under any prefix. A layer under a foreign prefix is
-never read."""
+"""Pattern of a tensor's name in a text model's layer, under any prefix. A layer under a foreign
+prefix is never read."""
 
 
 Elsewhere = Callable[[str], bool]
-"""Returns true if another rank reads the tensor with this name."""
+"""Function returning true if another rank reads the tensor with this name."""
 
 
 def nowhere_else(name: str) -> bool:
-    """Return false: there is one rank, so no other rank reads the tensor."""
+    """Return false, because with one rank no other rank reads a tensor."""
     return False
 
 
@@ -65,9 +65,9 @@ def check_left_over(
     *,
     drafts: bool,
 ) -> None:
-    """Raise WeightsError for an unread scale or coded tensor. Call it after all reading. prefix: of
-    the text model's names. elsewhere: returns true if another rank reads the tensor. drafts: the
-    draft layer was read too."""
+    """Raise WeightsError if a scale or a quantised tensor was not read. Call it after all reading.
+    prefix: prefix of the text model's tensor names. elsewhere: returns true if another rank reads
+    the tensor. drafts: the draft layer was read too."""
     of_cache = 0
     for name in tensors.unread():
         if elsewhere(name) or not (
@@ -92,8 +92,8 @@ def check_left_over(
 
 
 def is_of_text_model(name: str, prefix: str) -> bool:
-    """Return true for a tensor outside the vision tower and the draft layer. The draft layer is not
-    always read."""
+    """Return true if the tensor belongs to the text model, and not to the vision tower or the draft
+    layer."""
     if name.startswith(("lm_head.", "language_model.lm_head.")):
         return True
     inner = name.removeprefix(prefix)
@@ -105,7 +105,7 @@ def is_of_draft_layer(name: str) -> bool:
 
 
 def _beside(tensors: StoredTensors, name: str) -> str:
-    """Return a text with the other tensors of the same module."""
+    """Return a text with the other tensors of the same module, for an error message."""
     module = name.rpartition(".")[0]
     near = [f"{other} ({tensors.dtype(other)})" for other in tensors if _is_near(other, name)]
     return f"are {', '.join(near[:4])}" if near else f"{module} holds nothing"
@@ -121,7 +121,7 @@ def _is_near(other: str, name: str) -> bool:
 
 
 _OUTER = {"model.language_model.": "", "language_model.model.": "language_model.", "model.": ""}
-"""Prefix of the text model's names -> prefix of its head's names."""
+"""Prefix of the head's tensor names, by the prefix of the text model's names."""
 _UNREADABLE = (OSError, ValueError, LookupError, AttributeError, TypeError, RecursionError)
 _UNSERVED_DRAFT_LAYER = re.compile(r"mtp\.(layers\.[1-9]\d*|embed_tokens)\.")
 INDEX = "model.safetensors.index.json"
@@ -132,7 +132,7 @@ _FP8_CAPABILITY = (8, 9)
 
 
 class UnservedKind(WeightsError):
-    """The device has no kernels for the storage format of the weights."""
+    """Error: the device has no kernels for the storage format of the weights."""
 
 
 def load_weights(
@@ -143,9 +143,9 @@ def load_weights(
     progress: Progress = no_progress,
     shard: Shard | None = None,
 ) -> ModelWeights:
-    """Read weights in `dtype`, or as stored if they are quantised. Norms, decay and dt_bias stay
-    float32. config: of the whole model. shard: only its slices are read; None: all. Raises
-    WeightsError, ModelConfigError."""
+    """Read a checkpoint's weights. Plain ones are converted to `dtype`, quantised ones stay as
+    stored, and norms, decay and dt_bias stay float32. config: config of the whole model. shard: the
+    rank whose slices are read; None: the whole model. Raises WeightsError, ModelConfigError."""
     with _without_collections(), Checkpoint(Path(directory)) as source:
         source.check_kernels(torch.device(device))
         begun = time.monotonic()
@@ -166,8 +166,8 @@ def load_weights(
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Disable the garbage collector inside the context. Hundreds of thousands of objects live on,
-    none in a cycle. Repeated searches for cycles would take half of the loading time of small
+    """Disable the garbage collector inside the context. Loading creates hundreds of thousands of
+    lasting objects without cycles. Searches for cycles would take half of the loading time of small
     tensors."""
     was_enabled = gc.isenabled()
     gc.disable()
@@ -179,15 +179,16 @@ def _without_collections() -> Iterator[None]:
 
 
 def check_kernels(directory: Path | str, device: torch.device) -> None:
-    """Raise UnservedKind if weights are quantised and the device has no kernels for them. Nothing
-    is allocated before."""
+    """Raise UnservedKind if the folder's weights are quantised and the device has no kernels for
+    them. No weight is allocated before."""
     if device.type != "cpu":
         with Checkpoint(Path(directory)) as source:
             source.check_kernels(device)
 
 
 def multiplies_fp8(device: torch.device) -> bool:
-    """Return true if the GPU has instructions for e4m3. Without a GPU here, return true."""
+    """Return true if the GPU has instructions for FP8 (e4m3), and also if this machine has no
+    GPU."""
     if not torch.cuda.is_available():
         return True
     return torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY
@@ -200,9 +201,9 @@ def _named(device: torch.device) -> str:
 
 
 def has_draft_layer(directory: Path | str) -> bool:
-    """Return true if the folder has weights of a draft layer. A part of them is enough, so that a
-    missing one is found at reading. Raises WeightsError and ModelConfigError, also for several such
-    layers, or one with an embedding of its own."""
+    """Return true if the folder has any weight of a draft layer. An incomplete draft layer counts,
+    and reading it later raises an error. Raises WeightsError and ModelConfigError, also for several
+    draft layers, or one with its own embedding."""
     folder = Path(directory)
     if not any(folder.glob("*.safetensors")):
         return False
@@ -219,8 +220,8 @@ def has_draft_layer(directory: Path | str) -> bool:
 
 
 def rows_together(directory: Path | str, config: ModelConfig) -> int:
-    """Return the number of rows of the model's head with a common scale. 1: each row has its own,
-    or there are no scales. Raises WeightsError, ModelConfigError."""
+    """Return the number of neighbouring rows with one common scale in the model's head. The result
+    is 1 if each row has its own scale, or without scales. Raises WeightsError, ModelConfigError."""
     if config.tied:
         return 1
     with Checkpoint(Path(directory)) as source:
@@ -228,12 +229,12 @@ def rows_together(directory: Path | str, config: ModelConfig) -> int:
 
 
 _DIGESTED_AT_ONCE = 8
-"""Number of files digested at once. A core digests 0.7 to 1.9 GB/s, without a lock of the
-interpreter."""
+"""Number of files hashed at once. A core hashes 0.7 to 1.9 GB/s, and Python's global lock is free
+meanwhile."""
 
 
 def file_digest(path: Path) -> bytes:
-    """Return the SHA-256 of the file. Raises OSError."""
+    """Return the file's SHA-256. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").digest()
 
@@ -241,8 +242,8 @@ def file_digest(path: Path) -> bytes:
 def weights_digest(directory: Path | str, digest_of: Callable[[Path], bytes] = file_digest) -> str:
     """Return the SHA-256 (hex) over the digests of the folder's safetensors files in name order.
 
-    digest_of: returns a file's digest, on any thread. Every byte is read, so call it once a
-    process. Raises WeightsError.
+    digest_of: returns a file's digest; it runs on several threads. Every byte is read, so call this
+    once per process. Raises WeightsError.
     """
 
     def digest(path: Path) -> bytes:
@@ -259,7 +260,8 @@ def weights_digest(directory: Path | str, digest_of: Callable[[Path], bytes] = f
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Return the files with the weights, by name: those listed in the index, else all."""
+    """Return the paths of the weight files in name order: those listed in the index, or all without
+    an index."""
     index = directory / INDEX
     if index.exists():
         files = sorted({directory / name for name in _weight_map(index).values()})
@@ -271,14 +273,14 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def _tensor_names(directory: Path) -> Iterable[str]:
-    """Return the names of tensors. With an index, no file is opened for them. Raises
+    """Return the names of the folder's tensors. With an index, no weight file is opened. Raises
     WeightsError."""
     index = directory / INDEX
     return _weight_map(index) if index.exists() else StoredTensors(weight_files(directory))
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """Return the file of each tensor, by name. Raises WeightsError."""
+    """Return each tensor's file name from the index, by tensor name. Raises WeightsError."""
     try:
         found = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
         if all(isinstance(file, str) for file in found.values()):
@@ -289,15 +291,16 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 class Checkpoint:
-    """The `TensorSource` of a folder. Opening reads headers only, and opens every file once.
+    """The `TensorSource` of a checkpoint folder. Opening reads headers only, and opens every file
+    once.
 
     A context manager: its exit closes the files, and later reads raise WeightsError. A tensor read
-    without a conversion keeps the pages of its own bytes. Raises WeightsError. Raises
-    ModelConfigError if config.json has an unsupported quantization_config.
+    without a conversion is a view of the mapped file. Raises WeightsError. Raises ModelConfigError
+    if config.json has an unsupported quantization_config.
     """
 
     def __init__(self, directory: Path, tensors: type[StoredTensors] = StoredTensors) -> None:
-        """tensors: class that opens the files. The tensors of `StoredShapes` have no memory."""
+        """tensors: class for opening the files. With `StoredShapes`, tensors have no memory."""
         self._directory = directory
         scheme = QuantizationConfig.load(directory).activation_scheme
         self._static_inputs = scheme == "static"
@@ -319,11 +322,11 @@ class Checkpoint:
             self.close()
 
     def close(self) -> None:
-        """Close the files. Idempotent."""
+        """Close the files. A second call does nothing."""
         self._tensors.close()
 
     def __len__(self) -> int:
-        """Return the number of tensors in its files."""
+        """Return the number of tensors in the folder's files."""
         return len(self._tensors)
 
     def has(self, name: str) -> bool:
@@ -342,7 +345,7 @@ class Checkpoint:
         return Matrix((published.segment(dtype, part, static_inputs=self._static_inputs),))
 
     def published(self, name: str, shape: tuple[int, ...]) -> PublishedMatrix:
-        """Return the matrix as it is stored. Raises WeightsError."""
+        """Return the named matrix with its scales, as published. Raises WeightsError."""
         try:
             return PublishedMatrix(self._tensors, self._name_of(name), shape)
         except MissingWeight as error:
@@ -363,7 +366,7 @@ class Checkpoint:
     def _error_of_one(
         self, names: Sequence[str], shape: tuple[int, ...], dtype: torch.dtype
     ) -> WeightsError | None:
-        """Return the first error of the matrices, read one by one; None without an error."""
+        """Read the matrices one by one, and return the first error; None if all are right."""
         try:
             for name in names:
                 self.matrix(name, shape, dtype)
@@ -373,13 +376,14 @@ class Checkpoint:
         return None
 
     def check_left_over(self, elsewhere: Elsewhere = nowhere_else, *, drafts: bool) -> None:
-        """Raise WeightsError if values are damaged, or if a scale or codes are unread here and on
-        other ranks. Call it after all reading, with the draft layer if `drafts`."""
+        """Raise WeightsError if read values are damaged, or if no rank read a scale or a quantised
+        tensor. Call it after all reading. drafts: the draft layer was read too."""
         self._tensors.checks.done()
         check_left_over(self._tensors, self._prefix, elsewhere, drafts=drafts)
 
     def check_kernels(self, device: torch.device) -> None:
-        """Raise UnservedKind if the device has no kernels for the weights."""
+        """Raise UnservedKind if the device has no kernels for the storage format of these
+        weights."""
         if device.type == "cpu":
             return
         for name in self._tensors:

@@ -1,12 +1,13 @@
-"""One rank's part of a model: its own heads and widths, and its slices of published weights.
+"""One tensor-parallel rank's part of a model: its heads and widths, and its slices of published
+weights.
 
 Pure. Attention is divided by heads. A GDN layer is divided by key heads with their value heads. A
 feed-forward is divided by its inner width, and the head of the model by vocabulary.
 
 Slices depend on the model's shape, the weight's name and the rank alone. Some tensors hold several
 parts end to end, as [q | k | v] of a GDN layer. Each part is divided by itself. Published value
-head j uses key head j // (value heads / key heads). So equal runs of neighbours keep the two
-together. A query head's rows include its gate.
+head j uses key head j // (value heads / key heads). So equal runs of neighbouring heads keep a key
+head with its value heads. A query head's rows include its gate.
 """
 
 import re
@@ -21,33 +22,35 @@ from .matrix import Part, WeightsError
 
 
 class UnfitSize(ModelConfigError):
-    """A model cannot be divided among this number of ranks. The message names possible numbers of
-    ranks."""
+    """Error: a model cannot be divided among this number of ranks. The message lists the possible
+    numbers."""
 
 
 class ExpertCut(Enum):
-    """Division of routed experts among ranks."""
+    """Division among ranks of the routed experts."""
 
     BY_WIDTH = "tensor"
-    """A part of each expert's inner width on every rank."""
+    """Every rank has a part of each expert's inner width."""
     BY_EXPERT = "expert"
-    """Whole experts, each on one rank."""
+    """Every rank has some experts whole."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Rank `rank` of `ranks`."""
+    """One tensor-parallel rank: number `rank` of `ranks` ranks, with its division of the
+    experts."""
 
     rank: int
     ranks: int
     experts: ExpertCut = ExpertCut.BY_WIDTH
 
     def of(self, pieces: int) -> range:
-        """Return this rank's range of `pieces` pieces."""
+        """Return this rank's range of `pieces` pieces, such as heads."""
         return share(pieces, self.ranks, self.rank)
 
     def part(self, config: ModelConfig) -> ModelConfig:
-        """Return the model's config with this rank's heads and widths. Raises UnfitSize."""
+        """Return the config of this rank's part of the model, with its heads and widths. Raises
+        UnfitSize."""
         check_fits(config, self)
         vocabulary = self.of(config.vocab) if cuts_vocabulary(config, self) else None
         return replace(
@@ -71,12 +74,14 @@ class Shard:
 
 
 def cuts_vocabulary(config: ModelConfig, shard: Shard) -> bool:
-    """Return true if each rank has a part of the model's head, false if each has all of it."""
+    """Return true if each rank has a part of the model's head. Return false if each rank has the
+    whole head."""
     return shard.ranks > 1 and config.vocab % (shard.ranks * config.head_block) == 0
 
 
 def fitting_sizes(config: ModelConfig, experts: ExpertCut) -> list[int]:
-    """Return the possible numbers of ranks for the model, ascending."""
+    """Return the possible numbers of ranks for the model, ascending. experts: division of the
+    routed experts."""
     return [
         ranks
         for ranks in range(1, config.query_heads + 1)
@@ -85,7 +90,7 @@ def fitting_sizes(config: ModelConfig, experts: ExpertCut) -> list[int]:
 
 
 def check_fits(config: ModelConfig, shard: Shard) -> None:
-    """Raise UnfitSize if the model cannot be divided so."""
+    """Raise UnfitSize if the model cannot be divided among the shard's number of ranks."""
     if shard.experts is ExpertCut.BY_EXPERT and isinstance(config.feed_forward, DenseShape):
         raise UnfitSize(
             "the model has no experts to share out: leave --expert-parallel out, and it is cut as "
@@ -107,7 +112,8 @@ def check_fits(config: ModelConfig, shard: Shard) -> None:
 
 
 def _misfit(config: ModelConfig, shard: Shard) -> str | None:
-    """Return a text naming the size without an even division; None if all divide."""
+    """Return a text naming the first size not divisible among the ranks; None if the model can be
+    divided."""
     ranks, shape = shard.ranks, config.feed_forward
     counts = {"query heads": config.query_heads, "key heads of GDN layers": config.key_heads}
     if isinstance(shape, DenseShape):
@@ -138,14 +144,14 @@ _WHOLE = frozenset(
         *("pre_fc_norm_embedding", "pre_fc_norm_hidden"),
     }
 )
-"""Weights held whole by every rank. Norms are of one head or of the residual stream. Routers must
-choose alike on every rank. An embedding is looked up."""
+"""Names of weights present whole on every rank. A norm covers one head or the whole residual
+stream. Routers must choose alike on every rank. An embedding is only looked up."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """One rank's part of a tensor: these spans, end to end, of dimension `dim`. `size`: elements of
-    the whole dimension."""
+    """One rank's part of a tensor: the `spans` of dimension `dim`, end to end. size: number of
+    elements in the whole dimension."""
 
     dim: int
     size: int
@@ -153,7 +159,7 @@ class Cut:
 
     @property
     def count(self) -> int:
-        """Return the rank's number of elements in the dimension."""
+        """Return the number of elements in this rank's part of the dimension."""
         return sum(map(len, self.spans))
 
     @property
@@ -162,14 +168,14 @@ class Cut:
         return tuple((*before, slice(span.start, span.stop)) for span in self.spans)
 
     def whole(self, share: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the whole tensor's shape, from the shape of the rank's share."""
+        """Return the shape of the whole tensor, given the shape of the rank's part."""
         return (*share[: self.dim], self.size, *share[self.dim + 1 :])
 
 
 def cut_of(config: ModelConfig, shard: Shard, name: str) -> Cut | None:
-    """Return the cut of a weight by its name in sources; None: every rank has all of it. config: of
-    the whole model. REQUIRES: a weight of a single expert is on this rank (is_elsewhere). Raises
-    WeightsError for an unknown name."""
+    """Return this rank's part of a weight, by the weight's name; None: every rank has the whole
+    weight. config: config of the whole model. REQUIRES: is_elsewhere() is false for the name.
+    Raises WeightsError for an unknown name."""
     module, leaf = _module_and_leaf(name)
     head, keys, values = config.head_dim, config.key_heads, config.value_heads
     if leaf in _WHOLE or (leaf == "lm_head" and not cuts_vocabulary(config, shard)):
@@ -207,7 +213,7 @@ def cut_of(config: ModelConfig, shard: Shard, name: str) -> Cut | None:
 
 
 def is_elsewhere(config: ModelConfig, shard: Shard, name: str) -> bool:
-    """Return true if the tensor belongs to another rank's expert."""
+    """Return true if the tensor belongs to an expert of another rank."""
     shape = config.feed_forward
     if shard.experts is not ExpertCut.BY_EXPERT or isinstance(shape, DenseShape):
         return False
@@ -234,7 +240,8 @@ def _of_width(shard: Shard, leaf: str, width: int) -> Cut | None:
 
 
 def _cut(shard: Shard, dim: int, *segments: tuple[int, int]) -> Cut:
-    """Return the cut. segments: (pieces, elements) of each, end to end."""
+    """Return the rank's part of a tensor of several segments along `dim`. segments: (number of
+    pieces, number of elements) of each segment."""
     spans, begin = [], 0
     for pieces, size in segments:
         each, own = size // pieces, shard.of(pieces)
@@ -244,7 +251,7 @@ def _cut(shard: Shard, dim: int, *segments: tuple[int, int]) -> Cut:
 
 
 def _module_and_leaf(name: str) -> tuple[str, str]:
-    """Return the kind of a tensor's module, and the weight's name in it."""
+    """Return the name of the tensor's module, such as self_attn, and the weight's name in it."""
     plain = _EXPERT.sub(lambda found: found[0].replace(f".{found[1]}.", "."), name)
     parts = plain.removesuffix(".weight").split(".")
     return parts[-2] if len(parts) > 1 else "", parts[-1]

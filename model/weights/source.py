@@ -1,11 +1,12 @@
-"""Sources of a model's weights for an assembly: published tensors by name, a rank's share, random.
+"""Sources of a model's weights: published tensors by name, one rank's share of them, random
+tensors.
 
-ShardedSource: one rank's share of a model. An assembly asks it for the shapes of the rank's own
-heads and widths. It reads those slices of the published tensors. Shape and slices come from two
-places, the rank's config and the cut. If they disagree, nothing is read. One thread.
+ShardedSource: one rank's share of a model. The caller requests shapes with the rank's own heads and
+widths. The source reads the rank's slices of the published tensors. The requested shape must agree
+with the slices, else nothing is read. One thread uses it.
 
 RandomSource: parameters in any model's shape, for demonstrations and benchmarks without a download.
-Tensors are generated on request: a 9B model takes minutes on a CPU and a second on a GPU. A tensor
+Tensors are generated on request. A 9B model takes minutes on a CPU and a second on a GPU. A tensor
 depends on (seed, name, kind of device) only. So two processes with the same config, seed and kind
 of device have the same weights.
 """
@@ -27,67 +28,68 @@ from .shard import Cut, ExpertCut, Shard, cut_of, fitting_sizes
 
 class TensorSource(Protocol):
     """Published tensors by name without the model's prefix, as `layers.0.mlp.gate.weight`. A `part`
-    of a tensor equals the same part of the whole. Bytes outside it are not read if the source can
-    avoid it."""
+    read alone has the same numbers as in the whole tensor. Bytes outside it are not read if the
+    source can avoid it."""
 
     def has(self, name: str) -> bool:
-        """Return true if the tensor exists, as plain numbers or quantised."""
+        """Return true if the named tensor exists, plain or quantised."""
 
     def read(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
     ) -> Tensor:
-        """Return the tensor in exactly this shape, converted to dtype, contiguous. A quantised
-        tensor is dequantised. Raises WeightsError."""
+        """Return the named tensor in exactly this shape, contiguous and converted to dtype. A
+        quantised tensor is dequantised. part: the part to read. Raises WeightsError."""
 
     def matrix(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
     ) -> Matrix:
-        """Return the matrix [..., out, in] in exactly this shape. It stays as stored if it is
-        quantised, else it is in dtype. Raises WeightsError, also if `part` cuts a block of
-        quantised values."""
+        """Return the named matrix [..., out, in] in exactly this shape. A quantised matrix stays as
+        stored, a plain one is converted to dtype. part: the part to read. Raises WeightsError, also
+        if `part` cuts a block with one scale."""
 
     def stack(self, names: Sequence[str], shape: tuple[int, ...], dtype: torch.dtype) -> Matrix:
-        """Return matrix(name, shape, dtype) of all names, stacked in a new first dimension. Raises
+        """Return the named matrices, each of this shape, stacked in a new first dimension. Raises
         WeightsError, also if they are stored in different ways."""
 
 
 def stacked(
     source: TensorSource, names: Sequence[str], shape: tuple[int, ...], dtype: torch.dtype
 ) -> Matrix:
-    """Stack the matrices, read one by one."""
+    """Read the named matrices one by one from the source, and return their stack."""
     return Matrix.stacked([source.matrix(name, shape, dtype) for name in names], names)
 
 
 class PlainSource(ABC):
-    """Base of `TensorSource`s with plain numbers only."""
+    """Base class of `TensorSource`s without quantised tensors."""
 
     @abstractmethod
     def has(self, name: str) -> bool:
-        """Implement TensorSource.has."""
+        """Return true if the named tensor exists; see TensorSource."""
 
     @abstractmethod
     def read(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
     ) -> Tensor:
-        """Implement TensorSource.read."""
+        """Return the named tensor, or a part of it; see TensorSource."""
 
     def matrix(
         self, name: str, shape: tuple[int, ...], dtype: torch.dtype, part: Part = WHOLE
     ) -> Matrix:
-        """Implement TensorSource.matrix."""
+        """Return the named tensor as an unquantised matrix; see TensorSource."""
         return Matrix.of(self.read(name, shape, dtype, part))
 
     def stack(self, names: Sequence[str], shape: tuple[int, ...], dtype: torch.dtype) -> Matrix:
-        """Implement TensorSource.stack."""
+        """Return the stack of the named matrices; see TensorSource."""
         return stacked(self, names, shape, dtype)
 
 
 class ShardedSource:
-    """A `TensorSource` of one rank's share. A share is read whole: a `part` of it raises
+    """A `TensorSource` of one tensor-parallel rank's share. A share is read whole: a `part` raises
     WeightsError."""
 
     def __init__(self, source: TensorSource, config: ModelConfig, shard: Shard) -> None:
-        """config: of the whole model. REQUIRES: it fits the shard."""
+        """source: source of the whole tensors; config: config of the whole model. REQUIRES: the
+        model can be divided by the shard."""
         self._source = source
         self._config = config
         self._shard = shard
@@ -133,8 +135,8 @@ class ShardedSource:
         return cut
 
     def _fix(self, name: str, unit: int) -> str:
-        """Return the fix: a text with the possible numbers of ranks. They cut this matrix between
-        its blocks of `unit`."""
+        """Return a text for an error message: the numbers of ranks able to divide this matrix
+        between its blocks of `unit` rows or columns."""
         sizes = [
             ranks
             for ranks in fitting_sizes(self._config, self._shard.experts)
@@ -159,8 +161,8 @@ _LOGIT_SPREAD = 16.0
 
 
 class RandomSource(PlainSource):
-    """A source with fused experts and every other requested tensor. A part has the same numbers as
-    in the whole tensor."""
+    """A source of random weights. Every requested tensor exists, and experts are fused. A part has
+    the same numbers as in the whole tensor."""
 
     def __init__(self, seed: int, device: torch.device | str = "cpu") -> None:
         self._seed = seed

@@ -1,13 +1,12 @@
 """Related tensors: companions of a weight, and stacks of modules.
 
-Companions: names of the tensors of one weight: its values, and the scales beside them. A linear
-layer's weight is `X.weight`, so its scales are `X.weight_scale_inv` and the like. Fused experts are
-`X` alone. Publishers name their scales in three ways: `X_scale`, `X_weight_scale` and
-`X.weight_scale`.
+Companions: names of the tensors of one weight: its values and their scales. A linear layer's weight
+is `X.weight`, so its scales are `X.weight_scale_inv` and the like. Fused experts are `X` alone.
+Publishers name their scales in three ways: `X_scale`, `X_weight_scale` and `X.weight_scale`.
 
 StackedTensors: tensors of several modules stored alike, as if each were one tensor of a stack. A
 checkpoint of experts has tens of thousands of small tensors. Deciding, checking and converting each
-by itself takes longer than reading it. Here a layer's are decided and checked together. A stack
+by itself takes longer than reading it. Here all experts of a layer are handled together. A stack
 needs equal companions, dtypes and shapes in all modules. So the result for the first module holds
 for all.
 """
@@ -29,20 +28,21 @@ ACTIVATION_SCALES = ("input_scale", "input_global_scale")
 
 @dataclass(frozen=True)
 class Companions:
-    """Names of a weight's tensors, among the existing ones."""
+    """Names of the tensors of one weight (values and scales) among the names in `existing`."""
 
     weight: str
     existing: Container[str]
 
     def candidates(self) -> list[str]:
-        """Return all possible names of tensors of the weight and its input, in a fixed order."""
+        """Return all possible names of the weight's tensors and of its input's scales, in a fixed
+        order."""
         names = [name for stem in self._stems() for name in (stem, f"{stem}_packed")]
         for suffix in WEIGHT_SCALES:
             names.extend(self._named(suffix))
         return [*names, *self._inputs()]
 
     def values(self) -> str | None:
-        """Return the name of the tensor with the values themselves; None if it does not exist."""
+        """Return the name of the tensor with the weight's values; None if it does not exist."""
         for stem in self._stems():
             for name in (stem, f"{stem}_packed"):
                 if name in self.existing:
@@ -50,20 +50,21 @@ class Companions:
         return None
 
     def scale(self, suffix: str) -> str | None:
-        """Return the name of an existing scale; None without one. suffix: one of WEIGHT_SCALES."""
+        """Return the name of the weight's scale with this suffix; None if it does not exist.
+        suffix: one of WEIGHT_SCALES."""
         return next((name for name in self._named(suffix) if name in self.existing), None)
 
     def scales(self) -> Iterator[str]:
-        """Return the weight's existing scales."""
+        """Return the names of the weight's existing scales."""
         for suffix in WEIGHT_SCALES:
             yield from (name for name in self._named(suffix) if name in self.existing)
 
     def activation_scales(self) -> Iterator[str]:
-        """Return the existing scales of the weight's input."""
+        """Return the names of the existing scales for the weight's input activations."""
         return (name for name in self._inputs() if name in self.existing)
 
     def expected(self, suffix: str) -> str:
-        """Return the most likely name of a scale, for messages."""
+        """Return the most likely name of a missing scale, for error messages."""
         return self._stems()[0] + suffix
 
     def _named(self, suffix: str) -> Iterator[str]:
@@ -82,25 +83,29 @@ class Companions:
 
 
 FoundAgain = Callable[[], WeightsError | None]
-"""Returns the error of one of the modules, checked one by one; None without an error."""
+"""Function to check the stacked modules one by one, returning the first error; None without an
+error."""
 
 
 class StackedTensors:
-    """A stack like `StoredTensors`, by the names of the first module, with one more dimension in
+    """The tensors of several alike modules, such as experts, as stacks. It is used like
+    `StoredTensors`, with the names of the first module's tensors. Shapes have one more dimension in
     front."""
 
     def __init__(
         self, tensors: StoredTensors, columns: Mapping[str, Sequence[str]], again: FoundAgain
     ) -> None:
-        """columns: all modules' tensors, by the first module's tensor."""
+        """columns: names of the tensor in all modules, by its name in the first module. again:
+        checks the modules one by one to name the one at fault."""
         self.checks = StackedChecks(tensors.checks, again)
         self._tensors = tensors
         self._columns = columns
 
     @classmethod
     def of(cls, tensors: StoredTensors, weights: Sequence[str], again: FoundAgain) -> Self | None:
-        """Return the stack; None if the modules are not alike. weights: published names. REQUIRES:
-        the first one exists."""
+        """Return the stack of the weights' tensors; None if the modules have different tensors,
+        dtypes or shapes. weights: published names of the weights. REQUIRES: the first weight
+        exists."""
         first, *others = (Companions(weight, tensors).candidates() for weight in weights)
         there = [place for place, name in enumerate(first) if name in tensors]
         for names in others:
@@ -125,7 +130,8 @@ class StackedTensors:
         return (len(self._columns[name]), *self._tensors.shape(name))
 
     def read(self, name: str, part: Part = WHOLE) -> Tensor:
-        """Return the whole stack, contiguous, in new memory. REQUIRES: no `part`."""
+        """Return the named tensor of all modules as one stack, contiguous, in new memory. REQUIRES:
+        `part` is empty."""
         assert part == WHOLE, "a stack is read whole"
         return self._tensors.read_stack(self._columns[name])
 
@@ -136,7 +142,7 @@ class StackedTensors:
 
 @dataclass(frozen=True)
 class StackedChecks:
-    """Checks like `PendingChecks`. An error names the module at fault."""
+    """Checks of stacked values, added to `PendingChecks`. An error names the module at fault."""
 
     checks: PendingChecks
     again: FoundAgain

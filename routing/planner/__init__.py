@@ -1,1 +1,2 @@
-"""The number of nodes of each role for a fleet: pure functions of recent observations."""
+"""Planner of a fleet: the number of nodes of each role, as pure functions of recent
+observations."""

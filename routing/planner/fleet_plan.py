@@ -1,4 +1,4 @@
-"""The changes needed by a fleet's nodes, and the number of nodes of each role for a load. Pure.
+"""Changes of a fleet's nodes, and the number of nodes of each role needed for a load. Pure.
 
 States of a fleet, as seen by a plan:
   short     a role has fewer nodes than it needs: spare nodes of the other role change to it, the
@@ -8,8 +8,8 @@ States of a fleet, as seen by a plan:
   at rest   neither
 
 Invariants: equal observations give equal plans, so a restarted planner loses nothing. No node is
-taken away before the window is full. A role gives no node away if it would be short afterwards. At
-most `most` nodes are ready or coming.
+taken away before the window of observations is full. A role gives no node away if it would be short
+afterwards. At most `most` nodes are ready or coming.
 """
 
 import math
@@ -27,35 +27,36 @@ from .policy import PlanPolicy, ServiceTargets
 _EDGES = (0.0, 0.2, 0.4, 0.6, 0.75, 0.85, 0.92, 0.96, 0.98, 0.99, 0.995, 0.999, 1.0)
 _NORMAL = NormalDist()
 _POINTS = tuple((_NORMAL.inv_cdf((low + high) / 2), high - low) for low, high in pairwise(_EDGES))
-"""Points of a normal distribution: value and probability of each."""
+"""Points approximating a normal distribution: value and probability of each."""
 
 
 @dataclass(frozen=True)
 class ServiceTimes:
-    """A distribution of service times, for waits at one of several nodes: M/G/n by Erlang's C and
-    Allen and Cunneen.
+    """Log-normal distribution of service times, for the waits at several nodes: M/G/n by Erlang's C
+    and Allen and Cunneen.
 
     Exact for exponential prompts on one queue, an approximation for others. Pure.
 
-    Log-normal. mean: seconds, over 0. variation: the variance over the mean's square.
+    mean: seconds, over 0. variation: variance divided by the mean's square.
     """
 
     mean: float
     variation: float
 
     def points(self) -> list[tuple[float, float]]:
-        """Return points of the distribution: seconds, and the share of prompts."""
+        """Return points approximating the distribution: (service seconds, share of prompts)
+        each."""
         sigma = math.sqrt(math.log1p(self.variation))
         middle = math.log(self.mean) - sigma * sigma / 2
         return [(math.exp(middle + sigma * z), share) for z, share in _POINTS]
 
     def over(self, seconds: float) -> float:
-        """Return the share of prompts taking longer than `seconds`, without any wait."""
+        """Return the share of prompts with a service time over `seconds`."""
         return sum(share for each, share in self.points() if each > seconds)
 
 
 def waiting_share(nodes: int, work: float) -> float:
-    """Return the share of prompts with any wait, by Erlang's C. work: offered load, in nodes."""
+    """Return the share of waiting prompts, by Erlang's C. work: offered load, in busy nodes."""
     if work >= nodes:
         return 1.0
     blocked = 1.0
@@ -65,7 +66,7 @@ def waiting_share(nodes: int, work: float) -> float:
 
 
 def late_share(nodes: int, work: float, service: ServiceTimes, target: float) -> float:
-    """Return the share of prompts with a wait and own time above the target. target: seconds."""
+    """Return the share of prompts with wait and service time over `target`. work: in busy nodes."""
     if work >= nodes:
         return 1.0
     waits = waiting_share(nodes, work)
@@ -78,25 +79,26 @@ def late_share(nodes: int, work: float, service: ServiceTimes, target: float) ->
 
 
 BUSY_AT_MOST = 0.8
-"""Largest utilization if no number of nodes meets the target. More nodes would not help."""
+"""Largest utilization of nodes if no number of nodes meets the target; more nodes would not
+help."""
 _OWN_SHARE = 0.9
-"""Largest part of the allowed late prompts that may be late by their own time, without any wait."""
+"""Largest part of the allowed late prompts that are late by their service time alone."""
 
 
 def prefill_feasible(service: ServiceTimes, targets: ServiceTargets) -> bool:
-    """Return True if prompts without a wait meet the target, with a margin left for waits."""
+    """Return True if enough prompts meet the first-token target without a wait, with a margin left
+    for waits."""
     return service.over(targets.first_token) <= _OWN_SHARE * (1 - targets.share)
 
 
 def prefill_nodes(
     work: float, service: ServiceTimes | None, targets: ServiceTargets, most: int
 ) -> int:
-    """Return the number of prefill nodes for a load. Wait and prefill then keep within the target.
+    """Return the least number of prefill nodes meeting the first-token target, at most `most`.
     Pure.
 
-    It is the least number meeting the targets, at most `most`. If they cannot be met, the least
-    number with a utilization of at most BUSY_AT_MOST. work: offered load, in nodes. service: None
-    if unknown.
+    If no number meets it, return the least number with a utilization of at most BUSY_AT_MOST. work:
+    offered load, in busy nodes. service: prefill times; None if unknown.
     """
     if work <= 0:
         return 0
@@ -113,23 +115,23 @@ def prefill_nodes(
 
 
 FULL = 0.9
-"""Share of a node's memory for answers. The rest is for their growth."""
+"""Largest share of a node's memory planned for answers. The rest is for their growth."""
 
 
 _DOUBLED = 32.0
-"""Batch size with a guessed step of twice the empty step, because weights and caches are read
+"""Assumed batch size at twice the time of an empty step, because weights and caches are read
 together. The guess decides only until batches of two sizes were observed."""
 _PRIOR = 0.02
-"""Weight of the prior guess, in squares of the mean batch."""
+"""Weight of the guessed step line, in squares of the mean batch."""
 _STRETCHED = 2.0
-"""If no batch meets the target, largest step as a multiple of the shortest one."""
+"""Longest allowed step as a multiple of the shortest one, if no batch size meets the target."""
 
 
 @dataclass(frozen=True)
 class StepLine:
-    """The seconds of a decode step, for the number of decode nodes needed by a load. Pure.
+    """Time of a decode step in seconds, as a line over the batch size. Pure.
 
-    fixed: for any step. each: for each answer in the batch.
+    fixed: seconds of any step. each: seconds for each answer in the batch.
     """
 
     fixed: float
@@ -137,7 +139,8 @@ class StepLine:
 
     @classmethod
     def fitted(cls, points: Sequence[tuple[float, float]]) -> Self | None:
-        """Return the fitted line; None without a point. points: batch, and seconds of a step."""
+        """Return the line fitted to measured steps; None without any. points: (batch size, seconds
+        of a step) each."""
         known = [(batch, step) for batch, step in points if batch > 0 and step > 0]
         if not known:
             return None
@@ -155,16 +158,16 @@ class StepLine:
         return self.fixed + self.each * batch
 
     def batch(self, tokens: float) -> float:
-        """Return the batch of a node producing `tokens` tokens a second; infinite if it cannot keep
-        up."""
+        """Return the batch size of a node producing `tokens` tokens a second; infinite if it cannot
+        keep up."""
         free = 1 - tokens * self.each
         return tokens * self.fixed / free if free > 0 else math.inf
 
 
 @dataclass(frozen=True)
 class DecodeLoad:
-    """tokens: requested tokens a second. answers: running or waiting answers. held: share of a
-    node's memory for one answer."""
+    """Load of all decode nodes. tokens: requested tokens a second. answers: running or waiting
+    answers. held: share of a node's memory for one answer."""
 
     tokens: float
     answers: float
@@ -172,8 +175,8 @@ class DecodeLoad:
 
 
 def step_target(line: StepLine, targets: ServiceTargets) -> float:
-    """Return the longest step allowed, in seconds: the target, or if no batch meets it, a multiple
-    of the shortest step."""
+    """Return the longest step allowed, in seconds: the per-token target, or a multiple of the
+    shortest step if no batch size meets it."""
     shortest = line.seconds(1)
     return targets.per_token if shortest <= targets.per_token else _STRETCHED * shortest
 
@@ -185,8 +188,8 @@ def decode_feasible(line: StepLine, targets: ServiceTargets) -> bool:
 def decode_nodes(
     load: DecodeLoad, line: StepLine | None, targets: ServiceTargets, most: int
 ) -> int:
-    """Return the least number of nodes meeting the targets, at most `most`. line: None before any
-    step was observed; then memory alone decides."""
+    """Return the least number of decode nodes meeting the targets, at most `most`. line: step
+    times; None before any was observed: memory alone then decides."""
     if load.tokens <= 0 and load.answers <= 0:
         return 0
     # Fewer nodes do not have the memory, or cannot keep up at all.
@@ -212,15 +215,15 @@ def _enough(nodes: int, load: DecodeLoad, line: StepLine | None, targets: Servic
 
 _LEAST_VARIATION = 0.05
 _LONG_WAIT = 0.5
-"""Share of the target. Above this wait, new long prompts are late."""
+"""Prefill wait that makes new long prompts late, as a share of the first-token target."""
 
 
 @dataclass(frozen=True)
 class FleetNeed:
-    """The number of nodes of each role required by the observations. Pure.
+    """Number of nodes needed, by role. Pure.
 
-    By role. now: nodes needed to meet the targets now, and until another could start. keep: nodes
-    to keep when others are taken away. feasible: True if some number of nodes meets the targets.
+    now: nodes needed to meet the targets now, and until another could start. keep: nodes to keep
+    when others are taken away. feasible: True if some number of nodes meets the targets.
     """
 
     now: dict[NodeRole, int]
@@ -229,7 +232,8 @@ class FleetNeed:
 
 
 def need_of(history: Sequence[Observation], policy: PlanPolicy) -> FleetNeed:
-    """Return the need. history: at least one observation, within the policy's window."""
+    """Return the number of nodes needed. history: at least one observation, within the policy's
+    window."""
     prefill, decode = _of_prefill(history, policy), _of_decode(history, policy)
     roles = {NodeRole.PREFILL: prefill, NodeRole.DECODE: decode}
     bounds = policy.bounds
@@ -257,7 +261,7 @@ def _of_prefill(history: Sequence[Observation], policy: PlanPolicy) -> tuple[int
 
 
 def _late_work(history: Sequence[Observation], policy: PlanPolicy) -> float:
-    """Return the waiting seconds of prefill if they make prompts late; otherwise 0."""
+    """Return the waiting seconds of prefill if the wait makes new prompts late; otherwise 0."""
     times = np.array([each.at for each in history])
     backlog = np.array([each.prefill.backlog for each in history])
     waiting = level_of(times, backlog, policy.pace.quick)
@@ -266,8 +270,8 @@ def _late_work(history: Sequence[Observation], policy: PlanPolicy) -> float:
 
 
 def _service(history: Sequence[Observation]) -> ServiceTimes | None:
-    """Return the service times of the ended prompts. Each observation is weighted by its
-    prompts."""
+    """Return the distribution of prefill times, each observation weighted by its prompts; None if
+    no prompt ended."""
     known = [each.prefill for each in history if each.prefill.mean > 0 and each.prefill.work > 0]
     prompts = sum(each.work / each.mean for each in known)
     if not prompts:
@@ -297,12 +301,12 @@ def _of_decode(history: Sequence[Observation], policy: PlanPolicy) -> tuple[int,
 
 
 _FULL_SHARE = 0.95
-"""Share of the window enough for a full one, because observations come a little late."""
+"""Share of the window enough to count as full, because observations come a little late."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """The start of new nodes."""
+    """Action: start new nodes of a role."""
 
     role: NodeRole
     nodes: int
@@ -310,7 +314,7 @@ class Place:
 
 @dataclass(frozen=True)
 class ChangeRole:
-    """The change of ready nodes of the other role to this one."""
+    """Action: change ready nodes of the other role to this role."""
 
     role: NodeRole
     nodes: int
@@ -318,7 +322,7 @@ class ChangeRole:
 
 @dataclass(frozen=True)
 class Drain:
-    """The end of one node, after its requests have ended."""
+    """Action: end one node of a role, after its requests have ended."""
 
     role: NodeRole
 
@@ -328,7 +332,8 @@ Action = Place | ChangeRole | Drain
 
 @dataclass(frozen=True)
 class FleetPlan:
-    """actions: actions to take now, in order. held_back: reason for leaving a role short."""
+    """Plan for a fleet. actions: actions to take now, in order. held_back: reason for leaving a
+    role short; empty if none is."""
 
     need: FleetNeed
     actions: tuple[Action, ...]
@@ -336,8 +341,8 @@ class FleetPlan:
 
 
 def plan(history: Sequence[Observation], policy: PlanPolicy) -> FleetPlan:
-    """Return the plan. history: at least one observation, in order of time; those before the window
-    are skipped."""
+    """Return the plan. history: at least one observation, in order of time; those before the
+    policy's window are skipped."""
     end = history[-1].at
     recent = [each for each in history if each.at > end - policy.pace.window]
     nodes, need = recent[-1].nodes, need_of(recent, policy)
@@ -375,13 +380,15 @@ def _placed(actions: Sequence[Action]) -> int:
 
 
 def _leaving(nodes: dict[NodeRole, NodeCount], spare: dict[NodeRole, int]) -> NodeRole | None:
-    """Return the role with the larger spare share, among roles with a spare and a ready node."""
+    """Return the role to take a node from: with the largest spare share, and a ready node; None if
+    there is none."""
     able = [role for role in NodeRole if spare[role] and nodes[role].ready]
     return max(able, key=lambda role: spare[role] / nodes[role].all, default=None)
 
 
 def _changed(history: Sequence[Observation], seconds: float, role: NodeRole, *, more: bool) -> bool:
-    """Return True if the role gained nodes in the last seconds, or lost nodes if not `more`."""
+    """Return True if the role's node count grew in the last `seconds`; with more=False, if it
+    shrank."""
     since = history[-1].at - seconds
     for later, earlier in pairwise(reversed(history)):
         if later.at <= since:

@@ -1,4 +1,4 @@
-"""A fleet's recent load, and the load expected from it.
+"""Recent load of a fleet, and the load expected from it.
 
 Pure.
 """
@@ -23,8 +23,8 @@ class NodeRole(StrEnum):
 
 @dataclass(frozen=True)
 class NodeCount:
-    """The number of nodes of one role. ready: nodes taking requests. coming: nodes placed or
-    changing to this role, and not ready yet. A draining node is neither."""
+    """Number of nodes of one role. ready: nodes taking requests. coming: nodes being started or
+    changing to this role. A draining node is in neither number."""
 
     ready: int
     coming: int = 0
@@ -36,9 +36,9 @@ class NodeCount:
 
 @dataclass(frozen=True)
 class PrefillObserved:
-    """Sums over all prefill nodes. work: offered seconds of uncached prefill a second; one node
-    does one. mean, square: means of a prompt's seconds of uncached prefill, and of their squares; 0
-    if no prompt ended. backlog: waiting seconds of prefill."""
+    """Load of all prefill nodes. work: seconds of uncached prefill offered in a second; one node
+    computes one. mean, square: mean over prompts of the seconds of uncached prefill, and of their
+    squares; 0 if no prompt ended. backlog: waiting seconds of prefill."""
 
     work: float
     mean: float = 0.0
@@ -48,10 +48,10 @@ class PrefillObserved:
 
 @dataclass(frozen=True)
 class DecodeObserved:
-    """Sums over all decode nodes. tokens: requested tokens a second. running: answers being
-    generated. waiting: answers without memory. step: mean seconds of a step. batch: running answers
-    for each node. step and batch: only warm nodes; 0 if none is warm. held: share of one node's
-    cache memory for a running answer."""
+    """Load of all decode nodes. tokens: requested tokens a second. running: answers being
+    generated. waiting: answers without memory. step: mean seconds of a decode step. batch: running
+    answers on each node. step and batch cover only warm nodes; 0 if none is warm. held: share of
+    one node's cache memory for a running answer."""
 
     tokens: float
     running: float = 0.0
@@ -63,9 +63,10 @@ class DecodeObserved:
 
 @dataclass(frozen=True)
 class Observation:
-    """A fleet's load and state over some seconds, with its number of nodes.
+    """Observation of a fleet over some seconds: load, state and number of nodes.
 
-    at: monotonic seconds of its end. nodes: count at `at`, before any resulting action.
+    at: end of the period in monotonic seconds. nodes: number of nodes by role at this time, before
+    any resulting action.
     """
 
     at: float
@@ -77,22 +78,23 @@ class Observation:
 Floats = NDArray[np.float64]
 
 _MOST_FORESEEN = 1.5
-"""Limit of the forecast as a multiple of the present level, because a new crowd stops growing."""
+"""Largest forecast as a multiple of the present demand, because a new crowd stops growing."""
 _SURE = 2.0
-"""Number of standard errors a slope must exceed to count."""
+"""Number of standard errors a trend's slope must exceed to count."""
 _SURE_OF_A_BURST = 4.0
-"""The same for a burst. It is tested 17,280 times a day for each role. At two errors, noise
-triggers every few minutes; at four, once in some days. A real crowd reaches ten."""
+"""Number of standard errors a burst must exceed to count. A burst is tested for 17,280 times a day
+for each role. At two errors, noise triggers every few minutes; at four, once in some days. A real
+crowd reaches ten."""
 
 
 @dataclass(frozen=True)
 class Trend:
-    """The present and coming demand, estimated from recent demand. Pure.
+    """Present and coming demand, estimated from recent demand. Pure.
 
     Invariant: the result scales with the values.
 
-    now: demand to serve at once. soon: largest demand expected within `ahead`. settled: highest
-    past and expected demand over the period considered before a node's removal.
+    now: demand to serve at once. soon: largest demand expected within the forecast time. settled:
+    highest past and expected demand of the period considered before a node's removal.
     """
 
     now: float
@@ -101,7 +103,8 @@ class Trend:
 
 
 def trend_of(times: Floats, values: Floats, pace: Pace) -> Trend:
-    """Return the trend. times: ascending seconds of the observations; at least one."""
+    """Return the trend of a demand. times: ascending seconds of the observations; at least one.
+    values: observed demand."""
     level = level_of(times, values, pace.level)
     burst = values[_since(times, pace.quick) :]
     noise = _noise(values)
@@ -113,19 +116,20 @@ def trend_of(times: Floats, values: Floats, pace: Pace) -> Trend:
 
 
 def level_of(times: Floats, values: Floats, seconds: float) -> float:
-    """Return the mean over the last seconds. REQUIRES: at least one value."""
+    """Return the mean value over the last `seconds`. REQUIRES: at least one value."""
     return float(values[_since(times, seconds) :].mean())
 
 
 def _since(times: Floats, seconds: float) -> int:
-    """Return the index of the first observation in the last seconds, or of the last observation."""
+    """Return the index of the first observation within the last `seconds`; of the last observation
+    if none is."""
     first = int(np.searchsorted(times, times[-1] - seconds, side="right"))
     return min(first, len(times) - 1)
 
 
 def _noise(values: Floats) -> float:
-    """Return the standard deviation of one value, estimated from differences of neighbours. A trend
-    so does not count as noise."""
+    """Return the standard deviation of one value, estimated from differences of neighbours. So a
+    trend does not count as noise."""
     if len(values) < 3:
         return 0.0
     steps = values[1:] - values[:-1]
@@ -133,8 +137,8 @@ def _noise(values: Floats) -> float:
 
 
 def _foreseen(times: Floats, values: Floats, noise: float, ahead: float) -> float:
-    """Return the value of the line through all values `ahead` seconds later. Only the certain part
-    of its slope counts."""
+    """Return the expected value `ahead` seconds after the last, on a line fitted to all values.
+    Only the statistically certain part of its slope counts."""
     middle, mean = float(times.mean()), float(values.mean())
     apart = times - middle
     squares = float(apart @ apart)
@@ -146,7 +150,8 @@ def _foreseen(times: Floats, values: Floats, noise: float, ahead: float) -> floa
 
 
 def _highest_level(times: Floats, values: Floats, pace: Pace) -> float:
-    """Return the highest mean over `level` among the means whose period ended within `settle`."""
+    """Return the highest mean over pace.level seconds, among such means ending within the last
+    pace.settle seconds."""
     ends = np.arange(_since(times, pace.settle), len(times))
     begins = np.searchsorted(times, times[ends] - pace.level, side="right")
     sums = np.concatenate(([0.0], np.cumsum(values)))

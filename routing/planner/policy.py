@@ -1,4 +1,5 @@
-"""The targets of a planner, its bounds, and its pace."""
+"""Policy of a planner: the service targets, the bounds of node numbers, and the times of its
+decisions."""
 
 import math
 from dataclasses import dataclass, field, fields
@@ -13,8 +14,8 @@ def _positive(of: object) -> None:
 
 @dataclass(frozen=True)
 class ServiceTargets:
-    """first_token: seconds from a prompt's arrival. per_token: seconds of a step. share: part of
-    the requests to meet each target."""
+    """Service targets. first_token: seconds from a prompt's arrival to its first token. per_token:
+    seconds of a decode step. share: part of the requests to meet each target."""
 
     first_token: float = 2.0
     per_token: float = 0.05
@@ -28,8 +29,8 @@ class ServiceTargets:
 
 @dataclass(frozen=True)
 class NodeBounds:
-    """prefill, decode: least number of nodes of each role. least, most: bounds of all nodes
-    together. If these two are equal, nodes only change their roles."""
+    """Bounds of node numbers. prefill, decode: least number of nodes of each role. least, most:
+    bounds of all nodes together. If least equals most, nodes only change their roles."""
 
     prefill: int = 1
     decode: int = 1
@@ -45,11 +46,12 @@ class NodeBounds:
 
 @dataclass(frozen=True)
 class Pace:
-    """Times in seconds. window: length of the observations used for trends; no node is taken away
-    before it is full. level, quick: averaging times for load and for bursts. ahead: time of the
-    forecast. settle: time from the last addition to the first removal of a node, and period of the
-    highest level. cool_down: time between two removals. clear: time for clearing a backlog. room:
-    extra demand, as a share; after a removal the rest must still meet the targets with it."""
+    """Times of a planner, in seconds. window: length of the observations used for trends; no node
+    is taken away before it is full. level, quick: averaging times for demand and for bursts. ahead:
+    time of the forecast. settle: time from the last addition to the first removal of a node, and
+    period for the highest demand. cool_down: time between two removals. clear: time for clearing a
+    backlog. room: extra demand, as a share; after a removal the rest must still meet the targets
+    with it."""
 
     window: float = 600.0
     level: float = 60.0

@@ -1,4 +1,5 @@
-"""`python -m scripts.attack --seconds 600`: the same as `python -m scripts.chaos attack`."""
+"""`python -m scripts.attack --seconds 600`: runs the attacks on a prefill and a decode node. The
+same as `python -m scripts.chaos attack`."""
 
 import sys
 

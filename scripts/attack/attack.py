@@ -1,8 +1,8 @@
-"""An attack: a name, and a function trying things until its time is up.
+"""An attack on running nodes: a name, and a function making tries until its time is up.
 
-Pure. A function records each try and its end in the tally, and names forbidden results as findings.
-The world checks afterwards the rules common to all attacks: the nodes live, answer /health, come to
-rest, give the same tokens. Invariant: every request of an attack has a deadline.
+Pure. The function records each try and its outcome in the tally, and names forbidden results as
+findings. The world checks afterwards the rules common to all attacks: the nodes live, answer
+/health, come to rest, give the same tokens. Invariant: every request of an attack has a deadline.
 """
 
 import random
@@ -17,7 +17,8 @@ from scripts.attack.world import World
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt. until: end of new tries, on the monotonic clock."""
+    """The context of one run of an attack. world: the attacked daemons. rng: its random generator.
+    until: end of new tries, on the monotonic clock. tally: receives tries and findings."""
 
     world: World
     rng: random.Random
@@ -25,14 +26,14 @@ class Attempt:
     tally: Tally
 
     def rounds(self) -> Iterator[None]:
-        """Yield once, and again until the time is up."""
+        """Yield once for each round of tries: at least once, then until the time is up."""
         yield
         while time.monotonic() < self.until:
             yield
 
     def at_once(self, callers: int, calls: Sequence[Callable[[], object]]) -> None:
-        """Make each call by one of the callers. Calls not begun when the time is up are left out,
-        except each caller's first. An attack's own error is raised."""
+        """Make the calls concurrently. callers: number of threads. Calls not begun when the time is
+        up are left out, except each thread's first. An error of a call is raised."""
 
         def unless_over(number: int) -> None:
             if number < callers or time.monotonic() < self.until:

@@ -1,4 +1,4 @@
-"""Every attack, in the order of trying them: attacks without chance first."""
+"""Every attack, in the order of running them: attacks without randomness first."""
 
 from scripts.attack.attack import Attack
 from scripts.attack.attacks.bombs import (

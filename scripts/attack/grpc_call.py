@@ -1,4 +1,4 @@
-"""One gRPC call of an attacker, and the server's fault shown by its status.
+"""One gRPC call of an attack. Its status shows a fault of the server.
 
 Every call has a deadline. INTERNAL, UNKNOWN and a passed deadline are always findings.
 """
@@ -16,14 +16,15 @@ from scripts.attack.tally import Tally
 
 CALL_SECONDS = 60.0
 ENDS_A_NODE = ("Drain", "ChangeRole")
-"""Methods ending a node's service on success."""
+"""Methods ending a node's service if they succeed."""
 _HEARD = 200
-"""Messages read from a stream before hanging up."""
+"""Number of messages read from a stream before cancelling it."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """One method. path: /service/method. arity: the name in grpc.Channel."""
+    """One gRPC method. path: /service/method. arity: name of the function of grpc.Channel for it,
+    for example unary_unary."""
 
     path: str
     arity: str
@@ -40,7 +41,7 @@ class Method:
 
 
 def methods(module: ModuleType) -> list[Method]:
-    """Return the methods of every service of a .proto file's stubs."""
+    """Return the methods of every service in the stubs of a .proto file. module: the stubs."""
     return [
         Method(
             f"/{service.full_name}/{method.name}",
@@ -71,8 +72,8 @@ def ask(
     tally: Tally,
     seconds: float = CALL_SECONDS,
 ) -> tuple[grpc.StatusCode, list[Any]]:
-    """Call the method, and record its status in the tally. Returns the status and the answers.
-    Endless streams are cut."""
+    """Call the method, and record its status in the tally. key: API key. seconds: deadline. Returns
+    the status and the answers. Endless streams are cut."""
     sent = list(requests)
     answers: list[Any] = []
     try:
@@ -92,8 +93,8 @@ def ask(
 def begin(
     channel: grpc.Channel, method: Method, sent: Sequence[Any], key: str, seconds: float
 ) -> Any:
-    """Start the call. Returns its answer, or an iterator of its answers. sent: messages, or raw
-    bytes."""
+    """Start a call of the method. Returns its answer, or an iterator of its answers. sent:
+    messages, or raw bytes."""
     call = getattr(channel, method.arity)(
         method.path,
         request_serializer=lambda message: (

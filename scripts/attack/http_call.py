@@ -1,4 +1,4 @@
-"""One HTTP call of an attacker, and the server's fault shown by its end.
+"""One HTTP call of an attack. Its status shows a fault of the server.
 
 Every call has a deadline. A status of 500, or no end at all, is always a finding.
 """
@@ -14,7 +14,7 @@ CALL_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class HttpCall:
-    """One call. key: sent as a bearer token; empty: none. body: raw bytes."""
+    """One HTTP call. key: API key sent as a bearer token; empty: none. body: raw bytes."""
 
     method: str
     path: str
@@ -29,7 +29,7 @@ class HttpCall:
 
 def ask(address: str, call: HttpCall, tally: Tally) -> int | None:
     """Send the call, and record its status in the tally. Returns the status, or None if the server
-    hung up without one."""
+    closed the connection without one."""
     connection = http.client.HTTPConnection(address, timeout=CALL_SECONDS)
     headers = {**call.headers}
     if call.key:
@@ -59,7 +59,8 @@ def judge(status: int, content: bytes, description: str, tally: Tally) -> None:
 
 
 def raw(address: str, sent: bytes, seconds: float) -> bytes:
-    """Send bytes, not necessarily HTTP. Returns the reply within `seconds`, or empty bytes."""
+    """Send raw bytes, not necessarily HTTP, over TCP. Returns the reply within `seconds`, or empty
+    bytes."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=seconds) as connection:
         received = b""

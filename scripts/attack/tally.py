@@ -1,4 +1,4 @@
-"""The counts of one attack: its tries, their answers, and its findings.
+"""The counts of one attack: its tries, their outcomes, and its findings (forbidden results).
 
 Owns counts. Thread rule: any thread, one lock. Invariant: a finding is never taken back.
 """
@@ -14,10 +14,10 @@ class Tally:
         self._lock = threading.Lock()
         self._outcomes: Counter[str] = Counter()
         self.findings: list[str] = []
-        """The first findings, one line each."""
+        """The first forbidden results, one line each."""
 
     def note(self, outcome: str) -> None:
-        """Record one try and its outcome."""
+        """Count one try by its outcome."""
         with self._lock:
             self._outcomes[outcome] += 1
 

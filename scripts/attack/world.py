@@ -1,7 +1,7 @@
-"""The daemons under attack: a prefill and a decode node with keys of every scope.
+"""The daemons under attack: a prefill and a decode node with API keys of every scope.
 
-Owns the file of keys. Thread rule: one thread starts, checks and mends;
-any may call the nodes. Invariant: after mend() both nodes run, take requests and have met.
+Owns the file of keys. Thread rule: one thread starts, checks and fixes the nodes; any thread may
+call them. Invariant: after fix() both nodes run, take requests and are connected.
 """
 
 import tempfile
@@ -18,7 +18,7 @@ from scripts.common.probe import Probe, resident
 from tests.harness.daemons import Node, asked, flags, questions
 
 OWNER = "owner-key"
-"""The key of --api-key, with every scope."""
+"""The API key given by --api-key, with every scope."""
 KEYS = {
     "ann": ("ann-key", "caller"),
     "bob": ("bob-key", "caller"),
@@ -28,16 +28,16 @@ KEYS = {
 }
 ANN, BOB = KEYS["ann"][0], KEYS["bob"][0]
 STRANGERS = ("ann-key", "metrics-key", "gateway-key", "", "forged", "ann")
-"""Keys without the operator's scope: other keys, no key, and invalid ones."""
+"""API keys without the operator's scope: other keys, no key, and invalid keys."""
 
 MOST_SESSIONS = 64
 MOST_BUSY_SECONDS = 1.5
-"""Longest processor time of the event loop while one probe waits."""
+"""Largest accepted processor time of a node's event loop while one /health probe waits, seconds."""
 MOST_SILENT_SECONDS = 60.0
 MOST_KEPT_BYTES = 300 * 2**20
-"""Largest growth of a node's memory after one attack."""
+"""Largest accepted growth of a node's memory after one attack, bytes."""
 MOST_HELD_BYTES = 900 * 2**20
-"""Largest growth of a node's memory during one attack."""
+"""Largest accepted growth of a node's memory during one attack, bytes."""
 _REST_SECONDS = 60.0
 _QUESTIONS = (40, 300)
 
@@ -59,8 +59,8 @@ class World(Pair):
 
     @contextmanager
     def watched(self, tally: Tally) -> Iterator[None]:
-        """Run an attack in the block. At the end, judge the rules for the time during and after
-        it."""
+        """Watch the nodes during a block with an attack. At the block's end check the rules common
+        to all attacks, and record findings."""
         before = {node: resident(node.pid) for node in self.nodes}
         words = {node: node.last_words for node in self.nodes}
         probes = {
@@ -99,7 +99,8 @@ class World(Pair):
             tally.finding(f"{name}: not at rest: {error}")
 
     def fix(self, tally: Tally) -> None:
-        """Restart dead or rejecting nodes, and record each as a finding."""
+        """Restart dead or rejecting nodes, and record each as a finding. Waits until the nodes are
+        connected."""
         for name, node in (("prefill", self.prefill), ("decode", self.decode)):
             trouble = _trouble(node)
             if trouble is None:
@@ -110,7 +111,8 @@ class World(Pair):
         self.meet()
 
     def _ask_again(self, tally: Tally) -> None:
-        """Ask again, cached and not, and compare with the earlier answers."""
+        """Send the known prompts again, cached and uncached, and compare the answers with the
+        earlier ones."""
         self._asked_again += 1
         for salt in (b"right", f"anew {self._asked_again}".encode()):
             for question in self.right:
@@ -124,7 +126,7 @@ class World(Pair):
                     tally.finding(f"another answer than before: {length} tokens, {salt!r}")
 
     def channel(self, node: Node) -> grpc.Channel:
-        """Open a separate connection."""
+        """Open a separate gRPC connection to the node."""
         return grpc.insecure_channel(node.address, options=[("grpc.use_local_subchannel_pool", 1)])
 
     def close(self) -> list[int]:
@@ -137,7 +139,7 @@ class World(Pair):
 
 
 def _since(before: tuple[str, ...], now: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the lines of `now` after the end of `before`."""
+    """Return the log lines of `now` written after the end of `before`."""
     for shared in range(min(len(before), len(now)), 0, -1):
         if before[-shared:] == now[:shared]:
             return now[shared:]
@@ -145,7 +147,7 @@ def _since(before: tuple[str, ...], now: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _trouble(node: Node) -> str | None:
-    """Return the reason a node takes no requests, or None if it does."""
+    """Return the reason for a node taking no requests, or None if it takes requests."""
     status = node.exit_status
     if status is not None:
         return f"ended with {status}: {' | '.join(node.last_words[-3:])}"

@@ -1,4 +1,5 @@
-"""`python -m scripts.chaos WORKLOAD [--fault FAULT] [--seconds N] [--seed N]`: search for breakage.
+"""`python -m scripts.chaos WORKLOAD [--fault FAULT] [--seconds N] [--seed N]`: searches for
+failures under faults.
 
 A workload sends requests to real daemons or parts of one, while faults are injected. `WORKLOAD
 --help` lists its flags. The seed is printed first; the same seed repeats the same requests and
@@ -18,8 +19,8 @@ from scripts.common.tally import Tally
 
 @dataclass(frozen=True)
 class Workload:
-    """One workload. about: one line. module, settings, run: the names of its module, its Settings
-    and its function."""
+    """One workload of the command. about: one line of help. module: name of its module. settings,
+    run: names in this module, of its Settings class and its function."""
 
     about: str
     module: str

@@ -1,4 +1,5 @@
-"""The attacks of scripts/attack as a workload: a fault is a part of an attack's name."""
+"""The attacks of scripts/attack as a chaos workload. A fault named on the command line selects
+attacks by a part of their names."""
 
 import random
 import time
@@ -31,11 +32,11 @@ class Row:
 def campaign(
     attacks: Sequence[Attack], seconds: float, seed: int, say: Callable[[str], None]
 ) -> list[Row]:
-    """Try the attacks on one pair of daemons, one after another, each judged by itself. An attack
-    gets an equal share of the remaining time.
+    """Run the attacks on one prefill and decode node, one after another, each judged by itself. An
+    attack gets an equal share of the remaining time.
 
-    seconds: for all of them, once the daemons are ready. Every attack makes a try, even after the
-    time is up. say: receives one line an attack.
+    seconds: time for all attacks, once the daemons are ready. Every attack makes a try, even after
+    the time is up. say: receives one line for each attack.
     """
     rows = []
     with World() as world:

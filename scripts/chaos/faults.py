@@ -1,4 +1,5 @@
-"""The faults of a pair's nodes and of their link, and their times, derived from a seed.
+"""The faults of a prefill and a decode node and of the network between them, and their times,
+derived from a seed.
 
 Pure. Invariant: equal seeds give equal disturbances; only their coincidence with requests differs
 from run to run.
@@ -21,16 +22,16 @@ class Fault(Enum):
     FREEZE_PREFILL = "freeze-prefill"
     FREEZE_DECODE = "freeze-decode"
     STOP_PREFILL = "stop-prefill"
-    """SIGTERM to the prefill node, with its drain."""
+    """Fault: SIGTERM to the prefill node, with its drain."""
     STOP_DECODE = "stop-decode"
     CUT = "cut"
-    """The link's connections are reset, and can be made again."""
+    """Fault: the connections between the nodes are reset; new ones can be made."""
     HALF_OPEN = "half-open"
-    """The link carries nothing, without notifying either side."""
+    """Fault: the connections carry nothing, without notifying either side."""
     DELAY = "delay"
     THROTTLE = "throttle"
     STORM = "storm"
-    """Hundreds of clients ask and leave at once."""
+    """Fault: hundreds of clients send a request and disconnect at once."""
 
     @property
     def is_of_link(self) -> bool:
@@ -38,7 +39,7 @@ class Fault(Enum):
 
 
 class UnknownFault(ValueError):
-    """Error for a fault name unknown to this workload; the message lists its faults."""
+    """A fault's name is unknown to this workload; the message lists the workload's faults."""
 
 
 def fault_option() -> Any:
@@ -46,8 +47,8 @@ def fault_option() -> Any:
 
 
 def chosen(names: str, known: Sequence[Fault]) -> tuple[Fault, ...]:
-    """Return the faults with names starting with one of these, or all known ones if `names` is
-    empty. Raises UnknownFault."""
+    """Return the known faults with a name starting with one of `names`. Returns all known faults if
+    `names` is empty. Raises UnknownFault."""
     beginnings = tuple(names.split(",")) if names else ("",)
     for beginning in beginnings:
         if not any(fault.value.startswith(beginning) for fault in known):
@@ -58,7 +59,7 @@ def chosen(names: str, known: Sequence[Fault]) -> tuple[Fault, ...]:
 
 @dataclass(frozen=True)
 class Disturbance:
-    """One fault. after, lasts: seconds before it, and until it is undone."""
+    """One fault and its times. after: seconds before it. lasts: seconds until it is undone."""
 
     fault: Fault
     after: float
@@ -71,7 +72,8 @@ def disturbances(
     after: tuple[float, float],
     lasts: Sequence[float],
 ) -> Iterator[Disturbance]:
-    """Yield endless disturbances. shares: frequency of each fault."""
+    """Yield random disturbances without end. shares: relative frequency of each fault. after:
+    shortest and longest time before a fault, seconds. lasts: possible durations, seconds."""
     while True:
         (fault,) = rng.choices(list(shares), list(shares.values()))
         yield Disturbance(fault, rng.uniform(*after), rng.choice(lasts))

@@ -1,7 +1,8 @@
-"""Many conversations on a pair at once: no turn may be lost, and memory stays flat.
+"""A workload of many concurrent conversations with a prefill and a decode node: no turn may be
+lost, and memory stays flat.
 
 Uses only the asyncio client. Runs on one event loop's thread; another thread disturbs the nodes.
-Invariant: a turn interrupted by its node is asked again while the policy has attempts left, and is
+Invariant: a turn interrupted by its node is sent again while the policy has attempts left, and is
 lost otherwise.
 """
 
@@ -31,7 +32,7 @@ _TURNS = 4
 _PREAMBLE_TOKENS = 192
 _SAMPLE_SECONDS = 0.5
 _JUDGED_SAMPLES = 120
-"""Samples needed to judge a life's memory; a shorter life is all warm-up."""
+"""Number of memory samples needed to judge a process; one with fewer samples is not judged."""
 _TELL_SECONDS = 15.0
 _FAULT_SECONDS = 1.0
 
@@ -47,13 +48,13 @@ class LoadSettings:
 
 
 class Users:
-    """Callers keeping one stream open each until the time is up."""
+    """Clients of a load; each keeps one stream open until the time is up."""
 
     def __init__(
         self, target: str, streams: int, seed: int | None, tally: Tally, api_key: str = ""
     ) -> None:
-        """Set up the callers. streams: number of concurrent streams. seed: seed of their prompts.
-        api_key: key of the calls; empty: none."""
+        """Set up the clients. streams: number of concurrent streams. seed: seed of their prompts.
+        api_key: API key of the calls; empty: none."""
         self._api_key = api_key
         self._target = target
         self._streams = streams
@@ -61,7 +62,7 @@ class Users:
         self._tally = tally
 
     async def talk(self, until: Callable[[], bool]) -> None:
-        """Converse until `until` holds, and return once every begun turn is over."""
+        """Run conversations until `until` returns True. Returns once every begun turn is over."""
         async with AsyncClient(self._target, retry=_PATIENT, api_key=self._api_key) as client:
             await asyncio.gather(
                 *(self._converse(client, number, until) for number in range(self._streams))
@@ -95,8 +96,8 @@ class Users:
         tally.took("first token", max(0.0, spent) + usage.time_to_first_token)
 
     async def _persist(self, session: AsyncSession, new_tokens: int) -> Answer:
-        """Generate, and retry a turn broken after its first part. The client itself retries before
-        the first part."""
+        """Generate an answer, and retry a turn broken after its first part. The client itself
+        retries before the first part."""
         pauses = _PATIENT.pauses()
         while True:
             try:
@@ -112,14 +113,15 @@ class Users:
 
 
 def nodes(settings: LoadSettings) -> World:
-    """Start a pair for more concurrent requests than it serves in a minute. Raises UnknownFault."""
+    """Start a prefill and a decode node for more concurrent requests than they serve in a minute.
+    Raises UnknownFault."""
     small = tuple(flags(arena_mib=settings.arena_mib))
     return World(small, (*small, "--drain-timeout", "60", "--http-bind", "127.0.0.1:0"))
 
 
 def run(settings: LoadSettings, say: Callable[[str], None]) -> Tally:
-    """Run a load on nodes of its own. Afterwards they must be at rest, and no larger than before.
-    Raises UnknownFault."""
+    """Run a load on new nodes. Afterwards the nodes must be at rest, and their memory no larger
+    than before. Raises UnknownFault."""
     named = _named(settings)
     with nodes(settings) as world:
         tally = asyncio.run(load(world, settings, named, say))
@@ -141,8 +143,8 @@ async def load(
     say: Callable[[str], None] = lambda line: None,
 ) -> Tally:
     """Run a load on the world's nodes. befall: faults of the nodes in turn, repeated. The load
-    lasts at least one round of faults, and the settings' seconds and turns. A load without a turn
-    is a trouble."""
+    lasts at least one round of faults, and the settings' seconds and turns. A load without a
+    completed turn is a trouble."""
     tally = Tally()
     deadline = time.monotonic() + settings.seconds
     happening = asyncio.ensure_future(_disturb(world, befall, deadline, tally))
@@ -181,7 +183,8 @@ async def _disturb(world: World, befall: tuple[Fault, ...], deadline: float, tal
 
 
 async def _watch_memory(world: World, tally: Tally, over: Callable[[], bool]) -> None:
-    """Record a memory trail for each life of each node, until `over`."""
+    """Sample the memory of each node's processes until `over` is set. A restarted process gets a
+    trail of its own."""
     while not over():
         for name, node in (("prefill", world.prefill), ("decode", world.decode)):
             trail = tally.memory.setdefault(f"{name} {node.pid}", MemoryTrail())

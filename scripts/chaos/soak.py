@@ -1,9 +1,11 @@
-"""Rounds of random conversations under random faults, each ended at rest.
+"""A workload of random conversations under random faults, in rounds. After each round all nodes
+must be at rest.
 
-The pair drafts, and has host memory below the prefill node's arena; the oracle has neither. Thread
-rule: the caller's thread disturbs, a pool's threads converse. Invariants: equal seeds and round
-numbers give the same requests and faults, independent of earlier rounds. Every token received by a
-client is judged, even if the client left or the decode node died.
+The prefill and decode node use drafts, and the prefill node has host memory below its arena. The
+oracle (an undisturbed node) has neither. Thread rule: the caller's thread disturbs, a pool's
+threads converse. Invariants: equal seeds and round numbers give the same requests and faults,
+independent of earlier rounds. Every token received by a client is judged, even if the client left
+or the decode node died.
 """
 
 import random
@@ -39,7 +41,7 @@ SHARES = {
     Fault.THROTTLE: 1,
     Fault.STORM: 2,
 }
-"""Frequency of each fault."""
+"""Relative frequency of each fault."""
 _LASTS = (0.1, 0.5, 1.5, 4.0)
 _REST_SECONDS = 10.0
 _TURN_SECONDS = 120.0
@@ -64,7 +66,8 @@ class SoakSettings:
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn. leave_after: seconds until its client leaves; None: it stays to the end."""
+    """One turn of a conversation. tokens: new tokens of its prompt. answer_tokens: length of its
+    answer. leave_after: seconds until its client disconnects; None: it stays to the end."""
 
     tokens: tuple[int, ...]
     answer_tokens: int
@@ -73,7 +76,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Conversation:
-    """One conversation. prefix: tokens other conversations start with too."""
+    """One conversation. prefix: tokens at its start, shared with other conversations."""
 
     salt: bytes
     prefix: tuple[int, ...]
@@ -87,7 +90,7 @@ class Round:
 
 
 def draw(settings: SoakSettings, number: int) -> Round:
-    """Return a round, determined by the settings' seed. Raises UnknownFault."""
+    """Return the random round `number`, determined by the settings' seed. Raises UnknownFault."""
     seed = settings.seed
     rng = random.Random(f"{seed}/{number}")
     prefixes = [faults.tokens(random.Random(f"{seed}/prefix/{i}"), 700) for i in range(_PREFIXES)]
@@ -111,7 +114,7 @@ def _turn(rng: random.Random) -> Turn:
 
 def soak(settings: SoakSettings, say: Callable[[str], None]) -> Tally:
     """Run whole rounds until `seconds` have passed, or until one saw a forbidden result. say:
-    receives one line a round. Raises UnknownFault."""
+    receives one line for each round. Raises UnknownFault."""
     tally, number = Tally(), settings.first_round
     drafts = ("--speculate", "tree", "--draft-tokens", "3")
     small = (*flags(arena_mib=48), *drafts)
@@ -159,7 +162,7 @@ def _play(world: World, tally: Tally, settings: SoakSettings, number: int) -> No
 
 
 def _expected(conversation: Conversation, world: World) -> list[Answer]:
-    """Return the undisturbed node's answers, turn by turn."""
+    """Return the undisturbed node's answers to a conversation, turn by turn."""
     history, answers = conversation.prefix, list[Answer]()
     with Client(world.oracle.address) as client:
         for turn in conversation.turns:
@@ -172,8 +175,8 @@ def _expected(conversation: Conversation, world: World) -> list[Answer]:
 def _converse(
     conversation: Conversation, answers: Sequence[Answer], world: World, tally: Tally, story: str
 ) -> None:
-    """Run one conversation. answers: undisturbed ones. story: the round and conversation, for
-    reports of troubles."""
+    """Run one conversation, and judge its answers. answers: the undisturbed node's answers. story:
+    text naming the round and conversation in reports."""
     history = conversation.prefix
     for number, (turn, answer) in enumerate(zip(conversation.turns, answers, strict=True)):
         prompt = (*history, *turn.tokens)
@@ -205,7 +208,7 @@ def _count(tally: Tally, usage: Usage) -> None:
 
 
 def _broken(answer: tuple[int, ...], chance: random.Random) -> list[int]:
-    """Return a plausible prediction of the answer: about one token in six is changed, new or
+    """Return a plausible wrong prediction of the answer: about one token in six is changed, new or
     missing."""
     found: list[int] = []
     for token in answer:
@@ -216,7 +219,8 @@ def _broken(answer: tuple[int, ...], chance: random.Random) -> list[int]:
 def _ask(
     world: World, salt: bytes, prompt: tuple[int, ...], turn: Turn, prediction: Sequence[int]
 ) -> tuple[list[int], Usage | Exception]:
-    """Run one turn. Returns the received tokens, and the turn's end as seen by its client."""
+    """Run one turn. Returns the received tokens, and the turn's end: its usage or the error seen by
+    the client."""
     found: list[int] = []
     with Client(world.decode.address) as client:
         stream = client.generate(

@@ -1,7 +1,7 @@
-"""A stream of new requests while links are cut, half-open and silent: each must get the right
-answer.
+"""A workload of new requests while connections between nodes are cut, half-open and silent. Each
+request must get the right answer.
 
-Thread rule: the event loop asks, one thread disturbs. Invariants: equal seeds give equal plans;
+Thread rule: the event loop sends, one thread disturbs. Invariants: equal seeds give equal plans;
 every request is counted once, as answered or as a trouble.
 """
 
@@ -34,12 +34,13 @@ OUTCOMES = HANDED_OVER, PULLED, LOST, HERE = (
 _CONVERSATIONS = 6
 _NEW_TOKENS = 4
 _ANSWER_SECONDS = 60.0
-"""Time limit of a request; without an end by then it counts as unanswered."""
+"""Time limit of a request, in seconds; without an end by then it counts as unanswered."""
 _REST_SECONDS = 20.0
 _TOLD_EVERY = 500
 _LOOK_SECONDS = 0.02
 _LASTS = (0.05, 0.4, 1.2, 1.6)
-"""Durations of link loss. Some are shorter than the heartbeat timeout, so the link survives."""
+"""Possible durations of a connection fault, in seconds. Some are shorter than the heartbeat
+timeout, so the nodes stay connected."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,9 @@ class StreamSettings:
 
 @dataclass(frozen=True)
 class Ask:
-    """One request. conversation: index, under a salt no other request has. returns: its client also
-    asks a second turn; a prefill node fetches the first answer for it."""
+    """One request. conversation: index of its conversation. Its salt is used by no other request.
+    returns: True if its client sends a second turn too; then a prefill node fetches the first
+    answer."""
 
     number: int
     conversation: int
@@ -72,7 +74,7 @@ def asks(seed: int | None, count: int) -> Iterator[Ask]:
 
 
 def disturbances(settings: StreamSettings) -> Iterator[tuple[int, Disturbance]]:
-    """Yield, without end, a count of prompts and the disturbance after them.
+    """Yield a number of prompts and the disturbance after them, without end.
 
     Prompts are counted instead of seconds, so a slow host breaks and transfers as much as a fast
     one.
@@ -84,7 +86,8 @@ def disturbances(settings: StreamSettings) -> Iterator[tuple[int, Disturbance]]:
 
 
 def _conversations(oracle: Client) -> list[tuple[Question, Question]]:
-    """Return conversations of two turns each, without near ties."""
+    """Return conversations of two turns each. Their answers have no near tie between the two
+    likeliest tokens."""
     found: list[tuple[Question, Question]] = []
     for seed in range(20 * _CONVERSATIONS):
         rng = random.Random(f"{seed}/prompts")
@@ -105,8 +108,8 @@ def _question(oracle: Client, prompt: tuple[int, ...]) -> Question | None:
 
 
 def stream(settings: StreamSettings, say: Callable[[str], None]) -> Tally:
-    """Send all requests while links are lost, then check for anything still held. Raises
-    UnknownFault."""
+    """Send all requests while connections are disturbed. Then check for memory or requests still
+    held by the nodes. Raises UnknownFault."""
     tally = Tally()
     shared = (*flags(arena_mib=128), "--pull-tokens", "1")
     decode = (*shared, "--local-prefill-tokens", "8", "--http-bind", "127.0.0.1:0")

@@ -1,7 +1,9 @@
-"""SIGKILL at every place and every layer chunk of a transfer, on both sides, with real daemons.
+"""A workload killing a node (SIGKILL) at every place and every layer chunk of a transfer, on both
+sides, with real daemons.
 
-The tokens must be right, the other side at rest, and the death noticed in a second. Thread rule:
-one thread. Invariant: a Death is kept only if every token was right and the survivor holds nothing.
+The tokens must be right, the other node at rest, and the death noticed in a second. Thread rule:
+one thread. Invariant: a Death is recorded only if every token was right and the survivor holds
+nothing.
 """
 
 import random
@@ -25,7 +27,7 @@ _NOTICE_SECONDS = 1.0
 _LOST = pb.PREFILL_NODE_STATE_LOST
 _ANSWER_TOKENS = 8
 _PROMPT_TOKENS = CHUNK + CHUNK // 2
-"""Two forwards: the first sends pages, the last pages and the state."""
+"""Prompt length giving two forwards: the first sends pages, the last pages and the state."""
 
 
 @dataclass(frozen=True)
@@ -38,15 +40,15 @@ class SweepSettings:
 
 @dataclass(frozen=True)
 class Point:
-    """A point of death. window: the sequence number of the layer chunk; None if the place is not
-    tied to chunks."""
+    """A point of a transfer for killing a node. chunk: sequence number of the layer chunk; None if
+    the place is not tied to chunks."""
 
     place: Place
     chunk: int | None
 
     @property
     def sends(self) -> bool:
-        """Return True if the sender dies."""
+        """Return True if the sender is the killed node."""
         return self.place.value.startswith("sender.")
 
     def __str__(self) -> str:
@@ -55,8 +57,8 @@ class Point:
 
 @dataclass(frozen=True)
 class Death:
-    """One death. noticed: seconds until the survivor noticed. rested: seconds until it held
-    nothing. fell_back: the answer was prefilled again."""
+    """The outcome of one kill. noticed: seconds until the surviving node noticed. rested: seconds
+    until it held nothing of the transfer. fell_back: True if the prompt was prefilled again."""
 
     point: Point
     noticed: float
@@ -71,7 +73,7 @@ class Death:
 
 
 def every_point(chunks: int) -> tuple[Point, ...]:
-    """Return each place of a transfer with `windows` layer chunks. Places tied to chunks appear
+    """Return every point of a transfer with `chunks` layer chunks. Places tied to chunks appear
     once for each chunk."""
     return tuple(
         Point(place, chunk)
@@ -81,7 +83,8 @@ def every_point(chunks: int) -> tuple[Point, ...]:
 
 
 def sample(points: tuple[Point, ...], seed: int | None, more: int) -> tuple[Point, ...]:
-    """Return one point of each phase of each side, and `more` of the rest, chosen by the seed."""
+    """Return one point of each phase of each side, and `more` of the other points, chosen by the
+    seed."""
     rng = random.Random(seed)
     phases: dict[str, list[Point]] = {}
     for point in points:
@@ -92,7 +95,8 @@ def sample(points: tuple[Point, ...], seed: int | None, more: int) -> tuple[Poin
 
 
 def _phase(place: Place) -> str:
-    """Return the phase, for example sender.ready, without before or after."""
+    """Return the side and phase of a place without its "before" or "after", for example
+    sender.ready."""
     side, _, moment = place.value.partition(".")
     return f"{side}.{moment.partition('_')[2]}"
 
@@ -105,7 +109,7 @@ def run(settings: SweepSettings, say: Callable[[str], None]) -> Tally:
 
 
 def sweep(settings: SweepSettings, tally: Tally) -> list[Death]:
-    """Test every point in turn. Raises ValueError if the settings select no place."""
+    """Kill a node at every point in turn. Raises ValueError if the settings select no place."""
     deaths = []
     (question,) = questions((_PROMPT_TOKENS,))
     # A few tokens, because the answer itself does not die here, and the death after Done comes at
@@ -152,8 +156,9 @@ def _chunks_of(nodes: Victims, question: Question) -> int:
 def _sender_dies(
     nodes: Victims, question: Question, point: Point, salt: bytes, seconds: float
 ) -> Death:
-    """Let the sender die at the point. salt: not used by an earlier request. seconds: time limit to
-    notice the death. Raises AssertionError if a promise is broken."""
+    """Let the sender die at the point, and check the answer and the survivor. salt: not used by an
+    earlier request. seconds: time limit to notice the death. Raises AssertionError if a promise is
+    broken."""
     victim, survivor = nodes.mortal_sender, nodes.receiver
     victim.reborn(str(point))
     nodes.met(survivor)
@@ -171,7 +176,8 @@ def _sender_dies(
 def _receiver_dies(
     nodes: Victims, question: Question, point: Point, salt: bytes, seconds: float
 ) -> Death:
-    """Let the receiver die at the point. Arguments and errors are those of _sender_dies."""
+    """Let the receiver die at the point, and check the surviving sender and the client's stream.
+    Arguments and errors are those of _sender_dies."""
     victim, survivor = nodes.mortal_receiver, nodes.sender
     victim.reborn(str(point))
     nodes.met(victim)

@@ -1,5 +1,5 @@
-"""Turns of conversations without a model: the cache, the tier and its copies, and marked memory.
-Every page and state in memory names its own tokens.
+"""Turns of conversations without a model: the cache, the lower tier and its copies, and arena
+memory filled with marks. The mark of a page or a state is computed from its own tokens.
 
 The data a turn starts from is compared, word for word, with the marks of its own tokens.
 """
@@ -40,16 +40,17 @@ LAYOUT = CacheLayout(
 )
 Tokens = NDArray[np.int32]
 _ABORTED, _LATE = 150, 400
-"""Intervals: one load of so many is aborted, or late."""
+"""One load in _ABORTED is aborted, and one in _LATE is late."""
 _MOST_AT_ONCE = 4
 _MOST_UNWRITTEN = 16
-"""Most waiting writes. If turns outran the copy thread, they would find nothing below."""
+"""Largest number of waiting writes. If turns outran the copy thread, they would find nothing in the
+lower tier."""
 _SAID = 10_000
 
 
 class RandomFaults:
-    """Random faults of copies, determined by a seed: one piece of so many goes wrong. Thread rule:
-    any."""
+    """Random faults of copies, determined by a seed: one call in `one_of` returns a fault, the
+    others None. Thread rule: any thread."""
 
     def __init__(self, seed: int, one_of: int) -> None:
         self._random = np.random.default_rng(seed)
@@ -77,7 +78,8 @@ class Turns:
     def __init__(
         self, seed: int, slabs: int = 40, host_slabs: int = 300, disk: FaultyDisk | None = None
     ) -> None:
-        """Set up the tiers. disk: below host memory."""
+        """Set up the cache and its tiers. slabs: size of the arena. host_slabs: size of the host
+        memory. disk: tier below host memory, or none."""
         self.arena = Arena(LAYOUT, slabs)
         self.host = Arena(LAYOUT, host_slabs, key=ArenaKey(Place.HOST))
         prices = TierPrices(1.0, 0.1, 0.1, 1e-6)
@@ -140,7 +142,7 @@ class Turns:
         self.ask(tokens)
 
     def finish(self) -> None:
-        """Run until nothing is in progress."""
+        """Run until no load and no copy is in progress, then check the cache's integrity."""
         while self.tier.is_busy or self._landed:
             self.tier.advance()
             while self._landed:
@@ -149,7 +151,8 @@ class Turns:
         self.cache.check_integrity()
 
     def ask(self, tokens: Tokens) -> None:
-        """Start a turn of these tokens; its load continues afterwards."""
+        """Start a turn with these tokens. If it needs a load from a lower tier, the load continues
+        afterwards."""
         allocation = self.cache.allocate_or_load(
             tokens,
             capacity_tokens=len(tokens),
@@ -186,7 +189,8 @@ class Turns:
             self.cache.release(allocation)
 
     def _compute(self, allocation: Allocation, tokens: Tokens) -> None:
-        """Check the data a turn starts from, then fill the rest as if computed."""
+        """Compare the cached data a turn starts from with its marks, then fill the other pages as
+        if computed."""
         cached, pages = allocation.cached_tokens, allocation.pages.tolist()
         slots = allocation.working_slots
         ends = list(range(PAGE_TOKENS, cached + 1, PAGE_TOKENS))
@@ -207,7 +211,8 @@ class Turns:
         self.cache.release(allocation)
 
     def _blocks_of(self, pages: list[int]) -> NDArray[np.int64]:
-        """Return the blocks of pages, [pages, regions]."""
+        """Return the indices of the memory blocks of pages, [pages, regions] int64. pages: page
+        ids."""
         regions = np.arange(len(LAYOUT.regions)) * LAYOUT.pages_per_slab
         return np.array(pages, np.int64)[:, None] + regions
 
@@ -224,13 +229,14 @@ class Turns:
 
 
 def _sign(tokens: Tokens, end: int) -> int:
-    """Return the mark of the tokens before `end`."""
+    """Return the mark (a hash) of the tokens before `end`."""
     # The hash is the same in every process.
     return xxhash.xxh3_64_intdigest(tokens[:end].tobytes()) >> 1
 
 
 def _signs(tokens: Tokens, ends: list[int]) -> NDArray[np.int64]:
-    """Return the mark of each page, covering its own tokens and all before them."""
+    """Return the mark of each page: a hash of its own tokens and all tokens before them. ends:
+    number of tokens up to each page's end."""
     return np.array([_sign(tokens, end) for end in ends], np.int64)
 
 

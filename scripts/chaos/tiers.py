@@ -1,5 +1,5 @@
-"""Random loads from host memory, with and without a model, while copies fail. Then a kill, followed
-by the next node's start over the disk's folder."""
+"""A workload of random loads from host memory, with and without a model, while copies fail. Then a
+process is killed, and another starts over the same disk folder."""
 
 import logging
 import os
@@ -22,7 +22,7 @@ from tests.harness.tiers import FaultyDisk, TieredEngine
 
 _AT_ONCE = 6
 _BEHIND = 4
-"""Tokens of an answer."""
+"""Number of tokens of an answer."""
 _SLABS = 4000
 _LEAST_KEPT = 0.95
 _MOST_SECONDS = 30.0
@@ -65,9 +65,10 @@ def _count(tally: Tally, what: str, turns: int, loads: int, wrong: int) -> None:
 
 
 def _forwards(seed: int, loads: int, tally: Tally) -> None:
-    """Compare conversations on a tiered engine with the same on an engine without a tier.
+    """Run conversations on an engine with lower tiers, and compare the answers with an engine's
+    without tiers.
 
-    The arena is small, so most turns are loaded. Copies fail meanwhile.
+    The arena is small, so most turns are loaded from a lower tier. Copies fail meanwhile.
     """
     random = np.random.default_rng(seed)
     tiered, plain = TieredEngine(slabs=40, host_slabs=400), tiny_engine(slabs=1500)
@@ -93,8 +94,8 @@ def _forwards(seed: int, loads: int, tally: Tally) -> None:
 
 
 def _kill(conversations: int, tally: Tally, say: Callable[[str], None]) -> None:
-    """Kill a process (SIGKILL) after all its conversations are on the disk, and start the next one
-    over the same folder. A trouble: under 95% of the tokens cached before are cached then, or the
+    """Kill a process (SIGKILL) after all its conversations are on the disk, and start another over
+    the same folder. A trouble: under 95% of the tokens cached before are cached then, or the
     restart takes 30 s. Another trouble: a token differs from the token of a node without a
     cache."""
     firsts = [prompt(80 + 7 * seed, seed) for seed in range(conversations)]
@@ -141,7 +142,8 @@ def _node(folder: Path) -> TieredEngine:
 
 
 def _begun(node: TieredEngine, turns: list[list[int]]) -> int:
-    """Return the number of these tokens stored in any tier."""
+    """Return the number of the turns' prompt tokens stored in any tier. turns: token ids of each
+    turn."""
     found = 0
     for turn in turns:
         match = node.lone.engine._cache.match(submit("x", turn, 1).prompt)

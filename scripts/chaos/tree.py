@@ -1,6 +1,7 @@
-"""Random lives of the cache's tree against the oracle of its tests, every invariant at every step.
+"""A workload of random calls to the prefix tree, compared with the oracle of its tests. Every
+invariant is checked at every step.
 
-Owns the clock and the count. The lives and their checks are the test's (TreeMachine). Each round is
+Owns the clock and the count. The calls and their checks are the test's (TreeMachine). Each round is
 one seed, printed before it starts: `--seed N` begins with the failed round.
 """
 
@@ -26,12 +27,12 @@ class TreeSettings:
 
 
 def run(asked: TreeSettings, say: Callable[[str], None]) -> Tally:
-    """Run rounds until the time is up. Raises the error of a life with a broken invariant;
-    hypothesis has printed this life."""
+    """Run rounds until the time is up. Raises the error of a round with a broken invariant;
+    hypothesis has printed the round's calls."""
     tally = Tally()
 
     class Counted(TreeMachine):
-        """A counting machine; it adds no rule."""
+        """TreeMachine counting its steps; it adds no rule."""
 
         def __init__(self) -> None:
             super().__init__()

@@ -1,6 +1,7 @@
-"""The daemons of a sweep: victims die at their armed point, the others must continue.
+"""The daemons of a sweep: victims die at a chosen point of a transfer, and the other nodes must
+continue.
 
-Owns processes. Victims are forked, because each point needs a new life. Thread rule: one thread.
+Owns processes. Victims are forked, because each point needs a new process. Thread rule: one thread.
 """
 
 import os
@@ -20,7 +21,7 @@ CHUNK = 64
 
 
 class Victim(Node):
-    """A daemon armed at the start of each life. Its address stays."""
+    """A daemon killing itself at a chosen point. Restarts keep its address."""
 
     def __init__(self, command: str, *flags: str) -> None:
         self.armed = ""
@@ -31,8 +32,8 @@ class Victim(Node):
         return ForkedDaemon(command, flags, bind, {VARIABLE: self.armed})
 
     def reborn(self, armed: str) -> None:
-        """Start a new life with a death at the point `armed`. End the previous life here if it has
-        not ended."""
+        """Restart the daemon, to be killed at the point `armed`. The previous process is killed now
+        if it has not ended."""
         if self._dead:
             self._ended()
         else:
@@ -48,8 +49,8 @@ class Victim(Node):
         return 0
 
     def dies(self) -> float:
-        """Wait for its death by itself, and return the time on the monotonic clock. Its client
-        lives on, and may read its messages."""
+        """Wait for the daemon's own death, and return its time on the monotonic clock. The daemon's
+        client stays open and may read the messages received before."""
         try:
             handle = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -76,8 +77,8 @@ def decode_flags(prefill: Node) -> list[str]:
 
 
 class Victims(Daemons):
-    """Two pairs: a dying sender beside `receiver`, and a dying receiver beside `sender`, also
-    serving `other`."""
+    """Two sets of daemons. The prefill node `mortal_sender` dies, serving `receiver`. The decode
+    node `mortal_receiver` dies; its prefill node `sender` also serves `other`."""
 
     def __init__(self) -> None:
         prefill = [*victim_flags(), "--layers-per-window", "1"]
@@ -97,12 +98,12 @@ class Victims(Daemons):
         return (*receivers, self.sender, self.receiver, self.mortal_sender)
 
     def met(self, decode: Node) -> None:
-        """Wait until it is connected to its prefill node."""
+        """Wait until the decode node is connected to its prefill node."""
         connected = pb.PREFILL_NODE_STATE_CONNECTED
         until(lambda: state(decode) == connected, f"{decode.address} is alone")
 
 
 def state(decode: Node) -> int:
-    """Return the prefill node's state, as known by the decode node."""
+    """Return the state of the decode node's only prefill node, as known by the decode node."""
     (node,) = decode.stats().prefill_nodes
     return int(node.state)

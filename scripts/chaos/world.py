@@ -1,8 +1,9 @@
-"""The daemons of a workload: a disturbed pair, and an undisturbed fused oracle.
+"""The daemons of a workload: a disturbed prefill and decode node, and an undisturbed fused node
+(the oracle).
 
-Owns the oracle, the proxy between the two nodes if their link may be lost, and storms of aborts.
-Thread rule: one thread disturbs and mends; any may read. Invariants: disturb() has repaired its
-fault when it returns. After mend() both nodes run, not frozen, connected over a working link.
+Owns the oracle, the proxy between the two nodes if their connections may be disturbed, and storms
+of aborts. Thread rule: one thread disturbs and fixes; any thread may read. Invariants: disturb()
+has undone its fault when it returns. After fix() both nodes run, not frozen, and are connected.
 """
 
 import os
@@ -39,15 +40,16 @@ class World(Pair):
     ) -> None:
         """Start the daemons. prefill, decode, oracle: flags of the nodes; without oracle flags
         there is no oracle. faults: faults allowed for disturb(). Node faults are always possible;
-        link faults need a proxy, started if one is named. patience: factor on timeouts.
-        storm_clients: number of clients in an abort storm; they ask and leave at once."""
+        connection faults need a proxy, started if one is named. patience: factor on timeouts.
+        storm_clients: number of clients in an abort storm; they send a request and disconnect at
+        once."""
         self.patience = patience
         self._proxy: TcpProxy | None = None
         self._has_proxy = any(fault.is_of_link for fault in faults)
         self._storm_clients = storm_clients
         self._storms = 0
         self.decode_deaths = 0
-        """Number of times so far the decode node was about to end."""
+        """Number of faults so far ending the decode node's process."""
         self._decode_stands = threading.Event()
         self._decode_stands.set()
         self._oracles = [Node("serve", *oracle).wait_ready()] if oracle else []
@@ -61,11 +63,12 @@ class World(Pair):
 
     @property
     def oracle(self) -> Node:
-        """Return the oracle. REQUIRES: there is one."""
+        """Return the undisturbed node. REQUIRES: there is one."""
         return self._oracles[0]
 
     def disturb(self, fault: Fault, seconds: float = 0.0) -> None:
-        """Inject a fault, and undo it after `seconds`. A stop takes as long as its drain."""
+        """Inject a fault, and undo it after `seconds`. A fault stopping a node lasts as long as the
+        node's drain instead."""
         undo = self._inject(fault)
         try:
             time.sleep(0.0 if fault in (Fault.STOP_PREFILL, Fault.STOP_DECODE) else seconds)
@@ -128,8 +131,8 @@ class World(Pair):
         return leave
 
     def wait_for_decode(self, seconds: float) -> int:
-        """Wait until the decode node takes calls, or for `seconds`. Return the number of its deaths
-        before then."""
+        """Wait until the decode node takes calls, at most `seconds`. Returns the number of its
+        deaths before then."""
         deadline = time.monotonic() + seconds
         while True:
             # Read in this order: a death missed by this count is in the caller's own time.
@@ -139,7 +142,7 @@ class World(Pair):
             self._decode_stands.wait(deadline - time.monotonic())
 
     def fix(self) -> None:
-        """Wait until the two nodes have met over a whole link."""
+        """Wait until the two nodes are connected again without disturbances."""
         self._decode_stands.set()
         if self._proxy is not None:
             self._proxy.heal()
@@ -166,7 +169,7 @@ class World(Pair):
 
 
 def undisturbed(client: Client, prompt: tuple[int, ...], salt: bytes, new_tokens: int) -> Answer:
-    """Return the oracle's answer."""
+    """Return the undisturbed node's answer to a prompt."""
     asked = Prompt(token_ids=prompt)
     return client.generate(
         asked, max_new_tokens=new_tokens, ignore_eos=True, cache_salt=salt

@@ -1,5 +1,5 @@
-"""`python -m scripts.clients [CLIENT ...]`: installs each client, runs it against nodes of this
-machine, prints its working features.
+"""`python -m scripts.clients [CLIENT ...]`: installs clients of other projects, runs each against
+nodes of this machine, and prints its working features.
 
 Exit status 0 only if every cell of each table holds.
 """

@@ -1,6 +1,7 @@
-"""Clients for writing agents, and their working features: a row a client and a column a feature.
+"""A table of agent clients by other projects and their working features: a row for each client, a
+column for each feature.
 
-Each is driven by a script of `agents/`, run by the client's own interpreter. It asks a model
+A script of `agents/` drives each client, run by the client's own interpreter. It asks a model
 trained to make the requested calls (tests/tool_caller), by a published chat template.
 """
 
@@ -49,8 +50,8 @@ CLIENTS = (*_DRIVERS, *_PROGRAMS, "ai-sdk")
 
 @dataclass(frozen=True)
 class AgentRun:
-    """One table. template: a published chat template's name. folder: folder for clients' files.
-    records: True: write the rows into the document's table."""
+    """The settings of one table. template: a published chat template's name. folder: folder for
+    clients' files. records: True if the rows are written into the document's table."""
 
     arrangement: str
     template: str
@@ -58,7 +59,7 @@ class AgentRun:
     records: bool
 
     def run(self, clients: Sequence[str]) -> bool:
-        """Print a table, a row a client. Returns True if every cell holds."""
+        """Run the clients and print a table, a row for each. Returns True if every cell holds."""
         show(head(f"{self.arrangement}, {self.template}", *COLUMNS))
         good = True
         with _node(self.arrangement, self.template, self.folder) as address:
@@ -87,7 +88,7 @@ def _node(arrangement: str, template: str, folder: Path) -> Iterator[str]:
 
 
 def _row(client: str, address: str, folder: Path) -> tuple[str, bool]:
-    """Return a line of the table, and True if every cell of it holds."""
+    """Run a client. Returns its line of the table, and True if every cell of the line holds."""
     done = subprocess.run(
         [*_command(client), f"http://{address}", MODEL, *_more(client)],
         cwd=folder,
@@ -130,7 +131,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "results" / "agent_clients.md"
 
 def record(name: str, order: Sequence[str], rows: Mapping[str, str]) -> None:
     """Write rows into the document. name: name of the table. order: all clients, in row order.
-    rows: client to its line, with the client and its version in the first cell. Raises ValueError
+    rows: each client's line, with the client and its version in the first cell. Raises ValueError
     if the document has no such table."""
     text = DOCUMENT.read_text(encoding="utf-8")
     DOCUMENT.write_text(with_rows(text, name, order, rows), encoding="utf-8")

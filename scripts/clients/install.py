@@ -1,7 +1,7 @@
-"""`python -m scripts.clients.install CLIENT ...`: each foreign client in a separate environment,
-because their dependencies contradict tasuki's and each other's.
+"""`python -m scripts.clients.install CLIENT ...`: installs clients by other projects, each into a
+separate environment. Their dependencies contradict tasuki's and each other's.
 
-A client is pinned, so a run can be repeated.
+A client's version is pinned, so a run can be repeated.
 """
 
 import argparse
@@ -19,12 +19,12 @@ ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "build" / "clients"
 _NEWER_PYTHONS = 3
 _TORCH = "torch==2.13.0"
-"""Named together with packages requiring it, because an index may otherwise choose a build with
-CUDA."""
+"""The torch version named together with packages requiring torch, because an index may otherwise
+choose a build with CUDA."""
 
 
 class MissingPython(RuntimeError):
-    """A client needs a newer Python than any on the path; the message names both."""
+    """A client needs a newer Python than any on PATH; the message names both."""
 
 
 PACKAGES = {
@@ -83,13 +83,13 @@ NODE_PACKAGES = {
 
 
 OLDEST_PYTHON = {"inference-perf": (3, 12)}
-"""Oldest Python of each client with a newer requirement than our own interpreter."""
+"""Oldest usable Python of each client with a newer requirement than our own interpreter."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A client built from source. needs: packages installed before its build. environment:
-    variables of the build."""
+    """The build of a client from source. needs: packages installed before its build. environment:
+    environment variables of the build."""
 
     needs: tuple[str, ...]
     environment: Mapping[str, str]
@@ -104,15 +104,16 @@ BUILT = {
         {"VLLM_TARGET_DEVICE": "empty", "VLLM_VERSION_OVERRIDE": "0.33.0"},
     )
 }
-"""Clients built from source. vLLM's bench needs none of the GPU kernels in its wheel."""
+"""Clients built from source. vLLM's benchmark client needs none of the GPU kernels in vLLM's
+wheel."""
 
 BESIDE = frozenset({"docs", "goldens", "ray", "suites"})
-"""Clients with an import of our own package and its dependencies, at our versions."""
+"""Clients importing our own package. They need its dependencies at our versions."""
 
 
 def pins(client: str) -> str:
-    """Return the versions of the client's packages. A package of another name is shown with its
-    name."""
+    """Return text with the versions of the client's packages. A package with another name than the
+    client's is shown with its name."""
     found = [
         re.fullmatch(r"(@?[^=@\[]+)(?:\[.*\])?(?:==|@)(.+)", package)
         for package in (*PACKAGES.get(client, ()), *NODE_PACKAGES.get(client, ()))
@@ -122,20 +123,21 @@ def pins(client: str) -> str:
 
 
 def interpreter(client: str) -> Path | None:
-    """Return the Python of the client's environment, or None if it is not installed."""
+    """Return the path of Python in the client's environment, or None if it is not installed."""
     folder = FOLDER / client
     return folder / "bin" / "python" if (folder / "installed").exists() else None
 
 
 def program(client: str, name: str) -> Path:
-    """Return the path of a command from the client's packages. REQUIRES: it is installed."""
+    """Return the path of a command installed by the client's packages. REQUIRES: the client is
+    installed."""
     folder = "node_modules/.bin" if client in NODE_PACKAGES else "bin"
     return FOLDER / client / folder / name
 
 
 def install(client: str) -> None:
-    """Install a client. Raises CalledProcessError with the error of pip or npm on stderr, and
-    MissingPython."""
+    """Install a client into its environment. Raises CalledProcessError with the error of pip or npm
+    on stderr, and MissingPython."""
     folder = FOLDER / client
     if (folder / "installed").exists():
         return
@@ -166,7 +168,7 @@ def _install_python(client: str, folder: Path) -> None:
 
 
 def _python(client: str) -> str:
-    """Return the interpreter for its environment. Raises MissingPython."""
+    """Return the interpreter for making the client's environment. Raises MissingPython."""
     oldest = OLDEST_PYTHON.get(client, sys.version_info[:2])
     if sys.version_info[:2] >= oldest:
         return sys.executable

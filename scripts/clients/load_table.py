@@ -1,4 +1,5 @@
-"""Clients putting load on a pair, and their counts beside the server's.
+"""A table of load generators by other projects, run against a prefill and a decode node. It shows
+their counts beside the server's.
 
 A row holds if no request failed and the client's sum of cached tokens equals the server's count. If
 a client keeps no count, only the server's is shown. Traffic stays on loopback.
@@ -38,8 +39,8 @@ class ClientCounts:
 
 @dataclass(frozen=True)
 class Run:
-    """A client, unmodified. command: run in `folder`. read: extracts its result from its output and
-    its folder."""
+    """A run of an unmodified client. command: command line, run in the client's folder. read:
+    function extracting the counts from its output and its folder."""
 
     command: tuple[str, ...]
     read: Callable[[str, Path], ClientCounts]
@@ -47,8 +48,8 @@ class Run:
 
 
 def runs(url: str, tokenizer: Path, folder: Path) -> dict[str, Run]:
-    """Return the run of each client. url: URL of the HTTP server, without /v1. tokenizer: a folder
-    in Hugging Face layout. folder: folder for clients' files."""
+    """Return the run of each client, by name. url: URL of the HTTP server, without /v1. tokenizer:
+    a folder in Hugging Face layout. folder: folder for clients' files."""
     hub = _hub(tokenizer, folder / "hub")
     return {
         "aiperf": Run(
@@ -140,9 +141,9 @@ def runs(url: str, tokenizer: Path, folder: Path) -> dict[str, Run]:
 
 
 def _inference_perf_settings(url: str, tokenizer: Path, folder: Path) -> Path:
-    """Write its settings to a YAML file, in the form of JSON.
+    """Write inference-perf's settings to a YAML file, in the form of JSON.
 
-    Its own prompts of a chosen length are not chats, so it gets a file of chats.
+    Prompts it makes itself with a chosen length are not chats, so it gets a file of chats.
     """
     chats, config = folder / "chats.json", folder / "config.yml"
     text = " ".join(
@@ -170,8 +171,8 @@ def _inference_perf_settings(url: str, tokenizer: Path, folder: Path) -> Path:
 
 
 def _hub(tokenizer: Path, home: Path) -> dict[str, str]:
-    """Build a cache containing the tokenizer folder under a hub name, because some clients accept
-    only hub names."""
+    """Make a Hugging Face cache listing the tokenizer folder under a hub name, because some clients
+    accept only hub names."""
     model = home / "hub" / f"models--{_HUB_NAME.replace('/', '--')}"
     snapshot = model / "snapshots" / "0"
     snapshot.mkdir(parents=True)
@@ -195,8 +196,8 @@ def _read_aiperf(output: str, folder: Path) -> ClientCounts:
 
 
 def _read_evalscope(output: str, folder: Path) -> ClientCounts:
-    """Return the counts. The summary has a rate; the timeline has the count, accumulated answer by
-    answer."""
+    """Return the counts of an evalscope run. Its summary has a rate; its timeline has the count,
+    accumulated answer by answer."""
     (summary,) = (folder / "evalscope").rglob("benchmark_summary.json")
     counts = json.loads(summary.read_text(encoding="utf-8"))
     timeline = summary.with_name("workload_timeline.json")
@@ -253,7 +254,7 @@ def usable_tokens(address: str) -> int:
 
 
 def _ran(client: str, address: str, folder: Path) -> bool:
-    """Run a client and print its line of a Markdown table."""
+    """Run a client, and print its line of a Markdown table. Returns True if the line holds."""
     run = runs(f"http://{address}", embedded_model(), folder)[client]
     before, begun = usable_tokens(address), time.monotonic()
     done = subprocess.run(
@@ -278,8 +279,8 @@ def _ran(client: str, address: str, folder: Path) -> bool:
 
 
 def run_load(clients: Sequence[str], folder: Path) -> bool:
-    """Print a table, a row for each client. Return True if every row holds. folder: folder for
-    clients' files."""
+    """Run the clients and print a table, a row for each. Returns True if every row holds. folder:
+    folder for clients' files."""
     common = flags(arena_mib=256)
     http = ("--http-bind", "127.0.0.1:0", "--served-model-name", "embedded")
     columns = ("requests", "failed", "cached, its sum", "cached, the server's", "took")

@@ -1,4 +1,5 @@
-"""Users for locust: chats of several turns; the answers must report cached tokens.
+"""Users for the load generator locust: chats of several turns; the answers must report cached
+tokens.
 
 Prints one line of JSON at the end: turns, failures, and the cached tokens reported by answers.
 """

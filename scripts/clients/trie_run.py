@@ -1,4 +1,4 @@
-"""Runs tokenspeed-trie, unmodified, and prints its counts as JSON.
+"""Runs the load generator tokenspeed-trie, unmodified, and prints its counts as JSON.
 
 `python trie_run.py ENDPOINT MODEL TOKENIZER_FOLDER WORKLOAD_JSONL SECONDS`, by the interpreter of
 trie's environment. One conversation at a time: then trie cuts none in the middle, and its counts

@@ -1,4 +1,4 @@
-"""The shared parts of this folder's commands: settings with a random seed, unbuffered lines,
+"""Parts common to the commands in scripts/: settings with a random seed, unbuffered output lines,
 Markdown rows, a verdict."""
 
 import random
@@ -33,18 +33,18 @@ def show(line: str) -> None:
 
 
 def row(*cells: object) -> str:
-    """Return a line of a Markdown table."""
+    """Return a line of a Markdown table with the given cells."""
     flat = (str(cell).replace("|", "\\|").replace("\n", " ") for cell in cells)
     return f"| {' | '.join(flat)} |"
 
 
 def head(*columns: str) -> str:
-    """Return the first two lines of a Markdown table."""
+    """Return the heading line of a Markdown table and the line below it."""
     return f"{row(*columns)}\n{row(*['---'] * len(columns))}"
 
 
 def concluded(name: str, seed: int, tally: Tally) -> int:
-    """Show the troubles and the verdict, and return the exit status."""
+    """Print the tally's troubles and the verdict, and return the exit status."""
     for trouble in tally.troubles:
         print(trouble)
     show(f"{name}: {'PASSED' if tally.good else 'FAILED'}, seed {seed}: {tally}")

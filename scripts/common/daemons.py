@@ -1,7 +1,7 @@
-"""The daemons of a script.
+"""Daemons started by a script.
 
-Owns their processes. Invariant: each node of a pair keeps its address over its lives, so clients
-and the other node find it again.
+Owns their processes. Invariant: a node keeps its address over restarts, so clients and other nodes
+find it again.
 """
 
 import subprocess
@@ -15,16 +15,16 @@ from tests.harness.waiting import HANG_SECONDS, until
 
 
 class Daemons:
-    """Daemons for a `with` block: at the end every node stops. If nothing was raised it must stop
-    well."""
+    """Daemons running during a `with` block. At its end every node stops; if the block raised
+    nothing, each must stop with exit status 0."""
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """Return the nodes in the order of stopping them."""
+        """Return the nodes in the order to stop them."""
         raise NotImplementedError
 
     def assert_at_rest(self, seconds: float = HANG_SECONDS) -> None:
-        """Check every node: it holds nothing."""
+        """Check every node: within `seconds` it holds nothing of any request."""
         for node in self.nodes:
             node.assert_at_rest(seconds)
 
@@ -41,12 +41,13 @@ class Daemons:
 
 
 class Pair(Daemons):
-    """A prefill and a decode node."""
+    """A prefill node and a decode node connected to it."""
 
     def __init__(
         self, prefill: Sequence[str], decode: Sequence[str], meet_seconds: float = HANG_SECONDS
     ) -> None:
-        """Start the pair, and return once the two are connected. prefill, decode: their flags."""
+        """Start both nodes, and return once they are connected. prefill, decode: flags of the
+        nodes. meet_seconds: time limit for the connection."""
         self._meet_seconds = meet_seconds
         self.prefill = Node("prefill", *prefill, bind=kept_address()).wait_ready()
         target = ("--prefill", self._link(self.prefill.address))
@@ -58,7 +59,7 @@ class Pair(Daemons):
         return self.decode, self.prefill
 
     def _link(self, address: str) -> str:
-        """Return the address the decode node dials for the prefill node at `address`."""
+        """Return the address the decode node dials instead of the prefill node's own `address`."""
         return address
 
     def meet(self) -> None:
@@ -68,7 +69,7 @@ class Pair(Daemons):
 
 
 class ModuleDaemon(Daemon):
-    """A daemon of another program than `tasuki`."""
+    """A daemon run by a Python module other than `tasuki`."""
 
     def __init__(
         self,
@@ -79,8 +80,9 @@ class ModuleDaemon(Daemon):
         *,
         between: Sequence[str] = (),
     ) -> None:
-        """Start a module. program: a module and its arguments before the command. between: its
-        arguments between the command and its flags."""
+        """Start the module. program: the module and its arguments before the command. command: for
+        example serve. between: arguments between the command and its flags. flags: flags of the
+        command. bind: address of the daemon."""
         self._program = program
         self._between = between
         super().__init__(command, flags, bind)

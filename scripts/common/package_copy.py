@@ -1,4 +1,4 @@
-"""A copy of the checkout, importable as the package, beside the editable install.
+"""A copy of the checkout, importable as the package tasuki, beside the editable install.
 
 Owns a folder and the processes in it. The copy is on PYTHONPATH before the editable install. An
 empty module of the finder's name hides the install's finder. The checkout is only read. Thread
@@ -17,13 +17,13 @@ from pathlib import Path
 import pybind11
 
 CPP_TESTS = "cpp_cache_tests"
-"""Name of the doctest program."""
+"""Name of the C++ unit tests' program."""
 _MADE = {"__pycache__", ".hypothesis"}
-"""Folders of caches made by Python and tests."""
+"""Names of folders made by Python and by tests; they are not part of a copy."""
 
 
 def tracked(root: Path) -> list[Path]:
-    """Return the files git knows or would add, relative to the root."""
+    """Return the files git tracks or would add, relative to the root."""
     command = ("git", "ls-files", "--cached", "--others", "--exclude-standard", "-z")
     done = subprocess.run(command, cwd=root, check=True, stdout=subprocess.PIPE, text=True)
     paths = [Path(name) for name in done.stdout.split("\0") if name]
@@ -32,16 +32,16 @@ def tracked(root: Path) -> list[Path]:
 
 class PackageCopy:
     def __init__(self, root: Path, folder: Path) -> None:
-        """Copy the checkout. root: the checkout. folder: folder of the copy. Only differing files
-        are rewritten there, so builds in it redo only the necessary parts."""
+        """Copy the checkout. root: folder of the checkout. folder: folder of the copy. Only
+        differing files are rewritten there, so builds in it redo only the necessary parts."""
         self._tree = folder / "tree"
         self.place = self._tree / "tasuki"
-        """The copy of the checkout."""
+        """Folder of the copied package."""
         self.cpp_build = folder / "cpp"
         self.log = folder / "last.log"
-        """Output of the last command."""
+        """File with the output of the last command."""
         self.changed = self._take(root)
-        """Files rewritten, relative to the checkout."""
+        """The files rewritten in the copy, relative to the checkout."""
         site = Path(sysconfig.get_paths()["purelib"])
         for finder in site.glob("_editable_*tasuki*.py"):
             (self._tree / finder.name).touch()
@@ -66,7 +66,7 @@ class PackageCopy:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return the environment with the copy as the package."""
+        """Return environment variables making Python import the copy as the package."""
         beside = str(Path(sys.executable).parent)
         return {
             **os.environ,
@@ -77,7 +77,7 @@ class PackageCopy:
         }
 
     def load_installed(self) -> None:
-        """Use the checkout's extension again."""
+        """Put the checkout's built C++ extension into the copy again."""
         self._load(self._installed)
 
     def _load(self, extension: Path) -> None:
@@ -87,7 +87,7 @@ class PackageCopy:
         here.with_suffix(".new").replace(here)
 
     def configure(self, *definitions: str) -> bool:
-        """Configure the build of the C++ part. Return True on success. definitions: definitions for
+        """Configure the build of the C++ part. Returns True on success. definitions: variables for
         cmake."""
         return not self.run(
             (
@@ -123,8 +123,8 @@ class PackageCopy:
     def run(
         self, command: Sequence[str], seconds: float, more: Mapping[str, str] | None = None
     ) -> int | None:
-        """Run a command. Returns the exit status, or None if it did not end in time. more:
-        additions to its environment."""
+        """Run a command in the copy. Returns the exit status, or None if the command did not end
+        within `seconds`. more: additional environment variables."""
         with self.log.open("wb") as log:
             process = subprocess.Popen(
                 command,

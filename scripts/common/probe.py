@@ -1,7 +1,7 @@
-"""A prober of a node's /health, also watching its memory.
+"""A probe of a node's /health route, also watching its memory.
 
-Owns a thread. Invariant: a node's silence is measured in processor time of its event loop's thread,
-so a busy machine is no finding. Only an extreme silence counts by the clock.
+Owns a thread. Invariant: a late reply is measured in processor time of the node's event loop
+thread, so a busy machine is no finding. Only an extreme delay counts by the clock.
 """
 
 import http.client
@@ -16,12 +16,13 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def loop_seconds(pid: int) -> float:
-    """Return the processor time of the process's first thread so far; 0 if it is gone."""
+    """Return the processor seconds of the process's first thread so far; 0 if the process is
+    gone."""
     return _processor_seconds(Path(f"/proc/{pid}/task/{pid}/stat"))
 
 
 def resident(pid: int) -> int:
-    """Return the resident bytes; 0 if the process is gone."""
+    """Return the resident bytes of the process; 0 if it is gone."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
     except OSError:
@@ -29,7 +30,7 @@ def resident(pid: int) -> int:
 
 
 def tree(pid: int) -> list[int]:
-    """Return the process and all its descendants."""
+    """Return the ids of the process and all its descendants."""
     found = [pid]
     for parent in found:
         for listed in Path(f"/proc/{parent}/task").glob("*/children"):
@@ -41,7 +42,7 @@ def tree(pid: int) -> list[int]:
 
 
 def tree_seconds(pid: int) -> float:
-    """Return the processor time of a process and its living descendants."""
+    """Return the processor seconds of a process and its living descendants."""
     return sum(_processor_seconds(Path(f"/proc/{each}/stat")) for each in tree(pid))
 
 
@@ -54,12 +55,12 @@ def _processor_seconds(stat: Path) -> float:
 
 
 class Probe:
-    """A probe, active between start() and stop(). pid: the daemon's; its first thread runs its
-    event loop."""
+    """A probe of a daemon's /health, active between start() and stop(). pid: the daemon's process;
+    its first thread runs the event loop."""
 
     def __init__(self, address: str, pid: int, patience: float, interval: float = 0.1) -> None:
-        """Set up a probe. patience: timeout in seconds of the clock; a longer silence is always a
-        finding. interval: seconds between two probes."""
+        """Set up a probe. address: HOST:PORT of the daemon's HTTP. patience: longest accepted time
+        for a reply, in seconds of the clock. interval: seconds between two probes."""
         self._interval = interval
         self._address = address
         self._pid = pid
@@ -69,11 +70,11 @@ class Probe:
         self.answers = 0
         self.refused = 0
         self.worst_busy = 0.0
-        """Longest processor time of the loop while one probe waited, seconds."""
+        """Longest processor time of the event loop during one probe, seconds."""
         self.waits: list[float] = []
-        """Waiting time of each probe, seconds of the clock."""
+        """Time to each probe's reply, seconds of the clock."""
         self.most_memory = 0
-        """Largest resident bytes."""
+        """Largest resident bytes of the daemon seen by the probe."""
 
     def start(self) -> None:
         self._thread.start()

@@ -1,6 +1,7 @@
-"""The counts of a run so far, and its forbidden results.
+"""The counts of a run so far, and its troubles (forbidden results).
 
-Owns counts. Thread rule: any thread, one lock. Invariant: after a trouble it is never good again.
+Owns counts. Thread rule: any thread, one lock. Invariant: after a trouble the run never counts as
+good again.
 """
 
 import threading
@@ -26,7 +27,7 @@ class MemoryTrail:
 
     @property
     def growth(self) -> int:
-        """Return the growth in bytes from the third fifth of the trail to its last fifth, each by
+        """Return the growth in bytes from the third fifth of the samples to the last fifth, each by
         its lowest sample. The lowest sample excludes memory of running forwards, and keeps leaks.
         Earlier samples are warm-up: the arena's pages are touched for the first time, and the logs
         of ended requests fill. Returns 0 before there are enough samples."""
@@ -37,7 +38,7 @@ class MemoryTrail:
         return min(last) - min(middle)
 
     def is_flat(self, share: float = 0.03) -> bool:
-        """Return True if the growth is at most `share` of the process's memory."""
+        """Return True if growth() is at most `share` of the process's memory."""
         return not self._samples or self.growth <= share * self._samples[-1]
 
     def __str__(self) -> str:
@@ -51,13 +52,13 @@ class Tally:
         self._counts: Counter[str] = Counter()
         self._seconds: defaultdict[str, list[float]] = defaultdict(list)
         self.faults: Counter[str] = Counter()
-        """Count of faults injected into the nodes and their link."""
+        """Number of faults injected into the nodes and their connections, by fault."""
         self.lost: Counter[str] = Counter()
         """Lost transfers by cause, from the decode node's counters after the run."""
         self.memory: dict[str, MemoryTrail] = {}
-        """Memory trails by a process's name."""
+        """Memory samples by a process's name."""
         self.troubles: list[str] = []
-        """Troubles, one line each."""
+        """The forbidden results, one line each."""
 
     def count(self, what: str, times: int = 1) -> None:
         with self._lock:
@@ -72,15 +73,16 @@ class Tally:
             self.faults[fault] += 1
 
     def trouble(self, kind: str, story: str) -> None:
-        """Record a trouble. kind: one word, also counted."""
+        """Record a forbidden result. kind: one word, also counted. story: its description."""
         self.count(kind)
         self.troubles.append(f"{kind}: {story}")
 
     def judge(
         self, tokens: Sequence[int], expected: Sequence[int], margins: Sequence[float], story: str
     ) -> None:
-        """Compare a client's tokens, whole or not, with the undisturbed answer and its margins.
-        After a near tie the two texts differ, and are not compared."""
+        """Compare a client's tokens, whole or cut short, with the undisturbed answer. margins:
+        distance of the two likeliest tokens at each step. A difference at a near tie ends the
+        comparison, and is no trouble."""
         for position, token in enumerate(tokens):
             if position >= len(expected):
                 self.trouble("wrong", f"{story}: more than {len(expected)} tokens")

@@ -1,4 +1,4 @@
-"""`python -m scripts.compile_kernels`: every Triton kernel compiles for Hopper and Blackwell.
+"""`python -m scripts.compile_kernels`: compiles every Triton kernel for Hopper and Blackwell.
 
 Without flags it writes docs/results/kernel_resources.json; `--check` compares with this file
 instead, and fails on growth. Needs no GPU.
@@ -54,7 +54,8 @@ def main() -> int:
 
 
 def as_json(measured: Table) -> str:
-    """Return JSON with one line a kernel and architecture, so a change is one line of a diff."""
+    """Return JSON with one line for each kernel and architecture, so a change is one line of a
+    diff."""
     rows = [
         f'  "{name}": {{\n'
         + ",\n".join(f'   "{sm}": {json.dumps(resources)}' for sm, resources in by_arch.items())

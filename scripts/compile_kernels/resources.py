@@ -1,5 +1,5 @@
-"""A compiler of one spec for one architecture on a machine without a GPU, and a reader of its
-resources.
+"""A compiler of one kernel spec for one architecture on a machine without a GPU, and a reader of
+the kernel's resources.
 
 Needs triton with its ptxas and cuobjdump, and a process without TRITON_INTERPRET.
 """
@@ -31,11 +31,11 @@ FOLDERS = (
 
 
 class KernelSpecError(ValueError):
-    """A spec cannot be compiled; the message names it and the fix."""
+    """A kernel spec cannot be compiled; the message names it and the fix."""
 
 
 def find_specs() -> list[KernelSpec]:
-    """Return all specs by name. Raises KernelSpecError if two have the same name."""
+    """Return all kernel specs by name. Raises KernelSpecError if two have the same name."""
     specs: dict[str, KernelSpec] = {}
     for module in _modules():
         for spec in importlib.import_module(module).compile_specs():
@@ -48,7 +48,8 @@ def find_specs() -> list[KernelSpec]:
 
 
 def _modules() -> Iterator[str]:
-    """Yield the modules defining compile_specs. Helpers without their own kernels define none."""
+    """Yield the modules defining compile_specs. Helper modules without their own kernels define
+    none."""
     for folder in FOLDERS:
         package = importlib.import_module(folder)
         for found in pkgutil.walk_packages(package.__path__, prefix=f"{folder}."):
@@ -63,8 +64,8 @@ _ALIGNED = [["tt.divisibility", 16]]
 
 @dataclass(frozen=True)
 class Resources:
-    """Resources of a kernel. registers: registers of one thread. spilled_bytes: one thread's local
-    memory for spills. shared_bytes: shared memory of one block."""
+    """Resources of a compiled kernel. registers: registers of one thread. spilled_bytes: one
+    thread's local memory for spills. shared_bytes: shared memory of one block."""
 
     registers: int
     spilled_bytes: int
@@ -72,7 +73,8 @@ class Resources:
 
 
 def compile_spec(spec: KernelSpec, capability: int) -> Resources:
-    """Compile a spec. `capability`: 90 for sm_90a, 100 for sm_100a. Raises KernelSpecError."""
+    """Compile a kernel spec and return its resources. `capability`: 90 for sm_90a, 100 for sm_100a.
+    Raises KernelSpecError."""
     compiled = triton.compile(
         _source(spec),
         target=GPUTarget("cuda", capability, 32),
@@ -132,12 +134,13 @@ def _read(name: str, cubin: bytes, shared_bytes: int) -> Resources:
 
 
 Table = dict[str, dict[str, dict[str, int]]]
-"""Numbers by kernel name, then architecture ("sm_90"), then resource name."""
+"""Resource numbers by kernel name, then architecture ("sm_90"), then resource name."""
 
 
 def growth(recorded: Table, measured: Table) -> list[str]:
-    """Return one line for each kernel, architecture or number missing, left over or grown. Fewer
-    resources than recorded are no fault."""
+    """Return one text line for each kernel, architecture or number missing, unexpected or grown.
+    recorded: numbers in the file. measured: numbers of this build. Fewer resources than recorded
+    are no fault."""
     faults = [f"{name}: recorded but gone" for name in sorted(recorded.keys() - measured.keys())]
     for name, by_arch in sorted(measured.items()):
         if name not in recorded:

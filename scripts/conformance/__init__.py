@@ -1,1 +1,1 @@
-"""A server with dictated answers, for `tasuki conformance --dictated`."""
+"""A server with answers dictated by the prompts, for `tasuki conformance --dictated`."""

@@ -1,4 +1,5 @@
-"""`python -m scripts.conformance.node serve MODEL FLAGS`: a node answering with a given text.
+"""`python -m scripts.conformance.node serve MODEL FLAGS`: a node answering with a text given in the
+prompt.
 
 MODEL: folder of a checkpoint; its tokenizer, template and shape are used, and no weights. The
 answer to a prompt is the JSON string after its last `say: `. There are no forwards, so no grammar
@@ -32,14 +33,14 @@ _NOTHING = "Nothing was asked for."
 
 @dataclass(frozen=True)
 class Dictation:
-    """Answers to prompts, in tokens. end: token ending a turn."""
+    """A source of answers dictated by prompts, in tokens. end: id of the token ending a turn."""
 
     tokenizer: Tokenizer
     end: int
 
     def answer_to(self, prompt: Sequence[int]) -> list[int]:
-        """Return the answer and its end token. A prompt without a dictated text gets a fixed
-        answer."""
+        """Return the answer's tokens and the token ending a turn. A prompt without a dictated text
+        gets a fixed answer."""
         text = self.tokenizer.decode(prompt)
         _, found, order = text.rpartition(SAY)
         said = json.JSONDecoder().raw_decode(order)[0] if found else _NOTHING
@@ -58,7 +59,8 @@ class Dictation:
 
 @dataclass
 class _Lane:
-    """One lane. begins: tokens before the answer; known once the prompt is whole."""
+    """The sequence at one batch index. answer: None until its first sampled token. begins: number
+    of tokens before the answer; known once the prompt is whole."""
 
     prompt: list[int] = field(default_factory=list)
     answer: list[int] | None = None
@@ -66,11 +68,12 @@ class _Lane:
 
 
 class SayingRunner:
-    """A runner with dictated answers: each prompt contains its own (cli/conformance/dictated).
+    """A runner of forward plans with dictated answers: each prompt contains its own
+    (cli/conformance/dictated).
 
-    Owns the tokens of each lane's prompt and its answer. The rest is a FreeRunner's. Thread rule:
-    the engine loop's. REQUIRES: the uncached part of a prompt begins before the last `say: `; no
-    sequence is preempted.
+    Owns the prompt's and the answer's tokens at each batch index. The rest is a FreeRunner's.
+    Thread rule: the engine loop's thread. REQUIRES: the uncached part of a prompt begins before the
+    last `say: `; no sequence is preempted.
     """
 
     def __init__(self, inner: FreeRunner, lanes: int, dictation: Dictation) -> None:
@@ -93,7 +96,7 @@ class SayingRunner:
         return self._inner.record_event()
 
     def launch(self, plan: ForwardPlan) -> FreeForward:
-        """Launch a plan, like a Runner."""
+        """Launch a plan, like a Runner, and return the forward with the dictated tokens."""
         forward = self._inner.launch(plan)
         rows = self._sequences.apply(plan)
         for left in plan.left:
@@ -111,7 +114,7 @@ class SayingRunner:
         return replace(forward, sampled=replace(forward.sampled, tokens=tokens))
 
     def _next(self, lane: _Lane, stop: int) -> int:
-        """Return the token at position `stop`."""
+        """Return the answer's token at position `stop` of the sequence."""
         if lane.answer is None:
             lane.answer, lane.begins = self._dictation.answer_to(lane.prompt), stop
         place = stop - lane.begins
@@ -139,7 +142,7 @@ def _runner(dictation: Dictation, built: EngineParts, hands_on: bool) -> Runner:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the node. argv: serve and its flags."""
+    """Run the node. argv: `serve` and its arguments."""
     return int(fused.main(argv[1:], parts))
 
 

@@ -1,6 +1,6 @@
-"""`python -m scripts.conformance.tables FILE ...`: files of `tasuki conformance --json` as tables,
-a row a check, a column an API. After each table come the received values with a difference from the
-expected ones."""
+"""`python -m scripts.conformance.tables FILE ...`: prints files of `tasuki conformance --json` as
+tables, a row for each check, a column for each API. After each table come the received values with
+a difference from the expected ones."""
 
 import json
 import sys
@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the table, then a line for each note with its check and APIs."""
+    """Return a Markdown table of checks, then a line for each note with its check and APIs."""
     apis = list(dict.fromkeys(row["api"] for row in rows))
     found: dict[str, dict[str, str]] = defaultdict(dict)
     notes: dict[tuple[str, str], list[str]] = defaultdict(list)

@@ -1,4 +1,5 @@
-"""`python -m scripts.docs.error_table`: the table of docs/errors.md, generated from the errors.
+"""`python -m scripts.docs.error_table`: writes the table of docs/errors.md, generated from the
+error classes.
 
 Pure functions. Lists every ServerError defined by its imports.
 """
@@ -44,7 +45,7 @@ class Row:
 
 
 def rows() -> list[Row]:
-    """Return one row for each kind, from its first class, sorted by status, then by kind."""
+    """Return one row for each error kind, from its first class, sorted by status, then by kind."""
     found: dict[str, Row] = {}
     for error, meaning in _errors():
         code = error_body(error)["error"]["code"]
@@ -54,7 +55,7 @@ def rows() -> list[Row]:
 
 
 def table() -> str:
-    """Return the table, with a row for each kind."""
+    """Return the Markdown table of errors, with a row for each kind."""
     lines = (
         f"| `{row.kind}` | {row.status} | {row.http} | `{row.code}` | `{row.retry.value}` "
         f"| {row.meaning} |\n"

@@ -1,4 +1,5 @@
-"""`python -m scripts.docs.house_counts [COMMIT ...]`: the size and shape of the house, by commit.
+"""`python -m scripts.docs.house_counts [COMMIT ...]`: prints the size and shape of the source code,
+by commit.
 
 Reads files as git has them, without a checkout; `.` is the working tree. Prints Markdown.
 """
@@ -31,12 +32,12 @@ _MANY_PARAMETERS = 9
 _LEAST_LINES, _MOST_LINES = 80, 400
 
 Sources = Mapping[str, str]
-"""Source texts by path."""
+"""Source texts of files, by path."""
 
 
 def sources(commit: str) -> Sources:
-    """Return the Python files of a commit, or of the working tree if it is `.`; generated ones are
-    left out."""
+    """Return the Python files of a commit, or of the working tree if `commit` is `.`; generated
+    files are left out."""
     if commit == ".":
         listed = _git("ls-files", "-co", "--exclude-standard").splitlines()
         paths = [path for path in listed if _is_counted(path) and (ROOT / path).exists()]
@@ -74,7 +75,7 @@ class House:
 
     @cached_property
     def production(self) -> Sources:
-        """Return the modules of the product, without the `__init__` of packages."""
+        """Return the paths of the product's modules, without the `__init__` of packages."""
         return {
             path: text
             for path, text in self.files.items()
@@ -90,7 +91,7 @@ class House:
 
     @cached_property
     def importers(self) -> Counter[str]:
-        """Return the number of other importing modules, by production module."""
+        """Return, for each product module, the number of other modules importing it."""
         names = {_module(path): path for path in self.production}
         counts: Counter[str] = Counter()
         for path, tree in self.trees.items():
@@ -99,7 +100,7 @@ class House:
 
     @property
     def definitions(self) -> Sequence[tuple[str, bool]]:
-        """Return the public classes and functions, each with True if it has a docstring."""
+        """Return the name of each public class and function, and True if it has a docstring."""
         return [
             (node.name, ast.get_docstring(node) is not None)
             for tree in self.trees.values()
@@ -126,8 +127,8 @@ def _module(path: str) -> str:
 
 
 def _imported(path: str, tree: ast.Module) -> set[str]:
-    """Return the names a file imports from this package. A name after `from` counts with its module
-    too."""
+    """Return the names of this package's modules imported by a file. A name after `from` counts
+    together with its module."""
     package = PurePosixPath(path).parts[:-1]
     found: set[str] = set()
     for node in ast.walk(tree):
@@ -142,7 +143,8 @@ def _imported(path: str, tree: ast.Module) -> set[str]:
 
 
 def code_lines(text: str) -> int:
-    """Return the number of code lines: neither blank nor a comment, a docstring or an import."""
+    """Return the number of code lines of a source text. Blank lines, comments, docstrings and
+    imports do not count."""
     lines = text.splitlines()
     left_out: set[int] = set()
     for node in ast.walk(ast.parse(text)):

@@ -1,7 +1,8 @@
-"""`python -m scripts.docs.house_walks [--list]`: count the files a newcomer must open.
+"""`python -m scripts.docs.house_walks [--list]`: counts the files a newcomer must open to follow a
+request.
 
 Traces three walks on the CPU and counts the production modules with a function run. The walks are
-one chat over HTTP with a fused node, one decode step of one row, and one transfer between two
+one chat over HTTP with a fused node, one decode step of one sequence, and one transfer between two
 engines. A first walk of the same kind, not counted, runs the one-time code. `--list` prints the
 modules too.
 """
@@ -32,7 +33,7 @@ _ANSWER_TOKENS = 8
 
 
 class Trace:
-    """The production modules with functions run in any thread during a recorded walk."""
+    """A recorder of the production modules with functions run in any thread during a walk."""
 
     def __init__(self) -> None:
         self._walked: set[str] | None = None
@@ -45,7 +46,7 @@ class Trace:
 
     @contextmanager
     def walk(self) -> Iterator[set[str]]:
-        """Yield the set of modules; it is whole after the block."""
+        """Record a walk in a block. Yields the set of module paths; it is whole after the block."""
         modules: set[str] = set()
         self._walked = files = set()
         try:
@@ -68,7 +69,7 @@ def _module(file: str) -> str | None:
 
 
 def chat(trace: Trace) -> set[str]:
-    """Walk through one chat of a fused node serving the embedded model."""
+    """Record one chat over HTTP with a fused node serving the embedded model."""
     walked: set[str] = set()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -117,7 +118,7 @@ def _ask(address: str, text: str) -> None:
 
 
 def decode_step(trace: Trace) -> set[str]:
-    """Walk through one decode step of one row."""
+    """Record one decode step of one sequence."""
     engine = Lone(engine_config(Path("tiny")), parts=tiny_parts())
     engine.post(submit("warm", prompt(40, seed=1), 32))
     engine.steps(8)
@@ -128,7 +129,7 @@ def decode_step(trace: Trace) -> set[str]:
 
 
 def hand_over(trace: Trace) -> set[str]:
-    """Walk through one transfer between two engines, without the nodes around them."""
+    """Record one transfer between two engines, without the nodes around them."""
     with engine_pair(tiny_parts(), tiny_parts()) as pair:
         pair.join(pair.begin(submit("warm", prompt(150, seed=1), 4)))
         with trace.walk() as modules:

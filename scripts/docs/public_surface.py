@@ -1,8 +1,9 @@
-"""`python -m scripts.docs.public_surface`: the names in the promise of docs/stability.md, one a
-line.
+"""`python -m scripts.docs.public_surface`: prints the public names promised by docs/stability.md,
+one a line.
 
-Flags, messages and methods of the wire, routes with their fields, metrics, error codes, the SDK and
-environment variables. `--write` records them in docs/public_surface.txt. A test compares.
+These are flags, messages and methods of the wire, routes with their fields, metrics, error codes,
+the SDK and environment variables. `--write` records them in docs/public_surface.txt. A test
+compares.
 """
 
 import importlib
@@ -41,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def names() -> list[str]:
-    """Return all lines, sorted, each with its kind first."""
+    """Return all public names as sorted lines, each with its kind first."""
     found = [*_flags(), *_wire(), *_routes(), *_metrics(), *_errors(), *_sdk(), *_variables()]
     return sorted(set(found))
 
@@ -102,7 +103,8 @@ def _routes() -> Iterator[str]:
 
 
 def _properties(schema: Mapping[str, Any], made: Mapping[str, Any]) -> list[str]:
-    """Return the names of a body's fields. A reference is followed inside the document."""
+    """Return the field names of a JSON schema. A reference is followed inside the document
+    `made`."""
     found: Any = schema
     while "$ref" in found:
         at: Any = made

@@ -1,4 +1,4 @@
-"""Every command's flags as a page, from the commands' own descriptions."""
+"""The documentation page with every command's flags, from the commands' own descriptions."""
 
 from tasuki.cli.completion import Command, described
 from tasuki.utils.program import COMMANDS

@@ -1,4 +1,4 @@
-"""`python -m scripts.docs.surface_table`: the table of docs/security.md, written from
+"""`python -m scripts.docs.surface_table`: writes the table of docs/security.md from
 server/auth/surfaces.py.
 
 Pure functions.
@@ -23,7 +23,8 @@ Name = TypeVar("Name")
 
 
 def surface_table() -> str:
-    """Return a row for each requirement, with its methods and routes."""
+    """Return a Markdown table: a row for each requirement on a caller, with its methods and
+    routes."""
     asked = dict.fromkeys((*GRPC.values(), *HTTP.values()))
     return _HEAD + "".join(map(_row, sorted(asked, key=_asked_for)))
 

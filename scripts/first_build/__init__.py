@@ -1,4 +1,4 @@
-"""The steps of `make` before tasuki is installed, and a test of a wheel without them.
+"""The steps of `make` before tasuki is installed, and a test of a built wheel.
 
 The steps are the checks of the machine, the choice of torch, and pip's output.
 

@@ -2,7 +2,8 @@
 
     python3 -m scripts.first_build.logged_step build/install.log "torch" -- pip install torch
 
-A terminal shows one line meanwhile with the newest output. The file keeps earlier steps.
+Meanwhile a terminal shows the newest line of the output. The file keeps the output of earlier
+steps.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _SECONDS_A_LINE = 0.2
 
 
 def run(log: IO[str], command: Sequence[str], screen: IO[str]) -> tuple[int, list[str]]:
-    """Run the command. Returns its exit status and its last lines."""
+    """Run the command with its output in the file `log`. Returns its exit status and its last
+    lines."""
     log.write(f"$ {' '.join(map(shlex.quote, command))}\n")
     last: deque[str] = deque(maxlen=SHOWN_LINES)
     live, shown = screen.isatty(), 0.0
@@ -44,8 +46,8 @@ def run(log: IO[str], command: Sequence[str], screen: IO[str]) -> tuple[int, lis
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one step and return the command's status. arguments: the file, the step's title, `--`,
-    the command."""
+    """Run one step and return the command's status. arguments: the log file, the step's title,
+    `--`, the command."""
     path, title, mark, *command = arguments
     assert mark == "--" and command, "usage: logged_step.py LOG TITLE -- COMMAND"
     screen = sys.stderr

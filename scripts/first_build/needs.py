@@ -1,9 +1,9 @@
-"""The needs of a build on this machine, checked before anything is downloaded.
+"""Checks the needs of a build on this machine, before anything is downloaded.
 
     python3 -m scripts.first_build.needs .venv
 
-Prints nothing if nothing is missing. Otherwise prints one line for each lack, with its fix, and
-ends with status 1. Pure except `main`: each check gets its input as arguments.
+Prints nothing if nothing is missing. Otherwise prints one line for each missing need, with its fix,
+and ends with status 1. Pure except `main`: each check gets its input as arguments.
 """
 
 from __future__ import annotations
@@ -26,26 +26,29 @@ from .torch_choice import gpu_names
 LEAST_PYTHON = (3, 11)
 GIB = 1 << 30
 CPU_BYTES = 4 * GIB
-"""Size of an environment with a CPU build of torch, pip's unpacked files, and the compiled part."""
+"""Disk bytes needed by an environment with a CPU build of torch, pip's unpacked files, and the
+compiled part."""
 CUDA_BYTES = 14 * GIB
-"""Size of the same with a CUDA build of torch and its libraries."""
+"""Disk bytes needed by an environment with a CUDA build of torch and its libraries, pip's unpacked
+files, and the compiled part."""
 TEMPORARY_BYTES = 1 * GIB
-"""Needed size of the folder for temporary files: the largest wheel."""
+"""Bytes needed in the folder for temporary files: the largest wheel."""
 COMPILERS = ("c++", "g++", "clang++")
 COMPILE_SECONDS = 60.0
 SAMPLE = "#include <concepts>\n#include <span>\nint main() { return std::span<int>{}.size(); }\n"
-"""A source accepted by a C++20 compiler, and rejected by an older one."""
+"""A C++ source text: a C++20 compiler accepts it, and an older compiler rejects it."""
 _FEDORA = {"compiler": "gcc-c++", "venv": "{0}", "headers": "{0}-devel"}
 PACKAGES = {
     "apt-get": {"compiler": "g++", "venv": "{0}-venv", "headers": "{0}-dev"},
     "dnf": _FEDORA,
     "zypper": _FEDORA,
 }
-"""Package names of the build's needs, by package manager; {0}: for example python3.12."""
+"""Names of the packages a build needs, by package manager, then by need. {0} stands for the
+interpreter, for example python3.12."""
 
 
 class Lack(NamedTuple):
-    """One lack. what: the failed need, as text. mend: the fix, as text."""
+    """One missing need of the build. `what`: text describing it. fix: text describing its fix."""
 
     what: str
     fix: str
@@ -55,7 +58,8 @@ class Lack(NamedTuple):
 
 
 def system_lack(system: str) -> Lack | None:
-    """Return a lack if the system is not Linux. system: the value of platform.system()."""
+    """Return the missing need if the system is not Linux, otherwise None. system: the value of
+    platform.system()."""
     if system == "Linux":
         return None
     return Lack(f"this is {system}", "tasuki runs on Linux; use a Linux machine or container")
@@ -72,8 +76,8 @@ def python_lack(version: Sequence[int], executable: str) -> Lack | None:
 
 
 def venv_lack(found: Mapping[str, bool], install: str) -> Lack | None:
-    """Return a lack if this Python cannot make environments. found: for venv and ensurepip, True if
-    this Python has it."""
+    """Return the missing need if this Python cannot make environments, otherwise None. found: for
+    venv and ensurepip, True if this Python has the module."""
     missing = [name for name, there in found.items() if not there]
     if not missing:
         return None
@@ -81,15 +85,16 @@ def venv_lack(found: Mapping[str, bool], install: str) -> Lack | None:
 
 
 def headers_lack(include: Path, install: str) -> Lack | None:
-    """Return a lack if the C headers are missing. include: their expected folder."""
+    """Return the missing need if Python's C headers are missing, otherwise None. include: their
+    expected folder."""
     if (include / "Python.h").is_file():
         return None
     return Lack(f"{include} has no Python.h, which the extension is compiled with", install)
 
 
 def compiler_lack(environment: Mapping[str, str], install: str) -> Lack | None:
-    """Compile a few lines with the compiler of CMake's choice: CXX, otherwise the first of
-    COMPILERS. Return a lack if it fails."""
+    """Compile a few lines with the compiler CMake would choose: CXX, otherwise the first of
+    COMPILERS. Returns the missing need if it fails, otherwise None."""
     named = shlex.split(environment.get("CXX", ""))
     path = environment.get("PATH", os.defpath)
     if named and shutil.which(named[0], path=path) is None:
@@ -125,8 +130,8 @@ def disk_lack(folder: Path, free: int, needed: int, fix: str) -> Lack | None:
 
 
 def lacks(venv: Path, environment: Mapping[str, str]) -> Iterator[Lack]:
-    """Yield the lacks of this machine and interpreter for an environment in `venv`; `venv` need not
-    exist. With a wrong interpreter its other checks are skipped."""
+    """Yield the missing needs of this machine and interpreter. venv: folder of the environment to
+    make; it need not exist. With a wrong interpreter its other checks are skipped."""
     wrong = [
         *filter(None, (system_lack(platform.system()), python_lack(sys.version_info, _python())))
     ]
@@ -141,7 +146,8 @@ def lacks(venv: Path, environment: Mapping[str, str]) -> Iterator[Lack]:
 
 
 def install_line(of: str) -> str:
-    """Return the install command of this machine's package manager for an entry of PACKAGES."""
+    """Return the install command of this machine's package manager. `of`: a need named in
+    PACKAGES."""
     python = f"python{_dotted(sys.version_info[:2])}"
     for manager, names in PACKAGES.items():
         if shutil.which(manager):
@@ -177,7 +183,8 @@ def _dotted(version: Sequence[int]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the lacks and return the exit status. arguments: the folder of the environment."""
+    """Print the missing needs and return the exit status. arguments: the folder of the
+    environment."""
     found = list(lacks(Path(arguments[0]), os.environ))
     for lack in found:
         sys.stderr.write(f"tasuki: {lack}\n")

@@ -1,4 +1,4 @@
-"""Prints the requirements of pyproject.toml, a line each: to build with, then to run with.
+"""Prints the requirements of pyproject.toml, one a line: first to build with, then to run with.
 
     .venv/bin/python -m scripts.first_build.requirements pyproject.toml
 

@@ -24,7 +24,7 @@ def gpu_names(pattern: str = "/dev/nvidia[0-9]*") -> list[str]:
 
 
 def reachable(index: str) -> bool:
-    """Return True if the index itself answers. pip cannot be used for this: it would search its
+    """Return True if the package index answers. pip cannot be used for this: it would search its
     other indices, and wait for this one at each of torch's dependencies."""
     try:
         with urllib.request.urlopen(f"{index}/torch/", timeout=ASK_SECONDS):

@@ -1,4 +1,4 @@
-"""`python -m scripts.first_build.wheel_use dist/tasuki-*.whl`: a test of a wheel by itself.
+"""`python -m scripts.first_build.wheel_use dist/tasuki-*.whl`: a test of a built wheel.
 
 Installs it into an empty environment with its requirements, and starts a node from there, in a
 folder without sources. The model inside the wheel answers twice, and the second answer's prompt
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 INSTALL_SECONDS = 1200.0
 READY_SECONDS, ANSWER_SECONDS, STOP_SECONDS = 120.0, 120.0, 60.0
 LEAST_CACHED = 200
-"""Least cached prompt tokens of the second answer."""
+"""Least number of cached prompt tokens of the second answer."""
 QUESTION = ROOT / "examples" / "letters.json"
 _FIND_MODEL = "from tasuki.model.named_checkpoints import embedded_model; print(embedded_model())"
 
@@ -35,7 +35,8 @@ class WheelUnfit(Exception):
 
 
 def install(wheel: Path, venv: Path) -> None:
-    """Install the wheel. Raises WheelUnfit, subprocess.TimeoutExpired."""
+    """Install the wheel into a new environment in `venv`. Raises WheelUnfit,
+    subprocess.TimeoutExpired."""
     _run([sys.executable, "-m", "venv", str(venv)])
     pip = str(venv / "bin" / "pip")
     constraints = ("-c", str(ROOT / "constraints.txt"))
@@ -46,7 +47,8 @@ def install(wheel: Path, venv: Path) -> None:
 
 
 def installed_model(venv: Path, folder: Path) -> Path:
-    """Return the path of the wheel's model. Raises WheelUnfit if it is outside the environment."""
+    """Return the path of the model inside the installed wheel. Raises WheelUnfit if it is outside
+    the environment."""
     command = [str(venv / "bin" / "python"), "-c", _FIND_MODEL]
     found = Path(_run(command, cwd=folder).strip())
     if venv.resolve() not in found.resolve().parents:
@@ -79,7 +81,7 @@ def node(venv: Path, model: Path, folder: Path) -> Iterator[str]:
 
 
 def usage_of_answer(address: str) -> Mapping[str, Any]:
-    """Ask QUESTION once and return the answer's usage. Raises WheelUnfit."""
+    """Send the prompt QUESTION and return the answer's usage. Raises WheelUnfit."""
     request = urllib.request.Request(
         f"{address}/v1/chat/completions",
         QUESTION.read_bytes(),
@@ -98,7 +100,7 @@ def cached(usage: Mapping[str, Any]) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Test a wheel. arguments: the wheel."""
+    """Test a wheel, and return the exit status. arguments: path of the wheel."""
     (wheel,) = arguments
     with tempfile.TemporaryDirectory(prefix="tasuki-wheel-") as name:
         folder = Path(name)

@@ -1,4 +1,5 @@
-"""`python -m scripts.gpu --out build/gpu`: the checks only a GPU can run, a command after another.
+"""`python -m scripts.gpu --out build/gpu`: runs the checks needing a GPU, one command after
+another.
 
 Keeps a table of passed commands beside the logs and the figures during the run, so an interrupted
 run keeps its results. Exit status 1 if one failed or ran out of time.
@@ -49,7 +50,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _chosen(runs: Sequence[Run], only: str) -> list[Run]:
-    """Return the chosen runs. Raises SystemExit if a part of `only` starts no name."""
+    """Return the runs named by `only`: beginnings of names, separated by commas; empty: all. Raises
+    SystemExit if no name begins with one of them."""
     if not only:
         return list(runs)
     beginnings = tuple(only.split(","))

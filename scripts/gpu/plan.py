@@ -1,4 +1,4 @@
-"""The checks only a GPU can run, in order of their importance: tests first, then figures.
+"""The list of checks needing a GPU, in order of their importance: tests first, then figures.
 
 Pure values. A figure is a file written by `tasuki bench`, named like in docs/results.
 """
@@ -15,8 +15,8 @@ _BENCH = ("-m", "tasuki.cli.main", "bench")
 
 @dataclass(frozen=True)
 class Plan:
-    """The runs of one campaign. results: the folder of the figures. commit: commit of the source,
-    if it is not a git tree. arena_mib: arena of each node of a pair, and of the node beside it."""
+    """The commands to run. results: folder for the figures. commit: commit of the source, if it is
+    not a git tree. arena_mib: arena of each node in the serving figures, MiB."""
 
     results: Path
     commit: str
@@ -26,7 +26,8 @@ class Plan:
         return [*_tests(), *self._pairs(), *self._steps(), *self._ranks()]
 
     def _pairs(self) -> list[Run]:
-        """Return the runs of agents on two GPUs, and on one of them."""
+        """Return the serving runs with a prefill and a decode node on two GPUs, and with one node
+        on one GPU."""
         arena = f"--arena-mib {self.arena_mib}"
         alone = ("--node-flags", f"--device cuda:0 {arena}")
         one = ("--agents", *alone)
@@ -59,7 +60,7 @@ class Plan:
         ]
 
     def _steps(self) -> list[Run]:
-        """Return the runs of whole models on one GPU."""
+        """Return the bench runs of whole models on one GPU."""
         drafted = "--kernels --points 1x8192,1x50000,16x8192,64x8192"
         both = "--quantization fp8 --kv-dtype fp8"
         large = f"{both} --alone --kernels --arena-mib 8192 --max-batch 4 --points 4x50000"
@@ -89,7 +90,7 @@ class Plan:
         ]
 
     def _ranks(self) -> list[Run]:
-        """Return the runs of models shared by two GPUs."""
+        """Return the bench runs of models shared by two GPUs (tensor parallel)."""
         small = "decode --tensor-parallel 2 --points 1x50000,64x8192"
         large = "--model 27b --tensor-parallel 2 --arena-mib 16000"
         experts = "decode --model 35b-a3b --tensor-parallel 2 --points 1x50000"

@@ -1,4 +1,5 @@
-"""One command on a machine with GPUs: bounded, in a process group of its own, output in a file."""
+"""Runs one command on a machine with GPUs: with a time limit, in a process group of its own, its
+output in a file."""
 
 import os
 import signal
@@ -29,9 +30,9 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Run:
-    """One run. name: also of its log. gpus: number needed. seconds: time limit. decides: the
-    decision based on it, for readers of the table. argv: after the interpreter's own. is_timed: its
-    figures need an otherwise idle machine."""
+    """One command. name: its name, also of its log. gpus: number of GPUs it needs. seconds: time
+    limit. decides: text for readers, naming the decision based on it. argv: arguments after the
+    interpreter. is_timed: True if its figures need an otherwise idle machine."""
 
     name: str
     gpus: int
@@ -49,8 +50,8 @@ class Outcome:
 
 
 def done(run: Run, interpreter: str, log: Path, gpus: Sequence[str]) -> Outcome:
-    """Run it if enough GPUs are given, by their names in CUDA_VISIBLE_DEVICES. All its processes
-    have ended on return."""
+    """Execute a run, and return its outcome. gpus: names for CUDA_VISIBLE_DEVICES. A run needing
+    more GPUs is left out. All its processes have ended on return."""
     if run.gpus > len(gpus):
         return Outcome(run, Verdict.LEFT_OUT, 0.0)
     begun = time.monotonic()
@@ -72,14 +73,14 @@ def done(run: Run, interpreter: str, log: Path, gpus: Sequence[str]) -> Outcome:
 
 
 def _threads(run: Run) -> dict[str, str]:
-    """Limit the threads of a run. Tests have CPU reference implementations in many workers, so each
-    worker must not use all cores."""
+    """Return environment variables limiting a run's threads. Tests have CPU reference
+    implementations in many workers, so each worker must not use all cores."""
     return {} if run.is_timed else {"OMP_NUM_THREADS": "2"}
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End the whole process group, because its daemons hold GPU memory the next run needs.
-    Interrupted tests write the names of the failed ones."""
+    """End the whole process group of a run, because its daemons hold GPU memory the next run needs.
+    Interrupted tests still write the names of the failed ones."""
     for number in (signal.SIGINT, signal.SIGTERM):
         _signal(process.pid, number)
         with suppress(subprocess.TimeoutExpired):
@@ -103,9 +104,9 @@ def visible_gpus() -> tuple[str, ...]:
 def outcomes_of(
     runs: Sequence[Run], gpus: Sequence[str], outcome: Callable[[Run, Sequence[str]], Outcome]
 ) -> Iterator[Outcome]:
-    """Yield the outcome of each run as it ends. Untimed runs of one GPU share the GPUs; any other
-    run waits for all before it. outcome: executes a run on these GPUs; called from several
-    threads."""
+    """Yield the outcome of each run as it ends. Untimed runs of one GPU share the GPUs
+    concurrently; any other run waits for all before it. outcome: executes a run on the given GPUs;
+    called from several threads."""
     for shares, some in groupby(runs, lambda run: run.gpus == 1 and not run.is_timed):
         if not shares or len(gpus) < 2:
             yield from (outcome(run, gpus) for run in some)

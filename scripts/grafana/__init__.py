@@ -1,1 +1,1 @@
-"""Boards for Grafana, built by code so every query in them can be tested."""
+"""Dashboards for Grafana, built by code so every query in them can be tested."""

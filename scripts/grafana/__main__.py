@@ -1,4 +1,4 @@
-"""Write docs/grafana/*.json: python -m scripts.grafana"""
+"""Writes Grafana's dashboards, docs/grafana/*.json: python -m scripts.grafana"""
 
 from pathlib import Path
 

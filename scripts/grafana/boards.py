@@ -1,5 +1,5 @@
-"""The boards: first an operator's overview, then the cache, the tiers below it, transfers and
-faults. Data only.
+"""Grafana's dashboards: first an operator's overview, then the cache, the tiers below the arena,
+transfers and faults. Data only.
 
 Metrics are named without their common prefix `tasuki_`.
 """
@@ -26,7 +26,7 @@ from .tiles import PROMPT, TILES, USABLE
 
 @dataclass(frozen=True)
 class Board:
-    """One board. name: name of its file; after "tasuki" also its uid and title."""
+    """One dashboard. name: name of its file; after "tasuki" also its uid and title."""
 
     name: str
     panels: tuple[Panel | Tile, ...]

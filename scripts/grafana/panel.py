@@ -1,7 +1,7 @@
-"""One panel of a board: a title, a unit, its queries, and their form in Grafana's SDK.
+"""One panel of a Grafana dashboard: a title, a unit, its queries, and their form in Grafana's SDK.
 
 Metrics are named without their common prefix `tasuki_`. Queries use $node for the chosen nodes and
-$rate for the span of a rate.
+$rate for the time span of a rate.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ NODES = 'instance=~"$node"'
 
 @dataclass(frozen=True)
 class Query:
-    """One query. expr: PromQL. legend: with {{label}} for a label's value."""
+    """One query. expr: PromQL. legend: the curve's name, with {{label}} for a label's value."""
 
     expr: str
     legend: str
@@ -30,7 +30,8 @@ class Query:
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel. unit: Grafana's name. stacked: the queries are parts of one whole."""
+    """A panel of curves. unit: Grafana's name of the unit. stacked: True if the queries are parts
+    of one whole."""
 
     title: str
     unit: str
@@ -41,8 +42,8 @@ class Panel:
 
 @dataclass(frozen=True)
 class Tile:
-    """One or two current numbers, above their curve over the board's time. marks: lower bounds and
-    the colours above them; the first has no bound."""
+    """A panel with one or two current numbers, above their curve over the dashboard's time. marks:
+    pairs of a lower bound and the colour above it; the first bound is None."""
 
     title: str
     unit: str
@@ -52,8 +53,8 @@ class Tile:
 
 
 def rate(metric: str, by: str = "") -> str:
-    """Return the query of a counter's rate a second, summed over the chosen nodes. by: a label to
-    keep."""
+    """Return the PromQL of a counter's rate a second, summed over the chosen nodes. by: a label
+    with a curve for each value; empty: one curve."""
     kept = f" by ({by})" if by else ""
     return f"sum{kept} (rate(tasuki_{metric}{{{NODES}}}[$rate]))"
 
@@ -69,15 +70,16 @@ def gauge(metric: str, by: str) -> str:
 def by_label(
     title: str, metric: str, by: str, text: str, unit: str = "short", stacked: bool = False
 ) -> Panel:
-    """Return a metric's panel by the values of one label: a counter's rate a second, a gauge's
-    value."""
+    """Return a panel with a curve for each value of the label `by`: a counter's rate a second, or a
+    gauge's value. text: the panel's description."""
     expr = rate(metric, by) if metric.endswith("_total") else gauge(metric, by)
     return Panel(title, unit, (Query(expr, f"{{{{{by}}}}}"),), text, stacked)
 
 
 def of_tiers(metric: str, by: str = "", where: str = "") -> str:
-    """Return the query of memory below the arena, tier by tier. by: another label to keep. where:
-    conditions on other labels, in PromQL, ending with a comma."""
+    """Return the PromQL of a metric of the tiers below the arena, with a curve for each tier. by:
+    another label with curves of its own. `where`: conditions on other labels, in PromQL, ending
+    with a comma."""
     kept = f"tier, {by}" if by else "tier"
     chosen = f"tasuki_tier_{metric}{{{where}{NODES}}}"
     if metric.endswith("_total"):
@@ -86,28 +88,31 @@ def of_tiers(metric: str, by: str = "", where: str = "") -> str:
 
 
 def by_tier(title: str, metric: str, by: str, text: str) -> Panel:
-    """Return each tier's panel by the values of one label."""
+    """Return a panel with a curve for each tier and each value of the label `by`."""
     return Panel(title, "short", (Query(of_tiers(metric, by), f"{{{{tier}}}} {{{{{by}}}}}"),), text)
 
 
 def times(title: str, metric: str, text: str) -> Panel:
-    """Return the panel of a histogram of seconds, named without its `_seconds`."""
+    """Return a panel with the quantiles of a histogram of seconds. metric: its name without
+    `_seconds`."""
     return spread(title, f"{metric}_seconds", text, "s")
 
 
 def spread(title: str, metric: str, text: str, unit: str) -> Panel:
-    """Return the panel of a histogram's quantiles."""
+    """Return a panel with a histogram's median and upper quantiles."""
     return Panel(title, unit, quantiles(metric), text)
 
 
 def rates(title: str, text: str, unit: str = "short", **metrics: str) -> Panel:
-    """Return a panel of counters' rates a second, by legend; `_` in a legend becomes a blank."""
+    """Return a panel of several counters' rates a second. metrics: each counter by its legend; `_`
+    in a legend becomes a blank."""
     queries = (Query(rate(of), legend.replace("_", " ")) for legend, of in metrics.items())
     return Panel(title, unit, tuple(queries), text)
 
 
 def quantiles(metric: str, wanted: tuple[float, ...] = (0.5, 0.9, 0.99)) -> tuple[Query, ...]:
-    """Return the queries of a histogram's median and upper quantiles."""
+    """Return the queries of a histogram's quantiles. wanted: the quantiles, default 0.5, 0.9 and
+    0.99."""
     buckets = f"sum by (le) (rate(tasuki_{metric}_bucket{{{NODES}}}[$rate]))"
     return tuple(
         Query(f"histogram_quantile({quantile}, {buckets})", f"p{100 * quantile:g}")

@@ -1,4 +1,4 @@
-"""A board as JSON for Grafana's import."""
+"""Turns a dashboard into JSON for Grafana's import."""
 
 from grafana_foundation_sdk.builders import dashboard
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
@@ -9,8 +9,8 @@ from .panel import DATASOURCE, built
 
 
 def render(board: Board) -> str:
-    """Return the board as JSON. Data source and nodes are variables of the board, so it fits any
-    Grafana."""
+    """Return the dashboard as JSON. Data source and nodes are variables of the dashboard, so it
+    fits any Grafana."""
     drawn = (
         dashboard.Dashboard(f"tasuki: {board.name}")
         .uid(f"tasuki-{board.name}")

@@ -1,4 +1,5 @@
-"""The tiles at the top of the first board: the state of the service in ten seconds. Data only.
+"""The number tiles at the top of the first dashboard: the state of the service in ten seconds. Data
+only.
 
 Their colours change at the bounds of docs/grafana/alerts.yml, and one step earlier.
 """

@@ -1,4 +1,4 @@
-"""`python -m scripts.mutate --seed 1 --sample 150`: are changes noticed by tests?
+"""`python -m scripts.mutate --seed 1 --sample 150`: a mutation test of the tests.
 
 Tries a seeded sample of small wrong changes, each in a copy of the tree, against the tests next to
 the changed code. Continues from an interrupted run. Exit status 1 if a mutant survives, unless
@@ -18,7 +18,8 @@ from scripts.mutate.results import Verdict
 from scripts.mutate.targets import ROOT, aims
 
 _MOST_BYTES = 8 << 30
-"""Memory limit of each process. A changed loop may allocate forever, and exhaust the machine."""
+"""Memory limit of each process, bytes. A changed loop may allocate forever, and exhaust the
+machine."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -44,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def table(verdicts: list[Verdict]) -> str:
-    """Return the table by area, in the form of docs/mutants.md."""
+    """Return a Markdown table of verdicts by area, in the form of docs/mutants.md."""
     shown = (Status.CAUGHT, Status.TIMEOUT, Status.SURVIVED, Status.EQUIVALENT)
     rows = [head("area", "mutants", *(status.value for status in shown))]
     areas = list(dict.fromkeys(verdict.area for verdict in verdicts))
@@ -56,7 +57,8 @@ def table(verdicts: list[Verdict]) -> str:
 
 
 def interval(good: int, tried: int) -> tuple[float, float]:
-    """Return Wilson's 95% interval of a share estimated from a sample."""
+    """Return Wilson's 95% interval of a share. good: successes in the sample. tried: size of the
+    sample."""
     if tried == 0:
         return 0.0, 1.0
     z = 1.96

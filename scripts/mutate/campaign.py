@@ -1,8 +1,8 @@
-"""A seeded sample of mutants, tried one after another by a few workshops.
+"""A seeded sample of mutants, tried in parallel by a few workshops (copies of the source tree).
 
-Owns the order: areas take turns, so a large file does not crowd out the others. Thread rule: a
-thread a workshop; results are shared. Invariant: a seed's order of two mutants does not depend on
-other mutants.
+Owns the order: areas take turns, so a large file does not crowd out the others. Thread rule: one
+thread for each workshop; results are shared. Invariant: a seed's order of two mutants does not
+depend on other mutants.
 """
 
 import fcntl
@@ -39,7 +39,7 @@ class Campaign:
 
 
 def drawn(aims: Sequence[Aim], seed: int | None) -> Iterator[Aim]:
-    """Yield all mutants in the seed's order, the areas in turn."""
+    """Yield all mutants in the seed's random order, the areas in turn."""
     by_area: dict[str, list[Aim]] = {}
     for aim in aims:
         by_area.setdefault(aim.target.area, []).append(aim)
@@ -50,7 +50,7 @@ def drawn(aims: Sequence[Aim], seed: int | None) -> Iterator[Aim]:
 
 
 class _Sample:
-    """The mutants still to try. Thread rule: any thread, one lock."""
+    """The mutants of the sample still to try. Thread rule: any thread, one lock."""
 
     def __init__(self, campaign: Campaign, aims: Sequence[Aim], results: Results) -> None:
         self._campaign = campaign
@@ -63,8 +63,8 @@ class _Sample:
         self.over = False
 
     def take(self) -> Aim | None:
-        """Return the next mutant of the sample without a verdict, or None if there is none. Python
-        comes first, because its trials cost a tenth."""
+        """Return the sample's next mutant without a verdict, or None if there is none. Python
+        mutants come first, because their trials cost a tenth."""
         with self._lock:
             if self.over or time.monotonic() > self._deadline:
                 return None
@@ -78,7 +78,7 @@ class _Sample:
             return self._waiting.pop(0) if self._waiting else None
 
     def verdicts(self) -> list[Verdict]:
-        """Return the verdicts of valid mutants, in the order of the sample."""
+        """Return the known verdicts of valid mutants, in the order of the sample."""
         return [each for each in self._known() if each.status != Status.INVALID.value]
 
     def _known(self) -> list[Verdict]:
@@ -86,8 +86,8 @@ class _Sample:
 
 
 def run(campaign: Campaign, aims: Sequence[Aim], say: Callable[[str], None]) -> list[Verdict]:
-    """Try the sample and return its verdicts in order; fewer if the time ran out. say: receives a
-    line a mutant. Raises BrokenWorkshop."""
+    """Try the sample and return its verdicts in order; fewer if the time ran out. say: receives one
+    line for each mutant. Raises BrokenWorkshop."""
     _FOLDER.mkdir(parents=True, exist_ok=True)
     with (_FOLDER / "lock").open("w") as alone:
         try:

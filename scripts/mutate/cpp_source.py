@@ -1,4 +1,4 @@
-"""Mutants of a C++ file, by its tokens.
+"""Makes mutants of a C++ file by its tokens.
 
 Pure. Relies on clang-format: a definition begins in column 0 and its body ends with `}` there.
 Binary operators have spaces around them and template brackets do not. A short guard is on one line.
@@ -27,14 +27,14 @@ _TEXT = re.compile(r'"(?:[^"\\]|\\.)*"|//.*$')
 
 
 def mutants_of(source: bytes, module: str) -> list[Mutant]:
-    """Return the mutants of a file. module: prefix of their keys."""
+    """Return the mutants of a C++ source text. module: prefix of their keys."""
     text = source.decode()
     assert text.isascii(), f"{module}: offsets are counted in characters"
     return numbered([edit for body in _bodies(text, module) for edit in _edits(text, *body)])
 
 
 def _bodies(text: str, module: str) -> Iterator[tuple[str, int, int]]:
-    """Yield symbol, start and end of each function's text."""
+    """Yield the name, start and end of each function in the text."""
     start, name, place = -1, "", 0
     for line in text.splitlines(keepends=True):
         fresh = start < 0 and line[0].isalpha() and not line.startswith(("namespace", "using"))
@@ -62,7 +62,7 @@ def _edits(text: str, symbol: str, start: int, end: int) -> Iterator[Edit]:
 
 
 def _of_line(code: str) -> Iterator[tuple[str, int, int, str]]:
-    """Yield operator, place in the line, and the new text."""
+    """Yield the mutations of a code line: operator, place in the line, and the new text."""
     bare = code.strip()
     if bare.startswith(("throw", "#")):
         return

@@ -1,4 +1,4 @@
-"""One small wrong change of one place in the source, and its verdict.
+"""A mutant: one small wrong change of one place in the source. Also its possible verdicts.
 
 Pure. Invariant: a key names a symbol, an operator, and the count of the operator's earlier uses in
 the symbol. So it stays valid while the symbol's text does, in any file.
@@ -12,8 +12,8 @@ from enum import Enum
 
 @dataclass(frozen=True)
 class Edit:
-    """A change: bytes [start, end) of a file become `text`. symbol: the symbol containing them.
-    scope: its whole source."""
+    """A change: bytes [start, end) of a file become `text`. symbol: name of the changed function.
+    operator: name of the change. scope: the function's whole source."""
 
     symbol: str
     operator: str
@@ -37,24 +37,24 @@ class Mutant:
 
     @property
     def scope_digest(self) -> str:
-        """Return a digest of the symbol's current text, because verdicts hold for this text
-        only."""
+        """Return a digest of the changed function's current text, because verdicts hold for this
+        text only."""
         return hashlib.sha256(self.edit.scope.encode()).hexdigest()[:16]
 
 
 class Status(Enum):
     CAUGHT = "caught"
     TIMEOUT = "timeout"
-    """The tests did not end: it counts as caught, but is slow."""
+    """The tests did not end: the mutant counts as caught, but is slow."""
     SURVIVED = "survived"
     EQUIVALENT = "equivalent"
-    """It survived, and docs/mutants.md explains why no test could notice it."""
+    """The mutant survived, and docs/mutants.md explains why no test could notice it."""
     INVALID = "invalid"
-    """It does not compile, so it is not a mutant."""
+    """The changed source does not compile, so it is not a mutant."""
 
 
 def numbered(edits: list[Edit]) -> list[Mutant]:
-    """Return mutants with their keys, in the order of the source."""
+    """Return mutants with keys for the edits, in the order of the source."""
     seen: Counter[tuple[str, str]] = Counter()
     mutants = []
     for edit in sorted(edits, key=lambda edit: (edit.start, edit.end, edit.operator)):

@@ -1,4 +1,4 @@
-"""Mutants of a Python file: the typical slip in each expression and statement.
+"""Makes mutants of a Python file: the typical slip in each expression and statement.
 
 Pure. Only code inside functions is changed, because code outside is settings and declarations.
 Texts are left alone (messages, logging, assertions of the code about itself), because tests need
@@ -25,16 +25,16 @@ _SWAPS: dict[type[ast.AST], tuple[str, type[Any]]] = {
         *((ast.BitAnd, "&", ast.BitOr), (ast.BitOr, "|", ast.BitAnd), (ast.BitXor, "^", ast.BitOr)),
     )
 }
-"""By operator: the change's name, and the replacement."""
+"""For each operator class: the change's name, and the operator replacing it."""
 _LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 _UNSAID = {"log", "logging", "warnings"}
-"""Names with calls only for texts for people."""
+"""Names of modules and objects called only to print texts for people."""
 _LEFT_ALONE = (ast.Assert, ast.JoinedStr, ast.Import, ast.ImportFrom, ast.Raise)
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def mutants_of(source: bytes, module: str) -> list[Mutant]:
-    """Return the mutants of a file. module: prefix of their keys."""
+    """Return the mutants of a Python source text. module: prefix of their keys."""
     return numbered(
         [
             edit
@@ -45,7 +45,7 @@ def mutants_of(source: bytes, module: str) -> list[Mutant]:
 
 
 def _functions(node: ast.AST, name: str) -> Iterator[tuple[str, _Function]]:
-    """Yield outermost functions and methods, with their full names."""
+    """Yield the outermost functions and methods, with their full names."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, _Function):
             yield f"{name}.{child.name}", child
@@ -54,7 +54,7 @@ def _functions(node: ast.AST, name: str) -> Iterator[tuple[str, _Function]]:
 
 
 class _Edits:
-    """The changes of one function."""
+    """The mutations of one function."""
 
     def __init__(self, source: bytes, symbol: str, function: _Function) -> None:
         self._lines = [0]
@@ -98,7 +98,8 @@ class _Edits:
             yield from self._within(child, says_bool)
 
     def _changes(self, node: ast.AST, says_bool: bool) -> Iterator[tuple[ast.AST, str, ast.AST]]:
-        """Yield each change: a node, the change's name, and the node's replacement."""
+        """Yield each mutation of a node: the changed node, the change's name, and the node's
+        replacement."""
         match node:
             case ast.Compare():
                 for place, operator in enumerate(node.ops):

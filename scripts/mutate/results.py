@@ -1,7 +1,7 @@
-"""The verdicts of mutants, a JSON line each, so a run continues from the last one.
+"""A file of mutants' verdicts, a JSON line each, so a run continues from the last one.
 
-Owns the file. Thread rule: any thread, one lock. Invariant: a verdict counts only for the symbol's
-text at its trial. A survivor's verdict counts only for the tests at its trial.
+Owns the file. Thread rule: any thread, one lock. Invariant: a verdict counts only for the
+function's text at its trial. A survivor's verdict counts only for the tests at its trial.
 """
 
 import hashlib
@@ -20,8 +20,8 @@ _TITLE = "## Equivalent mutants"
 
 @dataclass(frozen=True)
 class Verdict:
-    """One verdict. scope, tests: digests of the symbol's text and of the tests' files. by: the test
-    with the failure."""
+    """One mutant's verdict. scope: digest of the changed function's text. tests: digest of the test
+    files. by: name of the failed test."""
 
     key: str
     area: str
@@ -35,9 +35,9 @@ class Verdict:
 
 class Results:
     def __init__(self, path: Path, root: Path) -> None:
-        """Read the known verdicts. path: a file, only growing during a run; an incomplete last line
-        is left out. root: folder of the checkout. Raises ValueError if another line is not a
-        verdict."""
+        """Read the known verdicts. path: the file; it only grows during a run, and an incomplete
+        last line is left out. root: folder of the checkout. Raises ValueError if another line is
+        not a verdict."""
         self._path = path
         self._root = root
         self._lock = threading.Lock()
@@ -77,7 +77,8 @@ class Results:
         return replace(verdict, status=Status.EQUIVALENT.value) if excused else verdict
 
     def _tests_of(self, aim: Aim) -> str:
-        """Return a digest of the target's test files, including C++ tests for a C++ target."""
+        """Return a digest of the test files of the mutant's target, including C++ tests for a C++
+        target."""
         paths = [self._root / run for run in aim.target.runs]
         paths += sorted((self._root / "cpp_cache/tests").glob("*")) if aim.is_cpp else []
         return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:16]
@@ -88,7 +89,8 @@ def _line(verdict: Verdict) -> str:
 
 
 def equivalents(document: Path) -> dict[str, str]:
-    """Return reasons by key: rows `| `key` | reason |` of the document's table."""
+    """Return the reasons for equivalent mutants, by key. document: Markdown file with table rows `|
+    `key` | reason |`."""
     _, _, section = document.read_text().partition(_TITLE)
     section = section.partition("\n## ")[0]
     return {row["key"].replace("\\|", "|"): row["reason"] for row in _ROW.finditer(section)}

@@ -1,4 +1,5 @@
-"""The mutated files, and the tests expected to notice: tests next to a file, taking seconds.
+"""The mutated source files, and the tests expected to notice the mutants: tests next to a file,
+taking seconds.
 
 targets.toml lists them. A file is named by the end of its module's name, so it may move.
 """
@@ -19,9 +20,9 @@ _NOT_MUTATED = ("tests", "scripts", "bench", "tools")
 
 @dataclass(frozen=True)
 class Target:
-    """One target. area: its name in the table of results. name: a module's, or a symbol's in it.
-    tests: names of files below tests/, in order of trying them; CPP_TESTS, the C++ program,
-    first."""
+    """One target of mutations. area: its name in the table of results. name: name of a module, or
+    of a symbol in it. tests: names of files below tests/, in order of trying them; CPP_TESTS, the
+    C++ program, first."""
 
     area: str
     name: str
@@ -29,8 +30,8 @@ class Target:
 
     @cached_property
     def runs(self) -> tuple[str, ...]:
-        """Return the test files, relative to the root. Raises ValueError if a name is not exactly
-        one file's."""
+        """Return the target's test files, relative to the root. Raises ValueError unless each name
+        matches exactly one file."""
         names = [test for test in self.tests if test != CPP_TESTS]
         files = [file for name in names for (file,) in (ROOT.glob(f"tests/*/{name}.py"),)]
         return tuple(str(file.relative_to(ROOT)) for file in files)
@@ -49,7 +50,8 @@ PYTHON, CPP = tuple(_targets("python")), tuple(_targets("cpp"))
 
 @dataclass(frozen=True)
 class Aim:
-    """One mutant with its file and its target. The target's tests should notice the mutant."""
+    """One mutant with its source file and its target. The target's tests should notice the
+    mutant."""
 
     target: Target
     path: Path
@@ -61,7 +63,7 @@ class Aim:
 
 
 def aims(root: Path) -> list[Aim]:
-    """Return every mutant of every target, in the order of the tables and of the sources."""
+    """Return every mutant of every target, in the order of targets.toml and of the sources."""
     paths = [path for path in tracked(root) if path.parts[0] not in _NOT_MUTATED]
     found = []
     for targets, suffix, reader in (
@@ -77,7 +79,8 @@ def aims(root: Path) -> list[Aim]:
 
 
 def _file_of(name: str, paths: list[Path]) -> tuple[Path, str]:
-    """Return the one file with a module name ending in `name` or in a front part of it."""
+    """Return the one file with a module name ending in `name`, or in a front part of `name` before
+    a symbol."""
     words = name.split(".")
     for length in range(len(words), 0, -1):
         end = tuple(words[:length])

@@ -1,10 +1,11 @@
-"""The tests of each line and their cost, recorded once a run over the unchanged source.
+"""Records of the source lines executed by each test, and of the test's time. They are made once a
+run over the unchanged source.
 
 The records choose the first tests of a mutant and their time limit. They give no verdict: all tests
-try a mutant after it passes the first ones. As a plugin of pytest (`-p
-scripts.mutate.touched_lines`) it records a file's tests. TOUCHED_FILES names the recorded source
-files. TOUCHED_OUT names a JSON file; it gets a Ran for each passed test. Thread rule: any thread,
-one lock.
+try a mutant after it passes the first ones. Used as a plugin of pytest (`-p
+scripts.mutate.touched_lines`), the module records a file's tests. TOUCHED_FILES names the recorded
+source files. TOUCHED_OUT names a JSON file; it gets a Ran for each passed test. Thread rule: any
+thread, one lock.
 """
 
 import json
@@ -26,7 +27,7 @@ PLUGIN, FILES, OUT = __name__, "TOUCHED_FILES", "TOUCHED_OUT"
 
 
 class Ran(NamedTuple):
-    """One passed test: its seconds, and its executed lines by file."""
+    """The record of one passed test: its seconds, and its executed lines by source file."""
 
     test: str
     seconds: float
@@ -35,15 +36,15 @@ class Ran(NamedTuple):
 
 class TouchedLines:
     def __init__(self, root: Path, aims: Sequence[Aim]) -> None:
-        """Set up the records. aims: the mutants; lines of their files are recorded."""
+        """Set up the records. aims: the mutants; the lines of their source files are recorded."""
         self.mutated = sorted({aim.path for aim in aims if not aim.is_cpp})
         self._root = root
         self._lock = threading.Lock()
         self._passed: dict[str, Sequence[Ran]] = {}
 
     def touching(self, aim: Aim, file: str, measure: Callable[[str], Sequence[Ran]]) -> list[Ran]:
-        """Return the tests of file `file` that execute the mutant's lines, cheapest first. measure:
-        runs the file and records lines, if not yet known."""
+        """Return the tests in the test file `file` executing the mutant's lines, cheapest first.
+        measure: runs the test file and returns its records; called if they are not known yet."""
         source = (self._root / aim.path).read_bytes()
         first = source.count(b"\n", 0, aim.mutant.edit.start) + 1
         last = source.count(b"\n", 0, aim.mutant.edit.end) + 1
@@ -63,7 +64,8 @@ class TouchedLines:
 
 class _Notes:
     def __init__(self, files: Sequence[str], out: Path) -> None:
-        """Set up the plugin. files: relative to pytest's working folder."""
+        """Set up the plugin. files: recorded source files, relative to pytest's working folder.
+        out: path of the JSON file."""
         self._files = {os.path.abspath(file): file for file in files}
         self._out = out
         self._failed = False

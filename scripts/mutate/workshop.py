@@ -1,8 +1,9 @@
-"""A workshop for trying one mutant at a time: a copy of the tree, so the checkout is never changed.
+"""A workshop: a copy of the source tree for trying one mutant at a time. The checkout is never
+changed.
 
-Owns the copy. Thread rule: one thread a workshop; workshops share the records of lines. Invariants:
-between trials the copy's sources and extension equal the checkout's. A late failure, or a test
-without an end, counts only if the same tests pass right after without the mutant.
+Owns the copy. Thread rule: one thread for each workshop; workshops share the records of lines.
+Invariants: between trials the copy's sources and extension equal the checkout's. A late failure, or
+a test without an end, counts only if the same tests pass right after without the mutant.
 """
 
 import json
@@ -23,24 +24,26 @@ from scripts.mutate.touched_lines import FILES, OUT, PLUGIN, Ran, TouchedLines
 _LEAST_SECONDS = 60.0
 _PATIENCE = 6.0
 _LATE_SECONDS = 20.0
-"""After this time, a busy machine may have caused a test's failure."""
+"""Seconds of testing. After this time, a busy machine may have caused a test's failure."""
 _MEASURED_SECONDS = 1800.0
 _PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0")
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (?:\S*/)?([^\s\[]+)", re.MULTILINE)
 
 
 class BrokenWorkshop(RuntimeError):
-    """Nothing can be tried here: the tests fail without a mutant, or nothing can be built."""
+    """No mutant can be tried in this copy: the tests fail without a mutant, or nothing can be
+    built."""
 
 
 _Step = tuple[tuple[str, ...], float, Callable[[], bool]]
-"""A command expected to notice a mutant, its time limit in seconds, and the build before it."""
+"""A test command expected to notice a mutant, its time limit in seconds, and a function building
+the copy before it."""
 
 
 class Workshop:
     def __init__(self, root: Path, folder: Path, touched: TouchedLines) -> None:
-        """Set up the copy. root: the checkout. folder: folder of the copy. touched: the records of
-        lines, common to all workshops of this checkout."""
+        """Set up the copy. root: the checkout. folder: folder of the copy. touched: records of the
+        lines tests execute, common to all workshops of this checkout."""
         self._copy = PackageCopy(root, folder)
         for path in self._copy.changed:
             if path.suffix == ".py" and not path.name.startswith("test_"):
@@ -52,11 +55,12 @@ class Workshop:
 
     @property
     def place(self) -> Path:
-        """Return the path of the copy."""
+        """Return the folder of the copy."""
         return self._copy.place
 
     def try_out(self, aim: Aim) -> tuple[Status, str]:
-        """Return CAUGHT, TIMEOUT, INVALID or SURVIVED, and the test with the failure.
+        """Try a mutant. Returns CAUGHT, TIMEOUT, INVALID or SURVIVED, and the name of the failed
+        test.
 
         Tests of the changed lines run first; for C++, the tests of the C++ part. All tests of the
         target run if the first ones pass. Raises BrokenWorkshop.
@@ -68,8 +72,8 @@ class Workshop:
         return Status.SURVIVED, ""
 
     def _python_steps(self, aim: Aim) -> Iterator[_Step]:
-        """Yield steps file by file, so later files are not measured if the first one notices the
-        mutant."""
+        """Yield the test commands of a Python mutant, test file by test file. So later files are
+        not measured if the first one notices the mutant."""
         for file in aim.target.runs:
             if touching := self._touched.touching(aim, file, self._measure):
                 tests = [ran.test for ran in touching]
@@ -110,7 +114,7 @@ class Workshop:
         return Status.CAUGHT, failed[1] if failed else Path(command[0]).name
 
     def _measure(self, file: str) -> Sequence[Ran]:
-        """Measure the lines and the cost of a file's tests."""
+        """Record the executed lines and the seconds of a test file's tests."""
         out = self._copy.log.with_name("touched.json")
         out.unlink(missing_ok=True)
         more = {FILES: os.pathsep.join(map(str, self._touched.mutated)), OUT: str(out)}
@@ -133,7 +137,7 @@ class Workshop:
 
     @contextmanager
     def _changed(self, aim: Aim) -> Iterator[None]:
-        """Put the mutant into the copy while the block runs."""
+        """Apply the mutant to the copy while the block runs."""
         file = self.place / aim.path
         source = file.read_bytes()
         file.write_bytes(aim.mutant.edit.applied(source))
@@ -146,6 +150,7 @@ class Workshop:
 
 
 def _step(tests: Sequence[str], seconds: float, build: Callable[[], bool]) -> _Step:
-    """Return a step. seconds: duration of the tests without a mutant."""
+    """Return a step for the tests. seconds: duration of the tests without a mutant. build: function
+    building the copy before them."""
     command = (sys.executable, *_PYTEST, *tests)
     return command, max(_LEAST_SECONDS, _PATIENCE * seconds), build

@@ -1,1 +1,2 @@
-"""The service a quiet caller of a node gets while two others send the worst allowed requests."""
+"""A measurement of isolation between tenants: the service a quiet client gets while two others send
+the worst allowed requests."""

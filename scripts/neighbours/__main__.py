@@ -1,10 +1,10 @@
-"""`python -m scripts.neighbours`: a quiet caller beside two callers with the worst allowed
+"""`python -m scripts.neighbours`: measures a quiet client beside two clients with the worst allowed
 requests.
 
-Starts a node of its own with three keys. Two keys send eight requests at once, each left after five
-seconds; the third chats once a second. Prints the quiet caller's first tokens alone, beside as many
-plain streams, and beside the worst. Also prints /health and the work left over afterwards. Exit
-status 1 if a bound is passed. The bounds are for a machine with nothing else on it.
+Starts a node with three API keys. Two keys send eight requests at once, each abandoned after five
+seconds; the third chats once a second. Prints the quiet client's first-token times alone, beside as
+many plain streams, and beside the worst requests. Also prints /health times and the work left over
+afterwards. Exit status 1 if a bound is exceeded. The bounds are for an otherwise idle machine.
 """
 
 import argparse
@@ -50,8 +50,8 @@ def _memory(pid: int) -> int:
 
 
 def _first_token(address: str, number: int) -> tuple[float | None, bool]:
-    """Return the seconds until the first token, or None without one, and True if the answer was
-    whole."""
+    """Send one chat. Returns the seconds until the first token (None without one), and True if the
+    answer was whole."""
     content = f"Where does Elizabeth live, in chapter {number}?"
     asked = {"messages": [{"role": "user", "content": content}], "max_tokens": 8, "stream": True}
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {QUIET}-key"}
@@ -73,7 +73,8 @@ def _first_token(address: str, number: int) -> tuple[float | None, bool]:
 
 
 def _has_text(line: bytes) -> bool:
-    """Return whether an event of a stream has text of the answer; the first has a role alone."""
+    """Return True if an event of a stream has text of the answer; the first event has only a
+    role."""
     if not line.startswith(b"data: {"):
         return False
     event = json.loads(line[6:])
@@ -83,7 +84,7 @@ def _has_text(line: bytes) -> bool:
 
 
 def _chats(address: str, seconds: float) -> tuple[list[float], int]:
-    """Start one chat a second. Returns the first tokens' seconds, and the number of chats not
+    """Start one chat a second. Returns the seconds to each first token, and the number of chats not
     answered whole."""
     firsts: list[float] = []
     lost: list[int] = []
@@ -110,8 +111,8 @@ def _chats(address: str, seconds: float) -> tuple[list[float], int]:
 
 @contextmanager
 def _noise(crowd: Crowd) -> "Iterator[Counter[tuple[str, str]]]":
-    """Send the crowd's bodies until the block ends. Yields counts of each body's end, filled at the
-    exit."""
+    """Send the crowd's requests until the block ends. Yields counts by request name and outcome,
+    filled at the block's end."""
     sent: Counter[tuple[str, str]] = Counter()
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=crowd.run, args=(theirs,))
@@ -126,7 +127,8 @@ def _noise(crowd: Crowd) -> "Iterator[Counter[tuple[str, str]]]":
 
 
 def _warm_up(address: str) -> None:
-    """Start the trial server and all threads: they are there for any caller."""
+    """Send requests starting the node's grammar-trial server and all its threads, because any
+    client would start these."""
     chat = {"role": "user", "content": "Where does Elizabeth live? " * 50}
     asked = {"messages": [chat], "max_tokens": 8, "guided_regex": "[a-z]{3}"}
     for number in range(16):

@@ -1,4 +1,5 @@
-"""A model folder for chats without forwards: a free shape, a tokenizer and a published template."""
+"""Writes a model folder for chats without forwards: a cost-free shape, a tokenizer and a published
+template."""
 
 import json
 from pathlib import Path
@@ -16,7 +17,7 @@ VOCABULARY = 1024
 
 def write_chat_folder(folder: Path, answer: str, max_position: int = 1 << 20) -> Path:
     """Write the model to folder/model and the answer's tokens to folder/answer.json, for the
-    bench's --answers. max_position: tokens of the model's context. Returns the folder."""
+    bench's --answers. max_position: context length in tokens. Returns the model's folder."""
     tokenizer_file = json.loads(_TOKENIZER.read_text(encoding="utf-8"))
     end = next(each["id"] for each in tokenizer_file["added_tokens"] if each["content"] == _END)
     model = folder / "model"
@@ -34,7 +35,7 @@ def write_chat_folder(folder: Path, answer: str, max_position: int = 1 << 20) ->
 
 
 def _tokens_of(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Return the text's tokens, as a model writes it: each tag is a token."""
+    """Return the text's token ids, like a model writes it: each tag is one token."""
     for tag in _TAGS:
         before, found, behind = text.partition(tag)
         if found:

@@ -1,8 +1,8 @@
 """`python -m scripts.neighbours.node ANSWERS serve FLAGS`: `tasuki serve` without forwards.
 
-ANSWERS: a JSON file of token ids, repeated by all answers. A forward takes STEP_SECONDS. Grammars
-are tried by stand-ins: a source starting with a stand-in's word makes its trial spin, allocate,
-sleep or end, like a harmful source would. All other sources are tried as usual.
+ANSWERS: a JSON file of token ids, repeated by all answers. A forward takes STEP_SECONDS. Some
+grammars are replaced by stand-ins. A source starting with a stand-in's word makes its trial spin,
+allocate, sleep or end, like a harmful source would. All other sources are tried as usual.
 """
 
 import sys

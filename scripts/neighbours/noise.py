@@ -1,7 +1,8 @@
-"""The worst requests a caller's key may send: each body costs the most one reader allows.
+"""The worst requests a client may send with its API key. Each body has the highest cost for one of
+the node's parsers.
 
-Pure except `send`; it leaves after some seconds. No body here harms a library: stand-ins replace
-harmful grammars (node.py).
+Pure except `send`; it abandons its request after some seconds. No body here harms a library:
+stand-ins replace harmful grammars (node.py).
 """
 
 import http.client
@@ -20,10 +21,10 @@ _CHAT, _COMPLETE = "/v1/chat/completions", "/v1/completions"
 _RESPOND, _MESSAGES = "/v1/responses", "/v1/messages"
 _MIB = 2**20
 ANSWER = '<tool_call>\n{"arguments": [' + "[]," * 1000
-"""A call with endless arguments before its name."""
+"""An answer's text: a tool call with very long arguments before its name."""
 
 Body = tuple[str, bytes]
-"""A path and the content to post there."""
+"""A request: the path, and the content to post there."""
 
 
 def _json(path: str, **fields: object) -> Body:
@@ -52,13 +53,15 @@ def _tools() -> list[dict[str, object]]:
 
 
 def _streamed(**fields: object) -> Body:
-    """Return a streamed chat. At a node of node.py its answer is ANSWER, repeated."""
+    """Return a streamed chat request with the given further fields. A node of node.py answers it
+    with ANSWER, repeated."""
     user = {"role": "user", "content": "write"}
     return _json(_CHAT, messages=[user], stream=True, max_tokens=3000, **fields)
 
 
 def texts() -> dict[str, Callable[[], Body]]:
-    """Return bodies with the highest cost of reading, by name. Each is built on its call."""
+    """Return the requests with the highest cost of reading, by name, each as a function building
+    it."""
     nested = '{"a":' + "[" * 1_000_000
     quotes = b'{"prompt": "' + b"," * 1_100_000 + b'", "x": [' + b'"" ' * 9_000_000
     return {
@@ -77,7 +80,8 @@ def texts() -> dict[str, Callable[[], Body]]:
 
 
 def answers() -> dict[str, Callable[[], Body]]:
-    """Return bodies with streamed answers of the highest cost of reading, by name."""
+    """Return the requests with streamed answers of the highest cost of reading, by name, each as a
+    function building it."""
     stops = [letter * 1024 for letter in "bcdefghijklmnop"] + ["[]," * 341 + "q"]
     return {
         "long stop strings": lambda: _streamed(stop=stops),
@@ -87,12 +91,12 @@ def answers() -> dict[str, Callable[[], Body]]:
 
 
 def worst() -> dict[str, Callable[[], Body]]:
-    """Return all bodies above."""
+    """Return all requests of texts() and answers(), by name."""
     return {**texts(), **answers()}
 
 
 def plain() -> dict[str, Callable[[], Body]]:
-    """Return an ordinary stream."""
+    """Return an ordinary streamed request, by name."""
     return {"plain stream": _streamed}
 
 
@@ -100,7 +104,8 @@ STAND_INS = ("spin", "allocate", "sleep", "abort", "garbage", "flood")
 
 
 def _grammar(rng: random.Random, words: Sequence[str]) -> Body:
-    """Return a grammar with a new source each time, so no verdict is remembered."""
+    """Return a request with a grammar stand-in. Its source is new each time, so no earlier verdict
+    is reused. words: words of the stand-ins to choose from."""
     word = rng.choice(words)
     field = rng.choice(("guided_regex", "guided_grammar"))
     source = {field: f"{word} {rng.random()}"}
@@ -109,9 +114,10 @@ def _grammar(rng: random.Random, words: Sequence[str]) -> Body:
 
 @dataclass(frozen=True)
 class Crowd:
-    """Callers in a separate process at the lowest priority: they take little CPU, like callers on
-    another machine. shapes: makes the bodies. stand_ins: words of the harmful grammars between
-    them; none: no grammars. at_once: requests of each key. leave_seconds: each request's time."""
+    """Clients in a separate process at the lowest priority, so they take little CPU, like clients
+    on another machine. keys: API keys. shapes: makes the request bodies. stand_ins: words of the
+    harmful grammars sent in alternation; none: no grammars. at_once: concurrent requests of each
+    key. leave_seconds: seconds before abandoning a request."""
 
     address: str
     keys: Sequence[str]
@@ -122,8 +128,8 @@ class Crowd:
     seed: int
 
     def run(self, owner: Connection) -> None:
-        """Run the crowd's process. Reports its start, ends on request, and sends the counts of each
-        body's end."""
+        """Run the clients' process. Reports its start to the owner and ends on the owner's message.
+        Sends counts by request name and outcome."""
         os.nice(19)
         made = [(name, make()) for name, make in self.shapes().items()]
         over = threading.Event()
@@ -150,7 +156,8 @@ class Crowd:
         over: threading.Event,
         sent: "Counter[tuple[str, str]]",
     ) -> None:
-        """Ask for shapes, and for stand-ins in turns with them."""
+        """Send random request bodies, in alternation with grammar stand-ins if there are any, until
+        `over`. sent: counts by name and outcome."""
         rng = random.Random(f"{self.seed}/{key}/{number}")
         while not over.is_set():
             asked = [rng.choice(made)]
@@ -163,7 +170,8 @@ class Crowd:
 
 
 def send(address: str, key: str, body: Body, seconds: float) -> str:
-    """Post, read, and leave after so many seconds. Returns the status, or `left` and when."""
+    """Post a body and read the reply, at most for `seconds`. Returns the status, or text with
+    `left` and the moment of leaving."""
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
     path, content = body
     ends = time.monotonic() + seconds

@@ -1,4 +1,5 @@
-"""`python -m scripts.prose [--list ROW] [KIND ...]`: the rows of plain English, in Markdown.
+"""`python -m scripts.prose [--list ROW] [KIND ...]`: counts breaches of plain English, as Markdown
+rows.
 
 (a) relative words a hundred words, (b) sentences starting with one of eight words, (c) sentences
 without a verb, (d) sentences over 25 words, in percent; (e) help texts over 120 characters; (f)
@@ -16,7 +17,7 @@ LETTERS = "abcdef"
 
 
 def table(all_measured: Sequence[Measured]) -> str:
-    """Return a table with one line a kind."""
+    """Return a Markdown table with one line for each kind of text."""
     lines = [
         "| kind | words | " + " | ".join(f"({row})" for row in LETTERS) + " |",
         "| --- |" + " ---: |" * (1 + len(LETTERS)),

@@ -1,4 +1,4 @@
-"""The rows of plain English, counted over texts of one kind.
+"""Measures of plain English (rows a to f), counted over texts of one kind.
 
 Each row has a bound in `bounds.toml`. `words.toml` has the lists of words.
 
@@ -16,9 +16,9 @@ from .texts import Kind, Text
 
 MOST_WORDS = 25
 MOST_HELP = 120
-"""Most characters of a help text."""
+"""Largest number of characters of a help text."""
 MOST_SUBJECT = 72
-"""Most characters of a commit's subject."""
+"""Largest number of characters of a commit's subject."""
 _LISTS: dict[str, list[str]] = {
     name: words.split()
     for name, words in tomllib.loads(Path(__file__).with_name("words.toml").read_text()).items()
@@ -31,7 +31,8 @@ _BEFORE_NOUNS = frozenset(_LISTS["before_nouns"])
 
 @dataclass(frozen=True)
 class Found:
-    """One breach: the row's letter, the place, and the words in question."""
+    """One breach of plain English. row: letter of the broken row. place: its file and line. text:
+    the words in question."""
 
     row: str
     place: str
@@ -40,7 +41,8 @@ class Found:
 
 @dataclass(frozen=True)
 class Row:
-    """count of `total`, times `scale`: 100 for shares in percent and for words a hundred."""
+    """A measured row: `count` breaches among `total`. Its value is their ratio times `scale`, 100
+    for percent and for words a hundred."""
 
     count: int
     total: int
@@ -53,7 +55,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Measured:
-    """One kind's rows by letter, its words, and each breach."""
+    """The measures of one kind of text. words: number of its words. rows: by letter. breaches: each
+    breach."""
 
     kind: Kind
     words: int
@@ -62,7 +65,7 @@ class Measured:
 
 
 def measured(kind: Kind, texts: Iterable[Text]) -> Measured:
-    """Count rows (a) to (f) over the texts of one kind."""
+    """Count the rows (a) to (f) of plain English over the texts of one kind."""
     texts = list(texts)
     found = [(text, sentence) for text in texts for sentence in sentences(text.text)]
     words = sum(len(sentence.words) for _, sentence in found)
@@ -101,8 +104,9 @@ def _count(breaches: Iterable[Found], row: str) -> int:
 
 
 def _lacks_verb(kind: Kind) -> Callable[[Sentence], bool]:
-    """Return the rule for one kind. A noun phrase may start a docstring, be a whole help text, a
-    comment at a line's end, or follow a label. Headings and cells are not sentences."""
+    """Return the function deciding if a sentence lacks a verb, for one kind of text. A noun phrase
+    may start a docstring, be a whole help text, a comment at a line's end, or follow a label.
+    Headings and cells are not sentences."""
 
     def lacks(at: Sentence) -> bool:
         if at.is_fragment or (kind in _NOUNS_FIRST and at.is_first):
@@ -116,7 +120,7 @@ _NOUNS_FIRST = frozenset({Kind.DOCSTRINGS, Kind.HELP, Kind.COMMENTS})
 
 
 def has_verb(words: tuple[str, ...]) -> bool:
-    """Return True if a word is a verb: an auxiliary or a form of a listed verb.
+    """Return True if one of the words is a verb: an auxiliary or a form of a listed verb.
 
     A form with a second meaning as a noun counts unless an article, a number or a preposition
     precedes it. A sentence's first word counts in its base form only.
@@ -136,7 +140,7 @@ def has_verb(words: tuple[str, ...]) -> bool:
 
 @cache
 def _verbs() -> tuple[frozenset[str], frozenset[str]]:
-    """Return the forms of the listed verbs, and the forms also usable as nouns."""
+    """Return all forms of the listed verbs, and the forms also usable as nouns."""
     verbs, nouns = set[str](), set[str]()
     for entry in _LISTS["verbs"]:
         name, *past = entry.replace("*", "").split("/")

@@ -24,15 +24,16 @@ _ITEM = re.compile(r"^ *(?:[-*+]|\d+[.)]) +")
 _LABEL = re.compile(r"^[`\w][^.!?:]{0,60}: ")
 _UNDERLINE = re.compile(r"^ *[|:\-\s=]+$")
 CODE = "Identifier"
-"""The word replacing a code span."""
+"""The word replacing a code span in a measured sentence."""
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """words: in order, without punctuation. is_first: the text's first sentence.
+    """A sentence. words: its words in order, without punctuation. is_first: True for the text's
+    first sentence.
 
-    is_fragment: a heading, a cell of a table, a labelled phrase or a list item's first sentence. No
-    fragment needs a verb.
+    is_fragment: True for a heading, a cell of a table, a labelled phrase or a list item's first
+    sentence. A fragment needs no verb.
     """
 
     text: str
@@ -69,7 +70,8 @@ def _plain(text: str) -> str:
 
 @dataclass(frozen=True)
 class _Block:
-    """A paragraph, an item of a list, or a label: a heading or a cell of a table."""
+    """A block of a text: a paragraph, an item of a list, or a label (a heading or a cell of a
+    table)."""
 
     text: str
     is_label: bool = False

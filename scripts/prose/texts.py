@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SUBJECTS = 50
-"""Number of commits with counted subjects."""
+"""Number of newest commits with measured subjects."""
 _GENERATED = ("_pb2", "docs/results/")
 _DIRECTIVE = re.compile(r"#\s*(noqa|type:|ruff|pragma|fmt:|mypy|pyright|!)")
 _C_COMMENT = re.compile(r"//[/!]?<? ?(.*)$")
@@ -35,7 +35,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Text:
-    """place: `file:line`, a flag, or a commit."""
+    """A text to measure. place: `file:line`, a flag, or a commit."""
 
     place: str
     text: str
@@ -94,7 +94,7 @@ def _joined(path: str, lines: Iterator[tuple[int, str]]) -> Iterator[Text]:
 
 
 def _errors() -> Iterator[Text]:
-    """Yield literal texts of three words or more in raised errors."""
+    """Yield the literal texts of raised errors with three words or more."""
     for path, tree in _modules():
         for node in ast.walk(tree):
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
@@ -116,7 +116,7 @@ def _literal(node: ast.expr) -> str:
 
 
 def _help() -> Iterator[Text]:
-    """Yield the `--help` texts of each command and each flag."""
+    """Yield the `--help` texts of each command and each flag of `tasuki`."""
     from tasuki.cli.completion import described
     from tasuki.utils.program import COMMANDS
 

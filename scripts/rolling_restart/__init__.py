@@ -1,1 +1,1 @@
-"""Nodes restarted in turn behind a reverse proxy, under load."""
+"""A test of nodes restarted in turn behind a reverse proxy, under load."""

@@ -1,4 +1,5 @@
-"""Nodes restarted in turn behind a reverse proxy: python -m scripts.rolling_restart --proxy nginx
+"""Restarts nodes in turn behind a reverse proxy, under load: python -m scripts.rolling_restart
+--proxy nginx
 
 Two nodes run behind the proxy of deploy/proxies, with requests at a fixed pace. One node after the
 other is stopped and started again. Requests continue until the last restart is over. Exit status 1
@@ -37,7 +38,8 @@ _EMBEDDED_ARENA_MIB = 256
 
 @dataclass(frozen=True)
 class Restart:
-    """One restart. ended_after, ready_after: seconds from SIGTERM."""
+    """The times of one node's restart. ended_after: seconds from SIGTERM to the process's end.
+    ready_after: seconds from SIGTERM until it is ready again."""
 
     node: int
     ended_after: float
@@ -45,11 +47,12 @@ class Restart:
 
 
 class Nodes(Daemons):
-    """Two nodes of the free or of the embedded model. Each keeps its addresses over its lives."""
+    """Two nodes of the cost-free or of the embedded model. Each keeps its addresses over its
+    restarts."""
 
     def __init__(self, folder: Path, model: str, grace: float, step_ms: float) -> None:
-        """Start two nodes. model: free or embedded. grace: the nodes' drain_grace. step_ms:
-        duration of the free model's forwards."""
+        """Start two nodes. model: free (without cost) or embedded. grace: value of the nodes'
+        drain_grace. step_ms: duration of the cost-free model's forwards."""
         program = (f"{PACKAGE}.bench.load.node_main",)
         forwards = ("--weights", "free", "--step-ms", f"{step_ms:g}", "--")
         free = partial(ModuleDaemon, program, between=forwards)
@@ -73,12 +76,12 @@ class Nodes(Daemons):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Return HOST:PORT of the nodes' HTTP."""
+        """Return HOST:PORT of each node's HTTP server."""
         return tuple(node.http_address for node in self._nodes)
 
     def restart(self, number: int) -> Restart:
-        """Restart a node: SIGTERM, the grace, the drain, and a new life at the old addresses.
-        Blocks."""
+        """Restart a node at its old addresses: SIGTERM, the grace time, the drain, and a new
+        process. Blocks until the node is ready."""
         node = self._nodes[number]
         address = node.http_address
         began = time.monotonic()
@@ -151,7 +154,7 @@ class Run:
 
 
 def restarted_under_load(settings: Settings, folder: Path) -> Run:
-    """Restart the nodes under load and return the run. Raises ProxyError."""
+    """Restart both nodes under load and return the run's results. Raises ProxyError."""
     with (
         Nodes(folder, settings.model, settings.grace, settings.step_ms) as nodes,
         running_proxy(settings.proxy, nodes.addresses, folder) as address,

@@ -1,7 +1,7 @@
 """nginx or haproxy with the configuration of deploy/proxies, before two nodes of this machine.
 
-Owns the proxy's process. Differences from the shipped file: the addresses, and for nginx the frame
-around it, usually from a package.
+Owns the proxy's process. Differences from the shipped configuration: the addresses, and for nginx
+the surrounding file, usually from a package.
 """
 
 import os
@@ -49,8 +49,8 @@ class ProxyError(RuntimeError):
 @dataclass(frozen=True)
 class Kind:
     """A kind of proxy. package: name of the Debian package. file: the shipped configuration. write:
-    function writing a configuration into a folder. It returns the command's arguments to check it,
-    and to run it."""
+    function writing a configuration into a folder. It returns two lists of command arguments: to
+    check it, and to run it."""
 
     program: str
     package: str
@@ -107,8 +107,8 @@ def running_proxy(name: str, nodes: Sequence[str], folder: Path) -> Iterator[str
 
 
 def configured(kind: Kind, address: str, nodes: Sequence[str]) -> str:
-    """Return the shipped configuration with these addresses. Raises ProxyError if it does not name
-    each replaced address exactly once."""
+    """Return the shipped configuration with the given addresses. Raises ProxyError if it does not
+    name each replaced address exactly once."""
     text = (SHIPPED / kind.file).read_text()
     for shipped, here in zip((LISTENS, *NODES), (address, *nodes), strict=True):
         if text.count(shipped) != 1:

@@ -20,15 +20,16 @@ from tasuki.bench.load.words import Words
 
 _LONGEST_SECONDS = 300.0
 _WHOLE_ANSWERS = 8
-"""Interval of whole answers; the other requests are streams."""
+"""One request in this many gets its answer as a whole; the others are streams."""
 _SESSIONS = 4
-"""Interval of requests naming a conversation."""
+"""One request in this many names a conversation."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """The load. requests: minimal number. a_second: requests a second. tokens: smallest and largest
-    answer. prompt: most tokens. known: answers are the free model's, token by token."""
+    """The load. requests: smallest number of requests. a_second: requests a second. tokens:
+    smallest and largest answer, in tokens. prompt: largest prompt, in tokens. known: True if
+    answers are the cost-free model's, known in advance."""
 
     requests: int
     a_second: float
@@ -40,8 +41,9 @@ class Load:
 
 @dataclass
 class Outcome:
-    """The outcome of a load. lost: the reason for each request without a whole answer.
-    longest_seconds: longest time of a whole answer."""
+    """The outcome of a load. sent, whole: numbers of requests and of whole answers. lost: the
+    reason for each request without a whole answer. longest_seconds: longest time of a whole answer.
+    most_at_once: most concurrent requests."""
 
     sent: int = 0
     whole: int = 0
@@ -72,7 +74,7 @@ class Ask:
 
 
 def asks(load: Load) -> Iterator[Ask]:
-    """Yield endless requests in order, the same for the same seed."""
+    """Yield requests without end; the same seed gives the same requests."""
     drawn = random.Random(load.seed)
     for number in itertools.count():
         length = drawn.randint(1, load.prompt)
@@ -84,7 +86,7 @@ def asks(load: Load) -> Iterator[Ask]:
 
 async def asked_at_a_pace(address: str, load: Load, over: Callable[[], bool]) -> Outcome:
     """Send requests at a fixed pace; returns once every answer has ended. address: HOST:PORT. over:
-    returns True if requests beyond the load's number are not wanted."""
+    returns True if no requests beyond the load's smallest number are wanted."""
     outcome = Outcome()
     words = Words(VOCABULARY)
     loop = asyncio.get_running_loop()
@@ -131,7 +133,7 @@ async def _ask(
 async def _trouble(
     session: aiohttp.ClientSession, address: str, ask: Ask, known: bool, words: Words
 ) -> str:
-    """Return the reason an answer is not whole, or an empty string if it is."""
+    """Send a request. Returns the reason its answer is not whole, or an empty string if it is."""
     headers = {"x-session-id": ask.session} if ask.session else {}
     url = f"http://{address}/v1/completions"
     async with session.post(url, json=ask.body, headers=headers) as reply:
@@ -154,7 +156,8 @@ async def _trouble(
 
 
 async def _read_stream(reply: aiohttp.ClientResponse) -> tuple[str, int, bool]:
-    """Return text, tokens, and True if the stream ended. Raises ValueError for an error in it."""
+    """Read a streamed reply. Returns its text, its token count, and True if the stream ended
+    properly. Raises ValueError for an error in it."""
     parts: list[str] = []
     tokens = 0
     async for line in reply.content:

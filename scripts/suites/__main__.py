@@ -1,4 +1,4 @@
-"""`python -m scripts.suites SUITES [--only SUITE] [--file FILE]`: runs other projects' suites
+"""`python -m scripts.suites SUITES [--only SUITE] [--file FILE]`: runs other projects' test suites
 against real nodes, and assigns each failure its class from the reviewed tables.
 
 Exit status 1 if a failure has no class, or is ours, or if a row of the tables no longer explains

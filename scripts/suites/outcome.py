@@ -1,4 +1,4 @@
-"""The outcome of one test of a suite."""
+"""The outcome of one test of another project's test suite, and a reader of outcomes."""
 
 import json
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ class Outcome:
 
 
 def read_lines(suite: str, file: Path) -> list[Outcome]:
-    """Read the output of the plugin outcome_lines; empty if there is no file.
+    """Read the outcomes written by the plugin outcome_lines; empty if there is no file.
 
     If a test is recorded twice, by its set-up and its call, the later line counts.
     """

@@ -1,4 +1,5 @@
-"""The results as JSON, each failure a row, and as a page, each test function a row."""
+"""The results of other projects' suites: JSON with a row for each failure, and a page with a row
+for each test function."""
 
 import json
 from collections import Counter
@@ -16,7 +17,8 @@ _FUNCTIONS = 4
 
 
 def as_json(ran: Mapping[str, Sequence[Outcome]], explained: Sequence[Explained]) -> dict[str, Any]:
-    """Return counts a suite, and a row for each failure. ran: a suite's outcomes by its name."""
+    """Return the results as JSON: counts of each suite, and a row for each failure. ran: outcomes
+    by the suite's name. explained: failures with their rules."""
     counts = {
         suite: {
             "run": sum(each.verdict != "skipped" for each in outcomes),
@@ -31,7 +33,7 @@ def as_json(ran: Mapping[str, Sequence[Outcome]], explained: Sequence[Explained]
 
 
 def merged(kept: Mapping[str, Any], fresh: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fresh, plus the suites of kept not run in fresh."""
+    """Return the results `fresh`, together with the suites of `kept` not run in `fresh`."""
     suites = {**kept["suites"], **fresh["suites"]}
     old = [row for row in kept["failures"] if row["suite"] not in fresh["suites"]]
     rows = [*old, *fresh["failures"]]
@@ -40,7 +42,7 @@ def merged(kept: Mapping[str, Any], fresh: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_page(results: Mapping[str, Any]) -> str:
-    """Return the page in Markdown. results: returned by as_json."""
+    """Return the results as a Markdown page. results: value returned by as_json()."""
     made = "Made by `python -m scripts.suites`. Classes of failures:"
     lines = ["# Other projects' suites", "", made, ""]
     lines += [f"- {kind}: {MEANINGS[kind]}." for kind in CLASSES]
@@ -56,7 +58,7 @@ def as_page(results: Mapping[str, Any]) -> str:
 
 
 def dumped(results: Mapping[str, Any]) -> str:
-    """Return the JSON's text, a row a line."""
+    """Return the results as JSON text with one row a line."""
     rows = ",\n".join(f"  {json.dumps(row, ensure_ascii=False)}" for row in results["failures"])
     counts = json.dumps(results["suites"], indent=1)
     return f'{{"suites": {counts},\n"failures": [\n{rows}\n]}}\n'
@@ -80,8 +82,9 @@ def _row(explained: Explained) -> dict[str, str]:
 
 
 def _table(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return the table of failures. Rows of one function and reason become one, with their count.
-    So do rows of one file, if more than _FUNCTIONS of its functions have the same reason."""
+    """Return a Markdown table of failures. Rows with one function and reason become one row, with
+    their count. Rows of one file become one row if more than _FUNCTIONS of its functions have the
+    same reason."""
 
     def in_file(row: Mapping[str, str]) -> tuple[str, str, str]:
         return (row["test"].partition("::")[0], row["class"], row["reason"])

@@ -1,8 +1,9 @@
 """The reviewed table of failures: the class of each, and the reason.
 
-A rule is a table `[[rule]]` of `classes/SUITE.toml`. `tests`: patterns of names (`*` for any text).
-`says`: a regular expression found in the failure's message. `class`. `reason`: a sentence.
-`sometimes = true` marks a failure not seen in every run, because the model's words decide it.
+A rule is a table `[[rule]]` of `classes/SUITE.toml`. `tests`: patterns of test names (`*` for any
+text). `says`: a regular expression found in the failure's message. `class`: the failure's class.
+`reason`: a sentence. `sometimes = true` marks a failure not seen in every run, because the model's
+words decide it.
 """
 
 import re
@@ -39,24 +40,24 @@ class Rule:
     sometimes: bool
 
     def covers(self, outcome: Outcome) -> bool:
-        """Return whether it explains this failure."""
+        """Return True if the rule explains this failure."""
         return self.names(outcome.test) and re.search(self.says, outcome.message) is not None
 
     def names(self, test: str) -> bool:
-        """Return whether one of its patterns matches the whole name."""
+        """Return True if one of the rule's patterns matches the whole test name."""
         return any(_matches(pattern, test) for pattern in self.tests)
 
 
 @dataclass(frozen=True)
 class Explained:
-    """A failure with the first rule for it; None: there is no rule."""
+    """A failure and the first rule covering it. rule: None if no rule covers it."""
 
     outcome: Outcome
     rule: Rule | None
 
 
 def read_rules(folder: Path, suite: str) -> list[Rule]:
-    """Read the suite's table; empty if it has none. Raises BadRule."""
+    """Read the rules of a suite; empty if it has no table. Raises BadRule."""
     file = folder / f"{suite}.toml"
     if not file.exists():
         return []
@@ -65,7 +66,7 @@ def read_rules(folder: Path, suite: str) -> list[Rule]:
 
 
 def explain(failures: Iterable[Outcome], rules: Sequence[Rule]) -> list[Explained]:
-    """Assign each failure the first rule covering it."""
+    """Assign each failure the first rule covering it, or None."""
     return [
         Explained(each, next((rule for rule in rules if rule.covers(each)), None))
         for each in failures
@@ -73,7 +74,7 @@ def explain(failures: Iterable[Outcome], rules: Sequence[Rule]) -> list[Explaine
 
 
 def stale(outcomes: Sequence[Outcome], rules: Sequence[Rule]) -> list[Rule]:
-    """Return the rules explaining nothing, although a test they name was run.
+    """Return the rules explaining no failure, although a test they name was run.
 
     A rule with `sometimes` is never stale.
     """

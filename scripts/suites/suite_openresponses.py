@@ -14,14 +14,15 @@ NAME = "openresponses"
 ORIGIN = "git clone https://github.com/openresponses/openresponses"
 _PACKAGE = "open-responses"
 _MODELS = ("tool_caller", "tool_caller_quick")
-"""Each test is run with both, because a thought's events hide later ones."""
+"""The models of the suite, with thoughts and without. Each test is run with both, because a
+thought's events hide later ones."""
 _WEB_SOCKETS = "--experimental-websocket"
 """Flag needed by Node 20; later versions have web sockets without it."""
 _SECONDS = 1200.0
 
 
 def run(place: Workplace) -> list[Outcome]:
-    """Run the suite. Raises MissingSuite."""
+    """Run the suite in the folders of `place`, and return the outcomes. Raises MissingSuite."""
     install(_PACKAGE)
     copied = place.copy(place.suite(NAME, ORIGIN), "copy")
     (copied / "node_modules").symlink_to(FOLDER / _PACKAGE / "node_modules")
@@ -29,7 +30,7 @@ def run(place: Workplace) -> list[Outcome]:
 
 
 def _log(place: Workplace, copied: Path, model: str) -> str:
-    """Return the suite's output for one model."""
+    """Run the suite with one model, and return its output."""
     with place.served(model) as url:
         command = [str(program(_PACKAGE, "tsx")), "bin/compliance-test.ts", "--json"]
         command += ["--base-url", f"{url}/v1", "--api-key", "none", "--model", model]
@@ -51,7 +52,8 @@ def _log(place: Workplace, copied: Path, model: str) -> str:
 
 
 def read_log(model: str, log: str) -> list[Outcome]:
-    """Read the suite's JSON output, after possible warnings of Node; empty if there is none.
+    """Read outcomes from the suite's JSON output, after possible warnings of Node; empty if there
+    is none.
 
     A test's name begins with the model's.
     """

@@ -1,4 +1,5 @@
-"""schemathesis over a node's own /openapi.json: random requests, and checks of the replies."""
+"""The suite schemathesis over a node's own /openapi.json: random requests, and checks of the
+replies."""
 
 import json
 import subprocess
@@ -16,17 +17,17 @@ _MODEL = "tool_caller_quick"
 _SEED = "1"
 _EXAMPLES = "20"
 _ENDLESS = "^/debug/(stream|events)$"
-"""Routes with endless replies."""
+"""A pattern for routes with endless replies, left out of the suite."""
 _UNSAID = "positive_data_acceptance"
-"""The check for the acceptance of every request valid by its schema. It is left out, because
-schemas cannot express rules over several fields."""
+"""Name of a left-out check: it demands acceptance of every request valid by its schema. Schemas
+cannot express rules over several fields."""
 _REQUEST_SECONDS = "30"
 _SECONDS = 3600.0
 _ANSWER_SECONDS = 30.0
 
 
 def run(place: Workplace) -> list[Outcome]:
-    """Run the suite. It needs no folder, because the suite is a package."""
+    """Run the suite. It needs no folder of the suites, because schemathesis is a package."""
     install("suites")
     with place.served(_MODEL) as url:
         schema = f"{url}/openapi.json"
@@ -54,7 +55,8 @@ def run(place: Workplace) -> list[Outcome]:
 
 
 def read_report(file: Path) -> list[Outcome]:
-    """Read a JUnit file: a test is an operation, and each kind of its failures is a separate test.
+    """Read outcomes from a JUnit file. An operation is a test, and each kind of its failures is a
+    separate test.
 
     A kind is schemathesis' code, such as ST202; the message has its full text.
     """

@@ -1,4 +1,5 @@
-"""smg's `e2e_test`, including SGLang's server tests: a copy with a plain node as backend."""
+"""The suite `e2e_test` of smg, including SGLang's server tests: a copy with a plain node as
+backend."""
 
 import shutil
 
@@ -24,7 +25,7 @@ LEFT_OUT = {
 
 
 def run(place: Workplace) -> list[Outcome]:
-    """Run the suite. Raises MissingSuite."""
+    """Run smg's suite in the folders of `place`, and return the outcomes. Raises MissingSuite."""
     source = place.suite(NAME, ORIGIN)
     root = place.folder / "copy"
     shutil.copytree(source / "e2e_test", root / "e2e_test")

@@ -1,4 +1,5 @@
-"""vLLM's `tests/entrypoints`: a copy with a server fixture starting a real `tasuki serve`."""
+"""The suite `tests/entrypoints` of vLLM: a copy with a server fixture starting a real `tasuki
+serve`."""
 
 import shutil
 
@@ -19,7 +20,7 @@ LEFT_OUT = {
 
 
 def run(place: Workplace) -> list[Outcome]:
-    """Run the suite. Raises MissingSuite."""
+    """Run vLLM's suite in the folders of `place`, and return the outcomes. Raises MissingSuite."""
     source = place.suite(_FOLDER, ORIGIN) / "tests" / "entrypoints"
     root = place.folder / "copy"
     shutil.copytree(STAND_INS / "vllm_tests", root / "tests")

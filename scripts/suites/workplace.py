@@ -1,5 +1,5 @@
-"""The folders of the suites: copies of them, the two models' folders, the environments of their
-packages."""
+"""The folders used while running other projects' suites: copies of the suites, the two models'
+folders, the environments of their packages."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ from tests.harness.tool_caller import tool_caller
 ROOT = Path(__file__).parents[2]
 STAND_INS = Path(__file__).parent / "stand_ins"
 TEMPLATES = {"tool_caller": "qwen3_8", "tool_caller_quick": "qwen3_5_nothink"}
-"""The model for tool calls, with thinking and without."""
+"""The chat template of each served model: the tool-calling model with thinking, and without."""
 PROGRAM = Path(sys.executable).with_name("tasuki")
 SUITE_SECONDS = 3 * 3600.0
 TEST_SECONDS = 150
@@ -30,15 +30,15 @@ class MissingSuite(RuntimeError):
 
 @dataclass(frozen=True)
 class Workplace:
-    """suites: the folder holding them. folder: one of ours, emptied at the start. chosen: files or
-    folders of the suites to run; empty: all."""
+    """The folders of a run. suites: folder holding the suites. folder: working folder, emptied at
+    the start. chosen: files or folders of the suites to run; empty: all."""
 
     suites: Path
     folder: Path
     chosen: tuple[str, ...]
 
     def prepare(self) -> None:
-        """Make the folder and the models in it."""
+        """Make the working folder and the model folders in it."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         models = self.folder / "models"
@@ -48,21 +48,21 @@ class Workplace:
         shutil.copytree(embedded_model(), models / "embedded")
 
     def suite(self, name: str, origin: str) -> Path:
-        """Return the suite's folder. Raises MissingSuite naming its origin."""
+        """Return the folder of a suite. Raises MissingSuite naming its origin."""
         folder = self.suites / name
         if not folder.is_dir():
             raise MissingSuite(f"{folder} is not there: {origin}")
         return folder
 
     def copy(self, source: Path, name: str) -> Path:
-        """Return a copy of the folder, for a run to change."""
+        """Copy a folder into the working folder, so a run may change it. Returns the copy."""
         copied = self.folder / name
         shutil.copytree(source, copied, ignore=shutil.ignore_patterns("node_modules", ".git"))
         return copied
 
     def environment(self, *paths: Path) -> dict[str, str]:
-        """Return the environment of a suite's programs: the stand-ins and paths, the locations of
-        the node and the models, no hub."""
+        """Return the environment variables of a suite's programs: the stand-ins and paths, the
+        locations of the node and the models, no hub."""
         searched = os.pathsep.join(map(str, (STAND_INS, *paths)))
         return {
             **os.environ,
@@ -85,7 +85,8 @@ class Workplace:
             node.stop()
 
     def pytest(self, root: Path, targets: list[str], *paths: Path) -> Path:
-        """Run the suite's tests in the folder root, with paths importable.
+        """Run the suite's tests with pytest. root: working folder of the tests. targets: files or
+        folders of tests. Further arguments make paths importable.
 
         Returns the file of outcomes.
         """

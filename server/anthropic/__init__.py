@@ -1,1 +1,2 @@
-"""Anthropic's Messages API: its conversations to an engine's request, tokens to its replies."""
+"""Anthropic's Messages API: conversion of its requests to engine requests, and of sampled tokens to
+its replies."""

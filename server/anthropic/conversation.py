@@ -2,13 +2,13 @@
 
 Pure functions; an error names the position of the wrong value.
 
-Content: a text, or blocks of text, thinking, tool calls and their results. Documents and blocks of
+Content: a text, or blocks of text, thinking, tool calls and tool results. Documents and blocks of
 Anthropic's own tools are rejected by type, and so are images without a PictureReader.
 
-Thinking: its request, its display, and its return by the client. A thinking block carries a
-signature. Clients send the signature back with it. If the text is not to be shown, the signature
-carries it, so the returned turn is the same. The signature is encoded, not encrypted: a client may
-read it.
+Thinking: the request's settings, and the thinking blocks sent back by the client. A thinking block
+carries a signature, and clients send both back. If the thinking text is not shown to the client,
+the signature contains the text. A returned turn therefore has the same text. The signature is
+encoded, not encrypted: a client may read it.
 """
 
 import base64
@@ -38,10 +38,11 @@ _SIGNED = "tasuki.sha256."
 
 @dataclass(frozen=True)
 class ThinkingChoice:
-    """enabled: the setting for the chat template; None: the template's default. hidden: a message
-    has no thinking blocks. shown: thinking blocks have their text. effort: the template's word for
-    a small budget, used if the request sets no other effort; None: the template's default. budget:
-    limit in thinking tokens; None: no limit."""
+    """The thinking settings of one request. enabled: the chat template's switch for thinking; None:
+    the template's default. hidden: True if the reply has no thinking blocks. shown: True if
+    thinking blocks contain their text. effort: the template's effort word for a small budget, used
+    if the request sets no other effort; None: the template's default. budget: largest number of
+    thinking tokens; None: no limit."""
 
     enabled: bool | None = None
     hidden: bool = False
@@ -51,9 +52,8 @@ class ThinkingChoice:
 
 
 def read_thinking_choice(fields: RequestFields, *, hides_unasked: bool) -> ThinkingChoice:
-    """Return the thinking settings of a request. hides_unasked: without a request for thinking,
-    thinking is disabled; if the template thinks anyway, its thinking is hidden. Raises
-    InvalidField."""
+    """Return the thinking settings of a request. hides_unasked: disable thinking if the request
+    does not ask for it, and hide any thinking the template writes anyway. Raises InvalidField."""
     choice = fields.fields("thinking")
     kind, display = choice.text("type"), choice.text("display")
     if display is not None and display not in DISPLAYS:
@@ -77,7 +77,8 @@ def signature_of(thinking: str, choice: ThinkingChoice) -> str:
 
 
 def read_thinking(thinking: str, signature: str) -> str:
-    """Return the text of a thinking block sent back by the client."""
+    """Return the text of a thinking block sent back by the client. If `thinking` is empty, decode
+    the text from the signature. Raises InvalidField for a damaged signature."""
     if thinking or not signature.startswith(_CARRIED):
         return thinking
     try:
@@ -94,7 +95,8 @@ Read = TypeVar("Read")
 
 
 def blocks_of(content: Any, place: str) -> list[dict[str, Any]]:
-    """Return the content as blocks, each with a type. Raises InvalidField."""
+    """Return a message's content as a list of blocks. A string becomes one text block. Raises
+    InvalidField if the content is no list, or a block has no type."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     if not isinstance(content, list):
@@ -108,8 +110,8 @@ def blocks_of(content: Any, place: str) -> list[dict[str, Any]]:
 def read_blocks(
     content: Any, place: str, readers: dict[str, Callable[[dict[str, Any], str], Read]]
 ) -> Iterator[tuple[str, Read]]:
-    """Yield each block's type and its reader's result. Raises InvalidField for a type without a
-    reader."""
+    """Yield the type of each block of a message and the result of its reader. readers: function for
+    each block type. Raises InvalidField for a type without a reader."""
     for index, block in enumerate(blocks_of(content, place)):
         kind, at = block["type"], f"{place}[{index}]"
         if kind not in readers:
@@ -126,7 +128,8 @@ def read_text(block: dict[str, Any], place: str) -> str:
 
 
 def texts_of(content: Any, place: str) -> str:
-    """Return the text of content with text blocks only."""
+    """Return the joined texts of content made only of text blocks. Raises InvalidField for other
+    blocks."""
     return "".join(text for _, text in read_blocks(content, place, {"text": read_text}))
 
 
@@ -154,15 +157,16 @@ _BILLING_LINE = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 
 @dataclass(frozen=True)
 class Conversation:
-    """breakpoints: message counts. The client asks for a checkpoint at the end of each."""
+    """The messages of a request. breakpoints: counts of messages; the client asks for a checkpoint
+    after the first N messages, for each count N."""
 
     messages: tuple[ChatMessage, ...]
     breakpoints: tuple[int, ...]
 
 
 def read_conversation(fields: RequestFields, pictures: PictureReader | None = None) -> Conversation:
-    """Return the request's conversation. pictures: collects its pictures; None: refuse them. Raises
-    InvalidField, PromptTooLong."""
+    """Return the messages of a request, `system` included, and the requested checkpoints. pictures:
+    collects the pictures; None: refuse them. Raises InvalidField, PromptTooLong."""
     messages = message_items(fields)
     reader = _Reader(pictures)
     if fields.get("system") is not None:
@@ -183,8 +187,9 @@ def read_conversation(fields: RequestFields, pictures: PictureReader | None = No
 
 
 class _Reader:
-    """A reader of one message after the other. A message may become several of the template's,
-    because each tool result is a separate message there."""
+    """A reader of a request's messages, one after the other. One message of Anthropic's API may
+    become several template messages, because a template takes each tool result as its own
+    message."""
 
     def __init__(self, pictures: PictureReader | None) -> None:
         self._builder = ConversationBuilder()
@@ -197,7 +202,7 @@ class _Reader:
         return self._builder.messages
 
     def instructions(self, content: Any, place: str) -> None:
-        """Add the instructions before the conversation."""
+        """Add the request's `system` content before the conversation."""
         texts = (text for _, text in read_blocks(content, place, {"text": read_text}))
         self._builder.system("".join(_BILLING_LINE.sub("", text) for text in texts))
         self._marks(content, place)
@@ -279,8 +284,8 @@ class _Reader:
             self._builder.user(shown.content, shown.pictures)
 
     def _marks(self, content: Any, place: str) -> None:
-        """Set a checkpoint at a message's end if any of its blocks asks for one. Raises
-        InvalidField for too many blocks."""
+        """Set a checkpoint at the message's end if any of its blocks has `cache_control`. Raises
+        InvalidField if too many blocks of the request have it."""
         for index, block in enumerate(blocks_of(content, place)):
             if _asks_for_cache(block.get("cache_control"), f"{place}[{index}].cache_control"):
                 self._asked += 1
@@ -292,8 +297,8 @@ class _Reader:
 
 
 def _asks_for_cache(control: Any, place: str) -> bool:
-    """Return True if the client asks for a checkpoint. `ttl` is ignored: a cached prefix stays
-    until its space is needed."""
+    """Return True if `cache_control` asks for a checkpoint. Its `ttl` is ignored: a cached prefix
+    stays until its space is needed."""
     if control is None:
         return False
     if not isinstance(control, dict) or control.get("type") != "ephemeral":

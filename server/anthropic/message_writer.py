@@ -1,7 +1,7 @@
-"""An answer as a message of Anthropic's: blocks, whole or as a stream's events.
+"""Writer of an answer as an Anthropic message: a JSON body of blocks, or the events of a stream.
 
-Owns the answer so far. Has no part in HTTP. One answer, one thread. Invariant: one block of a
-stream is open at a time, and each is closed before the next begins.
+Owns the text of the answer so far. Sends nothing over HTTP itself. One answer, one thread.
+Invariant: a stream has at most one open block, and closes it before the next block begins.
 """
 
 from dataclasses import dataclass
@@ -29,14 +29,16 @@ from tasuki.server.text.text_answer import (
 from .conversation import ThinkingChoice, signature_of
 
 _KEPT_OF_LETTER = 2
-"""Bytes for each character: in the block, and again while the reply is written."""
+"""Bytes of memory for each character of the answer: one in its block, and one while the reply is
+written."""
 _PING = named_event({"type": "ping"})
 
 
 @dataclass(frozen=True)
 class MessageHead:
-    """fills_context: the client allowed a longer answer than fits. with_hit: usage explains the
-    hit."""
+    """The fields of a reply known before its answer. prompt_tokens: length of the prompt in tokens.
+    fills_context: True if the client's `max_tokens` exceeds the context after the prompt. with_hit:
+    True if `usage` has the breakdown of the cache hit."""
 
     id: str
     model: str
@@ -46,7 +48,9 @@ class MessageHead:
 
 
 class _Block:
-    """The open block. texts: segments of its text, or of a call's input as JSON."""
+    """The open content block of a reply. start: the block's fields in its first event. delta: makes
+    the body of an event from new text. texts: the block's text so far; for a tool call, its input
+    as JSON text."""
 
     def __init__(self, start: dict[str, Any], delta: BodyOf) -> None:
         self.start = start
@@ -59,7 +63,9 @@ class _Block:
 
 
 class MessageWriter:
-    """An AnswerWriter."""
+    """An AnswerWriter for Anthropic's Messages API. head: the fields known before the answer.
+    parser: splits the answer into reasoning, content and calls. thinking: the request's thinking
+    settings."""
 
     def __init__(self, head: MessageHead, parser: AnswerParser, thinking: ThinkingChoice) -> None:
         self.id = head.id
@@ -189,7 +195,8 @@ class MessageWriter:
         return "end_turn"
 
     def _usage_so_far(self) -> dict[str, Any]:
-        """Return the usage before the cache hit is known."""
+        """Return the `usage` for the first event, before the cache hit is known: all prompt tokens
+        count as computed."""
         return {
             "input_tokens": self._head.prompt_tokens,
             "cache_creation_input_tokens": 0,
@@ -198,7 +205,8 @@ class MessageWriter:
         }
 
     def _whole_usage(self, end: ChatEnding) -> dict[str, Any]:
-        """Return the usage of the whole answer. `input_tokens` counts only computed tokens."""
+        """Return the `usage` of the whole answer. `input_tokens` counts only the computed prompt
+        tokens, not the cached ones."""
         hit = end.ending.usage.hit
         cached = 0 if hit is None else hit.usable_tokens
         counted = {
@@ -227,7 +235,8 @@ def _tool_use(call: str, name: str) -> _Block:
 
 
 def _whole_block(block: dict[str, Any]) -> dict[str, Any]:
-    """Return a block with a call's input as an object.
+    """Return a block of a reply without streaming, with a call's input parsed from JSON text to an
+    object.
 
     Streams do not need the object, and parsing may be slow, so the text is parsed only here.
     """

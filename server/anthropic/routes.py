@@ -1,13 +1,10 @@
-"""POST /v1/messages and its token count: the request, and the routes over one engine.
+"""Routes of Anthropic's Messages API over one engine: POST /v1/messages and its token count.
 
-Reads a Messages request, its `tools` and `tool_choice` included. On any thread.
+Reads a Messages request with its `tools` and `tool_choice`. On any thread. An error names the
+position of the wrong value.
 
 An unsupported field is rejected if it would change the answer. Fields about accounts, routing and
 cache lifetimes are ignored.
-
-Tools: function definitions for templates. An error names the position of the wrong value.
-
-Anthropic's Messages API over one engine, as routes.
 """
 
 import re
@@ -44,8 +41,9 @@ _CHANGES_THE_PROMPT = ("input_examples", "defer_loading", "allowed_callers")
 
 @dataclass(frozen=True)
 class MessageTools:
-    """offered: offered tools; empty if tool_choice is none. parallel: an answer may hold more than
-    one call."""
+    """The tools of a request. offered: tools shown to the model; empty if `tool_choice` is none.
+    parallel: True if an answer may hold more than one call. choice: the calls the model may or must
+    make."""
 
     offered: list[OfferedTool]
     parallel: bool
@@ -53,7 +51,7 @@ class MessageTools:
 
     @property
     def definitions(self) -> list[Mapping[str, Any]]:
-        """Return the definitions in OpenAI's shape, as templates expect."""
+        """Return the tool definitions in OpenAI's JSON shape, as chat templates expect them."""
         return [tool.definition for tool in self.offered]
 
 
@@ -101,8 +99,8 @@ _SAMPLING = ("temperature", "top_p", "top_k", "seed", "stream")
 
 @dataclass(frozen=True)
 class AskedMessage:
-    """A parsed request, and the writer of its reply. kept_bytes: memory held by these until the
-    reply ends."""
+    """A parsed Messages request, and the writer of its reply. kept_bytes: bytes of memory held by
+    the request and its tools until the reply ends."""
 
     submit: Submit
     options: AnswerOptions
@@ -119,8 +117,8 @@ def read_message_request(
     choice = read_thinking_choice(fields, hides_unasked=model.hides_unasked_thinking)
     rendered, tools = _read_prompt(model, request, fields, choice)
     tokens = rendered.tokens
-    transfer_id = max(1, model.max_tokens - len(tokens))
-    options = _read_options(model, fields, min(max_tokens, transfer_id), choice.budget)
+    free_tokens = max(1, model.max_tokens - len(tokens))
+    options = _read_options(model, fields, min(max_tokens, free_tokens), choice.budget)
     asked = answer_grammar(
         tools.choice, tools.offered, _format(fields), model.codec, parallel=tools.parallel
     )
@@ -141,7 +139,7 @@ def read_message_request(
         f"msg_{submit.request_id}",
         model.named(fields.text("model")),
         len(tokens),
-        fills_context=max_tokens > transfer_id,
+        fills_context=max_tokens > free_tokens,
         with_hit=wants_hit(request),
     )
     kept = submit_bytes(submit) + value_bytes(tools.definitions)
@@ -157,7 +155,8 @@ def count_message_tokens(model: ServedModel, request: web.Request, fields: Reque
 def _read_prompt(
     model: ServedModel, request: web.Request, fields: RequestFields, choice: ThinkingChoice
 ) -> tuple[RenderedPrompt, MessageTools]:
-    """Return the prompt and its tools."""
+    """Return the rendered prompt of a Messages request, and its tools. choice: the thinking
+    settings."""
     fields.refuse_unknown(OF_MESSAGES)
     _check_context_edits(fields)
     conversation = read_conversation(fields)
@@ -176,7 +175,8 @@ def _read_prompt(
 def _read_options(
     model: ServedModel, fields: RequestFields, max_tokens: int, budget: int | None
 ) -> AnswerOptions:
-    """Return the answer's options. budget: limit in thinking tokens; None: no limit."""
+    """Return the options of the answer: sampling, stop strings, streaming. max_tokens: largest
+    number of new tokens. budget: largest number of thinking tokens; None: no limit."""
     fields_of_chat = fields.only(*_SAMPLING, max_tokens=max_tokens)
     options = read_options(fields_of_chat, model.codec, max_tokens, model.sampling_defaults, 0)
     if budget is not None:
@@ -185,8 +185,8 @@ def _read_options(
 
 
 def _affinity(fields: RequestFields) -> RequestFields:
-    """Return the fields for affinity under the names used by chats: conversation key, salt,
-    priority."""
+    """Return the fields used for routing and caching under their names in chat requests:
+    `metadata.user_id` as `prompt_cache_key`, `cache_salt`, and `priority`."""
     user = fields.fields("metadata").short_text("user_id", MAX_USER_ID, "metadata.user_id")
     return fields.only("cache_salt", "priority", prompt_cache_key=user)
 
@@ -194,7 +194,8 @@ def _affinity(fields: RequestFields) -> RequestFields:
 def _template_variables(
     codec: TextCodec, fields: RequestFields, choice: ThinkingChoice
 ) -> dict[str, Any]:
-    """Return the template's variables under the names used by chats."""
+    """Return the chat template's variables for thinking and effort, under the names used by chat
+    requests."""
     config = fields.fields("output_config")
     effort = config.text("effort")
     if effort not in (None, *EFFORTS):
@@ -212,8 +213,8 @@ def _template_variables(
 
 
 def _format(fields: RequestFields) -> AskedGrammar | None:
-    """Return the answer's grammar from the field or from its older beta name. Raises InvalidField
-    if both are given."""
+    """Return the answer's grammar from `output_config.format` or its older name `output_format`.
+    Return None without either. Raises InvalidField if both are given."""
     found = []
     for field, holder in (
         ("output_config.format", fields.fields("output_config")),
@@ -231,7 +232,8 @@ def _format(fields: RequestFields) -> AskedGrammar | None:
 
 
 def _check_context_edits(fields: RequestFields) -> None:
-    """Raise InvalidField for a context edit other than one keeping the whole conversation."""
+    """Raise InvalidField for an edit in `context_management`, unless the edit keeps all
+    thinking."""
     for index, edit in enumerate(fields.fields("context_management").items("edits")):
         if (
             not isinstance(edit, dict)
@@ -245,8 +247,8 @@ def _check_context_edits(fields: RequestFields) -> None:
 
 VERSION_HEADER = "anthropic-version"
 _FIRST_VERSION = "2023-06-01"
-"""The first version with named events. Later versions removed fields, still accepted here, and
-added fields with new names."""
+"""The oldest accepted `anthropic-version`: the first one with named events. Later versions removed
+fields, still accepted here, and added fields with new names."""
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
@@ -284,8 +286,8 @@ class MessageHandlers:
 
 
 def _check_version(request: web.Request) -> None:
-    """Raise HttpRefusal for an unknown or older version. Named betas are ignored: their additions
-    have fields of their own."""
+    """Raise HttpRefusal for an `anthropic-version` other than a date, or before `_FIRST_VERSION`.
+    The beta header is ignored: additions of a beta have fields of their own."""
     version = request.headers.get(VERSION_HEADER, _FIRST_VERSION)
     if not _DATE.fullmatch(version) or version < _FIRST_VERSION:
         raise HttpRefusal(

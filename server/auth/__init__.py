@@ -1,1 +1,1 @@
-"""Callers, the scopes of their keys, and the limits on their use."""
+"""Callers, the scopes of their API keys, and the limits on their use."""

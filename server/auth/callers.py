@@ -18,16 +18,16 @@ from tasuki.utils.tls import ServerTls
 
 
 class Scope(Enum):
-    """A right granted to a key. No scope includes another: a key lists every scope it has."""
+    """A right granted to an API key. No scope includes another: a key lists every scope it has."""
 
     CALLER = "caller"
-    """Prompts, sessions, own requests."""
+    """Scope: prompts, sessions, and the caller's own requests."""
     METRICS = "metrics"
-    """Numbers about all requests, and no content: /metrics."""
+    """Scope: numbers about all requests, without content: /metrics."""
     GATEWAY = "gateway"
-    """The gateway's engine protocol; a call may name its tenant."""
+    """Scope: the gateway's engine protocol. A call may name its tenant."""
     OPERATOR = "operator"
-    """The node itself: its cache, its role, its drain, and every caller's requests."""
+    """Scope: the node itself: its cache, its role, its drain, and every caller's requests."""
 
 
 EVERY_SCOPE = frozenset(Scope)
@@ -35,8 +35,9 @@ EVERY_SCOPE = frozenset(Scope)
 
 @dataclass(frozen=True)
 class Caller:
-    """name: may be logged. tenant: the caller's prompts share cached prefixes only among
-    themselves. None: they share with all other callers without a tenant."""
+    """The identity and the rights of a caller. name: its name, may be logged. tenant: callers of
+    one tenant share cached prefixes only among themselves. None: the caller shares them with all
+    other callers without a tenant."""
 
     name: str
     scopes: frozenset[Scope] = frozenset({Scope.CALLER})
@@ -47,44 +48,45 @@ class Caller:
 
     @property
     def is_one_of_many(self) -> bool:
-        """Return whether the caller has one key of a file. If so, its use takes from other
-        callers."""
+        """Return whether the caller's key is one of several in a file. If so, its use takes from
+        other callers."""
         return self.name not in RESERVED_NAMES
 
 
 ANYBODY = Caller("anybody", EVERY_SCOPE)
-"""Every caller of a node without keys. Only loopback is served without keys."""
+"""Every caller of a node without API keys. Only loopback is served without keys."""
 
 NOBODY = Caller("nobody", frozenset())
-"""A caller without a key, on a node with keys. It may use the surfaces open to all."""
+"""A caller without an API key, on a node with keys. It may use the methods and routes open to
+all."""
 
 CERTIFIED = Caller("certified", frozenset({Scope.CALLER, Scope.METRICS, Scope.GATEWAY}))
-"""Every caller of a node without keys off loopback. A certificate admits the caller but does not
-identify it."""
+"""Every caller of a node without API keys, reachable from other hosts. A TLS certificate admits the
+caller but does not identify it."""
 
 OWNER = Caller("default", EVERY_SCOPE)
-"""The caller with the key of --api-key."""
+"""The caller with the API key of --api-key. It has every scope."""
 
 RESERVED_NAMES = frozenset(caller.name for caller in (ANYBODY, NOBODY, CERTIFIED, OWNER))
-"""Names refused in a file of keys."""
+"""Callers' names refused in a file of keys, because the node uses them itself."""
 
 
 class ApiKeyError(ValueError):
-    """The file of keys cannot be used. The message names the line and the fix, never a key."""
+    """The file of API keys cannot be used. The message names the line and the fix, never a key."""
 
 
 class ApiKeys:
     def __init__(self, keys: Mapping[Caller, str], keyless: Caller = ANYBODY) -> None:
-        """keyless: the caller of every call if there are no keys."""
+        """Set up the keys. keyless: the caller of every call if there are no keys."""
         self._keyless = keyless
         self._keys = keys
         self._bearers = {caller: f"Bearer {key}".encode() for caller, key in keys.items()}
 
     @staticmethod
     def load(path: Path) -> "ApiKeys":
-        """Read a file of keys. A line has a name, a key and the key's scopes, separated by commas.
-        The default scope is `caller`. `#` begins a comment. Each caller is a tenant of its own.
-        Raises ApiKeyError."""
+        """Read a file of API keys. A line has a name, a key and the key's scopes, separated by
+        commas. The default scope is `caller`. `#` begins a comment. Each caller is a tenant of its
+        own. Raises ApiKeyError."""
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
@@ -116,7 +118,7 @@ class ApiKeys:
         return ApiKeys({**self._keys, **other._keys}, self._keyless)
 
     def sharing(self) -> "ApiKeys":
-        """Return the same keys, but their callers share cached prefixes."""
+        """Return the same keys for callers without tenants: the callers share cached prefixes."""
         shared = {replace(caller, tenant=None): key for caller, key in self._keys.items()}
         return ApiKeys(shared, self._keyless)
 
@@ -138,7 +140,8 @@ class ApiKeys:
 
 
 def _caller(place: str, name: str, scopes: list[str]) -> Caller:
-    """Return the caller of one line. Raises ApiKeyError."""
+    """Return the caller described by one line of a file of keys. place: file and line, for errors.
+    Raises ApiKeyError."""
     if not scopes:
         return Caller(name, tenant=name)
     try:
@@ -153,11 +156,11 @@ NO_KEYS = ApiKeys({})
 
 @dataclass(frozen=True)
 class Access:
-    """tls: None serves plain text, on loopback only unless `insecure`. api_key: callers of gRPC and
-    HTTP must send it, or one of more_keys. keyless: the caller of every call if there is no key.
-    max_message_bytes: bound of one message or body. max_connections: bound for HTTP and for gRPC,
-    each. allowed_hosts: host names accepted by HTTP besides the served address. allowed_origins:
-    origins of web pages allowed to call HTTP."""
+    """The access rules of a daemon's servers. tls: None serves plain text, on loopback only unless
+    `insecure`. api_key: callers of gRPC and HTTP must send it, or one of more_keys. keyless: the
+    caller of every call if there is no key. max_message_bytes: bound of one message or body.
+    max_connections: bound for HTTP and for gRPC, each. allowed_hosts: host names accepted by HTTP
+    besides the served address. allowed_origins: origins of web pages allowed to call HTTP."""
 
     tls: ServerTls | None = None
     api_key: str = field(default="", repr=False)

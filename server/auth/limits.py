@@ -1,13 +1,14 @@
 """Limits by caller: requests and watches at once, requests and tokens a minute, bytes in memory.
 
 ConcurrencyCaps owns a count for each caller with at least one hold. One event loop's thread.
-Invariants: a refusal counts for nothing; every hold is released exactly once. A key's cap applies
-only if there are several keys: the only key takes from no other caller.
+Invariants: a refused request is not counted; every hold is released exactly once. A key's cap
+applies only if there are several keys: the only key takes from no other caller.
 
 RateLimits owns an allowance for each caller's name. An allowance refills evenly and never holds
 more than one minute's worth. One event loop's thread. Invariants: a request is charged before its
 body is read, its prompt before it is computed, its answer while it is written. A long answer may
-therefore leave a debt, and later requests wait for it. A refusal takes nothing from an allowance.
+therefore leave a debt, and later requests wait for it. A refused request takes nothing from an
+allowance.
 
 HeldBytes owns the counts. One event loop's thread. Invariants: the bytes of all holds never exceed
 the bound. One of several keys has at most half of the bound, so no key can take all the memory. A
@@ -52,9 +53,10 @@ class ConcurrencyCaps:
         in_all: int = 0,
         uncapped: frozenset[Scope] = frozenset(),
     ) -> None:
-        """refusal: the class raised beyond a cap. what: name of the limited thing in messages.
-        per_key, in_all: caps; 0 sets none. uncapped: keys with one of these scopes act for many
-        callers. per_key does not apply to them."""
+        """Set up the caps. refusal: class of the error raised beyond a cap. what: name of the
+        limited thing in messages. per_key, in_all: largest number for one key and for all callers;
+        0 sets no cap. uncapped: keys with one of these scopes act for many callers. per_key does
+        not apply to them."""
         self._refusal = refusal
         self._what = what
         self._per_key = per_key
@@ -64,7 +66,8 @@ class ConcurrencyCaps:
 
     @contextmanager
     def held(self, caller: Caller, count: int = 1) -> Iterator[None]:
-        """Hold `count` more inside `with`. Raises the refusal."""
+        """Hold `count` more of the limited things inside `with`. Raises the refusal beyond a
+        cap."""
         self.check(caller, count)
         self._held[caller.name] += count
         try:
@@ -75,7 +78,7 @@ class ConcurrencyCaps:
                 del self._held[caller.name]
 
     def check(self, caller: Caller, count: int = 1) -> None:
-        """Raise the refusal if the caller may not hold `count` more now."""
+        """Raise the refusal if the caller may not hold `count` more of the limited things now."""
         held = self._held[caller.name]
         if self._is_capped(caller) and held + count > self._per_key:
             if count > 1:
@@ -103,15 +106,16 @@ _MINUTE = 60.0
 
 @dataclass
 class _Allowance:
-    """level: the units left, a debt if below zero. at: the time of the last update of `level`, in
-    seconds of the limits' clock."""
+    """A caller's allowance of requests or tokens. level: the amount left; below zero it is a debt.
+    at: time of the last update of `level`, in seconds of the limits' clock."""
 
     level: float
     at: float
 
 
 class _Rate:
-    """One unit's allowances. per_minute: 0 sets no limit."""
+    """The allowances of all callers, of requests or of tokens. per_minute: amount added to each a
+    minute; 0 sets no limit."""
 
     def __init__(self, per_minute: int, clock: Clock) -> None:
         self.per_minute = per_minute
@@ -119,8 +123,8 @@ class _Rate:
         self._allowances: dict[str, _Allowance] = {}
 
     def seconds_until(self, caller: Caller, amount: float) -> float:
-        """Return the seconds until the amount is available; 0 if it is now. Take nothing from the
-        allowance."""
+        """Return the seconds until the amount is available to the caller; 0 if it is now. Take
+        nothing from the allowance."""
         if not self.per_minute:
             return 0.0
         missing = amount - self._refilled(caller).level
@@ -141,7 +145,8 @@ class _Rate:
 
 class RateLimits:
     def __init__(self, requests_per_minute: int, tokens_per_minute: int, clock: Clock) -> None:
-        """A limit of 0 per minute sets no limit. clock: seconds, monotone."""
+        """Set up rate limits. requests_per_minute, tokens_per_minute: limit for each caller; 0 sets
+        no limit. clock: seconds, monotone."""
         self._requests = _Rate(requests_per_minute, clock)
         self._tokens = _Rate(tokens_per_minute, clock)
 
@@ -158,7 +163,8 @@ class RateLimits:
         self._take(self._requests, caller, count, "requests")
 
     def admit_prompt(self, caller: Caller, tokens: int) -> None:
-        """Take a prompt from the caller's allowance. Raises RateLimited as above, PromptTooLong."""
+        """Take a prompt's tokens from the caller's allowance. Raises RateLimited and PromptTooLong
+        as admit_request() does."""
         per_minute = self._tokens.per_minute
         if per_minute and tokens > per_minute:
             raise PromptTooLong(
@@ -178,17 +184,19 @@ class RateLimits:
 
     @property
     def count_tokens(self) -> bool:
-        """Return whether tokens are limited. If not, the tokens of answers need no report."""
+        """Return whether a caller's tokens are limited. If not, the tokens of answers need no
+        report."""
         return self._tokens.per_minute > 0
 
     def answered(self, caller: Caller, tokens: int) -> None:
-        """Take the tokens of an answer from the caller's allowance."""
+        """Take the tokens of an answer, or of a part of it, from the caller's allowance. It may
+        become a debt."""
         self._tokens.spend(caller, tokens)
 
 
 @dataclass(frozen=True)
 class CallerLimits:
-    """Limits by caller: rates a minute, and concurrent requests and watches."""
+    """All limits by caller: rates a minute, and concurrent requests and watches."""
 
     rates: RateLimits
     requests: ConcurrencyCaps
@@ -196,7 +204,7 @@ class CallerLimits:
 
     @staticmethod
     def none() -> "CallerLimits":
-        """Return limits of zero: nothing is limited."""
+        """Return limits without any effect: nothing is limited."""
         return CallerLimits(
             RateLimits(0, 0, lambda: 0.0),
             ConcurrencyCaps(RequestLimit, "requests in flight", 0),
@@ -206,16 +214,17 @@ class CallerLimits:
 
 _MIB = 2**20
 _LARGEST_MESSAGES = 16
-"""The bound in messages of the largest size: one of several keys may hold eight."""
+"""Default bound of all holds, in messages of the largest size. One of several keys may hold eight
+such messages."""
 _MOST = _LARGEST_MESSAGES * 32 * _MIB
 _LARGE = _MIB
-"""Bytes of one hold. After a larger hold, free memory is returned to the system."""
+"""Size in bytes of a large hold. After a larger hold, free memory is returned to the system."""
 
 
 class HeldBytes:
     def __init__(self, most: int = _MOST, memory: FreeMemory | None = None) -> None:
-        """most: bound of the bytes of all holds together. memory: the process's free memory;
-        default: this process's."""
+        """Set up the counts. most: bound of the bytes of all holds together. memory: gives free
+        memory back; default: the free memory of this process."""
         self._most = most
         self._memory = memory or FreeMemory()
         self._held: Counter[str] = Counter()
@@ -223,22 +232,22 @@ class HeldBytes:
 
     @staticmethod
     def for_messages(max_message_bytes: int) -> "HeldBytes":
-        """Return counts with space for several messages of up to `max_message_bytes`."""
+        """Return a HeldBytes with space for several messages of up to `max_message_bytes`."""
         return HeldBytes(_LARGEST_MESSAGES * max_message_bytes)
 
     @property
     def total(self) -> int:
-        """Return the bytes of all holds."""
+        """Return the bytes of all holds of all callers."""
         return self._total
 
     def of(self, caller: Caller) -> int:
-        """Return the bytes of the caller's holds."""
+        """Return the bytes of all holds of this caller."""
         return self._held[caller.name]
 
     @contextmanager
     def hold(self, caller: Caller, size: int = 0) -> Iterator["Hold"]:
-        """Count `size` bytes inside `with`, until resize() sets another size. Raises as resize()
-        does."""
+        """Count `size` bytes as held by the caller inside `with`, until resize() sets another size.
+        Raises as resize() does."""
         held = Hold(self, caller)
         try:
             held.resize(size)
@@ -251,9 +260,9 @@ class HeldBytes:
     def check(self, caller: Caller, more: int, already: int = 0) -> None:
         """Raise if the caller may not hold `more` bytes now.
 
-        more: bytes beside those of all holds. already: bytes of the same hold, among these. Raises
-        InvalidRequest if the hold alone exceeds the caller's bound, because waiting would not help.
-        Raises Busy if other holds leave too little.
+        more: number of bytes in addition to all holds. already: bytes of the growing hold itself,
+        included in all holds. Raises InvalidRequest if the hold alone exceeds the caller's bound,
+        because waiting would not help. Raises Busy if other holds leave too little.
         """
         of_caller = self._most // 2 if caller.is_one_of_many else self._most
         if already + more > of_caller:
@@ -280,18 +289,18 @@ class HeldBytes:
 
 
 class Hold:
-    """The bytes held by one request. Made by HeldBytes.hold()."""
+    """The bytes of memory held by one request. Made by HeldBytes.hold()."""
 
     def __init__(self, counts: HeldBytes, caller: Caller) -> None:
         self._counts = counts
         self._caller = caller
         self.size = 0
-        """Bytes."""
+        """Bytes held now."""
         self.largest = 0
-        """Bytes: the largest size so far."""
+        """Largest number of bytes held so far."""
 
     def resize(self, size: int) -> None:
-        """Count `size` bytes from now on. Raises Busy and InvalidRequest as HeldBytes.check() does;
+        """Hold `size` bytes from now on. Raises Busy and InvalidRequest as HeldBytes.check() does;
         the size then stays unchanged. A smaller size is never refused."""
         more = size - self.size
         if more > 0:
@@ -301,11 +310,11 @@ class Hold:
         self.largest = max(self.largest, size)
 
     def grow(self, more: int) -> None:
-        """Count `more` bytes beside those counted already. Raises as resize() does."""
+        """Hold `more` bytes in addition to those held already. Raises as resize() does."""
         self.resize(self.size + more)
 
     def check(self, size: int) -> None:
-        """Raise as resize() would, and count nothing."""
+        """Raise if resize(size) would raise. Count nothing."""
         if size > self.size:
             self._counts.check(self._caller, size - self.size, self.size)
 
@@ -315,20 +324,21 @@ def _mib(size: int) -> str:
 
 
 ANSWER_BYTES = 1 << 15
-"""Bytes of each answer: its tasks, its parser, its reply's head, and the data queued in its
-connection."""
+"""Estimated bytes of each answer: its tasks, its parser, its reply's head, and the data queued in
+its connection."""
 
 _NUMBER_BYTES = 48
-"""Bytes of a number in a tuple, with its share of the tuple."""
+"""Estimated bytes of a number in a tuple, with its share of the tuple."""
 _PAIR_BYTES = 120
 _SCORE_BYTES = 12
-"""Bytes of a token id and a float64 in the engine's columns, or of a logprob and a rank."""
+"""Bytes of a token's score in the engine's arrays: a token id and a float64, or a logprob and a
+rank."""
 _WRITTEN_SCORE_BYTES = 200
-"""Bytes of one token's logprob in the reply's JSON, while the reply is written."""
+"""Estimated bytes of one token's logprob in the reply's JSON, while the reply is written."""
 
 
 def submit_bytes(submit: Submit) -> int:
-    """Return the memory of a request to the engine, and of each of its answers."""
+    """Return the bytes of memory of a request to the engine, and of each of its answers."""
     sampling = submit.sampling
     arrays = submit.prompt.nbytes + submit.prediction.nbytes
     numbers = len(submit.marks) + len(sampling.stop_token_ids) + len(sampling.allowed_token_ids)
@@ -340,9 +350,10 @@ def submit_bytes(submit: Submit) -> int:
 
 
 def score_bytes(submit: Submit, written: int = 0) -> int:
-    """Return the memory of the scores of the prompt's tokens; 0 if no scores are asked for.
+    """Return the bytes of memory of the scores of the prompt's tokens; 0 if no scores are asked
+    for.
 
-    written: how often the reply holds them in JSON.
+    written: number of copies of the scores in the reply's JSON.
     """
     if submit.prompt_logprobs is None:
         return 0
@@ -351,14 +362,14 @@ def score_bytes(submit: Submit, written: int = 0) -> int:
 
 
 def ids_bytes(prompts: Sequence[msgspec.Raw] | None) -> int:
-    """Return the memory of prompts' token ids as JSON, and of their copies in a reply. None: they
-    are not shown."""
+    """Return the bytes of memory of prompts' token ids as JSON, and of their copies in a reply.
+    None: they are not shown."""
     return 0 if prompts is None else sum(2 * len(bytes(ids)) for ids in prompts)
 
 
 def value_bytes(value: Any) -> int:
-    """Return the memory of a JSON value's objects. An object named several times counts several
-    times."""
+    """Return the bytes of memory of a JSON value's objects. An object referred to several times
+    counts several times."""
     size = 0
     waiting: list[Any] = [value]
     while waiting:

@@ -1,8 +1,8 @@
 """The methods and routes served by a node, and the scopes each requires of a caller's key.
 
 Owns no keys and no handlers. Pure. Invariant: a method or route missing from the table is refused
-to every caller. A new one therefore cannot be served before it is listed. docs/security.md shows
-the table (scripts/docs/surface_table.py).
+to every caller. A new method or route therefore cannot be served before it is listed.
+docs/security.md shows the table (scripts/docs/surface_table.py).
 """
 
 from collections.abc import Mapping
@@ -15,17 +15,18 @@ from .callers import Caller, Scope
 
 
 class Unscoped(Enum):
-    """Requirements other than a scope."""
+    """Requirements of a method or route other than a key's scope."""
 
     OPEN = "open"
-    """Nothing: probes, and pages without their data."""
+    """No requirement: probes, and pages without their data."""
     ANY_KEY = "any key"
     PEER = "peer's certificate"
-    """The TLS certificate of a node; no key."""
+    """Requirement: the TLS certificate of a node; no key."""
 
 
 Needs = Unscoped | frozenset[Scope]
-"""A key needs one of the scopes. The answer may depend on the scope it has."""
+"""The requirement of a method or route. A set of scopes needs a key with one of them. The answer
+may depend on this scope."""
 
 
 def _needs(*scopes: Scope) -> Needs:
@@ -59,7 +60,7 @@ _METHODS: tuple[tuple[str, Needs, str], ...] = (
 GRPC: Mapping[str, Needs] = MappingProxyType(
     {f"/{service}/{name}": needs for service, needs, names in _METHODS for name in names.split()}
 )
-"""Requirements by a method's full name."""
+"""Requirements of gRPC methods, by the method's full name."""
 
 ANY_METHOD = "*"
 
@@ -92,12 +93,13 @@ _ROUTES: tuple[tuple[str, Needs, str], ...] = (
 HTTP: Mapping[tuple[str, str], Needs] = MappingProxyType(
     {(method, route): needs for method, needs, routes in _ROUTES for route in routes.split()}
 )
-"""Requirements by a method and a route's pattern in aiohttp's form. HEAD is GET."""
+"""Requirements of HTTP routes, by HTTP method and the route's pattern in aiohttp's form. HEAD is
+under GET."""
 
 
 def suffices(needs: Needs, caller: Caller | None) -> bool:
-    """Return whether the caller meets the requirement. caller: None if the call had no known
-    key."""
+    """Return whether the caller meets the requirement `needs`. caller: None if the call had no
+    known key."""
     if needs is Unscoped.OPEN or needs is Unscoped.PEER:
         return True
     if caller is None:
@@ -106,15 +108,15 @@ def suffices(needs: Needs, caller: Caller | None) -> bool:
 
 
 def is_for_peers(service: str) -> bool:
-    """Return whether a service is for nodes only: its methods need a peer's certificate and no
+    """Return whether a gRPC service is for nodes only: its methods need a peer's certificate and no
     key."""
     ours = [needs for name, needs in GRPC.items() if name.startswith(f"/{service}/")]
     return bool(ours) and all(needs is Unscoped.PEER for needs in ours)
 
 
 def denial(surface: str, needs: Needs, caller: Caller) -> PermissionDenied:
-    """Return the refusal of a caller without a needed scope. REQUIRES: not suffices(needs,
-    caller)."""
+    """Return the error for a caller without a needed scope. surface: name of the method or route.
+    REQUIRES: not suffices(needs, caller)."""
     assert isinstance(needs, frozenset)
     wanted = " or ".join(sorted(scope.value for scope in needs))
     return PermissionDenied(

@@ -52,17 +52,18 @@ from tasuki.server.errors import InvalidField, PermissionDenied
 from .callers import ANYBODY, Caller, Scope
 
 TRACE_HEADER = "traceparent"
-"""The W3C name, in HTTP headers and in gRPC metadata."""
+"""The W3C name of trace context, in HTTP headers and in gRPC metadata."""
 
 
 CHAT, TEXT_COMPLETION = "chat", "text_completion"
-"""Values of OpenTelemetry's gen_ai.operation.name."""
+"""Names of a request's operation: values of OpenTelemetry's gen_ai.operation.name."""
 
 
 @dataclass(frozen=True)
 class RequestContext:
-    """traceparent: the caller's span in W3C's form; empty if there is none. tenant: from
-    tenant_of(). operation: OpenTelemetry's name of the operation."""
+    """The caller, tenant, trace and kind of an admitted request. traceparent: the caller's span in
+    W3C's form; empty if there is none. tenant: from tenant_of(). operation: OpenTelemetry's name of
+    the operation."""
 
     caller: Caller = ANYBODY
     traceparent: str = ""
@@ -71,7 +72,8 @@ class RequestContext:
 
     @property
     def line(self) -> str:
-        """Return the name of the request's queue when callers take turns."""
+        """Return the name of the request's queue. Queues take turns for fairness between
+        callers."""
         return self.tenant or self.caller.name
 
 
@@ -79,10 +81,10 @@ ANONYMOUS = RequestContext()
 
 
 TENANT_KEY = "x-tasuki-tenant"
-"""A key of HTTP headers and of gRPC metadata."""
+"""Name of the HTTP header and gRPC metadata key with the tenant of a gateway's call."""
 
 EVERY_TENANT = "*"
-"""The value a watcher of blocks may name in place of a tenant."""
+"""The value a watcher of cache blocks may give in place of a tenant's name, to see all tenants."""
 
 MAX_SALT = 256
 
@@ -93,8 +95,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,63}")
 
 @dataclass(frozen=True)
 class WatchScope:
-    """The prompts with blocks visible to a watcher. tenant: the tenant of the watcher's own
-    prompts. others: the watcher sees every other tenant's blocks too."""
+    """The rights of a watcher of cache blocks: the prompts with blocks visible to it. tenant: the
+    tenant of the watcher's own prompts. others: the watcher sees every other tenant's blocks
+    too."""
 
     caller: Caller
     tenant: str | None
@@ -103,7 +106,8 @@ class WatchScope:
 
 def tenant_of(caller: Caller, named: Sequence[str]) -> str | None:
     """Return the tenant of a call's prompts. None: they share cached prefixes with all other calls
-    without a tenant. named: the values of TENANT_KEY. Raises PermissionDenied, InvalidField."""
+    without a tenant. named: the call's values under TENANT_KEY. Raises PermissionDenied,
+    InvalidField."""
     if not named:
         return caller.tenant
     _check_may_name(caller)
@@ -118,8 +122,8 @@ def tenant_of(caller: Caller, named: Sequence[str]) -> str | None:
 
 
 def watch_scope(caller: Caller, named: Sequence[str]) -> WatchScope:
-    """Return the scope of a subscriber's watch. named: as in tenant_of(), or EVERY_TENANT alone.
-    Raises PermissionDenied, InvalidField."""
+    """Return the rights of a subscriber to cache blocks. named: the call's values under TENANT_KEY,
+    or EVERY_TENANT alone. Raises PermissionDenied, InvalidField."""
     if list(named) != [EVERY_TENANT]:
         return WatchScope(caller, tenant_of(caller, named), others=False)
     _check_may_name(caller)
@@ -127,8 +131,8 @@ def watch_scope(caller: Caller, named: Sequence[str]) -> WatchScope:
 
 
 def salt_of(tenant: str | None, cache_salt: bytes) -> bytes:
-    """Return the salt of a prompt in the engine. cache_salt: the client's own. Raises
-    InvalidField."""
+    """Return the salt of a prompt in the engine. tenant: the prompt's tenant. cache_salt: the
+    client's own salt. Raises InvalidField."""
     if len(cache_salt) > MAX_SALT:
         raise InvalidField("cache_salt", f"has {len(cache_salt)} bytes: send at most {MAX_SALT}")
     if tenant is None:
@@ -149,12 +153,13 @@ def _check_may_name(caller: Caller) -> None:
 
 
 HIDDEN_NODE = ""
-"""Replaces the name of the computing node."""
+"""Replacement for the name of the computing node, if the caller may not see it."""
 
 
 def visible_end(end: Finished, request_context: RequestContext) -> Finished:
-    """Return the end with visible_usage(). Leave out the request's states if the caller may not see
-    exact hits: they would show the node of the prompt's prefill."""
+    """Return a request's end as its caller may see it, with visible_usage(). Leave out the
+    request's phases if the caller may not see exact hits, because they would show the node of the
+    prompt's prefill."""
     life = end.life if _sees_exact_hits(request_context) else ()
     return replace(end, usage=visible_usage(end.usage, request_context), life=life)
 
@@ -183,13 +188,14 @@ def visible_usage(usage: Usage, request_context: RequestContext) -> Usage:
 
 
 def _sees_exact_hits(request_context: RequestContext) -> bool:
-    """Return whether every cached prefix of its prompts is the caller's own, or open to it."""
+    """Return whether the caller may see exact cache hits: every cached prefix of its prompts is its
+    own, or open to it."""
     return request_context.tenant is not None or request_context.caller.may(Scope.OPERATOR)
 
 
 def _by_pages(hit: HitBreakdown) -> HitBreakdown:
-    """Return the same hit in whole pages: a cause ends at the end of a page; the rest of a page
-    counts as new."""
+    """Return the hit's token counts in whole pages. A cause ends at the end of a page; the rest of
+    a page counts as new."""
     causes = dict.fromkeys(hit.causes, 0)
     end = done = hit.usable_tokens
     for cause in (NOT_PULLED, *CAUSES_IN_ORDER[:-1], TEMPLATE_CHANGED):

@@ -1,1 +1,1 @@
-"""One process: from its configuration to its servers, its engine and its end."""
+"""The process of a daemon: from its configuration to its servers, its engine and its end."""

@@ -37,9 +37,9 @@ def node_codec(
     model: ModelConfig,
     grammars: GrammarTrials | None = None,
 ) -> TextCodec:
-    """Load the codec of the engine config's checkpoint folder. model: the checkpoint's config.
-    grammars: the node's trials; None: with_trials() sets them once the engine's process is
-    ready."""
+    """Load the text codec (tokenizer and chat template) from the engine config's checkpoint folder.
+    model: the checkpoint's config. grammars: the node's trial runs of grammars. None: with_trials()
+    sets them once the engine's process is ready."""
     return TextCodec.load(
         Path(engine_config.model),
         model.vocab,
@@ -50,8 +50,8 @@ def node_codec(
 
 
 def with_trials(codec: TextCodec, address: str) -> TextCodec:
-    """Return the codec with the trials of its node. address: address of the trial server in the
-    engine's process."""
+    """Return the codec with its node's trial runs of grammars. address: address of the trial server
+    in the engine's process."""
     return replace(codec, grammars=GrammarTrials(lambda: address))
 
 
@@ -81,8 +81,8 @@ def response_store(config: ServerConfig) -> ResponseStore:
 
 
 class ClientFront:
-    """Services, routes and front workers of a node. All services over one engine client share its
-    sessions. All routes share one response store."""
+    """The services, routes and front workers for a node's clients. All services over one engine
+    client share its sessions. All routes share one response store."""
 
     def __init__(
         self,
@@ -95,10 +95,10 @@ class ClientFront:
         status: HandoverStatusSource = HandoverStatus,
         role_change: RoleChange | None = None,
     ) -> None:
-        """max_request_tokens, max_batch: limits of the engine. status, role_change: as in
-        AdminService."""
+        """Set up the services. max_request_tokens, max_batch: limits of the engine, in tokens and
+        in requests. status, role_change: arguments of AdminService."""
         self.folder = engine_config.model
-        """The checkpoint's folder."""
+        """Path of the checkpoint's folder."""
         self._config = config
         self._model = model
         self._codec = codec
@@ -114,11 +114,11 @@ class ClientFront:
 
     @property
     def grammars(self) -> GrammarTrials:
-        """Return the trials of NodeFront."""
+        """Return the client of the process for trial compilation of callers' grammars."""
         return self._codec.grammars
 
     def chat_tokens(self) -> dict[str, int]:
-        """Return the counts of NodeReport."""
+        """Return the token counts of NodeReport.chat_tokens."""
         return self._codec.chat_tokens()
 
     def services(self, client: EngineClient) -> tuple[Service, ...]:
@@ -133,8 +133,8 @@ class ClientFront:
         return client_routes(client, self._served, self._config, self._responses)
 
     def workers(self, engine: EngineProcess, sockets: NodeSockets | None) -> NodeWorkers | None:
-        """Return the front workers of the node. sockets: None if this process answers clients
-        itself; then None is returned."""
+        """Return the front workers of the node, not started. sockets: the node's Unix sockets. None
+        if this process answers clients itself; then None is returned."""
         if sockets is None:
             return None
         job = WorkerJob(
@@ -151,7 +151,8 @@ class ClientFront:
         return NodeWorkers(sockets, pool, self._registry, engine.on_worker_gone)
 
     def _store(self, client: EngineClient) -> SessionStore:
-        """Return the client's one store, shared by all its services."""
+        """Return the session store of the engine client, shared by all services over this
+        client."""
         if client not in self._sessions:
             self._sessions[client] = session_store(client, self._config)
         return self._sessions[client]

@@ -21,9 +21,9 @@ _CONTEXTS = (8_192, 50_000)
 
 
 def dry_run(engine_config: EngineConfig, config: DryRunConfig) -> str:
-    """Return the plan as text. Raises EngineConfigError. Raises ModelConfigError if the model does
-    not exist. Raises WeightsError if its weights or its draft layer cannot be read, or have no
-    kernels."""
+    """Return the memory plan as text. Raises EngineConfigError. Raises ModelConfigError if the
+    model does not exist. Raises WeightsError if its weights or its draft layer cannot be read, or
+    have no kernels."""
     if not engine_config.model:
         raise EngineConfigError("model is not set: give a folder or a published name with --model")
     name = engine_config.model
@@ -54,7 +54,7 @@ def dry_run(engine_config: EngineConfig, config: DryRunConfig) -> str:
 
 
 def _check_folder(folder: Path) -> None:
-    """Check the folder's weights. Raises WeightsError if a GPU could not run them,
+    """Check the weights in the checkpoint folder. Raises WeightsError if a GPU could not run them,
     EngineConfigError if their size is unknown."""
     if any(folder.glob("*.safetensors")):
         check_kernels(folder, torch.device("cuda"))
@@ -68,8 +68,9 @@ def _check_folder(folder: Path) -> None:
 
 
 def gpu_bytes(name: str) -> tuple[int, int]:
-    """Return the free and total bytes of the named GPU, with all of it free, or else of this
-    machine's GPU. Raises EngineConfigError. REQUIRES: a name, or a GPU here."""
+    """Return the (free, total) bytes of a GPU. name: a known GPU, or a size in MiB; all of its
+    memory counts as free. Empty: this machine's GPU. Raises EngineConfigError. REQUIRES: a name, or
+    a GPU in this machine."""
     if name.lower() in GPUS:
         return (GPUS[name.lower()] * MIB,) * 2
     if name.isdecimal():
@@ -80,7 +81,7 @@ def gpu_bytes(name: str) -> tuple[int, int]:
 
 
 def as_text(plan: MemoryPlan, config: EngineConfig) -> str:
-    """Return the plan as lines of text. config: the planned engine's."""
+    """Return the memory plan as lines of text. config: config of the planned engine."""
     layout = plan.layout
     ranks = config.tensor_parallel
     of_ranks = f"{ranks:>10}      each on a GPU of its own, of which this is the plan of one"

@@ -1,4 +1,5 @@
-"""The life of an engine's process: its side of the node, and its link to the front.
+"""The engine's process of a node: its life, and its link to the front (the process of the API
+servers).
 
 Owns the link and the engine's thread. The front started this process and decides when it ends. If
 the front is gone or does not read, the process ends at once. No other process can use this engine,
@@ -32,9 +33,9 @@ MakeSide = Callable[["EngineHost"], EngineSide]
 
 
 def host_engine(connection: socket.socket, make: MakeSide, door: str | None = None) -> int:
-    """Run the engine's process. make: loads and builds the engine's side; the front shows its typed
-    errors. door: path of the Unix socket for front workers; None: there are none. Return the exit
-    status."""
+    """Run the engine's process. connection: socket to the front. make: loads and builds the engine;
+    the front shows its typed errors. door: path of the Unix socket for front workers; None: there
+    are none. Return the exit status."""
     link = FrontLink(connection)
     try:
         asyncio.run(_live(link, make, door))
@@ -77,7 +78,7 @@ async def _live(link: FrontLink, make: MakeSide, door: str | None) -> None:
 
 
 class EngineHost:
-    """The HandoverFront of an engine in a process of its own. Build it inside a running event
+    """The HandoverFront of an engine in a separate process. Build it inside a running event
     loop."""
 
     def __init__(self, link: FrontLink) -> None:
@@ -104,7 +105,7 @@ class EngineHost:
         await side.start()
 
     def open_door(self, path: str) -> None:
-        """Take connections of front workers from now on."""
+        """Accept connections of front workers at the Unix socket `path` from now on."""
         self._door = self._loop.create_task(self._workers.let_in(opened_door(path)))
 
     def _worker_gone(self, number: int, left: tuple[m.RequestId, ...]) -> None:
@@ -125,8 +126,8 @@ class EngineHost:
         self._link.send([c.EngineLost(reason)])
 
     def end(self, reason: str) -> None:
-        """End this process at once, once the front has the reason; from any thread but the
-        link's."""
+        """End this process at once, after the reason was sent to the front. Call it on any thread
+        except the link's."""
         log.error("the engine's process ends, and all requests in flight: %s", reason)
         self._link.send([c.EngineEnds(reason)])
         self._link.close()
@@ -146,7 +147,7 @@ class EngineHost:
         self._link.send([c.FrontProbe()])
 
     def _deliver(self, messages: Sequence[m.Outbox]) -> None:
-        """Send on a step's messages. Called on the engine's thread."""
+        """Send a step's messages to the front and its workers. Called on the engine's thread."""
         mine, others = parted(messages)
         shown: list[Any] = []
         if any(isinstance(message, m.StatsReply) for message in mine):
@@ -161,7 +162,7 @@ class EngineHost:
             self._side.deliver(other)
 
     def _receive(self, messages: Sequence[Any]) -> None:
-        """Handle messages of the front. Called on the link's thread."""
+        """Handle messages sent by the front. Called on the link's thread."""
         for message in messages:
             match message:
                 case c.RequestTraced(request_id, header):

@@ -1,7 +1,8 @@
 """`python -m tasuki.server.daemon.engine_main FD`: an engine's process, started by its front.
 
-FD: the file descriptor of a socket to the front. The job comes first over it
-(EngineProcess.launch). Only a daemon starts this module. The process does not outlive the daemon.
+FD: the file descriptor of a socket to the front. The front first sends the process's job (its main
+function) over it (EngineProcess.launch). Only a daemon starts this module. The process does not
+outlive the daemon.
 """
 
 import sys

@@ -1,9 +1,10 @@
 """The front's end of an engine in a separate process, and the life of such a front.
 
 EngineProcess owns the engine's process and the socket to it. Thread rule: the front's event loop.
-Life: launch, stands, attach, start, retire_handover, end_handover, stop. Invariants: the process
-does not outlive this one. The process's death reaches the front at once, typed. It ends every
-request in flight, and every wait in stands(), retire_handover() or end_handover().
+Order of calls: launch, stands, attach, start, retire_handover, end_handover, stop. Invariants: the
+engine's process does not outlive this one. Its death reaches the front at once, as a typed error.
+The death ends every request in flight, and every wait in stands(), retire_handover() or
+end_handover().
 
 serve_apart() runs startup, main loop and drain.
 """
@@ -42,7 +43,7 @@ _HANDOVER_SECONDS = 90.0
 
 
 class EngineProcessError(RuntimeError):
-    """The engine's process did not start, or has ended; the message has the reason."""
+    """The engine's process did not start, or has ended. The message has the reason."""
 
 
 class EngineLink(FrameProtocol):
@@ -60,7 +61,7 @@ class EngineLink(FrameProtocol):
 
 
 class EngineProcess:
-    """A RunningEngine in a process of its own."""
+    """A RunningEngine in a separate process."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -72,18 +73,20 @@ class EngineProcess:
         self._status = HandoverStatus()
         self._front: Front | None = None
         self._early: list[Any] = []
-        """Messages received before attach()."""
+        """Messages from the engine's process received before attach()."""
         self._ending = False
         self._last_words: str | None = None
         self._end_seen: asyncio.Task[None] | None = None
         self._on_loss: Notice = lambda: None
         self._on_worker_gone: WorkerGone = lambda *_: None
         self.reason: str | None = None
-        """Why the process has ended unasked; None while it lives, and if it was asked to end."""
+        """The reason if the engine's process has ended unasked. None while it lives, or if it was
+        asked to end."""
 
     @classmethod
     async def launch(cls, job: Job) -> "EngineProcess":
-        """Start the process. Return once it has been started. job: its main."""
+        """Start the engine's process. Return once it has been started. job: the process's main
+        function."""
         process, ours, first = await start_child(f"{PACKAGE}.server.daemon.engine_main", job)
         engine = cls(process)
         await engine._loop.create_unix_connection(lambda: engine._link, sock=ours)
@@ -95,22 +98,23 @@ class EngineProcess:
         return self._process.pid
 
     async def stands(self) -> c.EngineStands:
-        """Wait until the engine is ready. Return its description. Raises EngineProcessError."""
+        """Wait until the engine is ready, and return its description. Raises EngineProcessError."""
         return await asyncio.shield(self._stands)
 
     def on_loss(self, call: Notice) -> None:
-        """Call it once the process has ended unasked, or now if it has."""
+        """Set the function called once the engine's process has ended unasked. Call it now if the
+        process has ended already."""
         self._on_loss = call
         if self.reason is not None:
             call()
 
     def on_worker_gone(self, call: WorkerGone) -> None:
-        """Set the function called once a front worker's link to the engine has ended. It gets the
-        worker's number and its requests left in the engine."""
+        """Set the function called once a front worker's link to the engine has ended. Its arguments
+        are the worker's number and the worker's requests still in the engine."""
         self._on_worker_gone = call
 
     def status(self) -> HandoverStatus:
-        """Return the status sent with the last StatsReply."""
+        """Return the hand-over's status, as sent with the last StatsReply."""
         return self._status
 
     def attach(self, front: Front) -> None:
@@ -140,11 +144,11 @@ class EngineProcess:
                 self._loop.call_soon(self._front.take, rejected)
 
     async def retire_handover(self) -> None:
-        """Run EngineSide.retire in the process. Call it before the front drains."""
+        """Run EngineSide.retire in the engine's process. Call it before the front drains."""
         await self._answered(c.RetireHandover(), self._handover_retired)
 
     async def end_handover(self) -> None:
-        """Run EngineSide.end_handover in the process. REQUIRES: retire_handover()."""
+        """Run EngineSide.end_handover in the engine's process. REQUIRES: retire_handover()."""
         await self._answered(c.EndHandover(), self._handover_over)
 
     async def _answered(self, asked: c.FrontControl, answer: "asyncio.Future[None]") -> None:
@@ -171,7 +175,7 @@ class EngineProcess:
             self._link.write(frame_of(messages))
 
     def take(self, messages: Sequence[Any]) -> None:
-        """Handle the messages of one frame."""
+        """Handle the messages in one frame from the engine's process."""
         others: list[Any] = []
         for message in messages:
             match message:
@@ -206,8 +210,8 @@ class EngineProcess:
 
     @staticmethod
     def _hand_on(front: Front, messages: Sequence[Any]) -> None:
-        """Pass messages to the front. If an observer fails on one message, the others still
-        arrive."""
+        """Pass messages of the engine to the front. If an observer fails on one message, the others
+        still arrive."""
         mine: list[Any] = []
         for message in messages:
             try:
@@ -228,7 +232,8 @@ class EngineProcess:
             front.take(mine)
 
     def link_ended(self, why: Exception | None) -> None:
-        """Handle the end of the socket: the process has ended, or can no longer be reached."""
+        """Handle the end of the socket to the engine's process: the process has ended, or can no
+        longer be reached. why: the socket's error, if any."""
         if self._ending:
             return  # stop() waits for it.
         self._end_seen = self._loop.create_task(self._follow_to_its_end(why))
@@ -275,9 +280,10 @@ async def serve_apart(
     server_config: ServerConfig,
     role_change: RoleChange | None = None,
 ) -> None:
-    """Run the node: startup, main loop, drain. role_change: offered once the node takes calls.
-    REQUIRES: engine.stands() has returned; the node is attached to it. Raises EngineProcessError if
-    the engine's process has ended unasked, once all clients have their error."""
+    """Run the node's startup, main loop and drain. role_change: role changes are accepted once the
+    node takes calls. REQUIRES: engine.stands() has returned; the node is attached to it. Raises
+    EngineProcessError if the engine's process has ended unasked, once all clients have their
+    error."""
     async with StopRequest(
         exit_with_parent=server_config.exit_with_parent, rotation=node.engine.rotation
     ) as stop:

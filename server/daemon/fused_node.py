@@ -29,8 +29,8 @@ from .startup import announce_ready, spare_collections
 def run(
     engine_config: EngineConfig, server_config: ServerConfig, build: BuildParts, name: str
 ) -> None:
-    """Run the node until it has drained. name: the node's, shown on pages. Raises EngineConfigError
-    and the typed errors of the build."""
+    """Run the node until it has drained. build: loads the model. name: the node's name, shown on
+    pages. Raises EngineConfigError and the typed errors of the build."""
     apart = server_config.engine_apart(engine_config.device, engine_config.tensor_parallel)
     serving = serve_apart if apart else serve
     asyncio.run(serving(engine_config, server_config, build, name))
@@ -39,7 +39,8 @@ def run(
 async def serve(
     engine_config: EngineConfig, server_config: ServerConfig, build: BuildParts, name: str
 ) -> None:
-    """Run startup, main loop and drain, with the engine on a thread."""
+    """Run the node's startup, main loop and drain, with the engine on a thread. build: loads the
+    model. name: the node's name, shown on pages."""
     side = FusedSide(engine_config, build)
     codec = node_codec(engine_config, server_config, side.model, side.grammars)
     engine = side.engine
@@ -65,8 +66,8 @@ async def serve(
 async def serve_apart(
     engine_config: EngineConfig, server_config: ServerConfig, build: BuildParts, name: str
 ) -> None:
-    """Run startup, main loop and drain, with the engine in a process of its own, and with front
-    workers if configured."""
+    """Run the node's startup, main loop and drain, with the engine in a process of its own, and
+    with front workers if configured. build: loads the model. name: the node's name."""
     with node_sockets(server_config) as sockets:
         engine = await EngineProcess.launch(
             partial(run_engine, engine_config, server_config, build, sockets)
@@ -90,8 +91,8 @@ def run_engine(
     sockets: NodeSockets | None,
     connection: socket.socket,
 ) -> int:
-    """Run the engine's process and return the exit status. sockets: sockets of a node with front
-    workers; None: it has none. connection: socket to the front."""
+    """Run the engine's process and return its exit status. sockets: Unix sockets of a node with
+    front workers; None: the node has none. connection: socket to the front."""
     configure_logging(server_config.log_format, server_config.log_level)
 
     def side(front: EngineHost) -> FusedSide:
@@ -101,7 +102,7 @@ def run_engine(
 
 
 class FusedSide:
-    """The EngineSide of a node without a hand-over: an engine, with no hand-over to start or
+    """The EngineSide of a node without a hand-over: it has an engine, and no hand-over to start or
     end."""
 
     handover_address = None
@@ -112,7 +113,8 @@ class FusedSide:
         build: BuildParts,
         end: EndNotice | None = None,
     ) -> None:
-        """end: ends this process, with a reason. REQUIRES: `end` is given if there are ranks."""
+        """Load the model and build the engine. end: ends this process, with a reason. REQUIRES:
+        `end` is given if the model runs on several ranks."""
         parts = build(config, progress_bar("weights"), Role.FUSED)
         self._ranks = parts.ranks
         if self._ranks is not None:

@@ -1,6 +1,6 @@
 """The part shared by every daemon: the engine's client, services, gRPC and HTTP servers.
 
-Knows neither roles nor hand-overs, nor the place of the engine. Thread rule: one event loop's
+Independent of roles, of hand-overs, and of the engine's process. Thread rule: one event loop's
 thread, except for deliver() and lose(). The gRPC server may live on another loop. Life: startup,
 main loop, shutdown, once each.
 """
@@ -59,30 +59,33 @@ _TREE_NODES = 256
 
 
 def about_node(name: str, role: str, folder: str, config: ServerConfig) -> dict[str, str]:
-    """Return the heading of a node's page. folder: the checkpoint's."""
+    """Return the heading of a node's page: its name, role and model. folder: the checkpoint's
+    folder."""
     return {"node": name, "role": role, "model": config.model_names(Path(folder))[0]}
 
 
 class NodeFront(Protocol):
-    """The services and routes for the clients of a node's role, over a client of its engine."""
+    """The services and routes for a node's clients. They depend on the node's role, and use a
+    client of its engine."""
 
     def services(self, client: EngineClient) -> Sequence[Service]:
-        """Return the gRPC services."""
+        """Return the gRPC services for clients. client: client of the engine."""
 
     def routes(self, client: EngineClient) -> Sequence[web.RouteDef]:
-        """Return the HTTP routes."""
+        """Return the HTTP routes for clients. client: client of the engine."""
 
     def chat_tokens(self) -> Mapping[str, int]:
-        """Return the counts of NodeReport."""
+        """Return the token counts of NodeReport.chat_tokens."""
 
     @property
     def grammars(self) -> GrammarTrials | None:
-        """Return the grammar trials awaited by this process's callers; None if it answers no
-        caller."""
+        """Return the trial runs of grammars awaited by this process's callers; None if it answers
+        no caller."""
 
 
 class Node:
-    """Owns the running engine and the servers. Build it inside a running event loop."""
+    """The owner of a node's running engine and its servers. Build it inside a running event
+    loop."""
 
     def __init__(
         self,
@@ -95,12 +98,12 @@ class Node:
         workers: NodeWorkers | None = None,
         files: NodeFiles | None = None,
     ) -> None:
-        """about: the page's heading, `node` (its name), `role` and `model`. handover: takes the
-        engine's hand-over messages, on the engine's thread. None if the role has no hand-over, or
-        has it in the engine's process. status: source of the status of this node's hand-overs.
-        workers: front workers, answering clients in place of this process. This process is then
-        their registry. None: there are no workers. files: the node's files besides the server's.
-        Raises TracingUnavailable."""
+        """Set up a node. about: the page's heading: `node` (its name), `role` and `model`.
+        handover: takes the engine's hand-over messages, on the engine's thread. None if the role
+        has no hand-over, or has it in the engine's process. status: source of the status of this
+        node's hand-overs. workers: front workers, answering clients in place of this process. This
+        process is then their registry. None: there are no workers. files: the node's files besides
+        the server's. Raises TracingUnavailable."""
         self._config = config
         self._etcd_access = config.etcd_access
         if config.http_etcd:
@@ -162,11 +165,11 @@ class Node:
         engine.attach(self)
 
     def deliver(self, messages: Sequence[m.Outbox]) -> None:
-        """Pass on a step's messages. Called on the engine's thread."""
+        """Pass on the messages of an engine's step to the front. Called on the engine's thread."""
         self.engine.deliver(messages)
 
     def take(self, messages: Sequence[Any]) -> None:
-        """Handle a step's messages for the front."""
+        """Handle the messages of an engine's step for the front."""
         self.engine.take(messages)
 
     def lose(self, reason: str) -> None:
@@ -185,15 +188,15 @@ class Node:
             self._registry.abort_asked(message.request_id)
 
     def observe(self, message: ObservedMessage) -> None:
-        """Pass the message to the NodeObserver."""
+        """Pass the engine's message to the NodeObserver."""
         self._observer.observe(message)
 
     def count_tokens(self, count: int) -> None:
-        """Pass the count to the NodeObserver."""
+        """Pass the number of tokens to the NodeObserver."""
         self._observer.count_tokens(count)
 
     async def _report(self) -> NodeReport:
-        """Return the node's current counters. Raises ServerError if the engine has died."""
+        """Return the present counters of the node. Raises ServerError if the engine has died."""
         stats = await self.engine.counters()
         chat_tokens = self._front.chat_tokens()
         if self._workers is not None:
@@ -208,8 +211,8 @@ class Node:
         return Standing(self.engine.lost, self.engine.rotation.left)
 
     async def _tree(self, under: str | None) -> list[dict[str, Any]]:
-        """Return the cached tree under a node; None: from the top. Raises InvalidField,
-        UnknownNode."""
+        """Return the rows of the cached radix tree under a node; None: under its root. Raises
+        InvalidField, UnknownNode."""
         name = None if under is None else read_node_name(under)
         view = await self.engine.tree(_TREE_NODES, name)
         if view is None:
@@ -218,13 +221,13 @@ class Node:
 
     @property
     def http_address(self) -> str | None:
-        """Return HOST:PORT of the HTTP server; None if there is none."""
+        """Return HOST:PORT of the node's HTTP server; None if it has none."""
         return self._http_address
 
     async def startup(self, guests: Sequence[Service] = (), host: LoopThread | None = None) -> str:
-        """Start the servers and the engine. gRPC serves the `guests` besides the front's services.
-        host: the loop of the server and the guests; the front's services still run on this loop.
-        Return the HOST:PORT of gRPC."""
+        """Start the servers and the engine. gRPC also serves the `guests`, services besides the
+        front's. host: the event loop of the server and the guests; the front's services still run
+        on this loop. Return the HOST:PORT of gRPC."""
         if self._workers is not None:
             address = await self._start_workers(self._workers)
             await self._begin(address)
@@ -243,8 +246,8 @@ class Node:
         return self._server.address
 
     async def _begin(self, address: str) -> None:
-        """Start the engine, the registration and the sampling, and announce the node. address:
-        HOST:PORT of the gRPC server."""
+        """Start the engine, the registration in etcd and the sampling of counters, and announce the
+        node. address: HOST:PORT of the gRPC server."""
         self.engine.http_address = self._http_address or ""
         await self._running.start()
         if self._config.http_etcd and self._http_address is not None:
@@ -263,8 +266,8 @@ class Node:
         served.announce()
 
     async def _start_workers(self, workers: NodeWorkers) -> str:
-        """Start this process's servers, reached by workers only, then the workers'. Return the
-        HOST:PORT of gRPC."""
+        """Start this process's servers, reached by front workers only. Then start the workers with
+        the clients' servers. Return the clients' HOST:PORT of gRPC."""
         config, sockets = self._config, workers.sockets
         # The workers have already limited their clients' connections.
         access = replace(config.access, max_connections=_OWN_CONNECTIONS)
@@ -325,9 +328,9 @@ class Node:
             self._workers.pool.come_back()
 
     async def refuse_and_drain(self) -> None:
-        """Report NOT_SERVING, but still take requests for drain_grace. Then let requests in flight
-        end within drain_timeout. Meanwhile, and for a part of drain_timeout afterwards, hand states
-        over to prefill nodes."""
+        """Report NOT_SERVING, but still take requests for drain_grace seconds. Then let requests in
+        flight end within drain_timeout seconds. Meanwhile, and for a part of drain_timeout
+        afterwards, hand cached states over to prefill nodes."""
         if self._server is None:
             return
         await self._server.refuse_traffic()
@@ -348,7 +351,7 @@ class Node:
         await drain_targets.end()
 
     async def _empty(self) -> None:
-        """Return when no request is in flight and clients have all their computed output."""
+        """Wait until no request is in flight and clients have all their computed output."""
         await self.engine.retire()
         if self._workers is not None:
             await self._workers.pool.calls_over()

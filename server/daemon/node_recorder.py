@@ -60,12 +60,13 @@ _SAMPLE_SECONDS = 1.0
 
 
 AskNode = Callable[[], Awaitable[NodeReport]]
-"""Ask the engine for the node's current counters. Raises ServerError if the engine has died."""
+"""A function to ask the engine for the node's current counters. Raises ServerError if the engine
+has died."""
 
 
 class NodeRecorder:
     def __init__(self, clock: Clock) -> None:
-        """clock: seconds since 1970."""
+        """Set up an empty record. clock: seconds since 1970."""
         self.history = NodeHistory()
         self._clock = clock
         self._last = 0.0
@@ -85,13 +86,13 @@ class NodeRecorder:
         self._keep(event)
 
     def count_tokens(self, count: int) -> None:
-        """Count tokens of answers."""
+        """Count the tokens of an answer, for the history's rates."""
         self._generated += count
 
     @contextmanager
     def recording_blocks(self) -> Iterator[None]:
-        """Name the prompt's blocks in submit events, inside `with`. They are many, so they are
-        named only while a recording runs."""
+        """Add the names of prompts' blocks to submit events, inside `with`. They are many, so they
+        are made only while a recording runs."""
         self._recordings += 1
         try:
             yield
@@ -99,8 +100,8 @@ class NodeRecorder:
             self._recordings -= 1
 
     async def sample(self, ask: AskNode) -> None:
-        """Keep a sample a second until cancelled, or until the engine has died. ask: returns the
-        node's current counters."""
+        """Keep a sample of the counters each second until cancelled, or until the engine has died.
+        ask: returns the node's current counters."""
         while True:
             try:
                 self.keep_sample(await ask())
@@ -126,7 +127,8 @@ class ActivityLog:
         self._output = 0
 
     def observe(self, message: ObservedMessage) -> None:
-        """Count the prompt of an ended request, or, on a prefill node, of an ended transfer."""
+        """Count the prompt of an ended request, for the next line. On a prefill node, count the
+        prompt of an ended transfer."""
         match message:
             case Finished(usage=usage):
                 self._count_prompt(usage.prompt_tokens, usage.hit)
@@ -139,12 +141,12 @@ class ActivityLog:
             self._usable += hit.usable_tokens
 
     def count_tokens(self, count: int) -> None:
-        """Count tokens of answers."""
+        """Count the tokens of an answer, for the next line."""
         self._output += count
 
     async def run(self, ask: AskNode) -> None:
-        """Write lines until cancelled, or until the engine has died. ask: returns the node's
-        current counters."""
+        """Write activity lines until cancelled, or until the engine has died. ask: returns the
+        node's current counters."""
         begun = time.monotonic()
         while True:
             await asyncio.sleep(PERIOD_SECONDS)
@@ -159,7 +161,7 @@ class ActivityLog:
                 log.info(line)
 
     def line(self, stats: StatsReply, seconds: float) -> str | None:
-        """Return a line about the counts of the last `seconds`, and reset the counts. Return None
+        """Return a line about the activity of the last `seconds`, and reset its counts. Return None
         if the node was idle. stats: the current counters. A prompt counts once its request has
         ended."""
         prompt, usable, output = self._prompt, self._usable, self._output
@@ -177,14 +179,14 @@ class ActivityLog:
 
 
 def _memory(stats: StatsReply) -> str:
-    """Return the arena's use; empty if the arena's size is not known."""
+    """Return the use of the arena's memory as text; empty if the arena's size is not known."""
     use = arena_use(stats)
     return "" if use is None else f", {use.words()}"
 
 
 @dataclass(frozen=True)
 class NodeRecords:
-    """The records of a node with metrics. Each counts the node's messages."""
+    """The records of a node with metrics: each counts the node's messages."""
 
     exposition: Exposition
     recorder: NodeRecorder
@@ -195,7 +197,7 @@ class NodeObserver(RequestObserver):
     """Traces, logs and counts the messages seen by the engine's client. The event loop's thread."""
 
     def __init__(self, tracing: Tracing, records: NodeRecords | None) -> None:
-        """records: None if the node keeps no metrics."""
+        """Set up the observer. records: None if the node keeps no metrics."""
         self._tracing = tracing
         self._records = records
 

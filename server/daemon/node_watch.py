@@ -4,9 +4,9 @@ NodeWatch asks the engine and checks disks. Invariant: a report comes within the
 timeouts.
 
 LatestCounters keeps the engine's counters, so a scrape does not wait for a long step. It owns the
-question in progress. Invariants: one question at a time, for any number of scrapes; a scrape waits
-no longer than its given time. No message goes to a dead engine, because the question then fails at
-once.
+question in progress. Invariants: one question to the engine at a time, for any number of scrapes. A
+scrape waits no longer than its given time. No message goes to a dead engine, because the question
+then fails at once.
 
 DiskRooms keeps the free space of the file systems of a node's folders. It owns the check in
 progress. A remote file system may block a check for ever, so the check has a thread of its own.
@@ -47,17 +47,17 @@ from .node_recorder import AskNode
 
 @dataclass(frozen=True)
 class NodeFiles:
-    """authorities: PEM files of the authorities trusted by this node, besides its server's.
-    folders: the folders the node writes to."""
+    """The files and folders of a node, by setting. authorities: PEM files of the authorities
+    trusted by this node, besides its server's. folders: the folders the node writes to."""
 
     authorities: Mapping[str, str] = field(default_factory=dict)
     folders: Mapping[str, str] = field(default_factory=dict)
 
     def certificate_ends(self, tls: ServerTls | None) -> dict[str, float]:
-        """Return the ends of certificates in the current files, in seconds since 1970, by setting.
-        tls: the server's. A chain ends with the first certificate to expire. Authorities end with
-        the last, because a file may hold an old one beside its successor. A missing file or one
-        without certificates is left out: its user refuses it."""
+        """Return the expiry of each certificate file in seconds since 1970, by setting. tls: the
+        server's files. A chain ends with the first certificate to expire. Authorities end with the
+        last, because a file may hold an old one beside its successor. A missing file or one without
+        certificates is left out: its user refuses it."""
         found = {}
         authorities = dict(self.authorities)
         if tls is not None:
@@ -70,13 +70,13 @@ class NodeFiles:
 
 
 def folders_of(config: EngineConfig) -> dict[str, str]:
-    """Return the folders written by the engine, by setting."""
+    """Return the paths of the folders written by the engine, by the name of their setting."""
     return {} if config.disk_cache is None else {"disk_cache": config.disk_cache}
 
 
 def _dates(path: str) -> list[float]:
-    """Return the end dates of a file's certificates in ascending order, in seconds since 1970;
-    empty if it cannot be read."""
+    """Return the end dates of the certificates in a file in ascending order, in seconds since 1970;
+    empty if the file cannot be read."""
     try:
         with open(path, encoding="ascii", errors="replace") as file:
             return sorted(not_after_dates(file.read()))
@@ -86,14 +86,14 @@ def _dates(path: str) -> list[float]:
 
 class DiskRooms:
     def __init__(self, folders: Mapping[str, str]) -> None:
-        """folders: paths, by the name of their setting."""
+        """Set up the checks of free space. folders: paths, by the name of their setting."""
         self._folders = dict(folders)
         self._seen: dict[str, DiskRoom] = {}
         self._looking: asyncio.Future[dict[str, DiskRoom]] | None = None
 
     async def within(self, seconds: float) -> dict[str, DiskRoom]:
-        """Return the free space by setting. Wait at most `seconds` for a new check; without its
-        result, return the previous one."""
+        """Return the free space of each folder by setting. Wait at most `seconds` for a new check;
+        without its result, return the previous one."""
         if not self._folders:
             return {}
         looking = self._looking = self._looking or self._look()
@@ -140,7 +140,8 @@ class LatestCounters:
         ask: AskNode,
         clock: Clock = time.monotonic,
     ) -> None:
-        """ask: returns the engine's current counters; raises ServerError if the engine has died."""
+        """Set up the counters' source. ask: returns the engine's current counters; raises
+        ServerError if the engine has died."""
         self._ask = ask
         self._clock = clock
         self._asking: asyncio.Task[None] | None = None
@@ -148,8 +149,8 @@ class LatestCounters:
         self._asked_at = clock()
 
     async def within(self, seconds: float) -> NodeReport | None:
-        """Return the engine's answer within `seconds`, or else its last answer. Return None if it
-        has not answered yet, or has died."""
+        """Return the engine's counters, new ones within `seconds`, or else the last ones. Return
+        None if it has not answered yet, or has died."""
         if self._asking is None:
             self._asked_at = self._clock()
             self._asking = asyncio.get_running_loop().create_task(self._answer())
@@ -158,8 +159,8 @@ class LatestCounters:
 
     @property
     def silent_seconds(self) -> float:
-        """Return the seconds since the unanswered question; 0 if there is none. If 0, the result of
-        within() is current."""
+        """Return the seconds since the unanswered question to the engine; 0 if there is none. If 0,
+        the result of within() is current."""
         return 0.0 if self._asking is None else self._clock() - self._asked_at
 
     async def _answer(self) -> None:
@@ -177,7 +178,7 @@ class LatestCounters:
 
 _ENGINE_SECONDS = 2.0
 _DISK_SECONDS = 0.5
-"""Timeout, shorter than the usual minimum timeout of a scrape."""
+"""Timeout in seconds of a disk check, shorter than the usual minimum timeout of a scrape."""
 
 
 class NodeWatch:
@@ -189,8 +190,9 @@ class NodeWatch:
         files: NodeFiles,
         tls: ServerTls | None,
     ) -> None:
-        """ask: as in LatestCounters. standing: asks for the front's state. failures: as in
-        FrontReport. tls: the server's."""
+        """Set up the watch. ask: returns the engine's current counters. standing: returns the
+        front's state. failures: returns the counts of FrontReport.failures. tls: TLS files of the
+        server."""
         self._counters = LatestCounters(ask)
         self._standing = standing
         self._failures = failures
@@ -199,7 +201,8 @@ class NodeWatch:
         self._certificates = files.certificate_ends(tls)
 
     async def reports(self) -> tuple[NodeReport | None, FrontReport]:
-        """Return the engine's report and the front's own. The engine's is None if it gives none."""
+        """Return the engine's report and the front's own. The engine's report is None if the engine
+        does not answer or has died."""
         report = await self._counters.within(_ENGINE_SECONDS)
         disks = await self._disks.within(_DISK_SECONDS)
         if self._standing().lost is not None:
@@ -231,7 +234,8 @@ def node_report(
     chat_tokens: Mapping[str, int],
     about: Mapping[str, str],
 ) -> NodeReport:
-    """Return the node's counters. chat_tokens, about: as in NodeReport."""
+    """Return the node's report. stats: the engine's counters. status: the hand-over's status.
+    chat_tokens, about: fields of NodeReport."""
     return NodeReport(
         stats,
         _by_state(status.prefill_nodes),
@@ -245,14 +249,14 @@ def node_report(
 
 
 def _by_state(nodes: Sequence[PrefillNodeStatus]) -> dict[str, int]:
-    """Return the count of every state. Include zeros, so no time series ends. Return an empty dict
-    if there are no nodes."""
+    """Return the number of prefill nodes in each state. Include zeros, so no time series ends.
+    Return an empty dict if there are no nodes."""
     counts = Counter(node.state for node in nodes)
     return {state.value: counts[state] for state in PrefillNodeState} if nodes else {}
 
 
 def metrics_handler(watch: NodeWatch, exposition: Exposition) -> Handler:
-    """Return a handler of scrapes. Each scrape gets the watch's current reports."""
+    """Return the HTTP handler of /metrics scrapes. Each scrape gets the watch's current reports."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         text = exposition.text(*await watch.reports())

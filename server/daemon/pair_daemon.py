@@ -1,6 +1,6 @@
-"""The life of a daemon of a pair, of either role: startup, main loop, drain.
+"""The life of a daemon of a prefill/decode pair, of either role: startup, main loop, drain.
 
-The engine is on a thread of the process, or in a process of its own.
+The engine is on a thread of the process, or in a separate process.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from .startup import announce_ready, spare_collections
 
 
 class PairConfig(Protocol):
-    """The settings common to both roles' configs. name: the node's, as peers see it."""
+    """The settings common to both roles' configs. name: the node's name, shown to peers."""
 
     @property
     def name(self) -> str: ...
@@ -42,47 +42,50 @@ class PairConfig(Protocol):
 
 
 START_SECONDS = 30.0
-"""Timeout to reach the prefill nodes for the first time, or to start a server; etcd comes
-before."""
+"""Timeout in seconds to reach the prefill nodes for the first time, or to start a server. The
+answer of etcd comes before and is not included."""
 STOP_SECONDS = 45.0
-"""Timeout to end transfers, prefix loads and links, each within its own timeout."""
+"""Timeout in seconds to end transfers, prefix loads and links, each within its own timeout."""
 LOOP_SECONDS = 10.0
 
 
 class PairSide:
-    """The hand-over's part of the engine's process: both ends of transfers, and the hand-over's
-    event loop. Transfers live on this loop, so no work for callers delays a heartbeat."""
+    """The hand-over's part of the engine's process: the sending and the receiving end of transfers,
+    and the hand-over's event loop. Transfers live on this loop, so no work for callers delays a
+    heartbeat."""
 
     def __init__(self, ends: TransferEngine, lose: EndNotice) -> None:
-        """lose: called if the event loop dies."""
+        """Set up the side, with its event loop not started. ends: sending and receiving end of
+        transfers. lose: called with a reason if the event loop dies."""
         self._ends = ends
         self.loop = LoopThread("tasuki-handover", lose)
 
     async def give_up(self) -> None:
-        """End the event loop after a failed start of the node."""
+        """End the hand-over's event loop after a failed start of the node."""
         await asyncio.to_thread(self.loop.stop, LOOP_SECONDS)
 
     async def stop(self) -> None:
-        """End both ends of transfers, then the event loop. REQUIRES: the engine has ended."""
+        """End the sending and receiving of transfers, then the event loop. REQUIRES: the engine has
+        ended."""
         await asyncio.to_thread(self._ends.stop)
         # Last, because engine and sender post to it until they end.
         await asyncio.to_thread(self.loop.stop, LOOP_SECONDS)
 
 
 class PairNode(Protocol):
-    """Front and engine in one process. handover_address: HOST:PORT of a separate server for decode
-    nodes."""
+    """A node with its API servers and its engine in one process. handover_address: HOST:PORT of a
+    separate server for decode nodes."""
 
     front: Node
 
     @property
     def handover_address(self) -> str | None: ...
     async def startup(self) -> str:
-        """Start the node. Return the front's HOST:PORT."""
+        """Start the node. Return the HOST:PORT of gRPC for clients."""
 
     async def shutdown(self) -> None:
-        """Let requests in flight end within the drain timeout, or cut them. Stop the rest in
-        order."""
+        """Let requests in flight end within the drain timeout, or cut them. Then stop the other
+        parts in order."""
 
 
 Config = TypeVar("Config", bound=PairConfig)
@@ -90,8 +93,8 @@ Config = TypeVar("Config", bound=PairConfig)
 
 @dataclass(frozen=True)
 class PairDaemon(ABC, Generic[Config]):
-    """A daemon of one role. build: loads the served model. The daemon can be pickled, because the
-    engine's process is started with it."""
+    """A daemon of one role. build: loads the model. The daemon can be pickled, because the engine's
+    process is started with it."""
 
     role: ClassVar[Role]
     engine_config: EngineConfig
@@ -101,40 +104,40 @@ class PairDaemon(ABC, Generic[Config]):
 
     @abstractmethod
     def node(self, parts: EngineParts, plane: DataPlane, role_change: RoleChange) -> PairNode:
-        """Return the node in one process."""
+        """Return the node with everything in one process."""
 
     @abstractmethod
     def side(self, parts: EngineParts, plane: DataPlane, host: EngineHost) -> EngineSide:
-        """Return the node's part in its engine's process."""
+        """Return the engine side of the node, in its engine's process."""
 
     @abstractmethod
     async def front(
         self, engine: EngineProcess, sockets: NodeSockets | None, role_change: RoleChange
     ) -> Node:
-        """Return the front over a started engine. sockets: sockets of a node with front workers;
-        None: it has none."""
+        """Return the front of the node over a started engine. sockets: Unix sockets of a node with
+        front workers; None: it has none."""
 
     def engine_apart(self) -> bool:
-        """Return whether the engine has a process of its own. Raises EngineConfigError."""
+        """Return whether the engine runs in a process of its own. Raises EngineConfigError."""
         engine = self.engine_config
         return self.server_config.engine_apart(engine.device, engine.tensor_parallel)
 
     def sockets(self) -> AbstractContextManager[NodeSockets | None]:
-        """Yield the front workers' sockets for the life of the node; None if there are no front
-        workers."""
+        """Yield the Unix sockets of front workers for the life of the node; None if there are no
+        front workers."""
         return nullcontext()
 
     def run(self) -> None:
-        """Run the node until it has drained. If its role changes, this does not return. Raises
-        EngineConfigError and the typed errors of the build."""
+        """Run the node until it has drained. If its role changes, this call never returns: the
+        process is replaced. Raises EngineConfigError and the typed errors of the build."""
         running = self.run_apart if self.engine_apart() else self.run_near
         wanted = asyncio.run(running())
         if wanted is not None:
             become(wanted)
 
     async def run_near(self) -> NextRole | None:
-        """Run startup, main loop and drain, with the engine on a thread. Return the role asked for
-        next, if any."""
+        """Run startup, main loop and drain, with the engine on a thread. Return the node's next
+        role if it was asked to change, else None."""
         role_change = self._role_change()
         with self._parts() as (parts, plane):
             node = self.node(parts, plane, role_change)
@@ -152,7 +155,7 @@ class PairDaemon(ABC, Generic[Config]):
 
     async def run_apart(self) -> NextRole | None:
         """Run startup, main loop and drain, with the engine in a process of its own, and with front
-        workers if configured. Return the role asked for next, if any."""
+        workers if configured. Return the node's next role if it was asked to change, else None."""
         role_change = self._role_change()
         with self.sockets() as sockets:
             door = None if sockets is None else sockets.engine
@@ -162,8 +165,8 @@ class PairDaemon(ABC, Generic[Config]):
         return role_change.wanted
 
     def run_engine(self, door: str | None, connection: socket.socket) -> int:
-        """Run the engine's process. door: path of the socket for front workers; None if there are
-        none. connection: to its front. Return the exit status."""
+        """Run the engine's process and return its exit status. door: path of the Unix socket for
+        front workers; None if there are none. connection: socket to the front."""
         configure_logging(self.server_config.log_format, self.server_config.log_level)
         with ExitStack() as stack:
 

@@ -1,12 +1,13 @@
-"""Interfaces between the two sides of a node, in one process or in two.
+"""Interfaces between the front (API servers) and the engine side of a node, in one process or in
+two.
 
 A front sees a RunningEngine; an engine's owner sees a Front; the hand-over's control sees a
 HandoverFront. NearEngine has both sides in one process; engine_process.py and engine_host.py have
 them in two.
 
 NearEngine is an engine on a thread of its front's process. For the hand-over's control it is also
-the front. It owns the engine's thread. Life: hold, attach, start, stop, once each. Build it inside
-the front's running event loop.
+the front. It owns the engine's thread. Order of calls: hold, attach, start, stop, once each. Build
+it inside the front's running event loop.
 """
 
 import asyncio
@@ -29,25 +30,26 @@ OBSERVED_INBOX = (
     m.PullLost,
     m.PullFenced,
 )
-"""Messages from the hand-over's control to the engine, kept by the front's record too."""
+"""Types of messages from the hand-over's control to the engine also recorded by the front."""
 
 
 class Front(Protocol):
-    """Methods belong to the event loop's thread, except deliver() and lose()."""
+    """The front of a node, as its engine's owner sees it. Methods belong to the event loop's
+    thread, except deliver() and lose()."""
 
     tracing: Tracing
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
     def deliver(self, messages: Sequence[m.Outbox]) -> None:
-        """Pass on a step's messages. Called on the engine's thread."""
+        """Pass on the messages of an engine's step to the front. Called on the engine's thread."""
 
     def take(self, messages: Sequence[Any]) -> None:
-        """Handle a step's messages for the front."""
+        """Handle the messages of an engine's step for the front."""
 
     def observe(self, message: ObservedMessage) -> None: ...
     def count_tokens(self, count: int) -> None:
-        """Count tokens sent to front workers."""
+        """Count the tokens the engine has sent to front workers."""
 
     def lose(self, reason: str) -> None:
         """Handle the death of the engine, or of a part it needs. Called on any thread."""
@@ -55,7 +57,7 @@ class Front(Protocol):
 
 class RunningEngine(Protocol):
     def attach(self, front: Front) -> None:
-        """Set the front. Called once, before start()."""
+        """Set the front of this engine. Called once, before start()."""
 
     def post(self, message: m.Inbox) -> None:
         """Send a message to the engine, from the front's event loop. Never waits."""
@@ -64,62 +66,62 @@ class RunningEngine(Protocol):
         """Start the engine. Return when it is ready to step, or has failed."""
 
     async def stop(self) -> None:
-        """Stop the engine after the step in progress. Requests still alive are dropped."""
+        """Stop the engine after the step in progress. Requests still in flight are dropped."""
 
 
 class HandoverFront(Protocol):
     """The front as the hand-over's control sees it. Any thread; no method waits."""
 
     def post_observed(self, message: m.Inbox) -> None:
-        """Send the message to the engine. If it is one of OBSERVED_INBOX, add it to the front's
+        """Send the message to the engine. If its type is in OBSERVED_INBOX, send it to the front's
         record too."""
 
     def lose(self, reason: str) -> None:
         """End every request in flight with `reason` and refuse new ones: this node cannot go on."""
 
     def progress(self) -> NodeProgress:
-        """Return the delays of the engine and of the front's event loop, in seconds. Call it from
-        one thread, neither the engine's nor the front's."""
+        """Return the delays of the engine's steps and of the front's event loop, in seconds. Call
+        it from one thread, neither the engine's nor the front's."""
 
     def header(self, request: m.RequestId) -> str:
-        """Return the request's traceparent, as Tracing.header does."""
+        """Return the traceparent of the request's span, as Tracing.header does."""
 
     def begin_transfer(self, transfer_id: m.TransferId, request: str, traceparent: str) -> None:
-        """Begin the transfer's trace, as Tracing.begin_transfer does. Call it before any message of
-        the transfer reaches the engine. Its end is then reported later."""
+        """Begin the trace of a transfer, as Tracing.begin_transfer does. Call it before any message
+        of the transfer reaches the engine, because the transfer's end must be reported later."""
 
 
 class EngineSide(Protocol):
-    """The node's part in its engine's process. One event loop's thread, except deliver(), called on
-    the engine's thread, and status(), called on any."""
+    """The engine side of a node: its part in the engine's process. One event loop's thread, except
+    deliver(), called on the engine's thread, and status(), called on any."""
 
     @property
     def engine(self) -> Any:
-        """Return the Engine."""
+        """Return the node's Engine."""
 
     @property
     def handover_address(self) -> str | None:
         """Return HOST:PORT of the separate server for decode nodes. REQUIRES: started."""
 
     def deliver(self, message: m.Outbox) -> None:
-        """Take a message of the engine for the hand-over's control."""
+        """Handle a message of the engine for the hand-over's control."""
 
     def status(self) -> HandoverStatus: ...
     async def start(self) -> None: ...
     async def retire(self) -> None:
-        """Withdraw this node, before the front drains: no other node learns of it or sends it new
-        work."""
+        """Withdraw this node from hand-overs, before the front drains: no other node learns of it
+        or sends it new work."""
 
     async def end_handover(self) -> None:
-        """End the transfers in flight. Give them up after their timeout."""
+        """End the transfers in flight. Abandon them after their timeout."""
 
     async def stop(self) -> None:
-        """Stop the rest, in order. REQUIRES: the engine has ended."""
+        """Stop all parts except the engine, in order. REQUIRES: the engine has ended."""
 
 
 class NearEngine:
-    """A RunningEngine and a HandoverFront in one process. Call hold() and attach() before any other
-    method."""
+    """A RunningEngine on a thread of the front's process. It is the HandoverFront too. Call hold()
+    and attach() before any other method."""
 
     def __init__(self, engine: Engine | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -130,7 +132,8 @@ class NearEngine:
             self.hold(engine)
 
     def hold(self, engine: Engine) -> None:
-        """Set the engine, if it is built only after this object, its front."""
+        """Set the engine. It may be built only after this object, because the engine needs a
+        front."""
         self._thread = EngineThread(
             engine,
             lambda messages: self._front.deliver(messages),

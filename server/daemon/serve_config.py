@@ -40,8 +40,8 @@ class HttpAddress:
             raise ValueError(f"port must be in [0, 65535], not {self.port}")
 
     def bind(self, http_bind: str) -> str:
-        """Return HOST:PORT of the HTTP server; empty for no HTTP. http_bind: as configured, empty
-        if not set. Raises BindError if http_bind and the other flags conflict."""
+        """Return HOST:PORT for the HTTP server; empty for no HTTP server. http_bind: address as
+        configured, empty if not set. Raises BindError if http_bind and the other flags conflict."""
         asked = http_bind or self.host is not None or self.port is not None
         if self.no_http:
             if asked:
@@ -57,8 +57,8 @@ class HttpAddress:
 
 
 def _default_port(host: str) -> int:
-    """Return DEFAULT_PORT, or 0 (any free port) if it is taken, because the user did not ask for
-    it."""
+    """Return DEFAULT_PORT, or 0 (any free port) if DEFAULT_PORT is taken on `host`. The user did
+    not ask for this port, so a taken one is no error."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

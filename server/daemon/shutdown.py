@@ -4,9 +4,9 @@ StopRequest owns the process's signal handlers while a StopRequest is entered. O
 thread.
 
 TimeForDrainTargets bounds the time for migrating a draining node's states to prefill nodes, its
-drain targets. One event loop's thread. Invariants: it begins with the drain, beside the requests in
-flight. It ends within the drain's timeout, and at most alone_seconds() after the last of these
-requests.
+drain targets. One event loop's thread. Invariants: the time begins with the drain, while requests
+in flight go on. It ends within the drain's timeout, and at most alone_seconds() after the last of
+these requests.
 """
 
 import asyncio
@@ -27,12 +27,13 @@ _STDIN = 0
 
 class StopRequest:
     """The requests to stop a daemon. Enter it with `async with` around the daemon's life. The first
-    SIGTERM or SIGINT requests a drain. A second one skips the grace before the drain, if there is
-    one. The next exits at once."""
+    SIGTERM or SIGINT requests a drain. A second signal skips the grace before the drain, if there
+    is one. The next signal exits at once."""
 
     def __init__(self, *, exit_with_parent: bool = False, rotation: Rotation | None = None) -> None:
-        """exit_with_parent: the end of stdin requests a drain too, so no child outlives its
-        launcher. rotation: a second signal skips its grace."""
+        """Set up the signal handlers. exit_with_parent: the end of stdin requests a drain too, so
+        no child outlives its launcher. rotation: a second signal skips its grace (time before
+        requests are refused)."""
         self._exit_with_parent = exit_with_parent
         self._rotation = rotation or Rotation()
         self._signalled = False
@@ -78,19 +79,22 @@ class StopRequest:
 MOST_SECONDS = 10.0
 _PART_OF_DRAIN = 3
 _REPORT_SECONDS = 1.0
-"""Time for the engine's report after the migration time is over."""
+"""Seconds for the engine's report after the migration time is over."""
 
 
 def alone_seconds(drain_timeout: float) -> float:
-    """Return the seconds for drain targets alone, once no request is in flight."""
+    """Return the seconds for migrating states to drain targets after the last request in flight has
+    ended."""
     return min(MOST_SECONDS, drain_timeout / _PART_OF_DRAIN)
 
 
 class TimeForDrainTargets:
-    """The migration time. It begins at construction, on the event loop; end() ends it."""
+    """The limited time for migrating states to drain targets. It begins at construction, on the
+    event loop; end() ends it."""
 
     def __init__(self, engine: EngineClient, drain_timeout: float) -> None:
-        """drain_timeout: seconds from now."""
+        """Begin the migration of states. drain_timeout: timeout of the drain in seconds, from
+        now."""
         self._engine = engine
         self._loop = asyncio.get_running_loop()
         self._until = self._loop.time() + drain_timeout
@@ -98,8 +102,8 @@ class TimeForDrainTargets:
         self._left = self._loop.create_task(engine.leave_to_drain_targets(), name="heirs")
 
     async def end(self) -> None:
-        """Wait for the rest of the time. Call it when the requests in flight have ended or were
-        cut."""
+        """Wait until the migration time is over. Call it when the requests in flight have ended or
+        were cut."""
         began = self._loop.time()
         await self._wait(min(self._alone, self._until - began))
         if not self._left.done():

@@ -1,4 +1,5 @@
-"""Startup of a daemon: its checkpoint, its line about loading, its banner, its ready line."""
+"""Startup of a daemon: its local checkpoint, its log line about loading, its banner, its ready
+line."""
 
 import contextlib
 import gc
@@ -20,16 +21,16 @@ log = logging.getLogger(__name__)
 
 _QUESTION = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32}
 _MIDDLE_BEFORE_FULL = 200
-"""Collections of the middle generation before a full one is considered; Python's default is 10. A
-few requests cause one collection of the middle generation. Old garbage cycles are freed later
-because of this: some megabytes."""
+"""Number of Python's middle garbage collections before a full one is considered; Python's default
+is 10. A few requests cause one middle collection. Old garbage cycles are freed later because of
+this: some megabytes."""
 
 
 def with_local_checkpoint(
     engine_config: EngineConfig, server_config: ServerConfig
 ) -> tuple[EngineConfig, ServerConfig]:
-    """Return the configs with a folder as the model. A model from huggingface.co keeps its name for
-    HTTP clients. Blocks during the download. Raises HubError, EngineConfigError."""
+    """Return the configs with a local folder as the model. A model from huggingface.co keeps its
+    name for HTTP clients. Blocks during the download. Raises HubError, EngineConfigError."""
     name, revision = engine_config.model, engine_config.revision
     if not name:
         raise EngineConfigError(
@@ -60,7 +61,7 @@ def log_loading(config: EngineConfig) -> None:
 
 
 def _reason(config: EngineConfig) -> str:
-    """Return the reason for the dtype chosen by auto; empty if the dtype was given."""
+    """Return the reason for the dtype chosen by `auto`, as text; empty if the dtype was given."""
     if config.dtype != AUTO_DTYPE:
         return ""
     if config.device.split(":")[0] != "cpu":
@@ -71,8 +72,8 @@ def _reason(config: EngineConfig) -> str:
 
 @dataclass(frozen=True)
 class Served:
-    """The addresses and heading of a started node. grpc, http: HOST:PORT as bound; http None: there
-    is no HTTP server. about: as about_node()."""
+    """The addresses and heading of a started node. grpc, http: HOST:PORT as bound; http is None
+    without an HTTP server. about: heading of the node's page, from about_node()."""
 
     about: Mapping[str, str]
     grpc: str

@@ -1,1 +1,1 @@
-"""How nodes find each other: lists, etcd."""
+"""Discovery of nodes by other nodes: fixed lists, files, and etcd."""

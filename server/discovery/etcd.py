@@ -26,8 +26,8 @@ class EtcdError(ConnectionError):
 
 @dataclass(frozen=True)
 class Entry:
-    """created: revision of the store at the key's creation. A key created again has another
-    revision."""
+    """One key of etcd with its value. created: revision of the store at the key's creation. A key
+    created again has another revision."""
 
     key: str
     value: str
@@ -36,22 +36,23 @@ class Entry:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The entries at `revision` of the store."""
+    """All entries under a prefix, at `revision` of the etcd store."""
 
     entries: tuple[Entry, ...]
     revision: int
 
 
 class Etcd:
-    """endpoint: for example http://127.0.0.1:2379. Close it. REQUIRES: a running event loop."""
+    """A client of etcd. endpoint: URL, for example http://127.0.0.1:2379. Close it. REQUIRES: a
+    running event loop."""
 
     def __init__(
         self,
         endpoint: str,
         access: EtcdAccess = NO_LOGIN,
     ) -> None:
-        """access: this node's login, and the authority for etcd's certificate. Raises
-        EtcdAccessError if the password would go in plain text."""
+        """Set up a client. access: this node's login, and the authority for etcd's certificate.
+        Raises EtcdAccessError if the password would go in plain text."""
         access.check(endpoint)
         self._endpoint = endpoint.rstrip("/")
         self._login = access.login
@@ -60,7 +61,7 @@ class Etcd:
         self._session = aiohttp.ClientSession(connector=connector)
 
     async def grant(self, seconds: int) -> int:
-        """Return a new lease. It ends `seconds` after its last renewal."""
+        """Create and return a new lease. It ends `seconds` after its last renewal."""
         return int((await self._ask("lease/grant", {"TTL": seconds}))["ID"])
 
     async def renew(self, lease: int) -> None:
@@ -70,7 +71,7 @@ class Etcd:
             raise EtcdError(f"etcd at {self._endpoint}: lease {lease} has ended")
 
     async def revoke(self, lease: int) -> None:
-        """End the lease, and with it its keys, at once."""
+        """End the lease at once. Its keys are deleted with it."""
         await self._ask("lease/revoke", {"ID": lease})
 
     async def put(self, key: str, value: str, lease: int) -> None:
@@ -85,7 +86,8 @@ class Etcd:
         return Snapshot(tuple(entries), int(reply["header"]["revision"]))
 
     async def changed(self, prefix: str, after: int) -> AsyncGenerator[None, None]:
-        """Yield once for each change under the prefix after revision `after`. Raises EtcdError."""
+        """Yield once for each change of a key under the prefix after the store's revision `after`.
+        Raises EtcdError."""
         create = {**_prefix_range(prefix), "start_revision": after + 1}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_SECONDS)
         headers = await self._headers()
@@ -123,7 +125,7 @@ class Etcd:
         return reply
 
     async def _headers(self) -> dict[str, str]:
-        """Return the headers, with a token of the login if there is one."""
+        """Return the HTTP headers, with a token of the login if there is one."""
         if self._login is None:
             return {}
         if self._token is None:
@@ -140,7 +142,8 @@ class Etcd:
     async def _post(
         self, method: str, body: dict[str, Any], headers: dict[str, str]
     ) -> tuple[int, Any]:
-        """Return the status, and the reply as JSON. Raises EtcdError."""
+        """Call a method of etcd's gateway. Return the HTTP status, and the reply as JSON. Raises
+        EtcdError."""
         url = f"{self._endpoint}/v3/{method}"
         try:
             async with (

@@ -1,4 +1,4 @@
-"""How a node proves itself to etcd, and etcd to it: an authority, a user and its password.
+"""The access to etcd: the authority of etcd's certificate, and the node's user and password.
 
 Immutable, any thread; files are read once, by load(). A password goes to https or to loopback only.
 """
@@ -11,16 +11,17 @@ from urllib.parse import urlsplit
 from tasuki.server.bind import is_loopback
 
 HTTP_PREFIX = "/tasuki/http/"
-"""Prefix of the keys of nodes' HTTP servers. The address follows, so nodes may have equal names."""
+"""Prefix of the etcd keys of nodes' HTTP servers. The address follows, so nodes may have equal
+names."""
 
 
 class EtcdAccessError(ValueError):
-    """A file of etcd's settings cannot be used. The message names it and the fix."""
+    """A file named by etcd's settings cannot be used. The message names the file and the fix."""
 
 
 @dataclass(frozen=True)
 class EtcdLogin:
-    """This node's user in etcd."""
+    """User and password of this node in etcd."""
 
     name: str
     password: str = field(repr=False)

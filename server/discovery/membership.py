@@ -18,7 +18,7 @@ class MembershipError(ValueError):
 
 class Membership(Protocol):
     def changes(self) -> AsyncIterator[tuple[str, ...]]:
-        """Yield the members, HOST:PORT, now and after each change."""
+        """Yield the addresses of the prefill nodes, HOST:PORT, now and after each change."""
 
 
 class FixedMembership:
@@ -30,16 +30,16 @@ class FixedMembership:
 
 
 class FileMembership:
-    """Members listed in a file: one HOST:PORT a line, `#` begins a comment. An unreadable or wrong
-    file changes nothing, because a typing error must not drop working nodes."""
+    """Prefill nodes listed in a file: one HOST:PORT a line, `#` begins a comment. An unreadable or
+    wrong file changes nothing, because a typing error must not drop working nodes."""
 
     def __init__(self, path: Path, poll_seconds: float = 0.5) -> None:
         self._path = path
         self._poll_seconds = poll_seconds
 
     async def changes(self) -> AsyncIterator[tuple[str, ...]]:
-        """Yield the members, now and after each change. Raises MembershipError if the first reading
-        fails."""
+        """Yield the addresses of the prefill nodes, now and after each change. Raises
+        MembershipError if the first reading fails."""
         known = self._read()
         yield known
         complaint = ""
@@ -67,8 +67,8 @@ class FileMembership:
 
 
 def check_target(target: str, source: str) -> str:
-    """Return `target`, checked. source: origin of the target, for errors. Raises
-    MembershipError."""
+    """Return `target` unchanged if it is a valid HOST:PORT. source: origin of the target, for
+    errors. Raises MembershipError."""
     host, separator, port = target.rpartition(":")
     if not separator or not host or not port.isdecimal() or not 0 < int(port) <= 65535:
         raise MembershipError(

@@ -5,8 +5,8 @@ rule: the event loop. A prefill node removes its entry for hand-overs before it 
 is sent to a node that rejects it.
 
 EtcdMembership: the prefill nodes registered in etcd. Each has a key bound to its lease. While etcd
-does not answer, the members stay unchanged. It lists nodes, but does not judge their health, and
-never fences a write. Thread rule: the event loop.
+does not answer, the members stay unchanged. It lists nodes, but does not check their health, and
+never fences a node's writes. Thread rule: the event loop.
 """
 
 import asyncio
@@ -29,7 +29,8 @@ _RENEWALS_A_LEASE = 4
 
 class Registration:
     def __init__(self, etcd: Etcd, key: str, address: str) -> None:
-        """address: HOST:PORT of this node, for others."""
+        """Set up a registration. key: the entry's key in etcd. address: HOST:PORT of this node for
+        other nodes, the entry's value."""
         self._etcd = etcd
         self._key = key
         self._address = address
@@ -37,7 +38,7 @@ class Registration:
         self._keeping: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Register now, and again whenever the lease has ended. Returns at once."""
+        """Register the address now, and again whenever the lease has ended. Returns at once."""
         self._keeping = asyncio.get_running_loop().create_task(self._keep(), name="registration")
 
     async def stop(self) -> None:
@@ -72,13 +73,14 @@ class Registration:
 
 
 def http_registration(access: EtcdAccess, endpoint: str, address: str) -> Registration:
-    """Return a registration for an HTTP server. address: HOST:PORT of the server, for others.
-    REQUIRES: a running event loop. Raises EtcdAccessError."""
+    """Return a registration for an HTTP server. endpoint: etcd's URL. address: HOST:PORT of the
+    server, for others. REQUIRES: a running event loop. Raises EtcdAccessError."""
     return Registration(Etcd(endpoint, access), HTTP_PREFIX + address, address)
 
 
 class EtcdMembership:
-    """A node's key is prefix + its name, the value its gRPC address, HOST:PORT."""
+    """The prefill nodes registered in etcd. A node's key is the prefix and its name. The value is
+    its gRPC address, HOST:PORT."""
 
     def __init__(self, connect: Work[Etcd], prefix: str, retry_seconds: float = 1.0) -> None:
         self._connect = connect
@@ -86,8 +88,8 @@ class EtcdMembership:
         self._retry_seconds = retry_seconds
 
     async def changes(self) -> AsyncIterator[tuple[str, ...]]:
-        """Yield the members, as Membership.changes(). Before etcd's first answer there are no
-        members, so a node starts without etcd."""
+        """Yield the addresses of the registered nodes, as Membership.changes(). Before etcd's first
+        answer there are none, so a node starts without etcd."""
         etcd = self._connect()
         known: tuple[str, ...] | None = None
         silent = False
@@ -115,8 +117,8 @@ class EtcdMembership:
 
 
 def _members(entries: tuple[Entry, ...]) -> tuple[str, ...]:
-    """Return the members in the order of registration. An entry without a valid address is logged
-    and left out."""
+    """Return the nodes' addresses in the order of registration. An entry without a valid address is
+    logged and left out."""
     members = []
     for entry in sorted(entries, key=lambda entry: (entry.created, entry.key)):
         try:

@@ -1,1 +1,1 @@
-"""tasuki's own services over gRPC."""
+"""tasuki's own services over gRPC, and their server."""

@@ -1,5 +1,5 @@
-"""The cache as wire messages: queries of its tree, views of the tree, and its events in parts of at
-most one message. Pure functions."""
+"""The cache as protobuf messages: queries of its radix tree, views of the tree, and its events in
+parts of at most one message. Pure functions."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -18,8 +18,8 @@ EVENTS_A_MESSAGE = 4096
 
 
 def parts_of(batch: PackedEvents) -> Iterator[pb.WatchEventsResponse]:
-    """Yield the batch in parts, at least one even for an empty snapshot. The gap, if any, is in the
-    first."""
+    """Yield a batch of cache events as messages, at least one even for an empty snapshot. The gap
+    (lost events), if any, is in the first message."""
     lost = None if batch.gap is None else GAP.to_wire(batch.gap)
     events = iter(batch)
     left = len(batch)
@@ -45,8 +45,8 @@ _LONGEST_NODE_NAME = len(f"{2**31}.{2**64}")
 def tree_question(
     request: pb.TreeRequest, tenant: str | None = None
 ) -> tuple[int, NodeName | None, Tokens | None, bytes]:
-    """Return limit, under, prefix and salt of a TreeQuery. tenant: namespace of the prefix. Raises
-    InvalidField."""
+    """Return limit, under, prefix and salt of the TreeQuery for the request. tenant: tenant of the
+    prefix. Raises InvalidField."""
     limit = request.limit if request.HasField("limit") else _LIMIT
     if not 1 <= limit <= _MOST_NODES:
         raise InvalidField("limit", f"is {limit}: ask for 1 to {_MOST_NODES} nodes")
@@ -60,7 +60,7 @@ def tree_question(
 
 
 def read_node_name(text: str) -> NodeName:
-    """Return the node's name. Raises InvalidField."""
+    """Parse the name of a tree's node. Raises InvalidField."""
     node, _, serial = text.partition(".")
     if not (node.isascii() and node.isdecimal() and serial.isascii() and serial.isdecimal()):
         raise InvalidField("under", f"is {text!r:.60}: give a node's name as Tree returned it")

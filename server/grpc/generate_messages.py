@@ -61,12 +61,12 @@ _WITH_DEFAULTS = (
     *("max_new_tokens", "temperature", "top_k", "top_p", "seed", "min_p"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
-"""Fields of a Sampling with a default in SamplingParams."""
+"""Names of fields of the message Sampling with a default in SamplingParams."""
 _MOST_NAMED = {"logit_bias": MAX_BIASES, "allowed_token_ids": MAX_ALLOWED_TOKENS}
 
 
 def read_prompt(request: pb.GenerateRequest, salt: bytes, codec: TextCodec) -> RenderedPrompt:
-    """Return the whole prompt. salt: the prompt's cache salt in the engine."""
+    """Return the request's whole prompt as tokens. salt: the prompt's cache salt in the engine."""
     kind = request.WhichOneof("input")
     if kind == "messages":
         rendered = ChatRenderer(codec).conversation(
@@ -87,7 +87,7 @@ def read_prompt(request: pb.GenerateRequest, salt: bytes, codec: TextCodec) -> R
 def read_plain_input(
     request: pb.GenerateRequest | pb.SessionAppendRequest, codec: TextCodec
 ) -> Tokens:
-    """Return the tokens of `text` or `token_ids`, int32 [T]; empty if neither is set."""
+    """Return the tokens of the field `text` or `token_ids`, int32 [T]; empty if neither is set."""
     if request.WhichOneof("input") == "text":
         return ChatRenderer(codec).text("text", request.text)
     return read_token_ids("token_ids", request.token_ids.ids, codec)
@@ -122,7 +122,7 @@ def read_marks(marks: Sequence[int], prompt_tokens: int) -> tuple[int, ...]:
 
 
 def read_choices(request: pb.GenerateRequest) -> int:
-    """Return the number of answers to the prompt."""
+    """Return the number of answers requested for the prompt."""
     if not 0 <= request.n <= MAX_CHOICES:
         raise InvalidRequest(f"n must be in [0, {MAX_CHOICES}], not {request.n}")
     return max(request.n, 1)
@@ -131,9 +131,9 @@ def read_choices(request: pb.GenerateRequest) -> int:
 async def with_text_rules(
     params: SamplingParams, sampling: pb.Sampling, prompt: Tokens, codec: TextCodec, line: str
 ) -> SamplingParams:
-    """Return the params with the grammar and the thinking budget of the client's sampling, if any.
-    The grammar has then passed its trial. line: argument of WorkThreads.run(). Raises InvalidField,
-    Busy."""
+    """Return the sampling params with the grammar and the thinking budget of the client's sampling,
+    if any. The grammar has then passed its trial run. line: the caller's queue in
+    WorkThreads.run(). Raises InvalidField, Busy."""
     bounds_thinking = sampling.HasField("thinking_token_budget")
     if sampling.WhichOneof("constraint") is None and not bounds_thinking:
         return params
@@ -173,15 +173,15 @@ _TARGETS = TARGETS.bounded("targets", first_token=_seconds, per_token=_seconds, 
 
 
 def read_targets(targets: pb.Targets) -> Targets:
-    """Return the targets. Raises InvalidField."""
+    """Return the latency targets in the message. Raises InvalidField."""
     return _TARGETS.from_wire(targets)
 
 
 def read_sampling(
     sampling: pb.Sampling, codec: TextCodec, least_new_tokens: int = 1
 ) -> SamplingParams:
-    """Return the sampling parameters. least_new_tokens: 0 if the answer may be empty. Raises
-    InvalidRequest."""
+    """Return the sampling parameters in the message. least_new_tokens: fewest tokens of the answer;
+    0 if it may be empty. Raises InvalidRequest."""
     if not math.isfinite(sampling.temperature):
         raise InvalidRequest("sampling.temperature must be finite: use 0 for greedy")
     if len(sampling.stop_token_ids) > MAX_STOP_TOKENS:
@@ -224,7 +224,7 @@ _SCORES_A_MESSAGE = 1024
 class Answer:
     """A finished answer. token_ids includes the end token if the reason is STOP.
 
-    finished is the last message, not yet written: the client may act on it once it is written.
+    finished: the last message, not yet written. The client may act on the end once it is written.
     """
 
     token_ids: "array[int]"
@@ -238,8 +238,9 @@ async def write_tokens(
     detokenizer: IncrementalDetokenizer,
     scores: Sequence[m.PromptScored] = (),
 ) -> Answer:
-    """Write one message for all waiting tokens. scores: the prompt's scores, complete before the
-    first part and written before it. Raises ServerError from the parts."""
+    """Write an answer to the client, one message for all tokens waiting at a time. parts: the
+    answer from the engine. scores: the prompt's scores, complete before the first part and written
+    before it. Raises ServerError from the parts. Return the finished answer."""
     token_ids = array("i")
     unscored = True
     async with aclosing(parts):
@@ -262,7 +263,7 @@ async def write_tokens(
 
 
 def _scored(scores: Sequence[m.PromptScored]) -> Iterator[pb.GenerateResponse]:
-    """Yield the scores in messages far below gRPC's limit."""
+    """Yield the prompt's scores in messages far below gRPC's size limit."""
     for piece in scores:
         for start in range(0, len(piece), _SCORES_A_MESSAGE):
             some = slice(start, start + _SCORES_A_MESSAGE)
@@ -285,7 +286,8 @@ def _scored(scores: Sequence[m.PromptScored]) -> Iterator[pb.GenerateResponse]:
 def _fill(
     chunk: pb.TokenChunk, tokens: Sequence[m.TokenOut], detokenizer: IncrementalDetokenizer
 ) -> None:
-    """Fill the message in place, at a third of its constructors' cost."""
+    """Fill the message with the tokens in place. Constructing a message costs three times as
+    much."""
     text = ""
     for token in tokens:
         text += detokenizer.push(token.token)

@@ -7,8 +7,9 @@ MalformedRequests ends a call with the status of the ServerError raised by its m
 unreadable bytes with INVALID_ARGUMENT. gRPC itself reports both as a crash of the method, with a
 traceback. Reads no message's fields.
 
-UnimplementedMethods rejects tasuki's methods not served by this node, and OpenAI's paths on a node
-without clients. Unlike gRPC's own refusal, it names the fix. Uses only services' names.
+UnimplementedMethods rejects known methods without a service on this node. Unlike gRPC's own
+refusal, it names the fix. unimplemented_routes() does the same for HTTP paths on a node without
+callers. Both use only names.
 
 One event loop's thread.
 """
@@ -46,17 +47,18 @@ from tasuki.server.errors import (
 from tasuki.server.request_checks import read_targets
 
 Continuation: TypeAlias = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
-"""Returns the handler of a call, as found by gRPC's own server."""
+"""The next step of an interceptor. Returns the handler of a call, as found by gRPC's own server."""
 
 Method: TypeAlias = Callable[..., Awaitable[Any]]
-"""A servicer's method with one answer."""
+"""A servicer's method with one response."""
 
 ReadMessage: TypeAlias = Callable[[bytes], Any]
-"""Returns the message of these bytes. Raises DecodeError."""
+"""A function for parsing a message from its bytes. Raises DecodeError."""
 
 
 class MalformedRequests(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """A wrapper of unary and async-generator methods. Other methods (reflection) stay unchanged."""
+    """An interceptor for unreadable messages and typed errors. It wraps unary and async-generator
+    methods. Other methods (reflection) stay unchanged."""
 
     def __init__(self, failed: Failed) -> None:
         self._failed = failed
@@ -88,14 +90,15 @@ class MalformedRequests(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
 
 class _Malformed:
-    """A placeholder for an unreadable message."""
+    """A placeholder for a request message with unreadable bytes."""
 
     def __init__(self, reason: str) -> None:
         self.error = InvalidRequest(f"the request is not the expected message: {reason}")
 
 
 def refusing(error: ServerError, failed: Failed) -> Any:
-    """Return a handler to end every call with the error. Its messages stay unread bytes."""
+    """Return a handler to end every call with `error`. It reads no request message. failed: counts
+    the call by the error's kind."""
 
     async def refuse(request: Any, context: CallContext) -> None:
         async with refusals(context, failed):
@@ -105,7 +108,8 @@ def refusing(error: ServerError, failed: Failed) -> Any:
 
 
 def method_of(handler: Any) -> tuple[Any, Any]:
-    """Return the servicer's method, and the constructor of a handler of its kind."""
+    """Return the servicer's method in the handler, and the gRPC function to make a handler of the
+    same kind."""
     if handler.request_streaming and handler.response_streaming:
         return handler.stream_stream, grpc.stream_stream_rpc_method_handler
     if handler.request_streaming:
@@ -158,7 +162,8 @@ def _guarded_generator(
 
 
 def _checked(request: Any, streaming: bool) -> Any:
-    """Return the request or request stream. A malformed message raises InvalidRequest."""
+    """Return the request or the stream of requests. streaming: the request is a stream. A malformed
+    message raises InvalidRequest."""
     if streaming:
         return _checked_stream(request)
     if isinstance(request, _Malformed):
@@ -177,7 +182,7 @@ _AUTHORIZATION = "authorization"
 
 
 def grpc_caller(keys: ApiKeys, metadata: Iterable[tuple[str, str | bytes]] | None) -> Caller | None:
-    """Return the caller of the key in the metadata; None without a known key."""
+    """Return the caller of the API key in the metadata; None without a known key."""
     return keys.caller([value for name, value in metadata or () if name == _AUTHORIZATION])
 
 
@@ -188,13 +193,14 @@ def patience_of(context: CallContext) -> float:
 
 
 def metadata_targets(context: CallContext) -> Targets:
-    """Return the latency targets set by the caller or its proxy. Raises InvalidField."""
+    """Return the latency targets in the call's metadata, set by the caller or its proxy. Raises
+    InvalidField."""
     return read_targets(lambda name: _values(context, name))
 
 
 class RequireScope(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """The check of a call's key: its metadata needs `authorization: Bearer API_KEY` with a key of
-    the method's scope."""
+    """The check of a call's API key: its metadata needs `authorization: Bearer API_KEY` with a key
+    of the method's scope."""
 
     def __init__(self, keys: ApiKeys, failed: Failed) -> None:
         self._keys = keys
@@ -228,20 +234,22 @@ class RequireScope(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
 
 def grpc_request_context(keys: ApiKeys, context: CallContext) -> RequestContext:
-    """Return the call's context. REQUIRES: the interceptor has admitted the call. Raises
-    PermissionDenied, InvalidField."""
+    """Return the call's RequestContext: its caller, tenant and trace. REQUIRES: the interceptor has
+    admitted the call. Raises PermissionDenied, InvalidField."""
     caller = _caller(keys, context)
     traceparent = "".join(_values(context, TRACE_HEADER)[-1:])
     return RequestContext(caller, traceparent, tenant_of(caller, _values(context, TENANT_KEY)))
 
 
 def grpc_watch_scope(keys: ApiKeys, context: CallContext) -> WatchScope:
-    """Return the scope of blocks visible to a subscriber. Raises PermissionDenied, InvalidField."""
+    """Return the scope of the cache blocks visible to a subscriber. Raises PermissionDenied,
+    InvalidField."""
     return watch_scope(_caller(keys, context), _values(context, TENANT_KEY))
 
 
 def named_tenant(context: CallContext) -> str | None:
-    """Return the tenant named in an operator's call; None: no tenant. Raises InvalidField."""
+    """Return the tenant named in an operator's call; None: the call names none. Raises
+    InvalidField."""
     return tenant_of(OWNER, _values(context, TENANT_KEY))
 
 
@@ -268,8 +276,8 @@ _FIXES = {
 
 
 class UnimplementedMethods(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """The refusal of tasuki's unserved methods. Methods of foreign services keep gRPC's own
-    refusal."""
+    """An interceptor to refuse calls of tasuki's methods not served by this node. Methods of
+    foreign services keep gRPC's own refusal."""
 
     def __init__(self, failed: Failed) -> None:
         self._failed = failed
@@ -289,7 +297,8 @@ class UnimplementedMethods(grpc.aio.ServerInterceptor):  # type: ignore[type-arg
 
 
 def unimplemented_routes() -> list[web.RouteDef]:
-    """Return OpenAI's paths for a node without clients. Each rejects its requests."""
+    """Return HTTP routes with OpenAI's paths, for a node without clients. Each rejects its
+    requests."""
 
     async def refuse(request: web.Request) -> web.StreamResponse:
         raise _unimplemented(request.path, _CLIENTS)

@@ -1,14 +1,14 @@
 """The gRPC server of every daemon's services: health, reflection, keepalive, message cap.
 
-Server: reads no message. Thread rule: a server lives on the event loop it was started on; another
-loop may end it.
+Server: the started server; it reads no message. Thread rule: a server lives on the event loop it
+was started on; another loop may end it.
 
 Bridge: runs a gRPC server on one event loop and the services' methods on another. It is the first
 interceptor. Messages cross as bytes, so reading them and checking the caller cost the server's loop
 nothing. Thread rule: intercept_service and its returned handler run on the server's loop. Later
-interceptors, handlers and deserializers run on the other one, with a context calling back to the
-server's loop. Invariants: the end of a call on either side ends it on the other. If the other loop
-is blocked, the caller gets a typed error after `patience` seconds, and the server's loop loses
+interceptors, handlers and deserializers run on the services' loop, with a context calling back to
+the server's loop. Invariants: the end of a call on either side ends it on the other. If the other
+loop is blocked, the caller gets a typed error after `patience` seconds, and the server's loop loses
 nothing.
 """
 
@@ -78,9 +78,9 @@ class Bridge(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         failed: Failed,
         patience: float = _PATIENCE_SECONDS,
     ) -> None:
-        """stay: full names of services with methods on the server's loop, like gRPC's own. failed:
-        called on `loop` for each call rejected here. patience: timeout in seconds for `loop` to
-        begin a call."""
+        """Set up the bridge. loop: event loop of the services' methods. stay: full names of
+        services with methods on the server's loop, like gRPC's own. failed: called on `loop` for
+        each call rejected here. patience: timeout in seconds for `loop` to begin a call."""
         self._loop = loop
         self._stay = (*(f"/{service}/" for service in stay), "/grpc.")
 
@@ -115,8 +115,8 @@ class Bridge(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
 
 class _Crossing:
-    """A call's context for its method on the other loop. Waiting methods run on the server's loop;
-    attributes are read and set directly."""
+    """The context of a call for its method on the services' loop. Waiting methods run on the
+    server's loop; attributes are read and set directly."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class _Crossing:
         await self._there(self._context.send_initial_metadata, metadata)
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailer: Any = ()) -> None:
-        """Abort the call. Raises, as gRPC's own method."""
+        """Abort the call with a status. Raises, as gRPC's own abort()."""
         await self._there(self._context.abort, code, details, trailer)
 
     async def _there(self, method: Method, *arguments: Any) -> None:
@@ -156,7 +156,7 @@ class _Crossing:
 
 
 def _bridged(handler: Any, loop: asyncio.AbstractEventLoop) -> Any:
-    """Return a handler of the same kind. Its method runs on `loop`."""
+    """Return a handler of the same kind for the server's loop. Its method runs on `loop`."""
     method, build = method_of(handler)
     read = handler.request_deserializer or _as_it_is
     serialize = handler.response_serializer or _as_it_is
@@ -186,14 +186,15 @@ def _as_it_is(message: Any) -> Any:
 
 @dataclass(frozen=True)
 class Service:
-    """name: full name in the .proto, with its package. register: adds the servicer to a server."""
+    """One gRPC service of a node. name: full name in the .proto, with its package. register: adds
+    the servicer to a server."""
 
     name: str
     register: Callable[[grpc.aio.Server], None]
 
 
 class Server:
-    """A started server. `drain` ends it, once."""
+    """A started gRPC server. `drain` ends it, once."""
 
     def __init__(
         self,
@@ -204,8 +205,8 @@ class Server:
         names: Sequence[str],
         rotation: Rotation,
     ) -> None:
-        """names: services with a health status. rotation: the node's rotation; after it is left,
-        the services are NOT_SERVING."""
+        """Wrap a started server. names: services with a health status. rotation: the node's place
+        in load balancers' rotation; after the node leaves it, the services are NOT_SERVING."""
         self._loop = asyncio.get_running_loop()
         self._server = server
         self._health = health_servicer
@@ -231,7 +232,7 @@ class Server:
                 await self._health.set(name, shown)
 
     async def drain(self, timeout: float) -> None:
-        """Take no new calls, let those in progress end within `timeout` seconds, then cancel
+        """Take no new calls, let calls in progress end within `timeout` seconds, then cancel
         them."""
         await self._there(self._stop(timeout), timeout + _LATE_SECONDS)
 
@@ -256,10 +257,11 @@ async def start_server(
     shares_port: bool = False,
     rotation: Rotation | None = None,
 ) -> Server:
-    """Start the server. bind: HOST:PORT; port 0 selects a free one. bridge: bridge to the services'
-    loop; None: this loop. forward: takes calls with a good key, before the services. calls: counts
-    the failures. shares_port: other processes of this node use the port too. rotation: the node's
-    rotation; None: always in rotation. Raises BindError, TlsError."""
+    """Start the gRPC server. bind: HOST:PORT; port 0 selects a free one. bridge: bridge to the
+    services' loop; None: this loop. forward: takes calls with a good key, before the services.
+    calls: counts the failures. shares_port: other processes of this node use the port too.
+    rotation: the node's place in load balancers' rotation; None: always in rotation. Raises
+    BindError, TlsError."""
     host, _ = parse_bind(bind, access)
     if not all(is_for_peers(service.name) for service in services):
         require_callers_known(bind, access)
@@ -283,7 +285,7 @@ async def start_private_server(
     access: Access,
     calls: CallsInProgress | None = None,
 ) -> Server:
-    """Start a server for other processes of this node. path: path of a Unix socket in a folder
+    """Start a gRPC server for other processes of this node. path: path of a Unix socket in a folder
     private to this user, so it is plain text; keys are checked as elsewhere. calls: argument of
     start_server()."""
     interceptors = _interceptors(access, calls or CallsInProgress())
@@ -299,8 +301,9 @@ def _interceptors(
     bridge: Bridge | None = None,
     forward: "Interceptor | None" = None,
 ) -> list[Interceptor]:
-    """Return the interceptors in the order of a call. The bridge is first, so callers are checked
-    on the services' loop, as over HTTP. A call is forwarded only after the check of its key."""
+    """Return the interceptors in the order of their run. The bridge is first, so callers are
+    checked on the services' loop, as over HTTP. A call is forwarded only after the check of its
+    key."""
     order = (
         *(bridge, RequireScope(access.keys, calls.failed), forward),
         *(MalformedRequests(calls.failed), UnimplementedMethods(calls.failed)),
@@ -314,8 +317,8 @@ async def _built(
     access: Access,
     shares_port: bool,
 ) -> tuple[grpc.aio.Server, Any, tuple[str, ...]]:
-    """Return a server without a port, its health servicer, and the names with a health status. All
-    are SERVING."""
+    """Return a gRPC server without a port, its health servicer, and the names of services with a
+    health status. All services are SERVING."""
     limits = (
         ("grpc.max_receive_message_length", access.max_message_bytes),
         ("grpc.max_send_message_length", access.max_message_bytes),

@@ -46,8 +46,8 @@ from .session_service import SessionService
 
 
 class InferenceService(pb_grpc.InferenceServicer):
-    """The one-shot requests of tasuki.v1.Inference. Has no part in sessions. On the event loop's
-    thread."""
+    """The service tasuki.v1.Inference: requests with their whole prompt, without sessions. On the
+    event loop's thread."""
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class InferenceService(pb_grpc.InferenceServicer):
         keys: ApiKeys = NO_KEYS,
         held: HeldBytes | None = None,
     ) -> None:
-        """keys: keys of the callers. A call counts against its caller's limits. held: memory count
-        of calls; None: a new one."""
+        """Set up the service. keys: API keys of the callers. A call counts against its caller's
+        limits. held: counts the bytes of memory held by calls; None: a new count."""
         self._keys = keys
         self._held = HeldBytes() if held is None else held
         self._engine = engine
@@ -68,8 +68,8 @@ class InferenceService(pb_grpc.InferenceServicer):
             await self._counted(request, context)
 
     async def _counted(self, request: pb.GenerateRequest, context: CallContext) -> None:
-        """Answer the call. gRPC has read the message already. It is counted from here on, and stays
-        in memory until the call's end."""
+        """Answer the call and count its memory. gRPC has read the request message already. The
+        message stays in memory until the call's end."""
         caller = grpc_request_context(self._keys, context).caller
         with self._held.hold(caller, request.ByteSize()) as hold:
             await self._generate(request, context, hold)
@@ -142,9 +142,10 @@ _ROLE_NUMBERS = {"prefill": pb.NODE_ROLE_PREFILL, "decode": pb.NODE_ROLE_DECODE}
 
 
 class AdminService(pb_grpc.CacheAdminServicer):
-    """CacheAdmin's methods. On the event loop's thread. store: None on a prefill node, because it
-    has no sessions. handover: state of a decode node's prefill nodes. role_change: None if the node
-    has both roles. keys: keys of the callers; a caller may explain only its own requests."""
+    """The service CacheAdmin. On the event loop's thread. store: session store; None on a prefill
+    node, because it has no sessions. handover: status of a decode node's prefill nodes.
+    role_change: None if the node has both roles. keys: API keys of the callers; a caller may
+    explain only its own requests."""
 
     def __init__(
         self,
@@ -254,8 +255,9 @@ def grpc_services(
     store: SessionStore | None = None,
     held: HeldBytes | None = None,
 ) -> tuple[Service, ...]:
-    """Return Inference, Session and CacheAdmin. handover, role_change: fields of AdminService.
-    store: the sessions; None: a new one. held: memory count of calls; None: a new one."""
+    """Return the services Inference, Session and CacheAdmin. handover, role_change: fields of
+    AdminService. store: the sessions; None: a new store. held: counts the bytes of memory held by
+    calls; None: a new count."""
     held = HeldBytes.for_messages(config.access.max_message_bytes) if held is None else held
     store = session_store(engine, config) if store is None else store
     keys = config.access.keys
@@ -291,6 +293,7 @@ def admin_service(
     handover: HandoverStatusSource = HandoverStatus,
     role_change: RoleChange | None = None,
 ) -> Service:
-    """Return CacheAdmin alone. store: None on a node without sessions."""
+    """Return the service CacheAdmin alone. store: session store; None on a node without
+    sessions."""
     admin = AdminService(engine, store, handover, role_change, config.access.keys)
     return Service("tasuki.v1.CacheAdmin", partial(pb_grpc.add_CacheAdminServicer_to_server, admin))

@@ -1,4 +1,4 @@
-"""tasuki.v1.Session: conversations continued by new input alone.
+"""The service tasuki.v1.Session: conversations continued by new input alone.
 
 load_to_proto(): a node's load as shown to callers: enough to choose between nodes, with little
 about other callers. Pure.
@@ -55,8 +55,8 @@ def load_to_proto(load: LoadReply) -> pb.SessionLoadResponse:
 def read_session_input(
     request: pb.SessionAppendRequest, tail: Tail, salt: bytes, codec: TextCodec
 ) -> SessionInput:
-    """Return the input of one Append. tail: end of the log before it. salt: salt of the session.
-    Raises InvalidRequest, PromptTooLong."""
+    """Return the tokens added by one Append request. tail: kind of the session log's end before it.
+    salt: salt of the session. Raises InvalidRequest, PromptTooLong."""
     match request.WhichOneof("input"):
         case "messages":
             return _messages(request.messages, tail, salt, ChatRenderer(codec))
@@ -86,8 +86,8 @@ def _messages(
 
 
 class TurnService(pb_grpc.SessionServicer):
-    """The methods Append and Generate. It joins sessions' logs with text and templates. On the
-    event loop's thread."""
+    """The methods Append and Generate of the Session service. They render sessions' logs with texts
+    and chat templates. On the event loop's thread."""
 
     def __init__(
         self,
@@ -97,8 +97,9 @@ class TurnService(pb_grpc.SessionServicer):
         keys: ApiKeys = NO_KEYS,
         held: HeldBytes | None = None,
     ) -> None:
-        """keys: keys of the callers. The caller owns the session, and a call counts against its
-        limits. held: memory count of calls; None: a new one."""
+        """Set up the methods. keys: API keys of the callers. The caller owns the session, and a
+        call counts against the caller's limits. held: counts the bytes of memory held by calls;
+        None: a new count."""
         self._keys = keys
         self._held = HeldBytes() if held is None else held
         self._engine = engine
@@ -162,7 +163,7 @@ class TurnService(pb_grpc.SessionServicer):
 
 
 class SessionService(TurnService):
-    """The whole service, over a store in this process."""
+    """The whole Session service, over a session store in this process."""
 
     def __init__(
         self,
@@ -204,8 +205,8 @@ class SessionService(TurnService):
     async def HandBack(
         self, request: pb.SessionHandBackRequest, context: CallContext
     ) -> pb.SessionHandBackResponse:
-        """Hand the session's state back to a prefill node. Counts as a request of its caller. The
-        session is held meanwhile."""
+        """Hand the session's state back to a prefill node. The call counts as a request of its
+        caller. No turn of the session can run meanwhile."""
         request_context = grpc_request_context(self._keys, context)
         caller, tenant = request_context.caller, request_context.tenant
         await self._engine.admit(caller)

@@ -1,1 +1,2 @@
-"""The HTTP server: bounds, errors, metrics and the page. No endpoint of OpenAI."""
+"""The HTTP server: bounds, errors, metrics and the dashboard page. OpenAI's endpoints are in other
+packages."""

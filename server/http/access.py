@@ -40,9 +40,9 @@ _OPEN_PATHS = frozenset({"/health", "/healthz", "/ping", "/ready"})
 
 
 def require_host(bound: str, allowed: Sequence[str]) -> Middleware:
-    """Return a middleware to reject other Host names. bound: the served address. allowed: more
-    names, without ports. If the address is not loopback and `allowed` is empty, every name is
-    accepted."""
+    """Return a middleware to reject requests with other Host names. bound: the served address.
+    allowed: additional names, without ports. If the address is not loopback and `allowed` is empty,
+    every name is accepted."""
     checked = ANY_HOST not in allowed and (bool(allowed) or is_loopback(bound))
     names = frozenset(name.strip("[]").lower() for name in (bound, *allowed))
 
@@ -79,8 +79,9 @@ def http_caller(request: web.Request) -> Caller:
 
 
 def require_scope(keys: ApiKeys) -> Middleware:
-    """Return a middleware to reject requests without a key of the route's scope. Keys:
-    `Authorization: Bearer KEY`, or `x-api-key: KEY` as in Anthropic's clients."""
+    """Return a middleware to reject requests without a key of the route's scope. keys: the known
+    API keys. A request sends `Authorization: Bearer KEY`, or `x-api-key: KEY` as Anthropic's
+    clients do."""
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -103,8 +104,8 @@ def require_scope(keys: ApiKeys) -> Middleware:
 
 
 def _borne(request: web.Request) -> list[str]:
-    """Return the request's keys in ApiKeys' form; more than one if the headers differ. HTTP ignores
-    the case of the scheme."""
+    """Return the request's API keys in the form ApiKeys expects; more than one if the headers
+    differ. HTTP ignores the case of the scheme."""
     borne = []
     for value in request.headers.getall("Authorization", []):
         scheme, space, key = value.partition(" ")
@@ -115,7 +116,8 @@ def _borne(request: web.Request) -> list[str]:
 
 
 def surface_of(match: AbstractMatchInfo) -> tuple[str, str] | None:
-    """Return the row's key in surfaces.HTTP; None for a path or method without a route."""
+    """Return the key in surfaces.HTTP for a matched route: (method, pattern). Return None for a
+    path or method without a route."""
     if not isinstance(match, web.UrlMappingMatchInfo) or match.http_exception is not None:
         return None
     route = match.route
@@ -124,7 +126,8 @@ def surface_of(match: AbstractMatchInfo) -> tuple[str, str] | None:
 
 
 def http_request_context(request: web.Request) -> RequestContext:
-    """Return the request's context. Raises PermissionDenied, InvalidField."""
+    """Return the request's RequestContext: its caller, tenant and trace. Raises PermissionDenied,
+    InvalidField."""
     caller = http_caller(request)
     tenant = tenant_of(caller, request.headers.getall(TENANT_KEY, []))
     operation = CHAT if request.path.startswith(_CHATS) else TEXT_COMPLETION
@@ -141,8 +144,9 @@ _MAX_AGE_SECONDS = "600"
 
 class AllowedOrigins:
     def __init__(self, allowed: Sequence[str], paths: tuple[str, ...]) -> None:
-        """allowed: origins as sent by browsers, or ANY_ORIGIN. paths: prefixes of clients' paths.
-        The operator's page and its data are only for their own origin."""
+        """Set up the rules for other origins. allowed: origins as sent by browsers, or ANY_ORIGIN.
+        paths: prefixes of clients' paths. The operator's page and its data are only for their own
+        origin."""
         self._allowed = frozenset(origin.rstrip("/").lower() for origin in allowed)
         self._paths = paths
 
@@ -171,7 +175,8 @@ class AllowedOrigins:
         return answer
 
     async def mark(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Add the permission to read the answer. For `on_response_prepare`."""
+        """Add the header for the browser page's permission to read the answer. For
+        `on_response_prepare`."""
         if self._allowed and request.path.startswith(self._paths):
             response.headers.add("Vary", "Origin")
             if self._allows(request):
@@ -179,8 +184,8 @@ class AllowedOrigins:
                 response.headers["Access-Control-Expose-Headers"] = _EXPOSED
 
     def _check_socket(self, request: web.Request) -> None:
-        """Raise HttpRefusal for another origin. Programs other than browsers mostly send no origin,
-        and are accepted."""
+        """Raise HttpRefusal if a WebSocket request comes from a page of an origin not allowed.
+        Programs other than browsers mostly send no origin, and are accepted."""
         origin = request.headers.get("Origin")
         own = f"{request.scheme}://{request.host}".lower()
         if origin is not None and origin.lower() != own and not self._allows(request):

@@ -41,18 +41,20 @@ _FULL = (
 
 
 MakeProtocol = Callable[[], asyncio.Protocol]
-"""Makes the protocol of a new connection."""
+"""A function to make the protocol of a new connection."""
 
 Wanted = Callable[[int], bool]
-"""Takes the number of bytes of a read. Returns True if they are to be parsed."""
+"""A function called with the number of bytes just read. Returns True if these bytes are to be
+parsed, False to drop them."""
 
 
 class HttpConnections:
     def __init__(
         self, most: int, most_strangers: int, header_seconds: float = HEADER_SECONDS
     ) -> None:
-        """most: largest number of connections. most_strangers: largest number for one address,
-        among connections without an admitted request."""
+        """Set up the limits. most: largest number of connections. most_strangers: largest number of
+        connections from one address without an admitted request. header_seconds: time to send a
+        whole header."""
         self._most = most
         self._most_strangers = most_strangers
         self.header_seconds = header_seconds
@@ -67,21 +69,21 @@ class HttpConnections:
         return lambda: _Connection(self, make())
 
     def let_in(self, transport: asyncio.BaseTransport | None) -> None:
-        """Stop counting the connection as a stranger's, because one of its requests was
-        admitted."""
+        """Stop counting the connection among those without an admitted request, because one of its
+        requests was admitted."""
         connection = None if transport is None else self._open.get(transport)
         if connection is not None and connection.stranger_at is not None:
             self._forget_stranger(connection)
 
     def count_received(self, transport: asyncio.BaseTransport | None, wanted: Wanted) -> None:
-        """Call `wanted` with the size of each later read, before it is parsed. If it returns False,
-        drop the bytes."""
+        """Call `wanted` with the size of each later read of the connection, before it is parsed. If
+        `wanted` returns False, drop the bytes."""
         connection = None if transport is None else self._open.get(transport)
         if connection is not None:
             connection.wanted = wanted
 
     def enter(self, transport: asyncio.BaseTransport, connection: "_Connection") -> bool:
-        """Count the connection. Return False if it exceeds a limit."""
+        """Count a new connection. Return False if the number exceeds a limit."""
         peer = transport.get_extra_info("peername")
         address = str(peer[0]) if isinstance(peer, tuple) and peer else "unknown"
         if len(self._open) >= self._most or self._strangers[address] >= self._most_strangers:
@@ -105,8 +107,9 @@ class HttpConnections:
 
 
 class _Connection(asyncio.Protocol):
-    """A connection passing all data on to the server's own protocol. stranger_at: address counted
-    for the connection; None after admission, or if it was never counted."""
+    """A connection passing all data on to the server's own protocol. stranger_at: address charged
+    with the connection until it has an admitted request; None afterwards, or if it was never
+    charged."""
 
     def __init__(self, connections: HttpConnections, inner: asyncio.Protocol) -> None:
         self._connections = connections
@@ -168,7 +171,7 @@ class BodyTurns:
         self._scheduled = False
 
     async def turn(self) -> None:
-        """Return when it is this caller's turn."""
+        """Wait for this caller's turn to read a part of a large body."""
         loop = asyncio.get_running_loop()
         mine = loop.create_future()
         self._waiting.append(mine)
@@ -198,10 +201,10 @@ _SKIM_SECONDS = 1.0
 _CALLER_SKIM_SECONDS = 10.0
 
 _LARGE_BYTES = 1 << 18
-"""Size of a large body in bytes. Beyond it, a body takes turns with others."""
+"""Size of a large body in bytes. A larger body takes turns with others."""
 
 BODY_TURNS = web.AppKey("body_turns", BodyTurns)
-"""The turns of all large bodies of this application."""
+"""Key of the application's queue of readers of large bodies."""
 
 _MAY_SEND = web.RequestKey("may_send", bool)
 
@@ -212,7 +215,7 @@ def _too_large(size: int) -> HttpRefusal:
 
 
 async def read_body(request: web.Request, hold: Hold) -> bytearray:
-    """Return the body, and count its bytes in the hold.
+    """Return the request's body, and count its bytes in the hold.
 
     Raises HttpRefusal if the body arrives too slowly or is too large. Raises Busy if the requests
     of this caller, or of all callers, hold too much memory.
@@ -261,7 +264,7 @@ async def leave_later(request: web.Request) -> None:
 
 @web.middleware
 async def refuse_expectations(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Reject any expectation other than 100-continue. A middleware."""
+    """Reject a request with an expectation other than 100-continue. A middleware."""
     expected = request.headers.get("Expect", "")
     if expected and not _waits_for_leave(request):
         raise HttpRefusal(
@@ -274,7 +277,8 @@ async def refuse_expectations(request: web.Request, handler: Handler) -> web.Str
 
 @web.middleware
 async def refuse_encodings(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Reject a compressed body, because it could expand to any size. A middleware."""
+    """Reject a request with a compressed body, because it could expand to any size. A
+    middleware."""
     encoding = request.headers.get("Content-Encoding", "identity")
     if encoding.strip().lower() not in ("", "identity"):
         raise HttpRefusal(
@@ -285,7 +289,8 @@ async def refuse_encodings(request: web.Request, handler: Handler) -> web.Stream
 
 @web.middleware
 async def end_with_unread_bodies(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Close the connection after the answer if the body was not read. The outermost middleware."""
+    """Close the connection after the answer if the request's body was not read. The outermost
+    middleware."""
     response = await handler(request)
     if not request.content.is_eof() and not response.prepared:
         response.force_close()
@@ -297,8 +302,8 @@ async def end_with_unread_bodies(request: web.Request, handler: Handler) -> web.
 
 
 def may_send(request: web.Request) -> None:
-    """Mark the caller as admitted. More of a too large body is then read before the connection is
-    cut."""
+    """Mark the caller of the request as admitted. More of a too large body is then read before the
+    connection is cut."""
     request[_MAY_SEND] = True
 
 

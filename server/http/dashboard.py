@@ -27,8 +27,8 @@ from .errors import HttpRefusal
 
 _STREAM_SECONDS = 1.0
 _MOST_QUIET = 5
-"""Longest time without an overview, in seconds. After a longer silence, a reader may consider the
-stream lost."""
+"""Longest time in seconds without an overview in a stream. After a longer silence, a reader may
+consider the stream lost."""
 _SPAN_SECONDS = (10, 3600)
 _POINTS = (10, 600)
 _PAGE_HEADERS = {
@@ -42,10 +42,11 @@ TreeSource = Callable[[str | None], Awaitable[list[dict[str, Any]]]]
 
 @dataclass(frozen=True)
 class DashboardSource:
-    """history: the node's history. now: end of the history, in seconds since 1970. tree: returns
-    the radix tree's nodes below the named node, or below the root for None. The field is None for a
-    recording, because it has no tree. about: facts about the history's node. recording_blocks:
-    context held while prompts' blocks are recorded. standing: the node's own current status."""
+    """The data shown by a dashboard page. history: the node's history. now: returns the end of the
+    history, in seconds since 1970. tree: returns the radix tree's nodes below the named node, or
+    below the root for None. The field is None for a recording, because it has no tree. about: facts
+    about the history's node. recording_blocks: context held while prompts' blocks are recorded.
+    standing: returns the node's own current state."""
 
     history: NodeHistory
     now: Clock
@@ -62,7 +63,8 @@ class DashboardHandlers:
         page: dict[str, PageFile],
         watchers: ConcurrencyCaps | None = None,
     ) -> None:
-        """watchers: caps on streams at a time; None: no cap."""
+        """Set up the dashboard. page: files of the page. watchers: caps on the number of streams at
+        a time; None: no cap."""
         self._watchers = watchers or ConcurrencyCaps(WatcherLimit, "streams of events", 0)
         self._source = source
         self._history = source.history
@@ -122,7 +124,7 @@ class DashboardHandlers:
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         """Send the overview now and after every event, at most once a second. Without events it is
-        sent regularly too, as a sign of life."""
+        sent every _MOST_QUIET seconds, as a sign of life."""
         seconds, points = _span(request)
         reply = await _open_stream(request)
         seen, quiet = -1, 0
@@ -135,8 +137,8 @@ class DashboardHandlers:
             await asyncio.sleep(_STREAM_SECONDS)
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
-        """Send events one by one from number `after` on, or from now, for a recorder. Dropped
-        events are left out. blocks=1: later submit events name the prompts' blocks."""
+        """Send events one by one to a recorder, from number `after` on, or from now. Dropped events
+        are left out. blocks=1: later submit events name the prompts' blocks."""
         number = _number(request, "after", self._history.journal.end, 0, 1 << 62)
         blocks = _number(request, "blocks", 0, 0, 1)
         reply = await _open_stream(request)
@@ -155,8 +157,8 @@ class DashboardHandlers:
 
 
 def page_file(page: dict[str, PageFile], name: str) -> web.Response:
-    """Return the page's file with headers against foreign scripts. Raises HttpRefusal for an
-    unknown file."""
+    """Return a file of the page as a response, with headers against foreign scripts. name: the
+    file's path in the page's folder. Raises HttpRefusal for an unknown file."""
     file = page.get(name)
     if file is None:
         raise HttpRefusal(404, "not_found", f"the page has no file {name!r}")

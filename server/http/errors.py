@@ -54,11 +54,12 @@ _SERVED = (
 )
 _RETRY_SECONDS = 1
 CHARGED = ("/v1/", "/tokenize", "/detokenize", "/tokenizer_info")
-"""Paths of requests charged to the caller's limits. Their failures are counted."""
+"""Path prefixes of requests charged to the caller's limits. Failures of these requests are
+counted."""
 CALLS = web.AppKey("calls", CallsInProgress)
-"""Counter of the requests to charged paths."""
+"""Key of the application's counter of requests to charged paths."""
 RETRIED = (429, 503)
-"""Statuses of errors with a retry allowed."""
+"""HTTP statuses of errors with a retry allowed."""
 
 
 class HttpRefusal(Exception):
@@ -77,7 +78,7 @@ def error_kind(error: Exception) -> str:
 
 
 def count_failure(request: web.Request, error: Exception) -> None:
-    """Count a call failed or rejected by the error."""
+    """Count the request as failed or rejected, by the error's kind."""
     _count(request, error_kind(error))
 
 
@@ -96,7 +97,8 @@ def error_status(error: Exception) -> int:
 
 
 def error_body(error: Exception) -> dict[str, Any]:
-    """Return the body of a refusal. An untyped error shows no details to the client."""
+    """Return the JSON body for an error in OpenAI's shape. An error without a type shows no details
+    to the client."""
     message, code = "internal error: see this node's log", "internal"
     if isinstance(error, HttpRefusal):
         message, code = str(error), error.code
@@ -108,7 +110,8 @@ def error_body(error: Exception) -> dict[str, Any]:
 
 @web.middleware
 async def typed_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn an exception of a handler into the answer. A middleware."""
+    """Turn a handler's exception into an HTTP answer with the error's status and body. A
+    middleware."""
     try:
         return await handler(request)
     except (ServerError, HttpRefusal) as error:
@@ -132,8 +135,8 @@ async def typed_errors(request: web.Request, handler: Handler) -> web.StreamResp
 
 
 class TypedRequestHandler(web.RequestHandler):
-    """A connection's protocol. Its refusals without a request (a malformed head, for example) have
-    the shape of other errors."""
+    """The protocol of a connection. Its refusals without a request (for a malformed head, for
+    example) have the shape of other errors."""
 
     def handle_error(
         self,
@@ -156,7 +159,7 @@ class TypedRequestHandler(web.RequestHandler):
 
 
 def _plain_message(request: web.Request, error: web.HTTPException) -> str:
-    """Return the message for a request without a handler."""
+    """Return the message to the client for an error in a request without a handler."""
     asked = f"{request.method} {request.path!r:.200} is not served here"
     if isinstance(error, web.HTTPMethodNotAllowed):
         return f"{asked}: ask by {' or '.join(sorted(error.allowed_methods))}"
@@ -169,7 +172,7 @@ def _shape(status: int, message: str, code: str, field: str | None) -> dict[str,
 
 
 def retry_seconds(error: Exception) -> int:
-    """Return the seconds until a new try may help."""
+    """Return the seconds until a new try may help, for the header Retry-After."""
     if isinstance(error, ServerError) and error.retry_after is not None:
         return max(_RETRY_SECONDS, math.ceil(error.retry_after))
     return _RETRY_SECONDS
@@ -189,7 +192,8 @@ _OVERLOADED = 529
 # Anthropic's clients expect another number for these statuses.
 _ANTHROPIC_STATUS = {501: 400, 503: _OVERLOADED}
 _ELSEWHERE = ("draining", "behind")
-"""Codes kept at status 503. For 503, but not for 529, reverse proxies try another node."""
+"""Error codes kept at status 503 in Anthropic's shape. For 503, but not for 529, reverse proxies
+try another node."""
 _ANTHROPIC_TYPE = {
     401: "authentication_error",
     403: "permission_error",
@@ -204,13 +208,14 @@ _TOO_LONG = "prompt is too long: "
 
 
 def anthropic_status(status: int, code: str) -> int:
-    """Return Anthropic's status. status, code: status and code of the refusal in OpenAI's shape."""
+    """Return the status in Anthropic's API for a refusal. status, code: status and code of the
+    refusal in OpenAI's shape."""
     return status if code in _ELSEWHERE else _ANTHROPIC_STATUS.get(status, status)
 
 
 def anthropic_error(status: int, body: Mapping[str, Any], request_id: str) -> dict[str, Any]:
-    """Return Anthropic's error body. status, body: status and body of the refusal in OpenAI's
-    shape."""
+    """Return a refusal's body in Anthropic's shape. status, body: status and body of the refusal in
+    OpenAI's shape."""
     error = body["error"]
     too_long = error["code"] == "context_length_exceeded"
     default = "api_error" if status >= 500 else "invalid_request_error"

@@ -26,8 +26,8 @@ _ID = web.RequestKey("request_id", str)
 
 @web.middleware
 async def name_request(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Set the request's id. Run it before any middleware, because a middleware may reject the
-    request."""
+    """Set the request's id: the client's, or a new one. Run it before any middleware, because a
+    middleware may reject the request."""
     given = request.headers.get(REQUEST_ID_HEADER, "")
     usable = 0 < len(given) <= MAX_REQUEST_ID and given.isascii() and given.isprintable()
     request[_ID] = given if usable else uuid4().hex
@@ -40,17 +40,17 @@ def http_request_id(request: web.Request) -> RequestId:
 
 
 def rename_request(request: web.Request, request_id: RequestId) -> None:
-    """Give the answer another id, because its own one was taken."""
+    """Set another id for the request and its answer, because the given id was taken."""
     request[_ID] = request_id
 
 
 def asks_as_anthropic(request: web.Request) -> bool:
-    """Return True if the request's path belongs to Anthropic's API."""
+    """Return True if the request's path is one of Anthropic's API."""
     return request.path == _ANTHROPIC_PATHS[0] or request.path.startswith(_ANTHROPIC_PATHS[1])
 
 
 async def send_request_id(request: web.Request, response: web.StreamResponse) -> None:
-    """Add the request's id to the answer. For `on_response_prepare`."""
+    """Add the request's id to the answer's headers. For `on_response_prepare`."""
     if _ID in request:
         response.headers[REQUEST_ID_HEADER] = request[_ID]
         if asks_as_anthropic(request):
@@ -58,17 +58,18 @@ async def send_request_id(request: web.Request, response: web.StreamResponse) ->
 
 
 SERVER = f"tasuki/{package_version().strip('()').replace(' ', '-')}"
-"""The value of `Server`, in place of aiohttp's and Python's."""
+"""The value of the header `Server`, in place of aiohttp's and Python's."""
 
 _HEADERS = web.RequestKey("answer_headers", dict[str, str])
 
 
 def add_header(request: web.Request, name: str, value: str) -> None:
-    """Add a header to the answer. value: printable ASCII. REQUIRES: the answer has not begun."""
+    """Add a header to the request's answer. value: printable ASCII. REQUIRES: the answer has not
+    begun."""
     request.setdefault(_HEADERS, {})[name] = value
 
 
 async def send_added_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Send `Server` and the handler's headers with the answer. For `on_response_prepare`."""
+    """Add `Server` and the headers from add_header() to the answer. For `on_response_prepare`."""
     response.headers[hdrs.SERVER] = SERVER
     response.headers.update(request.get(_HEADERS, {}))

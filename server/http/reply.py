@@ -41,22 +41,23 @@ def named_event(body: dict[str, Any]) -> bytes:
 
 
 def bodies_of(events: bytes) -> Iterator[bytes]:
-    """Return the bodies, as JSON, of whole events made by named_event()."""
+    """Yield the JSON bodies of whole server-sent events made by named_event()."""
     for event in events.split(b"\n\n")[:-1]:
         # JSON has no line break outside its strings, and only escaped ones inside them.
         yield event.partition(b"\ndata: ")[2]
 
 
 BodyOf = Callable[[str], dict[str, Any]]
-"""Returns a JSON object with the text in it."""
+"""A function returning a JSON object with the given text in it."""
 
 
 class TextEvent:
-    """Events with one variable text. The bytes of each equal those of named_event()."""
+    """Server-sent events differing only in one text. The bytes of each equal those of
+    named_event()."""
 
     def __init__(self, body: BodyOf) -> None:
-        """body: returns the body with a given text. REQUIRES: the body has no other empty
-        string."""
+        """Encode the fixed parts of the event. body: returns the body with a given text. REQUIRES:
+        the body has no other empty string."""
         self._before, self._after = named_event(body("")).split(b'""')
 
     def holding(self, text: str) -> bytes:
@@ -64,7 +65,7 @@ class TextEvent:
 
 
 async def send_json(request: web.Request, body: bytes) -> web.StreamResponse:
-    """Send the body, and return the response once nearly all of it has left.
+    """Send the JSON body, and return the response once nearly all of it has left.
 
     A disconnect ends the wait: the connection is lost, and the handler is cancelled.
     """
@@ -77,11 +78,12 @@ async def send_json(request: web.Request, body: bytes) -> web.StreamResponse:
 
 KEEP_ALIVE_SECONDS = 15.0
 _HIGH_WATER_BYTES = 1 << 14
-"""Limit of the write buffer. The kernel has another, larger buffer after it."""
+"""Limit in bytes of a connection's write buffer. The kernel has another, larger buffer after it."""
 _WRITE_BYTES = 1 << 16
 
 _LOOKS = 4
-"""Checks of a stream in one keep-alive interval. A write resets the count and reads no clock."""
+"""Number of checks of a stream in one keep-alive interval. A write resets the count and reads no
+clock."""
 
 
 class EventStream:
@@ -91,18 +93,18 @@ class EventStream:
         keep_alive: Work[bytes],
         keep_alive_seconds: float = KEEP_ALIVE_SECONDS,
     ) -> None:
-        """keep_alive: returns the bytes written after a silence of 75% to 100% of
-        keep_alive_seconds."""
+        """Set up the stream of a request. keep_alive: returns the bytes written after a silence of
+        75% to 100% of keep_alive_seconds."""
         self._request = request
         self._protocol = request.protocol
         self._keep_alive = keep_alive
         self._look_seconds = keep_alive_seconds / _LOOKS
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.WriteTransport | None = None
-        """Transport for writes past aiohttp. None until the headers have left, and for replies
-        without chunks."""
+        """Transport of the connection, for writes past aiohttp. None until the headers have left,
+        and for replies without chunks."""
         self._looks_left = _LOOKS
-        """Checks left until a keep-alive is written."""
+        """Number of checks left until a keep-alive is written."""
         self._timer: asyncio.TimerHandle | None = None
         self._keeping: asyncio.Task[None] | None = None
         self.response = web.StreamResponse(
@@ -114,8 +116,8 @@ class EventStream:
         )
 
     async def prepare(self) -> None:
-        """Prepare the stream. Call it once, before all else; call keep_no_longer() afterwards. The
-        headers leave with the first events."""
+        """Prepare the stream's headers. Call it once, before all else; call keep_no_longer()
+        afterwards. The headers leave with the first events."""
         if self._request.version >= HttpVersion11:
             self.response.enable_chunked_encoding()
         await self.response.prepare(self._request)
@@ -125,7 +127,8 @@ class EventStream:
         self._timer = self._loop.call_later(self._look_seconds, self._look)
 
     async def write(self, events: bytes) -> None:
-        """Write the events; wait for a slow client. Raises ConnectionError after a disconnect."""
+        """Write the events, and wait for a slow client. Raises ConnectionError after a
+        disconnect."""
         for begin in range(0, len(events), _WRITE_BYTES):
             await self._request.writer.drain()
             await self.response.write(events[begin : begin + _WRITE_BYTES])
@@ -135,7 +138,7 @@ class EventStream:
 
     @property
     def flows(self) -> bool:
-        """Return True if a write now would not have to wait."""
+        """Return True if a write now would not have to wait for the client."""
         transport = self._transport
         return (
             transport is not None
@@ -144,14 +147,15 @@ class EventStream:
         )
 
     def write_now(self, events: bytes) -> None:
-        """Write the events without a wait, cheaper than aiohttp's writer. REQUIRES: `flows`."""
+        """Write the events without a wait, cheaper than aiohttp's writer. REQUIRES: `flows` is
+        True."""
         assert self._transport is not None
         if events:
             self._transport.write(b"%x\r\n%b\r\n" % (len(events), events))
             self._looks_left = _LOOKS
 
     def keep_no_longer(self) -> None:
-        """Stop the keep-alives. Call it before the end, or after a disconnect."""
+        """Stop writing keep-alives. Call it before the stream's end, or after a disconnect."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -189,23 +193,24 @@ class EventStream:
 log = logging.getLogger(__name__)
 
 FIRST_LOOK_SECONDS = 0.5
-"""Longest wait of a stream's headers for a refusal by the engine, in seconds. Such a refusal has
-its own status."""
+"""Longest wait in seconds before a stream's headers are sent. A refusal by the engine within this
+time has its own HTTP status."""
 
 _COUNTED_AT_ONCE = 1 << 14
-"""Step in bytes for counting an answer's memory. Smaller amounts are within each answer's base
+"""Step in bytes for counting an answer's memory. Smaller amounts are included in each answer's base
 count."""
 
 KEEP_ALIVE_COMMENT = b": keep-alive\n\n"
 
 Writing = Callable[[Work[bytes]], Awaitable[bytes]]
-"""Runs a long encoding elsewhere, and returns its bytes."""
+"""A function to run a long encoding on another thread. Returns its bytes."""
 
 
 class AnswerWriter(Protocol):
-    """The receiver of one answer, in order. Every method except `whole` returns whole server-sent
-    events, in order. id: name for logs. complete: the answer needs no more text; checked after each
-    token only if may_complete. keeps: it keeps a part of the answer until the end."""
+    """The writer of one answer's bodies. It gets the answer's parts in order. Every method except
+    `whole` returns whole server-sent events, in order. id: name for logs. complete: the answer
+    needs no more text; checked after each token only if may_complete. keeps: the writer keeps a
+    part of the answer until the end."""
 
     id: str
     may_complete: bool
@@ -216,7 +221,7 @@ class AnswerWriter(Protocol):
 
     @property
     def kept_bytes(self) -> int:
-        """Return the memory held for the answer so far, in bytes."""
+        """Return the bytes of memory held for the answer so far."""
         ...
 
     def opening(self) -> bytes: ...
@@ -224,35 +229,38 @@ class AnswerWriter(Protocol):
     def piece(self, piece: Piece) -> bytes: ...
 
     def ending(self, rest: Piece, ending: Ending) -> bytes:
-        """Return the last events. rest: text held back until now."""
+        """Return the last events of the answer. rest: text held back until now. ending: how the
+        answer ended."""
         ...
 
     def failure(self, error: Exception) -> bytes:
-        """Return the last events after an error."""
+        """Return the last events of an answer ended by an error."""
         ...
 
     def keep_alive(self) -> bytes:
-        """Return an event without content, for clients and proxies with an idle timeout."""
+        """Return a server-sent event without content, for clients and proxies with an idle
+        timeout."""
         ...
 
     def whole(self) -> dict[str, Any]:
-        """Return the whole (not streamed) reply. REQUIRES: the ending came."""
+        """Return the whole (not streamed) reply. REQUIRES: ending() was called."""
         ...
 
 
 class Choice:
-    """One answer on its way to its writer. The engine stops when the writer is complete."""
+    """One answer and its writer. The engine stops the answer when the writer is complete."""
 
     def __init__(self, answer: TextAnswer, writer: AnswerWriter, hold: Hold) -> None:
-        """hold: memory count of the request, also for the writer's memory."""
+        """Join an answer and its writer. hold: counts the bytes of memory held by the request, with
+        the writer's."""
         self.writer = writer
         self._answer = answer
         self._hold = hold
         self._counted = 0
 
     def written(self, tokens: Sequence[TokenOut]) -> bytes:
-        """Return the events of these tokens. Raises Busy and InvalidRequest if the kept part of the
-        answer exceeds its caller's limit."""
+        """Return the events for these tokens. Raises Busy and InvalidRequest if the kept part of
+        the answer exceeds its caller's limit."""
         answer, writer = self._answer, self.writer
         events: list[bytes] = []
         for token in tokens:
@@ -276,20 +284,20 @@ class Choice:
 
 
 class WholeReply:
-    """A reply of one JSON object, sent after every choice has ended."""
+    """A reply of one JSON object, sent after every answer has ended."""
 
     def __init__(
         self, request: web.Request, choices: Sequence[Choice], work: Writing | None = None
     ) -> None:
-        """choices: one or more choices of one reply. work: runs a long encoding elsewhere; None:
-        encode here."""
+        """Set up the reply. choices: the answers of one reply, at least one. work: runs a long
+        encoding elsewhere; None: encode here."""
         self._request = request
         self._choices = choices
         self._work = work
 
     @property
     def sinks(self) -> list[TokenSink]:
-        """Return one sink for each choice."""
+        """Return one token sink for each answer."""
         return [partial(self._take, choice) for choice in self._choices]
 
     def _take(self, choice: Choice, tokens: Sequence[TokenOut]) -> bool:
@@ -297,7 +305,8 @@ class WholeReply:
         return True
 
     async def send(self, answers: Sequence[AsyncGenerator[AnswerPart, None]]) -> web.StreamResponse:
-        """Send the reply. answers: one for each choice."""
+        """Wait for all answers and send the reply. answers: the engine's streams, one for each
+        choice."""
         await together([self._read(*pair) for pair in zip(self._choices, answers, strict=True)])
         body = self._body() if self._work is None else await self._work(self._body)
         return await send_json(self._request, body)
@@ -321,18 +330,18 @@ class WholeReply:
 
 
 class StreamedReply:
-    """A reply as server-sent events. All waiting tokens of a choice leave in one write. An error
+    """A reply as server-sent events. All waiting tokens of an answer leave in one write. An error
     after the headers is an event of its own, and ends the reply."""
 
     def __init__(self, request: web.Request, choices: Sequence[Choice]) -> None:
-        """choices: one or more choices of one reply."""
+        """Set up the reply. choices: the answers of one reply, at least one."""
         self._choices = choices
         self._request = request
         self._stream = EventStream(request, choices[0].writer.keep_alive)
 
     @property
     def sinks(self) -> list[TokenSink]:
-        """Return one sink for each choice."""
+        """Return one token sink for each answer."""
         return [partial(self._take, choice) for choice in self._choices]
 
     def _take(self, choice: Choice, tokens: Sequence[TokenOut]) -> bool:
@@ -342,7 +351,8 @@ class StreamedReply:
         return flows
 
     async def send(self, answers: Sequence[AsyncGenerator[AnswerPart, None]]) -> web.StreamResponse:
-        """Send the reply. answers: one for each choice."""
+        """Send the reply while the answers are generated. answers: the engine's streams, one for
+        each choice."""
         stream, first = self._stream, self._choices[0].writer
         last = b""
         async with first_looks(answers, FIRST_LOOK_SECONDS) as looked:

@@ -1,9 +1,10 @@
-"""The HTTP server beside a daemon's gRPC server: probes, version, and the routes of its caller.
+"""The HTTP server of a daemon, next to its gRPC server: probes, version, and the routes given by
+its caller.
 
-One event loop's thread. A client's disconnect cancels its handler. Invariant: a stranger's request
-costs only its header. Connections are counted first. Then Host, encoding and expectation, key, and
-the caller's limits are checked in this order. Only then is the body read. A browser's preflight is
-answered after the check of its Host.
+One event loop's thread. A client's disconnect cancels its handler. Invariant: a request without a
+valid key costs only the reading of its header. Connections are counted first. Then Host, encoding
+and expectation, key, and the caller's limits are checked in this order. Only then is the body read.
+A browser's preflight is answered after the check of its Host.
 
 HttpLog logs a malformed request head at debug level, without a traceback. Such a head needs no key,
 so a stranger could otherwise fill the log. Any thread may log.
@@ -53,7 +54,7 @@ log = logging.getLogger(__name__)
 
 
 class HttpLog(logging.LoggerAdapter[logging.Logger]):
-    """The log of aiohttp's server. Invariant: errors not caused by a client keep their level and
+    """The logger of aiohttp's server. Invariant: errors not caused by a client keep their level and
     traceback."""
 
     def __init__(self) -> None:
@@ -74,7 +75,7 @@ _TLS_HANDSHAKE_SECONDS = 10.0
 
 
 LossReason = Callable[[], str | None]
-"""Returns the cause of the engine's death; None while it is alive."""
+"""A function returning the cause of the engine's death; None while it is alive."""
 
 Admitted = Callable[[Caller, RequestId], AbstractAsyncContextManager[RequestId]]
 
@@ -84,7 +85,7 @@ def _everybody(caller: Caller, given: RequestId) -> AbstractAsyncContextManager[
 
 
 class HttpServer:
-    """A started server. `drain` ends it, once."""
+    """A started HTTP server. `drain` ends it, once."""
 
     def __init__(
         self,
@@ -103,19 +104,20 @@ class HttpServer:
         self.address = join_address(host, port)
 
     async def drain(self) -> None:
-        """Take no new requests, let those in progress end within the last-writes time, then cancel
-        them."""
+        """Take no new requests, let requests in progress end within the last-writes time, then
+        cancel them."""
         self._rotation.leave()
         self._listening.close()
         await self._runner.cleanup()
 
 
 class Probes:
-    """The routes of load balancers. lost: returns the cause of the engine's death; None while it is
-    alive."""
+    """The routes for load balancers: health and readiness. lost: returns the cause of the engine's
+    death; None while it is alive."""
 
     def __init__(self, lost: LossReason, rotation: Rotation, grpc: str = "") -> None:
-        """grpc: HOST:PORT of the node's gRPC server; empty: none."""
+        """Set up the probes. rotation: the node's place in load balancers' rotation. grpc:
+        HOST:PORT of the node's gRPC server; empty: none."""
         self._lost = lost
         self._rotation = rotation
         self._grpc = {"grpc": grpc} if grpc else {}
@@ -156,12 +158,12 @@ async def start_http_server(
     rotation: Rotation | None = None,
     grpc: str = "",
 ) -> HttpServer:
-    """Start the server. bind: HOST:PORT; port 0 selects a free one. admitted: admits a caller's
-    request before its body is read, like EngineClient.admitted(); default: every request, under its
-    own id. calls: counts the admitted requests while they are answered, and the failures.
-    shares_port: other processes of this node use the port too. rotation: the node's rotation; None:
-    a new one for this server. grpc: the node's HOST:PORT for gRPC, shown by /version. Raises
-    BindError, TlsError."""
+    """Start the HTTP server. bind: HOST:PORT; port 0 selects a free one. admitted: admits a
+    caller's request before its body is read, like EngineClient.admitted(); default: every request,
+    under its own id. calls: counts the admitted requests while they are answered, and the failures.
+    shares_port: other processes of this node use the port too. rotation: the node's place in load
+    balancers' rotation; None: a new one for this server. grpc: the node's HOST:PORT for gRPC, shown
+    by /version. Raises BindError, TlsError."""
     host, port = parse_bind(bind, access, "http_bind")
     require_callers_known(bind, access, "http_bind")
     tls = None if access.tls is None else access.tls.ssl_context()
@@ -194,9 +196,9 @@ async def start_private_http_server(
     access: Access,
     calls: CallsInProgress | None = None,
 ) -> HttpServer:
-    """Start a server for other processes of this node. They admit the requests. path: path of a
-    Unix socket in a folder private to this user, so it is plain text; keys are checked as
-    elsewhere. bind: HOST:PORT of those processes, for clients. calls: argument of
+    """Start an HTTP server for other processes of this node. These processes admit the requests.
+    path: path of a Unix socket in a folder private to this user, so it is plain text; keys are
+    checked as elsewhere. bind: HOST:PORT of those processes, for clients. calls: argument of
     start_http_server()."""
     host, port = parse_bind(bind, access, "http_bind")
     rotation = Rotation()
@@ -285,8 +287,8 @@ class _Application:
 async def _part_with_client(
     rotation: Rotation, request: web.Request, response: web.StreamResponse
 ) -> None:
-    """Close the connection after its answer if the node has left rotation. The client's next
-    request then reaches another node."""
+    """Close the connection after its answer if the node has left load balancers' rotation. The
+    client's next request then reaches another node."""
     if rotation.left and not isinstance(response, web.WebSocketResponse):
         response.force_close()
         response.headers["Connection"] = "close"

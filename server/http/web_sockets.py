@@ -29,64 +29,66 @@ _SHARE_OF_KEY = 8
 
 class OpenSockets:
     def __init__(self, connections: HttpConnections, most_connections: int) -> None:
-        """connections: the server's connections. most_connections: their limit."""
+        """Set up the count. connections: the server's connections. most_connections: their largest
+        number."""
         self.connections = connections
         self._caps = ConcurrencyCaps(
             *(SocketLimit, "WebSockets open"),
             *(max(1, most_connections // _SHARE_OF_KEY), max(1, most_connections // _SHARE)),
         )
         self.ending = asyncio.Event()
-        """Set when the present sockets are to close, each after its response in progress."""
+        """Event set when the present sockets are to close, each after its response in progress."""
 
     def held(self, caller: Caller) -> AbstractContextManager[None]:
-        """Count one more socket inside `with`. Raises SocketLimit."""
+        """Count one more open socket inside `with`. Raises SocketLimit."""
         return self._caps.held(caller)
 
     def leave(self) -> None:
-        """Close the open sockets, each after its response in progress, because the node has left
-        the rotation or returned. Later sockets stay open."""
+        """Close the open sockets, each after its response in progress. The node has left load
+        balancers' rotation or returned to it. Later sockets stay open."""
         self.ending.set()
         self.ending = asyncio.Event()
 
     async def end(self, application: web.Application) -> None:
-        """Close the open sockets. For `on_shutdown`."""
+        """Close the open sockets at the server's end. For `on_shutdown`."""
         self.ending.set()
 
 
 OPEN_SOCKETS = web.AppKey("open_sockets", OpenSockets)
-"""The open sockets of this application."""
+"""Key of the application's count of open sockets."""
 
 
 _PING_SECONDS = 40.0
-"""Seconds of silence before a ping. The client has half of it for its answer. Proxies end
+"""Seconds of silence before a ping. The client has half of this time to answer. Proxies end
 connections after 60 s."""
 _CLOSE_SECONDS = 1.0
 _HIGH_WATER_BYTES = 1 << 14
-"""Limit of the write buffer, as in EventStream."""
+"""Limit in bytes of a socket's write buffer, as in EventStream."""
 _FRAMES_BYTES = 1 << 16
-"""Allowance in bytes for the frames of a text of the largest size."""
+"""Bytes allowed for the frame headers of a text of the largest size."""
 _LARGEST_TEXT_BYTES = 2 << 20
 """Largest text in bytes. The loop unmasks and copies a text in one callback: 4 ms at this size.
-Texts completed together are handled in one round. The limit has as many characters as a context of
-half a million tokens."""
+Texts completed together are handled in one round. A text of this size has as many characters as a
+context of half a million tokens."""
 _SEGMENT_BYTES = 64
-"""Memory of a read's objects in bytes, in addition to its data, until its frame is whole."""
+"""Bytes of memory of the objects for one read, in addition to its data, until its frame is
+whole."""
 _TEXTS = (WSMsgType.TEXT, WSMsgType.BINARY)
 _BEATS = (WSMsgType.PING, WSMsgType.PONG)
 
 
 class TextSocket:
     def __init__(self, request: web.Request, sockets: OpenSockets, inbox: Hold) -> None:
-        """inbox: memory count of an incomplete text."""
+        """Set up the socket. inbox: counts the bytes of an incomplete text."""
         self._request = request
         self._sockets = sockets
         self._inbox = inbox
         self.refused: asyncio.Future[ServerError | HttpRefusal] = (
             asyncio.get_running_loop().create_future()
         )
-        """The error to end the reading of an incoming text."""
+        """Future of the error to end the reading of an incoming text."""
         self._came = 0
-        """Bytes received since the last text."""
+        """Number of bytes received since the last text."""
         self.response = web.WebSocketResponse(
             timeout=_CLOSE_SECONDS,
             heartbeat=_PING_SECONDS,
@@ -100,8 +102,8 @@ class TextSocket:
         )
 
     async def open(self) -> None:
-        """Open the socket. Call it once, before all else; call cut() afterwards. Raises
-        HttpRefusal."""
+        """Open the socket and answer the upgrade. Call it once, before all else; call cut()
+        afterwards. Raises HttpRefusal."""
         request = self._request
         if not self.response.can_prepare(request):
             add_header(request, "Upgrade", "websocket")
@@ -114,8 +116,8 @@ class TextSocket:
         self._sockets.connections.count_received(request.transport, self._wanted)
 
     async def text(self) -> bytearray | None:
-        """Wait for the next text and return it as UTF-8; None: the socket has ended. Only one task
-        may wait. Raises ConnectionError if the client disconnects during a pong."""
+        """Wait for the client's next text and return it as UTF-8; None: the socket has ended. Only
+        one task may wait. Raises ConnectionError if the client disconnects during a pong."""
         while (message := await self.response.receive()).type in _BEATS:
             if message.type is WSMsgType.PING:
                 await self.response.pong(message.data)
@@ -127,17 +129,18 @@ class TextSocket:
         return bytearray(message.data) if message.type in _TEXTS else None
 
     async def send(self, texts: Iterable[bytes]) -> None:
-        """Send each as one message. Waits for a slow client. Raises ConnectionError after a
+        """Send each text as one message. Waits for a slow client. Raises ConnectionError after a
         disconnect."""
         for text in texts:
             await self.response.send_frame(text, WSMsgType.TEXT)
 
     async def sent(self) -> None:
-        """Return once nearly all has left."""
+        """Return once nearly all sent bytes have left."""
         await self._request.writer.drain()
 
     async def close(self, code: WSCloseCode, reason: str) -> None:
-        """Say goodbye, and wait a moment for the client's. reason: 123 bytes at most."""
+        """Send a close frame, and wait a moment for the client's. reason: text of 123 bytes at
+        most."""
         try:
             async with asyncio.timeout(2 * _CLOSE_SECONDS):
                 await self.response.close(code=code, message=reason.encode())
@@ -145,8 +148,8 @@ class TextSocket:
             pass
 
     def cut(self) -> None:
-        """End the connection, even with unsent bytes: a client without reads would never take
-        them."""
+        """End the connection, even with unsent bytes, because a client without reads would never
+        take them."""
         transport = self._request.transport
         if isinstance(transport, asyncio.WriteTransport):
             if transport.get_write_buffer_size():
@@ -155,8 +158,8 @@ class TextSocket:
                 transport.close()
 
     def _wanted(self, received: int) -> bool:
-        """Count received bytes. Return False after a refusal: later bytes are dropped, and the
-        client reads the cause."""
+        """Count received bytes of an incoming text. Return False after a refusal: later bytes are
+        dropped, and the client is sent the cause."""
         if self.refused.done():
             return False
         most = min(self._request.client_max_size, _LARGEST_TEXT_BYTES)

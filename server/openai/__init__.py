@@ -1,1 +1,2 @@
-"""OpenAI's endpoints: request fields to an engine's request, tokens to replies."""
+"""OpenAI's chat and completion endpoints: conversion of request fields to engine requests, and of
+sampled tokens to replies."""

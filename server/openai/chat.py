@@ -1,7 +1,7 @@
-"""POST /v1/chat/completions: reads a chat request, and writes its answer in OpenAI's shape.
+"""POST /v1/chat/completions: reader of a chat request, and writer of its answer in OpenAI's shape.
 
-ChatReply owns the answer so far: reasoning, content, tool calls, logprobs. It has no part in HTTP.
-One answer, one thread.
+ChatReply owns the answer so far: reasoning, content, tool calls, logprobs. It sends nothing over
+HTTP itself. One answer, one thread.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -74,7 +74,7 @@ from .token_details import (
 )
 
 _CALL_BYTES = 500
-"""Bytes counted for a call, without its arguments."""
+"""Bytes of memory counted for one tool call of the answer, without its arguments."""
 
 
 class ChatReply:
@@ -94,11 +94,12 @@ class ChatReply:
         with_reasoning: bool = True,
         prompt_logprobs: tuple[ScoredPrompt, int] | None = None,
     ) -> None:
-        """names: rule for naming tokens in logprobs. index: number of the choice. with_logprobs:
-        show each token's logprob, and those of the alternatives reported by the engine. streamed:
-        keep nothing for `whole`, to bound the memory. with_reasoning: show the reasoning's text;
+        """parser: splits the answer into reasoning, content and calls. names: rule for naming
+        tokens in logprobs. index: index of the choice in the reply. with_logprobs: show each
+        token's logprob, and the logprobs of the likeliest tokens reported by the engine. streamed:
+        keep no text for `whole()`, to bound the memory. with_reasoning: show the reasoning's text;
         its tokens are counted either way. prompt_logprobs: the scored prompt, and the number of
-        likeliest tokens shown at each position."""
+        likeliest tokens shown at each position; None: no logprobs of the prompt."""
         self.head = head
         self.may_complete = parser.may_complete
         self._index = index
@@ -120,7 +121,8 @@ class ChatReply:
         self._calls: list[tuple[CallBegin, GrowingText]] = []
         self._arguments_bytes = 0
         self._logprobs = bytearray()
-        """JSON entries, a comma after each. Python objects would take five times the memory."""
+        """Logprobs of the answer so far: JSON entries, each followed by a comma. Python objects
+        would take five times the memory."""
 
     @property
     def complete(self) -> bool:
@@ -186,7 +188,8 @@ class ChatReply:
         return "tool_calls" if end.awaits_tools else end.ending.reason.value
 
     def _kept(self, items: list[AnswerItem]) -> list[AnswerItem]:
-        """Return the items shown in the reply. Store their texts if the reply is not streamed."""
+        """Return the parts of the answer shown in the reply, without hidden reasoning. Store their
+        texts if the reply is not streamed."""
         if not self._with_reasoning:
             items = [item for item in items if not isinstance(item, Reasoning)]
         if self.is_streamed:
@@ -252,7 +255,8 @@ def _call(begin: CallBegin, arguments: str) -> dict[str, Any]:
 
 
 def _reasoning(text: str | None) -> dict[str, Any]:
-    """Return the reasoning under the common field name and under vLLM's newer one."""
+    """Return the fields of a message for its reasoning: the common name `reasoning_content` and
+    vLLM's newer `reasoning`."""
     return {"reasoning_content": text, "reasoning": text}
 
 
@@ -261,7 +265,8 @@ _HONOURED = frozenset({"n", "best_of", "prompt_logprobs"}) | _SHOWN
 
 
 def read_chat(model: ServedModel, request: web.Request, fields: RequestFields) -> AskedReply:
-    """Read a chat request, on any thread."""
+    """Read a chat request on any thread. Return its engine request, options and reply choices.
+    Raises InvalidRequest, PromptTooLong, PermissionDenied, HttpRefusal."""
     name_unknown(model, request, fields, OF_CHATS)
     prompt_logprobs = read_prompt_logprobs(fields)
     submit, options, parsers = read_chat_request(model, request, fields, prompt_logprobs, _HONOURED)
@@ -293,9 +298,10 @@ def read_chat_request(
     prompt_logprobs: int | None = None,
     honoured: Collection[str] = (),
 ) -> tuple[Submit, AnswerOptions, Callable[[], AnswerParser]]:
-    """Read a chat for a reply of any shape, on any thread. fields: fields of /v1/chat/completions.
-    prompt_logprobs: value for the Submit. honoured: argument of read_options(). The returned
-    function makes the parser of one answer."""
+    """Read a chat request for a reply of any API, on any thread. fields: fields of
+    /v1/chat/completions. prompt_logprobs: value of `Submit.prompt_logprobs`. honoured: names of
+    fields accepted in spite of read_options(), because the caller reads them. Return the engine
+    request, the answer's options, and a function to make the parser of one answer."""
     check_account_fields(fields)
     salt = prompt_salt(request, fields)
     rendered = render_chat(fields, model.codec, open_answer=opens_answer(fields), salt=salt)
@@ -328,8 +334,9 @@ def read_chat_request(
 
 
 def opens_answer(fields: RequestFields) -> bool:
-    """Return True if the prompt ends with the template's beginning of an answer. Default: True,
-    unless the request sets `continue_final_message`."""
+    """Return True if the prompt ends with the template's opening of an assistant turn.
+    `add_generation_prompt` decides. Without it, return True unless the request sets
+    `continue_final_message`."""
     if fields.get("add_generation_prompt") is None:
         return not fields.flag("continue_final_message")
     return fields.flag("add_generation_prompt")
@@ -338,8 +345,8 @@ def opens_answer(fields: RequestFields) -> bool:
 def render_chat(
     fields: RequestFields, codec: TextCodec, *, open_answer: bool, salt: bytes
 ) -> RenderedPrompt:
-    """Render `messages` and `tools` with the checkpoint's template. salt: cache salt of the
-    prompt."""
+    """Render `messages` and `tools` with the checkpoint's chat template. open_answer: end the
+    prompt with the opening of an assistant turn. salt: cache salt of the prompt."""
     messages, renderer = read_chat_messages(fields), ChatRenderer(codec)
     goes_on = fields.flag("continue_final_message")
     if goes_on:
@@ -355,7 +362,9 @@ def render_chat(
 
 
 def _check_goes_on(messages: Sequence[ChatMessage], open_answer: bool) -> None:
-    """Raise InvalidField if the answer cannot continue the last message."""
+    """Raise InvalidField if the model cannot continue the last message for
+    `continue_final_message`. open_answer: the prompt would end with the opening of a new assistant
+    turn."""
     field = "continue_final_message"
     if open_answer:
         raise InvalidField(field, "needs add_generation_prompt: false")
@@ -364,8 +373,9 @@ def _check_goes_on(messages: Sequence[ChatMessage], open_answer: bool) -> None:
 
 
 def _prediction(fields: RequestFields, codec: TextCodec) -> Tokens:
-    """Return the tokens of the request's predicted answer; empty without a prediction. The engine
-    may draft from them. They never change the answer's tokens. Raises InvalidRequest."""
+    """Return the tokens of the request's `prediction`, the expected answer. Return an empty array
+    without a prediction. The engine may propose draft tokens from it. A prediction never changes
+    the answer's tokens. Raises InvalidRequest."""
     if fields.get("prediction") is None:
         return np.empty(0, dtype=np.int32)
     given = fields.fields("prediction")

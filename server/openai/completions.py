@@ -1,7 +1,7 @@
-"""POST /v1/completions: reads a completion request, and writes its answer in OpenAI's shape.
+"""POST /v1/completions: reader of a completion request, and writer of its answer in OpenAI's shape.
 
-CompletionReply owns the answer so far: text and logprobs, the prompt's before it on request. It has
-no part in HTTP. One answer, one thread.
+CompletionReply owns the answer so far: text and logprobs, after the prompt's own if the request
+sets `echo`. It sends nothing over HTTP itself. One answer, one thread.
 """
 
 from collections.abc import Sequence
@@ -47,9 +47,10 @@ from .token_details import (
 
 @dataclass(frozen=True)
 class ShownFields:
-    """Fields shown in a completion's choices beside the answers. echo: show the prompt. logprobs:
-    number of likeliest tokens shown with each token's logprob; None: no logprobs. prompt_logprobs:
-    the same for the prompt's tokens, in vLLM's shape."""
+    """The request's options for the content of a choice. echo: show the prompt before the answer.
+    logprobs: number of likeliest tokens shown with each token's logprob; None: show no logprobs.
+    prompt_logprobs: number of likeliest tokens shown at each position of the prompt, in vLLM's
+    shape; None: show no logprobs of the prompt."""
 
     echo: bool
     logprobs: int | None
@@ -57,8 +58,8 @@ class ShownFields:
 
     @property
     def scored_top(self) -> int | None:
-        """Return the number of likeliest tokens needed at each position of the prompt. None: do not
-        score the prompt."""
+        """Return the number of likeliest tokens the engine reports at each position of the prompt.
+        Return None if the prompt is not scored."""
         echoed = self.logprobs if self.echo else None
         asked = [top for top in (echoed, self.prompt_logprobs) if top is not None]
         return max(asked, default=None)
@@ -72,7 +73,8 @@ _HONOURED = frozenset({"n", "best_of", "echo", "prompt_logprobs", *SHOWN_IDS})
 
 
 def read_completion(model: ServedModel, request: web.Request, fields: RequestFields) -> AskedReply:
-    """Read a completion request, on any thread."""
+    """Read a completion request on any thread. Return its engine requests, options and reply
+    choices, for all its prompts."""
     name_unknown(model, request, fields, OF_COMPLETIONS)
     check_account_fields(fields)
     prompts = read_prompts(fields, model.codec)
@@ -133,8 +135,8 @@ def _thoughts(
     prompts: Sequence["AskedPrompt"],
     codec: TextCodec,
 ) -> list[Thinking]:
-    """Return each answer's thinking state, if a grammar or a budget depends on it. Otherwise return
-    NEVER for all."""
+    """Return the thinking state of the answer to each prompt. Return NEVER for all if the request
+    has neither a grammar nor a thinking budget, because only these depend on the state."""
     if asked is None and budget is None:
         return [Thinking.NEVER] * len(prompts)
     return [thinking_at_end(prompt.tokens, codec) for prompt in prompts]
@@ -157,15 +159,16 @@ def _read_shown(fields: RequestFields, top: int) -> ShownFields:
 
 @dataclass(frozen=True)
 class AskedPrompt:
-    """text: the prompt's text; None if the request gave token ids."""
+    """One prompt of a completion request. tokens: its token ids, int32 [T]. text: its text; None if
+    the request gave token ids."""
 
     tokens: Tokens
     text: str | None
 
 
 def read_prompts(fields: RequestFields, codec: TextCodec) -> list[AskedPrompt]:
-    """Return the prompts: one string, one list of token ids, or a list of strings and of lists of
-    token ids. Raises InvalidField."""
+    """Return the prompts of the field `prompt`: a string, a list of token ids, or a list of such
+    strings and lists. Raises InvalidField."""
     prompt = fields.get("prompt")
     if not isinstance(prompt, list):
         return [_of_text(prompt, codec)]
@@ -184,7 +187,8 @@ def read_prompts(fields: RequestFields, codec: TextCodec) -> list[AskedPrompt]:
 
 
 def read_prompt(fields: RequestFields, codec: TextCodec) -> Tokens:
-    """Return the tokens of the only prompt, int32 [T]. Raises InvalidField for several prompts."""
+    """Return the token ids of the only prompt, int32 [T]. Raises InvalidField if the request has
+    several prompts."""
     prompts = read_prompts(fields, codec)
     if len(prompts) != 1:
         raise InvalidField("prompt", "must be one string or one list of token ids")
@@ -219,9 +223,10 @@ class CompletionReply:
         *,
         streamed: bool,
     ) -> None:
-        """names: rule for naming tokens in logprobs. index: number of the choice. prompt_text: None
-        if the request gave token ids. prompt: receives the scores if the prompt is scored.
-        streamed: keep nothing for `whole`, to bound the memory."""
+        """names: rule for naming tokens in logprobs. index: index of the choice in the reply.
+        shown: options for the content of the choice. prompt_text: the prompt's text; None if the
+        request gave token ids. prompt: the prompt's tokens, and their scores if the engine scores
+        it. streamed: keep no text for `whole()`, to bound the memory."""
         self.head = head
         self._index = index
         self._text = TextChoice(self._choice)
@@ -255,12 +260,13 @@ class CompletionReply:
 
     @property
     def _plain(self) -> TextChoice | None:
-        """Return the value of ReplyShape's `plain` after the prompt is written."""
+        """Return the value of `plain` (see ReplyShape) once an echoed prompt is written: the text's
+        choice for a stream without logprobs, otherwise None."""
         return self._text if self.is_streamed and self._shown.logprobs is None else None
 
     def _begin(self) -> list[bytes]:
-        """Return the prompt's choices once, before anything of the answer. Its scores have arrived
-        by then."""
+        """Return the choice with the echoed prompt, on the first call only. Return an empty list if
+        the prompt is not echoed. The prompt's scores arrive before any token of the answer."""
         if self._begun or not self._shown.echo:
             return []
         self._begun = True
@@ -283,21 +289,23 @@ class CompletionReply:
         return "" if tokenizer is None else tokenizer.decode(self._prompt.tokens.tolist())
 
     def _columns(self) -> LogprobColumns:
-        """Return those of the next tokens: the reply's, or fresh ones for a stream's event."""
+        """Return the logprob columns for the next tokens: the whole reply's, or new ones for the
+        next event of a stream."""
         return LogprobColumns() if self.is_streamed else self._logprobs
 
     def _add(
         self, columns: LogprobColumns, token: int, logprob: float | None, top: TopLogprobs
     ) -> None:
-        """Add the next token with its logprob and the likeliest tokens at its position. The first
-        token of a prompt has no logprob."""
+        """Add one token with its logprob and the likeliest tokens at its position to `columns`.
+        logprob: None for the first token of a prompt."""
         shown = None if logprob is None else json_logprob(logprob)
         alternatives = None if logprob is None else self._alternatives(token, logprob, top)
         columns.add(self._names.name(token), shown, alternatives, self._offset)
         self._offset += len(self._names.text(token))
 
     def _with_logprobs(self, text: str, columns: LogprobColumns) -> bytes:
-        """Return a stream's choice. A whole reply has no use for it."""
+        """Return a stream's choice as JSON, with its text and logprobs. Return empty bytes for a
+        reply without streaming."""
         if not self.is_streamed:
             return b""
         return msgspec.json.encode({**self._choice(text), "logprobs": columns.json()})
@@ -326,11 +334,12 @@ class CompletionReply:
         return {}
 
     def reasoning_tokens(self, ending: Ending) -> None:
-        """Return None, because a completion has no separate reasoning."""
+        """Return None, because completions do not separate reasoning from other text."""
 
     def _alternatives(self, token: int, logprob: float, top: TopLogprobs) -> dict[str, float]:
-        """Return the logprobs by token name. The token itself is added, so there may be one more
-        than requested. OpenAI does the same."""
+        """Return the logprobs of the likeliest tokens at one position, by token name. The chosen
+        token is added, so the result may have one entry more than requested. OpenAI does the
+        same."""
         return {
             self._names.name(alternative): json_logprob(found)
             for alternative, found in reversed((*top, (token, logprob)))

@@ -1,7 +1,7 @@
-"""The common part of chats and completions over HTTP: the served model, and the way from a prompt
+"""The common part of chats and completions over HTTP: the served model, and the steps from a prompt
 to a reply.
 
-Has no part in chat messages or JSON shapes. One event loop's thread.
+Depends neither on chat messages nor on JSON shapes of replies. One event loop's thread.
 """
 
 import hashlib
@@ -48,12 +48,13 @@ from .token_details import ScoredPrompt, TokenIds, prompt_ids, wants_hit
 log = logging.getLogger(__name__)
 
 _MOST = 8
-"""Largest number of names in an answer's header."""
+"""Largest number of field names in the header for unknown fields."""
 _LONGEST = 64
 
 
 def shown_names(names: Sequence[str]) -> str:
-    """Return some of the names, as one text. Only short ASCII identifiers are included."""
+    """Return names joined by commas, for a header and the log. Only the first few short ASCII
+    identifiers are included. Return "?" if there is none."""
     plain = [name for name in names if name.isidentifier() and name.isascii()]
     return ", ".join(name for name in plain[:_MOST] if len(name) <= _LONGEST) or "?"
 
@@ -62,24 +63,26 @@ Result = TypeVar("Result")
 
 UNKNOWN_HEADER = "x-tasuki-unknown-fields"
 SESSION_KEY = "x-session-id"
-"""Name of a header, or of a field of `metadata`."""
+"""Name of the conversation's id, as an HTTP header or as a field of `metadata`."""
 IGNORED_FORMATS_HEADER = "x-tasuki-ignored-formats"
 ANY_NAME = "*"
 # Every event of a stream repeats the model name of its request.
 MAX_NAME = 256
 _PROMPTS = ("messages", "prompt", "input")
 _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-"""Fields for the number of new tokens, in the order of preference."""
+"""Request fields for the largest number of new tokens. The first one given is named in errors."""
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """max_tokens: limit for prompt and answer together, set by the model and the arena.
-    sampling_defaults: sampling for requests without those fields. stop_place: search range of stop
-    strings in chats and Messages. hides_unasked_thinking: Messages without a thinking request get
-    no thinking. aliases: further names accepted from clients; ANY_NAME accepts any name.
-    whole_calls: option of AnswerParser. held: memory held by the requests of all routes.
-    strict_fields: reject unknown fields of chats and completions."""
+    """The model served by the HTTP routes, and their options. created: Unix time in seconds.
+    max_tokens: limit for prompt and answer together, set by the model and the arena.
+    sampling_defaults: values for sampling fields absent in a request. stop_place: part of an answer
+    searched for stop strings in chats and Messages. hides_unasked_thinking: disable thinking in
+    Messages requests without the field `thinking`. aliases: further model names accepted from
+    clients; ANY_NAME accepts any name. whole_calls: hold back a tool call until it is complete.
+    held: bytes of memory held by the requests of all routes. strict_fields: reject unknown fields
+    of chats and completions."""
 
     name: str
     created: int
@@ -95,12 +98,13 @@ class ServedModel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names for listing."""
+        """Return the model names for GET /v1/models: the own name, and the aliases except
+        ANY_NAME."""
         return (self.name, *(alias for alias in self.aliases if alias != ANY_NAME))
 
     def named(self, asked: str | None) -> str:
-        """Return the model name for the answer: the requested name, or the model's own name without
-        one. Raises HttpRefusal for a name not served."""
+        """Return the model name for the reply: the requested name, or the own name if the request
+        has none. Raises HttpRefusal for a name this node does not serve."""
         if asked is None:
             return self.name
         if asked in self.names or (ANY_NAME in self.aliases and len(asked) <= MAX_NAME):
@@ -117,7 +121,8 @@ class ServedModel:
         stops: StopRule = NO_STOPS,
         thinking_tokens: int | None = None,
     ) -> AnswerParser:
-        """Return the parser of one answer. All arguments except thinking are AnswerParser's."""
+        """Return the parser of one answer. thinking: thinking state at the end of the prompt. The
+        other arguments are those of AnswerParser."""
         return AnswerParser(
             thinking,
             tools,
@@ -128,18 +133,18 @@ class ServedModel:
         )
 
     def hold(self, request: web.Request) -> AbstractContextManager[Hold]:
-        """Return a counter for the memory held by the request. The counter starts at zero and ends
-        with its `with` block."""
+        """Return a context manager to count the bytes of memory held by the request. The count
+        starts at zero and ends with the `with` block."""
         return self.held.hold(http_caller(request))
 
     async def read(
         self, request: web.Request, hold: Hold, read: Callable[[RequestFields], Result]
     ) -> Result:
-        """Return the result of `read` for the body's JSON object. `read` runs on one of the codec's
-        threads. Its exceptions are raised here.
+        """Read the body of an HTTP request. Return the result of `read` for its JSON object. `read`
+        runs on one of the codec's threads. Its exceptions are raised here.
 
-        The hold then has the body's size, until the caller sets the size of the result. Raises
-        HttpRefusal, InvalidRequest, Busy.
+        hold: counts the body's bytes from now on, until the caller sets the size of the result.
+        Raises HttpRefusal, InvalidRequest, Busy.
         """
         check_is_json(request)
         body = await read_body(request, hold)
@@ -157,8 +162,9 @@ class ServedModel:
         body: bytearray,
         read: Callable[[RequestFields], Result],
     ) -> Result:
-        """Return the result of `read` for an arrived body, like read(), but accept any model name.
-        Empties `body`. hold: has the body's size."""
+        """Return the result of `read` for a body already received, without a check of its model
+        name. Empties `body`. `read` runs on one of the codec's threads. hold: counts the body's
+        bytes."""
 
         def work() -> Result:
             return read(read_fields(body))
@@ -180,8 +186,9 @@ def read_submit(
     place: int = 0,
     prompt_logprobs: int | None = None,
 ) -> Submit:
-    """Return the engine's request for one prompt. place: index of the prompt in the request.
-    prompt_logprobs: value for the Submit. Affinity hints are checked, then left to gateways. No
+    """Return the engine request for one prompt. place: index of the prompt among the request's
+    prompts. prompt_logprobs: number of likeliest tokens reported at each position of the prompt;
+    None: do not score it. Routing hints of the request are checked, and used only by gateways. No
     answer depends on them. Raises InvalidRequest, PromptTooLong, PermissionDenied."""
     if not len(prompt.tokens):
         raise InvalidField("prompt", "is empty: send at least one token")
@@ -212,8 +219,9 @@ def read_submit(
 def name_unknown(
     model: ServedModel, request: web.Request, fields: RequestFields, known: Collection[str]
 ) -> None:
-    """Report unknown fields in the answer's header and in the log. Unknown fields do not change the
-    answer. Raises InvalidField if the model is strict about them."""
+    """Report the request's fields outside `known` in a header of the reply and in the log. They do
+    not change the answer. Raises InvalidField for such a field if the model is set to
+    `strict_fields`."""
     if model.strict_fields:
         fields.refuse_unknown(known)
     names = fields.unknown(known)
@@ -225,24 +233,24 @@ def name_unknown(
 
 
 def shown_prompts(fields: RequestFields, submits: Sequence[Submit]) -> list[msgspec.Raw] | None:
-    """Return the token ids of each prompt as JSON, or None if the request does not ask for them.
-    Raises InvalidField."""
+    """Return the token ids of each prompt as JSON, for the reply. Return None if the request does
+    not set `return_token_ids`. Raises InvalidField."""
     if not fields.flag("return_token_ids"):
         return None
     return [prompt_ids(submit.prompt) for submit in submits]
 
 
 def prompt_salt(request: web.Request, fields: RequestFields) -> bytes:
-    """Return the cache salt. Only prompts with equal salts share cached prefixes. Raises
-    InvalidRequest, PermissionDenied."""
+    """Return the cache salt made from the tenant and the request's `cache_salt`. Only prompts with
+    equal salts share cached prefixes. Raises InvalidRequest, PermissionDenied."""
     tenant = http_request_context(request).tenant
     return salt_of(tenant, (fields.text("cache_salt") or "").encode())
 
 
 def _session(request: web.Request, fields: RequestFields, tenant: str | None) -> str | None:
-    """Return a hashed name of the conversation for operators. Equal names mean the same
-    conversation, but the client's text stays hidden. Tenants never share a name. Preference: the
-    header, the field of `metadata`, `prompt_cache_key`."""
+    """Return a hash of the conversation's id, for operators; None without an id. Equal hashes mean
+    the same conversation. The client's id stays hidden, and tenants never share a hash. The id is
+    the first given of: the header, the field of `metadata`, `prompt_cache_key`."""
     key = fields.text("prompt_cache_key")
     in_body = fields.fields("metadata").text(SESSION_KEY)
     named = request.headers.get(SESSION_KEY) or in_body or key
@@ -255,10 +263,11 @@ def _session(request: web.Request, fields: RequestFields, tenant: str | None) ->
 
 @dataclass(frozen=True)
 class AskedReply:
-    """A parsed request: prompts, and the shape of each choice, grouped by prompt in order. A prompt
-    has one or more choices. scored: receiver of each prompt's scores; None if the prompt is not
-    scored. kept_bytes: memory held by these until the reply ends. prompt_ids: each prompt's ids as
-    JSON, if the reply shows token ids."""
+    """A parsed request, its engine requests, and the choices of its reply. submits: one engine
+    request for each prompt. shapes: one for each choice, all choices of a prompt together, in the
+    order of the prompts. scored: receiver of each prompt's scores; None for a prompt without
+    scores. kept_bytes: bytes of memory held by all these until the reply ends. prompt_ids: token
+    ids of each prompt as JSON; None if the reply shows no token ids."""
 
     submits: Sequence[Submit]
     options: AnswerOptions
@@ -268,7 +277,8 @@ class AskedReply:
     prompt_ids: Sequence[msgspec.Raw] | None = None
 
     def token_ids(self) -> list[TokenIds] | None:
-        """Return the token ids of each choice, or None if the reply does not show them."""
+        """Return the collector of token ids for each choice, or None if the reply does not show
+        token ids."""
         if self.prompt_ids is None:
             return None
         choices, streamed = self.options.choices, self.options.stream
@@ -282,8 +292,8 @@ ReadRequest = Callable[[ServedModel, web.Request, RequestFields], AskedReply]
 def answering(
     engine: Answering, model: ServedModel, read: ReadRequest
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    """Return the handler of a route. `read` parses the request. The reply is the engine's answer as
-    text, whole or as a stream of events."""
+    """Return the HTTP handler of a route. `read` parses the request. The handler sends the engine's
+    answer as one JSON body or as a stream of events."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         with model.hold(request) as hold:
@@ -315,7 +325,8 @@ async def answer_with(
     options: AnswerOptions,
     writer: AnswerWriter,
 ) -> web.StreamResponse:
-    """Return the writer's reply to the engine's answer, whole or as a stream of events."""
+    """Send the request to the engine, and its answer to the client, as one JSON body or as a stream
+    of events. writer: writes the answer in the API's shape."""
     return await answer_all(engine, model, request, hold, [submit], options, [writer], [None])
 
 
@@ -329,7 +340,9 @@ async def answer_all(
     writers: Sequence[AnswerWriter],
     scored: Sequence[ScoredPrompt | None],
 ) -> web.StreamResponse:
-    """Return one reply with the choices of several prompts. scored: field of AskedReply."""
+    """Send all prompts of a request to the engine, and one reply with all choices to the client.
+    submits: one engine request for each prompt. writers: one for each choice. scored: receiver of
+    each prompt's scores; None for a prompt without scores."""
     request_context = http_request_context(request)
     choices = await asked_choices(engine, model, request, hold, submits, options, writers)
     # Writing thousands of scores would hold the loop for too long.
@@ -351,8 +364,8 @@ async def asked_choices(
     options: AnswerOptions,
     writers: Sequence[AnswerWriter],
 ) -> list[Choice]:
-    """Return the choices of a reply, in the order of the writers. Raises InvalidRequest if their
-    grammar cannot be followed."""
+    """Return the choices of a reply, in the order of `writers`: each decodes the text of one answer
+    for its writer. Raises InvalidRequest if the answers' grammar cannot be compiled."""
     request_context = http_request_context(request)
     codec = model.codec
     await check_followable(options.asked, codec, request_context.line)

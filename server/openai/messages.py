@@ -1,4 +1,5 @@
-"""Reader for the template's part of a chat request: `messages`, `tools`, and variables.
+"""Reader of a chat request's fields for the chat template: `messages`, `tools`, and template
+variables.
 
 Pure functions. An error names the position of the wrong value.
 
@@ -38,8 +39,8 @@ NameOf = Callable[[Mapping[str, Any]], str | None]
 
 
 def read_template_variables(fields: RequestFields) -> dict[str, Any]:
-    """Return the template variables by name. A value in `chat_template_kwargs` overrides a field of
-    the same name."""
+    """Return the chat template's variables by name. A value in `chat_template_kwargs` overrides a
+    request field of the same name."""
     variables = _of_thinking(fields)
     for name in _FLAGS:
         if fields.get(name) is not None:
@@ -60,8 +61,8 @@ def read_template_variables(fields: RequestFields) -> dict[str, Any]:
 
 
 def _of_thinking(fields: RequestFields) -> dict[str, Any]:
-    """Return the variables set by the `thinking` object of DeepSeek's, GLM's and Anthropic's APIs.
-    Raises InvalidField."""
+    """Return the template variables set by the request's `thinking` object, in the form of
+    DeepSeek's, GLM's and Anthropic's APIs. Raises InvalidField."""
     thinking = fields.fields("thinking", THINKING)
     kind = thinking.text("type")
     if kind not in THINKING_TYPES:
@@ -76,7 +77,7 @@ def _of_thinking(fields: RequestFields) -> dict[str, Any]:
 
 
 def _effort(fields: RequestFields, variables: dict[str, Any]) -> str | None:
-    """Return the effort of SGLang's `reasoning` object. Write its `enabled` to the variables.
+    """Return the effort word of SGLang's `reasoning` object. Store its `enabled` in `variables`.
     Raises InvalidField."""
     reasoning = fields.fields("reasoning", REASONING)
     if reasoning.get("enabled") is not None:
@@ -103,9 +104,9 @@ _TEXT_OF_PART = {
 def read_chat_messages(
     fields: RequestFields, pictures: PictureReader | None = None
 ) -> list[ChatMessage]:
-    """Return the messages. Templates take one system message, the first. Later system messages join
-    the message before them. pictures: collects the pictures of users and tools; None: refuse
-    them."""
+    """Return the messages of a chat request. Templates take one system message, the first. A later
+    system message is joined to the message before it. pictures: collects the pictures of users
+    and tools; None: refuse them."""
     read = [
         _message(item, f"messages[{index}]", pictures)
         for index, item in enumerate(message_items(fields))
@@ -138,8 +139,8 @@ def _joined(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
 
 
 def read_tools(fields: RequestFields) -> list[dict[str, Any]]:
-    """Return the tool definitions unchanged, each with a type. Return an empty list if tool_choice
-    is "none"."""
+    """Return the request's tool definitions unchanged, but add a missing type. Return an empty list
+    if `tool_choice` is "none"."""
     tools = fields.items("tools", MAX_TOOLS)
     for index, tool in enumerate(tools):
         place = f"tools[{index}]"
@@ -156,12 +157,13 @@ def read_tools(fields: RequestFields) -> list[dict[str, Any]]:
 
 
 def read_offered_tools(fields: RequestFields) -> list[OfferedTool]:
-    """Return the tools of read_tools(), each with its `strict` flag. Raises InvalidField."""
+    """Return the request's tools like read_tools(), each with its `strict` flag. Raises
+    InvalidField."""
     return [OfferedTool(tool, bool(tool["function"].get("strict"))) for tool in read_tools(fields)]
 
 
 def read_tool_choice(fields: RequestFields) -> ToolChoice:
-    """Return the choice of tools. Raises InvalidField."""
+    """Return the calls the model may or must make, from `tool_choice`. Raises InvalidField."""
     choice = fields.get("tool_choice")
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
         allowed = fields.fields("tool_choice").fields("allowed_tools")
@@ -170,8 +172,9 @@ def read_tool_choice(fields: RequestFields) -> ToolChoice:
 
 
 def read_mode(choice: Any, name_of: NameOf, types: str) -> ToolChoice:
-    """Return OpenAI's choice of a mode or of one tool. name_of: returns the tool's name; None: the
-    choice is invalid. types: type of tools, for errors. Raises InvalidField."""
+    """Return OpenAI's `tool_choice`: a mode (such as "auto"), or one tool to call. name_of:
+    function from the choice to the tool's name; its result None means an invalid choice. types:
+    allowed types of tools, for the error's text. Raises InvalidField."""
     if choice in (None, "auto", "none"):
         return ToolChoice()
     if choice == "required":
@@ -187,8 +190,9 @@ def read_mode(choice: Any, name_of: NameOf, types: str) -> ToolChoice:
 
 
 def read_allowed_tools(allowed: RequestFields, place: str, name_of: NameOf) -> ToolChoice:
-    """Return OpenAI's choice among some of the tools. name_of: returns the name of a listed tool;
-    None: the item is invalid. Raises InvalidField."""
+    """Return OpenAI's `tool_choice` of type allowed_tools: the model may call only the listed
+    tools. name_of: function from a listed item to the tool's name; its result None means an invalid
+    item. place: position of the field, for errors. Raises InvalidField."""
     mode = allowed.text("mode")
     if mode not in ("auto", "required"):
         raise InvalidField(f"{place}.mode", "must be auto or required")
@@ -207,7 +211,7 @@ def _function_name(item: Mapping[str, Any]) -> str | None:
 
 
 def parallel_calls(fields: RequestFields) -> bool:
-    """Return True if an answer may hold more than one call."""
+    """Return True if an answer may hold more than one tool call."""
     return fields.flag("parallel_tool_calls", default=True)
 
 
@@ -254,14 +258,16 @@ def _with_pictures(
 
 
 def _reasoning(item: dict[str, Any], place: str) -> str | None:
-    """Return the reasoning, under the common field name or under vLLM's newer one."""
+    """Return the reasoning of an assistant's message, from the common field `reasoning_content` or
+    vLLM's newer `reasoning`."""
     reasoning = optional(item, "reasoning", str, place)
     of_older_name = optional(item, "reasoning_content", str, place)
     return reasoning if of_older_name is None else of_older_name
 
 
 def read_content(content: Any, place: str, *, optional: bool) -> str:
-    """Return the text of a string or of a list of text parts. optional: null counts as empty."""
+    """Return the text of a message's content: a string, or a list of text parts. optional: null
+    counts as an empty text. place: position of the content, for errors."""
     if isinstance(content, str):
         return content
     if content is None and optional:
@@ -272,7 +278,8 @@ def read_content(content: Any, place: str, *, optional: bool) -> str:
 
 
 def _text(part: Any, place: str) -> str:
-    """Return the text of a part. A plain string is a part too, as in vLLM."""
+    """Return the text of one content part. A plain string counts as a part, as in vLLM. place:
+    position of the part, for errors."""
     if isinstance(part, str):
         return part
     kind = part.get("type") if isinstance(part, dict) else None

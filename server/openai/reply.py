@@ -1,6 +1,7 @@
-"""The common part of OpenAI-shaped replies: the head, and the chunks of a stream as events.
+"""The common part of OpenAI-shaped replies: the fields of every reply, and the chunks of a stream
+as server-sent events.
 
-ReplyShape holds the fields of chats and completions. One answer, one thread.
+ReplyShape: the interface of the choices of chats and completions. One answer, one thread.
 
 ChunkEvents encodes only the changing part of each event. Immutable. Invariant: the bytes of an
 event equal `to_json` of its whole body.
@@ -36,16 +37,18 @@ def event(body: dict[str, Any]) -> bytes:
 
 
 def with_fields(choice: bytes, fields: Mapping[str, Any]) -> bytes:
-    """Return the choice, as JSON, with further fields at its end. Their texts are ASCII."""
+    """Return a JSON object with further fields at its end. choice: the object as JSON bytes.
+    fields: the added fields; all their texts are ASCII."""
     return b"%b,%b" % (choice[:-1], msgspec.json.encode(fields)[1:])
 
 
 class TextChoice:
-    """A choice of a chunk. Only its text changes, at one or more positions."""
+    """A stream choice prepared as JSON bytes. Only a text is inserted into it, at one or more
+    positions."""
 
     def __init__(self, choice: BodyOf) -> None:
-        """choice: returns the choice with a given text. REQUIRES: the choice has no other empty
-        string."""
+        """choice: function from a text to the choice's object. REQUIRES: the choice for an empty
+        text has no other empty string."""
         self.around = to_json(choice("")).split(b'""')
 
     def holding(self, text: str) -> bytes:
@@ -53,25 +56,27 @@ class TextChoice:
 
 
 class ChunkEvents:
-    """The events of one stream's chunks, each with one choice."""
+    """Encoder of one stream's events. Each event is a chunk with one choice."""
 
     def __init__(self, before: dict[str, Any], after: dict[str, Any]) -> None:
-        """before, after: a chunk's fields before and after its choices."""
+        """before, after: fields of every chunk before and after its `choices`."""
         self._before = b"data: " + to_json({**before, "choices": []}).removesuffix(b"]}")
         self._after = to_json({"choices": [], **after}).removeprefix(b'{"choices":[') + b"\n\n"
 
     def of(self, choices: Sequence[bytes]) -> bytes:
-        """Return the events. choices: the choice of each event, as JSON."""
+        """Return the events of several chunks, joined. choices: the choice of each chunk, as
+        JSON."""
         return b"".join([b"%b%b%b" % (self._before, choice, self._after) for choice in choices])
 
     def of_each(self, choices: Sequence[bytes], after: Mapping[str, Any]) -> bytes:
-        """Return the events, like `of`, with other fields after the choices. Texts in these fields
-        are ASCII."""
+        """Return the events of several chunks like `of`, with the fields `after` in place of the
+        usual fields after the choices. All texts in these fields are ASCII."""
         fields = b",%b" % msgspec.json.encode(after)[1:] if after else b"}"
         return b"".join([b"%b%b]%b\n\n" % (self._before, one, fields) for one in choices])
 
     def of_text(self, choice: TextChoice) -> Callable[[str], bytes]:
-        """Return a function from a text to the choice's event. It equals `of` at half the cost."""
+        """Return a function from a text to the event of `choice` with the text. It gives the same
+        bytes as `of` at half the cost."""
         around = list(choice.around)
         around[0] = self._before + around[0]
         around[-1] += self._after
@@ -80,23 +85,24 @@ class ChunkEvents:
 
 @dataclass(frozen=True)
 class ReplyHead:
-    """id, model, created: fields of every reply and chunk. created: Unix time in seconds."""
+    """The fields common to a reply and all its chunks. created: Unix time in seconds."""
 
     id: str
     model: str
     created: int = field(default_factory=lambda: int(time.time()))
 
     def fields(self, kind: str) -> dict[str, Any]:
-        """Return the first fields of every reply and of each chunk. kind: value of `object`."""
+        """Return the first fields of a reply or of a chunk. kind: value of the field `object`."""
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
 
 class ReplyShape(Protocol):
-    """The receiver of one answer, in order. `opening`, `push` and `finish` return the choices of
-    one chunk each, as JSON. is_streamed: chunks reach the client. complete: the answer needs no
-    more text. may_complete, keeps: fields of AnswerWriter. plain: a TextChoice, set when every
-    later `push` only fills this choice with its text. Until then, plain is None. prompt_in_choice:
-    the prompt's token ids are in its choice, otherwise in the reply."""
+    """The receiver of one answer, in order, for one choice of a reply. `opening`, `push` and
+    `finish` return choices as JSON, each for one chunk. whole_kind, chunk_kind: value of `object`
+    in a whole reply and in a chunk. is_streamed: chunks reach the client. complete: the answer
+    needs no more text. may_complete, keeps: fields of AnswerWriter. plain: None at first; a
+    TextChoice once every later `push` only fills this choice with its text. prompt_in_choice: True
+    if the prompt's token ids are a field of the choice, False if of the reply."""
 
     head: ReplyHead
     whole_kind: str
@@ -122,24 +128,25 @@ class ReplyShape(Protocol):
     def finish(self, ending: Ending) -> list[bytes]: ...
 
     def whole(self, ending: Ending) -> dict[str, Any]:
-        """Return the only choice of a whole (not streamed) reply. REQUIRES: all pieces were
+        """Return the choice for a reply without streaming. REQUIRES: every piece of the answer was
         pushed."""
         ...
 
     def beside_choices(self) -> dict[str, Any]:
-        """Return further fields of a whole (not streamed) reply. REQUIRES: all pieces were
-        pushed."""
+        """Return further top-level fields for a reply without streaming. REQUIRES: every piece of
+        the answer was pushed."""
         ...
 
     def reasoning_tokens(self, ending: Ending) -> int | None:
-        """Return the number of reasoning tokens; None if such answers have none. REQUIRES: all
-        pieces were pushed."""
+        """Return the answer's number of reasoning tokens, or None for a kind of answer without
+        reasoning. REQUIRES: every piece of the answer was pushed."""
         ...
 
 
 class ChunkedReply:
-    """One reply of one or more choices. Each chunk holds one choice; [DONE] ends a stream. The
-    reply holds no writer, so a long answer is freed with its last writer."""
+    """One reply with one or more choices. Each chunk of a stream holds one choice; the line [DONE]
+    ends the stream. The reply refers to no writer, so the memory of a long answer is freed with its
+    writer."""
 
     def __init__(
         self,
@@ -151,10 +158,11 @@ class ChunkedReply:
         prompt_tokens: Sequence[int] | None = None,
         ids: Sequence[TokenIds] | None = None,
     ) -> None:
-        """shapes: shape of each choice, all with one head. include_usage: a stream ends with a
-        chunk of usage. with_hit: usage explains the hit. choices: number of choices for each
-        prompt; a prompt's tokens count once. prompt_tokens: length of each prompt, if every chunk
-        of a stream has usage. ids: token ids of each choice, if the reply shows them."""
+        """shapes: the choices, all with the same head. include_usage: end a stream with a chunk of
+        `usage`. with_hit: `usage` has the breakdown of the cache hit. choices: number of choices
+        for each prompt; a prompt's tokens count once in `usage`. prompt_tokens: length of each
+        prompt in tokens, if every chunk of a stream has `usage`; else None. ids: collector of token
+        ids for each choice; None if the reply shows no ids."""
         self.head = shapes[0].head
         self._shapes = tuple(shapes)
         self._include_usage = include_usage
@@ -164,10 +172,10 @@ class ChunkedReply:
         self._ids = ids
         self._fields = self.head.fields(shapes[0].chunk_kind)
         self._endings: dict[int, Ending] = {}
-        """Endings of the finished choices, by number."""
+        """Endings of the answers already finished, by index of the choice."""
 
     def writers(self) -> list["ChoiceWriter"]:
-        """Return a writer for each choice."""
+        """Return an AnswerWriter for each choice, in order."""
         after = {"usage": None} if self._include_usage else {}
         chunks = ChunkEvents(self._fields, after)
         prompts, ids = self._prompt_tokens, self._ids
@@ -181,8 +189,8 @@ class ChunkedReply:
         ]
 
     def end(self, number: int, ending: Ending) -> bytes:
-        """Record the end of a choice, and return the bytes after its last chunk. Return no bytes
-        while another choice continues."""
+        """Record the end of choice `number`. Return the bytes ending the stream if no other choice
+        continues; otherwise return no bytes."""
         self._endings[number] = ending
         if len(self._endings) < len(self._shapes):
             return b""
@@ -191,7 +199,7 @@ class ChunkedReply:
         return event({**self._fields, "choices": [], "usage": self._usage()}) + DONE
 
     def whole(self) -> dict[str, Any]:
-        """Return the whole (not streamed) reply. REQUIRES: every choice has ended."""
+        """Return the body of a reply without streaming. REQUIRES: every choice has ended."""
         return {
             **self.head.fields(self._shapes[0].whole_kind),
             "choices": self._whole_choices(),
@@ -201,7 +209,7 @@ class ChunkedReply:
         }
 
     def _whole_choices(self) -> list[dict[str, Any]]:
-        """Return all choices of a whole reply. REQUIRES: every choice has ended."""
+        """Return the choices for a reply without streaming. REQUIRES: every choice has ended."""
         choices = [shape.whole(ending) for shape, ending in self._ended()]
         for choice, shape, ids in zip(choices, self._shapes, self._ids or (), strict=False):
             choice.update(ids.of_answer())
@@ -210,18 +218,18 @@ class ChunkedReply:
         return choices
 
     def _prompt_ids(self) -> dict[str, Any]:
-        """Return the prompt's ids as a field of the whole reply. Return no field if the choices
-        have them or if they are not shown."""
+        """Return the prompt's token ids as a top-level field of the reply. Return no field if each
+        choice has them, or if the reply shows no ids."""
         if self._ids is None or self._shapes[0].prompt_in_choice:
             return {}
         return self._ids[0].of_prompt()
 
     def _ended(self) -> list[tuple[ReplyShape, Ending]]:
-        """Return each choice's shape and ending. REQUIRES: every choice has ended."""
+        """Return each choice with the ending of its answer. REQUIRES: every choice has ended."""
         return [(shape, self._endings[number]) for number, shape in enumerate(self._shapes)]
 
     def _usage(self) -> dict[str, Any]:
-        """Return the reply's usage. REQUIRES: every choice has ended."""
+        """Return the `usage` of the whole reply. REQUIRES: every choice has ended."""
         endings = [ending for _, ending in self._ended()]
         thought = [shape.reasoning_tokens(ending) for shape, ending in self._ended()]
         return usage(
@@ -234,7 +242,7 @@ class ChunkedReply:
 
 
 class ChoiceWriter:
-    """An AnswerWriter for one choice of a reply."""
+    """An AnswerWriter for one choice of an OpenAI-shaped reply."""
 
     def __init__(
         self,
@@ -246,8 +254,10 @@ class ChoiceWriter:
         prompt_tokens: int | None = None,
         ids: TokenIds | None = None,
     ) -> None:
-        """after: fields of a chunk after its choices. prompt_tokens: length of the prompt, if each
-        chunk reports the tokens used so far. ids: token ids, if the reply shows them."""
+        """number: index of the choice in the reply. chunks: encoder of the stream's events. after:
+        fields of a chunk after its choices. prompt_tokens: length of the prompt in tokens, if each
+        chunk reports the tokens used so far; else None. ids: collector of token ids; None if the
+        reply shows no ids."""
         self.id = reply.head.id
         self.may_complete = shape.may_complete
         self.keeps = shape.keeps
@@ -259,7 +269,7 @@ class ChoiceWriter:
         self._prompt_tokens = prompt_tokens
         self._ids = ids
         self._shows_prompt = ids is not None
-        """The stream does not have the prompt's ids yet."""
+        """True until the stream has sent the prompt's token ids."""
         self._tokens = 0
         self._plain_event: Callable[[str], bytes] | None = None
 
@@ -306,7 +316,8 @@ class ChoiceWriter:
         )
 
     def _with_ids(self, ids: TokenIds, choice: bytes, after: Mapping[str, Any]) -> bytes:
-        """Return the event of a choice, with the ids since the last one."""
+        """Return the event of a choice, with the token ids added since the previous event. after:
+        fields of the chunk after its choices."""
         in_choice = ids.of_answer()
         beside: dict[str, Any] = {}
         if self._shows_prompt:
@@ -321,5 +332,5 @@ class ChoiceWriter:
         return KEEP_ALIVE_COMMENT
 
     def whole(self) -> dict[str, Any]:
-        """Return the whole reply."""
+        """Return the body of a reply without streaming."""
         return self._reply.whole()

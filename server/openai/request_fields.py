@@ -1,4 +1,5 @@
-"""A JSON request's fields by name and type, or InvalidField with the name and the fix.
+"""Typed access to the fields of a JSON request. An error (InvalidField) names the field and the
+fix.
 
 Pure; any thread. A null field counts as absent, as in OpenAI's clients.
 """
@@ -24,12 +25,12 @@ from tasuki.server.text.json_reading import (
 Value = TypeVar("Value")
 
 _NAMES = {str: "a string", bool: "true or false", list: "a list", dict: "an object"}
-"""Names of JSON types in errors."""
+"""Names of JSON types in error texts, by Python type."""
 
 
 def required(item: Mapping[str, Any], name: str, kind: type[Value], place: str) -> Value:
-    """Return the value with this name and type. place: position of the item in the request. Raises
-    InvalidField with the value's position if the value is absent, null or of another type."""
+    """Return field `name` of an object inside the request. place: position of the object in the
+    request, for errors. Raises InvalidField if the field is absent, null or not of type `kind`."""
     value = item.get(name)
     if not isinstance(value, kind):
         raise InvalidField(f"{place}.{name}", f"must be {_NAMES[kind]}")
@@ -37,7 +38,8 @@ def required(item: Mapping[str, Any], name: str, kind: type[Value], place: str) 
 
 
 def optional(item: Mapping[str, Any], name: str, kind: type[Value], place: str) -> Value | None:
-    """Return the same, or None if the value is absent or null."""
+    """Return field `name` of an object inside the request like required(), or None if it is absent
+    or null."""
     return None if item.get(name) is None else required(item, name, kind, place)
 
 
@@ -46,21 +48,21 @@ class RequestFields:
         self._values = values
 
     def refuse_unknown(self, known: Collection[str]) -> None:
-        """Raise InvalidField for a field not in `known`, because it might change the answer. A null
-        field is accepted."""
+        """Raise InvalidField for a field with a name outside `known`, because it might change the
+        answer. A null field is accepted."""
         for name in self.unknown(known):
             raise InvalidField(f"{name:.80}", "is not known here: leave it out")
 
     def unknown(self, known: Collection[str]) -> list[str]:
-        """Return the names of unknown fields, but for null ones."""
+        """Return the names of all fields outside `known`, except null fields."""
         return [name for name in self._values if name not in known and self.get(name) is not None]
 
     def changed(self, **values: Any) -> "RequestFields":
-        """Return the same fields but for these."""
+        """Return a copy of the fields. `values` replace fields of the same name."""
         return RequestFields({**self._values, **values})
 
     def only(self, *names: str, **values: Any) -> "RequestFields":
-        """Return the fields of these names, and these values beside them."""
+        """Return only the fields with these names, and add the fields `values`."""
         return RequestFields({name: self.get(name) for name in names} | values)
 
     def get(self, name: str) -> Any:
@@ -70,8 +72,9 @@ class RequestFields:
         return self._of(name, str)
 
     def short_text(self, name: str, most: int, place: str | None = None) -> str | None:
-        """Return the field's text. most: limit in characters. place: the field's name in errors;
-        None: `name`. Raises InvalidField if the value is longer or no text."""
+        """Return the text of a field, or None if it is absent. most: limit in characters. place:
+        the field's name in errors; None: `name`. Raises InvalidField if the value is no text, or
+        longer than `most`."""
         value = self.text(name)
         if value is not None:
             _check_length(value, most, place or name)
@@ -82,8 +85,9 @@ class RequestFields:
         return default if found is None else found
 
     def integer(self, name: str) -> int | None:
-        """Return the integer, in [-2^63, 2^63). A float without a fraction is accepted, as in JSON
-        Schema. Some languages write every number as a float (60.0)."""
+        """Return the integer of a field, in [-2^63, 2^63), or None if it is absent. A float such as
+        60.0 is accepted, as in JSON Schema, because some languages write every number as a float.
+        Raises InvalidField."""
         value = self.get(name)
         if value is None:
             return None
@@ -106,20 +110,22 @@ class RequestFields:
         return float(value)
 
     def items(self, name: str, most: int | None = None) -> list[Any]:
-        """Return the items of a list; empty if the field is absent. most: limit; None: no limit.
-        Raises InvalidField above the limit."""
+        """Return the items of a field with a list. Return an empty list if the field is absent.
+        most: allowed number of items; None: no limit. Raises InvalidField for more items, or for no
+        list."""
         found = self._of(name, list) or []
         if most is not None and len(found) > most:
             raise InvalidField(name, f"may hold at most {most}")
         return found
 
     def items_by_name(self, name: str) -> dict[str, Any]:
-        """Return the members of an object; empty if the field is absent."""
+        """Return the members of a field with an object, by name. Return an empty dict if the field
+        is absent."""
         return self._of(name, dict) or {}
 
     def refuse_but(self, name: str, harmless: Sequence[Any]) -> None:
-        """Raise InvalidField unless the field is absent or harmless. harmless: values for the
-        default behaviour."""
+        """Raise InvalidField unless the field is absent or has a harmless value. harmless: values
+        with the same effect as no field."""
         value = self.get(name)
         if value is None or is_among(value, harmless):
             return
@@ -127,8 +133,9 @@ class RequestFields:
         raise InvalidField(name, f"is not supported here: leave it out{instead}")
 
     def fields(self, name: str, served: Collection[str] | None = None) -> "RequestFields":
-        """Return the fields of an object; empty if it is absent. served: allowed names; None: all.
-        Raises InvalidField for another name with a value other than null."""
+        """Return the fields of an object in field `name`. Return no fields if it is absent. served:
+        names allowed in the object; None: all. Raises InvalidField for another name with a value
+        other than null."""
         found = RequestFields(self.items_by_name(name))
         for unserved in () if served is None else found.unknown(served):
             raise InvalidField(f"{name}.{unserved:.80}", "is not supported here: leave it out")
@@ -147,22 +154,23 @@ def _check_length(text: str, most: int, place: str) -> None:
 
 
 def is_among(value: Any, values: Sequence[Any]) -> bool:
-    """Return whether JSON's value is one of these: true is not 1, as it is in Python."""
+    """Return True if a JSON value is one of `values`. True does not equal 1 here, unlike in
+    Python."""
     return any(
         value == each and isinstance(value, bool) == isinstance(each, bool) for each in values
     )
 
 
 def check_is_json(request: web.Request) -> None:
-    """Raise HttpRefusal unless the content type is JSON. A web page cannot send JSON to another
-    origin without the server's permission (CORS)."""
+    """Raise HttpRefusal unless the request's content type is JSON. The check protects against
+    foreign web pages: they cannot send JSON without the server's permission (CORS)."""
     if request.content_type != "application/json":
         raise HttpRefusal(415, "not_json", "send the body with Content-Type: application/json")
 
 
 def read_fields(body: bytearray) -> RequestFields:
-    """Return the fields of a body, a JSON object. Empties `body`, to free it on this thread. Raises
-    InvalidRequest."""
+    """Return the fields of a request's body, a JSON object. Empties `body`, so its memory is freed
+    on this thread. Raises InvalidRequest."""
     try:
         values = _decoded(body)
     finally:
@@ -175,7 +183,8 @@ def read_fields(body: bytearray) -> RequestFields:
 
 
 def _decoded(body: bytearray) -> Any:
-    """Return the decoded JSON. Raises InvalidRequest."""
+    """Return the value of a JSON body. Raises InvalidRequest if it is not JSON or has too many
+    values."""
     if holds_too_many_values(body):
         raise InvalidRequest(f"body holds over {MAX_VALUES} values: send less")
     try:
@@ -186,7 +195,8 @@ def _decoded(body: bytearray) -> Any:
 
 
 def check_account_fields(fields: RequestFields) -> None:
-    """Raise InvalidField if an account field exceeds its limits."""
+    """Raise InvalidField if a field about the client's account (`user`, `metadata` and others) is
+    too long or has too many entries."""
     for name in IDS:
         fields.short_text(name, MAX_ID)
     pairs = fields.items_by_name("metadata")

@@ -1,9 +1,10 @@
-"""The OpenAI-compatible HTTP API over one engine, as routes: answers, models, tokens of a text.
+"""The OpenAI-compatible HTTP routes over one engine: chats, completions, models, and tokens of a
+text.
 
 ModelHandlers: GET /v1/models, the names of the served model.
 
-TokenHandlers: conversion between text and tokens, as in vLLM: POST /tokenize, POST /detokenize, and
-GET /tokenizer_info for clients with their own counting or rendering.
+TokenHandlers: POST /tokenize and POST /detokenize, as in vLLM, and GET /tokenizer_info for clients
+with their own token counting or rendering.
 """
 
 import json
@@ -40,8 +41,8 @@ class ModelHandlers:
         self._model = model
 
     async def list(self, request: web.Request) -> web.Response:
-        """Return one card for each name. Anthropic's clients turn pages with `has_more` and the
-        ids."""
+        """Answer GET /v1/models with one model card for each name of the model. `has_more` and the
+        first and last ids are for the paging of Anthropic's clients."""
         cards = [self._card(name) for name in self._model.names]
         return web.json_response(
             {
@@ -57,8 +58,8 @@ class ModelHandlers:
         return web.json_response(self._card(self._model.named(request.match_info["name"])))
 
     def _card(self, name: str) -> dict[str, Any]:
-        """Return a card with OpenAI's fields, vLLM's fields, and three fields for Anthropic's
-        clients."""
+        """Return a model card as JSON, with OpenAI's fields, vLLM's fields, and three fields for
+        Anthropic's clients."""
         model = self._model
         return {
             "id": name,
@@ -79,15 +80,17 @@ class TokenHandlers:
         self._model = model
 
     async def tokenize(self, request: web.Request) -> web.StreamResponse:
-        """Return the tokens of `prompt` (as in completions) or of `messages` (as in chats)."""
+        """Answer POST /tokenize with the token ids of `prompt` (as in completions) or of `messages`
+        (as in chats)."""
         return await self._answer(request, partial(tokenized, self._model, request))
 
     async def detokenize(self, request: web.Request) -> web.StreamResponse:
-        """Return the text of `tokens`, a list of ids. Special tokens are written by name."""
+        """Answer POST /detokenize with the text of `tokens`, a list of token ids. Special tokens
+        are written by name."""
         return await self._answer(request, partial(detokenized, self._model.codec))
 
     async def info(self, request: web.Request) -> web.Response:
-        """Return the checkpoint's special tokens and its chat template."""
+        """Answer GET /tokenizer_info with the checkpoint's special tokens and its chat template."""
         codec = self._model.codec
         codec.require_tokenizer()
         template = codec.template
@@ -109,8 +112,8 @@ class TokenHandlers:
 
 
 def tokenized(model: ServedModel, request: web.Request, fields: RequestFields) -> bytes:
-    """Return the reply of POST /tokenize. On any thread: half a million token ids take longer to
-    write than the loop may be held."""
+    """Return the JSON body of the reply to POST /tokenize. On any thread but the event loop's:
+    writing half a million token ids would block the loop for too long."""
     tokens = _tokens(model.codec, request, fields).tolist()
     named = _names_of(tokens, model.codec) if fields.flag("return_token_strs") else None
     reply = {"count": len(tokens), "max_model_len": model.max_tokens, "tokens": tokens}
@@ -125,7 +128,7 @@ def _tokens(codec: TextCodec, request: web.Request, fields: RequestFields) -> To
 
 
 def detokenized(codec: TextCodec, fields: RequestFields) -> bytes:
-    """Return the reply of POST /detokenize. On any thread."""
+    """Return the JSON body of the reply to POST /detokenize. On any thread."""
     tokenizer = codec.require_tokenizer()
     if fields.get("tokens") is None:
         raise InvalidField("tokens", "is missing: send a list of token ids")
@@ -145,14 +148,15 @@ def detokenized(codec: TextCodec, fields: RequestFields) -> bytes:
 
 
 def _names_of(tokens: list[int], codec: TextCodec) -> list[str]:
-    """Return the tokens as the vocabulary names them, as vLLM does."""
+    """Return the name of each token in the vocabulary's own spelling, as in vLLM."""
     tokenizer = codec.require_tokenizer()
     special = tokenizer.special_names
     return [special.get(token) or name_of_bytes(tokenizer.token_bytes(token)) for token in tokens]
 
 
 def _names(tokenizer: Tokenizer) -> dict[int, bytes]:
-    """Return the names of special tokens. These tokens add nothing to an answer's text."""
+    """Return the names of special tokens as bytes, by token id. Detokenizing an answer leaves these
+    tokens out."""
     return {token: name.encode() for token, name in tokenizer.special_names.items()}
 
 
@@ -177,8 +181,9 @@ def openai_routes(engine: Answering, model: ServedModel) -> list[web.RouteDef]:
 def served_model(
     folder: str, config: ServerConfig, max_tokens: int, codec: TextCodec
 ) -> ServedModel:
-    """Return the served model. folder: checkpoint folder, and source of the name if the config sets
-    none. max_tokens: limit for prompt and answer together. Raises GenerationConfigError."""
+    """Return the model served by the HTTP routes. folder: checkpoint folder; also the source of the
+    name if the config has none. max_tokens: limit for prompt and answer together. Raises
+    GenerationConfigError."""
     name, *aliases = config.model_names(Path(folder))
     return ServedModel(
         name=name,

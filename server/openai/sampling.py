@@ -1,16 +1,17 @@
-"""The options of an OpenAI-shaped request: sampling, stops, streaming, format, and their defaults.
+"""Options of an OpenAI-shaped request: sampling, stop strings, streaming, grammar; and their
+defaults.
 
 Pure functions. An unsupported field is rejected if it would change the answer. Fields about
 accounts, storage and routing are ignored. Fields unknown to every server of this API are ignored
 too, as in vLLM.
 
-SamplingDefaults: the sampling for requests without those fields. It comes from the checkpoint's
-generation_config.json, as in vLLM, or from OpenAI's defaults. Owns the choice between them.
+SamplingDefaults: values for sampling fields absent in a request. They come from the checkpoint's
+generation_config.json, as in vLLM, or are OpenAI's defaults. Owns the choice between the two.
 Immutable; read once, before a node serves.
 
-read_answer_format(): the grammar of an answer. Fields: `response_format`, vLLM's
-`structured_outputs` and its older guided fields, SGLang's json_schema, regex, ebnf, structural_tag.
-Only one of these fields may be given. An error names the position of the wrong value.
+read_answer_format(): the grammar of an answer. Its fields are `response_format`, vLLM's
+`structured_outputs` and older guided fields, and SGLang's json_schema, regex, ebnf, structural_tag.
+A request may give only one of these fields. An error names the position of the wrong value.
 """
 
 import json
@@ -87,7 +88,8 @@ _FIELDS: Mapping[str, _Read] = {
 
 
 def read_answer_format(fields: RequestFields) -> AskedGrammar | None:
-    """Return the grammar of the answer; None if any text is allowed. Raises InvalidField."""
+    """Return the grammar required by the request for its answer; None if any text is allowed.
+    Raises InvalidField."""
     found = [
         _of_response_format(fields),
         _of_structured_outputs(fields),
@@ -105,9 +107,9 @@ def read_format(
     schema: Any,
     types: str = "text, json_object or json_schema",
 ) -> AskedGrammar | None:
-    """Return the grammar of OpenAI's format object. schema: the schema of type json_schema. Type
-    json_object may have a schema too, as sent by llama.cpp's clients. types: the known types, for
-    errors. Raises InvalidField."""
+    """Return the grammar of OpenAI's format object, or None for type text. form: fields of the
+    object. schema: JSON schema for type json_schema; also for json_object, as sent by llama.cpp's
+    clients. types: allowed types, for the error's text. Raises InvalidField."""
     kind = form.text("type")
     if kind == "text":
         return None
@@ -151,7 +153,8 @@ def _of_structured_outputs(fields: RequestFields) -> AskedGrammar | None:
 
 
 def _given(fields: RequestFields, name: str) -> bool:
-    """Return True if the field is given. An empty guided_choice counts as absent."""
+    """Return True if the request gives grammar field `name`. An empty guided_choice counts as
+    absent."""
     value = fields.get(name)
     return value is not None and not (name == "guided_choice" and value == [])
 
@@ -162,14 +165,15 @@ FILE = "generation_config.json"
 
 
 class GenerationConfigError(ValueError):
-    """generation_config.json cannot be used. The message names the file, the field and the fix."""
+    """Error for an unusable generation_config.json. The message names the file, the field and the
+    fix."""
 
 
 @dataclass(frozen=True)
 class SamplingDefaults:
-    """The sampling for HTTP requests without those fields. Fields are those of SamplingParams.
+    """Values for the sampling fields absent in an HTTP request. Fields are those of SamplingParams.
     max_new_tokens: limit for every answer, as in vLLM; None: no limit. Raises ValueError for a
-    value no request could send. The error begins with the field's name."""
+    value no request may send. The error's text begins with the field's name."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -184,13 +188,14 @@ class SamplingDefaults:
         SamplingParams(**asdict(self) | {"max_new_tokens": self.max_new_tokens or 1})
 
     def bounded(self, new_tokens: int) -> int:
-        """Return the number of new tokens, limited to max_new_tokens."""
+        """Return the smaller of `new_tokens` and `max_new_tokens`."""
         return new_tokens if self.max_new_tokens is None else min(new_tokens, self.max_new_tokens)
 
     @staticmethod
     def load(choice: str, model: Path) -> "SamplingDefaults":
-        """Return the defaults. choice: `auto` (the file of the checkpoint folder `model`, if any),
-        `vllm` (OpenAI's defaults), or a folder with the file. Raises GenerationConfigError."""
+        """Return the sampling defaults. choice: `auto` for generation_config.json of the checkpoint
+        folder `model`, if it exists; `vllm` for OpenAI's defaults; otherwise a folder with the
+        file. Raises GenerationConfigError."""
         if choice == NONE:
             return OPENAI_DEFAULTS
         path = (model if choice == CHECKPOINT else Path(choice)) / FILE
@@ -213,12 +218,12 @@ class SamplingDefaults:
             )
         except ValueError as error:
             raise GenerationConfigError(
-                f"{path}: {error}; mend it, or pass --generation-config {NONE}"
+                f"{path}: {error}; fix it, or pass --generation-config {NONE}"
             ) from error
 
 
 OPENAI_DEFAULTS = SamplingDefaults()
-"""Defaults for OpenAI's clients. gRPC's defaults are greedy."""
+"""Sampling defaults of OpenAI's API. Defaults over gRPC are greedy instead."""
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -247,12 +252,13 @@ def _number(values: dict[str, Any], name: str, default: float) -> float:
 
 _UNBOUNDED = -1
 SHOWN_IDS = frozenset({"return_token_ids", "return_tokens_as_token_ids"})
-"""vLLM's fields for showing token ids in replies."""
+"""vLLM's request fields to show token ids in replies."""
 
 
 @dataclass(frozen=True)
 class AskedThinking:
-    """field: name of the request's field. tokens: largest number of thinking tokens."""
+    """A request's limit of thinking tokens. field: name of the request field with the limit, for
+    errors. tokens: largest number of thinking tokens."""
 
     field: str
     tokens: int
@@ -260,11 +266,11 @@ class AskedThinking:
 
 @dataclass(frozen=True)
 class AnswerOptions:
-    """stop_is_kept: keep the stop string at the end of the answer's text. include_usage: a stream
-    ends with a chunk of usage. continuous_usage: the other chunks have usage too. choices: number
-    of answers to each prompt. asked: the requested grammar, not yet checked. names_special: write
-    special tokens by name in the answer's text. thinking: limit of thinking tokens, and the field
-    with it; None: no limit."""
+    """The options of a request's answers. stops: stop strings. stop_is_kept: keep the stop string
+    at the end of the answer's text. stream: send events. include_usage: end a stream with a chunk
+    of `usage`. continuous_usage: the other chunks have `usage` too. choices: number of answers to
+    each prompt. asked: the requested grammar, not yet compiled. names_special: write special tokens
+    by name in the answer's text. thinking: limit of thinking tokens; None: no limit."""
 
     sampling: SamplingParams
     stops: tuple[str, ...]
@@ -278,8 +284,10 @@ class AnswerOptions:
     thinking: AskedThinking | None = None
 
     def split_stops(self, place: StopPlace, *, is_parsed: bool) -> tuple["AnswerOptions", StopRule]:
-        """Return the options with the stop strings for the whole text, and the rule with the stop
-        strings for the content only. is_parsed: the text may hold more than content."""
+        """Return the options with the stop strings for an answer's whole text, and a rule with the
+        stop strings for its content only. One of the two has all stop strings. place: part of the
+        answer searched for them. is_parsed: the answer may have reasoning or calls besides
+        content."""
         if place is StopPlace.EVERYWHERE or not is_parsed or not self.stops:
             return self, NO_STOPS
         rule = StopRule(self.stops, self.stop_is_kept, self.sampling.min_tokens)
@@ -288,7 +296,8 @@ class AnswerOptions:
     def placed(
         self, asked: AskedGrammar | None, thinking: Thinking, codec: TextCodec
     ) -> "AnswerOptions":
-        """Return the options with the grammar, if any, and the thinking budget in their positions.
+        """Return the options with sampling parameters for the grammar, if any, and for the thinking
+        budget. The grammar holds only after the thinking.
 
         thinking: thinking state at the end of the prompt. Raises InvalidField.
         """
@@ -308,9 +317,11 @@ def read_options(
     least_new_tokens: int = 1,
     honoured: Collection[str] = (),
 ) -> AnswerOptions:
-    """Read the options of a request. defaults: values for missing fields. top_logprobs: number of
-    likeliest tokens with a logprob in the reply. least_new_tokens: 0 if the answer may be empty.
-    honoured: fields read by the caller and rejected elsewhere. Raises InvalidField."""
+    """Return the options of a request. default_new_tokens: largest number of new tokens if the
+    request gives none. defaults: values for absent sampling fields. top_logprobs: number of
+    likeliest tokens reported with each token. least_new_tokens: smallest allowed limit of new
+    tokens; 0 if the answer may be empty. honoured: fields read by the caller; otherwise they are
+    rejected. Raises InvalidField."""
     for name, harmless in UNSERVED.items():
         if name not in honoured:
             fields.refuse_but(name, harmless)
@@ -333,8 +344,9 @@ def read_options(
 
 
 def _thinking(fields: RequestFields) -> AskedThinking | None:
-    """Return the thinking limit, by vLLM's or Qwen's field or by the object of DeepSeek and GLM. -1
-    is no limit, as in vLLM. Raises InvalidField."""
+    """Return the request's limit of thinking tokens, or None without a limit. Fields: vLLM's,
+    Qwen's, or the `thinking` object of DeepSeek and GLM. -1 means no limit, as in vLLM. Raises
+    InvalidField."""
     found: AskedThinking | None = None
     for field, tokens in (
         ("thinking_token_budget", fields.integer("thinking_token_budget")),
@@ -354,7 +366,7 @@ def _thinking(fields: RequestFields) -> AskedThinking | None:
 
 
 def _stream_options(fields: RequestFields) -> frozenset[str]:
-    """Return the names of the set stream options. Raises InvalidField."""
+    """Return the names of the `stream_options` set to true. Raises InvalidField."""
     given = {
         name: value
         for name, value in fields.items_by_name("stream_options").items()
@@ -372,7 +384,7 @@ def _stream_options(fields: RequestFields) -> frozenset[str]:
 
 
 def _choices(fields: RequestFields) -> int:
-    """Return the number of answers to each prompt. Raises InvalidField."""
+    """Return the number of answers to each prompt, from `n`. Raises InvalidField."""
     asked, best_of = fields.integer("n"), fields.integer("best_of")
     count = 1 if asked is None else asked
     if not 1 <= count <= MAX_CHOICES:
@@ -385,8 +397,8 @@ def _choices(fields: RequestFields) -> int:
 
 
 def read_prompt_logprobs(fields: RequestFields) -> int | None:
-    """Return the number of likeliest tokens requested at each position of the prompt. None: no
-    logprobs of the prompt. Raises InvalidField."""
+    """Return the number of likeliest tokens requested at each position of the prompt. Return None
+    if the request asks for no logprobs of the prompt. Raises InvalidField."""
     if fields.get("prompt_logprobs") is None:
         return None
     if fields.flag("stream"):
@@ -395,7 +407,8 @@ def read_prompt_logprobs(fields: RequestFields) -> int | None:
 
 
 def read_top_logprobs(fields: RequestFields, field: str) -> int:
-    """Return the number of likeliest tokens requested by the field. Raises InvalidField."""
+    """Return the number of likeliest tokens requested by `field`; 0 if it is absent. Raises
+    InvalidField."""
     count = fields.integer(field) or 0
     if not 0 <= count <= MAX_TOP_LOGPROBS:
         raise InvalidField(field, f"must be in [0, {MAX_TOP_LOGPROBS}], not {count}")
@@ -403,7 +416,7 @@ def read_top_logprobs(fields: RequestFields, field: str) -> int:
 
 
 def read_token_names(fields: RequestFields, codec: TextCodec) -> TokenNames:
-    """Return the rule for naming tokens in logprobs. Raises InvalidField."""
+    """Return the rule for naming tokens in logprobs: by text, or by id. Raises InvalidField."""
     return TokenNames(codec.tokenizer, fields.flag("return_tokens_as_token_ids"))
 
 
@@ -460,7 +473,8 @@ def _allowed_tokens(fields: RequestFields) -> tuple[int, ...]:
 
 
 def _bias(fields: RequestFields) -> tuple[tuple[int, float], ...]:
-    """Return the biases by token id, sorted. JSON has the ids as strings. Raises InvalidField."""
+    """Return the pairs of token id and bias in `logit_bias`, sorted by id. In JSON the ids are
+    strings. Raises InvalidField."""
     given = fields.items_by_name("logit_bias")
     if len(given) > MAX_BIASES:
         raise InvalidField("logit_bias", f"must hold at most {MAX_BIASES} tokens, not {len(given)}")
@@ -478,14 +492,15 @@ def _bias(fields: RequestFields) -> tuple[tuple[int, float], ...]:
 
 
 def _top_k(fields: RequestFields, default: int) -> int:
-    """Return top_k; 0 for -1, because vLLM's clients write -1 for every token."""
+    """Return the request's `top_k`, or `default` if it is absent. Return 0 (every token) for -1,
+    because vLLM's clients write -1."""
     top_k = fields.integer("top_k")
     return default if top_k is None else 0 if top_k == -1 else top_k
 
 
 def _seed(fields: RequestFields) -> int:
-    """Return the seed. Without one, return a random seed: equal requests then get different
-    answers."""
+    """Return the request's seed. Return a random seed if it is absent, so equal requests get
+    different answers."""
     seed = fields.integer("seed")
     return secrets.randbits(62) if seed is None else seed
 

@@ -1,19 +1,20 @@
 """Details of tokens in replies: counts, ids and logprobs.
 
-usage() counts tokens in OpenAI's shape. `cached_tokens` are usable tokens, not computed again.
-Requests with the header `x-tasuki-hit: 1` get the whole hit breakdown as
+usage() counts tokens in OpenAI's shape. `cached_tokens` are prompt tokens taken from the cache, not
+computed again. Requests with the header `x-tasuki-hit: 1` get the whole hit breakdown as
 `prompt_tokens_details.hybrid`.
 
 TokenIds owns the token ids of one choice and of its prompt, in the shape of vLLM's
-`return_token_ids`. Invariant: each id is in one chunk of a stream, in order. Its text may come
-later.
+`return_token_ids`. Invariant: each id is in one chunk of a stream, in order. The token's text may
+come later.
 
 token_logprob() returns the logprobs of a token and of the likeliest tokens at its position, in the
-shape of chats and responses. LogprobColumns holds a completion's logprobs in OpenAI's shape, by
-columns. Invariant: they are kept as JSON, a fifth of the memory of objects.
+shape of chats and responses. LogprobColumns holds a completion's logprobs in OpenAI's shape, one
+list for each kind of value. Invariant: they are kept as JSON, with a fifth of the memory of Python
+objects.
 
-ScoredPrompt owns the log-probabilities of a prompt's tokens, in vLLM's shape. They arrive in
-segments. One event loop's thread until all segments have arrived, then any thread.
+ScoredPrompt owns the logprobs of a prompt's tokens, in vLLM's shape. They arrive in segments. One
+event loop's thread until all segments have arrived, then any thread.
 
 One answer, one thread; functions are pure.
 """
@@ -39,17 +40,18 @@ _ANSWER = "token_ids"
 
 
 def prompt_ids(tokens: Tokens) -> msgspec.Raw:
-    """Return a prompt's ids as JSON. On any thread: a long prompt holds it for milliseconds."""
+    """Return a prompt's token ids as JSON. On any thread; a long prompt takes milliseconds."""
     return msgspec.Raw(msgspec.json.encode(tokens.tolist()))
 
 
 class TokenIds:
     def __init__(self, prompt: msgspec.Raw, *, streamed: bool) -> None:
-        """prompt: its ids as JSON. streamed: keep nothing for `whole`."""
+        """prompt: token ids of the prompt, as JSON. streamed: drop the answer's ids once a chunk
+        has them."""
         self._prompt = prompt
         self._streamed = streamed
         self._ids = array("i")
-        """All ids; for a stream, the ids not yet in a choice."""
+        """Token ids of the answer; for a stream, only the ids not yet in a chunk."""
 
     @property
     def kept_bytes(self) -> int:
@@ -59,11 +61,12 @@ class TokenIds:
         self._ids.append(token)
 
     def of_prompt(self) -> dict[str, Any]:
-        """Return the prompt's ids as a field."""
+        """Return the field `prompt_token_ids` with the prompt's token ids."""
         return {_PROMPT: self._prompt}
 
     def of_answer(self) -> dict[str, Any]:
-        """Return the answer's ids as a field; for a stream, the ids not yet in a choice."""
+        """Return the field `token_ids` with the answer's token ids; for a stream, with the ids not
+        yet returned."""
         ids = self._ids.tolist()
         if self._streamed:
             self._ids = array("i")
@@ -72,15 +75,16 @@ class TokenIds:
 
 @dataclass(frozen=True)
 class TokenNames:
-    """The names of tokens in logprobs. as_ids: vLLM's `return_tokens_as_token_ids`: name tokens by
-    id, otherwise by text. Tokens may have equal texts, but never equal ids."""
+    """The rule for naming tokens in logprobs. as_ids: vLLM's `return_tokens_as_token_ids`. If True,
+    a token is named by its id, otherwise by its text. Different tokens may have equal texts, but
+    never equal ids."""
 
     tokenizer: Tokenizer | None
     as_ids: bool = False
 
     def name(self, token: int) -> str:
-        """Return the token's name. An incomplete character is U+FFFD; a special token's text is
-        empty."""
+        """Return the token's name. In a text, an incomplete character is U+FFFD. The text of a
+        special token is empty."""
         return f"token_id:{token}" if self.as_ids else self.text(token)
 
     def text(self, token: int) -> str:
@@ -91,7 +95,8 @@ class TokenNames:
 
 
 def token_logprob(token: m.TokenOut, names: TokenNames) -> dict[str, Any]:
-    """Return the token's logprob, with the likeliest tokens reported by the engine."""
+    """Return the JSON entry of a token with its logprob, and with the logprobs of the likeliest
+    tokens reported by the engine."""
     top = [_entry(other, logprob, names) for other, logprob in token.top]
     return {**_entry(token.token, token.logprob, names), "top_logprobs": top}
 
@@ -126,15 +131,16 @@ class LogprobColumns:
         alternatives: dict[str, float] | None,
         offset: int,
     ) -> None:
-        """Add a token. alternatives: logprobs by text. offset: position of the token's text, in
-        characters."""
+        """Add a token to the columns. text: its name. logprob: its logprob; None for the first
+        token of a prompt. alternatives: logprobs of the likeliest tokens by name. offset: position
+        of the token's text, in characters."""
         values: tuple[Any, ...] = (text, logprob, alternatives, offset)
         for column, value in zip(self._columns, values, strict=True):
             column += _encode(value)
             column += b","
 
     def json(self) -> msgspec.Raw:
-        """Return the columns as a JSON object of lists."""
+        """Return the logprobs as a JSON object with one list for each kind of value."""
         lists = [
             b'"%b":[' % name.encode() + column.removesuffix(b",") + b"]"
             for name, column in zip(_NAMES, self._columns, strict=True)
@@ -143,15 +149,16 @@ class LogprobColumns:
 
 
 MAX_REPLY_SCORES = 1 << 20
-"""Largest number of prompts' scores in one reply, about 80 MB of JSON."""
+"""Largest number of prompt logprobs in one reply. They take about 80 MB of JSON."""
 
 _LEAST = -9999.0
 
 
 @dataclass(frozen=True)
 class ScoredToken:
-    """top: the likeliest tokens at its position, with their logprobs. The token itself may be
-    missing there."""
+    """A token of the prompt with its score. rank: number of at least equally likely tokens, itself
+    included. top: likeliest tokens at its position with their logprobs; the token itself may not be
+    among them."""
 
     token: int
     logprob: float
@@ -161,17 +168,17 @@ class ScoredToken:
 
 class ScoredPrompt:
     def __init__(self, tokens: Tokens) -> None:
-        """tokens: the prompt."""
+        """tokens: token ids of the prompt, int32 [T]."""
         self.tokens = tokens
         self._pieces: list[PromptScored] = []
 
     def take(self, piece: PromptScored) -> None:
-        """Add a segment. Segments come in order."""
+        """Add the scores of the next segment of the prompt. Segments come in order."""
         self._pieces.append(piece)
 
     def scored(self, top: int) -> Iterator[ScoredToken]:
-        """Yield the prompt's tokens from the second on, each with at most `top` likeliest
-        tokens."""
+        """Yield the prompt's tokens with their scores, from the second token on. top: largest
+        number of likeliest tokens in each score."""
         for piece in self._pieces:
             places = range(piece.first, piece.first + len(piece))
             columns = (
@@ -186,10 +193,10 @@ class ScoredPrompt:
 
 
 def check_scores(field: str, submits: Sequence[Submit], written: int) -> None:
-    """Raise InvalidField if a reply would hold too many scores.
+    """Raise InvalidField if a reply would hold more than MAX_REPLY_SCORES logprobs of prompts.
 
-    field: name of the field in the error. written: number of times the reply holds each prompt's
-    scores.
+    field: name of the field in the error. written: number of times the reply repeats the logprobs
+    of each prompt.
     """
     numbers = sum(
         len(submit.prompt) * (submit.prompt_logprobs + 1)
@@ -207,8 +214,8 @@ def check_scores(field: str, submits: Sequence[Submit], written: int) -> None:
 def json_prompt_logprobs(
     prompt: ScoredPrompt, top: int, tokenizer: Tokenizer | None
 ) -> msgspec.Raw:
-    """Return vLLM's `prompt_logprobs` as JSON: one object by token id for each position. The first
-    position has null, because no token precedes it.
+    """Return vLLM's `prompt_logprobs` as JSON: for each position, an object from token id to its
+    logprob, rank and text. The first position has null, because no token precedes it.
 
     Each position is encoded before the next is made. Python objects would take several times the
     memory.
@@ -251,9 +258,10 @@ def usage(
     *,
     with_hit: bool,
 ) -> dict[str, Any]:
-    """Return the usage of a reply: all its prompts, and `completion` tokens of all choices.
-    reasoning_tokens: None if such answers have none. answers: usage of each choice. with_hit:
-    explain the hit if the reply has only one prompt."""
+    """Return the `usage` of a reply. prompts: usage of one answer to each prompt. completion:
+    number of tokens of all answers. reasoning_tokens: number of reasoning tokens of all answers;
+    None for answers without reasoning. answers: usage of each answer. with_hit: add the breakdown
+    of the cache hit if the reply has only one prompt."""
     hits = [prompt.hit for prompt in prompts if prompt.hit is not None]
     details: dict[str, Any] = {"cached_tokens": sum(hit.usable_tokens for hit in hits)}
     if with_hit and len(prompts) == len(hits) == 1:
@@ -274,14 +282,14 @@ def usage(
 
 
 def usage_so_far(prompt: int, completion: int) -> dict[str, int]:
-    """Return the usage of an unfinished answer, in tokens."""
+    """Return the `usage` of an unfinished answer. prompt, completion: number of tokens so far."""
     total = prompt + completion
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total}
 
 
 def _predicted(answers: Sequence[m.Usage]) -> dict[str, int]:
-    """Return the accepted and rejected tokens of the request's prediction; empty without a
-    prediction."""
+    """Return the `usage` fields for the accepted and rejected tokens of the request's `prediction`.
+    Return no fields without a prediction."""
     given = [answer for answer in answers if answer.accepted_prediction_tokens is not None]
     if not given:
         return {}
@@ -292,8 +300,8 @@ def _predicted(answers: Sequence[m.Usage]) -> dict[str, int]:
 
 
 def _drafted(answers: Sequence[m.Usage]) -> dict[str, Any]:
-    """Return the numbers of drafted and accepted tokens, by drafter and by position in a forward's
-    drafts; empty without drafts."""
+    """Return the `usage` fields for drafted and accepted tokens (counts), by drafter and by
+    position in a forward's drafts. Return no fields without drafts."""
     found: dict[str, dict[str, list[int]]] = {}
     for use in (use for answer in answers for use in answer.drafts):
         of_source = found.setdefault(use.source, {"drafted": [], "accepted": []})
@@ -304,9 +312,9 @@ def _drafted(answers: Sequence[m.Usage]) -> dict[str, Any]:
 
 
 def hybrid_hit(hit: m.HitBreakdown) -> dict[str, Any]:
-    """Return the hit breakdown. lost: tokens not cached, except new ones. reason: the most frequent
-    cause of lost tokens. loaded: usable tokens loaded from a tier below the arena, by tier; absent
-    if none."""
+    """Return the breakdown of a cache hit, in tokens. lost: tokens not usable from the cache,
+    except new ones. reason: the most frequent cause of lost tokens. loaded: usable tokens loaded
+    from each tier below the arena; absent if none."""
     causes = {cause: count for cause, count in hit.causes.items() if count}
     changed_at = hit.template_changed_at
     lost = {cause: count for cause, count in causes.items() if cause != "new"}

@@ -1,1 +1,2 @@
-"""GET /openapi.json, the description of this node's routes, and GET /docs, its page."""
+"""GET /openapi.json, the OpenAPI description of this node's HTTP routes, and GET /docs, its web
+page."""

@@ -1,6 +1,6 @@
-"""JSON Schemas of the routes' answers. Pure.
+"""JSON Schemas of the replies of the HTTP routes. Pure.
 
-test_openapi.py compares each with real answers. A release may add fields.
+test_openapi.py compares each schema with real replies. A release may add fields.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ FLAG: Schema = {"type": "boolean"}
 
 
 def _all(fields: Fields) -> Schema:
-    """Return the schema of an object with all of these fields."""
+    """Return the schema of an object with all of `fields`, each required."""
     return object_of(fields, list(fields))
 
 
@@ -205,7 +205,7 @@ SOME_LIST: Schema = {"type": "array"}
 ERROR = _all(
     {"error": _all({"message": STRING, "type": STRING, "param": TEXT, "code": or_null(STRING)})}
 )
-"""OpenAI's error body."""
+"""Schema of an error's body in OpenAI's shape."""
 ANTHROPIC_ERROR = _all(
     {
         "type": _named("error"),

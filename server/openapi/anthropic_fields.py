@@ -29,13 +29,15 @@ from .common_fields import (
 )
 
 MAX_USER_ID = 256
-"""Limit in characters, as at Anthropic."""
+"""Largest length of `metadata.user_id` in characters, as in Anthropic's API."""
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 DISPLAYS = ("summarized", "omitted", "updates")
 ABSENT: tuple[Any, ...] = (None, [])
-"""Accepted values of a block's field not shown by any template."""
+"""Accepted values of block fields (such as `citations`) not shown by any chat template: absent or
+empty."""
 DIRECT: tuple[Any, ...] = (None, False, [], ["direct"])
-"""Accepted values of a tool's field. Other values would change the prompt."""
+"""Accepted values of some tool fields (such as `allowed_callers`). Other values would change the
+prompt."""
 _CACHED: Schema = either(NULL, object_of({"type": one_of(["ephemeral"])}, ["type"]))
 
 
@@ -137,13 +139,14 @@ OF_MESSAGES: Fields = {
     **_ANSWER,
     "output_config": or_null(object_of({**_OUTPUT, "format": _FORMAT})),
 }
-"""All known fields. Any other is rejected."""
+"""All known fields of POST /v1/messages. A request with any other field is rejected."""
 OF_COUNTS: Fields = {
     **_IGNORED,
     **_PROMPT,
     **dict.fromkeys(_ANSWER, ANY),
     "output_config": or_null(object_of(_OUTPUT)),
 }
-"""The fields of a token count. Only the prompt is read."""
+"""The fields of POST /v1/messages/count_tokens. Only the fields of the prompt are read; fields of
+the answer may have any value."""
 MESSAGE: Schema = object_of(OF_MESSAGES, ["messages", "max_tokens"], NULL)
 COUNTED_MESSAGE: Schema = object_of(OF_COUNTS, ["messages"], NULL)

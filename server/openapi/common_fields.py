@@ -1,11 +1,12 @@
-"""Shapes of fields, and the fields of several APIs: sampling, ends, grammars, accounts. Pure.
+"""Helpers for JSON Schemas, and the request fields common to several APIs: sampling, stops,
+grammars, accounts. Pure.
 
-Shapes are JSON Schemas in draft 2020-12. A null field counts as absent, so every shape of an
+Schemas are JSON Schemas in draft 2020-12. A null field counts as absent, so the schema of every
 optional field accepts null.
 
-Accounts have the bounds of check_account_fields() in server/openai/request_fields.py. Grammars have
-the shapes read by server/openai/sampling.py. Rejected fields are listed with their harmless values;
-null is harmless in each of them.
+Account fields have the bounds of check_account_fields() in server/openai/request_fields.py. Grammar
+fields have the schemas read by server/openai/sampling.py. Rejected fields are listed with their
+harmless values: those with the same effect as no field. Null is harmless in each of them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,13 +35,13 @@ from tasuki.server.text.grammars.asked_grammar import MAX_TEXTS
 
 Schema: TypeAlias = Mapping[str, Any]
 Fields: TypeAlias = Mapping[str, Schema]
-"""Schemas of an object's fields, by name."""
+"""JSON Schemas of an object's fields, by field name."""
 
 NULL: Schema = {"type": "null"}
 ANY: Schema = {}
-"""Any value: no answer depends on it."""
+"""Schema of any value, for fields without effect on an answer."""
 NOTHING: Schema = {"not": {}}
-"""No value at all, not even null."""
+"""Schema of no value at all, not even null."""
 TEXT: Schema = {"type": ["string", "null"]}
 FLAG: Schema = {"type": ["boolean", "null"]}
 OBJECT: Schema = {"type": ["object", "null"]}
@@ -49,7 +50,7 @@ TOKEN_ID: Schema = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
 
 
 def text(most: int) -> Schema:
-    """Return the schema of a text or null. most: limit in characters."""
+    """Return the schema of a text or null. most: largest length in characters."""
     return {**TEXT, "maxLength": most}
 
 
@@ -64,7 +65,8 @@ def number(least: float | None = None, most: float | None = None) -> Schema:
 
 
 def array(items: Schema = ANY, *, least: int = 0, most: int | None = None) -> Schema:
-    """Return the schema of a list or null."""
+    """Return the schema of a list or null. items: schema of each item. least, most: bounds of the
+    number of items."""
     return {**nonnull_array(items, least=least, most=most), "type": ["array", "null"]}
 
 
@@ -76,7 +78,7 @@ def nonnull_array(items: Schema = ANY, *, least: int = 0, most: int | None = Non
 
 
 def one_of(values: Iterable[Any]) -> Schema:
-    """Return the schema of a choice among these values."""
+    """Return the schema of a field with one of these values."""
     return {"enum": list(values)}
 
 
@@ -87,8 +89,9 @@ def either(*schemas: Schema) -> Schema:
 def object_of(
     fields: Fields, required: Sequence[str] = (), others: Schema | bool | None = None
 ) -> Schema:
-    """Return the schema of an object with these fields. others: schema for fields of other names;
-    None: any value. REQUIRES: a required field's own schema decides about null."""
+    """Return the schema of an object with these fields. required: names of required fields. others:
+    schema for fields of other names; None: any value. REQUIRES: the schema of a required field
+    itself accepts or rejects null."""
     shape: dict[str, Any] = {"type": "object", "properties": dict(fields)}
     if required:
         shape["required"] = list(required)
@@ -107,7 +110,8 @@ MAX_ID = 64
 MAX_PAIRS = 16
 MAX_NAME = 64
 MAX_VALUE = 512
-"""Limits of account fields in characters; of MAX_PAIRS, in pairs."""
+"""Limits of account fields, all in characters except MAX_PAIRS. MAX_PAIRS: largest number of pairs
+of name and value in `metadata`."""
 
 IDS = ("user", "safety_identifier", "prompt_cache_key")
 ACCOUNTS: Fields = {
@@ -176,17 +180,18 @@ UNSERVED: Mapping[str, tuple[Any, ...]] = {
     "stream_reasoning": (True,),
     "audio": (),
 }
-"""Unserved fields of chats and completions, with their harmless values. One of the two APIs may
-support a field."""
+"""Fields rejected in chats and completions, with their harmless values: those with the same effect
+as no field. One of the two APIs may still support a field listed here."""
 
 
 def unserved(table: Mapping[str, Sequence[Any]]) -> Fields:
-    """Return the fields of such a table."""
+    """Return the schemas of rejected fields: each accepts only null and its harmless values. table:
+    harmless values by field name."""
     return {name: one_of([None, *harmless]) for name, harmless in table.items()}
 
 
 SCHEMA: Schema = either({"type": ["object", "string"]}, one_of([True]))
-"""A JSON Schema, or the text of one."""
+"""Schema of a field with a JSON Schema, as an object or as JSON text."""
 _SOURCE: Schema = {**STRING, "minLength": 1}
 _TAG_TYPE: Schema = one_of([None, "structural_tag"])
 _NONEMPTY: Schema = nonnull_array({**STRING, "minLength": 1}, least=1, most=MAX_TEXTS)
@@ -244,11 +249,11 @@ FORMATS: Fields = {
     "structural_tag": or_null(_TAG),
     "guided_decoding_backend": ANY,
 }
-"""Fields of a grammar. Only one of them may be given."""
+"""Request fields with a grammar for the answer. A request may give only one of them."""
 
 
 SALT = text(MAX_SALT)
-"""The limit is in bytes, so fewer characters beyond ASCII fit."""
+"""Schema of `cache_salt`. Its limit counts bytes, so fewer characters fit if some are not ASCII."""
 PRIORITY = integer(-(2**31), 2**31 - 1)
 TOP_LOGPROBS = integer(0, MAX_TOP_LOGPROBS)
 STOP_TEXT: Schema = {**STRING, "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
@@ -340,4 +345,5 @@ OF_BOTH: Fields = {
     **ACCOUNTS,
     **_HONOURED,
 }
-"""Supported fields are last: they replace the entries of rejected ones."""
+"""Fields common to chats and completions. Supported fields are listed last, so they replace entries
+of rejected fields."""

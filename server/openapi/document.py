@@ -1,11 +1,11 @@
-"""The OpenAPI 3.1 document of a node's routes, at /openapi.json and /docs.
+"""The OpenAPI 3.1 document of a node's HTTP routes, at /openapi.json and /docs.
 
-Made from the table of operations, the tables of fields, and the table of routes and scopes. An
-operation gives a route's purpose, body and answers. test_openapi.py compares the operations with
-the routes of server/auth/surfaces.py.
+Built from the table of operations, the tables of request fields, and the table of routes and
+scopes. An operation gives a route's purpose, request body and replies. test_openapi.py compares the
+operations with the routes of server/auth/surfaces.py.
 
-ApiDescription makes the document once, when all routes are known. One event loop's thread; the rest
-is pure.
+ApiDescription builds the document once, when all routes are known. One event loop's thread; the
+rest is pure.
 """
 
 import base64
@@ -42,14 +42,15 @@ HTML = "text/html"
 METRICS = "text/plain"
 
 Surface = tuple[str, str]
-"""A method, and a route's pattern as in server/auth/surfaces.py."""
+"""An HTTP method, and a route's path pattern as in server/auth/surfaces.py."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """body: schema of the JSON sent. answers: schema of the 200 answer by media type; empty for
-    events, because OpenAPI 3.1 has no schema of a stream. query: schemas of the query's fields, by
-    name. finds: the route may answer 404 for a name in its path or body."""
+    """The description of one HTTP route. tag: heading of its group. answers: schema of the reply
+    with status 200, by media type; empty for a stream of events, because OpenAPI 3.1 cannot
+    describe one. body: schema of the JSON body; None: no body. query: schemas of the query's
+    fields, by name. finds: True if the route may reply with 404 to a name in its path or body."""
 
     summary: str
     tag: str
@@ -64,7 +65,8 @@ def in_json(schema: Schema) -> Mapping[str, Schema]:
 
 
 def streamed(schema: Schema) -> Mapping[str, Schema]:
-    """Return the answers of a route with JSON, or with events if the body has stream: true."""
+    """Return the reply schemas of a route with a JSON reply, or with a stream of events if the body
+    has stream: true."""
     return {JSON: schema, EVENTS: {}}
 
 
@@ -81,7 +83,7 @@ _ITEMS_ASKED: Fields = {
 _CONVERSATION, _ITEMS = "/v1/conversations/{name}", "/v1/conversations/{name}/items"
 
 SOCKETS = frozenset({("GET", "/v1/responses")})
-"""Routes of WebSockets. OpenAPI cannot describe them."""
+"""Routes of WebSockets. OpenAPI cannot describe them, so they have no operation."""
 RESPONSE_OPERATIONS: Mapping[Surface, Operation] = {
     ("POST", "/v1/responses"): Operation(
         "Make a response", RESPONSES, streamed(answers.RESPONSE_REPLY), RESPONSE, finds=True
@@ -289,8 +291,9 @@ _HEADERS_OF_ANSWERS: Mapping[str, str] = {
 
 
 def document(served: Iterable[Surface], version: str, *, keyed: bool) -> dict[str, Any]:
-    """Return the document of these routes. Routes without an operation are left out. keyed: the
-    node requires keys."""
+    """Return the OpenAPI document of these routes. Routes without an operation in the table are
+    left out. served: methods and path patterns of the routes. keyed: True if the node requires keys
+    from clients."""
     paths: dict[str, dict[str, Any]] = {}
     schemas: dict[str, Schema] = {"Error": ERROR, "AnthropicError": ANTHROPIC_ERROR}
     for surface in sorted(set(served) & OPERATIONS.keys(), key=_place):
@@ -317,7 +320,7 @@ def document(served: Iterable[Surface], version: str, *, keyed: bool) -> dict[st
 
 
 def _place(surface: Surface) -> int:
-    """Return the operation's position in the table."""
+    """Return the position of the route's operation in the table of operations."""
     return list(OPERATIONS).index(surface)
 
 
@@ -352,7 +355,7 @@ def _described(surface: Surface, operation: Operation, keyed: bool) -> dict[str,
 
 
 def _security(surface: Surface) -> list[dict[str, list[str]]]:
-    """Return the forms of clients' keys; none if the route is open."""
+    """Return the ways to send a client's key to the route; none if the route needs no key."""
     return [] if HTTP[surface] is Unscoped.OPEN else [{"bearer": []}, {"key": []}]
 
 
@@ -394,7 +397,7 @@ _INLINE = re.compile(rb"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 
 class ApiDescription:
-    """The node's document and its page. The document is empty until describe()."""
+    """The node's OpenAPI document, and its web page. The document is empty until describe()."""
 
     def __init__(self) -> None:
         self._document = _Kept(b"{}", JSON, {})
@@ -410,7 +413,7 @@ class ApiDescription:
         return [web.get("/openapi.json", self._described), web.get("/docs", self._shown)]
 
     def describe(self, served: Iterable[Surface], *, keyed: bool) -> None:
-        """Make the document of these routes. keyed: argument of document()."""
+        """Build the OpenAPI document of these routes. served, keyed: arguments of document()."""
         made = document(served, package_version(), keyed=keyed)
         body = json.dumps(made, separators=(",", ":")).encode()
         self._document = _Kept(body, JSON, {})
@@ -423,7 +426,7 @@ class ApiDescription:
 
 
 class _Kept:
-    """A constant body with its tag."""
+    """A constant HTTP body with its ETag."""
 
     def __init__(self, body: bytes, content_type: str, headers: dict[str, str]) -> None:
         self._body = body
@@ -432,7 +435,7 @@ class _Kept:
         self._headers = {"Cache-Control": "no-cache", "ETag": f'"{self._tag}"', **headers}
 
     def answer(self, request: web.Request) -> web.Response:
-        """Return the answer; without the body if the client has it."""
+        """Return the HTTP reply: status 304 without the body if the client has the body's ETag."""
         held = request.if_none_match or ()
         if any(etag.value in (self._tag, "*") for etag in held):
             return web.Response(status=304, headers=self._headers)
@@ -442,8 +445,8 @@ class _Kept:
 
 
 def _policy(page: bytes) -> str:
-    """Return a policy for the page: only its own script and style run, and it queries only its own
-    node."""
+    """Return a Content-Security-Policy for the web page: it runs only its own script and style, and
+    sends queries only to its own node."""
     allowed: dict[str, list[str]] = {"script": [], "style": []}
     for kind, text in _INLINE.findall(page):
         digest = base64.b64encode(hashlib.sha256(text).digest()).decode()

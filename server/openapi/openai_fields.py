@@ -1,7 +1,7 @@
-"""Fields of POST /v1/chat/completions, /v1/completions, /tokenize and /detokenize. Pure.
+"""Schemas of the request fields of POST /v1/chat/completions, /v1/completions, /tokenize and
+/detokenize. Pure.
 
-`messages`, `tools` and `tool_choice` are the schemas of the fields read by
-server/openai/messages.py.
+server/openai/messages.py reads `messages`, `tools` and `tool_choice` with these schemas.
 """
 
 from tasuki.server.text.chat_renderer import MAX_MESSAGES, MAX_TOOLS
@@ -93,14 +93,15 @@ TOOL_CHOICE: Schema = either(
 
 
 TAKEN_VARIABLES = ("messages", "tools", "add_generation_prompt", "chat_template", "tokenize")
-"""Variables of a template set by the rendering itself."""
+"""Variables of a chat template set by every rendering; a request cannot set them."""
 VARIABLES: Fields = {
     "chat_template_kwargs": or_null(object_of(dict.fromkeys(TAKEN_VARIABLES, NOTHING))),
     "enable_thinking": FLAG,
     "preserve_thinking": FLAG,
 }
 THINKING_TYPES = {None: None, "auto": None, "adaptive": None, "enabled": True, "disabled": False}
-"""Thinking by the type of `thinking`: on or off; None: the template's default."""
+"""Switch for thinking by the value of `thinking.type`: True is on, False is off, None is the
+template's default."""
 THINKING: Fields = {
     "type": one_of(THINKING_TYPES),
     "budget_tokens": integer(1),
@@ -119,7 +120,7 @@ RENDERED: Fields = {
     "thinking": or_null(object_of(THINKING, others=NULL)),
     "tools": TOOLS,
 }
-"""Fields of a prompt besides its messages."""
+"""Request fields of a chat's prompt, besides `messages`."""
 OF_CHATS: Fields = {
     **OF_BOTH,
     **REFUSED_OF_CHATS,
@@ -134,13 +135,14 @@ OF_CHATS: Fields = {
     "max_tokens": integer(1),
     "max_completion_tokens": integer(1),
 }
-"""Fields supported, rejected by name, or without effect on an answer. Any other field is unknown,
-often a misspelling."""
+"""The known fields of a chat request: supported, rejected by name, or without effect on an answer.
+Any other field is unknown, often a misspelling."""
 CHAT: Schema = object_of(OF_CHATS, ["messages"])
 
 
 MAX_PROMPTS = 1024
-"""Limit for a list of prompts. A list has one reply, and all its choices are held until it ends."""
+"""Largest number of prompts, and of choices, in a completion request. The request has one reply,
+and all its choices are held in memory until the reply ends."""
 IDS: Schema = nonnull_array(TOKEN_ID, least=1)
 ONE_PROMPT: Schema = either({**STRING, "minLength": 1}, IDS)
 OF_COMPLETIONS: Fields = {
@@ -151,7 +153,8 @@ OF_COMPLETIONS: Fields = {
     "max_tokens": integer(0),
     "max_completion_tokens": integer(0),
 }
-"""The known fields of completions, like OF_CHATS."""
+"""The known fields of a completion request: supported, rejected by name, or without effect on an
+answer."""
 COMPLETION: Schema = object_of(OF_COMPLETIONS, ["prompt"])
 
 

@@ -43,7 +43,7 @@ from .common_fields import (
 from .openai_fields import MODES, VARIABLES
 
 MAX_NAMESPACE = 256
-"""Limit of a namespace's name in characters."""
+"""Largest length of a tool namespace's name in characters."""
 _PART: Schema = either(
     object_of(
         {"type": one_of(["input_text", "output_text", "text"]), "text": STRING}, ["type", "text"]
@@ -76,7 +76,7 @@ _ITEM: Schema = either(
 )
 INPUT: Schema = either(STRING, nonnull_array(_ITEM, least=1, most=MAX_MESSAGES))
 MOST_NEW_ITEMS = 20
-"""Limit of items added to a conversation at once, as at OpenAI."""
+"""Largest number of items a client may add to a conversation at once, as in OpenAI's API."""
 NEW_ITEMS: Schema = nonnull_array(_ITEM, most=MOST_NEW_ITEMS)
 _NAMED: Fields = {"name": STRING, "description": TEXT}
 _OFFERED: Fields = {**_NAMED, "strict": FLAG, "defer_loading": one_of([None, False])}
@@ -121,15 +121,16 @@ INCLUDED = (
     *("web_search_call.action.sources", "message.input_image.image_url"),
     *("computer_call_output.output.image_url", "code_interpreter_call.outputs"),
 )
-"""Accepted values of `include`. All except the first two name items absent from every answer
-here."""
+"""Accepted values of `include`. All values except the first two name items contained in no reply of
+this node."""
 PRESERVES = {None: None, "auto": None, "current_turn": False, "all_turns": True}
-"""Values of chats' preserve_thinking by the context of reasoning."""
+"""Value of the chat field `preserve_thinking`, by the value of `reasoning.context`; None: the
+template's default."""
 AS_IT_IS: Mapping[str, tuple[Any, ...]] = {
     "truncation": ("disabled",),
     "context_management": ([],),
 }
-"""Harmless values by field."""
+"""Harmless values of unsupported fields, by field: those with the same effect as no field."""
 _IGNORED: Fields = dict.fromkeys(
     (
         *("service_tier", "client_metadata", "access_programs"),
@@ -180,14 +181,14 @@ OF_RESPONSES: Fields = {
     **_ANSWER,
     "text": or_null(object_of({**_VERBOSITY, "format": TEXT_FORMAT})),
 }
-"""All known fields. Any other is rejected."""
+"""All known fields of POST /v1/responses. A request with any other field is rejected."""
 OF_INPUT_TOKENS: Fields = {
     **_IGNORED,
     **_PROMPT,
     **dict.fromkeys(_ANSWER, ANY),
     "text": or_null(object_of(_VERBOSITY)),
 }
-"""The fields of a token count. Only the prompt is read."""
+"""The fields of POST /v1/responses/input_tokens. Only the fields of the prompt are read."""
 RESPONSE: Schema = object_of(OF_RESPONSES, ["input"], NULL)
 COUNTED_RESPONSE: Schema = object_of(OF_INPUT_TOKENS, ["input"], NULL)
 OF_COMPACT: Fields = {
@@ -202,7 +203,7 @@ OF_COMPACT: Fields = {
     "input": either(INPUT, NULL),
     "priority": PRIORITY,
 }
-"""All known fields. Any other is rejected."""
+"""All known fields of POST /v1/responses/compact. A request with any other field is rejected."""
 COMPACTED: Schema = {
     **object_of(OF_COMPACT, [], NULL),
     "anyOf": [{"required": ["input"]}, {"required": ["previous_response_id"]}],

@@ -1,1 +1,2 @@
-"""OpenAI's Responses API: its items to an engine's request, tokens to its items, stored turns."""
+"""OpenAI's Responses API: conversion of its items to engine requests, of sampled tokens to its
+items, and its stored responses and conversations."""

@@ -1,9 +1,9 @@
-"""Reader of the conversation continued by a Responses request, and renderer of its prompt.
+"""Reader of the conversation a Responses request continues, and renderer of its prompt.
 
-A prompt is rendered whole, or it is the exact tokens of the previous response followed by the new
-items. Invariant: a prompt continuing a stored turn begins with the turn's tokens. These changes
-force a whole rendering: other instructions, tools or template variables; or a template rewriting
-earlier turns.
+A turn is a prompt and its answer. A prompt either is the stored tokens of the previous turn
+followed by the rendered new items, or is rendered from all messages. Invariant: a prompt continuing
+a stored turn begins with the turn's exact tokens. All messages are rendered anew if the
+instructions, tools or template variables differ, or if the template rewrites earlier turns.
 
 Pure functions; any thread.
 """
@@ -40,7 +40,8 @@ from .tools import ResponseTools
 
 @dataclass(frozen=True)
 class PromptSettings:
-    """The inputs of a prompt's text, except its messages. variables: variables of the template."""
+    """The inputs of a prompt's text, except its messages. tools: definitions for the template.
+    variables: further variables of the template, by name."""
 
     instructions: str | None
     tools: Sequence[Mapping[str, Any]]
@@ -60,10 +61,12 @@ def turn_prompt(
     old: int,
     salt: bytes,
 ) -> RenderedPrompt:
-    """Return the prompt of the whole conversation.
+    """Return the prompt of the whole conversation. It continues the stored tokens of the previous
+    turn if possible.
 
-    messages: messages of the previous turn, then the new ones. old: number of messages of the
-    previous turn. Raises InvalidRequest, PromptTooLong.
+    messages: messages of the previous turn, then the new ones. before: the stored previous turn;
+    None: there is none. old: number of messages of the previous turn. salt: cache salt of the
+    prompt. Raises InvalidRequest, PromptTooLong.
     """
     new = messages[old:]
     if not new:
@@ -91,7 +94,8 @@ def _behind(
     before: StoredTurn,
     salt: bytes,
 ) -> RenderedPrompt | None:
-    """Return the prompt after the turn's tokens, or None if the template cannot continue a turn."""
+    """Return the stored tokens of turn `before`, followed by the rendered new messages. Return None
+    if the template cannot continue a turn without rendering it again."""
     renderer = ChatRenderer(codec)
     try:
         rendered = renderer.next_turn(new, salt=salt, variables=settings.variables)
@@ -107,14 +111,15 @@ def _behind(
 
 
 def _closed(tokens: Tokens, closing: Tokens) -> Tokens:
-    """Return the tokens with the answer closed. If the model ended its answer itself, the first
-    closing token is already there."""
+    """Return a turn's tokens followed by the template's closing of an answer. If the model itself
+    sampled the first closing token, the token is not repeated."""
     ended = len(closing) > 0 and len(tokens) > 0 and tokens[-1] == closing[0]
     return np.concatenate([tokens, closing[1:] if ended else closing])
 
 
 def _instructed(instructions: str | None, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
-    """Return the messages with the instructions first, before the developer's text."""
+    """Return the messages with the request's instructions first, before the text of a system
+    message."""
     if instructions is None:
         return messages
     if messages[0].role != "system":
@@ -124,13 +129,15 @@ def _instructed(instructions: str | None, messages: Sequence[ChatMessage]) -> Se
 
 
 VARIABLES = ("chat_template_kwargs", "enable_thinking", "preserve_thinking")
-"""Fields for the template's variables, besides `reasoning`."""
+"""Request fields with variables for the chat template, besides `reasoning`."""
 
 
 @dataclass(frozen=True)
 class AskedTurn:
-    """A conversation to continue. messages: the whole conversation. old: number of messages of the
-    continued turn, if any. named: the conversation named by the client, if any."""
+    """The conversation of a request, and the inputs of its prompt. messages: all messages, the
+    stored ones first. before: the stored turn to continue, if any. old: number of messages of
+    `before`. salt: cache salt of the prompt. named: the stored conversation named by the client, if
+    any."""
 
     messages: Sequence[ChatMessage]
     settings: PromptSettings
@@ -140,8 +147,8 @@ class AskedTurn:
     named: Conversation | None
 
     def prompt(self, codec: TextCodec, *more: ChatMessage) -> RenderedPrompt:
-        """Return the prompt for an answer to the conversation and these messages. Raises
-        InvalidRequest, PromptTooLong."""
+        """Return the prompt for an answer to the conversation, with the messages `more` at its end.
+        Raises InvalidRequest, PromptTooLong."""
         messages = [*self.messages, *more]
         return turn_prompt(codec, self.settings, messages, self.before, self.old, self.salt)
 
@@ -153,8 +160,8 @@ def read_turn(
     fields: RequestFields,
     tools: ResponseTools,
 ) -> AskedTurn:
-    """Return the request's turn. Raises InvalidField, PromptTooLong, PermissionDenied,
-    HttpRefusal."""
+    """Return the conversation of a request: the stored part it names, and its own input. Raises
+    InvalidField, PromptTooLong, PermissionDenied, HttpRefusal."""
     previous, named = previous_response(store, request, fields), _named(store, request, fields)
     before = None if previous is None else previous.turn
     if named is not None:
@@ -175,7 +182,8 @@ def read_turn(
 def previous_response(
     store: Responses, request: web.Request, fields: RequestFields
 ) -> StoredResponse | None:
-    """Return the response continued by the request, if any. Raises HttpRefusal."""
+    """Return the stored response named by `previous_response_id`, or None without the field. Raises
+    HttpRefusal if it is not stored."""
     name = fields.text("previous_response_id")
     if name is None:
         return None
@@ -190,7 +198,8 @@ def previous_response(
 
 
 def _named(store: Responses, request: web.Request, fields: RequestFields) -> Conversation | None:
-    """Return the conversation named by the request, if any. Raises InvalidField, HttpRefusal."""
+    """Return the stored conversation named by the field `conversation`, or None without the field.
+    Raises InvalidField, HttpRefusal."""
     name = conversation_id(fields)
     if name is None:
         return None
@@ -202,7 +211,7 @@ def _named(store: Responses, request: web.Request, fields: RequestFields) -> Con
 
 
 def conversation_id(fields: RequestFields) -> str | None:
-    """Return the id of the conversation named by the request, if any. Raises InvalidField."""
+    """Return the id in the field `conversation`, or None without the field. Raises InvalidField."""
     given = fields.get("conversation")
     name = given.get("id") if isinstance(given, dict) else given
     if given is not None and not isinstance(name, str):
@@ -213,8 +222,8 @@ def conversation_id(fields: RequestFields) -> str | None:
 def keeper(
     store: Responses, request: web.Request, fields: RequestFields, named: Conversation | None
 ) -> Store | None:
-    """Return the function for storing the response at its end; None: it is not stored. named: the
-    response's conversation."""
+    """Return a function to store the response of this request at its end. Return None if it is not
+    stored. named: conversation to add the response to; None: none."""
     context = http_request_context(request)
     if not is_stored(fields):
         return None if store.unstored is None else partial(store.unstored, context)
@@ -231,14 +240,15 @@ def keeper(
 
 
 def is_stored(fields: RequestFields) -> bool:
-    """Return True if the response is to be stored. Raises InvalidField."""
+    """Return True if the response is to be stored: the request's `store`, by default True. Raises
+    InvalidField."""
     return fields.flag("store", default=True)
 
 
 def _check_outputs(messages: Sequence[ChatMessage], old: int) -> None:
-    """Raise InvalidField if a new tool output answers no call. Checked only after a stored turn,
-    because a turn has all its calls. A conversation sent whole may have lost its calls. old: number
-    of messages of the turn."""
+    """Raise InvalidField if a new tool output answers no tool call. Called only if the request
+    continues a stored turn, because a stored turn has all its calls. A conversation sent whole may
+    have lost some. old: number of messages of the stored turn."""
     waiting = 0
     for place, message in enumerate(messages):
         if message.role == "tool":
@@ -250,7 +260,8 @@ def _check_outputs(messages: Sequence[ChatMessage], old: int) -> None:
 
 
 def template_variables(codec: TextCodec, fields: RequestFields) -> dict[str, Any]:
-    """Return them as chats name them. Summaries of reasoning are not made: its text is shown."""
+    """Return the chat template's variables, under the names used by chat requests.
+    `reasoning.summary` is ignored: no summaries are made, and the reasoning's text is shown."""
     reasoning = fields.fields("reasoning")
     context = reasoning.text("context")
     if context not in PRESERVES:

@@ -1,14 +1,14 @@
 """OpenAI's /v1/conversations: conversations, their items, their store, and their routes.
 
-Conversation: items in order, and the exact tokens at the end of its last response. Immutable
-values; each change makes a new one. Invariant: the turn's tokens belong to the first `covered`
-items and to nothing else.
+Conversation: items in order, and the exact tokens of its last turn (the prompt of its last
+response, and the answer). Immutable values; each change makes a new one. Invariant: the turn's
+tokens belong to exactly the first `covered` items.
 
 Items: the items of a conversation, each with an id, a type and parts of content. Pure functions;
 any thread. An error names the position of the wrong value.
 
-ConversationStore: conversations among the node's stored values. It has no memory of its own.
-Conversations count among stored responses, within the same bounds. Any thread.
+ConversationStore: conversations among the node's stored responses. It has no memory of its own.
+Both share the same limits of number and bytes. Any thread.
 
 Routes: One event loop's thread; items are read on the codec's threads.
 """
@@ -44,14 +44,15 @@ from .listed_items import AskedPage, page_of
 from .stored_responses import ResponseStore, StoredItems, StoredResponse, StoredTurn, StoredValues
 
 _ENTRY_BYTES = 1500
-"""Bytes of a conversation's objects and of its entries in the store's tables."""
+"""Bytes of memory for a conversation's objects and its entries in the store's tables, without its
+items."""
 _ITEM_BYTES = 250
-"""Bytes of an item's objects."""
+"""Bytes of memory for an item's objects, without its body."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConversationItem:
-    """body: JSON, with the id."""
+    """An item of a conversation. body: the item as JSON, id included."""
 
     id: str
     body: bytes
@@ -59,8 +60,9 @@ class ConversationItem:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """created_at: seconds since 1970. turn: None if the items must be rendered. covered: number of
-    items in the turn."""
+    """A stored conversation. created_at: seconds since 1970. turn: exact tokens of its last turn;
+    None if the next prompt is rendered from the items. covered: number of items contained in the
+    turn."""
 
     id: str
     created_at: int
@@ -71,7 +73,7 @@ class Conversation:
 
     @property
     def size(self) -> int:
-        """Return the memory in bytes."""
+        """Return the memory of the conversation in bytes."""
         items = sum(_ITEM_BYTES + len(item.body) for item in self.items)
         pairs = sum(map(sys.getsizeof, (*self.metadata, *self.metadata.values())))
         turn = 0 if self.turn is None else self.turn.size
@@ -79,19 +81,20 @@ class Conversation:
 
     @property
     def uncovered(self) -> list[dict[str, Any]]:
-        """Return the items after the turn."""
+        """Return the items added after the turn, as JSON objects."""
         return [msgspec.json.decode(item.body) for item in self.items[self.covered :]]
 
     def found(self, item_id: str) -> ConversationItem | None:
         return next((item for item in self.items if item.id == item_id), None)
 
     def named(self, metadata: Mapping[str, str]) -> "Conversation":
-        """Return the same with other metadata."""
+        """Return a copy of the conversation with other metadata."""
         return replace(self, metadata=dict(metadata))
 
     def with_items(self, items: Sequence[ConversationItem]) -> "Conversation":
-        """Return the conversation with these items added at its end. Raises InvalidField if an id
-        is taken or if there are too many items for a response."""
+        """Return a copy of the conversation with these items added at its end. Raises InvalidField
+        if the conversation already has an item's id, or would have more items than a request may
+        have."""
         if len(self.items) + len(items) > MAX_MESSAGES:
             raise InvalidField(
                 "items", f"would be more than {MAX_MESSAGES} in all: begin another conversation"
@@ -105,14 +108,16 @@ class Conversation:
     def answered(
         self, items: Sequence[ConversationItem], turn: StoredTurn | None
     ) -> "Conversation":
-        """Return the conversation with a response's input and output added. turn: the response's
-        turn, if it covers all items; None: the next prompt is rendered whole."""
+        """Return a copy of the conversation with the input and output items of a response added.
+        turn: the response's exact tokens, if they cover all items; None: the next prompt is
+        rendered from the items."""
         whole = (*self.items, *items)
         covered = 0 if turn is None else len(whole)
         return replace(self, items=whole, turn=turn, covered=covered)
 
     def without(self, item_id: str) -> "Conversation":
-        """Return the conversation without the item."""
+        """Return a copy of the conversation without item `item_id`. It has no turn, so the next
+        prompt is rendered from the items."""
         left = tuple(item for item in self.items if item.id != item_id)
         return replace(self, items=left, turn=None, covered=0)
 
@@ -138,7 +143,8 @@ class _Named(msgspec.Struct):
 
 
 def checked_items(value: Any, stored: StoredItems) -> tuple[ConversationItem, ...]:
-    """Return the new items of a client's list. Raises InvalidField, PromptTooLong."""
+    """Return a client's list of items as items of a conversation, with new ids. stored: items of
+    stored responses, for references by id. Raises InvalidField, PromptTooLong."""
     if not isinstance(value, list):
         raise InvalidField("items", "must be a list of items")
     read_input(value, (), stored, "items")
@@ -146,14 +152,16 @@ def checked_items(value: Any, stored: StoredItems) -> tuple[ConversationItem, ..
 
 
 def given_items(value: Any, stored: StoredItems) -> tuple[ConversationItem, ...]:
-    """Return a request's input as new items. REQUIRES: read_input() took it."""
+    """Return a request's `input` as items of a conversation, with new ids. stored: items of stored
+    responses, for references by id. REQUIRES: read_input() accepted the input."""
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
     return tuple(_kept(_resolved(item, stored)) for item in value)
 
 
 def output_items(body: bytes) -> Iterator[ConversationItem]:
-    """Return a response's output, with its own ids. body: JSON of a stored response."""
+    """Yield the output items of a stored response, with their own ids. body: JSON of the
+    response."""
     for raw in msgspec.json.decode(body, type=_Outputs).output:
         item = bytes(raw)
         yield ConversationItem(msgspec.json.decode(item, type=_Named).id, item)
@@ -192,7 +200,8 @@ class ConversationStore:
         self._values = values
 
     def get(self, context: RequestContext, name: str) -> Conversation:
-        """Return the caller's conversation. Raises HttpRefusal if there is none."""
+        """Return the conversation with id `name` stored for the caller. Raises HttpRefusal if there
+        is none."""
         found = self._values.find(context, name)
         if not isinstance(found, Conversation):
             raise HttpRefusal(
@@ -201,8 +210,8 @@ class ConversationStore:
         return found
 
     def put(self, context: RequestContext, conversation: Conversation) -> None:
-        """Store the conversation in place of the one with its id. Raises HttpRefusal if it does not
-        fit; the stored one then stays unchanged."""
+        """Store the conversation for the caller, in place of one with the same id. Raises
+        HttpRefusal if it exceeds the store's limits; the stored one then stays unchanged."""
         if not self._values.put(context, conversation):
             raise HttpRefusal(
                 400,
@@ -212,7 +221,8 @@ class ConversationStore:
             )
 
     def delete(self, context: RequestContext, name: str) -> None:
-        """Delete the caller's conversation. Raises as get()."""
+        """Delete the conversation with id `name` stored for the caller. Raises HttpRefusal if there
+        is none."""
         self.get(context, name)
         self._values.delete(context, name)
 
@@ -223,8 +233,8 @@ class ConversationStore:
         given: tuple[ConversationItem, ...],
         response: StoredResponse,
     ) -> None:
-        """Add a response's input and output to its conversation, if still stored. asked: the
-        conversation at the time of the request."""
+        """Add the input and output items of a response to its conversation, unless it was deleted.
+        asked: the conversation at the time of the request. given: input items."""
         now = self._values.find(context, asked.id)
         if not isinstance(now, Conversation):
             return
@@ -255,7 +265,8 @@ def conversation_routes(model: ServedModel, store: ResponseStore) -> list[web.Ro
 
 
 def unserved_conversation_routes() -> list[web.RouteDef]:
-    """Return the routes for a process without stored values. Every route rejects its requests."""
+    """Return the /v1/conversations routes for a process without stored conversations. Every route
+    rejects its requests with status 501."""
 
     async def refuse(request: web.Request) -> web.StreamResponse:
         raise HttpRefusal(
@@ -333,7 +344,8 @@ class ConversationHandlers:
 
 
 def _read_new(stored: StoredItems, fields: RequestFields) -> Conversation:
-    """Return a new conversation. Raises InvalidField, PromptTooLong."""
+    """Return a new conversation from the request's `items` and `metadata`. Raises InvalidField,
+    PromptTooLong."""
     fields.refuse_unknown(OF_NEW_CONVERSATION)
     items = () if fields.get("items") is None else _read_items(stored, fields)
     metadata = _metadata(fields)
@@ -341,13 +353,15 @@ def _read_new(stored: StoredItems, fields: RequestFields) -> Conversation:
 
 
 def _read_added(stored: StoredItems, fields: RequestFields) -> tuple[ConversationItem, ...]:
-    """Return the items to add. Raises InvalidField, PromptTooLong."""
+    """Return the items to add to a conversation, with new ids. Raises InvalidField,
+    PromptTooLong."""
     fields.refuse_unknown(OF_NEW_ITEMS)
     return _read_items(stored, fields)
 
 
 def _read_items(stored: StoredItems, fields: RequestFields) -> tuple[ConversationItem, ...]:
-    """Return the request's items. Raises InvalidField, PromptTooLong."""
+    """Return the items of the request's field `items`, with new ids. Raises InvalidField,
+    PromptTooLong."""
     given = fields.items("items")
     if len(given) > MOST_NEW_ITEMS:
         raise InvalidField("items", f"has {len(given)}: send at most {MOST_NEW_ITEMS} at once")
@@ -355,7 +369,7 @@ def _read_items(stored: StoredItems, fields: RequestFields) -> tuple[Conversatio
 
 
 def _read_metadata(fields: RequestFields) -> dict[str, str]:
-    """Return the new metadata. Raises InvalidField."""
+    """Return the new `metadata` of a conversation from the request. Raises InvalidField."""
     fields.refuse_unknown(OF_CHANGED_CONVERSATION)
     return _metadata(fields)
 

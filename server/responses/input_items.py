@@ -1,14 +1,14 @@
-"""`input` of a Responses request, as a chat template takes it: a text, or items.
+"""`input` of a Responses request, as messages for a chat template: a text, or items.
 
 An error names the position of the wrong value.
 
-Compaction: the item with a conversation's summary, for its client and back. Its content is encoded
-with a checksum, not encrypted, because a client may send any other text too. So it needs no key,
-and every node reads the items of other nodes. Pure functions.
+Compaction: the item with the summary of a conversation; a client receives it and sends it back. Its
+content is encoded with a checksum, not encrypted, because a client may send any other text too. It
+therefore needs no key, and every node reads the items of other nodes. Pure functions.
 
-Reasoning: the text of a reasoning item, shown and encoded. `encrypted_content` is the same text
-encoded, for clients returning nothing else. It is no secret, because the item shows the text too.
-Pure functions.
+Reasoning: the text of a reasoning item, in plain and in encoded form. `encrypted_content` is the
+same text encoded, for clients sending back nothing else. It is no secret, because the item shows
+the text too. Pure functions.
 """
 
 import base64
@@ -36,7 +36,7 @@ from .tools import CUSTOM_INPUT, template_name
 
 KIND = "compaction"
 SUMMARY_LEAD = "Summary of the conversation before this, of which only some messages are left:\n\n"
-"""Text placed before the summary in the prompt."""
+"""Text before the summary of a compacted conversation in the prompt."""
 
 _COMPACTION_PREFIX = "tasuki.compaction."
 _CHECK_BYTES = 8
@@ -54,9 +54,10 @@ def read_input(
     field: str = "input",
     pictures: PictureReader | None = None,
 ) -> list[ChatMessage]:
-    """Return the conversation: the earlier messages, then those of the input. stored: items the
-    input may name. field: name for errors. pictures: collects the input's pictures; None: refuse
-    them. Raises InvalidField, PromptTooLong."""
+    """Return the messages `before`, followed by the messages of a request's input. value: a text,
+    or a list of items. stored: items of stored responses, for references by id. field: name of the
+    input in errors. pictures: collects the input's pictures; None: refuse them. Raises
+    InvalidField, PromptTooLong."""
     if isinstance(value, str):
         return [*before, ChatMessage("user", value)]
     if not isinstance(value, list):
@@ -135,7 +136,8 @@ def _message(item: dict[str, Any], place: str, reading: _Reading) -> None:
 
 
 def _text(content: Any, place: str) -> str:
-    """Return the text of a string or of parts of text."""
+    """Return the text of an item's content: a string, or a list of text parts. place: position of
+    the content, for errors."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -201,14 +203,15 @@ _ITEMS: dict[str, Callable[[dict[str, Any], str, _Reading], None]] = {
 
 
 def compaction_item(item_id: str, summary: str) -> dict[str, Any]:
-    """Return the item of a summary."""
+    """Return the compaction item with the summary of a conversation."""
     text = summary.encode(errors="replace")
     encoded = base64.b64encode(_check(text) + text).decode()
     return {"id": item_id, "type": KIND, "encrypted_content": _COMPACTION_PREFIX + encoded}
 
 
 def read_compaction(item: dict[str, Any], place: str) -> str:
-    """Return the summary of a returned item, with its lead. Raises InvalidField."""
+    """Return the summary in a compaction item sent by a client, after the text SUMMARY_LEAD. Raises
+    InvalidField for a damaged item."""
     field = f"{place}.encrypted_content"
     content = item.get("encrypted_content")
     if not isinstance(content, str) or not content.startswith(_COMPACTION_PREFIX):
@@ -232,8 +235,8 @@ def carried(text: str) -> str:
 
 
 def read_reasoning(item: dict[str, Any], place: str) -> str:
-    """Return the reasoning of a returned item. Another model's reasoning has its summary only.
-    Raises InvalidField."""
+    """Return the text of a reasoning item sent by a client: its plain text, its encoded text, or
+    its summary. An item of another model has only the summary. Raises InvalidField."""
     shown = _texts(item.get("content"), f"{place}.content")
     if shown:
         return shown

@@ -1,7 +1,7 @@
-"""The input items of a stored response, listed: GET /v1/responses/ID/input_items.
+"""GET /v1/responses/ID/input_items: pages of the input items of a stored response.
 
-The items come from the stored conversation, earlier turns included. A message sent in parts is one
-item, and calls have ids of their own. Pure functions; any thread.
+The items are made from the messages of the stored conversation, earlier turns included. A message
+is one item even if the client sent it in parts. Tool calls get new ids. Pure functions; any thread.
 """
 
 import json
@@ -25,8 +25,8 @@ _MOST = 100
 
 @dataclass(frozen=True)
 class AskedPage:
-    """after: id of the last item before the page; None: the first page. newest_first: order of the
-    items."""
+    """The page of a list requested by a client. limit: largest number of items. after: id of the
+    item before the page; None: the first page. newest_first: True for the newest item first."""
 
     limit: int
     after: str | None
@@ -34,7 +34,8 @@ class AskedPage:
 
     @staticmethod
     def of(query: Mapping[str, str]) -> "AskedPage":
-        """Return the page of a query. Raises InvalidField."""
+        """Return the page requested by a query's fields `limit`, `order` and `after`. Raises
+        InvalidField."""
         limit = query.get("limit", str(_DEFAULT))
         is_short = limit.isascii() and limit.isdigit() and len(limit) <= len(str(_MOST))
         if not is_short or not 1 <= int(limit) <= _MOST:
@@ -46,7 +47,7 @@ class AskedPage:
 
 
 def listed_items(response: StoredResponse, page: AskedPage) -> bytes:
-    """Return the page as JSON. Raises InvalidField."""
+    """Return a page of the response's input items as JSON. Raises InvalidField."""
     # The last message is the answer.
     messages = response.turn.messages()[:-1]
     items = _items(response.id, messages)
@@ -58,8 +59,9 @@ def listed_items(response: StoredResponse, page: AskedPage) -> bytes:
 
 
 def page_of(owner: str, items: Sequence[tuple[str, bytes]], page: AskedPage) -> bytes:
-    """Return the page of a list as JSON. owner: id of the items' response or conversation. items:
-    ids, and bodies as JSON. Raises InvalidField."""
+    """Return a page of a list of items as JSON. owner: id of the response or conversation with the
+    items, for errors. items: pairs of an id and a JSON body, oldest first. Raises InvalidField if
+    `page.after` is no item of the list."""
     listed = items[::-1] if page.newest_first else items
     first = 0
     if page.after is not None:
@@ -94,7 +96,8 @@ def _items(response_id: str, messages: Sequence[ChatMessage]) -> list[Item]:
 
 
 def _of_message(message: ChatMessage) -> Iterator[tuple[str, Item]]:
-    """Yield the message's items without ids, each with its kind."""
+    """Yield the items made from one message, without ids. Each comes with the prefix of its id,
+    such as "msg"."""
     if message.role == "tool":
         yield "fco", {**_completed("function_call_output"), "output": message.content}
         return

@@ -1,12 +1,13 @@
-"""The items of a response: messages, reasoning, calls of functions and of tools of free text.
+"""The output items of a response: messages, reasoning, calls of functions, and calls of tools with
+free text.
 
 Each item grows in segments. Its methods return bodies of events, without their number in the
 stream. One answer, one thread.
 
-MessageLogprobs: the match between an answer's tokens and a message's text, with the tokens'
-logprobs. A parser emits text later than its tokens arrive, and drops markers. Owns the tokens
-without emitted text. One answer, one thread. Invariant: a token is in at most one message, in
-order.
+MessageLogprobs matches an answer's tokens with a message's text, to show the tokens' logprobs. A
+parser emits text later than its tokens arrive, and drops markers such as tags. Owns the tokens
+waiting for their text to be emitted. One answer, one thread. Invariant: a token is in at most one
+message, in order.
 """
 
 import json
@@ -24,31 +25,33 @@ from .input_items import carried
 from .tools import CUSTOM_INPUT, ToolName
 
 _MOST_WAITING = 256
-"""Number of tokens: longer than any marker held back by a parser."""
+"""Largest number of tokens waiting for their text. A marker held back by a parser is shorter."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 class MessageLogprobs:
     def __init__(self, names: TokenNames) -> None:
-        """names: rule for naming tokens."""
+        """names: rule for naming tokens in logprobs."""
         self._names = names
         self._waiting: deque[tuple[int, TokenOut]] = deque(maxlen=_MOST_WAITING)
-        """Pairs of the token's text length in characters, and the token."""
+        """Tokens with their text not in a message yet. Each comes with its text's length in
+        characters."""
         self._surplus = 0
-        """Characters of the last token not yet in a message."""
+        """Number of characters of the last returned token not in a message yet."""
 
     def add(self, token: TokenOut, text: str) -> None:
-        """Add the next token, and the text completed by it."""
+        """Add the answer's next token. text: the text completed by the token."""
         self._waiting.append((len(text), token))
 
     def drop(self) -> None:
-        """Drop the waiting tokens. They belong to no message."""
+        """Drop the tokens waiting for their text, because it belongs to no message."""
         self._waiting.clear()
         self._surplus = 0
 
     def begin(self, text: str) -> None:
-        """Begin a message with this text. Tokens before the text are markers."""
+        """Begin a message with this text. Drop waiting tokens before the text, because they are
+        markers."""
         self._surplus = 0
         left = sum(length for length, _ in self._waiting)
         while self._waiting and left - self._waiting[0][0] >= len(text):
@@ -59,7 +62,8 @@ class MessageLogprobs:
             self._waiting.popleft()
 
     def of(self, text: str) -> bytes:
-        """Return those of the message's next text, as JSON, a comma behind each."""
+        """Return the logprobs of the tokens with the message's next text, as JSON entries, each
+        followed by a comma."""
         needed = len(text) - self._surplus
         found = bytearray()
         while needed > 0 and self._waiting:
@@ -82,12 +86,14 @@ class OutputItem(Protocol):
     def end(self) -> Iterator[Body]: ...
 
     def whole(self, status: str) -> Body:
-        """Return the item in its present state. status: in_progress, completed or incomplete."""
+        """Return the item as JSON, as far as it has arrived. status: in_progress, completed or
+        incomplete."""
         ...
 
 
 class _TextItem:
-    """An item of one part of text. A subclass sets its part and its events' names."""
+    """An item with one part of text. A subclass sets the type of the part and the names of the
+    item's events."""
 
     part_type: str
     event: str
@@ -105,11 +111,11 @@ class _TextItem:
         return {"type": self.part_type, "text": text}
 
     def more(self) -> Body:
-        """Return further fields for the event of the whole text."""
+        """Return further fields for the event with the item's whole text."""
         return {}
 
     def more_of_delta(self) -> Body:
-        """Return further fields for the event of the newest text."""
+        """Return further fields for an event with new text of the item."""
         return {}
 
     def begin(self) -> Iterator[Body]:
@@ -138,7 +144,8 @@ class MessageItem(_TextItem):
         self._logprobs = bytearray()
 
     def score(self, logprobs: bytes) -> None:
-        """Store the logprobs for the next grow(): JSON entries, each followed by a comma."""
+        """Set the logprobs of the text in the next grow(). logprobs: JSON entries, each followed by
+        a comma."""
         self._newest = logprobs
         self._logprobs += logprobs
 
@@ -157,7 +164,7 @@ class MessageItem(_TextItem):
 
 
 def _listed(values: bytes | bytearray) -> msgspec.Raw:
-    """Return the values as a JSON list. values: JSON, each followed by a comma."""
+    """Return a JSON list. values: JSON values, each followed by a comma."""
     return msgspec.Raw(b"[%b]" % bytes(values).removesuffix(b","))
 
 
@@ -166,7 +173,8 @@ class ReasoningItem(_TextItem):
     event = "response.reasoning_text"
 
     def __init__(self, item_id: str, *, is_carried: bool) -> None:
-        """is_carried: the client asked for the text encoded too."""
+        """is_carried: True if the item also has its text in `encrypted_content`, as asked by the
+        client."""
         super().__init__(item_id)
         self._is_carried = is_carried
 
@@ -178,7 +186,7 @@ class ReasoningItem(_TextItem):
 
 
 class _CallItem:
-    """A call with arguments arriving in segments."""
+    """A tool call. Its arguments arrive in segments."""
 
     def __init__(self, item_id: str, call_id: str, name: ToolName) -> None:
         self._id = item_id
@@ -194,7 +202,8 @@ class _CallItem:
         yield from ()
 
     def _head(self, kind: str, status: str) -> Body:
-        """Return the first fields of a call of either kind."""
+        """Return the first fields of a call's item, for function calls and custom calls. kind: type
+        of the item."""
         head = {"id": self._id, "type": kind, "status": status, "call_id": self._call_id}
         namespace = {} if self._name.namespace is None else {"namespace": self._name.namespace}
         return {**head, "name": self._name.name, **namespace}
@@ -216,7 +225,7 @@ class FunctionCallItem(_CallItem):
 
 
 class CustomCallItem(_CallItem):
-    """A call with free text. The text is known only after the whole arguments have arrived."""
+    """A call of a tool with free text. Its text is known only once all arguments have arrived."""
 
     def grow(self, text: str) -> Iterator[Body]:
         self._text.add(text)
@@ -233,7 +242,8 @@ class CustomCallItem(_CallItem):
 
     @property
     def _input(self) -> str:
-        """Return the tool's input. If the model used other arguments, return these as text."""
+        """Return the free text of the call. If the arguments are not those of a free-text tool,
+        return them as they are."""
         arguments = self._arguments
         try:
             value = json.loads(arguments)

@@ -53,8 +53,9 @@ _SAMPLING = (
 
 @dataclass(frozen=True)
 class AskedResponse:
-    """A parsed request, and the writer of its reply. kept_bytes: memory held by these until the
-    reply ends. in_background: the client need not wait."""
+    """A parsed Responses request, and the writer of its reply. kept_bytes: bytes of memory held by
+    these until the reply ends. in_background: True if the response is made without a waiting
+    client."""
 
     submit: Submit
     options: AnswerOptions
@@ -65,8 +66,9 @@ class AskedResponse:
 
 @dataclass(frozen=True)
 class TooLongResponse:
-    """The error of a streamed request. Agents shorten their conversation only after this error in
-    the stream."""
+    """A streamed request with a too long prompt. The error is sent as an event of the stream,
+    because agents shorten their conversation only after such an event. writer: writer of the
+    stream."""
 
     error: PromptTooLong
     writer: ResponseWriter
@@ -75,7 +77,9 @@ class TooLongResponse:
 def read_response_request(
     model: ServedModel, store: Responses, request: web.Request, fields: RequestFields
 ) -> AskedResponse | TooLongResponse:
-    """Read the request. Raises InvalidRequest, PromptTooLong, PermissionDenied, HttpRefusal."""
+    """Read a Responses request, and render its prompt. A too long prompt of a streamed request is
+    returned as a TooLongResponse. Raises InvalidRequest, PromptTooLong, PermissionDenied,
+    HttpRefusal."""
     try:
         return _read(model, store, request, fields)
     except PromptTooLong as too_long:
@@ -92,7 +96,7 @@ def read_response_request(
 def count_response_tokens(
     model: ServedModel, store: Responses, request: web.Request, fields: RequestFields
 ) -> int:
-    """Return how many tokens the request's prompt has. Raises as read_response_request()."""
+    """Return the number of tokens in the request's prompt. Raises as read_response_request()."""
     refuse_unserved(fields)
     model.named(fields.text("model"))
     turn = read_turn(model, store, request, fields, read_response_tools(fields))
@@ -100,7 +104,8 @@ def count_response_tokens(
 
 
 def _of_input(error: PromptTooLong) -> PromptTooLong:
-    """Return the error with field `input` in place of `messages`, the name used by the renderer."""
+    """Return the error with the field name `input` in place of `messages`. The renderer names the
+    field `messages`."""
     if error.field != "messages":
         return error
     return PromptTooLong(f"input{str(error).removeprefix('messages')}", "input")
@@ -156,7 +161,7 @@ def refuse_unserved(fields: RequestFields) -> None:
         fields.refuse_but(name, harmless)
     check_account_fields(fields)
     if fields.flag("background") and not is_stored(fields):
-        raise InvalidField("store", "must not be false beside background: nobody could fetch it")
+        raise InvalidField("store", "must not be false beside background: it could not be fetched")
     fields.integer("max_tool_calls")
     read_top_logprobs(fields, "top_logprobs")
     text = fields.fields("text")
@@ -193,8 +198,8 @@ def read_response_options(model: ServedModel, fields: RequestFields, room: int) 
 
 
 def _plain_fields(model: ServedModel, fields: RequestFields) -> dict[str, Any]:
-    """Return the response's fields of bounded length. REQUIRES: refuse_unserved() accepted the
-    request."""
+    """Return the fields of a response with bounded length, such as its id and model. REQUIRES:
+    refuse_unserved() accepted the request."""
     effort = fields.fields("reasoning").text("effort")
     conversation = conversation_id(fields)
     return {
@@ -227,7 +232,8 @@ def _sampled(options: AnswerOptions) -> dict[str, Any]:
 
 
 def _echoed(fields: RequestFields) -> dict[str, Any]:
-    """Return the request's fields of unbounded length."""
+    """Return the request's fields to repeat in the response. Unlike the fields of _plain_fields(),
+    their length is not bounded."""
     return {
         "instructions": fields.get("instructions"),
         "metadata": fields.items_by_name("metadata"),

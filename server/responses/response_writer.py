@@ -1,12 +1,12 @@
-"""An answer as a response of OpenAI's: items, whole or as a stream's events.
+"""Writer of an answer as OpenAI's `response`: a JSON body of items, or the events of a stream.
 
-ResponseWriter owns the answer so far. Has no part in HTTP. One answer, one thread. Invariants: one
-item of a stream is open at a time, and each is done before the next is added. Events are numbered
-without a gap.
+ResponseWriter owns the answer so far. It sends nothing over HTTP itself. One answer, one thread.
+Invariants: a stream has at most one open item, and ends it before the next is added. Events are
+numbered without a gap.
 
-ResponseHead: the fields of a response independent of the answer: short ones, and copies of the
-request's fields. Immutable values. Invariant: the copies are held once, as JSON. Only a response's
-first and last events contain them. They may be as long as the request's body.
+ResponseHead: the fields of a response known before its answer: short fields, and copies of the
+request's fields. Immutable values. Invariant: the copies are held once, as JSON. Only the first and
+last events of a response contain them, because they may be as long as the request's body.
 """
 
 import time
@@ -51,14 +51,17 @@ _WITHOUT_ECHOES: dict[str, Any] = {
     "tool_choice": "auto",
     "tools": [],
 }
-"""Defaults for the request's fields. Clients read these in every response, so none is left out."""
+"""Default values of the request's fields in a response. Clients read these fields in every
+response, so none is left out."""
 
 
 @dataclass(frozen=True)
 class ResponseHead:
-    """brief: all fields, with defaults in place of the request's own. whole: all fields. Values are
-    JSON values and msgspec.Raw. kept_bytes: memory of the request's fields. with_hit: usage
-    explains the hit. carries_reasoning: reasoning items have their text encoded too."""
+    """The fields of a response known before its answer. brief: all these fields, with defaults in
+    place of the request's own. whole: all these fields, the request's own as msgspec.Raw.
+    kept_bytes: bytes of memory for the request's own fields. with_hit: `usage` has the breakdown of
+    the cache hit. carries_reasoning: reasoning items also have their text in
+    `encrypted_content`."""
 
     brief: Mapping[str, Any]
     whole: Mapping[str, Any]
@@ -74,8 +77,8 @@ class ResponseHead:
         *,
         carries_reasoning: bool = False,
     ) -> "ResponseHead":
-        """Return the head of these fields. plain: short ones. echoed: the request's own fields, by
-        the names of _WITHOUT_ECHOES; a missing one keeps its default."""
+        """Return the head of a response. plain: its short fields. echoed: the request's own fields,
+        with names among those of _WITHOUT_ECHOES; an absent one keeps its default."""
         raw = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in echoed.items()}
         brief = {**plain, **_WITHOUT_ECHOES}
         size = sum(len(bytes(value)) for value in raw.values())
@@ -90,11 +93,12 @@ class ResponseHead:
 
 
 _KEPT_OF_LETTER = 6
-"""Bytes for each character: once in the items, once in the turn, and again while the ending is
-written."""
+"""Bytes of memory for each character of the answer: in its item, in the stored turn, and while the
+last event is written."""
 _KEPT_OF_TOKEN = 8
 _KEPT_OF_LOGPROB = 4
-"""Copies of each logprob: in the message and its events, and while the ending is written."""
+"""Number of copies in memory of each logprob: in its message, in its events, and while the last
+event is written."""
 _NO_USAGE: dict[str, Any] = {
     **dict.fromkeys(("input_tokens", "output_tokens", "total_tokens"), 0),
     "input_tokens_details": {"cached_tokens": 0},
@@ -104,7 +108,7 @@ _ERROR_CODE = {"internal": "server_error", "rate_limited": "rate_limit_exceeded"
 
 
 class ResponseWriter:
-    """An AnswerWriter."""
+    """An AnswerWriter for OpenAI's Responses API."""
 
     def __init__(
         self,
@@ -113,7 +117,8 @@ class ResponseWriter:
         tools: ResponseTools,
         logprobs: MessageLogprobs | None = None,
     ) -> None:
-        """logprobs: logprobs of messages' tokens; None: messages have none."""
+        """parser: splits the answer into reasoning, content and calls. tools: the client's names
+        for its tools. logprobs: source of the logprobs in messages; None: messages show none."""
         self.id = head.id
         self._head = head
         self.may_complete = parser.may_complete
@@ -122,7 +127,7 @@ class ResponseWriter:
         self._tools = tools
         self._logprobs = logprobs
         self._record: TurnRecord | None = None
-        """Record of the turn; None if the response is not stored."""
+        """Record of the tokens and the message of this turn; None if the response is not stored."""
         self._store: Store | None = None
         self._is_answered = True
         self._number = 0
@@ -132,12 +137,12 @@ class ResponseWriter:
         self._end: dict[str, Any] = _not_ended("in_progress")
 
     def keep(self, record: TurnRecord, store: Store) -> None:
-        """Set up the storing of the response at its end. record: record of its turn, before the
-        answer. REQUIRES: no part of the answer has arrived."""
+        """Store the response at its end. record: record of its turn; it has only the prompt yet.
+        store: function to store the response. REQUIRES: no part of the answer has arrived."""
         self._record, self._store = record, store
 
     def leave_unanswered(self) -> None:
-        """Make ending() write a response without an answer. REQUIRES: the engine is asked for no
+        """Make ending() write a response without output. REQUIRES: the engine was asked for no
         token."""
         self._is_answered = False
 
@@ -147,15 +152,16 @@ class ResponseWriter:
 
     @property
     def kept_bytes(self) -> int:
-        """Return the memory of the items and, if stored, of the turn, in bytes. Each holds its
-        text."""
+        """Return the bytes of memory held for the answer: its items and, if it is stored, its turn.
+        Both hold the answer's text."""
         return self._kept_bytes
 
     def opening(self) -> bytes:
         return self._whole_event("response.created") + self.keep_alive()
 
     def queued_opening(self) -> bytes:
-        """Open a response without a waiting client. It is queued until leave_queue()."""
+        """Return the first events of a background response. Its status is "queued" until
+        leave_queue()."""
         self._end = _not_ended("queued")
         return self._whole_event("response.created") + self._brief_event("queued")
 
@@ -164,7 +170,8 @@ class ResponseWriter:
         return bool(self._end["status"] == "queued")
 
     def leave_queue(self) -> bytes:
-        """Mark the response as in progress, before its first segment. Return the event."""
+        """Mark a queued response as in progress, before its first segment. Return the event about
+        it."""
         self._end = _not_ended("in_progress")
         return self.keep_alive()
 
@@ -196,8 +203,8 @@ class ResponseWriter:
         return events + self._whole_event(f"response.{status}")
 
     def unanswered(self, ending: Ending | None) -> bytes:
-        """Return the last event of a response requested without an answer. ending: ending of the
-        engine's work on the prompt; None: there is no prompt yet."""
+        """Return the last event of a response without output. ending: ending of the engine's work
+        on the prompt; None: the prompt is empty."""
         usage = _NO_USAGE if ending is None else self._usage(self._parser.ending(ending))
         self._end = {**_not_ended("completed"), "completed_at": int(time.time()), "usage": usage}
         if self._record is not None:
@@ -212,18 +219,19 @@ class ResponseWriter:
         return self._whole_event("response.failed")
 
     def cancellation(self) -> bytes:
-        """Return the last event of a cancelled response."""
+        """Mark the response as cancelled, and return its last event."""
         self._end = _not_ended("cancelled")
         return self._whole_event("response.cancelled")
 
     def keep_without_answer(self) -> None:
-        """Store a failed or cancelled response without its answer."""
+        """Store a failed or cancelled response. Its turn has the prompt's messages, but no
+        answer."""
         if self._record is not None:
             self._keep(self._record.unanswered())
 
     def keep_alive(self) -> bytes:
-        """Return a keep-alive event. Some clients wait for events and ignore comments. The event is
-        always short: it has no items and no fields of the request."""
+        """Return a keep-alive event, because some clients wait for events and ignore comments. The
+        event is short: it has no items, and none of the request's own fields."""
         return self._brief_event("in_progress")
 
     def whole(self) -> dict[str, Any]:
@@ -231,11 +239,11 @@ class ResponseWriter:
         return found
 
     def body(self) -> bytes:
-        """Return the response in its present state, as JSON."""
+        """Return the response as JSON, as far as it is made."""
         return msgspec.json.encode(self._whole())
 
     def _whole(self) -> dict[str, Any]:
-        """Return the response, with the request's fields as msgspec.Raw."""
+        """Return the response as far as it is made. The request's own fields are msgspec.Raw."""
         return {**self._head.whole, **self._end, "output": self._output}
 
     def _keep(self, turn: StoredTurn) -> None:
@@ -297,7 +305,8 @@ class ResponseWriter:
         return FunctionCallItem(self._named("fc"), call_id, named)
 
     def _named(self, kind: str) -> str:
-        """Return the id of the next item. REQUIRES: no item is open."""
+        """Return the id of the next output item. kind: prefix of the id. REQUIRES: no item is
+        open."""
         return item_id(kind, self.id, len(self._output))
 
     def _brief_event(self, status: str) -> bytes:
@@ -320,7 +329,8 @@ class ResponseWriter:
         return events
 
     def _in_item(self, bodies: Iterable[dict[str, Any]]) -> bytes:
-        """Return the events of the open item."""
+        """Return the events of the open item, with its index in the output. bodies: bodies of the
+        events."""
         place = {"output_index": len(self._output)}
         return b"".join([self._event({**body, **place}) for body in bodies])
 
@@ -331,7 +341,7 @@ def _not_ended(status: str) -> dict[str, Any]:
 
 
 def response_usage(end: ChatEnding, *, with_hit: bool) -> dict[str, Any]:
-    """Return a reply's usage. with_hit: it explains the hit."""
+    """Return the `usage` of a response. with_hit: add the breakdown of the cache hit."""
     usage = end.ending.usage
     hit = usage.hit
     details: dict[str, Any] = {"cached_tokens": 0 if hit is None else hit.usable_tokens}

@@ -1,26 +1,25 @@
-"""Stored responses for continuation by later ones: their bodies, and the exact tokens at their
-ends.
+"""Stored responses: their JSON bodies, and their exact tokens, for responses continuing them.
 
 ResponseStore owns the stored responses, in memory. Any thread. Invariants:
 - Only the caller and tenant of a response find it.
-- No key holds more than its count. If there are several keys, none holds more than half of the
-  bytes.
-- All responses together take at most the capacity: each is a few blocks of bytes, and its size
-  counts them all.
-- The owner with the most bytes loses its least recently used response first, so no owner crowds out
-  the others.
+- No key holds more responses than its limit. If there are several keys, none holds more than half
+  of the bytes.
+- All responses together take at most the capacity in bytes. Each is a few blocks of bytes, and
+  its size counts them all.
+- If all responses together exceed the capacity, the owner with the most bytes loses its least
+  recently used one, so no owner crowds out the others.
 - Each response is dropped after its lifetime.
 
-Messages: a conversation as JSON bytes. They take a little more than the text; Python objects take
-up to fifty times as much. Pure functions; any thread. Invariant: reading returns the written
+Messages: a conversation as JSON bytes. They take a little more memory than the text; Python objects
+take up to fifty times as much. Pure functions; any thread. Invariant: reading returns the written
 values, also for lone surrogates, integers of any length and NaN. msgspec would not keep these.
 
-StoredItems: items of stored responses, for later requests with their ids in place of the items. An
-item's id contains its response and its index there, so no table of items is needed. Any thread; one
-request.
+StoredItems: items of stored responses, for requests with an item's id in place of the item. An
+item's id contains its response's id and its index there, so no table of items is needed. Any
+thread; one request.
 
-TurnRecord: a response's turn while it is answered: its tokens, and the message of its answer. One
-answer, one thread. Invariant: all of it is bytes and arrays, with a few bytes for each token.
+TurnRecord: the turn of a response in progress: its tokens, and the message of its answer. One
+answer, one thread. Invariant: it consists of bytes and arrays, with a few bytes for each token.
 """
 
 import json
@@ -51,19 +50,19 @@ from tasuki.server.text.text_answer import (
 from tasuki.utils.signatures import Clock
 
 _ENTRY_BYTES = 1500
-"""Bytes of a response's objects and of its entries in the store's tables."""
+"""Bytes of memory for a response's objects and its entries in the store's tables."""
 
 NO_CONTEXT = b""
-"""Context without a turn to continue: no digest equals it."""
+"""Value of `StoredTurn.context` for a turn with tokens not to be continued: it equals no digest."""
 
 _Owner = tuple[str, str | None]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTurn:
-    """tokens: the prompt and its answer, int32 [T]. conversation: its messages without
-    instructions, encoded by written_messages(). context: digest of all other inputs of the prompt's
-    text."""
+    """The exact tokens of a response's turn, and its messages. tokens: the prompt and its answer,
+    int32 [T]. conversation: all messages without the instructions, encoded by written_messages().
+    context: digest of the prompt's other inputs (instructions, tools, template variables)."""
 
     tokens: Tokens
     conversation: bytes
@@ -71,22 +70,23 @@ class StoredTurn:
 
     @staticmethod
     def of(tokens: Tokens, messages: Sequence[ChatMessage], context: bytes) -> "StoredTurn":
-        """Return the turn of a conversation."""
+        """Return a turn with these tokens and messages. context: digest of the prompt's other
+        inputs."""
         return StoredTurn(tokens, written_messages(messages), context)
 
     @property
     def size(self) -> int:
-        """Return the memory in bytes, except a few objects."""
+        """Return the memory of the turn in bytes, a few objects not counted."""
         return len(self.conversation) + len(self.context) + self.tokens.nbytes
 
     def messages(self) -> tuple[ChatMessage, ...]:
-        """Return the conversation, read anew by each call."""
+        """Return all messages of the turn, answer included. Each call decodes them anew."""
         return read_messages(self.conversation)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """body: JSON."""
+    """A response kept for later requests. body: the response as JSON."""
 
     id: str
     body: bytes
@@ -94,12 +94,13 @@ class StoredResponse:
 
     @property
     def size(self) -> int:
-        """Return the memory in bytes."""
+        """Return the memory of the response in bytes."""
         return _ENTRY_BYTES + len(self.body) + self.turn.size
 
 
 class StoredValue(Protocol):
-    """An immutable stored value. size: bytes of memory, with the entry's."""
+    """An immutable value of the store: a response or a conversation. size: its memory in bytes,
+    with its entry in the store."""
 
     @property
     def id(self) -> str: ...
@@ -108,7 +109,8 @@ class StoredValue(Protocol):
 
 
 class StoredValues(Protocol):
-    """The values of a ResponseStore. Its bounds hold for all values together."""
+    """Interface of a ResponseStore for values of any kind. Its limits hold for all kinds
+    together."""
 
     def put(self, context: RequestContext, value: StoredValue) -> bool: ...
     def find(self, context: RequestContext, name: str) -> StoredValue | None: ...
@@ -124,18 +126,18 @@ class _Held:
 
 
 Keep = Callable[[RequestContext, StoredResponse], object]
-"""Takes a response at its end."""
+"""Function to store or keep a response at its end, for the caller in the context."""
 
 Store = Callable[[StoredResponse], object]
-"""Stores a response of a known caller at its end."""
+"""Function to store a response at its end. Its caller is already bound."""
 
 
 class Responses(Protocol):
-    """The stored responses used by a call, with ResponseStore's methods. Any thread; put() on the
-    event loop's thread.
+    """Interface of the stored responses for reading a request. Methods are those of ResponseStore.
+    Any thread; put() only on the event loop's thread.
 
-    unstored: function for a response not to be stored; None: there is none. values: other stored
-    values; None: another process has them.
+    unstored: function for a response not to be stored; None: such a response is dropped. values:
+    stored values of all kinds; None: another process has them.
     """
 
     @property
@@ -150,8 +152,9 @@ class ResponseStore:
     unstored: Keep | None = None
 
     def __init__(self, clock: Clock, capacity: int, per_key: int, seconds: float) -> None:
-        """clock: monotone seconds. capacity: bytes. per_key: limit of responses for one key; 0: no
-        limit. seconds: lifetime of a response."""
+        """clock: function to a monotonic time in seconds. capacity: limit of all stored values in
+        bytes. per_key: largest number of responses of one key; 0: no limit. seconds: lifetime of a
+        response."""
         self._clock = clock
         self._capacity = capacity
         self._per_key = per_key
@@ -163,7 +166,7 @@ class ResponseStore:
         self._of: dict[_Owner, OrderedDict[str, int]] = {}
         self._bytes: dict[_Owner, int] = {}
         self._owners: dict[_Owner, _Owner] = {}
-        """Each owner once, shared by its responses."""
+        """One object for each owner, shared by the entries of its responses, to save memory."""
         self._used = 0
 
     def __len__(self) -> int:
@@ -175,12 +178,12 @@ class ResponseStore:
 
     @property
     def used(self) -> int:
-        """Return the bytes of all stored values."""
+        """Return the memory of all stored values in bytes."""
         return self._used
 
     def put(self, context: RequestContext, value: StoredValue) -> bool:
-        """Store the value in place of the one of its id, unless it alone exceeds a bound. Return
-        whether it was stored."""
+        """Store the value for the caller, in place of one with the same id. Return False if the
+        value alone exceeds a limit and is not stored."""
         owner, size = _owner(context), value.size
         one_of_many = context.caller.is_one_of_many
         most = self._capacity // 2 if one_of_many else self._capacity
@@ -203,12 +206,13 @@ class ResponseStore:
             return value.id in self._held
 
     def get(self, context: RequestContext, response_id: str) -> StoredResponse | None:
-        """Return the caller's response with this id; None if there is none."""
+        """Return the response stored for the caller with this id; None if there is none."""
         found = self.find(context, response_id)
         return found if isinstance(found, StoredResponse) else None
 
     def find(self, context: RequestContext, name: str) -> StoredValue | None:
-        """Return the caller's value with this id, of any kind; None if there is none."""
+        """Return the response or conversation stored for the caller with this id; None if there is
+        none."""
         with self._lock:
             self._drop_ended()
             held = self._found(context, name)
@@ -218,7 +222,8 @@ class ResponseStore:
             return held.value
 
     def delete(self, context: RequestContext, response_id: str) -> bool:
-        """Drop the caller's response with this id. Return True if it existed."""
+        """Drop the response or conversation stored for the caller with this id. Return True if
+        there was one."""
         with self._lock:
             self._drop_ended()
             held = self._found(context, response_id)
@@ -259,19 +264,21 @@ _NAME = re.compile(r"[a-z]+_([0-9a-f]{32})_[0-9]+")
 
 
 def item_id(kind: str, response_id: str, place: int) -> str:
-    """Return an item's id. kind: msg, rs, fc or ctc. place: index in the response's output."""
+    """Return the id of an output item. kind: prefix of the id, such as msg, rs, fc or ctc. place:
+    index of the item in the response's output."""
     return f"{kind}_{response_id.removeprefix(_RESPONSE)}_{place}"
 
 
 class StoredItems:
     def __init__(self, store: Responses, context: RequestContext) -> None:
-        """context: caller and tenant of the responses."""
+        """store: the stored responses. context: caller and tenant of the responses."""
         self._store = store
         self._context = context
         self._of: dict[str, dict[str, dict[str, Any]]] = {}
 
     def get(self, name: str) -> dict[str, Any] | None:
-        """Return the item as in its response; None if it is not stored for this caller."""
+        """Return the output item with this id as JSON; None if its response is not stored for the
+        caller."""
         found = _NAME.fullmatch(name)
         if found is None:
             return None
@@ -289,7 +296,8 @@ class StoredItems:
 
 class TurnRecord:
     def __init__(self, prompt: Tokens, messages: Sequence[ChatMessage], context: bytes) -> None:
-        """messages: the conversation before the answer. context: field of StoredTurn."""
+        """prompt: token ids of the prompt. messages: conversation before the answer. context:
+        digest of the prompt's other inputs, as in StoredTurn."""
         self._prompt = prompt
         self._before = written_messages(messages)
         self._context = context
@@ -301,14 +309,15 @@ class TurnRecord:
 
     @property
     def kept_bytes(self) -> int:
-        """Return the memory before the answer in bytes, without the prompt."""
+        """Return the bytes of memory for the messages before the answer. The prompt's tokens are
+        not counted."""
         return len(self._before)
 
     def add_token(self, token: int) -> None:
         self._tokens.append(token)
 
     def add(self, item: AnswerItem) -> None:
-        """Take the answer's next part."""
+        """Add the next parsed part of the answer: reasoning, content or a piece of a tool call."""
         match item:
             case Reasoning(text):
                 self._reasoning.add(text)
@@ -323,7 +332,7 @@ class TurnRecord:
                 pass
 
     def turn(self) -> StoredTurn:
-        """Return the whole turn. REQUIRES: the answer has ended."""
+        """Return the turn with the prompt and the answer. REQUIRES: the answer has ended."""
         calls = [*zip(self._names, map(str, self._arguments), strict=True)]
         # An answer without text is a message too.
         answer = written_answer(str(self._content), str(self._reasoning), calls)
@@ -332,8 +341,8 @@ class TurnRecord:
         return StoredTurn(tokens, conversation, self._context)
 
     def unanswered(self) -> StoredTurn:
-        """Return the turn of a response without an answer. A request continuing it is rendered
-        whole."""
+        """Return the turn of a response without an answer. Its tokens are not continued: a later
+        request renders all messages anew."""
         return StoredTurn(self._prompt, self._before, NO_CONTEXT)
 
 
@@ -341,7 +350,7 @@ NO_MESSAGES = b"[]"
 
 
 def written_messages(messages: Iterable[ChatMessage]) -> bytes:
-    """Return the messages as one JSON list."""
+    """Return the messages encoded as one JSON list."""
     listed = [
         (
             message.role,
@@ -356,21 +365,23 @@ def written_messages(messages: Iterable[ChatMessage]) -> bytes:
 
 
 def written_answer(content: str, reasoning: str, calls: Sequence[tuple[str, str]]) -> bytes:
-    """Return an assistant's message as a list of one. calls: names and argument texts. The texts
-    are parsed only when the message is read, because parsing may be slow."""
+    """Return an assistant's message encoded like written_messages(), as a list of one. calls: pairs
+    of a function's name and its arguments as JSON text. The arguments are parsed only when the
+    message is read, because parsing may be slow."""
     text = json.dumps([("assistant", content, reasoning, calls)], ensure_ascii=False)
     return text.encode(errors="surrogatepass")
 
 
 def joined_messages(first: bytes, second: bytes) -> bytes:
-    """Return one list of both lists' messages. REQUIRES: written_messages() made both."""
+    """Return one JSON list with the messages of two encoded lists. REQUIRES: written_messages() or
+    written_answer() made both."""
     if NO_MESSAGES in (first, second):
         return second if first == NO_MESSAGES else first
     return b"%b,%b" % (first[:-1], second[1:])
 
 
 def read_messages(written: bytes) -> tuple[ChatMessage, ...]:
-    """Return the messages encoded by written_messages()."""
+    """Return the messages of a list encoded by written_messages()."""
     listed: list[tuple[str, str, str | None, list[tuple[str, Any]]]]
     listed = json.loads(written.decode(errors="surrogatepass"))
     return tuple(
@@ -380,5 +391,5 @@ def read_messages(written: bytes) -> tuple[ChatMessage, ...]:
 
 
 def _call(name: str, arguments: Any) -> ToolCall:
-    """Return the call. arguments: an object, or a model's text."""
+    """Return a tool call. arguments: an object, or a model's text with the object."""
     return ToolCall(name, read_arguments(arguments) if isinstance(arguments, str) else arguments)

@@ -1,4 +1,4 @@
-"""`tools` of a Responses request, as function definitions for templates, and the client's names for
+"""`tools` of a Responses request: function definitions for chat templates, and the names to show in
 calls.
 
 Pure functions and immutable values; an error names the position of the wrong value.
@@ -18,7 +18,7 @@ from tasuki.server.text.grammars.asked_grammar import AskedGrammar, of_text
 from tasuki.server.text.grammars.call_grammar import OfferedTool, ToolChoice
 
 CUSTOM_INPUT = "input"
-"""Name of the only parameter of a free-text tool, as shown to a template."""
+"""Name of the only parameter of a free-text tool, in its definition for the template."""
 
 _FUNCTION = "function"
 _NULLABLE = ("description", "parameters", "strict")
@@ -28,7 +28,8 @@ _SYNTAXES = {"lark": GrammarKind.LARK, "regex": GrammarKind.REGEX}
 
 @dataclass(frozen=True)
 class ToolName:
-    """The client's name for a tool. is_custom: the tool takes free text, no arguments."""
+    """The name of a tool in the client's request. is_custom: True if the tool takes free text in
+    place of arguments."""
 
     name: str
     namespace: str | None = None
@@ -37,8 +38,9 @@ class ToolName:
 
 @dataclass(frozen=True)
 class ResponseTools:
-    """offered: offered tools; empty if tool_choice is none. names: the client's names, by the
-    template's names. parallel: an answer may hold more than one call."""
+    """The tools of a request. offered: tools shown to the model; empty if `tool_choice` is none.
+    names: the client's names, by the names in the template. parallel: True if an answer may hold
+    more than one call. choice: the calls the model may or must make."""
 
     offered: list[OfferedTool]
     names: Mapping[str, ToolName]
@@ -47,12 +49,12 @@ class ResponseTools:
 
     @property
     def definitions(self) -> list[Mapping[str, Any]]:
-        """Return the definitions for the template."""
+        """Return the tools' function definitions for the chat template."""
         return [tool.definition for tool in self.offered]
 
     def named(self, name: str) -> ToolName:
-        """Return the client's name of a called tool. The model may call an unknown tool: then
-        return its own name."""
+        """Return the client's name of a tool called by the model. An unknown tool keeps the model's
+        name for it."""
         return self.names.get(name) or ToolName(name)
 
 
@@ -76,8 +78,9 @@ def read_response_tools(fields: RequestFields) -> ResponseTools:
 
 
 def echoed_tools(fields: RequestFields) -> list[dict[str, Any]]:
-    """Return the tools for the response. Open Responses' schema requires every field of a function,
-    null if absent. REQUIRES: read_response_tools() accepted them."""
+    """Return the request's tools for the response. Absent fields of functions are added as null,
+    because the schema of Open Responses requires them. REQUIRES: read_response_tools() accepted the
+    tools."""
     absent: dict[str, Any] = dict.fromkeys(_NULLABLE)
     return [
         {**absent, **tool} if tool["type"] == _FUNCTION else tool for tool in fields.items("tools")
@@ -91,7 +94,8 @@ def _choice(choice: Any) -> ToolChoice:
 
 
 def _chosen_name(item: Mapping[str, Any]) -> str | None:
-    """Return the chosen tool's name, as shown to the template."""
+    """Return the name in the template of a tool chosen by `tool_choice`. Return None for an invalid
+    item."""
     name, namespace = item.get("name"), item.get("namespace")
     if item.get("type") not in ("function", "custom"):
         return None
@@ -152,8 +156,9 @@ def _function(tool: dict[str, Any], place: str) -> dict[str, Any]:
 
 
 def _custom(tool: dict[str, Any], place: str) -> dict[str, Any]:
-    """Return the definition of a free-text tool: its text is one parameter. The description shows
-    the grammar too, because the model does not see the constraint on sampling."""
+    """Return the function definition of a free-text tool: the text is its only parameter. The
+    description contains the text's grammar, because the model does not see the constraint on
+    sampling."""
     description = tool.get("description") or ""
     grammar = _input_grammar(tool, place)
     if grammar is not None:
@@ -168,7 +173,8 @@ def _custom(tool: dict[str, Any], place: str) -> dict[str, Any]:
 
 
 def _input_grammar(tool: dict[str, Any], place: str) -> AskedGrammar | None:
-    """Return the grammar of a custom tool's text; None: free text. Raises InvalidField."""
+    """Return the grammar of a free-text tool's text; None if any text is allowed. Raises
+    InvalidField."""
     form = {"type": "text"} if tool.get("format") is None else tool["format"]
     if not isinstance(form, dict) or form.get("type") not in ("text", "grammar"):
         raise InvalidField(f"{place}.format", "must be text or a grammar")

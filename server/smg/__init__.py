@@ -1,1 +1,1 @@
-"""The engine side of the smg gateway's protocol."""
+"""The engine side of the gRPC protocol spoken by the model gateway smg."""

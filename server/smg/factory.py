@@ -1,6 +1,8 @@
-"""Factory of the smg gateway's engine protocol service, if the node is to serve it.
+"""Factory of the gRPC service for the smg gateway, used if the node is configured to serve a
+gateway.
 
-The optional package is imported only here, so a node without a gateway does not need it.
+The optional package smg-grpc-proto is imported only here, so a node without a gateway does not need
+it.
 """
 
 from collections.abc import Callable
@@ -18,11 +20,12 @@ from .gateway_model import GatewayModel
 
 
 class GatewayUnavailable(RuntimeError):
-    """The protocol is to be served and its package is not installed."""
+    """Error: the config asks for the gateway service, but its package is not installed."""
 
 
 GatewayServices = Callable[[EngineClient], tuple[Service, ...]]
-"""Returns the gateway's services over the engine's client. Raises GatewayUnavailable."""
+"""Function from the engine's client to the gRPC services for a gateway. Raises
+GatewayUnavailable."""
 
 
 def gateway_of(
@@ -34,10 +37,11 @@ def gateway_of(
     codec: TextCodec | None,
     answers: Answers | None = None,
 ) -> GatewayServices:
-    """Return a function from the engine's client to the gateway's services. If the config disables
-    the gateway, it returns none and does not read the model's folder. max_tokens: limit for prompt
-    and answer together. max_batch: requests in one forward. codec: None if another node samples the
-    answers. answers: receiver of the requests; default: the engine's client. The function raises
+    """Return a function from the engine's client to the gRPC services for a gateway. It returns no
+    services if the config disables the gateway, and then does not read the model's folder.
+    max_tokens: limit for prompt and answer together. max_batch: largest number of requests in one
+    forward. codec: codec for stop strings and grammars; None if another node samples the answers.
+    answers: receiver of the gateway's requests; None: the engine's client. The function raises
     GatewayUnavailable."""
 
     def services(client: EngineClient) -> tuple[Service, ...]:

@@ -1,6 +1,6 @@
 """The model served by a node, as reported to a gateway. Plain values, any thread.
 
-Imports nothing of the gateway's protocol, because a node without the package builds one too.
+Imports nothing of the gateway's protocol, because a node without its package uses this module too.
 """
 
 import json
@@ -15,8 +15,9 @@ from tasuki.server.config import ServerConfig
 
 @dataclass(frozen=True)
 class GatewayModel:
-    """folder: the checkpoint's. max_tokens: prompt and answer together. eos_ids end an answer
-    unless it ignores them. placeholders: token ids that stand for pictures."""
+    """The served model's properties for a gateway. folder: checkpoint folder. max_tokens: limit for
+    prompt and answer together. eos_ids: ids of the tokens ending an answer, unless the request
+    ignores them. placeholders: token ids standing for pictures."""
 
     folder: Path
     name: str

@@ -1,13 +1,13 @@
-"""The messages of one request of a gateway: reader of the request, writer of the answer.
+"""Reader of a gateway's GenerateRequest, and writer of the answer as GenerateResponse messages.
 
-Requests: reads a gateway's GenerateRequest, or rejects it with the field and the fix. Pure except
-for random seeds. A request with a grammar may take seconds, so it is read on a codec's thread. An
-unsupported field is rejected if it would change the answer.
+The reader rejects a request with the wrong field's name and the fix. Pure except for random seeds.
+A request with a grammar may take seconds, so it is read on a codec's thread. An unsupported field
+is rejected if it would change the answer.
 
-GatewayAnswer: converts the engine's answer to one request to GenerateResponse messages. Owns the
-answer so far. Has no part in gRPC. One answer, one thread. Invariant: a stop token is sent only if
-the request keeps it. Nothing is sent after a stop string. The counts include every token computed
-up to the end.
+GatewayAnswer converts the engine's answer to GenerateResponse messages. Owns the answer so far.
+Makes no gRPC calls itself. One answer, one thread. Invariant: a stop token is sent only if the
+request keeps it. Nothing is sent after a stop string. The counts include every token sampled up to
+the answer's end.
 """
 
 import secrets
@@ -61,9 +61,10 @@ _WITHOUT_EFFECT: dict[str, tuple[float, ...]] = {"n": (0, 1)}
 
 @dataclass(frozen=True)
 class GatewayRequest:
-    """stops: stop strings of the answer. keeps_stop_token: send a stop token as the answer's last
-    token. asked: grammar of the answer, not yet checked; None if another node samples the
-    answer."""
+    """A parsed request of a gateway. stops: stop strings of the answer. streams: send chunks before
+    the complete message. keeps_stop_token: send the stop token too, as the answer's last token.
+    asked: grammar of the answer, not yet compiled; None without a grammar, or if another node
+    samples the answer."""
 
     submit: Submit
     stops: tuple[str, ...]
@@ -83,8 +84,9 @@ def read_gateway_request(
     tenant: str | None = None,
     codec: TextCodec | None = None,
 ) -> GatewayRequest:
-    """Return the gateway's request. tenant: owner of the prompt. codec: codec of the sampling node;
-    None: another node samples, gets the same grammar and checks it. Raises InvalidRequest."""
+    """Return the parsed request of a gateway. tenant: tenant of the caller; part of the cache salt.
+    codec: codec of this node, if it samples the answer; None: another node gets the same request,
+    samples and checks the grammar. Raises InvalidRequest."""
     # Before the prompt: its ids have placeholders for such inputs.
     if request.HasField("mm_inputs") or request.HasField("encode_bootstrap_info"):
         raise InvalidField("mm_inputs", "is not supported here: this model reads text only")
@@ -143,9 +145,11 @@ def _transfer(request: pb.GenerateRequest) -> GatewayTransfer | None:
 
 
 def _sampling(
-    wanted: pb.SamplingParams, model: GatewayModel, transfer_id: int, top_logprobs: int
+    wanted: pb.SamplingParams, model: GatewayModel, free_tokens: int, top_logprobs: int
 ) -> SamplingParams:
-    """Return the sampling parameters. room: largest number of tokens after the prompt."""
+    """Return the engine's sampling parameters for the gateway's. free_tokens: largest number of
+    tokens after the prompt; the limit of new tokens if the request sets no `max_new_tokens`.
+    top_logprobs: number of likeliest tokens reported with each token."""
     for name, harmless in _WITHOUT_EFFECT.items():
         if getattr(wanted, name) not in harmless:
             raise InvalidField(f"sampling_params.{name}", f"must be left out, or {harmless[-1]}")
@@ -161,7 +165,7 @@ def _sampling(
             model.vocab_size,
             max_new_tokens=wanted.max_new_tokens
             if wanted.HasField("max_new_tokens")
-            else transfer_id,
+            else free_tokens,
             temperature=wanted.temperature if wanted.HasField("temperature") else 1.0,
             # Gateways send -1 for "every token".
             top_k=max(0, wanted.top_k),
@@ -183,8 +187,8 @@ def _sampling(
 
 
 def _grammar(asked: AskedGrammar | None, prompt: Tokens, codec: TextCodec | None) -> Grammar | None:
-    """Return the grammar, placed after the thinking opened by the prompt. smg's reasoning parsers
-    split the answer in the same way."""
+    """Return the grammar for the engine. It holds only after the thinking, if the prompt ends with
+    an opened thinking tag. smg's reasoning parsers split the answer at the same place."""
     if codec is None:
         return None
     return placed(asked, thinking_at_end(prompt, codec), codec)
@@ -207,8 +211,8 @@ def _asked_grammar(wanted: pb.SamplingParams) -> AskedGrammar | None:
 
 
 def _bias(wanted: pb.SamplingParams) -> tuple[tuple[int, float], ...]:
-    """Return the biases by token id, sorted. The message has the ids as text. Raises
-    InvalidField."""
+    """Return the pairs of token id and bias in `logit_bias`, sorted by id. In the message the ids
+    are text. Raises InvalidField."""
     if len(wanted.logit_bias) > MAX_BIASES:
         raise InvalidField(
             "sampling_params.logit_bias",
@@ -232,7 +236,8 @@ class GatewayAnswer:
         detokenizer: IncrementalDetokenizer,
         abort: Callable[[], None],
     ) -> None:
-        """abort: makes the engine end this request; its events go on to their Finished."""
+        """eos_ids: ids of the tokens ending an answer. abort: function to make the engine end this
+        request early; the engine still sends its Finished."""
         self._asked = asked
         self._abort = abort
         self._stop_ids = stop_ids(asked.submit.sampling, eos_ids)
@@ -244,8 +249,8 @@ class GatewayAnswer:
     async def messages(
         self, parts: AsyncGenerator[AnswerPart, None]
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
-        """Yield chunks if the request streams, then one complete message. Raises the exceptions of
-        the parts."""
+        """Yield the answer's messages: chunks if the request streams, then one complete message.
+        parts: the engine's answer. Raises the exceptions of `parts`."""
         async with aclosing(parts):
             async for part in parts:
                 if isinstance(part, Finished):
@@ -261,7 +266,8 @@ class GatewayAnswer:
                     self._abort()
 
     def _shows(self, token: TokenOut) -> bool:
-        """Count the next token. Return True if it is sent to the gateway."""
+        """Count the answer's next token, and search its text for stop strings. Return True if the
+        token is sent to the gateway."""
         if self._stops.found:
             return False
         self._made += 1

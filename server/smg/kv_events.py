@@ -1,17 +1,17 @@
-"""Cache events for a gateway: the blocks usable as hits, as KvEventBatch messages.
+"""Cache events for a gateway's router: the cached blocks usable as hits, as KvEventBatch messages.
 
-UsableBlocks: the cached blocks usable as hits by a gateway: the pages on paths to a checkpoint. A
-hybrid model cannot use a page after the last checkpoint of its path. A router counting such pages
-would route to nonexistent hits. Owns the cached pages with their tokens, because gateways hash for
-themselves. One watch, one thread. Invariants: a page is announced exactly while a checkpoint exists
-at its end or below. Parents are announced before their children and withdrawn after them. Only
-blocks of the wanted namespace are announced, and two namespaces never share a block.
+UsableBlocks: the cached pages on paths to a checkpoint. A hybrid model cannot use a page after the
+last checkpoint of its path. A router counting such pages would route to nonexistent hits. Owns the
+cached pages with their tokens, because gateways compute hashes of their own. One watch, one thread.
+Invariants: a page is announced exactly while a checkpoint exists at its end or below. Parents are
+announced before their children and withdrawn after them. Only blocks of the wanted namespace are
+announced, and two namespaces never share a block.
 
-GatewayEvents: changes of the usable blocks as KvEventBatch messages. Pure except for the clock. A
-stream's sequence numbers continue from the subscriber's last one. So its first snapshot is neither
-stale nor a gap, even if another process answered before. A block of the subscriber's own namespace
-names no namespace, like its requests. Any other block carries its namespace's id as `cache_salt`. A
-gateway includes it in its own hashes.
+GatewayEvents: encoder of changes of the usable blocks as KvEventBatch messages. Pure except for the
+clock. A stream's sequence numbers continue from the subscriber's last one. The subscriber therefore
+takes the first snapshot as neither stale nor a gap, even if it was connected to another process
+before. A block of the subscriber's own namespace carries no namespace, like its requests. Any other
+block carries its namespace's id as `cache_salt`, and a gateway includes the id in its own hashes.
 """
 
 import time
@@ -28,8 +28,9 @@ from tasuki.pycache.packed import CacheEvent, PackedEvents
 
 @dataclass(frozen=True)
 class Block:
-    """tokens: an array, a seventh of a tuple's memory: a node of 64 GB has 50,000 pages, and each
-    gateway a copy."""
+    """A cached page of KV. prefix: hash of all tokens up to the page's end. parent: the same hash
+    for the page before. tokens: the page's token ids. They are an array, with a seventh of a
+    tuple's memory: a node with 64 GB has 50,000 pages, and each gateway connection needs a copy."""
 
     prefix: bytes
     parent: bytes
@@ -38,8 +39,9 @@ class Block:
 
 @dataclass(frozen=True)
 class Announced:
-    """Newly usable blocks. parent: None at the beginning of a prompt. blocks: each is the child of
-    the previous one. namespace: value of CacheEvent.namespace."""
+    """A chain of newly usable blocks. parent: hash of the prefix before the first block; None at
+    the beginning of a prompt. blocks: each is the child of the previous one. namespace: value of
+    CacheEvent.namespace."""
 
     parent: bytes | None
     blocks: tuple[Block, ...]
@@ -48,28 +50,28 @@ class Announced:
 
 @dataclass(frozen=True)
 class Withdrawn:
-    """Blocks no longer usable, children first."""
+    """Blocks no longer usable. prefixes: their prefix hashes, children before their parents."""
 
     prefixes: tuple[bytes, ...]
 
 
 @dataclass(frozen=True)
 class Cleared:
-    """The end of all blocks."""
+    """A change: all blocks become unusable."""
 
 
 Change = Announced | Withdrawn | Cleared
 
 
 def namespace_of(salt: bytes) -> bytes:
-    """Return the namespace of a salt: the name of the empty prefix under it, as in
+    """Return the namespace of a cache salt: the hash of the empty prefix with this salt, as in
     CacheEvent.namespace."""
     return prefix_hashes(np.empty(0, dtype=np.int32), salt)[0]
 
 
 class UsableBlocks:
     def __init__(self, namespace: bytes | None) -> None:
-        """namespace: the wanted CacheEvent.namespace; None: all namespaces."""
+        """namespace: the CacheEvent.namespace to announce blocks of; None: all namespaces."""
         self._namespace = namespace
         self._pages: dict[bytes, Block] = {}
         # By page: the checkpoints at its end or inside the next page, and the children with a
@@ -77,8 +79,9 @@ class UsableBlocks:
         self._worth: dict[bytes, int] = {}
 
     def apply(self, batch: PackedEvents) -> list[Change]:
-        """Return the changes of a batch. Batches come from the watch `spelled`, in order, a
-        snapshot first."""
+        """Apply a batch of cache events. Return the changes of the usable blocks. Batches come in
+        order from a watch of the stream `spelled` (events with the pages' tokens), a snapshot
+        first."""
         changes: list[Change] = []
         if batch.is_snapshot:
             self._clear()
@@ -142,13 +145,15 @@ _BLOCKS_A_MESSAGE = 4096
 
 class GatewayEvents:
     def __init__(self, last_seen: int, own: bytes) -> None:
-        """own: the subscriber's namespace, as CacheEvent.namespace."""
+        """last_seen: the subscriber's last sequence number. own: the subscriber's namespace, as
+        CacheEvent.namespace."""
         self._own = own
         self._sequence = last_seen
         self._events = 0
 
     def batches(self, changes: Sequence[Change]) -> Iterator[pb.KvEventBatch]:
-        """Yield the changes as at least one message, each of bounded size."""
+        """Yield the changes as messages of bounded size. Yield an empty message if there are no
+        changes."""
         events: list[pb.KvCacheEvent] = []
         blocks = 0
         for change in changes:
@@ -184,7 +189,8 @@ class GatewayEvents:
 
 
 def _parts(change: Change) -> Iterator[Change]:
-    """Yield the change; a long chain in parts, each a child of the one before."""
+    """Yield a change in parts of bounded size. A long chain of blocks is split, and each part
+    continues the one before."""
     if not isinstance(change, Announced):
         yield change
         return
@@ -202,5 +208,6 @@ def _block(block: Block) -> pb.KvBlock:
 
 
 def block_hash(prefix: bytes) -> int:
-    """Return the low half of a prefix's name, with a sign as on the wire."""
+    """Return the hash of a block as on the wire: the first 8 bytes of its prefix hash, as a
+    little-endian signed integer."""
     return int.from_bytes(prefix[:8], "little", signed=True)

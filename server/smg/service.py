@@ -1,11 +1,12 @@
-"""tokenspeed.grpc.scheduler.TokenSpeedScheduler: the engine protocol of the smg gateway.
+"""tokenspeed.grpc.scheduler.TokenSpeedScheduler: the gRPC service spoken by the smg gateway.
 
 The messages come from the package smg-grpc-proto (extra `tasuki[smg]`); this repository has no
-copy. The node's role decides the receiver of requests (`Answers`). On the event loop's thread.
-Invariant: no stream's headers wait for its first message, or the gateway would give up the stream.
+copy. The node's role decides the receiver of the gateway's requests (`Answers`). On the event
+loop's thread. Invariant: a stream's headers never wait for its first message, because the gateway
+would give up the stream.
 
-model_info() and its neighbours: a gateway's questions at registration: model, arguments, load,
-tokenizer files.
+model_info() and similar functions answer a gateway's questions at registration: model, arguments,
+load, tokenizer files.
 
 tokenizer_archive(): a checkpoint's tokenizer and template files as one archive, for a tokenizing
 gateway. Pure except for reading the folder. Equal files give equal bytes, so a gateway caching
@@ -49,7 +50,8 @@ from .kv_events import GatewayEvents, UsableBlocks, namespace_of
 
 
 def loads_message(stats: StatsReply, max_running: int) -> pb.GetLoadsResponse:
-    """Return the load message. max_running: requests in one forward."""
+    """Return the gateway's message about the node's load. max_running: largest number of requests
+    in one forward."""
     load = scheduler_load(stats, max_running)
     return pb.GetLoadsResponse(
         timestamp=datetime.now(UTC).isoformat(),
@@ -67,8 +69,8 @@ def loads_message(stats: StatsReply, max_running: int) -> pb.GetLoadsResponse:
 
 
 def scheduler_load(stats: StatsReply, max_running: int) -> pb.SchedulerLoad:
-    """Return the load. Usage counts KV pages: all held pages, and as `active` the pages safe from
-    eviction."""
+    """Return the load of one scheduler for the gateway. Usage counts KV pages: all pages in use,
+    and as `active` the pages safe from eviction."""
     total = sum(stats.requests.values())
     waiting = sum(count for phase, count in stats.requests.items() if phase.is_queued)
     running = sum(count for phase, count in stats.requests.items() if phase.is_running)
@@ -144,7 +146,8 @@ _NO_DATE = (1980, 1, 1, 0, 0, 0)
 
 
 def tokenizer_archive(folder: Path) -> bytes:
-    """Return a zip archive. Raises InvalidRequest if the checkpoint has no tokenizer."""
+    """Return a zip archive of the checkpoint's tokenizer and template files. Raises InvalidRequest
+    if it has no tokenizer."""
     if not (folder / "tokenizer.json").is_file():
         raise InvalidRequest("this checkpoint has no tokenizer.json: give the gateway one")
     archive = io.BytesIO()
@@ -159,7 +162,7 @@ def tokenizer_archive(folder: Path) -> bytes:
 
 
 def archive_chunks(archive: bytes) -> Iterator[common_pb.GetTokenizerChunk]:
-    """Yield the archive in chunks. The last one has the digest of the whole."""
+    """Yield an archive in chunks. The last chunk has the digest of the whole archive."""
     digest = hashlib.sha256(archive).hexdigest()
     for start in range(0, len(archive), _CHUNK_BYTES):
         last = start + _CHUNK_BYTES >= len(archive)
@@ -187,8 +190,9 @@ class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
         max_batch: int,
         keys: ApiKeys = NO_KEYS,
     ) -> None:
-        """codec: codec for stop strings and grammars; None if another node samples the answer.
-        keys: keys of the callers. A call counts against its caller's limits."""
+        """answers: receiver of the gateway's requests. codec: codec for stop strings and grammars;
+        None if another node samples the answers. max_batch: largest number of requests in one
+        forward. keys: keys of the callers; a call counts against its caller's limits."""
         self._keys = keys
         self._engine = engine
         self._answers = answers
@@ -258,7 +262,7 @@ class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
     async def FlushCache(
         self, request: common_pb2.FlushCacheRequest, context: CallContext
     ) -> common_pb2.FlushCacheResponse:
-        """Drop the cached pages and checkpoints, except those held by running requests."""
+        """Drop all cached pages and checkpoints, except those held by running requests."""
         dropped = await self._engine.flush()
         return common_pb2.FlushCacheResponse(
             success=True, message=f"{dropped} pages and checkpoints dropped"
@@ -277,8 +281,9 @@ class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
     async def SubscribeKvEvents(
         self, request: common_pb2.SubscribeKvEventsRequest, context: CallContext
     ) -> AsyncIterator[common_pb2.KvEventBatch]:
-        """Yield a snapshot of the usable blocks, then their changes, without end. Blocks come from
-        the namespace of the subscriber's requests, or from all if its scope covers every tenant."""
+        """Yield a snapshot of the usable blocks, then their changes, without end. The blocks are
+        those of the namespace of the subscriber's requests. If the subscriber's key covers every
+        tenant, they are those of all namespaces."""
         scope = grpc_watch_scope(self._keys, context)
         own = namespace_of(salt_of(scope.tenant, b""))
         await context.send_initial_metadata(())

@@ -1,1 +1,2 @@
-"""Text to tokens and back: tokenizer, chat template, stop strings, tool calls."""
+"""Conversion between text and tokens: tokenizer, chat template, stop strings, tool calls,
+grammars."""

@@ -1,7 +1,7 @@
 """The messages of a conversation, in the form chat templates take. Plain values, any thread.
 
-ConversationBuilder builds such a conversation from APIs with other turn parts. One conversation,
-one thread. ShownContent joins the parts of one message.
+ConversationBuilder makes these messages for APIs with another division of a conversation. One
+conversation, one thread. ShownContent joins the parts of one message.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,13 +12,13 @@ ROLES = ("system", "user", "assistant", "tool")
 
 
 class ChatTemplateError(ValueError):
-    """The messages cannot be rendered. The text gives the cause and the fix."""
+    """Error for messages a chat template cannot render. Its text gives the cause and the fix."""
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A function call written by the model, to be run by its caller. arguments: name to JSON
-    value."""
+    """A function call written by the model, to be run by the client. name: the function's name.
+    arguments: JSON values by parameter name."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -26,9 +26,10 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class ChatMessage:
-    """tool_calls, reasoning: only in an assistant's message. reasoning None: it is unknown, and a
-    template may look for it in the content. pictures: ascending places of pictures in the content,
-    in characters. The pictures themselves are beside the messages, in the same order."""
+    """One message of a conversation. role: one of ROLES. tool_calls, reasoning: only in an
+    assistant's message. reasoning: None if it is unknown; a template may then search the content
+    for it. pictures: ascending places of pictures in the content, in characters. The pictures
+    themselves are beside the messages, in the same order."""
 
     role: str
     content: str
@@ -82,7 +83,7 @@ class ShownContent:
 
 class ConversationBuilder:
     def __init__(self, before: Sequence[ChatMessage] = ()) -> None:
-        """before: the first messages of the conversation."""
+        """before: messages already at the beginning of the conversation."""
         self._messages: list[ChatMessage] = [*before]
         # Texts after the last message's content, not joined yet. Joining each on arrival would copy
         # a long message for every short reminder after it.
@@ -94,7 +95,7 @@ class ConversationBuilder:
 
     @property
     def messages(self) -> list[ChatMessage]:
-        """Return the complete messages."""
+        """Return all complete messages so far. An open assistant's turn is not among them."""
         if self._joining:
             last = self._messages[-1]
             content = "".join([last.content, *self._joining])
@@ -103,9 +104,9 @@ class ConversationBuilder:
         return self._messages
 
     def system(self, text: str) -> None:
-        """Add a system message. Templates take one system message, the first. A later one joins the
-        message before it, as a reminder. A turn of its own would end the thoughts about the user's
-        last question."""
+        """Add a system message. Templates take one system message, the first. A later one is joined
+        to the message before it, as a reminder. A separate user's turn would end the reasoning
+        about the user's last question."""
         self.end_turn()
         last = self._messages[-1] if self._messages else None
         if last is None:
@@ -122,18 +123,18 @@ class ConversationBuilder:
         self.messages.append(ChatMessage("user", text, pictures=pictures))
 
     def message(self, message: ChatMessage) -> None:
-        """Add a message of any role but system's, unchanged."""
+        """Add a complete message unchanged. Its role is not system: see system()."""
         self.end_turn()
         self.messages.append(message)
 
     def tool(self, text: str, pictures: tuple[int, ...] = ()) -> None:
-        """Add the result of a call."""
+        """Add the result of a tool call."""
         self.end_turn()
         self.messages.append(ChatMessage("tool", text, pictures=pictures))
 
     def reasoning(self, text: str) -> None:
-        """Add reasoning to the assistant's turn. Reasoning comes first: after content or a call it
-        begins another turn."""
+        """Add reasoning to the assistant's turn. In a turn reasoning comes first, so reasoning
+        after content or a call begins another turn."""
         if self._content or self._calls:
             self.end_turn()
         self._answers = True

@@ -1,14 +1,15 @@
-"""Rendering of clients' text, messages and options as tokens and marks.
+"""Rendering of clients' text, messages and options as token ids and marks (token counts at message
+ends).
 
-ChatRenderer owns the bounds checked before a text is encoded or a template runs. Immutable; any
-thread. A long text may take seconds, so callers use the codec's threads. Every method raises
-InvalidRequest or PromptTooLong. Invariant: a call's cost is bounded by the model's context,
-whatever the client sends.
+ChatRenderer checks limits before a text is encoded or a template runs. Immutable; any thread. A
+long text may take seconds, so callers use the codec's threads. Every method raises InvalidRequest
+or PromptTooLong. Invariant: a call's cost is bounded by the model's context, for any input of a
+client.
 
 read_bad_words() returns the texts forbidden in an answer, as sequences of token ids.
-placed_budget() returns the longest thought a request allows, and the tokens to end the thought.
-effort_of_template() returns the effort of thinking, as a word of the model's own template. APIs
-have scales of their own, and their clients send such a word by default. Templates reject words they
+placed_budget() returns the request's largest number of thinking tokens, and the tokens to end the
+thinking. effort_of_template() translates an effort word to a word of the model's template. APIs
+have effort words of their own, and their clients send one by default. Templates reject words they
 do not know. These functions are pure.
 """
 
@@ -35,9 +36,10 @@ MAX_BAD_WORD_CHARACTERS = 256
 def read_bad_words(
     field: str, words: Sequence[object], codec: TextCodec
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the token ids of each word at the start of a text. If the word behind a space begins
-    with another token and has as many tokens, return those ids too, as vLLM does. Raises
-    InvalidField. Raises InvalidRequest if the checkpoint has no tokenizer."""
+    """Return the token ids of each forbidden word at the start of a text. Also return its ids after
+    a space, as vLLM does, if they begin with another token and are as many. field: the request's
+    field, for errors. Raises InvalidField. Raises InvalidRequest if the checkpoint has no
+    tokenizer."""
     if not words:
         return ()
     if len(words) > MAX_BAD_WORDS:
@@ -58,16 +60,17 @@ def read_bad_words(
 
 
 _BEFORE_END = "\n"
-"""Text between a thought and its closing tag, if no template defines it."""
+"""Text between the model's thinking and its closing tag, for a checkpoint without a template."""
 
 
 def placed_budget(
     field: str, most: int | None, thinking: Thinking, codec: TextCodec
 ) -> ThinkingBudget | None:
-    """Return the thinking budget of an answer. Return None if the answer may not think, or `most`
-    is None.
+    """Return the thinking budget of an answer for the engine. Return None if the answer may not
+    think, or `most` is None.
 
-    field: the request's field, for errors. most: tokens. Raises InvalidField.
+    field: the request's field, for errors. most: largest number of thinking tokens. thinking:
+    thinking state at the end of the prompt. Raises InvalidField.
     """
     if most is None or thinking is Thinking.NEVER:
         return None
@@ -91,7 +94,7 @@ def placed_budget(
 
 
 EFFORT = "reasoning_effort"
-"""The template's variable."""
+"""Name of the template variable for the effort of thinking."""
 
 _NEAREST = {
     "minimal": ("low",),
@@ -106,8 +109,9 @@ _SMALL_BUDGETS = ((1024, "low"), (2048, "medium"))
 
 
 def effort_of_budget(field: str, tokens: int | None) -> str | None:
-    """Return the effort word for a small budget of tokens. A model trained on the word ends its
-    thought sooner by itself. Return None for a larger budget or no budget. Raises InvalidField."""
+    """Return the effort word for a small thinking budget. A model trained on such words then ends
+    its thinking sooner by itself. Return None for a larger budget or none. tokens: the budget.
+    Raises InvalidField."""
     if tokens is None:
         return None
     if tokens < 1:
@@ -116,8 +120,8 @@ def effort_of_budget(field: str, tokens: int | None) -> str | None:
 
 
 def effort_of_template(codec: TextCodec, field: str, effort: str) -> str:
-    """Return the word itself, or the nearest word accepted by the template. A template without a
-    variable for effort takes every word. Raises InvalidField."""
+    """Return the effort word itself if the template accepts it, otherwise the nearest accepted
+    word. A template without a variable for effort accepts every word. Raises InvalidField."""
     template = codec.require_template()
     for word in (effort, *_NEAREST.get(effort, ())):
         if template.takes({EFFORT: word}):
@@ -140,7 +144,8 @@ class ChatRenderer:
         self._codec = codec
 
     def text(self, field: str, text: str) -> Tokens:
-        """Return the text's tokens, int32 [T]. The name of a special token in it stays text."""
+        """Return the token ids of a text, int32 [T]. The name of a special token in the text is
+        encoded as plain text. field: the request's field, for errors."""
         tokenizer = self._codec.require_tokenizer()
         self._check_characters(field, len(text))
         with self._refusals(field):
@@ -156,8 +161,8 @@ class ChatRenderer:
         variables: Mapping[str, Any] = _NO_VARIABLES,
         breakpoints: Sequence[int] = (),
     ) -> RenderedPrompt:
-        """Return the tokens and marks of a whole conversation, as ChatTemplate.prompt does. salt:
-        the salt of the prompt in the engine."""
+        """Return the prompt of a whole conversation: its token ids and marks, as
+        ChatTemplate.prompt() does. The arguments are the same. salt: cache salt of the prompt."""
         template = self._codec.require_template()
         if len(tools) > MAX_TOOLS:
             raise InvalidRequest(f"tools has {len(tools)}: send at most {MAX_TOOLS}")
@@ -174,15 +179,16 @@ class ChatRenderer:
             )
 
     def continuation(self, messages: Sequence[ChatMessage], *, salt: bytes) -> RenderedPrompt:
-        """Return the tokens and marks of messages after a closed turn, as ChatTemplate.continuation
-        does. salt: the session's."""
+        """Return the token ids and marks of messages following a closed turn, as
+        ChatTemplate.continuation() does. salt: cache salt of the session."""
         template = self._codec.require_template()
         self._check_messages(messages, 0)
         with self._refusals("messages"):
             return template.continuation(messages, salt=salt, most=self._codec.max_tokens)
 
     def without_closing(self, rendered: RenderedPrompt) -> RenderedPrompt:
-        """Return the prompt without its closing, as ChatTemplate.without_closing does."""
+        """Return the prompt without the closing of its last, assistant's message, as
+        ChatTemplate.without_closing() does."""
         with self._refusals("messages"):
             return self._codec.require_template().without_closing(rendered)
 
@@ -193,8 +199,8 @@ class ChatRenderer:
         salt: bytes,
         variables: Mapping[str, Any] = _NO_VARIABLES,
     ) -> RenderedPrompt:
-        """Return messages after a closed turn and the opening of an answer, as
-        ChatTemplate.next_turn does."""
+        """Return the token ids and marks of messages following a closed turn, and of an answer's
+        opening after them, as ChatTemplate.next_turn() does."""
         template = self._codec.require_template()
         self._check_messages(messages, _characters(variables))
         with self._refusals("messages"):
@@ -243,7 +249,8 @@ class ChatRenderer:
 
 
 def _message_characters(message: ChatMessage) -> int:
-    """Return the length of all strings given to a template for the message, keys included."""
+    """Return the number of characters in all strings given to the template for the message, keys
+    included."""
     characters = _MESSAGE_KEYS + len(message.role) + len(message.content)
     if message.tool_calls:
         characters += _CALLS_KEY
@@ -255,7 +262,7 @@ def _message_characters(message: ChatMessage) -> int:
 
 
 def _characters(value: Any) -> int:
-    """Return the length of all strings in a JSON value, keys included."""
+    """Return the number of characters in all strings of a JSON value, keys included."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, list | tuple):

@@ -1,13 +1,13 @@
-"""Reading of JSON from clients and models, within bounds. A call's arguments are read even if
-broken.
+"""Bounded reading of JSON from clients and models, and lenient reading of a call's arguments.
 
-Bounds limit the number and depth of values in clients' JSON, so parsing costs no more than its
-bytes suggest. Pure; any thread. Counts in slices; other threads can run between slices.
+Limits on the number and depth of values in clients' JSON keep the cost of parsing in proportion to
+its bytes. Pure; any thread. Counts in slices; other threads can run between slices.
 
 read_arguments() reads the arguments of a tool call as an object. Pure functions; any thread.
-Invariants: every text is read as an object. Otherwise a call cut off by the answer's length would
-end its conversation for good. A text cut off is closed at its end, so it is rendered as far as it
-was written. The cost is linear in the text: it is scanned once and parsed at most 5 times.
+Invariants: every text is read as an object, because a conversation with a call cut off by the
+answer's length must be able to continue. A text cut off is closed at its end, so a template still
+renders its written part. The cost is linear in the text: it is scanned once and parsed at most 5
+times.
 """
 
 import json
@@ -20,14 +20,14 @@ import numpy as np
 
 MAX_DEPTH = 64
 MAX_VALUES = 1 << 20
-"""Enough for a prompt of a million token ids."""
+"""Largest number of values in a client's JSON: enough for a prompt of a million token ids."""
 
 _HOLDERS = frozenset({dict, list})
 _MANY = 16
 _SLICE = 1 << 18
 _BLOCK = 1 << 11
-"""Characters. Less than half of the digits allowed by json in one number, so a longer number fills
-a block."""
+"""Number of characters checked at once. Python's json rejects a number with more than twice as many
+digits, so such a number fills at least one block."""
 
 Letters: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint8]]
 _SEPARATORS = (b",", b"[", b"{")
@@ -39,9 +39,9 @@ _STEPS[[*b"]}"]] = -1
 
 
 def holds_too_many_values(body: bytes | bytearray) -> bool:
-    """Return whether the JSON in `body` has over MAX_VALUES commas, objects and lists.
+    """Return True if the JSON in `body` has over MAX_VALUES commas, objects and lists together.
 
-    No value is built. Other text is counted as if it were JSON.
+    No value is built. Text other than JSON is counted in the same way.
     """
     if sum(body.count(mark, at, at + _SLICE) for at in _slices(body) for mark in _SEPARATORS) <= (
         MAX_VALUES
@@ -57,7 +57,7 @@ def holds_too_many_values(body: bytes | bytearray) -> bool:
 
 
 def is_json(text: str) -> bool:
-    """Return whether the text is one JSON value. None of its values is built: a megabyte takes
+    """Return True if the text is one JSON value. No value is built, so a megabyte takes only
     milliseconds."""
     try:
         msgspec.json.decode(text.encode(), type=msgspec.Raw)
@@ -67,7 +67,7 @@ def is_json(text: str) -> bool:
 
 
 def nested_too_deeply(value: Any) -> bool:
-    """Return whether objects and lists are nested over MAX_DEPTH levels deep."""
+    """Return True if objects and lists in the value are nested more than MAX_DEPTH levels deep."""
     level = [value] if type(value) in _HOLDERS else []
     for _ in range(MAX_DEPTH):
         deeper: list[Any] = []
@@ -87,14 +87,14 @@ def _slices(body: bytes | bytearray) -> range:
 
 
 def _outside_strings(body: bytes | bytearray) -> Iterator[Letters]:
-    """Yield the bytes outside of strings, slice by slice."""
+    """Yield the bytes of a JSON text outside of its strings, slice by slice."""
     strings = _Strings()
     for begin in _slices(body):
         yield strings.outside(body[begin : begin + _SLICE])
 
 
 class _Strings:
-    """The strings of a JSON text arriving in segments. One thread."""
+    """Finder of the strings in a JSON text arriving in segments. One thread."""
 
     def __init__(self) -> None:
         self._in_string = np.uint8(0)
@@ -102,7 +102,7 @@ class _Strings:
         self._escape = b""
 
     def outside(self, piece: bytes | bytearray) -> Letters:
-        """Return the piece's bytes outside of strings."""
+        """Return the bytes of the next segment outside of strings."""
         piece = self._escape + piece
         self._escape = b""
         if (len(piece) - len(piece.rstrip(_BACKSLASH))) % 2:
@@ -119,9 +119,10 @@ class _Strings:
 
 
 class JsonDepth:
-    """The nesting depth of a JSON text arriving in segments; no value is built. One thread.
+    """Checker of the nesting depth of a JSON text arriving in segments; no value is built. One
+    thread.
 
-    Text is checked in blocks, so neither a token nor the end costs much.
+    Text is checked in blocks, so neither one token nor the text's end costs much.
     """
 
     def __init__(self) -> None:
@@ -133,15 +134,15 @@ class JsonDepth:
         self._has_long_number = False
 
     def add(self, text: str) -> None:
-        """Take the next piece."""
+        """Add the next segment of the JSON text."""
         self._waiting.append(text)
         self._letters += len(text)
         if self._letters >= _BLOCK:
             self._look()
 
     def is_bounded(self) -> bool:
-        """Return whether the text so far nests at most MAX_DEPTH levels and has no number of
-        several thousand digits. json rejects such a number."""
+        """Return True if the text so far nests at most MAX_DEPTH levels, and has no number of
+        several thousand digits. Python's json rejects such a number."""
         self._look()
         return self._deepest <= MAX_DEPTH and not self._has_long_number
 
@@ -169,13 +170,15 @@ _SIGN = re.compile(
     r'(?:[^"{}\[\],]++|"[^"\\]*+(?:\\.[^"\\]*+)*+"){0,4096}+(["{}\[\],]?)', re.DOTALL
 )
 UNREAD = "arguments"
-"""The one key of arguments not written as an object. Their text is its value."""
+"""Name of the only argument of a call with unreadable arguments. Its value is their text."""
 
 
 def read_arguments(text: str) -> Mapping[str, Any]:
-    """Return the object written in the text of a call's arguments. Empty text is an empty object.
+    """Return the arguments of a tool call as an object. text: JSON written by the model, possibly
+    cut off. An empty text is an empty object.
 
-    Text of no object, or nested deeper than MAX_DEPTH, is the value of UNREAD.
+    If the text is no object, or is nested deeper than MAX_DEPTH, return an object with the text
+    under the name UNREAD.
     """
     if not text.strip():
         return {}
@@ -193,8 +196,8 @@ def read_arguments(text: str) -> Mapping[str, Any]:
 
 
 def read_whole_arguments(text: str) -> dict[str, Any]:
-    """Return the object of a complete text. Return an empty object for all other text, and for an
-    object nested deeper than MAX_DEPTH."""
+    """Return the object of a complete JSON text. Return an empty object for any other text, and for
+    an object nested deeper than MAX_DEPTH."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -205,21 +208,22 @@ def read_whole_arguments(text: str) -> dict[str, Any]:
 
 
 def _readings(text: str) -> Iterator[str]:
-    """Yield the text itself, then possible completions of it, in case the answer's end cut it
-    off."""
+    """Yield the text itself, then completions of it in case it was cut off at its end."""
     yield text
     yield from _closed(text)
 
 
 def _whole_characters(value: dict[str, Any]) -> dict[str, Any]:
-    """Replace each unpaired surrogate by U+FFFD, because no tokenizer could encode it."""
+    """Return the object with each unpaired surrogate replaced by U+FFFD, because no tokenizer can
+    encode one."""
     text = json.dumps(value, ensure_ascii=False).encode("utf-16-le", "surrogatepass")
     whole: dict[str, Any] = json.loads(text.decode("utf-16-le", "replace"))
     return whole
 
 
 def _closed(text: str) -> Iterator[str]:
-    """Yield the text closed at its end, then closed at the end of its last complete value.
+    """Yield completions of a JSON text cut off at its end: closed at its end, then closed after its
+    last complete value.
 
     Yield nothing if the brackets do not match, or nest deeper than MAX_DEPTH.
     """
@@ -252,8 +256,8 @@ def _closed(text: str) -> Iterator[str]:
 
 
 def _without_escape(text: str) -> Iterator[str]:
-    """Yield the text, then the text without an escape possibly cut off at its end. Such an escape
-    has at most 5 characters and begins with a backslash."""
+    """Yield the text, then the text without a backslash escape possibly cut off at its end. Such an
+    incomplete escape has at most 5 characters."""
     yield text
     torn = text.rfind("\\", max(len(text) - 5, 0))
     if torn >= 0:

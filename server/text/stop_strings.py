@@ -1,15 +1,17 @@
-"""Stop strings: an answer's text ends at the first of them, independent of token borders.
+"""Stop strings: an answer's text ends at the first one, independent of token borders.
 
-The first stop string is the one with the earliest end. If several end there, it is the longest.
+The first stop string is the one with the earliest end. If several end at the same place, it is the
+longest.
 
-Owns the text held back because a stop string could begin in it. One answer, one thread. Invariants:
-the returned text contains no stop string, nor any part of the one that ended the answer. If the
-ending stop string is kept, the text ends with it. Each character is read once.
+StopStrings owns the text held back because a stop string could begin in it. One answer, one thread.
+Invariants: the returned text contains no stop string, nor any part of the one ending the answer. If
+the request keeps the stop string, the text ends with it. Each character is read once.
 
 StopAutomaton is an Aho-Corasick automaton over the stop strings of a request. One answer, one
-thread: an automaton computes failure links when the text first reaches a state. A state is the
-longest suffix of the text that is a prefix of a stop string. Invariants: building costs the sort of
-the strings. A character costs the same for one short string and for many long ones.
+thread, because an automaton computes failure links when the text first reaches a state. A state is
+the longest suffix of the text equal to a prefix of a stop string. Invariants: building costs no
+more than sorting the strings. A character costs the same for one short string and for many long
+ones.
 """
 
 from bisect import bisect_left, bisect_right
@@ -19,15 +21,15 @@ from enum import Enum
 from typing import NamedTuple
 
 START = 0
-"""The state before any stop string has begun."""
+"""The automaton's state at the beginning of a text: no stop string has begun."""
 
 # Letter of a state not reached from the previous state.
 _NO_LETTER = ""
 
 
 class StopPlace(Enum):
-    """The part of an answer searched for stop strings, when the answer is split into parts. ANSWER:
-    its content. EVERYWHERE: all text written by the model."""
+    """The part of an answer searched for stop strings. ANSWER: only its content, not reasoning or
+    calls. EVERYWHERE: all text written by the model."""
 
     ANSWER = "answer"
     EVERYWHERE = "everywhere"
@@ -35,15 +37,15 @@ class StopPlace(Enum):
 
 @dataclass(frozen=True)
 class StopRule:
-    """The stop strings of a request. is_kept: as in StopStrings. min_tokens: the text of the first
-    min_tokens tokens is not searched."""
+    """The stop strings of a request. is_kept: the answer's text includes the stop string ending it.
+    min_tokens: number of first tokens with their text not searched."""
 
     strings: tuple[str, ...] = ()
     is_kept: bool = False
     min_tokens: int = 0
 
     def scanner(self) -> "StopStrings":
-        """Return a new scanner."""
+        """Return a new scanner for these stop strings."""
         return StopStrings(self.strings, is_kept=self.is_kept)
 
 
@@ -51,12 +53,13 @@ NO_STOPS = StopRule()
 
 
 class StopStrings:
-    """The scanner of one answer's text. any: True if there are stop strings. found: the first
-    complete stop string; None: none yet. After it every returned text is empty. is_kept: as
-    given."""
+    """A scanner of one answer's text for stop strings. any: True if there are stop strings. found:
+    the first complete stop string; None: none yet. After a found one, every returned text is empty.
+    is_kept: the text includes the stop string ending it."""
 
     def __init__(self, stops: Sequence[str], *, is_kept: bool = False) -> None:
-        """stops: nonempty stop strings. is_kept: the text includes the final stop string."""
+        """stops: stop strings, none of them empty. is_kept: the returned text includes the stop
+        string ending it."""
         self.any = bool(stops)
         self.is_kept = is_kept
         self._stops = tuple(stops)
@@ -68,8 +71,8 @@ class StopStrings:
         self.found: str | None = None
 
     def push(self, text: str) -> str:
-        """Take the next segment of text. Return the text certain to be outside every stop
-        string."""
+        """Add the next segment of the answer's text. Return the text certain to lie outside every
+        stop string."""
         if self._state == START and self._first_letters.isdisjoint(text):
             return "" if self.found else text
         if self.found:
@@ -89,17 +92,18 @@ class StopStrings:
 
     @property
     def held(self) -> int:
-        """Return the number of characters held back."""
+        """Return the number of characters held back because a stop string may begin in them."""
         return len(self._held)
 
     def finish(self) -> str:
-        """Return the text held back, after the last piece. No stop string can span this place."""
+        """Return the text held back, because the answer or one of its parts has ended. No stop
+        string continues in later text."""
         rest, self._held, self._state = self._held, "", START
         return rest
 
 
 def held_back(text: str, markers: Iterable[str]) -> int:
-    """Return how many characters at the end of `text` could be the beginning of a marker.
+    """Return the number of characters at the end of `text` possibly beginning a marker.
 
     For markers as short as a tag: the cost depends on their lengths, not on the text's.
     """
@@ -115,17 +119,17 @@ def held_back(text: str, markers: Iterable[str]) -> int:
 
 
 class Match(NamedTuple):
-    """A stop string in a text. start: index of its first character, below zero if the string began
-    in an earlier text. length: in characters."""
+    """The position of a stop string in a segment of text. start: index of its first character;
+    negative if the string began in an earlier segment. length: number of its characters."""
 
     start: int
     length: int
 
 
 class _Branch(NamedTuple):
-    """The states of a string's characters after the prefix shared with the previous string. origin:
-    the state before the branch. first: its first state. depth: characters of the text at the first
-    state."""
+    """The automaton's states for the characters of one stop string after the prefix shared with the
+    previous string in sorted order. origin: state before the branch. first: its first state. depth:
+    length in characters of the prefix at its first state."""
 
     origin: int
     first: int
@@ -134,7 +138,7 @@ class _Branch(NamedTuple):
 
 class StopAutomaton:
     def __init__(self, stops: Sequence[str]) -> None:
-        """stops: at least one, none of them empty."""
+        """stops: at least one stop string, none of them empty."""
         self._branches: list[_Branch] = []
         # By state: the first state of each branch from it, by its letter.
         self._leaving: dict[int, dict[str, int]] = {}
@@ -149,17 +153,19 @@ class StopAutomaton:
         self._failures: list[int | None] = [START, *[None] * (len(self._letters) - 1)]
 
     def depth(self, state: int) -> int:
-        """Return how many characters at the end of the text may begin a stop string."""
+        """Return the number of characters at the text's end possibly beginning a stop string.
+        state: the automaton's state after the text."""
         if state == START:
             return 0
         branch = self._branches[bisect_right(self._branches, state, key=_first_of) - 1]
         return branch.depth + state - branch.first
 
     def scan(self, state: int, text: str) -> tuple[int, Match | None]:
-        """Return the state after `text`, and the stop string with the earliest end in it. If
-        several end there, return the longest. The result is the same however the text is cut.
+        """Continue from `state` over the next segment of text. Return the new state, and the stop
+        string with the earliest end; None without one. If several end there, return the longest.
+        The division of the text into segments does not change the result.
 
-        The state has no use after a match. REQUIRES: the earlier text has no match.
+        After a match the state is meaningless. REQUIRES: earlier text had no match.
         """
         letters, failures, ends = self._letters, self._failures, self._ends
         for behind, letter in enumerate(text, 1):
@@ -173,7 +179,8 @@ class StopAutomaton:
         return state, None
 
     def _build(self, stops: Sequence[str]) -> None:
-        """Build the states. stops: sorted, so strings with a shared prefix are neighbours."""
+        """Build the automaton's states. stops: stop strings in sorted order, so strings with a
+        shared prefix are neighbours."""
         # The branches from the start to the end of the previous string.
         way: list[_Branch] = []
         last = ""
@@ -196,7 +203,8 @@ class StopAutomaton:
             last = stop
 
     def _next(self, state: int, letter: str) -> int:
-        """Return the state after one more character. REQUIRES: the failure of `state` is known."""
+        """Return the state after one more character. REQUIRES: the failure state of `state` is
+        known."""
         while True:
             if self._letters[state + 1] == letter:
                 return state + 1
@@ -213,8 +221,8 @@ class StopAutomaton:
         return failure
 
     def _learn(self, state: int) -> None:
-        """Find the failure states of a state and of the states on its failure path. A failure state
-        is the same text without its first characters."""
+        """Find the failure state of a state, and of the states on its failure path. The failure
+        state of a text is the state of its longest proper suffix beginning a stop string."""
         learned = []
         while self._failures[state] is None:
             origin = self._origins.get(state, state - 1)
@@ -231,7 +239,7 @@ class StopAutomaton:
 
 
 def _shared(first: str, second: str) -> int:
-    """Return the length of the common prefix."""
+    """Return the length of the two texts' common prefix."""
     lengths = range(1, min(len(first), len(second)) + 1)
     return bisect_left(lengths, True, key=lambda length: first[:length] != second[:length])
 

@@ -1,13 +1,14 @@
-"""An answer as text: pieces with their tokens, an ending, and the parts of a chat's answer.
+"""An answer as text: pieces of text with their tokens, an ending, and the parts of a chat's answer.
 
-TextAnswer turns an engine's answer to one request into pieces of text with their tokens, then an
-ending. It applies stop strings. Thinking tells from the prompt's end whether an answer begins with
-reasoning. Pure; any thread.
+TextAnswer converts an engine's answer to pieces of text with their tokens, then an ending. It
+applies stop strings. Thinking is the answer's thinking state, read from the prompt's end. Pure; any
+thread.
 
 The parts of a chat's answer are reasoning, content and tool calls, in the model's order, without
 any API's JSON. Immutable values; any thread. Invariants of one answer's parts: reasoning comes
-first. The pieces of a call's arguments form one JSON object's text. They come between its CallBegin
-and its CallEnd, with no other part between them. Every call has both. No part is empty text.
+first. The pieces of a call's arguments form the text of one JSON object. They come between its
+CallBegin and its CallEnd, with no other part between them. Every call has both. No part is empty
+text.
 
 GrowingText grows by pieces as short as a token, in little more memory than its characters take. A
 list of its pieces would take some 60 bytes for each. One text, one thread.
@@ -32,13 +33,13 @@ from .tokenizer import IncrementalDetokenizer
 
 THINK, END_OF_THINK = "<think>", "</think>"
 BEHIND_THINKING = "\n\n"
-"""Text between a thought and its continuation, as in every template of these models."""
+"""Text between the closing thinking tag and the answer, as in every template of these models."""
 
 
 class Thinking(Enum):
-    """OPENED: the prompt ends inside the tags, and the answer continues the thought. ALLOWED: the
-    template has the tags, and the model may open them itself. NEVER: the whole answer is
-    content."""
+    """The thinking state at the end of a prompt. OPENED: the prompt ends inside the thinking tags,
+    and the answer continues the thinking. ALLOWED: the template has thinking tags, and the model
+    may open them itself. NEVER: the whole answer is content."""
 
     OPENED = "opened"
     ALLOWED = "allowed"
@@ -46,8 +47,8 @@ class Thinking(Enum):
 
 
 def thinking_behind(prompt: str, source: str) -> Thinking:
-    """Return the thinking of an answer: opened, allowed or never. prompt: rendered prompt with the
-    answer's opening. source: the template's source."""
+    """Return the thinking state at the end of a prompt: opened, allowed or never. prompt: rendered
+    text with the answer's opening. source: the template's source."""
     if END_OF_THINK not in source and THINK not in source:
         return Thinking.NEVER
     end = prompt[-64:].rstrip()
@@ -60,8 +61,8 @@ Item = TypeVar("Item")
 
 
 class Piece(msgspec.Struct, frozen=True, gc=False):
-    """token: the newest token. text: the text made certain by it; the text may lag behind the
-    tokens.
+    """A piece of an answer's text. token: the newest token; None at the end. text: the text
+    completed by the token; it may lag behind the tokens.
 
     A struct for speed, because one is made for each token.
     """
@@ -72,8 +73,9 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True)
 class Ending:
-    """reason: STOP or LENGTH. completion_tokens: tokens up to the end, including a stop string's.
-    stop: the final stop string; None if the answer ended otherwise."""
+    """The end of an answer. reason: STOP or LENGTH. completion_tokens: number of tokens up to the
+    end, including those of a stop string. stop: the stop string ending the answer; None if it ended
+    otherwise."""
 
     reason: m.FinishReason
     completion_tokens: int
@@ -82,12 +84,14 @@ class Ending:
 
     @property
     def is_cut(self) -> bool:
-        """Return whether the length or a stop string ended the answer, rather than the model."""
+        """Return True if the token limit or a stop string ended the answer, rather than the
+        model."""
         return self.reason is not m.FinishReason.STOP or self.stop is not None
 
 
 class TextAnswer:
-    """One answer, one thread."""
+    """Converter of one answer's tokens to pieces of text, up to a stop string. One answer, one
+    thread."""
 
     def __init__(
         self,
@@ -96,8 +100,9 @@ class TextAnswer:
         abort: Notice,
         min_tokens: int = 0,
     ) -> None:
-        """abort: makes the engine end this request; its events continue up to Finished. min_tokens:
-        the text of the first min_tokens tokens is not searched for stop strings."""
+        """detokenizer: converter of tokens to text. stops: scanner for stop strings. abort:
+        function to make the engine end this request early; the engine still sends its Finished.
+        min_tokens: number of first tokens with their text not searched for stop strings."""
         self._detokenizer = detokenizer
         self._stops = stops
         self._abort = abort
@@ -107,7 +112,8 @@ class TextAnswer:
         self._looks_for_stops = stops.any
 
     def piece(self, token: m.TokenOut) -> Piece | None:
-        """Return the next token's text. Return None after a stop string, and after stop()."""
+        """Return the piece of text with the next token. Return None after a stop string, and after
+        stop()."""
         if self._stopped:
             return None
         self._count += 1
@@ -119,13 +125,14 @@ class TextAnswer:
         return Piece(text, token)
 
     def stop(self) -> None:
-        """End the answer here, as if the model had ended it."""
+        """End the answer after the pieces so far, as if the model had ended it."""
         if not self._stopped:
             self._stopped = True
             self._abort()
 
     def ended(self, end: m.Finished) -> tuple[Piece, Ending]:
-        """Return the text held back, and the ending. Raises RequestAborted."""
+        """Return the text held back until now, and the answer's ending. end: the engine's message
+        about the end. Raises RequestAborted."""
         if end.reason is m.FinishReason.ABORT and not self._stopped:
             raise RequestAborted("the request was aborted before its answer ended")
         if end.reason is m.FinishReason.STOP and not self._stopped and not self._stops.is_kept:
@@ -141,8 +148,9 @@ class TextAnswer:
 async def first_look(
     items: AsyncGenerator[Item, None], seconds: float
 ) -> AsyncIterator[AsyncIterator[Item]]:
-    """Yield the same items, closed at the end. Entering raises an error raised by the first item
-    within `seconds`. An early refusal can therefore still choose the reply's status."""
+    """Yield an iterator over the same items. On entry, wait up to `seconds` for the first item, and
+    raise its error, if any. An early rejection can therefore still set the status of the HTTP
+    reply. On exit, close `items`."""
     async with first_looks([items], seconds) as (looked,):
         yield looked
 
@@ -151,8 +159,8 @@ async def first_look(
 async def first_looks(
     streams: Sequence[AsyncGenerator[Item, None]], seconds: float
 ) -> AsyncIterator[list[AsyncIterator[Item]]]:
-    """Apply first_look() to several streams at once. Wait for the first item of each, or for an
-    error of one."""
+    """Apply first_look() to several streams at once. Wait until each has its first item, one has
+    failed, or `seconds` have passed."""
     firsts = [asyncio.ensure_future(anext(items)) for items in streams]
     try:
         await asyncio.wait(firsts, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
@@ -172,7 +180,8 @@ async def first_looks(
 
 
 class _Looked(AsyncIterator[Item], Generic[Item]):
-    """The first item and the rest. The rest costs no more than without this wrapper."""
+    """An iterator over an awaited first item and the remaining items. The remaining items cost no
+    more than without this wrapper."""
 
     def __init__(self, first: "asyncio.Future[Item]", rest: AsyncIterator[Item]) -> None:
         self._first: asyncio.Future[Item] | None = first
@@ -186,20 +195,20 @@ class _Looked(AsyncIterator[Item], Generic[Item]):
 
 
 class Reasoning(NamedTuple):
-    """A piece of the model's thought before its answer, without the tags."""
+    """A piece of the model's thinking before its answer, without the tags."""
 
     text: str
 
 
 class Content(NamedTuple):
-    """A piece of the answer for the user."""
+    """A piece of the answer's text for the user."""
 
     text: str
 
 
 class CallBegin(NamedTuple):
-    """number: index among the answer's calls, from 0. id: for the message with the call's
-    result."""
+    """The begin of a tool call in an answer. number: index of the call in the answer, from 0. id:
+    identifier of the call, for the message with its result. name: the function's name."""
 
     number: int
     id: str
@@ -207,17 +216,18 @@ class CallBegin(NamedTuple):
 
 
 class CallArguments(NamedTuple):
-    """json: a piece of the arguments' text; it may begin and end anywhere in it."""
+    """A piece of a tool call's arguments. number: index of the call in the answer. json: a piece of
+    the arguments' JSON text, divided at any character."""
 
     number: int
     json: str
 
 
 class CallEnd(NamedTuple):
-    """The end of a call. The call's arguments are one JSON object.
+    """The end of a tool call. All its arguments together are one JSON object.
 
-    is_cut: the length or a stop string ended the call, rather than the model. lacks: a required
-    parameter is not among the arguments.
+    number: index of the call in the answer. is_cut: the token limit or a stop string ended the
+    call, rather than the model. lacks: the arguments lack a required parameter.
     """
 
     number: int
@@ -234,8 +244,9 @@ AnswerItem: TypeAlias = Reasoning | Content | CallBegin | CallArguments | CallEn
 
 @dataclass(frozen=True)
 class ChatEnding:
-    """called: the answer holds at least one call, and each may be run. reasoning_tokens: tokens
-    before the reasoning's end, among the ending's completion tokens."""
+    """The end of a chat's answer. called: the answer holds at least one tool call, and each may be
+    run. reasoning_tokens: number of tokens before the reasoning's end; they are part of
+    `completion_tokens`."""
 
     ending: Ending
     called: bool
@@ -243,13 +254,14 @@ class ChatEnding:
 
     @property
     def awaits_tools(self) -> bool:
-        """Return whether the model ended the answer with a call: OpenAI's `tool_calls`, Anthropic's
-        `tool_use`."""
+        """Return True if the model ended the answer with a tool call to run: OpenAI's `tool_calls`,
+        Anthropic's `tool_use`."""
         return self.called and not self.ending.is_cut
 
 
 _JOINED_AT_ONCE = 64
-"""Pieces. Joining so many at once adds some two bytes to each."""
+"""Number of pieces joined at once. The joined text takes some two bytes for each piece beyond its
+characters."""
 
 
 class GrowingText:
@@ -257,10 +269,10 @@ class GrowingText:
         self._joined: list[str] = []
         self._pieces: list[str] = []
         self.kept_bytes = 0
-        """Memory of the joined pieces."""
+        """Bytes of memory of the joined pieces. The last few pieces are not counted."""
 
     def add(self, piece: str) -> None:
-        """Append a piece to the text."""
+        """Append a piece to the growing text."""
         self._pieces.append(piece)
         if len(self._pieces) >= _JOINED_AT_ONCE:
             joined = "".join(self._pieces)

@@ -3,11 +3,11 @@ on its text.
 
 WorkThreads are threads for a request's CPU work: parsing a body, rendering a template, tokenizing,
 trying a grammar. WorkThreads owns the threads and the bounds on waiting work. `run` belongs to an
-event loop's thread; the work itself must be safe on any thread. Invariants: at most `waiting`
-pieces of each kind, large and other, wait or run. One caller's work takes no more than half of the
-threads, and none of another caller's turns. Large work has one thread of its own, so only one such
-piece competes for the interpreter's lock. If a caller leaves before its work begins, the work is
-never begun. The memory of failed work is freed on its own thread.
+event loop's thread; the work itself must be safe on any thread. Work is of two kinds, large and
+other. Invariants: at most `waiting` work items of each kind wait or run. One caller's work takes at
+most half of the threads, and never another caller's turn. Large work has one thread of its own, so
+only one such item competes for the interpreter's lock. If a caller leaves before its work begins,
+the work is never begun. The memory of failed work is freed on its own thread.
 """
 
 import asyncio
@@ -33,16 +33,18 @@ Result = TypeVar("Result")
 _THREADS = 4
 _WAITING = 256
 _LARGE_BYTES = 1 << 17
-"""Bytes of a chat of some 30,000 tokens."""
+"""Largest size in bytes of a request body with work of the other kind, not large: a chat of some
+30,000 tokens."""
 _LARGE_SECONDS = 0.1
-"""Seconds of CPU time. Longer work has read megabytes."""
+"""Seconds of CPU time. Longer work has read megabytes, and returns free memory to the system at its
+end."""
 
 
 class WorkThreads:
-    """threads: number of threads; they start with the first work. waiting: most work items running
-    or waiting. Construction also shortens each thread's turns with the interpreter's lock, because
-    the event loop writes tokens while prompts are read. It also sets how this process allocates
-    large blocks of memory."""
+    """Threads for the CPU work of requests. threads: number of threads; they start with the first
+    work. waiting: largest number of work items running or waiting. Construction also shortens each
+    thread's turns with the interpreter's lock, because the event loop writes tokens while prompts
+    are read. It also sets the way this process allocates large blocks of memory."""
 
     def __init__(self, threads: int = _THREADS, waiting: int = _WAITING) -> None:
         shorten_lock_turns()
@@ -54,9 +56,10 @@ class WorkThreads:
         self._memory = FreeMemory()
 
     async def run(self, line: str, work: Work[Result], size: int = 0) -> Result:
-        """Run the work on a thread; return or raise as `work` does. line: the caller's queue;
-        queues take turns (RequestContext.line). size: bytes read by the work. Raises Busy if
-        `waiting` pieces are held: at once, or later in favour of another queue."""
+        """Run the work on a thread. Return its result or raise its exception. line: name of the
+        caller's queue (RequestContext.line); queues take turns. size: number of bytes read by the
+        work. Raises Busy if `waiting` work items are held: at once, or later in favour of another
+        queue."""
         threads = self._large if size > _LARGE_BYTES else self._threads
         try:
             begun = threads.submit(line, lambda: _tidied(work, self._memory))
@@ -68,9 +71,8 @@ class WorkThreads:
 
 
 def _tidied(work: Work[Result], memory: FreeMemory) -> Result:
-    """Run the work, and free the frames of a failed one on this thread. An error keeps alive all
-    objects of its frames, and freeing them takes a while. After long work, free memory is returned
-    to the system."""
+    """Run the work. If it fails, free the objects in the frames of its exception on this thread,
+    because freeing them takes a while. After long work, return free memory to the system."""
     began = time.thread_time()
     try:
         return work()
@@ -87,9 +89,11 @@ def _tidied(work: Work[Result], memory: FreeMemory) -> Result:
 
 @dataclass(frozen=True)
 class TextCodec:
-    """Immutable, any thread. tokenizer and template are None if the checkpoint has none. Without a
-    tokenizer, token ids still work, answers have no text, and requests for text are refused.
-    max_tokens: the model's context. placeholders: token ids that stand for pictures."""
+    """A checkpoint's tokenizer, template and limits. Immutable, any thread. tokenizer, template:
+    None if the checkpoint has none. Without a tokenizer, requests with token ids work, answers have
+    no text, and requests with text are rejected. max_tokens: the model's context in tokens.
+    placeholders: token ids standing for pictures. work: threads for CPU work. grammars: trials of
+    requested grammars."""
 
     vocab_size: int
     max_tokens: int
@@ -109,9 +113,10 @@ class TextCodec:
         cache_bytes: int = DEFAULT_CACHE_BYTES,
         grammars: GrammarTrials | None = None,
     ) -> "TextCodec":
-        """Load the codec of a checkpoint folder. cache_bytes: bound of the cache of conversations'
-        tokens. grammars: the node's trials; None: a trial server of its own, without a vocabulary.
-        Raises TokenizerError, ChatTemplateError and ModelConfigError if a file is broken."""
+        """Load the codec of a checkpoint folder. max_tokens: the model's context in tokens.
+        cache_bytes: largest size of the cache of conversations' tokens. grammars: trials of
+        requested grammars; None: a new trial server without a vocabulary. Raises TokenizerError,
+        ChatTemplateError and ModelConfigError if a file is broken."""
         tokenizer = Tokenizer.load(model_dir)
         template = None
         if tokenizer is not None:
@@ -135,13 +140,13 @@ class TextCodec:
 
     @property
     def most_characters(self) -> int:
-        """Return the length in characters of the longest text within the context."""
+        """Return the largest number of characters of a text within the model's context."""
         longest = 1 if self.tokenizer is None else self.tokenizer.longest_token
         return self.max_tokens * longest
 
     def chat_tokens(self) -> dict[str, int]:
-        """Return the number of conversation tokens so far, by their source; empty if there is no
-        template."""
+        """Return the number of conversation tokens so far, by their source: encoded anew, or taken
+        from the cache. Return an empty dict without a template."""
         if self.template is None:
             return {}
         pieces = self.template.pieces
@@ -151,7 +156,7 @@ class TextCodec:
         return IncrementalDetokenizer(self.tokenizer)
 
     def naming_detokenizer(self) -> IncrementalDetokenizer:
-        """Return a detokenizer with special tokens in its text. Without a tokenizer all text is
-        empty."""
+        """Return a detokenizer for text with special tokens written by name. Without a tokenizer
+        all text is empty."""
         tokenizer = self.tokenizer
         return self.detokenizer() if tokenizer is None else NamingDetokenizer(tokenizer)

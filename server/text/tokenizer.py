@@ -1,8 +1,8 @@
-"""Text to token ids and back, for byte-level tokenizers in Hugging Face layout.
+"""Conversion of text to token ids and back, for byte-level tokenizers in Hugging Face layout.
 
-Owns the vocabulary of one checkpoint. Immutable after load, so any thread may use it. Invariant:
-`encode` never returns an added token (such as <|im_end|>), whatever the text holds. Only the chat
-template places added tokens, through `added_tokens`.
+Tokenizer owns the vocabulary of one checkpoint. Immutable after load, so any thread may use it.
+Invariant: `encode` never returns an added token (such as <|im_end|>), whatever the text holds. Only
+the chat template places added tokens, through `added_tokens`.
 """
 
 import codecs
@@ -21,25 +21,26 @@ from tasuki.model.grammar.vocabulary import bytes_by_id
 # Below this length, encoding takes a millisecond or two.
 _LONG_TEXT = 1 << 12
 _SLICE = 1 << 14
-"""Tokens copied before other threads may run: under a millisecond."""
+"""Number of token ids copied before other threads may run; they take under a millisecond."""
 
 
 class TokenizerError(ValueError):
-    """tokenizer.json cannot be used. The message names the file and the fix."""
+    """Error for an unusable tokenizer.json. The message names the file and the fix."""
 
 
 class TooManyTokens(ValueError):
-    """A text has more tokens than the allowed number."""
+    """Error for a text with more tokens than allowed."""
 
     def __init__(self, tokens: int) -> None:
-        """tokens: the number counted so far."""
+        """tokens: number of tokens counted so far."""
         super().__init__(f"{tokens} tokens")
         self.tokens = tokens
 
 
 class Tokenizer:
     def __init__(self, specification: Mapping[str, Any], source: str) -> None:
-        """specification: the content of a tokenizer.json; source: its name in errors."""
+        """specification: content of a tokenizer.json. source: name of the file in errors. Raises
+        TokenizerError."""
         try:
             decoder = specification["decoder"] or {}
             model = dict(specification["model"])
@@ -65,7 +66,8 @@ class Tokenizer:
             by_id[token] = b"" if content in self.special_tokens else content.encode()
         self.longest_token = max(map(len, by_id.values()), default=1)
         self.whole_texts: Mapping[int, str]
-        """The text of each token made of whole characters; nearly all tokens are."""
+        """Text of each token consisting of whole UTF-8 characters, by token id. Nearly all tokens
+        do."""
         self.whole_texts, self._torn = _parted(by_id)
         model["vocab"] = vocabulary
         plain = {**specification, "model": model, "added_tokens": [], "post_processor": None}
@@ -82,7 +84,8 @@ class Tokenizer:
 
     @staticmethod
     def load(model_dir: Path) -> "Tokenizer | None":
-        """Load the tokenizer of a checkpoint folder; None if the folder has no tokenizer.json."""
+        """Load the tokenizer of a checkpoint folder. Return None if the folder has no
+        tokenizer.json. Raises TokenizerError."""
         path = model_dir / "tokenizer.json"
         if not path.exists():
             return None
@@ -98,13 +101,14 @@ class Tokenizer:
 
     @property
     def special_names(self) -> dict[int, str]:
-        """Return the special tokens' names by their ids."""
+        """Return the names of special tokens by token id."""
         added = self.added_tokens
         return {added[name]: name for name in self.special_tokens if name in added}
 
     def encode(self, text: str, most: int | None = None) -> list[int]:
-        """Return the ids of plain text. Names of special tokens in it are text like any other.
-        most: the allowed number of tokens; more raise TooManyTokens."""
+        """Return the token ids of plain text. Names of special tokens in the text are encoded as
+        plain text. most: allowed number of tokens; None: no limit. Raises TooManyTokens above
+        it."""
         if not text:
             return []
         if len(text) < _LONG_TEXT:
@@ -119,10 +123,10 @@ class Tokenizer:
     def encode_all(
         self, texts: Sequence[str], most: int | None = None, before: int = 0
     ) -> list[Tokens]:
-        """Return the ids of each text, int32 [T], by one call without the interpreter's lock.
+        """Return the token ids of each text, int32 [T], by one call without the interpreter's lock.
 
-        most: the allowed number of tokens, including `before` tokens of other texts. Raises
-        TooManyTokens.
+        most: allowed number of tokens of all texts, including `before` tokens of earlier texts.
+        Raises TooManyTokens.
         """
         encoded = self._plain.encode_batch_fast(list(texts), add_special_tokens=False)
         count = before + sum(map(len, encoded))
@@ -131,21 +135,21 @@ class Tokenizer:
         return [_array(item.ids) for item in encoded]
 
     def decode(self, token_ids: Iterable[int]) -> str:
-        """Return the text of an answer, without special tokens, with broken UTF-8 as U+FFFD."""
+        """Return the text of token ids, without special tokens. Broken UTF-8 becomes U+FFFD."""
         return b"".join(self.token_bytes(token) for token in token_ids).decode(errors="replace")
 
     def token_bytes(self, token: int) -> bytes:
-        """Return the bytes a token adds to the text; empty for a special or an unused id."""
+        """Return the bytes a token adds to a text; empty for a special token or an unused id."""
         text = self.whole_texts.get(token)
         return self._torn.get(token, b"") if text is None else text.encode()
 
 
 class IncrementalDetokenizer:
-    """Turns one answer's tokens into text as they come. Holds back bytes of an unfinished
-    character."""
+    """Converter of one answer's tokens to text, as they come. It holds back the bytes of an
+    unfinished character."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
-        """tokenizer None: the checkpoint has none, and all text is empty."""
+        """tokenizer: None if the checkpoint has none; all text is then empty."""
         self._tokenizer = tokenizer
         self._whole_texts = {} if tokenizer is None else tokenizer.whole_texts
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -164,16 +168,17 @@ class IncrementalDetokenizer:
         return text
 
     def leave_out_end(self) -> None:
-        """Leave out the last token: it ended the answer and is no part of its text."""
+        """Drop the last token's text, because the token ended the answer. Here it has no text
+        anyway."""
 
     def finish(self) -> str:
-        """Return the rest after the last token: U+FFFD for an unfinished character."""
+        """Return the text left after the last token: U+FFFD for an unfinished character."""
         return self._decoder.decode(b"", final=True)
 
 
 class NamingDetokenizer(IncrementalDetokenizer):
-    """Writes special tokens too, by their names. Each waits for the next token, because it may turn
-    out to be the answer's end."""
+    """A detokenizer with special tokens in its text, by name. Each special token is held back until
+    the next token, because it may be the answer's end."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__(tokenizer)
@@ -198,7 +203,7 @@ class NamingDetokenizer(IncrementalDetokenizer):
 
 
 def _array(ids: list[int]) -> Tokens:
-    """Return the ids as int32 [T]. Other threads can run between slices."""
+    """Return token ids as an int32 array [T]. Other threads can run between slices."""
     made = np.empty(len(ids), dtype=np.int32)
     for at in range(0, len(ids), _SLICE):
         made[at : at + _SLICE] = ids[at : at + _SLICE]
@@ -206,7 +211,8 @@ def _array(ids: list[int]) -> Tokens:
 
 
 def _parted(by_id: Mapping[int, bytes]) -> tuple[dict[int, str], dict[int, bytes]]:
-    """Split the tokens into those made of whole characters, with their text, and the others."""
+    """Return the text of each token made of whole characters, and the bytes of each other token, by
+    token id."""
     texts: dict[int, str] = {}
     torn: dict[int, bytes] = {}
     for token, added in by_id.items():

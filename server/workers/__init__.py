@@ -1,1 +1,2 @@
-"""Front workers: several processes for callers, and the node's one registry."""
+"""Front workers: several processes for a node's callers, and the node's one registry for their
+shared state."""

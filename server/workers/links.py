@@ -4,10 +4,11 @@ NodeSockets are the node's Unix sockets, in a folder private to this user. Frame
 worker and the node's registry are those between a front and its engine (engine/apart/frames.py).
 Pure; one thread at a time for each reader.
 
-RegistryLink is a worker's end of the socket to the registry. Invariants: an ask ends with its typed
-reply, or with the socket. If the caller gives an ask up, the ask leaves at once and its reply is
-dropped. Messages arrive in the order of sending, so an ask's number is higher than those before it.
-The end of the socket ends the process, because the registry is the node.
+RegistryLink is a worker's end of the socket to the registry. Its asks (numbered messages with one
+reply each) have these invariants. An ask ends with its typed reply, or with the socket. If the
+caller cancels an ask, the ask leaves at once and its reply is dropped. Messages arrive in the order
+of sending, so an ask's number is higher than all earlier numbers. The end of the socket ends the
+process, because the registry is the node.
 
 EngineSocket is a worker's own socket to the engine's process. Thread rule of both: the worker's
 event loop.
@@ -45,30 +46,31 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class NodeSockets:
-    """folder: private to this user; exists as long as the node."""
+    """The Unix sockets of a node with front workers. folder: their folder, private to this user; it
+    exists as long as the node."""
 
     folder: str
 
     @property
     def engine(self) -> str:
-        """Return the path of the engine's socket for front workers."""
+        """Return the path of the Unix socket to the engine, for front workers."""
         return str(Path(self.folder) / "engine")
 
     @property
     def grpc(self) -> str:
-        """Return the path of the registry's services."""
+        """Return the path of the Unix socket with the registry's gRPC services."""
         return str(Path(self.folder) / "grpc")
 
     @property
     def http(self) -> str:
-        """Return the path of the registry's routes."""
+        """Return the path of the Unix socket with the registry's HTTP routes."""
         return str(Path(self.folder) / "http")
 
 
 @contextmanager
 def node_sockets(config: ServerConfig) -> Iterator[NodeSockets | None]:
-    """Yield the node's sockets for the life of the node. Yield None if the node has one front
-    process."""
+    """Create and yield the node's Unix sockets for the life of the node. Yield None if the node has
+    one front process."""
     if config.front_workers == 1:
         yield None
         return
@@ -81,8 +83,8 @@ _READ = tuple(map(reader_of, KINDS))
 
 
 def worker_frame(messages: Sequence[Any]) -> bytearray:
-    """Return the frame of messages. Raises KeyError if a value is no message, and msgspec's errors
-    if a field is no plain value."""
+    """Encode messages between worker and registry as one frame. Raises KeyError if a value is no
+    message, and msgspec's errors if a field is no plain value."""
     return framed([(_NUMBER_OF[type(message)], message) for message in messages])
 
 
@@ -94,13 +96,13 @@ _GONE = "this front has lost its node's registry; ask again"
 
 
 TakeMessage = Callable[[Any], None]
-"""Take one message of the registry. Returns at once."""
+"""A function to handle one message of the registry. Returns at once."""
 
 
 class RegistryLink(FrameProtocol):
     def __init__(self, take: TakeMessage, on_end: Notice) -> None:
-        """take: called with each message other than a reply. on_end: called when the registry is
-        gone."""
+        """Set up the link. take: called with each message other than a reply. on_end: called when
+        the registry is gone."""
         super().__init__("the registry", worker_frames())
         self._take_unasked = take
         self._on_gone = on_end
@@ -118,21 +120,21 @@ class RegistryLink(FrameProtocol):
         return link
 
     def number(self) -> int:
-        """Return the number of an ask. Send this ask before taking the next number."""
+        """Return the number for the next ask. Send this ask before taking another number."""
         return next(self._numbers)
 
     @property
     def waiting(self) -> int:
-        """Return how many asks wait for their reply."""
+        """Return the number of asks waiting for their reply."""
         return len(self._waiting)
 
     def notify(self, note: w.FromWorker) -> None:
-        """Send a message. If it has a reply, no caller waits for it."""
+        """Send a message without waiting. If it has a reply, no caller waits for it."""
         self.write(worker_frame([note]))
 
     def ask(self, ask: w.Ask, at_once: TakeMessage | None = None) -> "asyncio.Future[Any]":
         """Send the ask now and return the future of its reply. Cancel the future to give the ask
-        up. at_once: called with the reply before any later message is taken, unless the ask was
+        up. at_once: called with the reply before any later message is handled, unless the ask was
         given up.
 
         Raises the errors of worker_frame(); then nothing was asked. The future raises the refusal's
@@ -148,7 +150,7 @@ class RegistryLink(FrameProtocol):
         return future
 
     async def end(self) -> None:
-        """Send the messages still queued, and close. on_end is not called."""
+        """Send the messages still queued, and close the link. on_end is not called."""
         self._closes = True
         self.close()
         await self._closed.wait()
@@ -187,8 +189,8 @@ class RegistryLink(FrameProtocol):
 
 class EngineSocket(FrameProtocol):
     def __init__(self, take: TakeMessages, on_end: Notice) -> None:
-        """take: called with a step's messages for this worker. on_end: called when the engine takes
-        no more."""
+        """Set up the socket. take: called with the messages of one engine step for this worker.
+        on_end: called when the engine takes no more messages."""
         super().__init__("the engine", FrameReader())
         self._take = take
         self._on_end = on_end
@@ -207,12 +209,12 @@ class EngineSocket(FrameProtocol):
         take: TakeMessages,
         on_end: Notice,
     ) -> "EngineSocket":
-        """Connect to the engine. path: from NodeSockets.engine. number: this worker's."""
+        """Connect to the engine. path: from NodeSockets.engine. number: number of this worker."""
         loop = asyncio.get_running_loop()
         _, link = await loop.create_unix_connection(lambda: cls(take, on_end), path)
         link.write(number.to_bytes(NUMBER_BYTES, "little"))
         return link
 
     def post(self, messages: Sequence[Any]) -> None:
-        """Send messages in order. Raises the errors of frame_of()."""
+        """Send messages to the engine in order. Raises the errors of frame_of()."""
         self.write(frame_of(messages))

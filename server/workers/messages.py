@@ -1,7 +1,7 @@
 """Messages between a front worker and the node's registry.
 
 Plain, immutable values. An Ask has a number chosen by its worker, higher than all its earlier ones.
-One Reply with its number answers it; a Note is not answered. A worker's messages are taken in
+One Reply with its number answers it; a Note is not answered. A worker's messages are handled in
 order. Reserve, Enter and BeginTurn begin something; Release, End or Leave, and EndTurn end it. The
 ending message may come before the grant: the granted thing is then given back at once
 (server/workers/registry.py).
@@ -23,14 +23,15 @@ from tasuki.server.sessions import Appended, LogEnd, SessionInput, Tail, TurnPro
 
 
 class Admit(Message):
-    """A request for Answering.admit."""
+    """A worker's request for the call Answering.admit in the registry."""
 
     call: int
     caller: Caller
 
 
 class Reserve(Message):
-    """A request for Answering.admitted, until Release."""
+    """A worker's request for the call Answering.admitted (a reserved request id), held until
+    Release."""
 
     call: int
     caller: Caller
@@ -38,8 +39,9 @@ class Reserve(Message):
 
 
 class Enter(Message):
-    """A request to let a call's requests in, as EngineClient.generate_all does, until the End of
-    every answer, or Leave. chat_tokens: the worker's counts so far, by their source."""
+    """A worker's request to admit the requests of one call, as EngineClient.generate_all does. They
+    stay admitted until the End of every answer, or Leave. chat_tokens: the worker's rendered tokens
+    so far, by their source."""
 
     call: int
     submits: tuple[Submit, ...]
@@ -48,10 +50,10 @@ class Enter(Message):
 
 
 class End(Message):
-    """The end of one of Enter's answers, read to its end. It is answered once the registry has seen
-    the end too, and has handled all earlier messages of this worker. Then the client may see the
-    end. answer: its index in the call. tokens: counted against the caller's limits, beside those of
-    Took."""
+    """The end of one answer of an Enter, read to its end by the client. The reply comes once the
+    registry has seen the engine's end too, and has handled all earlier messages of this worker.
+    Then the client may see the end. answer: the answer's index in the call. tokens: number of
+    tokens to count against the caller's limits, in addition to those of Took."""
 
     call: int
     entered: int
@@ -60,7 +62,7 @@ class End(Message):
 
 
 class ReadLogEnd(Message):
-    """A request for Sessions.end."""
+    """A worker's request for the call Sessions.end in the registry."""
 
     call: int
     caller: Caller
@@ -68,7 +70,7 @@ class ReadLogEnd(Message):
 
 
 class AppendToLog(Message):
-    """A request for Sessions.append."""
+    """A worker's request for the call Sessions.append in the registry."""
 
     call: int
     caller: Caller
@@ -78,7 +80,7 @@ class AppendToLog(Message):
 
 
 class BeginTurn(Message):
-    """A request for Sessions.turn, until EndTurn."""
+    """A worker's request for the call Sessions.turn, held until EndTurn."""
 
     call: int
     caller: Caller
@@ -87,8 +89,8 @@ class BeginTurn(Message):
 
 
 class EndTurn(Message):
-    """The end of a BeginTurn, even of one refused or not granted yet. answer: the token ids to
-    keep; None: the turn is taken back."""
+    """The end of a BeginTurn, even of a refused one or one not granted yet. answer: the token ids
+    of the answer to keep; None: the turn is removed."""
 
     call: int
     begun: int
@@ -96,7 +98,7 @@ class EndTurn(Message):
 
 
 class FindResponse(Message):
-    """A request for ResponseStore.get."""
+    """A worker's request for the call ResponseStore.get in the registry."""
 
     call: int
     context: RequestContext
@@ -107,21 +109,22 @@ Ask = Admit | Reserve | Enter | End | ReadLogEnd | AppendToLog | BeginTurn | End
 
 
 class Release(Message):
-    """The end of a Reserve, even of one refused or not granted yet."""
+    """The end of a Reserve, even of a refused one or one not granted yet."""
 
     reserved: int
 
 
 class Took(Message):
-    """A count of further tokens taken by the answers' reader."""
+    """The number of further tokens taken by the reader of a call's answers."""
 
     entered: int
     tokens: int
 
 
 class Leave(Message):
-    """The end of a call before all its answers have ended: no client reads them any more.
-    submitted: the requests were sent to the engine. tokens: as in End."""
+    """The end of an Enter before all its answers have ended: no client reads them any more.
+    submitted: the requests were sent to the engine. tokens: number of tokens to count against the
+    caller's limits."""
 
     entered: int
     tokens: int
@@ -129,28 +132,30 @@ class Leave(Message):
 
 
 class KeepResponse(Message):
-    """A request for ResponseStore.put."""
+    """A worker's request for the call ResponseStore.put in the registry."""
 
     context: RequestContext
     response: StoredResponse
 
 
 class WorkerStands(Message):
-    """The worker's servers take calls."""
+    """A worker's message: its servers take calls."""
 
 
 class WorkerFailed(Message):
-    """The worker ends before its servers take calls. reason: shown to the daemon's user."""
+    """A worker's message: it ends before its servers take calls. reason: text shown to the daemon's
+    user."""
 
     reason: str
 
 
 class CallsOver(Message):
-    """The answer to AwaitCalls."""
+    """A worker's answer to AwaitCalls: no call is in progress."""
 
 
 class Awake(Message):
-    """The answer to each Look. failures: the worker's failed calls so far, by kind."""
+    """A worker's answer to each Look. failures: number of the worker's failed calls so far, by
+    kind."""
 
     failures: dict[str, int]
 
@@ -169,8 +174,8 @@ class Reserved(Message):
 
 
 class Entered(Message):
-    """names: the engine's names of every answer of each request, in order. headers: their
-    traceparents; empty if they are not traced."""
+    """The registry's answer to Enter. names: the engine's ids of every answer of each request, in
+    order. headers: their traceparents; empty if they are not traced."""
 
     call: int
     names: tuple[RequestId, ...]
@@ -198,8 +203,9 @@ class ResponseFound(Message):
 
 
 class Refused(Message):
-    """error: the name of a ServerError's class. retry_after: seconds, for a RateLimited. field: for
-    an InvalidField. rejected: for a RequestRejected."""
+    """The registry's refusal of an ask. error: name of a ServerError's class. retry_after: seconds,
+    for a RateLimited. field: field's name, for an InvalidField. rejected: the engine's error, for a
+    RequestRejected."""
 
     call: int
     error: str
@@ -213,34 +219,35 @@ Reply = Done | Reserved | Entered | LogEndRead | AppendedToLog | TurnBegun | Res
 
 
 class AbortAsked(Message):
-    """A caller has asked to abort a request of this worker. The worker sends the abort after the
-    request."""
+    """The registry's message: a caller has asked to abort a request of this worker. The worker
+    sends the abort to the engine after the request."""
 
     name: RequestId
 
 
 class LeaveRotation(Message):
-    """The order to report this node as not ready. Calls are taken as before."""
+    """The registry's order to report this node as not ready. Calls are taken as before."""
 
 
 class ComeBack(Message):
-    """The order to report this node as ready again."""
+    """The registry's order to report this node as ready again."""
 
 
 class RefuseTraffic(Message):
-    """The order to report this node as draining. Calls are still answered."""
+    """The registry's order to report this node as draining. Calls are still answered."""
 
 
 class AwaitCalls(Message):
-    """A request answered by CallsOver when no call is in progress."""
+    """The registry's request for an answer (CallsOver) when no call is in progress."""
 
 
 class Look(Message):
-    """A check of the worker, answered by Awake at once, on the event loop of the calls."""
+    """The registry's check of a worker. The worker answers with Awake at once, on the event loop of
+    the calls."""
 
 
 class EndWorker(Message):
-    """The order to end the servers, then the process."""
+    """The registry's order to end the worker's servers, then its process."""
 
 
 class EngineDied(Message):
@@ -273,7 +280,7 @@ def refused(call: int, error: ServerError) -> Refused:
 
 
 def error_of(refusal: Refused) -> ServerError:
-    """Return the original error: its class, message and fields."""
+    """Return the original error of a refusal: its class, message and fields."""
     if refusal.rejected is not None:
         return RequestRejected(refusal.rejected)
     if refusal.retry_after is not None:

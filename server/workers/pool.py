@@ -1,9 +1,9 @@
 """The front workers of a node: started, watched, started again, ended.
 
-WorkerPool owns their processes and the claims to their shared ports. Thread rule: the registry's
-event loop. Life: start, refuse_traffic, calls_over, stop. Invariants: a worker that has ended
-unasked leaves the registry before another takes its place. A worker without answers is ended. No
-worker outlives this process.
+WorkerPool owns the workers' processes and the claims to their shared ports. Thread rule: the
+registry's event loop. Order of calls: start, refuse_traffic, calls_over, stop. Invariants: a worker
+that has ended unasked leaves the registry before another takes its place. A worker without answers
+is ended. No worker outlives this process.
 
 NodeWorkers holds a node's registry of front workers, their processes and their sockets.
 """
@@ -35,12 +35,13 @@ _START_SECONDS = 120.0
 _STOP_SECONDS = 10.0
 _LOOK_SECONDS = 5.0
 _LOOKS = 6
-"""The number of unanswered looks allowed before a worker is ended. Looks are counted rather than
-time: a suspended machine has looked only once."""
+"""Number of unanswered Look messages before a worker is ended. Looks are counted rather than time:
+a suspended machine has looked only once."""
 _FIRST_PAUSE_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 10.0
 _STEADY_SECONDS = 30.0
-"""If a worker lived at least so long, the next one starts at once, without a pause."""
+"""Lifetime in seconds of a steady worker. After its end the next one starts at once, without a
+pause."""
 
 
 class WorkerError(RuntimeError):
@@ -49,7 +50,8 @@ class WorkerError(RuntimeError):
 
 class WorkerPool:
     def __init__(self, job: WorkerJob, count: int) -> None:
-        """job: the job of every worker, except its number and its ports."""
+        """Set up the pool. job: job of every worker, except its number and its ports. count: number
+        of workers."""
         self._job = job
         self._count = count
         self._claims: list[PortClaim] = []
@@ -60,8 +62,8 @@ class WorkerPool:
         self._shown: w.LeaveRotation | w.ComeBack = w.ComeBack()
 
     async def start(self, registry: Registry) -> tuple[str, str | None]:
-        """Start the workers. Return HOST:PORT of gRPC and of HTTP, once all workers take calls.
-        Raises BindError, WorkerError."""
+        """Start the workers. Return the HOST:PORT of gRPC and of HTTP for clients, once all workers
+        take calls. Raises BindError, WorkerError."""
         self._registry = registry
         config = self._job.config
         try:
@@ -82,7 +84,7 @@ class WorkerPool:
         self._tell(self._shown)
 
     def come_back(self) -> None:
-        """Undo leave_rotation()."""
+        """Report this node as ready again, also from workers started later."""
         self._shown = w.ComeBack()
         self._tell(self._shown)
 
@@ -96,14 +98,14 @@ class WorkerPool:
         self._tell(w.EngineDied(reason))
 
     async def calls_over(self) -> None:
-        """Return when no worker has a call in progress."""
+        """Wait until no worker has a call in progress."""
         workers = self._standing()
         for worker in workers:
             worker.send([w.AwaitCalls()])
         await asyncio.gather(*(worker.calls_over.wait() for worker in workers))
 
     async def stop(self) -> None:
-        """End the servers first, then the processes. Calls still in progress are cut."""
+        """End the workers' servers first, then their processes. Calls still in progress are cut."""
         for keeper in self._keepers:
             keeper.cancel()
         # First wait for the keepers: a worker just starting must be gone.
@@ -121,13 +123,14 @@ class WorkerPool:
         return [worker for worker in self._workers.values() if worker.stands]
 
     def _claimed(self, field: str, config: ServerConfig) -> str:
-        """Claim the address of one field. Return it as every worker serves it. Raises BindError."""
+        """Claim the address in the setting `field`, for all workers. Return its HOST:PORT with the
+        selected port. Raises BindError."""
         claim = PortClaim(field, getattr(config, field), config.access)
         self._claims.append(claim)
         return claim.address
 
     async def _started(self) -> "_WorkerProcess":
-        """Start one worker. Raises WorkerError, and OSError if the system allows no more
+        """Start one front worker. Raises WorkerError, and OSError if the system allows no more
         processes."""
         number = next(self._numbers)
         worker = _WorkerProcess(number, self._registry)
@@ -142,8 +145,8 @@ class WorkerPool:
         return worker
 
     async def _kept(self, worker: "_WorkerProcess") -> None:
-        """Replace the worker whenever it ends. The pause before a start grows while workers keep
-        failing."""
+        """Start a new worker whenever `worker` or its successor ends. The pause before a start
+        grows while workers keep failing."""
         loop = asyncio.get_running_loop()
         pause = 0.0
         while True:
@@ -168,7 +171,7 @@ class WorkerPool:
 
 
 class WorkerLink(FrameProtocol):
-    """The registry's end of the socket to a worker."""
+    """The registry's end of the socket to a front worker."""
 
     def __init__(self, worker: "_WorkerProcess") -> None:
         super().__init__("a front worker", worker_frames())
@@ -198,7 +201,7 @@ class _WorkerProcess:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self, job: WorkerJob) -> None:
-        """Start the process. Return once the worker takes calls. Raises WorkerError."""
+        """Start the worker's process. Return once the worker takes calls. Raises WorkerError."""
         self._process, ours, first = await start_child(
             f"{PACKAGE}.server.workers.worker_main", partial(run_worker, job)
         )
@@ -219,8 +222,8 @@ class _WorkerProcess:
             self._link.send(messages)
 
     async def watched(self) -> None:
-        """Look at the worker regularly. Kill it once it answers nothing any more, because its
-        clients would wait for ever."""
+        """Send Look messages to the worker regularly. Kill it once it answers none any more,
+        because its clients would wait for ever."""
         while self._unanswered < _LOOKS:
             self._unanswered += 1
             self.send([w.Look()])
@@ -231,7 +234,8 @@ class _WorkerProcess:
             self._process.kill()
 
     async def ended(self) -> str:
-        """Wait until the worker has ended unasked and left the registry. Return how it ended."""
+        """Wait until the worker's process has ended unasked and the worker has left the registry.
+        Return the cause as text."""
         await self._left.wait()
         await self._killed()
         assert self._process is not None
@@ -241,7 +245,7 @@ class _WorkerProcess:
         return f"has ended with status {status}"
 
     async def stop(self) -> None:
-        """End the process after its servers if it took calls; otherwise at once."""
+        """End the worker's process. If the worker took calls, its servers end first."""
         if self._process is None:
             self._registry.left(self.number)
             return
@@ -260,7 +264,7 @@ class _WorkerProcess:
             await self._process.wait()
 
     def take(self, message: Any) -> None:
-        """Handle a message of the worker."""
+        """Handle a message sent by the front worker."""
         match message:
             case w.WorkerStands():
                 self._seat.stood = True
@@ -278,7 +282,7 @@ class _WorkerProcess:
                 self._seat.take(message)
 
     def link_ended(self) -> None:
-        """Handle the end of the worker's socket."""
+        """Handle the end of the socket to the front worker."""
         if not self._stands.done():
             self._stands.set_exception(WorkerError("a front worker has ended before it stood"))
         self._left.set()
@@ -289,8 +293,9 @@ class _WorkerProcess:
 
 @dataclass(frozen=True)
 class NodeWorkers:
-    """registry: builds the registry from the node's engine client and Tracing.header.
-    gone_from_engine: sets the function called for each worker when its link to the engine ends."""
+    """The front workers of a node, their registry and their sockets. registry: builds the registry
+    from the node's engine client and Tracing.header. gone_from_engine: sets the function called for
+    each worker when its link to the engine ends."""
 
     sockets: NodeSockets
     pool: WorkerPool

@@ -1,9 +1,10 @@
 """The one registry of a node with front workers: callers' limits, ids, sessions, stored responses.
 
-Registry owns a WorkerSeat for each worker. One event loop's thread. Invariants: a request let in
+Registry owns a WorkerSeat for each worker. One event loop's thread. Invariants: a request admitted
 for a worker is accounted like one of this process, however its worker ends. When a worker leaves or
-ends, its share of callers' caps, ids and sessions is given back. A worker's End is answered only
-after the engine's own end was seen here. Its client therefore finds the node's state up to date.
+ends, its share of callers' limits, ids and sessions is given back. A worker's End is answered only
+after the engine's own end was seen by the registry. Its client therefore finds the node's state up
+to date.
 
 WorkerSeat is the registry's side of one front worker. It takes the worker's messages and answers
 each ask once. It owns the worker's asks that have begun something (AskTable), and one holding task
@@ -13,9 +14,9 @@ the worker leaves, everything is given back.
 
 AskTable keeps a state for each ask of one worker that begins something. Pure. Such an ask has one
 ending message, or one for each of its parts. The ending message may come before the ask, with it,
-before its grant, or later. Invariants: an entry leaves once its ask and its end have come and
-nothing is held for it. A refused ask was never granted and leaves at its refusal. A later end of an
-ask that has left changes nothing.
+before its grant, or later. Invariants: an entry is removed once its ask and its end have come and
+nothing is held for it. A refused ask was never granted and is removed at its refusal. A later end
+of a removed ask changes nothing.
 
 | event   | no entry    | ASKED     | BEGUN  | WITHDRAWN | ENDING | OVER   | ENDED_FIRST |
 | ------- | ----------- | --------- | ------ | --------- | ------ | ------ | ----------- |
@@ -60,7 +61,7 @@ class AskState(Enum):
 
 
 class AskOrderError(ValueError):
-    """An event not allowed in the state of its ask, such as a second begin."""
+    """An event came in a state of its ask not allowing it, such as a second begin()."""
 
     def __init__(self, event: str, call: int, state: AskState | None) -> None:
         found = "not known" if state is None else f"in state {state.value!r}"
@@ -74,8 +75,9 @@ _LEAVES_OVER = frozenset({AskState.ASKED, AskState.WITHDRAWN, AskState.ENDING})
 
 @dataclass
 class _Entry(Generic[BegunT]):
-    """begun: None in ENDED_FIRST. parts_left: parts not ended yet; below zero if ends came before
-    the ask. whole: all parts have ended, however many there are."""
+    """The state of one ask. begun: the object given to begin(); None in state ENDED_FIRST.
+    parts_left: number of parts not ended yet; below zero if ends came before the ask. whole: the
+    whole ask has ended, however many parts it has."""
 
     state: AskState
     begun: BegunT | None
@@ -88,8 +90,8 @@ class _Entry(Generic[BegunT]):
 
 
 class AskTable(Generic[BegunT]):
-    """The asks by number, each with the caller's object for it. Numbers grow: every number up to
-    the highest begun belongs to an ask already received."""
+    """The states of a worker's asks by number, each with the object given to begin(). Numbers grow:
+    every number up to the highest begun belongs to an ask already received."""
 
     def __init__(self) -> None:
         self._entries: dict[int, _Entry[BegunT]] = {}
@@ -99,18 +101,19 @@ class AskTable(Generic[BegunT]):
         return len(self._entries)
 
     def state(self, call: int) -> AskState | None:
-        """Return the state of an ask; None if it has no entry."""
+        """Return the state of an ask; None if it has no entry. call: the ask's number."""
         entry = self._entries.get(call)
         return None if entry is None else entry.state
 
     def find(self, call: int) -> BegunT | None:
-        """Return the object given to begin(); None before the ask and after it left."""
+        """Return the object given to begin() for an ask. Return None before the ask and after its
+        entry has left."""
         entry = self._entries.get(call)
         return None if entry is None else entry.begun
 
     def begin(self, call: int, begun: BegunT, parts: int = 1) -> bool:
-        """Record that the ask has arrived. Return False if its end arrived first: then begin
-        nothing.
+        """Record the arrival of an ask. Return False if its end arrived first: then nothing may be
+        started for it. begun: object to keep for the ask. parts: number of its parts to end.
 
         Raises AskOrderError if the ask has an entry already.
         """
@@ -128,14 +131,15 @@ class AskTable(Generic[BegunT]):
         return True
 
     def grant(self, call: int) -> None:
-        """Record the ask as granted. Raises AskOrderError if it does not wait for a grant."""
+        """Record the ask as granted. Raises AskOrderError if the ask does not wait for a grant."""
         entry = self._entries.get(call)
         if entry is None or entry.state not in _AT_GRANT:
             raise AskOrderError("a grant", call, self.state(call))
         entry.state = _AT_GRANT[entry.state]
 
     def end(self, call: int) -> AskState | None:
-        """Record the end of the whole ask. Return its previous state; None: it had no entry."""
+        """Record the end of the whole ask. Return the ask's previous state; None: it had no
+        entry."""
         entry = self._entries.get(call)
         if entry is None:
             if call > self._highest:
@@ -145,8 +149,8 @@ class AskTable(Generic[BegunT]):
         return self._moved_on(call, entry)
 
     def end_part(self, call: int) -> AskState | None:
-        """Record the end of one part of the ask; the last one ends the ask. Return its previous
-        state; None: it had no entry."""
+        """Record the end of one part of the ask. The end of the last part ends the ask. Return the
+        ask's previous state; None: it had no entry."""
         entry = self._entries.get(call)
         if entry is None:
             if call > self._highest:
@@ -156,7 +160,7 @@ class AskTable(Generic[BegunT]):
         return self._moved_on(call, entry)
 
     def over(self, call: int) -> AskState:
-        """Record that nothing is held for the ask any more. Return its previous state.
+        """Record that nothing is held for the ask any more. Return the ask's previous state.
 
         Raises AskOrderError if this was recorded before.
         """
@@ -170,7 +174,7 @@ class AskTable(Generic[BegunT]):
         return AskState.BEGUN
 
     def end_all(self) -> None:
-        """Record the end of every ask, because its worker is gone."""
+        """Record the end of every ask of the table, because their worker is gone."""
         for call, entry in [*self._entries.items()]:
             if entry.state is AskState.ENDED_FIRST:
                 del self._entries[call]
@@ -178,7 +182,8 @@ class AskTable(Generic[BegunT]):
                 self.end(call)
 
     def _moved_on(self, call: int, entry: _Entry[BegunT]) -> AskState:
-        """Move the entry to its next state if its end is complete. Return its previous state."""
+        """Move the ask's entry to its next state if all parts have ended. Return its previous
+        state."""
         found = entry.state
         if not entry.all_ended:
             return found
@@ -190,13 +195,14 @@ class AskTable(Generic[BegunT]):
 
 
 Header = Callable[[m.RequestId], str]
-"""Tracing.header: returns a request's traceparent."""
+"""A function with the meaning of Tracing.header: returns a request's traceparent."""
 
 
 @dataclass(frozen=True)
 class NodeState:
-    """header: returns a request's traceparent, as Tracing.header does. owners: the seat of each
-    request in flight for a worker."""
+    """The parts of the node used by all worker seats. header: returns a request's traceparent, as
+    Tracing.header does. owners: the WorkerSeat of each worker's request in flight, by the engine's
+    id."""
 
     engine: EngineClient
     header: Header
@@ -207,8 +213,8 @@ class NodeState:
 
 @dataclass
 class Begun:
-    """An ask, and the task holding its grant until the ask ends. end: the ending message, once it
-    has arrived; not set for an EnteredCall, because the table records its end."""
+    """An ask, and the task holding its grant until the ask ends. end: future of the ending message;
+    not set for an EnteredCall, because the table records its end."""
 
     ask: w.Reserve | w.BeginTurn | w.Enter
     end: asyncio.Future[w.Release | w.EndTurn] = field(
@@ -219,9 +225,9 @@ class Begun:
 
 @dataclass
 class EnteredCall(Begun):
-    """A call asking to admit its requests. names: the engine's name of each answer; empty before
-    the grant. ended: indices of the answers ended by the engine. waiting: the worker's Ends not
-    answered yet."""
+    """A worker's Enter ask: its call asks to admit requests. names: the engine's id of each answer;
+    empty before the grant. ended: indices of the answers ended by the engine. waiting: the worker's
+    End messages not answered yet."""
 
     ask: w.Enter
     names: tuple[m.RequestId, ...] = ()
@@ -230,7 +236,7 @@ class EnteredCall(Begun):
 
     @property
     def answers(self) -> int:
-        """Return how many answers the call asks for."""
+        """Return the number of answers the call asks for."""
         return sum(len(submit.answer_ids) for submit in self.ask.submits)
 
 
@@ -244,26 +250,27 @@ _ENDED_BEFORE_GRANT = "the call ended before the node let it in; ask again"
 
 
 class WorkerSeat:
-    """The asks of one worker. in_engine: the worker's requests known to the engine when it stopped
-    taking messages from the worker. None: it still takes them."""
+    """The registry's side of one front worker: its asks and their grants. in_engine: ids of the
+    worker's requests known to the engine when it stopped taking messages from the worker. None: the
+    engine still takes them."""
 
     def __init__(self, node: NodeState, send: TakeMessages) -> None:
-        """send: to the worker, without waiting."""
+        """Set up the seat of a worker. send: sends messages to the worker, without waiting."""
         self._node = node
         self.send = send
         self.chat_tokens: dict[str, int] = {}
         self.failures: dict[str, int] = {}
-        """Failed calls by kind, at the last look at the worker."""
+        """Number of failed calls by kind, at the last Look at the worker."""
         self.stood = False
         self.has_left = False
         self.in_engine: frozenset[m.RequestId] | None = None
         self._asks: AskTable[Begun] = AskTable()
         self._tasks: set[asyncio.Task[None]] = set()
         self._names: set[m.RequestId] = set()
-        """The answers let in and not ended yet."""
+        """The engine's ids of the answers admitted and not ended yet."""
 
     def take(self, message: Any) -> None:
-        """Handle a message of the worker."""
+        """Handle a message sent by the front worker."""
         match message:
             case w.Enter():
                 self.chat_tokens = message.chat_tokens
@@ -294,20 +301,22 @@ class WorkerSeat:
                 task.add_done_callback(partial(self._answered, message.call))
 
     def leave(self) -> None:
-        """Give back everything held by the worker. Turns in progress are taken back."""
+        """Give back everything held by the worker. Turns in progress are removed from their
+        sessions."""
         self.has_left = True
         self._asks.end_all()
         for task in self._tasks:
             task.cancel()
 
     def end_what_was_never_sent(self) -> None:
-        """End the worker's requests never received by the engine. REQUIRES: has_left, and in_engine
-        is known."""
+        """End the worker's requests if the engine never received them. REQUIRES: has_left, and
+        in_engine is known."""
         self._never_sent(self._names - (self.in_engine or frozenset()))
         self._forget(self._names)
 
     def _begin(self, begun: Begun, work: Coroutine[Any, Any, None], parts: int = 1) -> None:
-        """Start a task to hold the ask's grant, unless the ask's ending message came first."""
+        """Start `work` as a task holding the ask's grant, unless the ask's ending message came
+        first. parts: number of the ask's parts to end."""
         if not self._asks.begin(begun.ask.call, begun, parts):
             work.close()
             self._refuse(begun.ask.call, RequestAborted(_ENDED_BEFORE_GRANT))
@@ -320,7 +329,8 @@ class WorkerSeat:
         self.send([reply])
 
     def _over(self, begun: Begun) -> None:
-        """Answer the messages not answered yet, after the task has given everything back."""
+        """Answer the ask's messages not answered yet. Called after its task has given everything
+        back."""
         call, found, error = begun.ask.call, self._asks.over(begun.ask.call), _error(begun.task)
         if self.has_left:
             return
@@ -359,7 +369,7 @@ class WorkerSeat:
                 opened.keep(end.answer)
 
     async def _follow(self, call: EnteredCall) -> None:
-        """Let the requests in, and account them as those of this process until their ends."""
+        """Admit the call's requests, and account them as those of this process until their ends."""
         ask = call.ask
 
         def let_in(named: Sequence[m.Submit]) -> None:
@@ -434,7 +444,8 @@ class WorkerSeat:
             begun.task.cancel()
 
     def _end(self, call: int, end: w.Release | w.EndTurn) -> AskState | None:
-        """Pass an ask's ending message to its holding task. Return the ask's previous state."""
+        """Pass an ask's ending message to the task holding its grant. Return the ask's previous
+        state."""
         begun, found = self._asks.find(call), self._asks.end(call)
         if begun is not None and found in (AskState.ASKED, AskState.BEGUN):
             begun.end.set_result(end)
@@ -490,7 +501,7 @@ class WorkerSeat:
 
 
 def _error(task: asyncio.Task[None]) -> ServerError | None:
-    """Return a task's error, as its worker receives it; None: it ended without one, or was
+    """Return a holding task's error, as its worker receives it; None: it ended without one, or was
     cancelled."""
     if task.cancelled():
         return None
@@ -509,21 +520,21 @@ class Registry:
         sessions: Sessions,
         responses: ResponseStore,
     ) -> None:
-        """header: Tracing.header."""
+        """Set up the registry. header: returns a request's traceparent, as Tracing.header does."""
         self._node = NodeState(engine, header, sessions, responses)
         self._seats: dict[int, WorkerSeat] = {}
         self._chat_tokens: Counter[str] = Counter()
         self._failures: Counter[str] = Counter()
-        """Failed calls by kind. This count and _chat_tokens belong to ended workers."""
+        """Number of failed calls by kind. This count and _chat_tokens belong to ended workers."""
 
     def seat(self, number: int, send: TakeMessages) -> WorkerSeat:
-        """Add a seat for a worker. number: used by no worker before. send: sends to the worker,
-        without waiting."""
+        """Add a seat for a worker, and return it. number: number of the worker, used by no worker
+        before. send: sends to the worker, without waiting."""
         seat = self._seats[number] = WorkerSeat(self._node, send)
         return seat
 
     def left(self, number: int) -> None:
-        """Handle the end of a worker, or the loss of its socket."""
+        """Handle the end of a worker, or the loss of its socket. number: number of the worker."""
         seat = self._seats[number]
         seat.leave()
         self._chat_tokens.update(seat.chat_tokens)
@@ -533,7 +544,8 @@ class Registry:
 
     def gone_from_engine(self, number: int, left: Sequence[m.RequestId]) -> None:
         """Record the end of a worker's link to the engine: the engine takes nothing more from it
-        and has aborted its requests. left: these requests."""
+        and has aborted its requests. number: number of the worker. left: ids of the aborted
+        requests."""
         seat = self._seats.get(number)
         if seat is not None:
             seat.in_engine = frozenset(left)
@@ -546,21 +558,22 @@ class Registry:
             seat.end_what_was_never_sent()
 
     def abort_asked(self, name: m.RequestId) -> None:
-        """Pass an abort to the request's worker: the engine may have received the abort before the
-        request."""
+        """Pass an abort to the request's worker, because the engine may have received the abort
+        before the request. name: the engine's id of the request."""
         seat = self._node.owners.get(name)
         if seat is not None:
             seat.send([w.AbortAsked(name)])
 
     def chat_tokens(self, own: Mapping[str, int]) -> dict[str, int]:
-        """Return the sum of all workers' counts and this process's own."""
+        """Return the rendered tokens by source: the sum of all workers' and this process's own."""
         return dict(
             sum((Counter(seat.chat_tokens) for seat in self._seats.values()), self._chat_tokens)
             + Counter(own)
         ) or dict(own)
 
     def failures(self, own: Mapping[str, int]) -> dict[str, int]:
-        """Return failed calls by kind: the sum of all workers' and this process's own."""
+        """Return the number of failed calls by kind: the sum of all workers' and this process's
+        own."""
         found = Counter(own)
         for counts in (self._failures, *(seat.failures for seat in self._seats.values())):
             found.update(counts)

@@ -60,7 +60,7 @@ from .links import EngineSocket, NodeSockets, RegistryLink, worker_frame
 from .worker_client import AskedResponses, AskedSessions, WorkerClient
 
 _METADATA = frozenset({"authorization", TENANT_KEY, TRACE_HEADER})
-"""Keys of the gRPC metadata read by this node."""
+"""Keys of the gRPC metadata read by this node. A forwarded call keeps them."""
 
 _OWN_HEADERS = frozenset(
     {
@@ -68,20 +68,23 @@ _OWN_HEADERS = frozenset(
         REQUEST_ID_HEADER,
     }
 )
-"""Headers of one connection, or written anew."""
+"""HTTP headers of the registry's answer not returned to the client. They belong to one connection,
+or are written anew."""
 
 
 _HANDED_ON = frozenset({"/", "/metrics", STORED_PATH, INPUT_ITEMS_PATH, CANCEL_PATH})
 _PATTERN = {"/page/{name}": "/page/{name:.+}", STORED_PATH: STORED_ROUTE}
-"""The route's pattern of a path, if the two differ."""
+"""Patterns of aiohttp's routes, by the path in the table of surfaces, if the two differ."""
 _ROUTE = {"GET": web.get, "DELETE": web.delete, "POST": web.post}
 
 
 class GrpcForwarding(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Forwards every call of a method served by this node, except the worker's own."""
+    """An interceptor to forward every call of a method served by this node to the registry, except
+    the worker's own methods."""
 
     def __init__(self, channel: grpc.aio.Channel, own: frozenset[str]) -> None:
-        """channel: to the registry. own: full names of methods."""
+        """Set up the forwarding. channel: gRPC channel to the registry. own: full names of the
+        methods answered by the worker."""
         self._channel = channel
         self._own = own
 
@@ -118,10 +121,10 @@ class GrpcForwarding(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
 
 class HttpForwarding:
-    """Build it inside a running event loop."""
+    """A forwarder of HTTP requests to the registry. Build it inside a running event loop."""
 
     def __init__(self, path: str) -> None:
-        """path: the registry's Unix socket."""
+        """Set up the forwarding. path: path of the registry's Unix socket."""
         self._session = ClientSession(
             connector=UnixConnector(path, limit=0),
             timeout=ClientTimeout(total=None),
@@ -132,7 +135,7 @@ class HttpForwarding:
         await self._session.close()
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the routes of the page, its data, metrics, and stored responses."""
+        """Return the forwarded routes: the page, its data, metrics, and stored responses."""
         return [
             _ROUTE[method](_PATTERN.get(path, path), self._forward)
             for method, path in HTTP
@@ -165,7 +168,7 @@ log = logging.getLogger(__name__)
 OWN_METHODS = frozenset(
     f"/tasuki.v1.{name}" for name in ("Inference/Generate", "Session/Append", "Session/Generate")
 )
-"""gRPC methods answered by the worker itself. The registry answers the rest."""
+"""Full names of the gRPC methods answered by the worker itself. The registry answers the rest."""
 
 _ADMIN = "tasuki.v1.CacheAdmin"
 _GATEWAY = "tokenspeed.grpc.scheduler.TokenSpeedScheduler"
@@ -177,9 +180,10 @@ _LAST_WRITES_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class WorkerJob:
-    """number: never used by another worker. config: with the ports served by all workers. folder:
-    the checkpoint's; vocab, max_position: its model's. max_request_tokens: the engine's. trials:
-    the address of the node's trial server of grammars."""
+    """The job of a front worker's process. number: the worker's number, never used by another
+    worker. config: settings with the ports served by all workers. folder: the checkpoint's folder.
+    vocab, max_position: sizes of its model, in tokens. max_request_tokens: the engine's limit of a
+    request. trials: address of the node's trial server for grammars."""
 
     number: int
     sockets: NodeSockets
@@ -192,7 +196,7 @@ class WorkerJob:
 
 
 def run_worker(job: WorkerJob, connection: socket.socket) -> int:
-    """Run the process. connection: to the registry. Return the exit status."""
+    """Run the worker's process and return its exit status. connection: socket to the registry."""
     configure_logging(job.config.log_format, job.config.log_level)
     try:
         return asyncio.run(_live(job, connection))
@@ -211,7 +215,7 @@ async def _live(job: WorkerJob, connection: socket.socket) -> int:
 
 
 class Worker:
-    """Build it inside a running event loop."""
+    """A front worker: its links and its servers. Build it inside a running event loop."""
 
     def __init__(self, job: WorkerJob) -> None:
         self._job = job
@@ -228,8 +232,8 @@ class Worker:
         self._channel: grpc.aio.Channel
 
     async def start(self, connection: socket.socket, registry_gone: Notice) -> None:
-        """Connect to the node, and serve. connection: to the registry. registry_gone: called when
-        the connection has ended."""
+        """Connect to the node, and serve clients. connection: socket to the registry.
+        registry_gone: called when the connection has ended."""
         job, config = self._job, self._job.config
         codec = TextCodec.load(
             Path(job.folder),
@@ -254,7 +258,7 @@ class Worker:
 
     async def ended(self) -> int:
         """Wait until the worker was asked to end or must end, and its servers have ended. Return
-        the exit status."""
+        the worker's exit status."""
         status = await self._ending
         if self._http is not None:
             await self._http.drain()
@@ -353,7 +357,8 @@ class Worker:
             self._ending.set_result(status)
 
     def _engine_gone(self) -> None:
-        """Wait for the reason from the registry, in case the engine itself has gone."""
+        """Wait for the registry's reason for the loss of the engine, in case the engine itself has
+        gone."""
         if not self._ending.done():
             self._waits = self._loop.create_task(self._wait_for_reason())
 

@@ -1,10 +1,10 @@
-"""A front worker's substitutes for the node's single engine, sessions and stored responses.
+"""A front worker's substitutes for the node's single engine client, sessions and stored responses.
 
 WorkerClient is a front worker's client of the engine: like EngineClient for clients' calls, but
 over two sockets. It owns the answers not read yet by its clients. It asks the registry for
 everything unique in a node. Requests and tokens travel over the worker's own link to the engine.
-One event loop's thread. Invariants: a request is posted only after the registry has let it in,
-under the name given by the registry. A request not read to its end is aborted. The registry learns
+One event loop's thread. Invariants: a request is posted only after the registry has admitted it,
+under the id given by the registry. A request not read to its end is aborted. The registry learns
 the end of each request.
 
 AskedSessions and AskedResponses ask the registry for sessions and stored responses.
@@ -36,11 +36,12 @@ log = logging.getLogger(__name__)
 
 _UNREAD_TOKENS = 4096
 _TOOK_TOKENS = 64
-"""The number of a call's tokens taken before the registry counts them, if callers have limits."""
+"""Number of a call's tokens taken before their number is sent to the registry, if callers have
+limits."""
 
 
 class WorkerClient:
-    """An Answering over the worker's two sockets."""
+    """An Answering over a front worker's sockets to the registry and to the engine."""
 
     def __init__(
         self,
@@ -49,9 +50,9 @@ class WorkerClient:
         chat_tokens: Counts,
         counts_tokens: bool,
     ) -> None:
-        """Build it on the worker's event loop. post: sends messages to the engine, in order.
-        chat_tokens: the counts of NodeReport so far. counts_tokens: True if callers' tokens are
-        limited."""
+        """Build the client on the worker's event loop. post: sends messages to the engine, in
+        order. chat_tokens: returns the counts of NodeReport.chat_tokens so far. counts_tokens: True
+        if callers' tokens are limited."""
         self._link = link
         self._post = post
         self._chat_tokens = chat_tokens
@@ -61,7 +62,7 @@ class WorkerClient:
         self._scores: dict[m.RequestId, ScoreSink] = {}
         self._turn = SinkTurn(asyncio.get_running_loop())
         self._own: dict[tuple[str, m.RequestId], m.RequestId] = {}
-        """The engine's name of each request by its caller and the caller's own."""
+        """The engine's id of each request, by the caller's name and the caller's own id."""
         self._lost: m.RequestError | None = None
 
     @property
@@ -69,7 +70,7 @@ class WorkerClient:
         return None if self._lost is None else self._lost.message
 
     def engine_lost(self, reason: str) -> None:
-        """End all calls with the reason, like EngineClient.engine_lost."""
+        """End all calls of this worker with the reason, like EngineClient.engine_lost."""
         self._lost = m.RequestError(m.ErrorKind.INTERNAL, reason)
         for unread in self._unread.values():
             unread.end(RequestRejected(self._lost))
@@ -162,7 +163,7 @@ class WorkerClient:
         yield visible_end(part, context)
 
     def abort(self, request_id: m.RequestId, caller: Caller) -> None:
-        """Abort a call of this worker's. The registry finds calls of other workers."""
+        """Abort a request of this worker. The registry aborts requests of other workers."""
         name = self._own.get((caller.name, request_id))
         if name is not None:
             self._post([m.Abort(name)])
@@ -172,7 +173,7 @@ class WorkerClient:
             self._post([m.Abort(name)])
 
     def take(self, messages: Sequence[Any]) -> None:
-        """Pass on a step's messages for this worker's requests."""
+        """Pass on the messages of an engine's step for this worker's requests."""
         for message in m.tokens_apart(messages):
             try:
                 self._dispatch(message)
@@ -197,8 +198,8 @@ class WorkerClient:
 
 
 class _EnteredCall:
-    """The requests of one call, as counted by the registry. names: the engine's name of each
-    answer; empty before they were posted."""
+    """The requests of one call, as admitted by the registry. names: the engine's id of each answer;
+    empty before they were posted."""
 
     def __init__(self, link: RegistryLink, counts_tokens: bool, answers: int) -> None:
         self._link = link
@@ -226,14 +227,15 @@ class _EnteredCall:
             self._link.notify(w.Took(self.number, self._counted()))
 
     def leave(self) -> None:
-        """Record that nothing reads the answers any more. Do nothing if every one has ended."""
+        """Report to the registry: no client reads the call's answers any more. Do nothing if every
+        answer has ended."""
         if self._unread:
             self._unread = 0
             self._link.notify(w.Leave(self.number, self._counted(), bool(self.names)))
 
     async def end(self, answer: int) -> None:
-        """Record the complete reading of the answer at index `answer`. Return once the registry has
-        seen the end too. Do nothing after leave()."""
+        """Report to the registry: the client has read the answer at index `answer` to its end.
+        Return once the registry has seen the engine's end too. Do nothing after leave()."""
         if not self._unread:
             return
         self._unread -= 1
@@ -241,13 +243,14 @@ class _EnteredCall:
         await self._link.ask(w.End(self._link.number(), self.number, answer, self._counted()))
 
     def _counted(self) -> int:
-        """Return the tokens not yet counted by the registry, and reset the count."""
+        """Return the number of taken tokens not yet counted by the registry, and reset it."""
         tokens, self._tokens = self._tokens, 0
         return tokens
 
 
 class AskedSessions:
-    """Sessions over the link to the registry. One event loop's thread."""
+    """The Sessions interface over a front worker's link to the registry. One event loop's
+    thread."""
 
     def __init__(self, link: RegistryLink) -> None:
         self._link = link
@@ -301,13 +304,13 @@ class _AskedTurn:
 
 
 class AskedResponses:
-    """Responses over the link to the registry."""
+    """The store of responses over a front worker's link to the registry."""
 
     unstored: Keep | None = None
     values: StoredValues | None = None
 
     def __init__(self, link: RegistryLink) -> None:
-        """Build it on the link's event loop."""
+        """Set up the store. Call it on the link's event loop."""
         self._link = link
         self._loop = asyncio.get_running_loop()
 

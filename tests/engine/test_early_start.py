@@ -118,7 +118,7 @@ def test_a_flipped_bit_drops_the_step() -> None:
     with engine_pair(tiny_parts(), tiny_parts(), in_the_tenth_chunk(Fault.FLIP_BIT)) as pair:
         transfer = pair.begin(submit(NAME, prompt(150), 5))
         lost = pair.done(transfer)
-        assert isinstance(lost, m.HandoverFailed) and "window 9" in lost.reason
+        assert isinstance(lost, m.HandoverFailed) and "layer chunk 9" in lost.reason
         pair.decode.post(m.WriterFenced(transfer.transfer_request.transfer_id))
         pair.step_ended()
         pair.decode.run()

@@ -226,16 +226,16 @@ def changed(**columns: int) -> list[int]:
 @pytest.mark.parametrize(
     ("row", "error", "why"),
     [
-        (changed(batch_index=4), UnknownBatchIndex, "no sequence has joined"),
-        (changed(batch_index=99), UnknownBatchIndex, "do not exist"),
-        (changed(batch_index=-1), UnknownBatchIndex, "do not exist"),
+        (changed(batch_index=4), UnknownBatchIndex, "without a sequence"),
+        (changed(batch_index=99), UnknownBatchIndex, "unknown batch indices"),
+        (changed(batch_index=-1), UnknownBatchIndex, "unknown batch indices"),
         (changed(length=0), PlanError, "without tokens"),
         (changed(position=62), PlanError, "beyond its limit"),
         (changed(limit=128), PlanError, "beyond its pages"),
         (changed(read=2), PlanError, "a slot to read that it does not have"),
         (changed(write=-1), PlanError, "a slot to write that it does not have"),
-        (changed(num_sampled=2), PlanError, "more tokens drawn"),
-        (changed(flags=1), PlanError, "tokens that its lane does not have"),
+        (changed(num_sampled=2), PlanError, "more sampled tokens"),
+        (changed(flags=1), PlanError, "tokens missing at its batch index"),
         (changed(length=2), PlanError, "3 tokens for rows of 2"),
         (changed(flags=16, num_sampled=4), PlanError, "drafts without a token before them"),
     ],
@@ -320,7 +320,7 @@ def test_what_a_row_verified_is_folded_once_and_no_further(
         row = plan_rows([0, 100, 3, 1, 0, 128, 3, RowFlag.VERIFIES.value])
         drafts = ints(int(first.tokens[0]), 1, 2)
         follower.launch(ForwardPlan(1, rows=row, tokens=drafts)).result()
-        with pytest.raises(PlanError, match="lane 0 are to be folded, which holds"):
+        with pytest.raises(PlanError, match="batch index 0 are to be folded, which holds"):
             for number in range(folds):
                 follower.launch(ForwardPlan(2 + number, folds=(Fold(0, count),)))
     follower = runner()

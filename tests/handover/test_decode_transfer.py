@@ -44,7 +44,7 @@ def test_every_state_ends_and_an_illegal_move_names_both_ends() -> None:
     assert {kind for kind, ends in MOVES.items() if not ends} == {DecodeTransferState.OVER}
     request = Request(m.RequestId("r"), np.zeros(1, np.int32), SamplingParams(max_new_tokens=1))
     transfer = DecodeTransfer(TRANSFER_ID, request, m.HitBreakdown(1, 0, 0, {"new": 1}, None))
-    with pytest.raises(IllegalMove, match="room 7: ASKED -> READY"):
+    with pytest.raises(IllegalMove, match="transfer 7: ASKED -> READY"):
         transfer.move(DecodeTransferState.READY)
     for state in (
         DecodeTransferState.WANTED,

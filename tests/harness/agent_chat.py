@@ -1,4 +1,5 @@
-"""A long conversation of an agent, and a chat template shaped like those of agent models."""
+"""Test data: a long conversation of an agent, and a chat template shaped like those of agent
+models."""
 
 import random
 from typing import Any
@@ -101,7 +102,7 @@ _CALLS = 12
 
 
 def agent_tools(count: int = 8) -> list[dict[str, Any]]:
-    """Return tool definitions as OpenAI's clients send them."""
+    """Return `count` tool definitions in the form sent by OpenAI's clients."""
     text = {"type": "string", "description": "Where to look, relative to the repository's root."}
     return [
         {
@@ -122,8 +123,9 @@ def agent_tools(count: int = 8) -> list[dict[str, Any]]:
 
 def agent_messages(count: int, source: str, scale: float = 1.0, seed: int = 0) -> list[ChatMessage]:
     """Return the first `count` messages of one conversation: a system message, then questions. Each
-    question is answered by a dozen tool calls, each with thoughts. source: text that the messages
-    quote. scale: factor of the message lengths; at 1.0 they have a few hundred characters each."""
+    question is answered by a dozen tool calls, each with thoughts. source: text quoted by the
+    messages. scale: factor of the message lengths; at 1.0 they have a few hundred characters
+    each."""
     sampled = random.Random(seed)
 
     def quoted(characters: float) -> str:

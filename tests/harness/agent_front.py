@@ -1,4 +1,5 @@
-"""A front over a scripted engine with an agent's template: it opens thoughts and writes calls."""
+"""An API server over a scripted engine with an agent's chat template: prompts open thoughts, and
+answers write tool calls."""
 
 import re
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from tests.harness.grpc_fixtures import THINKING_TAGS
 from tests.harness.http_fixtures import HttpFront, running_http
 
 END = 2
-"""Token of <|im_end|>, the end of an answer."""
+"""Id of the token <|im_end|>, ending an answer."""
 
 THOUGHT = "it was so\n</think>\n\n"
 CALL = (
@@ -33,14 +34,15 @@ SCHEMA = {
 
 @dataclass
 class AgentFront:
-    """held: memory of its requests."""
+    """An HTTP server over a scripted engine. held: memory held by its requests."""
 
     http: HttpFront
     codec: TextCodec
     held: HeldBytes = field(default_factory=HeldBytes)
 
     def say(self, *answers: str) -> None:
-        """Set the engine's next answers, in order. The last one is repeated for ever."""
+        """Set the engine's next answers as texts, in order. The last one is repeated without
+        end."""
         left = list(answers)
 
         def answer(submit: m.Submit) -> list[int]:
@@ -50,7 +52,8 @@ class AgentFront:
         self.http.engine.answer = answer
 
     def _sampled(self, text: str) -> list[int]:
-        """Return the tokens a model would sample: each of the two tags is one token."""
+        """Return the tokens of a text as a model would sample them: each thinking tag is one
+        token."""
         tokenizer = self.codec.require_tokenizer()
         segments = re.split("(" + "|".join(map(re.escape, THINKING_TAGS)) + ")", text)
         added = {tag: [tokenizer.added_tokens[tag]] for tag in THINKING_TAGS}
@@ -59,13 +62,13 @@ class AgentFront:
         ]
 
     def end_by_length(self) -> None:
-        """End each answer by its length from now on."""
+        """Let each answer finish with the reason "length" from now on."""
         engine = self.http.engine
         finish = engine._finish
         engine._finish = lambda submit, _, tokens: finish(submit, m.FinishReason.LENGTH, tokens)
 
     def turn(self) -> list[int]:
-        """Return the tokens of the last request and its answer."""
+        """Return the tokens of the last request's prompt and answer."""
         submit = self.submits()[-1]
         return [*submit.prompt.tolist(), *self.http.engine.answer(submit)]
 
@@ -73,7 +76,7 @@ class AgentFront:
         return self.http.engine.of(m.Submit)
 
     def text(self, tokens: object) -> str:
-        """Return the tokens' text with special tokens by name."""
+        """Return the text of the tokens, with special tokens by name."""
         ids = [int(token) for token in tokens]  # type: ignore[attr-defined]
         found: str = self.http.post("/detokenize", {"tokens": ids}).json["prompt"]
         return found
@@ -86,7 +89,8 @@ class AgentFront:
 
 @cache
 def agent_codec(codec: TextCodec, source: str = AGENT_TEMPLATE) -> TextCodec:
-    """Return one codec for all fronts of a source: to look through a template takes a while."""
+    """Return a codec with the template `source`, the same one for all servers, because analysing a
+    template takes a while."""
     template = ChatTemplate(source, codec.require_tokenizer(), {})
     return replace(codec, template=template, max_tokens=1 << 16)
 
@@ -98,8 +102,8 @@ def running_agent_front(
     max_tokens: int = 1 << 15,
     source: str = AGENT_TEMPLATE,
 ) -> Iterator[AgentFront]:
-    """Yield a running AgentFront. codec: its template is replaced by `source`. max_tokens: limit of
-    a prompt with its answer."""
+    """Yield a running AgentFront. codec: tokenizer; its template is replaced by `source`.
+    max_tokens: largest number of tokens of a prompt with its answer."""
     served = agent_codec(codec, source)
     config = config or ServerConfig()
     model = ServedModel(

@@ -1,4 +1,5 @@
-"""An answer's text through the parser of its parts, cut anywhere."""
+"""Helpers giving an answer's text, cut anywhere, to the parser of its reasoning, content and tool
+calls."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,7 @@ BY_STOP = Ending(FinishReason.STOP, 0, _USAGE, "a stop string")
 
 @dataclass(frozen=True)
 class Call:
-    """A tool call. arguments: its arguments as text. is_cut: as in CallEnd."""
+    """A parsed tool call. arguments: its arguments as text. is_cut: like in CallEnd."""
 
     name: str
     arguments: str
@@ -42,7 +43,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Parsed:
-    """All of an answer but the ids of its calls."""
+    """The parts of a parsed answer, without the ids of its tool calls."""
 
     reasoning: str
     content: str
@@ -63,7 +64,7 @@ def parsed(
     stops: StopRule = NO_STOPS,
     ending: Ending = BY_ITSELF,
 ) -> Parsed:
-    """Return the answer's parts, once their order was checked."""
+    """Parse the text `pieces`, check the order of the parts, and return them."""
     parser = AnswerParser(thinking, tools, parallel_calls=parallel_calls, stops=stops)
     items: list[AnswerItem] = []
     for piece in pieces:
@@ -103,7 +104,8 @@ def collected(items: Sequence[AnswerItem]) -> Parsed:
 
 
 def every_cut(text: str, tools: Sequence[Mapping[str, Any]], **asked: Any) -> Parsed:
-    """Return the same parts, whether the text comes whole, letter by letter, or in any two."""
+    """Parse the text whole, letter by letter, and cut in two at every place. Assert equal parts,
+    and return them."""
     whole = parsed([text], tools, **asked)
     assert parsed(list(text), tools, **asked) == whole
     for place in range(len(text)):

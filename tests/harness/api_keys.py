@@ -1,4 +1,4 @@
-"""API keys of callers: the key file of a node, and the key in a call."""
+"""API keys in tests: the key file of a node, and the key in a call."""
 
 from pathlib import Path
 
@@ -11,10 +11,10 @@ def keys_file(folder: Path, text: str) -> str:
 
 
 def metadata(key: str, *more: tuple[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return the metadata of a gRPC call with this key."""
+    """Return the metadata of a gRPC call with this API key."""
     return (("authorization", f"Bearer {key}"), *more)
 
 
 def headers(key: str) -> dict[str, str]:
-    """Return the headers of an HTTP request with this key."""
+    """Return the headers of an HTTP request with this API key."""
     return {"Authorization": f"Bearer {key}"}

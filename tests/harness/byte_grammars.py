@@ -9,11 +9,11 @@ from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.vocabulary import Vocabulary
 
 END = 256
-"""Token that ends an answer."""
+"""Id of the token ending an answer."""
 
 
 class _Written(Protocol):
-    """A grammar's source, as a request asks for it or as the engine gets it."""
+    """A grammar's source text, as a request has it or as the engine receives it."""
 
     @property
     def kind(self) -> GrammarKind: ...
@@ -28,7 +28,8 @@ def byte_compiler() -> GrammarCompiler:
 
 
 def follows(grammar: _Written | None, text: str) -> bool:
-    """Return whether the text is a whole answer, after its thinking. Raises GrammarError."""
+    """Return True if the text, after its thinking, is a whole answer by the grammar. Raises
+    GrammarError."""
     assert grammar is not None
     constraint = byte_compiler().constraint(Grammar(grammar.kind, grammar.source), ())
     tokens = [*text.encode()]
@@ -41,6 +42,6 @@ def follows(grammar: _Written | None, text: str) -> bool:
 
 
 def tagged_call(name: str, /, **texts: str) -> str:
-    """Return a call between tags. texts: texts of its parameters by name."""
+    """Return the text of a tool call between tags. texts: texts of its parameters by name."""
     inner = "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in texts.items())
     return f"<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>"

@@ -1,4 +1,4 @@
-"""Certificates for tests: an authority, a server's and a node's certificate, a stranger's."""
+"""TLS certificates for tests: an authority, a server's and a node's certificate, a stranger's."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""Play scripts of transfers on the simulated pair: the pure core on a virtual clock.
+"""Plays scripts of transfers between two simulated nodes: the pure core of the protocol on a
+virtual clock.
 
 The script drives both engines. The simulation's checks hold at each step. A command with a
 message's name is that message of an engine: `HandoverCancelled 5`. Other commands are methods of
@@ -43,20 +44,22 @@ _COMES = {
     (Sending, False): {do.Reserve: "PrefillReserve", do.Start: "PrefillStart"},
     (Sending, True): {do.Reserve: "PullAsked"},
 }
-"""Messages to an engine by side, whether the side is a pull's, and action."""
+"""Names of the messages to an engine, by the transfer's side and True for a pull, then by the
+side's action."""
 _REST, _LAST = 400.0, 5.0
-"""Seconds for all transfers of a script to end, and for the last write and decoding."""
+"""Virtual seconds for all transfers of a script to end, and for the last write and decoding."""
 
 
 class Even(random.Random):
-    """A random source that always returns the middle of a range."""
+    """A random source always returning the middle of a range."""
 
     def random(self) -> float:
         return 0.5
 
 
 class Followed(Checks):
-    """Record the messages to each engine by track."""
+    """The simulation's checks, also recording the messages to each engine by track (node, transfer,
+    pull)."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
@@ -87,7 +90,7 @@ class Followed(Checks):
 
 
 class ScriptedDecode(DecodeDesk):
-    """A decode node that grants and pins only on command."""
+    """A decode node granting destinations and pinning pulled prefixes only on command."""
 
     def _grant(self, request: Request) -> None:
         return
@@ -108,7 +111,7 @@ class ScriptedDecode(DecodeDesk):
 
 
 class ScriptedPrefill(PrefillDesk):
-    """Pull, lease, compute and announce on command."""
+    """A prefill node pulling, leasing, computing and announcing only on command."""
 
     def _admit(self, computed: object) -> None:
         return
@@ -117,7 +120,8 @@ class ScriptedPrefill(PrefillDesk):
         return
 
     def admit(self, transfer_id: int) -> None:
-        """Admit a transfer: pull the offered state once, else lease the transfer."""
+        """Admit a transfer: first pull the offered state, once; the next time lease pages for the
+        transfer."""
         super()._admit(self._computed[transfer_id])
 
     def compute(self, transfer_id: int) -> None:
@@ -129,7 +133,7 @@ class ScriptedPrefill(PrefillDesk):
 
 
 class CoreWorld(SimulatedPair):
-    """Two connected nodes, and the commands of a script."""
+    """Two connected simulated nodes, with a script's commands as methods."""
 
     look, still = 0.05, 20.0
 
@@ -172,7 +176,7 @@ class CoreWorld(SimulatedPair):
         self._followed.came = {}
 
     async def end(self) -> None:
-        """Wait until nothing is left, unless a drain was made to hang."""
+        """Wait until no transfer is left, unless a drain was made to hang."""
         until = self.world.now + _REST
         while self._followed.lives and self.world.now < until:
             self.world.run(self.world.now + _LAST)
@@ -196,15 +200,16 @@ class CoreWorld(SimulatedPair):
     # Before transfers begin
 
     def faults(self, number: str, *faults: str) -> None:
-        """`faults 5 flip@1`: set the faults of a transfer before it begins. Each has the number of
-        its layer chunk or message."""
+        """Set the faults of a transfer before it begins: `faults 5 flip@1`. The number after `@` is
+        the layer chunk's or message's."""
         parts = (fault.partition("@") for fault in faults)
         self._faults[int(number)] = [
             (Fault[name.replace("-", "_").upper()], int(place or 0)) for name, _, place in parts
         ]
 
     def deadlines(self, of: str, **seconds: str) -> None:
-        """Change deadlines. of: `decode`, `prefill`, or the side of a pull, `decode-pull`."""
+        """Change the deadlines of a transfer's side. `of`: `decode`, `prefill`, or the side of a
+        pull, `decode-pull`."""
         node, _, pull = of.partition("-")
         desk = {"decode": self._decode, "prefill": self._prefill}[node]
         name = "pull_deadlines" if pull else "deadlines"
@@ -232,7 +237,7 @@ class CoreWorld(SimulatedPair):
         )
 
     def pull(self, number: str) -> None:
-        """Begin a transfer with a state offered; wait for the pull at the decode node."""
+        """Begin a transfer offering a state, and wait for the pull at the decode node."""
         transfer_id = int(number)
         self._ask(transfer_id, offers=True)
         self._prefill.admit(transfer_id)
@@ -268,7 +273,7 @@ class CoreWorld(SimulatedPair):
             self._prefill.announce(int(number))
 
     def _state(self, transfer_id: int, *names: str) -> None:
-        """Wait until the decode node's side is in one of these states."""
+        """Wait until the transfer's side at the decode node is in one of the named states."""
         self._until(lambda: self._decode.transfers[transfer_id].side.state.name in names)
 
     # Messages of engines
@@ -302,7 +307,7 @@ class CoreWorld(SimulatedPair):
                 raise LookupError(name)
 
     def queue_moves(self, number: str) -> None:
-        """Move the transfer to and fro in its queue while it is alive."""
+        """Move the transfer forward and back in the prefill queue while it is alive."""
         side = self._prefill.transfers[int(number)]
 
         def moves(position: int) -> None:
@@ -331,7 +336,7 @@ class CoreWorld(SimulatedPair):
         self.decode.connection.lose(self.decode)
 
     def new_link(self) -> None:
-        """Wait until both ends have a live connection."""
+        """Wait until both nodes have a live connection."""
 
         def is_up() -> bool:
             connection = self.decode.connection
@@ -346,7 +351,7 @@ class CoreWorld(SimulatedPair):
         self.world.run(self.world.now + float(seconds))
 
     def hangs(self, what: str) -> None:
-        """Make an action hang at both nodes. what: `verify` or `abort`."""
+        """Make an action hang at both nodes. `what`: `verify` or `abort`."""
         for peer in (self.decode, self.prefill):
             if what == "verify":
                 peer.landing.verify = lambda *_: None  # type: ignore[method-assign]
@@ -357,7 +362,7 @@ class CoreWorld(SimulatedPair):
                 self._drains = False
 
     def drain(self, number: str) -> Look:
-        """Show the drain in the prefill node's record of ended transfers."""
+        """Show the transfer's drain in the prefill node's record of ended transfers."""
         request = self.checks.by_transfer[int(number)]
         names = list(self.checks.connections)
 

@@ -1,5 +1,5 @@
-"""Parametrisation of tests whose full product takes minutes. `make test` runs combinations that
-cover every value or every pair of values. The nightly run adds the others."""
+"""Parametrisation of tests with a full product taking minutes. `make test` runs few combinations;
+they cover every value or every pair of values. The nightly run adds the others."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 Axes = Mapping[str, Mapping[str, object]]
-"""Values of each argument by their names in a test's id, by the argument's name."""
+"""The axes of a product: for each argument's name, its values by their names in a test's id."""
 Names = tuple[str, ...]
 
 
@@ -26,7 +26,7 @@ def every_pair(**axes: Mapping[str, object]) -> pytest.MarkDecorator:
 
 
 def slow_behind(quick: int, cases: Mapping[str, object]) -> list[Any]:
-    """Return cases of a parametrised test. All but the first `quick` have the slow mark.
+    """Return the parameters of a parametrised test. All but the first `quick` have the slow mark.
 
     cases: by name, the value of the one argument or a tuple with one value per argument.
     """
@@ -54,9 +54,9 @@ def _covering(strength: int, axes: Axes) -> pytest.MarkDecorator:
 
 
 def covering_names(strength: int, axes: Axes) -> Iterator[Names]:
-    """Yield the names of few combinations that together contain each `strength` values of different
-    axes. The next combination has the most values not yet covered. Among equals, it has the values
-    yielded least."""
+    """Yield the names of few combinations; together they contain each `strength` values of
+    different axes. The next combination has the most values not yet covered. Among equals, it has
+    the values yielded least."""
     every = [*product(*axes.values())]
     left = {part for names in every for part in _parts(names, strength)}
     yielded: Counter[tuple[int, str]] = Counter()

@@ -35,16 +35,16 @@ OWNERS = ("free", "working", "tree", "granted", "quarantined")
 HELD = ("working", "granted", "quarantined", "pinned")
 NEW_TOKENS = 40
 COUNTED_CHUNKS = ("--layers-per-window", "1")
-"""Flags of a prefill node in tests that count layer chunks. Without them their number depends on
-the link."""
+"""Flags of a prefill node for tests counting layer chunks. Without them the number of chunks
+depends on the link's rate."""
 
 
 CHUNK_IN_TRANSFER = 48
 
 
 def resting_at(chunk: int) -> dict[str, str]:
-    """Return the environment of a prefill node that pauses each transfer for a second before it
-    posts layer chunk `window`. On a quick machine a transfer would otherwise end before a test sees
+    """Return the environment of a prefill node pausing each transfer for a second before it posts
+    the layer chunk `chunk`. On a quick machine a transfer would otherwise end before a test sees
     it."""
     place = failpoints.Place.SENDER_BEFORE_POST.value
     return {failpoints.VARIABLE: f"{place}@{chunk}=delay:1.0"}
@@ -63,12 +63,13 @@ def flags(
 
 
 def kept_address() -> str:
-    """Return a loopback address for a node that is to be killed and started again."""
+    """Return a loopback address with a free port, for a node killed and started again by the
+    test."""
     return f"127.0.0.1:{free_port()}"
 
 
 class Node:
-    """start, then kill or stop, and start again."""
+    """One daemon process with a client: start it, then kill or stop it, and start it again."""
 
     def __init__(
         self,
@@ -77,8 +78,8 @@ class Node:
         bind: str = "127.0.0.1:0",
         launch: Callable[[str, Sequence[str], str], Daemon] = ForkedDaemon,
     ) -> None:
-        """Start the daemon. launch: Daemon if the interpreter's start, its end or a namespace is
-        part of the test."""
+        """Start the daemon. bind: its address. launch: starts the process; give Daemon if the
+        interpreter's start, its end or a namespace is part of the test."""
         self._command = command
         self._flags = flags
         self._launch = launch
@@ -96,7 +97,7 @@ class Node:
 
     @property
     def last_words(self) -> tuple[str, ...]:
-        """The last lines of its stderr."""
+        """The last lines the daemon wrote to stderr."""
         return self._daemon.last_words
 
     @property
@@ -105,7 +106,8 @@ class Node:
 
     @property
     def exit_status(self) -> int | None:
-        """The exit status; None while its process runs, even if it was asked to end."""
+        """The exit status of the daemon's process; None while it runs, even if it was asked to
+        end."""
         return self._daemon.exit_status
 
     @property
@@ -116,7 +118,7 @@ class Node:
 
     @property
     def handover_address(self) -> str:
-        """The address to give to decode nodes. REQUIRES: wait_ready."""
+        """The prefill node's address for decode nodes. REQUIRES: wait_ready."""
         return self._daemon.handover_address or self.address
 
     def wait_ready(self) -> "Node":
@@ -130,20 +132,20 @@ class Node:
         return self
 
     def start_again(self) -> None:
-        """Start it again at the same address. REQUIRES: it was killed or stopped."""
+        """Start the daemon again at the same address. REQUIRES: it was killed or stopped."""
         self._daemon = self._launch(self._command, self._flags, self.address)
         self._running = True
         self.wait_ready()
 
     def kill(self) -> float:
-        """Send SIGKILL; return the monotonic time of the kill."""
+        """Send SIGKILL to the daemon, and return the monotonic time of the kill."""
         os.kill(self.pid, signal.SIGKILL)
         killed = time.monotonic()
         assert self._ended() == -signal.SIGKILL
         return killed
 
     def put_down(self) -> None:
-        """Send SIGKILL if it still runs, and do not check its exit status. Idempotent."""
+        """Send SIGKILL if the daemon still runs, and do not check its exit status. Idempotent."""
         if self._running:
             if self._daemon.exit_status is None:
                 os.kill(self.pid, signal.SIGKILL)
@@ -157,7 +159,7 @@ class Node:
         self._daemon.ask_to_stop()
 
     def stop(self) -> int:
-        """Send SIGTERM if none was sent yet; return the exit status."""
+        """Send SIGTERM to the daemon if none was sent yet, and return the exit status."""
         return self._ended() if self._running else 0
 
     def _ended(self) -> int:
@@ -186,7 +188,7 @@ class Node:
         stub.Undrain(pb.UndrainRequest(), timeout=HANG_SECONDS)
 
     def story(self) -> dict[str, object]:
-        """Return the part of stats() that a failure should show."""
+        """Return text with the part of stats() useful in a failure's message."""
         stats = self.stats()
         return {
             "requests": dict(stats.requests),
@@ -197,16 +199,16 @@ class Node:
         }
 
     def requests(self, state: str) -> int:
-        """Return the number of requests in this state of the engine."""
+        """Return the number of the node's requests in this engine state."""
         return self.stats().requests[state]
 
     def arrived(self) -> int:
-        """Return the number of layer chunks that arrived at this node since it started."""
+        """Return the number of layer chunks arrived at this node since its start."""
         return self.stats().windows["landed"]
 
     def at_rest(self) -> bool:
-        """Return whether no page, slot, lease or request is held. Fail at once if an id is not
-        accounted for."""
+        """Return True if the node holds no page, slot, lease or request. Fails at once if an id is
+        not accounted for."""
         stats = self.stats()
         assert stats.integrity == "ok"
         pools = (stats.pages, stats.slots)
@@ -221,8 +223,8 @@ class Node:
 
 @contextmanager
 def fleet(launch: Callable[..., Daemon] = ForkedDaemon) -> Iterator[Callable[..., Node]]:
-    """Yield a function that starts nodes. At the end all nodes that still run stop by themselves,
-    the last one first."""
+    """Yield a function starting nodes. At the end all nodes still running stop, the last one
+    first."""
     with ExitStack() as stack:
 
         def start(command: str, *more: str, launch: Callable[..., Daemon] = launch) -> Node:
@@ -242,20 +244,20 @@ class _HasStats(Protocol):
 
 
 def meet(decode: _HasStats) -> None:
-    """Wait until the decode node is connected to every prefill node it knows. Before that it
+    """Wait until the decode node is connected to every prefill node it knows. Before this it
     prefills prompts itself. decode: the node, or a client of it."""
     until(lambda: has_met(decode), decode.stats)
 
 
 def has_met(decode: _HasStats) -> bool:
-    """Return whether the decode node knows a prefill node and is connected to all it knows."""
+    """Return True if the decode node knows a prefill node and is connected to all it knows."""
     known = decode.stats().prefill_nodes
     return bool(known) and all(node.state == pb.PREFILL_NODE_STATE_CONNECTED for node in known)
 
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt and its answer's tokens from an undisturbed fused process."""
+    """A prompt, and the token ids of its answer by an undisturbed fused node."""
 
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -263,7 +265,7 @@ class Question:
 
 def question_of(node: Node, length: int, new_tokens: int = NEW_TOKENS) -> Question:
     """Return a random prompt with its answer from the node. No token of the answer is near a tie,
-    so tests may compare answers for equality."""
+    so tests may compare answers for equality. length: prompt tokens. new_tokens: answer tokens."""
     for seed in range(20):
         prompt = random_prompt(length, seed)
         answer = asked(node, prompt, b"", new_tokens).result()
@@ -293,8 +295,8 @@ def asked(
 
 class Pair:
     """A prefill and a decode node. The prefill node computes one prompt at a time, in small chunks,
-    so that a test has time to disturb it. Each question has its own salt, so none is answered from
-    the cache of the previous one."""
+    to give a test time to disturb it. Each question has its own salt, so none is answered from the
+    cache of an earlier one."""
 
     def __init__(
         self,
@@ -303,8 +305,8 @@ class Pair:
         device: str = "cpu",
         more: tuple[str, ...] = (),
     ) -> None:
-        """Start both nodes. between: maps the prefill node's address to the address given to the
-        decode node. more: flags of both nodes."""
+        """Start both nodes. questions: prompts with known answers. between: maps the prefill node's
+        address to the address given to the decode node. more: flags of both nodes."""
         self._questions = questions
         self._salts = 0
         self.prefill = Node(
@@ -329,23 +331,24 @@ class Pair:
         return asked(self.decode, prompt, salt, new_tokens)
 
     def pages(self, number: int) -> int:
-        """Return the number of whole pages of a question's prompt."""
+        """Return the number of whole pages in the prompt of question `number`."""
         return len(self._questions[number].prompt) // 64
 
     def right(self, number: int, stream: AnswerStream) -> Answer:
-        """Return the whole answer. It must equal the undisturbed one."""
+        """Read the answer to question `number` to its end, and return it. It must equal the
+        undisturbed answer."""
         answer = stream.result()
         assert answer.token_ids == self._questions[number].tokens
         return answer
 
     def prefill_state(self) -> int:
-        """Return the state of the prefill node as the decode node knows it."""
+        """Return the state of the prefill node, as the decode node knows it."""
         (node,) = self.decode.stats().prefill_nodes
         assert node.address == self._target
         return node.state
 
     def fix(self) -> None:
-        """Start whichever node is dead, at its old address, and wait until the two have met."""
+        """Restart any dead node at its old address, and wait until the two are connected."""
         for node in (self.prefill, self.decode):
             if not node.running:
                 node.start_again()

@@ -1,4 +1,5 @@
-"""An endpoint for the conformance kit's checks. A test damages its replies on their way."""
+"""An endpoint for the checks of the conformance kit. A test damages replies on their way to the
+kit."""
 
 import json
 import re
@@ -13,7 +14,7 @@ Damage = Callable[["Exchange"], Reply]
 
 @dataclass(frozen=True)
 class Exchange:
-    """One request and its reply. asked: the request's body if it is an object, else empty."""
+    """One request and its reply. asked: the request's JSON body if it is an object, else empty."""
 
     method: str
     path: str
@@ -30,8 +31,8 @@ class Exchange:
 
 @dataclass(frozen=True)
 class DamagedEndpoint(Endpoint):
-    """An endpoint with a change of each reply. known: replies by request; each is asked for once.
-    None: every request is sent."""
+    """An endpoint changing each reply before the kit sees it. known: stored replies by request, so
+    each is requested once; None: every request is sent."""
 
     damage: Damage = lambda exchange: exchange.reply
     known: dict[tuple[str, str, bytes | None], Reply] | None = None
@@ -50,11 +51,11 @@ class DamagedEndpoint(Endpoint):
 
 
 Change = Callable[[Any], Any]
-"""A function of a body or of one event's data. It returns the data, changed in place or new."""
+"""A function damaging a body or one event's data. It returns the data, changed in place or new."""
 
 
 def bodies(change: Change) -> Damage:
-    """Change whole replies."""
+    """Return a damage applying `change` to the bodies of whole replies."""
 
     def damage(exchange: Exchange) -> Reply:
         if exchange.is_stream:
@@ -65,7 +66,8 @@ def bodies(change: Change) -> Damage:
 
 
 def events(change: Change) -> Damage:
-    """Change each event of streams; None leaves it out."""
+    """Return a damage applying `change` to each event of streams; a result of None leaves the event
+    out."""
 
     def damage(exchange: Exchange) -> Reply:
         if not exchange.is_stream:
@@ -86,12 +88,12 @@ def _changed_block(block: str, change: Change) -> str | None:
 
 
 def both(change: Change) -> Damage:
-    """Change whole replies, and each event of streams."""
+    """Return a damage applying `change` to whole replies and to each event of streams."""
     return lambda exchange: events(change)(replace(exchange, reply=bodies(change)(exchange)))
 
 
 def text(pattern: str, by: str) -> Damage:
-    """Replace the first match of an expression in every reply."""
+    """Return a damage replacing the first match of the expression `pattern` in every reply."""
     return lambda exchange: exchange.with_body(
         re.sub(pattern, by, exchange.reply.body.decode(), count=1, flags=re.DOTALL)
     )
@@ -106,8 +108,8 @@ def content_type(name: str) -> Damage:
 
 
 def set_keys(**values: Any) -> Change:
-    """Set these keys at any depth of every body. A function makes the new value from the old
-    one."""
+    """Return a change setting these keys at any depth of every body. A function as a value makes
+    the new value from the old one."""
 
     def change(value: Any) -> Any:
         if isinstance(value, list):
@@ -127,13 +129,13 @@ def _new(values: Mapping[str, Any], key: str, old: Any) -> Any:
 
 
 def without(key: str) -> Change:
-    """Leave the key out at the top level."""
+    """Return a change leaving out a key at the top level of a body."""
     return lambda value: {name: inner for name, inner in value.items() if name != key}
 
 
 def said(key: str, words: str) -> Damage:
-    """Replace each text under the key by these words. In a stream the first piece has the words,
-    and the others are empty."""
+    """Return a damage replacing each text under `key` by `words`. In a stream the first piece has
+    the words, and the others are empty."""
 
     def damage(exchange: Exchange) -> Reply:
         begun: list[str] = []

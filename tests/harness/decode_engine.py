@@ -11,7 +11,8 @@ _HIT = m.HitBreakdown(100, 0, 0, {"new": 100}, None)
 
 
 class DecodeNode(Lone):
-    """It asks for every prompt of more than 64 tokens."""
+    """A decode engine driven by hand. It requests a transfer for every prompt of more than 64
+    tokens."""
 
     def __init__(self, folder: Path, slabs: int | None = None, **settings: object) -> None:
         config = engine_config(folder, local_prefill_tokens=64, route="fixed", **settings)
@@ -34,13 +35,13 @@ class DecodeNode(Lone):
         return [names[said.grant.transfer_id] for said in self.all_said(m.HandoverGranted)]
 
     def want_each(self, names: Sequence[str], tokens: int, new_tokens: int) -> None:
-        """Submit one prompt per name, then run one step."""
+        """Submit one prompt of `tokens` tokens for each name, then run one engine step."""
         for name in names:
             self.want(name, tokens, new_tokens)
         self.step()
 
     def leave(self, name: str) -> None:
-        """Abort a request as its client does."""
+        """Abort a request, as after its client's disconnect."""
         self.post(m.Abort(m.RequestId(name)))
 
     def transfer_id(self, name: str) -> m.TransferId:
@@ -55,7 +56,7 @@ class DecodeNode(Lone):
         self.step()
 
     def complete(self, name: str) -> None:
-        """Complete a transfer with zeros in all its pages and states."""
+        """Complete the transfer of a request, with zeros in all its pages and states."""
         arena, transfer_id = self.parts.arena, self.transfer_id(name)
         (grant,) = [
             s.grant for s in self.all_said(m.HandoverGranted) if s.grant.transfer_id == transfer_id
@@ -69,7 +70,7 @@ class DecodeNode(Lone):
         self.post(m.RemoteDone(transfer_id, m.TransferReport(0, 0, 0, 0.0, 0.0)))
 
     def hand_over(self) -> None:
-        """Complete the hand-over of each request asked for and not handed over yet."""
+        """Complete the transfer of each request waiting for one."""
         for name in self.asked[self._answered :]:
             self._answered += 1
             self.accept(name)

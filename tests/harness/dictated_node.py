@@ -1,5 +1,5 @@
-"""A fused node in this process with a model that writes the tokens a test dictates. It has a tiny
-model, the embedded model's tokenizer, a published chat template and the usual tags as tokens."""
+"""A fused node in this process with a model writing tokens dictated by a test. It has a tiny model,
+the embedded model's tokenizer, a published chat template and the usual tags as tokens."""
 
 import asyncio
 import json
@@ -60,7 +60,8 @@ def template_source(name: str) -> str:
 
 
 def write_text_files(folder: Path, template: str) -> None:
-    """Write the embedded model's tokenizer, with TAGS in place of its last learnt words."""
+    """Write the embedded model's tokenizer into the folder, with TAGS in place of its last learnt
+    words."""
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
     path = embedded_model() / "tokenizer.json"
     specification = json.loads(path.read_text(encoding="utf-8"))
@@ -75,8 +76,8 @@ def write_text_files(folder: Path, template: str) -> None:
 
 
 def tiny_parts_of(codec: TextCodec, arena_mib: int) -> EngineParts:
-    """Return a model of random weights for this vocabulary, with one layer of each kind. No test
-    reads its own text."""
+    """Return engine parts with a model of random weights for the codec's vocabulary, with one layer
+    of each kind. No test reads text written by this model itself."""
     end = codec.require_tokenizer().added_tokens["<|im_end|>"]
     config = ModelConfig.from_dict(
         {
@@ -97,8 +98,8 @@ def tiny_parts_of(codec: TextCodec, arena_mib: int) -> EngineParts:
 
 @dataclass
 class Dictation:
-    """A sampler with given tokens by their position in the sequence. At other positions it uses the
-    model's own."""
+    """A sampler with dictated tokens, by position in the sequence. At other positions it samples
+    from the model."""
 
     tokens: dict[int, int] = field(default_factory=dict)
 
@@ -120,28 +121,29 @@ class DictatedNode:
 
     @property
     def end_token(self) -> int:
-        """The token at the end of the model's turn."""
+        """Id of the token ending the model's turn."""
         return self.tokenizer.added_tokens["<|im_end|>"]
 
     def post(self, path: str, body: object, headers: dict[str, str] | None = None) -> Reply:
         return ask(self.address, "POST", path, body, headers)
 
     def prompt(self, body: dict[str, Any]) -> list[int]:
-        """Return the tokens of a chat's prompt."""
+        """Return the prompt's token ids for a chat request."""
         tokens: list[int] = self.post("/tokenize", body).json["tokens"]
         return tokens
 
     def dictate(self, body: dict[str, Any], text: str) -> None:
-        """Set the answer to this chat. The model ends its turn after it."""
+        """Set the answer to a chat request. The model ends its turn after it."""
         self.dictate_behind(len(self.prompt(body)), text)
 
     def dictate_behind(self, prompt_tokens: int, text: str) -> None:
-        """Set the answer to a prompt of `prompt_tokens` tokens."""
+        """Set the answer to a prompt of `prompt_tokens` tokens. The model ends its turn after
+        it."""
         tokens = [*self.tokens_of(text), self.end_token]
         self.dictation.tokens = dict(enumerate(tokens, prompt_tokens))
 
     def tokens_of(self, text: str) -> list[int]:
-        """Return the tokens of a text as a model writes it, each tag one token."""
+        """Return the token ids of a text as a model writes it: each tag is one token."""
         for tag in TAGS:
             before, found, behind = text.partition(tag)
             if found:
@@ -152,7 +154,8 @@ class DictatedNode:
 
 @contextmanager
 def dictated_node(folder: Path, template: str) -> Iterator[DictatedNode]:
-    """Yield the node. folder: an empty folder for the text files."""
+    """Yield a running node with dictated answers. folder: an empty folder for the text files.
+    template: source text of the chat template."""
     write_text_files(folder, template)
     config = engine_config(folder)
     codec = TextCodec.load(folder, _VOCABULARY, _CONTEXT)

@@ -1,6 +1,6 @@
-"""Answers with drafts have the tokens, logprobs, hits and trees of answers without. One body for
-every device: a test file gives the fixture `engines`, with its device and shapes, and a subclass of
-DraftCuts."""
+"""Tests: answers with drafts have the same tokens, logprobs, hits and cache trees as answers
+without. One body for every device: a test file gives the fixture `engines`, with its device and
+shapes, and a subclass of DraftCuts."""
 
 from dataclasses import replace
 from itertools import cycle
@@ -25,7 +25,7 @@ from tests.harness.scripted_drafts import (
 
 
 class DraftedEngines(Protocol):
-    """Engines of one model. rows: number of answers in a forward."""
+    """Engines of one model, with and without drafts. rows: number of answers in a forward."""
 
     rows: int
 
@@ -34,12 +34,12 @@ class DraftedEngines(Protocol):
         ...
 
     def drafting(self) -> Lone:
-        """Return an engine like plain() that drafts the tokens given by a test."""
+        """Return an engine like plain(), drafting the tokens given by a test."""
         ...
 
 
 def sampled(engine: Lone, length: int) -> list[int]:
-    """Return the answer to a prompt of this length."""
+    """Return the engine's sampled answer to a prompt of `length` tokens."""
     return [token.token for token in answered(engine, prompt(length), DRAWN)]
 
 

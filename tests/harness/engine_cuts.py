@@ -1,6 +1,6 @@
-"""Tokens are equal for every way to cut, batch or cache an engine's work. One body for every
-device: a test file gives the fixture `engines`, with its device and shapes, and a subclass of
-EngineCuts."""
+"""Tests: tokens are equal for every way of chunking, batching or caching an engine's work. One body
+for every device: a test file gives the fixture `engines`, with its device and shapes, and a
+subclass of EngineCuts."""
 
 from typing import Protocol
 
@@ -13,21 +13,24 @@ from tests.harness.engines import Lone, submit
 
 
 class Engines(Protocol):
-    """Engines of one model. vocabulary: upper bound of the tokens, exclusive."""
+    """Engines of one model. vocabulary: upper bound of the token ids, exclusive."""
 
     vocabulary: int
 
     def cold(self, chunk: int = 512, max_batch: int = 64) -> Lone:
-        """Return an engine at rest with an empty cache, on the device under test."""
+        """Return an engine at rest with an empty cache, on the device under test. chunk: largest
+        prefill chunk in tokens. max_batch: largest number of requests in a forward."""
         ...
 
     def oracle(self) -> Lone:
-        """Return an engine like cold(), on the CPU, with one request in a forward."""
+        """Return an engine like cold() for reference answers: on the CPU, with one request in a
+        forward."""
         ...
 
 
 def sampling(new: int, seed: int) -> SamplingParams:
-    """Return sampling by seed: a third greedy, a third sampled, a third sampled from a cut."""
+    """Return sampling parameters by seed: a third greedy, a third sampled, a third sampled after a
+    filter. new: answer tokens."""
     kinds: list[dict[str, float | int]] = [
         {},
         {"temperature": 0.8, "seed": seed},

@@ -1,6 +1,6 @@
-"""Every greedy token of every golden in float32 through an engine: whole, chunked, resumed, second
-turn. One body for every device: a test file names its own in a subclass of EngineGoldens.
-"""
+"""Tests: an engine repeats every greedy token of every golden in float32, with the prompt whole,
+chunked, resumed, and as a second turn. One body for every device: a test file names its own in a
+subclass of EngineGoldens."""
 
 from functools import cache
 from typing import ClassVar
@@ -23,13 +23,14 @@ def _parts(config: EngineConfig) -> EngineParts:
 
 @cache
 def _engine(model: str, device: str, **changes: object) -> Lone:
-    """Return one engine per setting, because graphs on a GPU are captured only once."""
+    """Return one engine for each model and device, because graphs on a GPU are captured only
+    once."""
     config = engine_config(reference_dir(model), device=device, **changes)
     return Lone(config, parts=_parts(config))
 
 
 def cold_engine(model: str, device: str, **changes: object) -> Lone:
-    """Return an engine at rest with an empty cache."""
+    """Return the engine of a model and device, at rest with an empty cache."""
     engine = _engine(model, device, **changes)
     engine.flush()
     return engine

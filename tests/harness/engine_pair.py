@@ -1,5 +1,5 @@
 """A prefill and a decode engine in one process, driven by hand. The engines, the sender and the
-receiver are real. The test chooses the speed of the loopback wire."""
+receiver are real. The test chooses the rate of the loopback transport."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -32,17 +32,19 @@ from tests.harness.waiting import HANG_SECONDS
 
 PEER = "peer"
 LONG = 10.0
-"""Seconds; every step is shorter."""
+"""Remaining transfer seconds, longer than any step, so an early step begins."""
 Head = Callable[[], torch.Tensor]
 
 
 def is_early_step() -> bool:
-    """Return whether the calling thread computes an early step."""
+    """Return True if the calling thread computes an early step (a decode step before the transfer's
+    end)."""
     return threading.current_thread().name.startswith("tasuki-early-step")
 
 
 def with_early_head(parts: EngineParts, early: Callable[[Head], torch.Tensor]) -> EngineParts:
-    """Return the parts with another head in early steps: `early` of the plain head."""
+    """Return engine parts with another output head in early steps. early: function given the plain
+    head, returning its logits."""
 
     class EarlyHead(Qwen35Model):
         def head(self, *args: Any) -> torch.Tensor:
@@ -57,7 +59,7 @@ def broken_head(plain: Head) -> torch.Tensor:
 
 
 class StoppedHead:
-    """A head that blocks until it is released."""
+    """An output head blocking an early step until it is released."""
 
     def __init__(self) -> None:
         self.inside, self.go = threading.Event(), threading.Event()
@@ -70,7 +72,7 @@ class StoppedHead:
 
 @dataclass
 class OneTransfer:
-    """A running hand-over."""
+    """A running transfer: the request's id, the transfer request, and the first token."""
 
     request: str
     transfer_request: m.TransferRequest
@@ -90,7 +92,7 @@ class EnginePair:
     ends: Ends = field(default_factory=Ends)
 
     def hand_over(self, submit: m.Submit) -> OneTransfer:
-        """Run a hand-over up to the first token at the prefill engine. Layer chunks may be in
+        """Run a transfer up to the first token at the prefill engine. Layer chunks may still be in
         flight."""
         self.decode.post(submit)
         self.decode.step()
@@ -117,13 +119,13 @@ class EnginePair:
         return engine.all_said(kind)[-1]
 
     def begin(self, submit: m.Submit) -> OneTransfer:
-        """Run the hand-over up to the begin of the early step, if the answer is to have one."""
+        """Run a transfer up to the start of the early step, if the answer is to have one."""
         transfer = self.hand_over(submit)
         self.ready(transfer, LONG)
         return transfer
 
     def join(self, transfer: OneTransfer) -> None:
-        """Complete the transfer and its early step, then run until idle."""
+        """Complete the transfer and its early step, then run until both engines are idle."""
         self.done(transfer)
         self.step_ended()
         self.decode.run()
@@ -149,7 +151,8 @@ class EnginePair:
         return end
 
     def done(self, transfer: OneTransfer) -> m.RemoteDone | m.HandoverFailed:
-        """Handle Done as the decode node does. The transfer is over afterwards."""
+        """Verify the sent data and report Done or a failure to both engines, like the nodes do. The
+        transfer is over afterwards."""
         end, number = self.flushed(transfer), transfer.transfer_request.transfer_id
         try:
             self.receiver.verify(
@@ -168,8 +171,8 @@ class EnginePair:
         return message
 
     def lose(self, transfer: OneTransfer, reason: str = "lost on purpose") -> None:
-        """Fail the hand-over though all of it was sent. The decode engine continues the answer by
-        itself, and both sides end the transfer."""
+        """Report the transfer as failed although all of it was sent. The decode engine continues
+        the answer by itself, and both sides end the transfer."""
         number = transfer.transfer_request.transfer_id
         self.flushed(transfer)
         self.decode.post(m.HandoverFailed(number, reason))
@@ -180,7 +183,7 @@ class EnginePair:
         self.decode.run()
 
     def step_ended(self, timeout: float = HANG_SECONDS) -> None:
-        """Wait for the step and report it to the engine, as its node does."""
+        """Wait for the early step's end and report it to the decode engine, like its node does."""
         self.decode.post(self.said_by_steps.get(timeout=timeout))
 
 
@@ -193,8 +196,8 @@ def engine_pair(
     wire: WireSettings | None = None,
     settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> Iterator[EnginePair]:
-    """Yield a pair of engines over a loopback wire. settings: settings of the decode engine.
-    REQUIRES: both models have equal weights and layouts."""
+    """Yield a prefill and a decode engine over a loopback transport. settings: settings of the
+    decode engine. REQUIRES: both models have equal weights and layouts."""
     fabric = LoopbackFabric()
     link = LoopbackTransport(fabric, "prefill", faults)
     target = LoopbackTransport(fabric, "decode")

@@ -40,9 +40,9 @@ Kind = TypeVar("Kind")
 
 
 class PoisonedCache(HybridPrefixCache):
-    """A cache that fills the memory of an id with NaN when the id changes its owner. A read before
-    the first write then shows at once. Bytes that a waiting copy still reads are kept. host: the
-    memory below the arena, for a cache with a tier."""
+    """A cache filling the memory of a page or slot with NaN when it changes its owner. A read
+    before the first write then shows at once. Bytes read by a waiting copy are kept. host: memory
+    below the arena, for a cache with a tier."""
 
     host: Arena | None = None
 
@@ -106,14 +106,15 @@ def _poison(arena: Arena, pages: Sequence[int], slots: Collection[int]) -> None:
 
 
 def engine_config(model: Path, **changes: object) -> EngineConfig:
-    """Return a config with the most drafts, because tests expect this number."""
+    """Return an engine config with the largest number of drafts, because tests expect this
+    number."""
     settings: dict[str, object] = {"dtype": "float32", "arena_mib": 32, "max_batch": 16}
     settings["draft_count"] = "most"
     return EngineConfig(model=str(model), **(settings | changes))  # type: ignore[arg-type]
 
 
 class Lone:
-    """One engine driven by hand: post messages, run until idle, read its messages."""
+    """One engine driven by hand: post messages to it, run it until idle, read its messages."""
 
     def __init__(
         self,
@@ -128,7 +129,7 @@ class Lone:
         self.parts = parts or build_parts(config)
         self.engine = self._built(config, role, sender, early)
         self.said: list[m.Outbox] = []
-        """Every token as a message of its own."""
+        """All messages of the engine, each token as a message of its own."""
 
     def _built(
         self, config: EngineConfig, role: Role, sender: Sender | None, early: EarlyStart | None
@@ -163,7 +164,7 @@ class Lone:
         return worked
 
     def run(self, steps: int = 100_000) -> None:
-        """Step until nothing can run."""
+        """Run engine steps until nothing can run. steps: largest number of steps."""
         for _ in range(steps):
             if not self.step():
                 return
@@ -176,7 +177,7 @@ class Lone:
     def ask(
         self, request_id: str, prompt: Sequence[int], max_new_tokens: int, **changes: object
     ) -> list[int]:
-        """Submit a request and run until idle; return its tokens."""
+        """Submit a request and run until idle. Returns the answer's tokens."""
         self.post(submit(request_id, prompt, max_new_tokens, **changes))
         self.run()
         return self.tokens(request_id)
@@ -198,13 +199,13 @@ class Lone:
         return found
 
     def hit(self, request_id: str) -> m.HitBreakdown:
-        """Return the cached part of a finished request's prompt."""
+        """Return the breakdown of a finished request's cached and lost prompt tokens."""
         found = self.finished(request_id).usage.hit
         assert found is not None
         return found
 
     def phases(self, request_id: str) -> list[str]:
-        """Return the states of a finished request, in order."""
+        """Return the states a finished request went through, in order."""
         return [mark.state for mark in self.finished(request_id).life]
 
     def rejected(self, request_id: str) -> m.RequestError:
@@ -214,7 +215,7 @@ class Lone:
         return found
 
     def flush(self) -> None:
-        """Forget every prefix and all messages. REQUIRES: no request runs."""
+        """Forget every cached prefix and all messages. REQUIRES: no request runs."""
         self.post(m.FlushCache(0))
         self.said.clear()
 
@@ -223,15 +224,16 @@ class Lone:
         return self.all_said(m.StatsReply)[-1]
 
     def tree(self) -> list[TreeNode]:
-        """Return the whole tree of the cache, without names and times of last use, because these
-        depend on earlier contents."""
+        """Return the whole prefix tree of the cache, without names and times of last use, because
+        these depend on earlier contents."""
         self.post(m.TreeQuery(0, 10_000))
         view = self.all_said(m.TreeReply)[-1].view
         assert view is not None
         return [replace(node, name=None, unused=0) for node in view]
 
     def assert_at_rest(self) -> None:
-        """Assert that no ended request holds anything and every id is accounted for."""
+        """Check the engine at rest: no ended request holds anything, and every page and slot id is
+        accounted for."""
         stats = self.stats()
         assert stats.integrity == "ok"
         assert stats.requests == {}
@@ -279,8 +281,8 @@ TINY = {
 
 
 class GrammarsAtOnce(GrammarCompiler):
-    """Grammars compiled in the calling thread, because a test's loop ends when a step has no
-    work."""
+    """A grammar compiler working in the calling thread, because a test's loop ends when a step has
+    no work."""
 
     def ready(self, grammar: Grammar, caller: str = "") -> bool:
         self.constraint(grammar, ())
@@ -295,9 +297,9 @@ def tiny_parts(
     disk: DiskMemory | None = None,
     kv_dtype: str = "float32",
 ) -> EngineParts:
-    """Return parts of a random model with four layers of two kinds over a small arena. slabs: of
-    the arena, if given. host_slabs: slabs of the memory below it; disk: memory below that.
-    kv_dtype: as in a layout."""
+    """Return engine parts with a random model of four layers of two kinds, over a small arena.
+    slabs: size of the arena, if given. host_slabs: slabs of the host memory below it; disk: memory
+    below the host memory. kv_dtype: format of the KV, as in a layout."""
     model_config = ModelConfig.from_dict(TINY)
     layout = model_config.cache_layout(kv_dtype, "float32", "float32")
     slabs = slabs or int(arena_mib * 2**20) // layout.slab_bytes
@@ -316,7 +318,7 @@ def tiny_parts(
 
 
 def host_below(layout: CacheLayout, slabs: int) -> Arena:
-    """Return host memory for below an arena, full of NaN."""
+    """Return host memory of `slabs` slabs for use below an arena, full of NaN."""
     host = Arena(layout, slabs, key=ArenaKey(Place.HOST))
     host.bytes.fill_(0xFF)
     return host
@@ -325,12 +327,12 @@ def host_below(layout: CacheLayout, slabs: int) -> Arena:
 LETTERS = Vocabulary(
     tuple(b"" if token == 127 else bytes([token]) for token in range(TINY["vocab_size"])), (127,)
 )
-"""Vocabulary of the tiny model: each token is an ASCII character. The last one ends an answer if a
+"""The tiny model's vocabulary: each token is an ASCII character. The last one ends an answer if a
 request makes it a stop token, because the model has none."""
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
-    """Return random tokens of the tiny model's vocabulary."""
+    """Return `length` random token ids of the tiny model's vocabulary."""
     return np.random.default_rng(seed).integers(0, TINY["vocab_size"], length).tolist()
 
 
@@ -347,8 +349,8 @@ def tiny_engine(
 
 
 def alone(tokens: Sequence[int], max_new_tokens: int, **changes: object) -> list[int]:
-    """Return the oracle's answer: the request alone in a fresh engine, its whole prompt in one
-    chunk. An answer is computed only once."""
+    """Return the reference answer to a prompt: the request alone in a fresh engine, its whole
+    prompt in one chunk. An answer is computed only once."""
     return [*_alone(tuple(tokens), max_new_tokens, tuple(sorted(changes.items())))]
 
 

@@ -20,7 +20,8 @@ class EtcdProcess:
     def __init__(
         self, folder: Path, host: str = "127.0.0.1", authority: Authority | None = None
     ) -> None:
-        """Set the process up. authority: signs its certificate; None: plain text."""
+        """Set up the process, without starting it. authority: signs its TLS certificate; None:
+        plain text."""
         program = shutil.which("etcd")
         if program is None:
             pytest.skip("etcd is not installed: install Debian's etcd-server")

@@ -1,4 +1,4 @@
-"""`tasuki dashboard` and `tasuki replay` as child processes."""
+"""The commands `tasuki dashboard` and `tasuki replay` as child processes."""
 
 import subprocess
 import sys
@@ -12,18 +12,18 @@ from tests.harness.waiting import HANG_SECONDS, until
 
 
 def watching(*more: str) -> AbstractContextManager[str]:
-    """Run the fleet's page. more: flags."""
+    """Run the fleet's live web page, and yield its HOST:PORT. more: flags of `tasuki dashboard`."""
     return page_of("dashboard", "--port", "0", "--every-seconds", "0.2", *more)
 
 
 def replaying(recording: Path) -> AbstractContextManager[str]:
-    """Run the page over a recording."""
+    """Run the fleet's web page over a recording, and yield its HOST:PORT."""
     return page_of("replay", str(recording), "--bind", "127.0.0.1:0")
 
 
 @contextmanager
 def page_of(*command: str) -> Iterator[str]:
-    """Yield the page's HOST:PORT while `tasuki` runs this command."""
+    """Run a command of `tasuki` serving a web page, and yield the page's HOST:PORT."""
     serving = subprocess.Popen(
         (sys.executable, "-m", "tasuki.cli.main", *command), stdout=subprocess.PIPE, text=True
     )
@@ -37,7 +37,7 @@ def page_of(*command: str) -> Iterator[str]:
 
 
 def nodes_of(address: str, wanted: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:
-    """Return the rows of the dashboard at HOST:PORT by name, once `wanted` accepts them."""
+    """Return the rows of the dashboard at HOST:PORT by node name, once `wanted` accepts them."""
     rows: list[dict[str, Any]] = []
 
     def there() -> bool:

@@ -1,8 +1,8 @@
-"""Processes forked from one that has imported torch and the daemons' modules. A child costs a fork
+"""Processes forked from one with torch and the daemons' modules imported. A child costs a fork
 instead of seconds of processor time for the start of an interpreter.
 
 The fork server starts at the first child and has no other thread. A child has the environment and
-the folder of its starter. It has the namespaces of the fork server: those of the process at its
+the folder of its starter. It has the fork server's namespaces, inherited from the process at its
 first child.
 """
 
@@ -20,12 +20,12 @@ _PRELOADED = [
     *("tasuki.cli.main", "llguidance", "jinja2.ext", "pytest"),
     *("tests.harness.forked_daemon", "tests.harness.frozen_heap"),
 ]
-"""Modules to preload; frozen_heap is the last. NIXL is left out, because it reads its environment
-when it is loaded."""
+"""Modules the fork server imports in advance; frozen_heap is the last. NIXL is left out, because it
+reads its environment when it is loaded."""
 
 
 def fork_context() -> ForkServerContext:
-    """Return the context for processes of the fork server."""
+    """Return the multiprocessing context for processes of the fork server."""
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
     return context
@@ -34,8 +34,8 @@ def fork_context() -> ForkServerContext:
 def forked(
     target: Callable[..., object], *arguments: object, environment: Mapping[str, str] | None = None
 ) -> BaseProcess:
-    """Return a started process that calls `target`. environment: differences from this process's.
-    REQUIRES: target and arguments can be pickled."""
+    """Return a started process calling `target`. environment: variables different from this
+    process's. REQUIRES: target and arguments can be pickled."""
     life = (os.getcwd(), {**os.environ, **(environment or {})}, target, arguments)
     # daemon: a process left behind by a test ends with the test's process, without a wait.
     process = fork_context().Process(target=_live, args=life, daemon=True)
@@ -46,7 +46,7 @@ def forked(
 def forked_peer(
     target: Callable[..., object], *arguments: object
 ) -> tuple[BaseProcess, Connection]:
-    """Start a process that calls `target` with its end of a pipe and the arguments. Return the
+    """Start a process calling `target` with its end of a pipe and the arguments. Returns the
     process and the other end."""
     ours, theirs = mp.Pipe()
     process = forked(target, theirs, *arguments)
@@ -60,7 +60,7 @@ def _live(
     target: Callable[..., object],
     arguments: tuple[object, ...],
 ) -> None:
-    """Run the child from start to end."""
+    """Run a forked child from start to end."""
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)

@@ -1,5 +1,5 @@
-"""A daemon forked from a process that has already imported everything. It costs a sixth of the
-processor time of a daemon that starts with the interpreter.
+"""Daemons forked from a process with all modules already imported. Each costs a sixth of the
+processor time of a daemon started with the interpreter.
 
 Owns the children it started. Each is a daemon with its own transport and gRPC. It is in the
 namespaces of the fork server (fork_server.py) unless its `main` enters others.
@@ -21,11 +21,11 @@ from tasuki.transfer import failpoints
 from tests.harness.fork_server import forked
 
 _DIE_WITH_PARENT = 1
-"""PR_SET_PDEATHSIG."""
+"""The value of PR_SET_PDEATHSIG for prctl(): a child gets a signal at its parent's death."""
 
 
 class ForkedDaemon(Daemon):
-    """A Daemon that starts by a fork; see Daemon."""
+    """A Daemon started by a fork; see Daemon."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class ForkedDaemon(Daemon):
         environment: Mapping[str, str] | None = None,
         main: Callable[[list[str]], int] = cli.main,
     ) -> None:
-        """Start the daemon. environment: differences from this process's. main: a module's
+        """Start the daemon. environment: variables different from this process's. main: a module's
         function, or a partial of one, with the arguments COMMAND and its flags."""
         self._environment = environment
         self._main = main
@@ -46,7 +46,7 @@ class ForkedDaemon(Daemon):
 
 
 class ForkedProgram:
-    """The part of Popen's interface that a Daemon uses."""
+    """A forked process with the part of Popen's interface used by a Daemon."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ def _pipe() -> tuple[IO[str], Connection]:
 def _live(
     main: Callable[[list[str]], int], arguments: list[str], out: Connection, err: Connection
 ) -> None:
-    """Run the child from start to end."""
+    """Run a forked daemon from start to end. out, err: its stdout and stderr."""
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGTERM)
     os.setsid()
     os.dup2(out.fileno(), 1)

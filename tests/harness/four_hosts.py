@@ -1,8 +1,8 @@
 """Two prefill and two decode nodes on four hosts joined by etcd, as a program on the first.
 
 `python -m tests.harness.four_hosts FOLDER HOST_NAMESPACE ...`; test_hosts.py starts it. It is a
-separate process, because gRPC's threads stay in the namespace where they began. It runs on a host
-with the nodes' link, because its children see that host's /sys, and UCX reads it.
+separate process, because gRPC's threads stay in the namespace of their beginning. It runs on a host
+with the nodes' network interface, because its children see the host's /sys, and UCX reads it.
 """
 
 import asyncio
@@ -51,12 +51,13 @@ class FourHosts:
 
     @property
     def front_doors(self) -> str:
-        """The gRPC target with both decode nodes; gRPC takes the first that answers."""
+        """The gRPC target with both decode nodes' addresses; gRPC takes the first to answer."""
         return "ipv4:" + ",".join(self.nodes[name].address for name in ("d1", "d2"))
 
 
 async def play(hosts: FourHosts) -> Tally:
-    """Kill one prefill node and drain one decode node while all callers talk."""
+    """Kill one prefill node and drain one decode node while all clients have conversations. Returns
+    their counts."""
     tally = Tally()
     over = asyncio.Event()
     users = Users(hosts.front_doors, STREAMS, 1, tally, KEY)
@@ -73,7 +74,7 @@ async def play(hosts: FourHosts) -> Tally:
 
 
 async def _turns(tally: Tally, more: int) -> None:
-    """Wait until `more` turns have ended."""
+    """Wait until `more` further turns have ended."""
     wanted = tally["turns"] + more
     async with asyncio.timeout(90):
         while tally["turns"] < wanted:

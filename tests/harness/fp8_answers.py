@@ -1,6 +1,5 @@
-"""Answers of engines with FP8 rows in their pages. They must equal the tokens of a CPU that
-computes each prompt in one forward. One body for every device: a test file names its device in a
-subclass of Fp8Answers."""
+"""Tests: engines with FP8 rows in their pages give the tokens of a CPU computing each prompt in one
+forward. One body for every device: a test file names its device in a subclass of Fp8Answers."""
 
 from dataclasses import replace
 from functools import cache
@@ -26,7 +25,8 @@ def parts(model: str, device: str = "cpu") -> EngineParts:
 
 @cache
 def _engine(model: str, device: str, **changes: object) -> Lone:
-    """Return one engine per setting, because graphs on a GPU are captured only once."""
+    """Return one engine for each model and device, because graphs on a GPU are captured only
+    once."""
     of = parts(model, device)
     own = Arena(of.layout, of.arena.slabs, device)
     settings = config(model, device=device, **{"max_batch": 8, **changes})
@@ -48,7 +48,8 @@ def whole(model: str) -> dict[str, list[int]]:
 
 
 def assert_answered_as_whole(lone: Lone, model: str) -> None:
-    """Assert the answers to all goldens of the model; each request has its golden's name."""
+    """Assert the engine's answers to all goldens of the model. Each request has its golden's
+    name."""
     assert {name: lone.tokens(name) for name in whole(model)} == whole(model)
     lone.assert_at_rest()
 

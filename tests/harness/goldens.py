@@ -1,7 +1,7 @@
-"""Checkpoints with golden outputs, and how to run a model against them.
+"""Checkpoints with golden outputs (by transformers), and helpers running a model against them.
 
-The ones in this folder are made by `python -m tools.goldens` and always exist. Larger ones may lie
-beside the repository. Every test of all MODELS, or of QUANTISED, then has them too.
+The goldens in this folder are made by `python -m tools.goldens` and always exist. Larger ones may
+lie beside the repository. Every test of all MODELS, or of QUANTISED, then has them too.
 """
 
 import json
@@ -31,17 +31,18 @@ MODELS = OWN_MODELS + tuple(
 QUANTISED = tuple(
     name for name in ("tp4-dense-fp8", "moe-fp8", "moe-nvfp4-ct") if (BESIDE / name).is_dir()
 )
-"""Goldens of dequantised weights in float32, repeated by the CPU path."""
+"""Names of the goldens with quantised weights. Their outputs are of the dequantised weights in
+float32; the CPU path repeats them."""
 
 
 def reference_dir(model: str) -> Path:
-    """Return the folder of one of MODELS or QUANTISED."""
+    """Return the folder of a golden model, one of MODELS or QUANTISED."""
     return (OWN if model in OWN_MODELS else BESIDE) / model
 
 
 def model_cases(array: str = "") -> list[tuple[str, str]]:
-    """Return (model, case) of every golden with an array whose name begins with `array`, for
-    parametrize."""
+    """Return (model, case) of every golden with an array named `array...`, for parametrize. array:
+    beginning of the array's name."""
     cases = []
     for model in MODELS + QUANTISED:
         folder = reference_dir(model)
@@ -56,7 +57,7 @@ def model_cases(array: str = "") -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Golden:
-    """One case: prompt and expected greedy tokens, and its float32 arrays by name."""
+    """One golden case: a prompt, its expected greedy tokens, and its float32 arrays by name."""
 
     prompt: list[int]
     greedy: list[int]
@@ -67,7 +68,8 @@ class Golden:
         return torch.from_numpy(self.arrays[name])
 
     def states(self) -> list[tuple[str, int, int]]:
-        """Return (array name, tokens, layer) of each GDN state after prompt tokens."""
+        """Return (array name, prompt tokens, layer) of each stored GDN state. The state is the one
+        after this number of prompt tokens."""
         found = []
         for name in self.arrays:
             parts = name.split(".")
@@ -90,7 +92,7 @@ def golden(model: str, case: str) -> Golden:
 
 
 def cases_of(model: str) -> dict[str, Golden]:
-    """Return the model's goldens by case."""
+    """Return the goldens of a model, by case name."""
     return {case: golden(model, case) for owner, case in model_cases() if owner == model}
 
 
@@ -104,7 +106,8 @@ def load_model(model: str, dtype: torch.dtype = torch.float32) -> Qwen35Model:
 def final_hidden(
     model: Qwen35Model, batch: Batch, arena: Arena, hooks: LayerHooks | None = None
 ) -> torch.Tensor:
-    """Return the residual stream after the final norm, [T, hidden], of every token."""
+    """Forward the batch, and return the hidden states after the final norm, [T, hidden], of every
+    token."""
     operators = model.backend.bind(batch)
     token_ids = batch.token_ids.to(model.weights.embedding.device)
     branch, residual = model.layers(token_ids, operators, arena, hooks or NullHooks())
@@ -112,12 +115,12 @@ def final_hidden(
 
 
 def logits_of(model: Qwen35Model, hidden: torch.Tensor) -> torch.Tensor:
-    """Return [n, vocab] float32 of final-normed hidden states [n, hidden]."""
+    """Return logits [n, vocab] float32 of hidden states [n, hidden] after the final norm."""
     return product(hidden, model.weights.head).float()
 
 
 class Workspace:
-    """An arena full of NaN with a bump allocator, in place of a cache.
+    """An arena full of NaN with page and slot ids handed out in order, in place of a cache.
 
     A fresh slot is zeroed, as the cache does for a request without a checkpoint. No id is freed.
     """
@@ -129,7 +132,8 @@ class Workspace:
         cache_dtype: str | None = None,
         kv_dtype: str | None = None,
     ) -> None:
-        """Build the arena. kv_dtype: dtype of the pages alone; None: the same as the rest."""
+        """Build the arena. slabs: its size. cache_dtype: dtype of pages and states. kv_dtype: dtype
+        of the pages alone; None: cache_dtype."""
         # Models this small only lose by threads, the more so when several tests share the cores.
         torch.set_num_threads(1)
         self.model = model
@@ -152,8 +156,8 @@ class Workspace:
         return slot
 
     def pages(self, tokens: int) -> list[int]:
-        """Return page ids for this many tokens. The last page of each slab comes first, so no two
-        are contiguous."""
+        """Return new page ids for this many tokens. The last page of each slab comes first, so no
+        two are contiguous."""
         layout = self.arena.layout
         pages: list[int] = []
         while len(pages) * PAGE_TOKENS < tokens:
@@ -162,12 +166,12 @@ class Workspace:
         return pages[: -(-tokens // PAGE_TOKENS)]
 
     def forward(self, *slices: SequenceSlice, hooks: LayerHooks | None = None) -> torch.Tensor:
-        """Return logits [sequences, vocab] float32."""
+        """Forward one batch of the given slices, and return logits [sequences, vocab] float32."""
         return self.model.forward(Batch.pack(slices), self.arena, hooks or NullHooks())
 
 
 class Request:
-    """One sequence over a workspace, with pages for all its tokens and two working slots."""
+    """One sequence in a workspace, with pages for all its tokens and two working state slots."""
 
     def __init__(self, workspace: Workspace, capacity: int) -> None:
         self.workspace = workspace
@@ -178,8 +182,8 @@ class Request:
     def slice(
         self, token_ids: list[int], checkpoints: tuple[tuple[int, int], ...] = ()
     ) -> SequenceSlice:
-        """Return a slice of the next tokens. It reads one slot and writes the other; then they are
-        swapped."""
+        """Return the batch slice for the next tokens. It reads one state slot and writes the other;
+        then they are swapped. checkpoints: pairs of a position and the slot storing its state."""
         item = SequenceSlice(
             token_ids, self.tokens, self.pages, self.slots[0], self.slots[1], checkpoints
         )
@@ -190,12 +194,13 @@ class Request:
     def forward(
         self, token_ids: list[int], checkpoints: tuple[tuple[int, int], ...] = ()
     ) -> torch.Tensor:
-        """Return logits [vocab] after the last of the tokens."""
+        """Forward the next tokens, and return logits [vocab] after the last one. checkpoints: like
+        in slice()."""
         return self.workspace.forward(self.slice(token_ids, checkpoints))[0]
 
     def greedy(self, logits: torch.Tensor, steps: int) -> list[int]:
-        """Return `steps` tokens: the greedy choice of the logits, then the next ones. The last one
-        is forwarded too."""
+        """Return `steps` greedy tokens: the choice of the logits, then of each next forward. The
+        last token is forwarded too."""
         tokens = []
         for _ in range(steps):
             tokens.append(int(logits.argmax()))

@@ -1,4 +1,4 @@
-"""Requests and sessions of one caller of a front by gRPC."""
+"""Requests and sessions sent to an API server by one gRPC client."""
 
 from typing import Any
 
@@ -16,8 +16,9 @@ def ids(*tokens: int) -> pb.TokenIds:
 
 
 class GrpcCalls:
-    """Calls with the same metadata. A prompt is `tokens`, or is given by the message's `fields`. A
-    rejected call raises grpc.RpcError; a rejected answer raises it when it is read."""
+    """Calls of one client with the same metadata. A prompt is `tokens`, or is given by the
+    message's `fields`. A rejected call raises grpc.RpcError; a rejected answer raises it when it is
+    read."""
 
     def __init__(self, channel: grpc.Channel, metadata: Metadata = ()) -> None:
         self.inference = pb_grpc.InferenceStub(channel)
@@ -26,7 +27,8 @@ class GrpcCalls:
         self.options: dict[str, Any] = {"metadata": metadata, "timeout": HANG_SECONDS}
 
     def generate(self, *tokens: int, **fields: Any) -> Any:
-        """Return the call of an answer, also its stream."""
+        """Start a Generate request. Returns the gRPC call; iterating over it gives the answer's
+        messages."""
         request = pb.GenerateRequest(**_prompt(tokens), **fields)
         return self.inference.Generate(request, **self.options)
 
@@ -43,12 +45,12 @@ class GrpcCalls:
         return self.sessions.Append(request, **self.options)
 
     def say(self, session: str, *messages: tuple[str, str]) -> pb.SessionAppendResponse:
-        """Append messages to a session, each with role and content."""
+        """Append messages to a session, each a role and a content."""
         items = [pb.Message(role=role, content=content) for role, content in messages]
         return self.append(session, messages=pb.Messages(items=items))
 
     def turn(self, session: str, **fields: Any) -> Any:
-        """Return the call of a session's answer."""
+        """Start an answer in a session. Returns the gRPC call, also the stream of messages."""
         request = pb.SessionGenerateRequest(session_id=session, **fields)
         return self.sessions.Generate(request, **self.options)
 

@@ -1,5 +1,5 @@
-"""A front over a scripted engine, and a tiny checkpoint's text files, for tests of front and client
-only."""
+"""A gRPC server over a scripted engine, and a tiny checkpoint's text files, for tests of the API
+server and client only."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ from tests.harness.waiting import HANG_SECONDS
 Result = TypeVar("Result")
 
 TOKENS_ONLY = TextCodec(320, 4096, None, None)
-"""Codec of a checkpoint without a tokenizer."""
+"""A text codec of a checkpoint without a tokenizer: it accepts token ids only."""
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 THINKING_TAGS = ("<think>", "</think>")
 TEMPLATE = (
@@ -44,8 +44,8 @@ TEMPLATE = (
 
 
 def write_tokenizer(folder: Path) -> None:
-    """Write a byte-level BPE of at most 320 entries with a ChatML template, in Hugging Face layout.
-    The thinking tags are tokens but not special, as in real checkpoints."""
+    """Write a byte-level BPE tokenizer of at most 320 entries with a ChatML template, in Hugging
+    Face layout. The thinking tags are tokens but not special, as in real checkpoints."""
     library = Library(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
@@ -75,8 +75,8 @@ def usage(prompt_tokens: int, completion_tokens: int) -> m.Usage:
 
 
 def scored(request_id: m.RequestId, prompt: m.Tokens, top: int) -> m.PromptScored:
-    """Return scores: token i of the prompt has logprob -i and rank i, and the ids after it are
-    likelier."""
+    """Return a message with a prompt's scores: token i has logprob -i and rank i, and the ids after
+    it are likelier. top: number of likeliest tokens."""
     behind = np.arange(1, len(prompt))
     others = prompt[1:, None] + np.arange(1, top + 1, dtype=np.int32)
     return m.PromptScored(
@@ -91,7 +91,8 @@ def scored(request_id: m.RequestId, prompt: m.Tokens, top: int) -> m.PromptScore
 
 @dataclass
 class ScriptedEngine:
-    """Answers each Submit with `answer(submit)`; with `hold` it then waits to be aborted."""
+    """A scripted engine. It answers each Submit with the tokens of `answer(submit)`. With `hold` it
+    then waits for the request's abort."""
 
     answer: Callable[[m.Submit], Sequence[int]] = lambda submit: [7, 8, 9]
     hold: bool = False
@@ -121,7 +122,7 @@ class ScriptedEngine:
         return [message for message in self.received if isinstance(message, kind)]
 
     def wait_for(self, kind: type, count: int = 1) -> list:
-        """Return the messages of a kind, once there are `count`."""
+        """Wait for `count` received messages of type `kind`, and return all of this type."""
         with self.arrived:
             assert self.arrived.wait_for(
                 lambda: len(self.of(kind)) >= count, timeout=HANG_SECONDS
@@ -197,7 +198,7 @@ class ScriptedEngine:
 
 
 class Served(Protocol):
-    """A server's address."""
+    """The address of a running server, with helpers of its clients."""
 
     @property
     def address(self) -> str: ...
@@ -205,8 +206,8 @@ class Served(Protocol):
 
 @dataclass
 class Front:
-    """A front under test. http: its HTTP server if front workers answer HTTP as well as gRPC, else
-    None."""
+    """An API server under test. http: its HTTP server if front workers answer HTTP as well as gRPC,
+    else None."""
 
     engine: ScriptedEngine
     client: EngineClient
@@ -221,21 +222,21 @@ class Front:
 
     @property
     def calls(self) -> GrpcCalls:
-        """Calls of a caller without a key."""
+        """The gRPC calls of a client without an API key."""
         return GrpcCalls(self.channel)
 
     def bearing(self, key: str, *more: tuple[str, str]) -> GrpcCalls:
-        """Return calls with a key, and more metadata."""
+        """Return the gRPC calls of a client with an API key, and more metadata."""
         return GrpcCalls(self.channel, metadata(key, *more))
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run the work on the front's loop."""
+        """Run a coroutine on the server's event loop, and return its result."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(HANG_SECONDS)
 
 
 @contextmanager
 def loop_on_a_thread() -> Iterator[asyncio.AbstractEventLoop]:
-    """Yield an event loop that runs on its own thread until the block ends."""
+    """Yield an event loop running on its own thread until the block ends."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -249,7 +250,7 @@ def loop_on_a_thread() -> Iterator[asyncio.AbstractEventLoop]:
 
 @dataclass(frozen=True)
 class ScriptedObserver(RequestObserver):
-    """An observer that passes its calls to a test's functions."""
+    """An engine observer passing its calls to functions of a test."""
 
     beginning: Callable[[m.RequestId, RequestContext], object] = lambda request, context: None
     observing: Callable[[Observed], object] = lambda message: None
@@ -276,8 +277,8 @@ def running_front(
     observer: RequestObserver | None = None,
 ) -> Iterator[Front]:
     """Yield a real gRPC server on loopback, with an event loop on its own thread. services: replace
-    the front's own. workers: if more than one, so many front workers answer instead, and each call
-    of `channel` has its own connection. observer: the EngineClient's."""
+    the server's own. workers: number of front workers answering instead, if more than one; then
+    each call of `channel` has its own connection. observer: the EngineClient's."""
     config = config or ServerConfig()
     engine = engine or ScriptedEngine()
     if workers > 1:

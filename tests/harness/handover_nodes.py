@@ -1,4 +1,4 @@
-"""A prefill and a decode node of the hand-over alone: real gRPC, sender and receiver, scripted
+"""A prefill and a decode node reduced to their transfers: real gRPC, sender and receiver, scripted
 engines."""
 
 import asyncio
@@ -57,8 +57,8 @@ SERVICE_LIMITS = HandoverServiceSettings(
 
 
 def grant_of(transfer_id: int, layout: CacheLayout) -> m.Grant:
-    """Return the destination of a transfer: ids in three slabs of the arena, not shared with
-    neighbouring transfers."""
+    """Return the destination of a transfer: page ids and a slot in three slabs of the arena, not
+    shared with neighbouring transfers."""
     slot = transfer_id * SLABS_OF_TRANSFER % SLABS
     ids = [
         slab * layout.blocks_per_slab + k
@@ -69,7 +69,7 @@ def grant_of(transfer_id: int, layout: CacheLayout) -> m.Grant:
 
 
 def pull_of(transfer_id: int, layout: CacheLayout) -> m.PullGrant:
-    """Return the prefill node's destination of a pull."""
+    """Return the prefill node's destination (page ids and a slot) of a pull."""
     granted = grant_of(transfer_id + 1, layout)
     return m.PullGrant(
         m.TransferId(transfer_id),
@@ -82,7 +82,7 @@ def pull_of(transfer_id: int, layout: CacheLayout) -> m.PullGrant:
 
 
 def source_of(transfer_id: int, layout: CacheLayout) -> m.PullSource:
-    """Return the decode node's source of a pull."""
+    """Return the decode node's source (page ids and a slot) of a pull."""
     pages, slot = random_ids(layout, SLABS, PAGES, np.random.default_rng(3))
     return m.PullSource(m.TransferId(transfer_id), pages, slot)
 
@@ -99,7 +99,7 @@ def wanted(transfer_id: int) -> m.HandoverWanted:
 
 @dataclass
 class Inbound:
-    """The messages to an engine, awaited by kind."""
+    """The messages received by a scripted engine. Tests await them by kind."""
 
     messages: list[m.Inbox] = field(default_factory=list)
     _came_at: list[float] = field(default_factory=list)
@@ -110,7 +110,7 @@ class Inbound:
         self._came_at.append(time.monotonic())
 
     def came_at(self, kind: type) -> float:
-        """Return the monotonic time of the first message of this kind; infinity if none came."""
+        """Return the monotonic time of the first message of type `kind`; infinity if none came."""
         times = zip(self.messages, self._came_at, strict=True)
         return next((at for message, at in times if isinstance(message, kind)), math.inf)
 
@@ -153,8 +153,8 @@ class Nodes:
         await self.decode.wait(m.PeersChanged)
 
     async def reserve(self, transfer_id: int) -> None:
-        """Run a transfer until its prompt is in the prefill engine's queue. This and the next
-        methods skip the steps already done."""
+        """Run a transfer until its prompt is in the prefill engine's queue. This method and the
+        next ones skip the steps already done."""
         if not self.prefill.of(m.PrefillReserve, transfer_id):
             self.client.deliver(wanted(transfer_id))
             await self.prefill.wait(m.PrefillReserve, transfer_id)
@@ -167,7 +167,7 @@ class Nodes:
             await self.decode.wait(m.GrantWanted, transfer_id)
 
     async def grant(self, transfer_id: int) -> None:
-        """Run a transfer up to its first forward."""
+        """Run a transfer until its destination is granted, before its first forward."""
         await self.accept(transfer_id)
         if not self.prefill.of(m.PrefillStart, transfer_id):
             self.client.deliver(m.HandoverGranted(grant_of(transfer_id, self.pair.target.layout)))
@@ -176,20 +176,21 @@ class Nodes:
     async def hand_over(
         self, transfer_id: int, pulled: m.PullReport | None = None
     ) -> tuple[tuple[int, ...], int]:
-        """Do both engines' part of a transfer. Return the sender's own page ids and slot."""
+        """Run a transfer with both engines' part: grant, forwards, first token. Returns the
+        sender's own page ids and slot."""
         await self.grant(transfer_id)
         local = self.compute(transfer_id)
         self.say_token(transfer_id, pulled)
         return local
 
     async def pull(self, transfer_id: int) -> None:
-        """Run a pull until its request reaches the decode engine."""
+        """Run a transfer until the prefill node's pull request reaches the decode engine."""
         await self.reserve(transfer_id)
         self.service.deliver(m.PullWanted(pull_of(transfer_id, self.pair.source.layout)))
         await self.decode.wait(m.PullAsked, transfer_id)
 
     def compute(self, transfer_id: int) -> tuple[tuple[int, ...], int]:
-        """Run the forwards; the sender's own page ids and slot."""
+        """Run the forwards of a transfer. Returns the sender's own page ids and slot."""
         layout, slabs = self.pair.source.layout, self.pair.source.slabs
         local, slot = random_ids(layout, slabs, PAGES, np.random.default_rng(transfer_id + 100))
         self.pair.run(transfer_id, plans(local, slot, 3))
@@ -199,8 +200,8 @@ class Nodes:
         self.service.deliver(m.PrefillToken(m.TransferId(transfer_id), 42, -0.5, 1.25, HIT, pulled))
 
     async def quiet(self) -> None:
-        """Wait until no transfer or pull is left on either node, and none in the staging of an
-        inexact wire."""
+        """Wait until no transfer or pull is left on either node. Assert an empty staging memory if
+        the wire's precision is inexact."""
         client, service, pair = self.client, self.service, self.pair
         transfers = (client._transfers, client._fetches, service._transfers, pair.sender._transfers)
         pulls = (client._pulls, service._pulls, pair.back_sender._transfers)
@@ -263,7 +264,7 @@ async def nodes(
 async def serving(
     servicer: handover_pb2_grpc.HandoverServicer,
 ) -> AsyncIterator[tuple[grpc.aio.Server, int]]:
-    """Yield a server and its port."""
+    """Run a gRPC server for the servicer. Yields the server and its port."""
     server = grpc.aio.server()
     handover_pb2_grpc.add_HandoverServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -282,7 +283,8 @@ async def receiving(
     contract: Contract,
     limits: HandoverSettings = LIMITS,
 ) -> AsyncIterator[HandoverClient]:
-    """Yield the decode node's half, over the pair's target."""
+    """Yield the decode node's half of transfers, over the pair's target arena. port: the prefill
+    node's gRPC port. post: receives messages to the engine."""
     client = HandoverClient(
         post,
         pair.receiver,

@@ -1,10 +1,10 @@
-"""Scripts of hand-overs: both halves over real gRPC and a loopback wire; a script names the
-engines' messages.
+"""Plays scripts of transfers: both nodes' halves over real gRPC and a loopback transport. A script
+sends the engines' messages.
 
 A command with a message's name is that message of an engine: `HandoverCancelled 5`. Other commands
 are methods of HandoverWorld or ManualPeer, or the stage to reach in a transfer, `grant 5`. Messages
-to an engine are shown as `decode 5: GrantWanted -> RemoteReady(42)`. Those of a pull are shown as
-`prefill 5 pull: ...`, and answers to the manual peer as `peer: ...`.
+to an engine are shown as `decode 5: GrantWanted -> RemoteReady(42)`. Messages of a pull are shown
+as `prefill 5 pull: ...`, and answers to the manual peer as `peer: ...`.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ from tests.harness.manual_peer import ManualPeer
 
 _PULLS = (m.PullAsked, m.PullEnd, m.PullCommitted, m.PullLost, m.PullFenced)
 _STAGES = ("reserve", "accept", "grant", "compute", "hand-over", "pull")
-"""Methods of Nodes, each called with transfer numbers."""
+"""Stages of a transfer, also methods of Nodes, each called with transfer ids."""
 _PLACES = {
     "client.trace": "client._traceparent",
     "client.events": "client._transfers.*._side.step",
@@ -53,7 +53,7 @@ _PLACES = {
     "service.events": "service._transfers.*._side.step",
     "service.pull.events": "service._pulls.*._side.step",
 }
-"""Short names of methods that a script may break. It names others by their path."""
+"""Short names of methods a script may break. It names other methods by their attribute path."""
 _TO_THE_SERVICE = ("Prefill", "PullWanted")
 
 
@@ -73,14 +73,16 @@ def _shown(message: m.Inbox) -> str:
 
 
 def _faults(text: str) -> Faults:
-    """Return the faults of `hold@2,4`: the fault, and the posts that it affects."""
+    """Return the faults described by text like `hold@2,4`: the fault, and the numbers of the
+    affected posts."""
     name, _, places = text.partition("@")
     struck = [int(place) for place in places.split(",") if place]
     return lambda posted: Fault[name.replace("-", "_").upper()] if posted in struck else Fault.NONE
 
 
 def _changed(settings: Any, path: list[str], value: float) -> Any:
-    """Return the settings with a field, or a field of a field, changed."""
+    """Return the settings with one field changed. path: the field's name, or the names down to a
+    nested field."""
     name, *rest = path
     return replace(
         settings, **{name: _changed(getattr(settings, name), rest, value) if rest else value}
@@ -88,7 +90,7 @@ def _changed(settings: Any, path: list[str], value: float) -> Any:
 
 
 def _found(root: Any, path: str) -> Any:
-    """Follow a path of attributes; `*` is the only element of a collection."""
+    """Return the object at a path of attribute names; `*` is the only element of a collection."""
     for name in path.split("."):
         (root,) = root if name == "*" else (getattr(root, name),)
     return root
@@ -104,8 +106,8 @@ async def _until(holds: Callable[[], object]) -> None:
 
 
 class HandoverWorld(RealTime):
-    """Two connected nodes. `nodes` makes them with settings; any other command makes them
-    without."""
+    """Two connected nodes, with a script's commands as methods. The command `nodes` makes them with
+    settings; any other command makes them with default ones."""
 
     def __init__(self, stack: contextlib.AsyncExitStack) -> None:
         self.both: Nodes
@@ -171,8 +173,8 @@ class HandoverWorld(RealTime):
         contract: str = "same",
         **settings: str,
     ) -> None:
-        """Start both nodes. fault, back_fault: faults of posts there and of a pull's posts.
-        settings: settings of `decode`, `prefill` and `sender`, with dots."""
+        """Start both nodes. fault: faults of a transfer's posts. back_fault: faults of a pull's
+        posts. settings: settings of `decode`, `prefill` and `sender`, with dots."""
         parts: dict[str, Any] = {
             "decode": LIMITS,
             "prefill": SERVICE_LIMITS,
@@ -208,7 +210,7 @@ class HandoverWorld(RealTime):
         self._link.lost.set()
 
     async def new_link(self) -> None:
-        """Wait for a connection in place of the one before."""
+        """Wait for a new connection between the nodes, in place of the earlier one."""
         link = self.both.client.links[0]
         await _until(lambda: link.connection not in (None, self._link))
         self._link = link.connection
@@ -222,7 +224,7 @@ class HandoverWorld(RealTime):
         return look
 
     def show(self, path: str) -> Look:
-        """Show the current value at this path."""
+        """Show the current value at an attribute path of the nodes."""
         return lambda: [f"{path}: {_found(self.both, path)}"]
 
     # Transfers
@@ -234,7 +236,8 @@ class HandoverWorld(RealTime):
     def _message(
         self, name: str, transfer_id: m.TransferId, words: tuple[str, ...], ids: dict[str, str]
     ) -> Any:
-        """Return a message to a node. ids: replace the granted ids."""
+        """Return the engine's message `name` for a transfer. ids: replace the granted page ids and
+        slot."""
         other: dict[str, Any] = {key: int(value) for key, value in ids.items() if key != "pages"}
         if "pages" in ids:
             other["pages"] = tuple(map(int, ids["pages"].split(",")))
@@ -268,13 +271,13 @@ class HandoverWorld(RealTime):
     # Time, and the wire
 
     def at_least(self, seconds: str, since: str, kind: str) -> None:
-        """Assert a minimum of seconds between a command's begin and the first message of this kind.
-        A lease cannot end earlier."""
+        """Assert a minimum of seconds from a command's start to the first message of this kind. A
+        lease cannot end earlier."""
         came = min(node.came_at(getattr(m, kind)) for node in self._inbound.values())
         assert came - self._begun[since] > float(seconds), f"{kind} came too soon after {since}"
 
     async def held(self) -> None:
-        """Wait until a post is held on the wire."""
+        """Wait until a post is held by a fault of the transport."""
         await _until(lambda: self.both.pair.fabric.held)
 
     def let_go(self) -> None:
@@ -283,7 +286,8 @@ class HandoverWorld(RealTime):
     # Defects
 
     def _method(self, place: str) -> tuple[Any, str, Any]:
-        """Return the method's owner, its name and the method."""
+        """Return the owner, the name and the method at a place. place: a short name or an attribute
+        path."""
         path, _, name = _PLACES.get(place, place).rpartition(".")
         owner = _found(self.both, path)
         return owner, name, getattr(owner, name)
@@ -299,7 +303,7 @@ class HandoverWorld(RealTime):
         setattr(owner, name, broken)
 
     def hangs(self, place: str) -> None:
-        """Make a method hang until the script ends."""
+        """Make the method at a place hang until the script ends."""
         owner, name, whole = self._method(place)
         hanging: dict[str, Callable[..., object]] = {
             "abort": lambda _: Future(),
@@ -310,8 +314,8 @@ class HandoverWorld(RealTime):
         self._drains = self._drains and name != "abort"
 
     async def speak_over(self, channel: str) -> None:
-        """Open streams of new transfers on a closed channel, or to a deaf server: the kernel
-        accepts but no process answers. A call's metadata is then never sent."""
+        """Make new transfers use a closed channel, or one to a deaf server: the kernel accepts
+        connections but no process answers. A call's metadata is then never sent."""
         address = f"127.0.0.1:{self.both.port}"
         if channel == "deaf":
             server = self._stack.enter_context(socket.create_server(("127.0.0.1", 0)))

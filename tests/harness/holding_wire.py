@@ -1,7 +1,8 @@
-"""A loopback wire that posts by itself at ticks, as a GPU's wire does. It is the reference of the
-compiled code (cpp_cache/dataplane/peer_writer.h), so the sender's part is tested without a GPU.
+"""A loopback transport posting held writes by itself at layer ticks, like a GPU's transport. It is
+the reference of the compiled code (cpp_cache/dataplane/peer_writer.h), so the sender's part is
+tested without a GPU.
 
-Owns a thread that waits for ticks. Thread rule: as any transport.
+Owns a thread waiting for ticks. Thread rule: like any transport's.
 """
 
 import threading
@@ -66,14 +67,13 @@ class _Held(HeldTransfer):
 
 
 class HoldingWire(LoopbackTransport):
-    """A wire that holds writes until their tick. posts: the transfer, the tick and the counter at
-    each post of a held write."""
+    """A transport holding each write until its tick."""
 
     def __init__(self, fabric: LoopbackFabric, name: str, faults: Faults = no_faults) -> None:
         super().__init__(fabric, name, faults)
         self.posts: list[tuple[int, int, int]] = []
-        """The transfer, the layer chunk's tick and the counter's value for each held write that was
-        posted."""
+        """For each posted held write: the transfer id, the layer chunk's tick, and the counter's
+        value at its post."""
         self._changed = threading.Lock()
         self._held: list[_Held] = []
         self._flying: list[_Held] = []
@@ -137,7 +137,7 @@ class HoldingWire(LoopbackTransport):
             bell.ring()
 
     def _post_if_ready(self, each: _Held) -> bool:
-        """Return whether the write is no longer held."""
+        """Post the write if its tick has come. Returns True if it is no longer held."""
         value = each.holding.steps.value
         if each.cancelled:
             each.dropped = True
@@ -177,7 +177,7 @@ class HoldingWire(LoopbackTransport):
 
 
 def digests_beside_transfers(digester: Digester) -> Digester:
-    """Return the digester as one of a GPU, asked by the wire itself."""
+    """Return the digester changed to behave like a GPU's, called by the transport itself."""
 
     class OfGpu(type(digester)):  # type: ignore[misc]
         @property

@@ -1,4 +1,4 @@
-"""HTTP calls that return rejections as ordinary replies.
+"""HTTP calls returning rejections as ordinary replies.
 
 Also for Anthropic's Messages: the events of a stream, and the message made from them.
 """
@@ -25,25 +25,25 @@ class Reply:
 
     @property
     def error(self) -> dict[str, Any]:
-        """The error of a rejection in OpenAI's shape."""
+        """The error object of a rejection in OpenAI's form."""
         found: dict[str, Any] = self.json["error"]
         return found
 
     @property
     def refusal(self) -> tuple[int, str]:
-        """The status, and the error's code."""
+        """The HTTP status of a rejection, and its error's code."""
         return self.status, self.error["code"]
 
     @property
     def events(self) -> list[Any]:
-        """The events of a stream. It must end with [DONE]."""
+        """The JSON events of a stream. It must end with [DONE]."""
         lines = self.body.decode().split("\n\n")
         assert lines[-2:] == ["data: [DONE]", ""], lines[-3:]
         return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
 
 
 def connect(address: str) -> http.client.HTTPConnection:
-    """Return a connection. address: HOST:PORT."""
+    """Return an HTTP connection. address: HOST:PORT."""
     return http.client.HTTPConnection(address, timeout=HANG_SECONDS)
 
 
@@ -67,7 +67,7 @@ def ask(
 
 
 def fetched(address: str, path: str) -> bytes:
-    """Return the body of the answer to a GET. Its status must be 200."""
+    """Send a GET request, and return the reply's body. Its status must be 200."""
     reply = ask(address, "GET", path)
     assert reply.status == 200, reply
     return reply.body
@@ -93,7 +93,8 @@ def named_events(reply: Reply) -> list[dict[str, Any]]:
 
 
 def message_of(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the message that a client has after the events. Each event must be in its place."""
+    """Return the message a client of Anthropic's Messages has after the events. Each event must be
+    in its place."""
     first, *rest = [event for event in events if event["type"] != "ping"]
     message: dict[str, Any] = first["message"]
     assert first["type"] == "message_start" and message["content"] == []

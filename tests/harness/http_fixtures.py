@@ -1,4 +1,4 @@
-"""The HTTP front over a scripted engine, and a client with raw replies, for HTTP tests."""
+"""An HTTP API server over a scripted engine, and a client with raw replies, for HTTP tests."""
 
 import http.client
 import json
@@ -30,7 +30,7 @@ class HttpFront:
         return self.front.engine
 
     def dial(self) -> socket.socket:
-        """Return a connection for raw bytes."""
+        """Return a TCP connection to the server, for raw bytes."""
         return socket.create_connection(
             ("127.0.0.1", int(self.server.address.rpartition(":")[2])), timeout=HANG_SECONDS
         )
@@ -60,7 +60,7 @@ class HttpFront:
     def begin(
         self, headers: dict[str, str] | None = None, **fields: object
     ) -> http.client.HTTPConnection:
-        """Return a connection with a completion requested and its answer not yet read."""
+        """Request a completion, and return the connection with its answer not yet read."""
         connection = self.connect()
         body = json.dumps({"prompt": [5], **fields})
         connection.request("POST", "/v1/completions", body, {**JSON, **(headers or {})})
@@ -77,9 +77,9 @@ def running_http(
     model: ServedModel | None = None,
     workers: int = 1,
 ) -> Iterator[HttpFront]:
-    """Yield a real server on loopback, beside the gRPC server of running_front. routes: replace
-    OpenAI's. model: replaces the one named tiny. workers: as in running_front; they use their own
-    routes and model."""
+    """Yield a real HTTP server on loopback, beside the gRPC server of running_front. routes:
+    replace OpenAI's. model: replaces the served model named tiny. workers: like in running_front;
+    they use their own routes and model."""
     config = config or ServerConfig()
     if workers > 1:
         config = replace(config, http_bind="127.0.0.1:0")

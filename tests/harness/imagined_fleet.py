@@ -1,4 +1,4 @@
-"""A simulated fleet whose nodes export the real text of real metrics.
+"""A simulated fleet of nodes exporting the product's real metrics.
 
 Traffic is random by a seed and follows the curve of a day. Virtual time passes as fast as it can be
 computed.
@@ -40,8 +40,9 @@ _TREE = (
 
 @dataclass
 class ImaginedNode:
-    """A simulated node. load: requests a second at the day's peak. slowness: factor of its
-    latencies, for the first token and the others. links: states of prefill nodes by name."""
+    """A simulated node. load: requests a second at the day's peak. slowness: factor on its
+    latencies, for the first token and the others. links: connection states of prefill nodes by
+    name."""
 
     name: str
     role: str
@@ -58,7 +59,8 @@ class ImaginedNode:
     running: int = 0
 
     def live(self, seconds: float, height: float, chance: random.Random) -> None:
-        """Simulate some seconds. height: the day's traffic, from 0 to 1."""
+        """Simulate `seconds` of traffic. height: the traffic as a share of the day's peak, 0 to 1.
+        chance: source of randomness."""
         expected = self.load * seconds * height
         for _ in range(int(expected + chance.random())):
             if self.role == "prefill":
@@ -110,7 +112,7 @@ class ImaginedNode:
         )
 
     def text(self, chance: random.Random) -> str:
-        """Return the node's text at /metrics."""
+        """Return the node's reply to GET /metrics."""
         pages, slots = (_pool(chance, whole, self.load) for whole in (3000, 430))
         stats = m.StatsReply(
             query_id=0,
@@ -144,7 +146,7 @@ class ImaginedNode:
         return text + (self._choices() if self.links else "")
 
     def _choices(self) -> str:
-        """Return metrics of the choices of prefill nodes."""
+        """Return the metrics of a decode node's choices of prefill nodes."""
         return (
             f'tasuki_prefill_choices_total{{reason="cost"}} {self.ended}\n'
             f"tasuki_prefill_choice_regret_seconds_total {0.02 * self.ended}\n"
@@ -154,7 +156,8 @@ class ImaginedNode:
 
 
 def tiers_of(*sizes: tuple[str, int]) -> tuple[m.TierReport, ...]:
-    """Return tier reports by name and GiB, each with a little free memory."""
+    """Return reports of memory tiers with the given names and sizes in GiB, each with a little free
+    memory."""
     return tuple(
         m.TierReport(
             name,
@@ -172,7 +175,7 @@ def tiers_of(*sizes: tuple[str, int]) -> tuple[m.TierReport, ...]:
 
 
 def _moved(tier: m.TierReport, usable: int) -> m.TierReport:
-    """Return the tier after one more prompt that may have loaded a part."""
+    """Return the tier's report after one more prompt, with possibly a part loaded from the tier."""
     chance = random.Random(f"{tier.name} {usable}")
     loaded = int(usable * 20480 * max(0.0, chance.gauss(-0.2, 0.5)))
     written = int(chance.lognormvariate(16.5, 0.5))
@@ -214,8 +217,8 @@ def _pool(chance: random.Random, whole: int, load: float) -> dict[str, int]:
 
 
 def imagined_nodes(prefill: int, decode: int, now: float) -> list[ImaginedNode]:
-    """Return nodes. now: seconds since 1970. The last decode node is slow and cannot reach one
-    prefill node."""
+    """Return simulated nodes. prefill, decode: numbers of nodes. now: seconds since 1970. The last
+    decode node is slow and cannot reach one prefill node."""
     names = [f"prefill-{number}" for number in range(1, prefill + 1)]
     up = PrefillNodeState.CONNECTED
     senders = [
@@ -251,8 +254,8 @@ def address_of(number: int) -> str:
 def lived(
     nodes: list[ImaginedNode], now: float, seconds: float = 1800.0, every: float = 5.0
 ) -> Fleet:
-    """Return the nodes' last `seconds` until `now`, polled every `every` seconds. One more node is
-    dead."""
+    """Simulate the nodes for the last `seconds` before `now`, polled every `every` seconds, and
+    return the fleet. One more node is dead."""
     chance = random.Random(7)
     fleet = Fleet()
     fleet.set_members(address_of(number) for number in range(len(nodes) + 1))
@@ -272,7 +275,7 @@ def lived(
 
 @contextmanager
 def serving(fleet: Fleet, access: Access = LOOPBACK_ONLY) -> Iterator[str]:
-    """Serve the fleet's page; yield its HOST:PORT."""
+    """Serve the fleet's web page, and yield its HOST:PORT."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()

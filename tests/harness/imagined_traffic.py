@@ -1,4 +1,5 @@
-"""Five minutes of agents' conversations on one node, as its history would have them.
+"""Simulated events of five minutes of agents' conversations on one node, in the form of the node's
+history.
 
 They are random by a seed. Most turns resume at the end of the last turn. Sometimes the state of a
 turn was evicted.
@@ -32,7 +33,7 @@ class _Session:
 
 
 def traffic(begun: float, seed: int = 5) -> Iterator[Event]:
-    """Return the events in order. begun: seconds since 1970."""
+    """Return the history's events in order. begun: time of the first, seconds since 1970."""
     chance = random.Random(seed)
     talk = [event for number in range(_SESSIONS) for event in _talk(number, chance)]
     events = [*talk, *_pools(talk, chance)]
@@ -67,7 +68,7 @@ def _talk(number: int, chance: random.Random) -> Iterator[tuple[float, Event]]:
 
 
 def _turn(session: _Session, chance: random.Random) -> m.Usage:
-    """Return a turn: its prompt is the conversation so far plus new text."""
+    """Return the session's next turn: its prompt is the conversation so far plus new text."""
     new = int(chance.lognormvariate(6.2, 0.8))
     known = session.tokens or (_SHARED if chance.random() < 0.8 else 0)
     prompt = max(_SHARED, session.tokens) + new
@@ -90,8 +91,8 @@ def _turn(session: _Session, chance: random.Random) -> m.Usage:
 
 
 def _written(talk: Sequence[tuple[float, Event]], until: float) -> int:
-    """Return the tokens written until `until`. An answer writes evenly from its first token to its
-    end."""
+    """Return the number of answer tokens written at the time `until`. An answer writes evenly from
+    its first token to its end."""
     tokens = 0.0
     for at, event in talk:
         if event["kind"] == "finished":

@@ -1,5 +1,5 @@
-"""Scripts of interactions, after etcd raft's data-driven tests: commands at the margin, and their
-indented results below.
+"""Plays scripts of interactions, after etcd raft's data-driven tests: commands at the margin, and
+their indented results below.
 
     = a fence that breaks is held again
     grant 5
@@ -37,37 +37,39 @@ _NOTHING = "nothing-for"
 _COMMENT, _TITLE, _INDENT = "#", "= ", "  "
 
 Look = Callable[[], Iterable[str]]
-"""Lines on a state, as it is when it is called."""
+"""A function returning lines of text about a state, current at each call."""
 
 
 class World(Protocol):
-    """The object of a script's commands. look: seconds between two looks at the results. still:
-    seconds without a new result until REWRITE writes them."""
+    """The interface of the object performing a script's commands. look: seconds between two looks
+    at the results. still: seconds without a new result until REWRITE writes them."""
 
     look: float
     still: float
 
     def now(self) -> float:
-        """Return seconds of the world's clock."""
+        """Return the seconds of this object's own clock, real or virtual."""
 
     async def sleep(self, seconds: float) -> None:
-        """Advance the world's clock."""
+        """Wait for `seconds` of this object's own clock."""
 
     async def do(self, command: str, words: list[str], named: dict[str, str]) -> Look | None:
-        """Run one command. The returned function adds its lines to the ones after the command."""
+        """Run one command. words: its positional words. named: its words of the form name=value. A
+        returned function gives further result lines."""
 
     def came(self) -> Mapping[str, list[str]]:
-        """Return the results since the last taken(), in order, by track."""
+        """Return the results since the last taken(), in order, by track (for example a node and a
+        transfer)."""
 
     def taken(self) -> None:
         """Mark the results last returned by came() as matched by a script's lines."""
 
     async def end(self) -> None:
-        """Wait after a script's last line until all that it began is over."""
+        """Wait after a script's last line until everything begun by it is over."""
 
 
 class RealTime:
-    """Time of this machine's clock."""
+    """The clock of an interaction in real time."""
 
     look, still = 0.002, 2.0
 
@@ -80,7 +82,8 @@ class RealTime:
 
 @dataclass
 class Block:
-    """Commands and their expected lines. first, last: line numbers of the expected lines."""
+    """A part of a script: commands and their expected result lines. first: line number of the first
+    expected line."""
 
     commands: list[str] = field(default_factory=list)
     expected: list[str] = field(default_factory=list)
@@ -96,7 +99,7 @@ class Script:
 
     @property
     def name(self) -> str:
-        """The name that a test function would have."""
+        """Name of the script as a test function would have it."""
         return "test_" + re.sub(r"[^a-z0-9]+", "_", self.title.lower())
 
     def __str__(self) -> str:
@@ -104,7 +107,7 @@ class Script:
 
 
 def read(file: Path) -> list[Script]:
-    """Return a file's scripts, one for each choice of alternatives."""
+    """Return the scripts of a file, one for each choice of alternatives."""
     titles: list[str] = []
     stories: list[list[Block]] = []
     for place, line in enumerate(file.read_text(encoding="utf-8").splitlines()):
@@ -127,7 +130,7 @@ def read(file: Path) -> list[Script]:
 
 
 def _variants(script: Script) -> Iterable[Script]:
-    """Yield the script with each combination of its words' alternatives."""
+    """Yield the script with each combination of the alternatives in its words."""
     commands = "\n".join(line for block in script.blocks for line in block.commands)
     words = dict.fromkeys(re.findall(r"[^\s=]+(?:\|[^\s=]+)+", commands))
     for chosen in product(*(word.split("|") for word in words)):
@@ -146,14 +149,14 @@ def _chosen(line: str, choices: Mapping[str, str]) -> str:
 
 
 def scripts(beside: str) -> pytest.MarkDecorator:
-    """Parametrise a test's `script` from scripts/NAME.txt beside tests/.../test_NAME.py."""
+    """Parametrise a test's argument `script` by scripts/NAME.txt beside tests/.../test_NAME.py."""
     test = Path(beside)
     name = test.stem.removeprefix("test_")
     return pytest.mark.parametrize("script", read(test.parent / "scripts" / f"{name}.txt"), ids=str)
 
 
 def play(script: Script, world: Callable[[], AbstractAsyncContextManager[World]]) -> None:
-    """Play a script. Fail with the first line that differs, and both texts."""
+    """Play a script against `world`. Fails with the first line differing, and both texts."""
 
     async def scenario() -> None:
         async with world() as standing:
@@ -198,7 +201,8 @@ class _Player:
         assert not came, f"{self._script}: came while nothing was to: {came}"
 
     async def _await(self, block: Block, looks: list[Look]) -> list[str] | None:
-        """Wait until the block's lines hold. Return None, or the lines to write in their place."""
+        """Wait until the block's expected lines hold. Returns None, or the lines to write in their
+        place."""
         world = self._world
         changed, before = world.now(), [""]
         while True:
@@ -238,7 +242,7 @@ def _alike(pattern: str, text: str) -> bool:
 
 
 def _contradiction(tracks: Mapping[str, list[str]], expected: list[str]) -> tuple[str, str] | None:
-    """Return the first line that no later result can fulfil, with its results; None if there is
+    """Return the first expected line no later result can fulfil, with its results; None if there is
     none."""
     for track, items in sorted(tracks.items()):
         line = next((line for line in expected if line.startswith(f"{track}: ")), "")
@@ -249,8 +253,8 @@ def _contradiction(tracks: Mapping[str, list[str]], expected: list[str]) -> tupl
 
 
 def _rewrite(script: Script, came: Mapping[int, list[str]]) -> None:
-    """Write the results into the file. came: results by their block's number. The file is read
-    again, because another script may have moved its lines."""
+    """Write the actual results into the script's file. came: results by their block's number. The
+    file is read again, because another script may have moved its lines."""
     if not came:
         return
     (blocks, *_) = (other.blocks for other in read(script.file) if other.title == script.title)

@@ -1,5 +1,6 @@
-"""Goldens of a node that finds the cache of an earlier node on a disk, or of another node in a
-remote store. One body for every device: a test file names its device in a subclass."""
+"""Tests: a node gives the goldens' answers from the cache an earlier node left on a disk, or
+another node in a remote store. One body for every device: a test file names its device in a
+subclass."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,8 +40,8 @@ def long_cases() -> dict[str, Golden]:
 
 @contextmanager
 def node(device: str, folder: Path | None = None, bucket: Bucket | None = None) -> Iterator[Lone]:
-    """Return an engine whose arena holds the longest golden and little more. The memory below it is
-    twice as large. folder: folder of its disk. bucket: its remote store."""
+    """Return an engine with an arena for the longest golden and little more. The host memory below
+    it is twice as large. folder: folder of its disk tier. bucket: its remote store."""
     layout = golden_parts(_MODEL, device).layout
     longest = max(len(case.prompt) + len(case.greedy) for case in long_cases().values())
     slabs = slabs_for(layout, longest)
@@ -67,8 +68,8 @@ def node(device: str, folder: Path | None = None, bucket: Bucket | None = None) 
 
 
 def answer_all(engine: Lone) -> dict[str, m.HitBreakdown]:
-    """Assert each golden's answer, each after a prompt that evicts the one before. Return the
-    cached part of each."""
+    """Assert each golden's answer, each after a prompt evicting the golden before. Returns the
+    breakdown of cached tokens of each."""
     for number, (name, case) in enumerate(long_cases().items()):
         assert engine.ask(name, case.prompt, len(case.greedy)) == case.greedy, name
         push = prompt(engine.engine._cache.capacity_tokens(3) - PAGE_TOKENS, seed=number)
@@ -77,7 +78,7 @@ def answer_all(engine: Lone) -> dict[str, m.HitBreakdown]:
 
 
 def flip_all(folder: Path) -> None:
-    """Flip a bit of each word on the disk."""
+    """Flip a bit of each word of the disk tier's files."""
     (file,) = folder.glob("*/slabs")
     content = np.fromfile(file, np.uint64)
     (content ^ np.uint64(1 << 63)).tofile(file)
@@ -101,7 +102,7 @@ class DiskGoldens:
 
 
 class RemoteGoldens:
-    """A test file has a fixture `store`."""
+    """Tests of goldens in a remote store. The test file defines the fixture `store`."""
 
     device: ClassVar[str]
 

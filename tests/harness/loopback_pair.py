@@ -1,4 +1,4 @@
-"""Two arenas with a loopback wire between them, a sender on one and a receiver on the other."""
+"""Two arenas with a loopback transport between them: a sender on one, a receiver on the other."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -50,7 +50,8 @@ def small_layout(kinds: tuple[LayerKind, ...] = (GDN, GDN, GDN, FULL) * 2) -> Ca
 
 @dataclass
 class Node:
-    """An arena as plain bytes, with its transport. Memory beyond `slabs` is not used."""
+    """An arena of plain bytes, with its transport. Memory beyond `slabs` is not used by the
+    arena."""
 
     layout: CacheLayout
     slabs: int
@@ -99,7 +100,8 @@ class Node:
 
 
 def through(form: RowFormat | None, numbers: bytes) -> bytes:
-    """Return one unit's float32 rows as a receiver decodes them."""
+    """Return float32 rows after a wire format's encoding and decoding. form: the format; None:
+    unchanged."""
     if form is None:
         return numbers
     values = torch.frombuffer(bytearray(numbers), dtype=torch.float32)
@@ -108,7 +110,7 @@ def through(form: RowFormat | None, numbers: bytes) -> bytes:
 
 
 def expected_page(units: WireUnits, node: Node, page: int) -> bytes:
-    """Return a page sent by the node as a receiver decodes it."""
+    """Return the bytes of the node's page as a receiver has them after the wire format."""
     whole, block = node.page_bytes(page), units.layout.block_bytes
     blocks = [whole[i : i + block] for i in range(0, len(whole), block)]
     return b"".join(through(units.kv, block) for block in blocks)
@@ -125,14 +127,14 @@ def expected_slot(units: WireUnits, node: Node, slot: int) -> bytes:
 
 
 def cells_in_use(*nodes: Node) -> int:
-    """Return the used staging cells of nodes with an inexact wire."""
+    """Return the number of used staging cells of nodes with an inexact wire format."""
     sources = [node.chunk_source for node in nodes]
     assert all(isinstance(source, EncodingSource) for source in sources)
     return sum(source.cells.in_use for source in sources if isinstance(source, EncodingSource))
 
 
 class Ends:
-    """Collects on_end calls."""
+    """A collector of the on_end calls of transfers."""
 
     def __init__(self) -> None:
         self._ends: dict[int, TransferEnd] = {}
@@ -156,7 +158,7 @@ class Ends:
 
 @dataclass(frozen=True)
 class Opened:
-    """A transfer opened at both ends. pages, slot: the sender's source."""
+    """A transfer opened at both ends. pages, slot: ids of the sender's source."""
 
     number: int
     granted: Destination
@@ -174,11 +176,12 @@ class Pair:
     steps: StepCounter
     ends: Ends
     back_sender: Sender
-    """The return path: from target to source."""
+    """The sender of the return path (pulls): from the target's arena to the source's."""
     back_receiver: Receiver
 
     def layer_opens(self, transfer_id: int, layer: int, timeout: float) -> bool:
-        """Return whether the transfer's barrier opens at the layer within `timeout` seconds."""
+        """Return True if the transfer's barrier opens at the layer within `timeout` seconds,
+        because the layer has arrived."""
         barrier = self.receiver.barrier(transfer_id)
         if barrier is None:
             return False
@@ -190,7 +193,7 @@ class Pair:
             closing.cancel()
 
     def run(self, transfer_id: int, plans: list[Callable[[int], FinishedLayers]]) -> None:
-        """Plan each forward and tick through all its layers."""
+        """Plan each forward of a transfer, and tick all its layers as computed."""
         for plan in plans:
             self.sender.plan_forward(transfer_id, plan(self.steps.value))
             self.tick()
@@ -208,8 +211,8 @@ class Pair:
         held: int = 0,
         seed: int = 1,
     ) -> Opened:
-        """Open a transfer of this many pages; the receiver already holds the first `held`. The ids
-        of both ends follow from the seed."""
+        """Open a transfer of this many pages. held: number of its first pages already held by the
+        receiver. The page ids and slots of both ends follow from the seed."""
         generator = np.random.default_rng(seed)
         layout, slabs = self.source.layout, self.source.slabs
         granted = destination(layout, slabs, pages - held, generator, held)
@@ -222,7 +225,8 @@ class Pair:
         self.run(opened.number, plans(opened.pages, opened.slot, chunk))
 
     def hand_over(self, pages: int = 5, chunk: int = 2) -> Opened:
-        """Open a transfer and compute all of it; layer chunks may be in flight."""
+        """Open a transfer and tick all its layers as computed; layer chunks may still be in flight.
+        chunk: pages of a forward."""
         opened = self.open(pages)
         self.compute(opened, chunk)
         return opened
@@ -235,13 +239,15 @@ class Pair:
     def verified(
         self, transfer_id: int = TRANSFER_ID, timeout: float = HANG_SECONDS
     ) -> TransferSent:
-        """Send the transfer and verify it. Raises the errors of verification."""
+        """Wait until the transfer is sent, and verify its digests at the receiver. Raises the
+        errors of verification."""
         end = self.sent(transfer_id)
         self.receiver.verify(transfer_id, GENERATION, end.report.digests, timeout=timeout)
         return end
 
     def assert_arrived(self, opened: Opened) -> None:
-        """Assert that pages and state equal the source's, through the wire's precision."""
+        """Check pages and state at the target: they equal the source's, except for the wire
+        format's rounding."""
         units = WireUnits.of(self.source.layout, self.source.precision)
         sent = opened.pages[opened.granted.first_page :]
         for ours, theirs in zip(opened.granted.pages, sent, strict=True):
@@ -253,8 +259,8 @@ class Pair:
 def plans(
     pages: tuple[int, ...], slot: int, chunk: int, first_page: int = 0
 ) -> list[Callable[[int], FinishedLayers]]:
-    """Return forwards of `chunk` pages each over the sender's own page ids, the last with the
-    state."""
+    """Return plans of forwards of `chunk` pages each over the sender's own page ids. The last one
+    includes the state."""
     made: list[Callable[[int], FinishedLayers]] = []
     starts = list(range(0, len(pages), chunk)) or [0]
     for start in starts:
@@ -279,9 +285,9 @@ def loopback_pair(
     precision: WirePrecision | None = None,
     kept_back: int = 0,
 ) -> Iterator[Pair]:
-    """Yield the pair: the source full of random bytes, the target poisoned. "peer" is connected and
-    renewed once. With a precision the source has numbers of about 1, and both keep slabs beyond
-    `slabs` back."""
+    """Yield the pair of arenas: the source full of random bytes, the target poisoned. "peer" is
+    connected and renewed once. precision: wire format. With an inexact one the source has numbers
+    of about 1, and both ends keep slabs beyond `slabs` back."""
     precision = precision or WirePrecision()
     settings = settings or SenderSettings(lease_seconds=HANG_SECONDS)
     layout = layout or small_layout()
@@ -322,7 +328,8 @@ def loopback_pair(
 def random_ids(
     layout: CacheLayout, slabs: int, pages: int, generator: np.random.Generator
 ) -> tuple[tuple[int, ...], int]:
-    """Return (page ids, slot): the slot in one slab, the pages scattered over the others."""
+    """Return page ids and a slot id. The slot is in one slab; the pages are scattered over the
+    others."""
     order = generator.permutation(slabs).tolist()
     ids = [
         slab * layout.blocks_per_slab + k

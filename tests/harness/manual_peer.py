@@ -1,4 +1,4 @@
-"""A decode node driven by hand, to break the hand-over's protocol."""
+"""A decode node driven by hand, for breaking the rules of the transfer protocol."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -19,18 +19,20 @@ from tests.harness.waiting import HANG_SECONDS
 
 
 class ManualPeer:
-    """In the name of the decode node's connection (`of` is `decode`), of a connection of its own
-    (`stranger`), or of any name. Messages are in protobuf's text format."""
+    """A hand-driven peer of the prefill node. It acts in the name of the decode node's connection
+    (`of` is `decode`), of a connection of its own (`stranger`), or of any name. Messages are in
+    protobuf's text format."""
 
     def __init__(self, both: Nodes, stack: AsyncExitStack) -> None:
         self.answers: list[str] = []
-        """All answers but Queued, the ends of calls, and the reasons of closed transfers."""
+        """The prefill node's answers except Queued, the ends of calls, and the reasons of closed
+        transfers."""
         self._both = both
         self._stack = stack
         self._own = ""
         self._call: Any = None
         self._transfer_id = 0
-        """Number of the transfer that was written last."""
+        """Id of the transfer named by the last written message."""
 
     async def _stub(self) -> Any:
         address = f"127.0.0.1:{self._both.port}"
@@ -38,8 +40,8 @@ class ManualPeer:
         return handover_pb2_grpc.HandoverStub(channel)
 
     def connection_of(self, of: str) -> str:
-        """Return a connection id. of: `decode`, `stranger`, or a name; EPOCH in it is replaced by
-        the prefill node's."""
+        """Return a connection id. `of`: `decode`, `stranger`, or a name; EPOCH in a name is
+        replaced by the prefill node's epoch."""
         connection = self._both.client.links[0].connection
         assert connection is not None
         own = connection.id
@@ -47,7 +49,7 @@ class ManualPeer:
         return known.get(of, of.replace("EPOCH", own.split("-")[0]))
 
     async def connect(self) -> None:
-        """Connect the stranger, another decode node."""
+        """Connect this peer as another decode node, the stranger."""
         target = self._both.pair.target
         transport = LoopbackTransport(self._both.pair.fabric, "stranger")
         transport.register(target.memory.ctypes.data, target.memory.size)
@@ -72,7 +74,8 @@ class ManualPeer:
             self.answers.append(f"{error.code().name}({error.details()})")
 
     async def transfer(self, number: str, change: str = "", of: str = "decode") -> None:
-        """Send Reserve. change: fields of the message to replace, as text."""
+        """Open a transfer by sending Reserve. change: fields of the message to replace, as text.
+        `of`: connection to name."""
         reserve = wire.reserve(wanted(int(number)), "")
         text_format.Merge(change, reserve)
         self._transfer_id = reserve.room or reserve.reserve.ticket.room
@@ -80,17 +83,17 @@ class ManualPeer:
         await self._write(reserve, self.connection_of(of))
 
     async def transfer_with(self, message: str) -> None:
-        """Send `message` instead of Reserve."""
+        """Open a transfer with `message` instead of Reserve."""
         await self._open("Transfer")
         await self.write(message)
 
     async def batch(self, number: str, count: str) -> None:
-        """Send this many grants in one batch, on the open stream."""
+        """Send `count` grants of a transfer in one batch, on the open stream."""
         grants = [pb.ReceiverMessage(grant=pb.Grant(), room=int(number))] * int(count)
         await self._call.write(pb.ReceiverBatch(messages=grants))
 
     async def silent(self, call: str) -> None:
-        """Open a call and write nothing."""
+        """Open a gRPC call and write nothing to it."""
         await self._open(call)
 
     async def write(self, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Numbers of /metrics, as Prometheus reads them."""
+"""Reads the numbers of a /metrics reply, as Prometheus does."""
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -6,7 +6,7 @@ from tests.harness.http_calls import fetched
 
 
 def samples(text: bytes) -> dict[str, float]:
-    """Return numbers by `name{label=value,...}`."""
+    """Return the numbers of a /metrics reply by `name{label=value,...}`."""
     found = {}
     for family in text_string_to_metric_families(text.decode()):
         for sample in family.samples:
@@ -16,5 +16,6 @@ def samples(text: bytes) -> dict[str, float]:
 
 
 def scraped(address: str) -> dict[str, float]:
-    """Return the samples of the node with its HTTP server at HOST:PORT."""
+    """Return the metrics of the node with its HTTP server at HOST:PORT, by
+    `name{label=value,...}`."""
     return samples(fetched(address, "/metrics"))

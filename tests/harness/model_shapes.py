@@ -1,4 +1,4 @@
-"""Small model shapes for tests without goldens. All sizes differ, so that swapped ones show."""
+"""Small model shapes for tests without goldens. All sizes differ, so a test shows swapped ones."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from tasuki.model.weights.layers import random_weights
 
 
 def dense_raw() -> dict[str, Any]:
-    """Return a flat config.json of a dense model."""
+    """Return the content of a flat config.json of a dense model."""
     return {
         "model_type": "qwen3_5_text",
         "vocab_size": 160,
@@ -33,7 +33,7 @@ def dense_raw() -> dict[str, Any]:
 
 
 def moe_raw() -> dict[str, Any]:
-    """Return a nested config.json of a mixture of experts."""
+    """Return the content of a nested config.json of a mixture of experts."""
     text = dense_raw() | {
         "model_type": "qwen3_5_moe_text",
         "num_experts": 6,

@@ -1,4 +1,5 @@
-"""Network namespaces joined by a link, or by a switch. For a network they are hosts.
+"""Network namespaces joined by a link, or by a switch. Each acts as a host of its own on the
+network.
 
 Owns the namespaces and removes them at its end; changes no interface of its host. Needs root.
 """
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 DEVICE = "tasuki0"
-"""The link's interface, in either namespace."""
+"""Name of the link's network interface, in either namespace."""
 PREFILL_ADDRESS, DECODE_ADDRESS = "10.231.77.1", "10.231.77.2"
 _NEW_NETWORK = 0x40000000
 
@@ -22,7 +23,7 @@ def ip(*words: str) -> None:
 
 
 def why_not() -> str | None:
-    """Return why this machine cannot make namespaces; None if it can."""
+    """Return the reason this machine cannot make namespaces; None if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if shutil.which("ip") is None or shutil.which("tc") is None:
@@ -77,7 +78,8 @@ def _made(spaces: Sequence[str]) -> Iterator[None]:
 
 
 def _link(space: str, device: str, other: str) -> None:
-    """Link DEVICE of `space` to `device` of the other namespace."""
+    """Link the interface DEVICE of the namespace `space` to the interface `device` of the namespace
+    `other`."""
     link = ["link", "add", DEVICE, "netns", space, "type", "veth", "peer"]
     ip(*link, "name", device, "netns", other)
 

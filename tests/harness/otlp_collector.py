@@ -20,7 +20,7 @@ collector_grpc = pytest.importorskip(
 
 @dataclass(frozen=True)
 class SeenSpan:
-    """began, ended: nanoseconds since the epoch."""
+    """A received span. began, ended: nanoseconds since the epoch."""
 
     node: str
     name: str

@@ -1,4 +1,4 @@
-"""A headless browser for tests of the page. Tests skip with a reason if there is none.
+"""A headless browser for tests of the web pages. Tests skip with a reason if there is none.
 
 axe-core checks the drawn page for people with little or no sight.
 """
@@ -23,7 +23,8 @@ WIDTH, HEIGHT = 1280, 760
 
 
 class Opened:
-    """A page of the node at `address`, with its errors and its requests to other hosts."""
+    """A web page of the node at `address` in the browser, with its errors and its requests to other
+    hosts."""
 
     def __init__(self, page: Page, address: str) -> None:
         self.page = page
@@ -35,8 +36,8 @@ class Opened:
         page.on("request", lambda request: self._asked(request.url))
 
     def assert_fits(self, width: int) -> None:
-        """Assert that the page is at most this wide. A table redrawn at a new window size takes its
-        place a frame later."""
+        """Check the width of the page: at most `width` pixels. A table redrawn at a new window size
+        takes its place a frame later."""
         self.page.wait_for_function(
             "width => document.documentElement.scrollWidth <= width", arg=width
         )
@@ -45,7 +46,7 @@ class Opened:
         self.page.click(f"#tab-{view}")
 
     def number(self, selector: str) -> int:
-        """Return data-value of the only matching element."""
+        """Return the number in data-value of the only element matching the selector."""
         value = self.page.get_attribute(selector, "data-value")
         assert value is not None
         return int(value)
@@ -64,7 +65,7 @@ class Opened:
 
 @contextmanager
 def launched() -> Iterator[Browser]:
-    """Yield a browser for any number of pages; its start takes longer than most pages."""
+    """Yield a browser for any number of pages, because its start takes longer than most pages."""
     chromium = shutil.which("chromium")
     if chromium is None:
         pytest.skip("chromium is not installed: install Debian's chromium")
@@ -80,7 +81,8 @@ def launched() -> Iterator[Browser]:
 def opened(
     browser: Browser, address: str, path: str = "/", scheme: str = "light"
 ) -> Iterator[Opened]:
-    """Yield the page at HOST:PORT, without storage of an earlier page. scheme: light or dark."""
+    """Yield the web page at HOST:PORT, without browser storage of an earlier page. scheme: light or
+    dark."""
     page = browser.new_page(
         viewport={"width": WIDTH, "height": HEIGHT},
         color_scheme="dark" if scheme == "dark" else "light",
@@ -107,7 +109,7 @@ def _source() -> str:
 
 
 def grave_findings(seen: Opened) -> list[str]:
-    """Return findings of impact serious or critical, each with some of its elements."""
+    """Return axe-core's findings of impact serious or critical, each with some of its elements."""
     seen.page.evaluate(_source())
     found: list[list[Any]] = seen.page.evaluate(_RUN)
     return [json.dumps(one) for one in found if one[0] in GRAVE]

@@ -1,5 +1,5 @@
-"""Moments of a hand-over between a pair's nodes, to be disturbed by a test. number: index of the
-pair's question."""
+"""Helpers bringing a prefill and a decode node to a moment of a transfer a test then disturbs.
+number: index of the pair's question."""
 
 from tasuki.client.answer import AnswerStream
 from tasuki.engine.messages import Usage
@@ -10,7 +10,7 @@ LAYERS = 8
 
 
 def read(stream: AnswerStream, tokens: int) -> None:
-    """Read until `tokens` tokens have reached the client."""
+    """Read a stream until `tokens` tokens have reached the client."""
     segments = iter(stream)
     while tokens > 0:
         tokens -= len(next(segments).token_ids)
@@ -25,7 +25,7 @@ def in_first_chunk(pair: Pair, number: int) -> AnswerStream:
 def in_transfer(
     pair: Pair, number: int, chunks: int = 5 * LAYERS, new_tokens: int = NEW_TOKENS
 ) -> AnswerStream:
-    """Ask a question and return in the middle of its hand-over, when more than `windows` layer
+    """Send a question, and return in the middle of its transfer, when more than `chunks` layer
     chunks have arrived. The transfer pauses at CHUNK_IN_TRANSFER."""
     assert chunks < CHUNK_IN_TRANSFER
     before = pair.decode.arrived()
@@ -36,7 +36,7 @@ def in_transfer(
 
 
 def handed_over(pair: Pair, number: int) -> Usage:
-    """Run a prompt through the whole hand-over."""
+    """Send a question and run its whole transfer and answer. Returns the answer's usage."""
     usage = pair.right(number, pair.ask(number)).usage
     assert usage.prefilled_on == "prefill" and not usage.local_fallback
     assert usage.transfer is not None and usage.transfer.bytes > 0

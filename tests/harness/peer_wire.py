@@ -1,4 +1,5 @@
-"""A sender in this process and a receiver in a child, over a transport chosen by the test file."""
+"""A sender in this process and a receiver in a child process, over a transport chosen by the test
+file."""
 
 import os
 import signal
@@ -16,9 +17,9 @@ Answers = dict[str, Callable[..., object]]
 
 
 def serve(channel: Connection, transport: Transport, answers: Answers) -> None:
-    """Run the child: send its metadata, then answer commands until ("close",). ("notes", N) is
-    answered with the first N notifications. A command in `answers` is answered with its function's
-    result."""
+    """Run the child: send the transport's metadata, then answer commands until ("close",).
+    ("notes", N) is answered with the first N notifications. A command in `answers` is answered with
+    its function's result."""
     channel.send_bytes(transport.metadata())
     notes: list[bytes] = []
     while True:
@@ -41,7 +42,8 @@ def serve(channel: Connection, transport: Transport, answers: Answers) -> None:
 
 
 class PeerWire:
-    """transport: registered. child: ends in serve()."""
+    """A sending transport and its receiving child process. transport: with its memory already
+    registered. child: the child's function, ending in serve()."""
 
     def __init__(self, transport: Transport, child: Callable[[Connection], None]) -> None:
         self.transport = transport
@@ -51,7 +53,8 @@ class PeerWire:
         self.endpoint = transport.connect(self.metadata)
 
     def write(self, segments: object, note: bytes) -> None:
-        """Write and wait until it has arrived. pieces: rows of (local, remote, length)."""
+        """Write segments to the child's memory, and wait for the end. segments: rows of (local
+        byte, remote byte, length). note: its notification."""
         rows = np.array(segments, dtype=np.int64).reshape(-1, 3)
         transfer = self.transport.post(self.endpoint, rows, note)
         deadline = time.monotonic() + HANG_SECONDS
@@ -63,7 +66,8 @@ class PeerWire:
             self.transport.release(transfer)
 
     def ask(self, *command: object) -> object:
-        """Return the child's answer. Writes of this process may arrive meanwhile."""
+        """Send a command to the child and return its answer. Writes of this process may arrive
+        meanwhile."""
         self.channel.send(command)
         deadline = time.monotonic() + HANG_SECONDS
         while not self.channel.poll(0.001):

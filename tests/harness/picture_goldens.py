@@ -1,4 +1,5 @@
-"""Checkpoints with a vision tower beside the repository: golden pictures, rows and positions."""
+"""Goldens of checkpoints with a vision tower, stored beside the repository: pictures, embedding
+rows and positions."""
 
 import json
 from collections.abc import Sequence
@@ -42,21 +43,23 @@ needs_goldens = pytest.mark.skipif(
 
 @dataclass(frozen=True)
 class GoldenItem:
-    """An image or a clip of a case. values: its object in golden.json; rows [tokens, hidden]."""
+    """An image or a video clip of a case. values: its object in golden.json. rows: expected
+    embeddings, [tokens, hidden]."""
 
     folder: Path
     values: dict[str, Any]
     rows: Tensor
 
     def frames(self) -> list[Tensor]:
-        """Return the decoded files, each [height, width, 3] uint8."""
+        """Return the item's decoded frames, each [height, width, 3] uint8."""
         files = [self.folder / "images" / name for name in self.values["files"]]
         return [decode(file.read_bytes(), PictureBounds()) for file in files]
 
 
 @dataclass(frozen=True)
 class PictureCase:
-    """A case. values: its object in golden.json; positions [3, tokens]; last_logits [vocab]."""
+    """A golden case. values: its object in golden.json. positions: expected positions, [3, tokens].
+    last_logits: expected logits after the prompt, [vocab]."""
 
     values: dict[str, Any]
     items: tuple[GoldenItem, ...]
@@ -66,7 +69,7 @@ class PictureCase:
 
 @dataclass(frozen=True)
 class PictureModel:
-    """A checkpoint with a tower, in float32."""
+    """A checkpoint with a vision tower, in float32."""
 
     name: str
     folder: Path
@@ -102,14 +105,15 @@ class PictureModel:
         return PictureCase(values, items, positions, logits)
 
     def patches(self, item: GoldenItem) -> tuple[PicturePatches, ...]:
-        """Return an item's pictures: one image, or a clip's pairs."""
+        """Return the patches of an item's pictures. An image is one picture, and a clip has one for
+        each frame pair."""
         frames = item.frames()
         if item.values["kind"] == "image":
             return (image_patches(frames[0], self.rules),)
         return clip_patches(frames, self.rules, self.clip)
 
     def layout(self, case: PictureCase) -> PromptLayout:
-        """Return the places of a case's pictures."""
+        """Return the layout of a case's prompt, with the place of each picture."""
         pictures = [
             PromptPicture(PictureKind(item.values["kind"]), patches.grid)
             for item in case.items
@@ -119,7 +123,8 @@ class PictureModel:
 
 
 def golden_cases() -> list[tuple[str, str]]:
-    """Return (model, case) of all goldens, for parametrize; of none if they are missing."""
+    """Return (model, case) of all goldens, for parametrize. Returns one ("none", "none") if they
+    are missing."""
     found = []
     for name in NAMES:
         file = BESIDE / name / "golden.json"
@@ -131,7 +136,8 @@ def golden_cases() -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class ThreeAxisAngles(RotaryAngles):
-    """Angles of a prompt with pictures, and of its answer. positions [3, prompt]; axes [pairs]."""
+    """Rotary angles of a prompt with pictures, and of its answer. positions: positions of the
+    prompt's tokens, [3, prompt]. axes: position axis of each pair, [pairs]."""
 
     positions: Tensor
     delta: int
@@ -149,7 +155,7 @@ class ThreeAxisAngles(RotaryAngles):
 
 
 class PictureBackend:
-    """The back end in PyTorch, with three positions a token."""
+    """The PyTorch model backend with three rotary positions for a token."""
 
     def __init__(self, config: ModelConfig, angles: RotaryAngles) -> None:
         self._config = config
@@ -166,8 +172,8 @@ def model_of(
 ) -> tuple[Qwen35Model, list[int]]:
     """Return the language model for one prompt, and the prompt's ids in it.
 
-    rows: of the pictures, in their order. They follow the embedding table, so that a placeholder's
-    id is its row's.
+    rows: embeddings of the pictures, in their order. They follow the embedding table, so a
+    placeholder's id is its row's.
     """
     config = ModelConfig.load(model.folder)
     weights = load_weights(model.folder, config, torch.float32)

@@ -1,4 +1,5 @@
-"""A worker at a registry; the test opens its gates and ends its engine requests."""
+"""Plays schedules of a front worker's requests to the node's registry; the test opens its gates and
+ends its engine requests."""
 
 import asyncio
 from collections import Counter
@@ -26,13 +27,14 @@ from tests.harness.waiting import ManualClock
 ANN = Caller("ann")
 OF_ANN = RequestContext(ANN)
 RESTED = 6
-"""Turns of the loop after which no work is left."""
+"""Number of event loop turns until no work is left."""
 BEGUN, ENDED, SECOND_ENDED = 1, 2, 3
-"""Numbers of the messages that begin a request, end it, and end its second answer."""
+"""Numbers of three worker messages: begin a request, end it, and end its second answer."""
 
 
 class Gate:
-    """A result that tasks await until the test gives it. Its waiters continue a turn later."""
+    """A result tasks await until the test gives it. Waiting tasks continue one turn of the loop
+    later."""
 
     def __init__(self) -> None:
         self._is_open = False
@@ -48,7 +50,7 @@ class Gate:
             raise self._error
 
     def open(self, error: Exception | None = None) -> None:
-        """Open the gate. error: raised by passed(); None: it returns. A second call has no
+        """Open the gate. error: raised in waiting tasks; None: they continue. A second call has no
         effect."""
         if not self._is_open:
             self._is_open, self._error = True, error
@@ -58,7 +60,7 @@ class Gate:
 
 
 class GatedClient(EngineClient):
-    """An EngineClient that waits for a gate before it admits or generates."""
+    """An EngineClient waiting for a gate before it admits or generates."""
 
     gate: Gate
     let_in = 0
@@ -86,7 +88,7 @@ class GatedSessions(HeldSessions):
 
 
 class Played:
-    """One schedule's node and worker. Its methods are the steps."""
+    """The node and worker of one schedule. Its methods are the schedule's steps."""
 
     def __init__(self, answers: int = 1) -> None:
         loop = asyncio.get_running_loop()
@@ -134,8 +136,8 @@ class Played:
                 self._check_done(message.call)
 
     def _check_done(self, call: int) -> None:
-        """Check that an End is answered only after the engine's end of its answer, and the last one
-        only after the caller's caps are free."""
+        """Check the answers to a worker's End: each comes only after the engine's end of the
+        answer. The last one comes only after the caller's caps are free."""
         if self.left_call or BEGUN in self.refused or not self.replies[BEGUN]:
             return
         if self.ends_answers and call - ENDED not in self.seen_ends:
@@ -163,7 +165,8 @@ class Played:
 
     @staticmethod
     async def of_session() -> "Played":
-        """Return one with a session of five tokens whose cursor must be opened again."""
+        """Return a Played with a session of five tokens. The session's cursor must be opened
+        again."""
         self = Played()
         self.session = await self.store.open(ANN, b"")
         self.session.log.append(np.arange(5, dtype=np.int32))
@@ -229,7 +232,7 @@ class Played:
         self.registry.left(1)
 
     async def settle(self) -> None:
-        """Let all pending events of the node happen: the gate, and the end of every engine
+        """Let all pending events of the node happen: open the gate, and end every engine
         request."""
         await turns(RESTED)
         self.gate.open()

@@ -1,4 +1,4 @@
-"""A prefill node of the hand-over alone, as a process that can be killed: NIXL, gRPC, a scripted
+"""A prefill node reduced to its transfers, as a process a test may kill: NIXL, gRPC, a scripted
 engine."""
 
 import asyncio
@@ -24,7 +24,8 @@ from tests.harness.loopback_pair import random_ids, small_layout
 
 SEED = 9
 LEASE_SECONDS = 600.0
-"""Seconds, longer than any test. A fence of this node can then only come from its death."""
+"""Lease in seconds, longer than any test. A fence of this node can then only come from its
+death."""
 
 
 def source_memory() -> np.ndarray:
@@ -37,8 +38,9 @@ def source_ids() -> tuple[tuple[int, ...], int]:
 
 
 def main(channel: Connection, layers: int) -> None:
-    """Send its port, then the name of every inbox message; run until told to stop, or killed.
-    layers: number of a transfer's layers computed by its engine before the first token."""
+    """Run the process: send its gRPC port, then the name of every message to its engine; run until
+    told to stop, or killed. layers: number of a transfer's layers computed by its engine before the
+    first token."""
     asyncio.run(serve(channel, layers))
 
 

@@ -1,4 +1,4 @@
-"""Processes by their ids, and ports for them."""
+"""Helpers for processes by their ids, and for free ports."""
 
 import os
 import random
@@ -7,8 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 
 _GONE = FileNotFoundError, ProcessLookupError
-"""Errors of a vanished process's file: when it is opened, or between its opening and its
-reading."""
+"""The errors of reading a vanished process's file: when it is opened, or between its opening and
+its reading."""
 
 
 def gone(pid: int) -> bool:
@@ -20,8 +20,8 @@ def gone(pid: int) -> bool:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port for a process that binds it later, or again. It is below the kernel's own
-    range, so no connection takes it meanwhile."""
+    """Return a port for a process binding it later, or again. It is below the kernel's own range,
+    so no connection takes it meanwhile."""
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     for port in random.SystemRandom().sample(range(lowest // 2, lowest), 50):
         with socket.socket() as probe:
@@ -35,7 +35,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def ended(pid: int) -> bool:
-    """Return whether the process is gone, or is dead and not yet reaped by its parent."""
+    """Return True if the process is gone, or is dead and not yet reaped by its parent."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except _GONE:
@@ -69,7 +69,8 @@ def _children(pid: int) -> list[int]:
 
 
 def command_of(pid: int) -> bytes:
-    """Return its arguments, each with a zero byte after it; empty once it is gone."""
+    """Return the process's command line, with a zero byte after each argument; empty once the
+    process is gone."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except _GONE:

@@ -1,4 +1,4 @@
-"""Other programs, run to their end.
+"""Helpers running other programs to their end.
 
 `tasuki` runs in this process; tests read its exit status and its one line of error. Programs of the
 harness and daemons run on a host of their own, a network namespace. pytest runs over other test
@@ -25,7 +25,8 @@ _SECONDS = 250
 
 
 def program(name: str, fix: str) -> str:
-    """Return its path. Skip if it is not installed; mend: how to install it."""
+    """Return the path of a program. Skips the test if it is not installed. fix: text about its
+    installation."""
     path = shutil.which(name)
     if path is None:
         pytest.skip(f"{name} is not installed: {fix}")
@@ -39,7 +40,7 @@ def finished(command: Sequence[object], **options: Any) -> "subprocess.Completed
 
 
 def output_of(command: Sequence[object], **options: Any) -> str:
-    """Return its stdout. Its exit status must be 0."""
+    """Run a command to its end, and return its stdout. Its exit status must be 0."""
     done = finished(command, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -49,19 +50,20 @@ ROOT = Path(__file__).parents[2]
 
 
 def require_namespaces() -> None:
-    """Skip if this machine has no namespaces."""
+    """Skip the test if this machine has no network namespaces."""
     if (reason := why_not()) is not None:
         pytest.skip(reason)
 
 
 def run_in(space: str, module: str, *words: str) -> None:
-    """Run `python -m MODULE WORDS` in the namespace to its end. Its exit status must be 0."""
+    """Run `python -m MODULE WORDS` to its end in the network namespace `space`. Its exit status
+    must be 0."""
     inside = ("ip", "netns", "exec", space)
     output_of([*inside, sys.executable, "-m", module, *words], cwd=ROOT)
 
 
 def daemon_of(space: str) -> Callable[..., ForkedDaemon]:
-    """Return a launcher of a Node's daemon in the namespace."""
+    """Return a function starting a Node's daemon in the network namespace `space`."""
     return partial(ForkedDaemon, main=partial(_serve_in, space))
 
 
@@ -72,11 +74,12 @@ def _serve_in(space: str, arguments: list[str]) -> int:
 
 
 _RECORD = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ INFO |I\d{4} [\d:.]+ +\d+ \w+\.cc:\d+\] ")
-"""A record of the log, or of gRPC's core: it writes to stderr when a server goes away."""
+"""Pattern of a line of the log, or of gRPC's core: gRPC writes to stderr when a server goes
+away."""
 
 
 def exit_status(argv: Sequence[str]) -> int:
-    """Return the exit status of `tasuki ARGV`, by return or by exit."""
+    """Run `tasuki ARGV` in this process, and return its exit status, by return or by exit."""
     try:
         return cli.main(list(argv))
     except SystemExit as stopped:
@@ -84,8 +87,8 @@ def exit_status(argv: Sequence[str]) -> int:
 
 
 def error_line(captured: pytest.CaptureFixture[str]) -> str:
-    """Return the only line on stderr since the last read, without records of the log. Stdout must
-    be empty."""
+    """Return the only line written to stderr since the last read, without lines of the log. Stdout
+    must be empty."""
     out, err = captured.readouterr()
     lines = [line for line in err.splitlines() if not _RECORD.match(line)]
     assert out == "" and err.endswith("\n") and len(lines) == 1, err
@@ -95,7 +98,8 @@ def error_line(captured: pytest.CaptureFixture[str]) -> str:
 def pytest_run(
     folder: Path, plugin: str, *more: str, **environment: str
 ) -> "subprocess.CompletedProcess[str]":
-    """Run pytest over `folder`. plugin: a module there or in this repository. more: arguments."""
+    """Run pytest over `folder`, and return its result. plugin: a module there or in this
+    repository. more: further arguments."""
     ini = folder / "pytest.ini"
     ini.write_text("[pytest]\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", plugin, folder, *more]

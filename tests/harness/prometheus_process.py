@@ -19,7 +19,7 @@ class Prometheus:
         self.address = address
 
     def query(self, expr: str) -> list[dict[str, Any]]:
-        """Return the expression's current samples."""
+        """Return the current samples of a PromQL expression."""
         given = urlencode({"query": expr})
         answer = ask(self.address, "GET", f"/api/v1/query?{given}").json
         assert answer["status"] == "success", answer
@@ -37,7 +37,8 @@ class Prometheus:
 
 @contextmanager
 def scraping(targets: Sequence[str], folder: Path) -> Iterator[Prometheus]:
-    """Yield a Prometheus. targets: HOST:PORT of nodes' HTTP servers, scraped twice a second."""
+    """Yield a running Prometheus. targets: HOST:PORT of nodes' HTTP servers, scraped twice a
+    second."""
     prometheus = program("prometheus", "install Debian's prometheus")
     config = folder / "prometheus.json"
     jobs = [{"job_name": "tasuki", "static_configs": [{"targets": list(targets)}]}]

@@ -1,4 +1,4 @@
-"""A small Qwen3.5 checkpoint of random weights, for tests that need a folder and do not read its
+"""A small Qwen3.5 checkpoint of random weights, for tests needing a folder and not reading its
 text. Its answers are nonsense, but equal through every path."""
 
 import json

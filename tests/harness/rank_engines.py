@@ -1,5 +1,5 @@
-"""Engines with their model split among ranks. Each follower is a process forked from one that has
-imported torch."""
+"""Engines with their model split among ranks. Each follower (a rank other than the first) is a
+process forked from one with torch imported."""
 
 import os
 import socket
@@ -17,19 +17,19 @@ from tests.harness.fork_server import forked_peer
 
 
 def forked_ranks(jobs: Sequence[Job]) -> list[RankProcess]:
-    """Start ranks as start_ranks() does, by forks."""
+    """Start ranks as start_ranks() does, by forks. jobs: functions of the ranks."""
     return [rank_process(_live, job) for job in jobs]
 
 
 def rank_process(target: object, *arguments: object) -> RankProcess:
-    """Start a process. target: called with a connection and the arguments."""
+    """Start a rank's process. target: function called with a connection and the arguments."""
     process, ours = forked_peer(target, *arguments)  # type: ignore[arg-type]
     assert process.pid is not None
     return RankProcess(process.pid, as_socket(ours))
 
 
 def as_socket(connection: Connection) -> socket.socket:
-    """Return a socket of a pipe's end, and close the end."""
+    """Return a socket over a pipe's end, and close the pipe's end."""
     handle = os.dup(connection.fileno())
     connection.close()
     return socket.socket(fileno=handle)
@@ -42,7 +42,7 @@ def _live(connection: Connection, job: Job) -> None:
 
 @contextmanager
 def rank_engine(model: Path, **changes: object) -> Iterator[Lone]:
-    """Yield an engine driven by hand; its followers end with the block."""
+    """Yield an engine of several ranks driven by hand; its followers end with the block."""
     config = engine_config(model, **changes)
     parts = build_leader_parts(config, start=forked_ranks)
     assert parts.ranks is not None

@@ -1,5 +1,5 @@
-"""Pairs of nodes with any numbers of ranks: tokens equal the goldens, next turns go back and forth,
-and no process is left behind."""
+"""Tests: prefill and decode nodes with any numbers of ranks. Tokens equal the goldens, next turns
+go back and forth, and no process is left behind."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -22,8 +22,8 @@ def ranks(count: int) -> tuple[str, ...]:
 
 
 def on_gpus(count: int) -> tuple[str, ...]:
-    """Return flags of a node with this many ranks, one GPU each. The first GPU is also that of a
-    node with one rank."""
+    """Return the flags of a node with `count` ranks, one GPU each. The first GPU is also the GPU of
+    a node with one rank."""
     device = "cuda" if count > 1 else "cuda:0"
     return (*ranks(count), "--device", device, "--transport", "peer_copy", "--max-batch", "4")
 
@@ -36,8 +36,9 @@ def pair_of(
     *of_sender: str,
     where: Callable[[int], tuple[str, ...]] = ranks,
 ) -> Iterator[tuple[Node, Node]]:
-    """Yield a connected prefill and decode node. None of their processes outlives the block.
-    of_sender: more flags of the prefill node. where: flags of a node by its number of ranks."""
+    """Yield a connected prefill and decode node. name: their golden model. senders, receivers:
+    ranks of the prefill and the decode node. of_sender: more flags of the prefill node. `where`:
+    flags of a node by its number of ranks. No process of them outlives the block."""
     common = (*flags(reference_dir(name)), "--prefill-chunk-tokens", "64")
     pids: list[int] = []
     with running(Node("prefill", *common, *APART, *where(senders), *of_sender)) as prefill:
@@ -71,8 +72,8 @@ def handed_over_as_goldens_have_it(
 
 
 def next_turns(decode: Node, cases: list[dict[str, list[int]]]) -> int:
-    """Ask a next turn after each answer, once with the caches of both nodes and once without.
-    Return the number of tokens pulled from the decode node."""
+    """Send a next turn after each answer, once with the caches of both nodes and once without.
+    Returns the number of tokens pulled from the decode node."""
     more = np.random.default_rng(1).integers(3, 160, 40).tolist()
     pulled = 0
     for case in cases:

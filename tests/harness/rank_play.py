@@ -1,4 +1,4 @@
-"""Requests to an engine of several ranks, on any device."""
+"""Test requests to an engine of several ranks, on any device."""
 
 import json
 
@@ -27,13 +27,13 @@ def as_goldens_have_it(name: str, ranks: int, expert_parallel: bool, **changes: 
 
 
 def golden_cases(name: str) -> dict[str, tuple[list[int], list[int]]]:
-    """Return a prompt and its greedy tokens by name."""
+    """Return a prompt and its greedy tokens for each golden case of the model `name`, by case."""
     document = json.loads((reference_dir(name) / "golden.json").read_text())
     return {case["name"]: (case["prompt"], case["greedy"]) for case in document["cases"]}
 
 
 def constrained(engine: Lone) -> list[int]:
-    """Return the tokens of an answer with a grammar."""
+    """Return the tokens of the engine's answer to a request with a grammar."""
     grammar = Grammar(GrammarKind.REGEX, "[a-e]{3}x[0-9]{8}")
     sampling = SamplingParams(max_new_tokens=30, temperature=1.0, seed=3, grammar=grammar)
     engine.post(submit("constrained", [5, 6, 7], 0, sampling=sampling))
@@ -45,8 +45,8 @@ def constrained(engine: Lone) -> list[int]:
 
 
 def play(engine: Lone, vocabulary: int) -> dict[str, list[int]]:
-    """Run chunks, shared prefixes, an abort, next turns that fork inside a page, samplers of every
-    kind and a prediction."""
+    """Send requests of all kinds: chunks, shared prefixes, an abort, next turns forking inside a
+    page, samplers of every kind and a prediction. Returns the answers."""
     random = np.random.default_rng(3)
 
     def prompt(length: int) -> list[int]:

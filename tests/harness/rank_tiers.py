@@ -1,4 +1,5 @@
-"""Goldens of ranks with arenas so small that every prefix is loaded from a tier below."""
+"""Tests of goldens on several ranks with very small arenas: every prefix is loaded from a lower
+tier."""
 
 import json
 from contextlib import AbstractContextManager
@@ -19,7 +20,8 @@ _LONG = 100
 def tiered(
     folder: Path | None = None, ranks: int = 2, **more: object
 ) -> AbstractContextManager[Lone]:
-    """Return an engine with tiers. folder: folder of the disk tier; None: no disk tier."""
+    """Return an engine with memory tiers below its arena. folder: folder of the disk tier; None: no
+    disk tier. ranks: number of ranks."""
     below = {} if folder is None else {"disk_cache": str(folder), "disk_cache_gib": 0.12}
     settings = {"tensor_parallel": ranks, "arena_mib": _MIB, "host_cache_gib": 0.06}
     return rank_engine(reference_dir(_MODEL), **settings | below | more)
@@ -27,7 +29,7 @@ def tiered(
 
 @cache
 def long_cases() -> dict[str, tuple[list[int], list[int]]]:
-    """Return a prompt and its greedy tokens by name."""
+    """Return the prompt and the greedy tokens of each long golden, by name."""
     document = json.loads((reference_dir(_MODEL) / "golden.json").read_text())
     return {
         case["name"]: (case["prompt"], case["greedy"])
@@ -37,8 +39,8 @@ def long_cases() -> dict[str, tuple[list[int], list[int]]]:
 
 
 def asked(engine: Lone, turn: str) -> dict[str, m.HitBreakdown]:
-    """Assert every case's answer, each before a prompt that evicts it. Each answer equals one
-    rank's. Return the cached part of each."""
+    """Assert the answer to every golden. A prompt evicting the golden follows each answer. Returns
+    the breakdown of cached tokens by golden. turn: makes the request ids unique."""
     vocab = ModelConfig.load(reference_dir(_MODEL)).vocab
     for name, (tokens, greedy) in long_cases().items():
         assert engine.ask(f"{name}-{turn}", tokens, len(greedy)) == greedy, (name, turn)
@@ -60,7 +62,8 @@ def goldens_come_back(**more: object) -> None:
 
 
 def goldens_come_back_from_disks(folder: Path, **more: object) -> None:
-    """Assert that the goldens are restored from the disks of an earlier node's ranks."""
+    """Check the goldens' caches: a new node restores them from the disks of an earlier node's
+    ranks."""
     for turn in ("first", "again"):
         with tiered(folder, **more) as engine:  # type: ignore[arg-type]
             hits = asked(engine, turn)

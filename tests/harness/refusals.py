@@ -1,4 +1,4 @@
-"""Rejections of calls: by gRPC, and as the project's client raises them."""
+"""Checks of rejected calls: by gRPC, and as the project's client raises them."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,8 +16,8 @@ INVALID = grpc.StatusCode.INVALID_ARGUMENT
 
 @dataclass(frozen=True)
 class Refusal:
-    """A rejection by gRPC. kind: empty if the server named none. trailing: the whole trailing
-    metadata."""
+    """A call's rejection by gRPC. kind: error kind named by the server; empty if it named none.
+    trailing: the whole trailing metadata."""
 
     status: grpc.StatusCode
     kind: str
@@ -26,12 +26,12 @@ class Refusal:
 
     @property
     def typed(self) -> tuple[grpc.StatusCode, str]:
-        """The status and the kind."""
+        """The gRPC status of a rejection and its error kind."""
         return self.status, self.kind
 
 
 def refusal(method: Callable[..., Any], *arguments: Any, **options: Any) -> Refusal:
-    """Return the rejection of a call that gRPC must reject. A stream is read to its end."""
+    """Make a call gRPC must reject, and return its rejection. A stream is read to its end."""
     with pytest.raises(grpc.RpcError) as refused:
         answer = method(*arguments, **options)
         if isinstance(answer, Iterator):
@@ -43,8 +43,8 @@ def refusal(method: Callable[..., Any], *arguments: Any, **options: Any) -> Refu
 
 @contextmanager
 def refused_as(kind: str, match: str | None = None) -> Iterator[None]:
-    """Assert that the block ends with a ClientError of this kind. Its text must contain `match`, if
-    given."""
+    """Check the error of a block: a ClientError of this kind. match: pattern its text must contain,
+    if given."""
     with pytest.raises(ClientError, match=match) as refused:
         yield
     assert refused.value.kind == kind

@@ -1,4 +1,4 @@
-"""The gRPC methods and HTTP routes that a daemon registers. They come from gRPC's and aiohttp's own
+"""The gRPC methods and HTTP routes registered by a daemon. They come from gRPC's and aiohttp's own
 tables, so every served one is listed.
 
 serve_and_list(FILE, ARGUMENTS) is `tasuki ARGUMENTS` in a separate process, as a ForkedDaemon's
@@ -16,14 +16,16 @@ from tasuki.cli import main as cli
 
 
 def read(file: Path) -> tuple[set[str], set[tuple[str, str]]]:
-    """Return the gRPC methods, and the HTTP methods with patterns."""
+    """Read a file of serve_and_list(). Returns the gRPC methods, and the HTTP methods with
+    patterns."""
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     grpc_methods = {line[1] for line in lines if line[0] == "grpc"}
     return grpc_methods, {(line[1], line[2]) for line in lines if line[0] == "http"}
 
 
 def serve_and_list(file: Path, arguments: list[str]) -> int:
-    """Serve and list all routes. Changes gRPC and aiohttp for the rest of the process."""
+    """Run `tasuki ARGUMENTS`, and write all its methods and routes to the file. Changes gRPC and
+    aiohttp for the rest of the process."""
 
     def write(*words: str) -> None:
         with file.open("a") as out:

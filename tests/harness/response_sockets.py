@@ -1,4 +1,4 @@
-"""A client of the Responses API over a WebSocket, with messages and closes as values.
+"""A client of the Responses API over a WebSocket, giving messages and closes as values.
 
 Over plain HTTP: the events of a stream, and the response made from them.
 """
@@ -24,7 +24,7 @@ LAST = ("response.completed", "response.incomplete", "response.failed", "error")
 
 
 class Refused(Exception):
-    """The server rejected the upgrade."""
+    """The server rejected the upgrade to a WebSocket."""
 
     def __init__(self, status: int) -> None:
         super().__init__(str(status))
@@ -33,13 +33,13 @@ class Refused(Exception):
 
 @dataclass
 class ResponseClient:
-    """socket: its messages are read by one thread."""
+    """A client of one WebSocket. socket: its messages are read by one thread."""
 
     loop: asyncio.AbstractEventLoop
     socket: aiohttp.ClientWebSocketResponse
 
     def send(self, text: str | bytes) -> None:
-        """Send a message. bytes: sent as a binary message."""
+        """Send a message. text: a str is sent as a text message, bytes as a binary message."""
         sending = self.socket.send_bytes if isinstance(text, bytes) else self.socket.send_str
         self._run(sending(text))  # type: ignore[arg-type]
 
@@ -47,14 +47,14 @@ class ResponseClient:
         self.send(json.dumps({"type": "response.create", "input": "it was", **fields}))
 
     def event(self) -> Event:
-        """Return the next event."""
+        """Return the next event received."""
         message = self._run(self.socket.receive())
         assert message.type is aiohttp.WSMsgType.TEXT, message
         found: Event = json.loads(message.data)
         return found
 
     def events(self) -> list[Event]:
-        """Return the events of a response, up to its last."""
+        """Return the events of one response, up to its last event."""
         found = [self.event()]
         while found[-1]["type"] not in LAST:
             found.append(self.event())
@@ -70,7 +70,7 @@ class ResponseClient:
         return found
 
     def refusal(self, **fields: Any) -> tuple[int, str]:
-        """Return the status and the code of the error. It is the only answer."""
+        """Return the status and the code of an error event. It must be the only answer."""
         self.create(**fields)
         return self.error()
 
@@ -80,14 +80,14 @@ class ResponseClient:
         return event["status"], event["error"]["code"]
 
     def closed(self) -> int:
-        """Return the server's close code, once all earlier messages were read."""
+        """Return the server's close code. All earlier messages must have been read."""
         message = self._run(self.socket.receive())
         assert message.type is aiohttp.WSMsgType.CLOSE, message
         code: int = message.data
         return code
 
     def cut(self) -> None:
-        """Cut the connection."""
+        """Cut the TCP connection without closing the WebSocket."""
         connection = self.socket._response.connection
         assert connection is not None and connection.transport is not None
         self.loop.call_soon_threadsafe(connection.transport.abort)
@@ -100,7 +100,7 @@ class ResponseClient:
 def response_socket(
     address: str, headers: dict[str, str] | None = None
 ) -> Iterator[ResponseClient]:
-    """Yield an open socket. address: HOST:PORT. Raises Refused."""
+    """Yield an open WebSocket client. address: HOST:PORT. Raises Refused."""
     with loop_on_a_thread() as loop:
 
         async def start() -> tuple[aiohttp.ClientSession, aiohttp.ClientWebSocketResponse]:
@@ -128,7 +128,7 @@ MASK = b"\1\2\3\4"
 
 
 def frame(kind: int, content: bytes = b"") -> bytes:
-    """Return a whole frame as a client sends it. Its content is already masked. kind: its
+    """Return a whole WebSocket frame in a client's form. content: already masked. kind: the frame's
     opcode."""
     size = len(content)
     if size < 126:
@@ -141,12 +141,12 @@ def frame(kind: int, content: bytes = b"") -> bytes:
 
 
 def begun_frame(size: int) -> bytes:
-    """Return the head of a text frame with this size, masked by zeros."""
+    """Return the head of a WebSocket text frame of `size` bytes, masked by zeros."""
     return b"\x81\xff" + size.to_bytes(8, "big") + b"\0\0\0\0"
 
 
 def upgraded(raw: sockets.socket, key: str | None = None) -> sockets.socket:
-    """Return the connection after its upgrade."""
+    """Upgrade a TCP connection to a WebSocket, and return it."""
     bearing = b"" if key is None else b"Authorization: Bearer %b\r\n" % key.encode()
     raw.sendall(
         b"GET /v1/responses HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\n"
@@ -171,7 +171,8 @@ _DELTAS = {
 
 
 def response_of(reply: Reply) -> dict[str, Any]:
-    """Return the response that a client has after the events. Each event must be in its place."""
+    """Return the response a client has after the events of a streamed reply. Each event must be in
+    its place."""
     events = named_events(reply)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     created, *rest, last = events

@@ -1,4 +1,4 @@
-"""A decode node driven by hand that speaks to a real prefill daemon over NIXL."""
+"""A decode node driven by hand, transferring with a real prefill daemon over NIXL."""
 
 import secrets
 from collections.abc import Iterable, Iterator
@@ -22,7 +22,8 @@ ENDS = ("done", "failed", "refused", "aborted", "closed")
 
 
 def contract_of(stub: Any) -> dict[str, str]:
-    """Return a prefill node's contract: its rejection names every field and its value."""
+    """Return a prefill node's contract, read from its rejection: it names every field and its
+    value."""
     refused = stub.Connect(pb.ConnectRequest(), timeout=HANG_SECONDS).refused
     contract = {item.field: item.ours for item in refused.differences}
     del contract["transport"]
@@ -30,8 +31,8 @@ def contract_of(stub: Any) -> dict[str, str]:
 
 
 def node_of(metadata: bytes, slabs: int = 0) -> pb.Node:
-    """Return a node with its own epoch, as a separate process: a new connection ends the earlier
-    ones of its process."""
+    """Return a node identity with its own epoch, as if a separate process, because a new connection
+    ends the earlier ones of its process."""
     return pb.Node(
         name="rogue",
         epoch=secrets.token_bytes(EPOCH_BYTES),
@@ -43,7 +44,7 @@ def node_of(metadata: bytes, slabs: int = 0) -> pb.Node:
 
 
 class Rogue:
-    """Speaks to a prefill node by hand, with an arena of SLABS slabs of its own."""
+    """A decode node talking to a prefill node by hand, with an arena of SLABS slabs."""
 
     def __init__(self, prefill: Node, layout: CacheLayout) -> None:
         self._memory = np.zeros(SLABS * layout.slab_bytes, dtype=np.uint8)
@@ -62,7 +63,7 @@ class Rogue:
         self._beating.start()
 
     def _beat(self) -> None:
-        """Answer heartbeats, as a receiver must to stay connected."""
+        """Answer the prefill node's heartbeats, as a receiver must to stay connected."""
         answers = self._answers
         answers.put(pb.Renewal(connection_id=self._connection))
         try:
@@ -98,7 +99,8 @@ class Rogue:
     def fetch(
         self, tokens: bytes, salt: bytes, transfer_id: int | None = None, generation: int = 7
     ) -> pb.ReceiverMessage:
-        """Return a fetch message. room: None for a new transfer."""
+        """Return a fetch message. tokens, salt: the requested prefix. transfer_id: None for a new
+        transfer."""
         if transfer_id is None:
             self._transfers += 1
             transfer_id = self._transfers
@@ -111,7 +113,7 @@ class Rogue:
     def transfers(
         self, messages: Iterable[pb.ReceiverMessage], seconds: float = HANG_SECONDS
     ) -> Iterator[pb.SenderMessage]:
-        """Send a transfer's messages on a separate stream. Return the sender's messages, up to
+        """Send messages of transfers on a separate stream. Returns the sender's messages, up to
         Closed."""
         closed = Event()
 
@@ -132,11 +134,11 @@ class Rogue:
                 yield message
 
     def arrive(self) -> None:
-        """Let written bytes arrive; they do so only while their receiver polls."""
+        """Poll the transport, because written bytes arrive only while their receiver polls."""
         self._transport.notifications()
 
     def is_over(self, told: list[pb.SenderMessage]) -> bool:
-        """Return whether the last message ended the transfer."""
+        """Return True if the last of the messages ended the transfer. Polls the transport."""
         self.arrive()
         return told[-1].WhichOneof("message") in ENDS
 

@@ -1,4 +1,4 @@
-"""Scripts of a decode node that chooses among prefill nodes. `nodes NAME...` makes the prefill
+"""Plays scripts of a decode node choosing among prefill nodes. `nodes NAME...` makes the prefill
 nodes; a script drives them by hand over real gRPC. A message of a transfer to a node is shown as
 `a: Reserve 5`, one to the decode engine as `decode 5: ...`."""
 
@@ -35,14 +35,14 @@ _NAME_BYTES = 16
 
 
 class ManualPrefillNode(handover_pb2_grpc.HandoverServicer):
-    """A prefill node that sends heartbeats; a script decides everything else."""
+    """A prefill node sending heartbeats by itself; a script decides everything else."""
 
     def __init__(self, name: str, node: NodeIdentity) -> None:
         self.came: list[str] = []
         self.beats = True
         self.load: pb.Load | None = None
         self.streams = 0
-        """Number of opened streams of usable prefixes."""
+        """Number of streams of usable prefixes opened by the decode node."""
         self._name = name
         self._node = node
         self._connections = 0
@@ -51,13 +51,13 @@ class ManualPrefillNode(handover_pb2_grpc.HandoverServicer):
         self._said: asyncio.Queue[pb.SenderMessage] = asyncio.Queue()
         self.leaves = False
         self.left: list[pb.TakeOverResponse] = []
-        """Answers to the next callers, one each."""
+        """Prepared answers to the next TakeOver calls, one for each call."""
 
     def say(self, message: pb.SenderMessage) -> None:
         self._said.put_nowait(message)
 
     def list(self, batch: pb.UsableBatch) -> None:
-        """Send a batch. Without a sequence it gets the next one."""
+        """Send a batch of usable prefixes. A batch without a sequence number gets the next one."""
         self._sequence += 1
         batch.sequence = batch.sequence or self._sequence
         self._usable.put_nowait(batch)
@@ -208,18 +208,18 @@ class RoutingWorld(RealTime):
         return next(status for status in self.client.statuses() if status.address == target)
 
     def prompt(self, number: str) -> None:
-        """Ask for a transfer, as the engine does."""
+        """Request a transfer, as the decode engine does."""
         self.client.deliver(wanted(int(number)))
 
     def prompt_or_advice(self, number: str, offered: str = "0") -> None:
-        """Ask for a transfer, or for advice about a node to fetch the prompt's prefix from.
-        offered: tokens that the engine has itself."""
+        """Request a transfer, or advice about a node to fetch the prompt's prefix from. offered:
+        prompt tokens the engine has itself."""
         asked = wanted(int(number))
         transfer_request = replace(asked.transfer_request, offered=int(offered))
         self.client.deliver(replace(asked, transfer_request=transfer_request, may_fetch=True))
 
     def fetch(self, name: str, number: str, seconds: str = "30") -> None:
-        """Ask to fetch the prefix that a node holds, within `seconds`."""
+        """Request a fetch of a prefix held by the named node. seconds: time limit."""
         transfer_request = m.FetchRequest(m.TransferId(int(number)), GENERATION, b"salt")
         prompt, holder = wanted(1).prompt[:128], self._targets.get(name, "127.0.0.1:1")
         self.client.deliver(m.FetchWanted(transfer_request, prompt, holder, float(seconds)))
@@ -229,7 +229,7 @@ class RoutingWorld(RealTime):
         self.client.deliver(m.HandoverGranted(grant))
 
     async def finds_nothing(self, name: str, *numbers: str) -> None:
-        """Send prompts to the node one after the other. It finds no cached prefix of them."""
+        """Run transfers to the node one after the other. Each answer reports no cached prefix."""
         for number in numbers:
             self.prompt(number)
             await self._reserved(name, number)
@@ -247,7 +247,7 @@ class RoutingWorld(RealTime):
         self.client.deliver(m.HandoverDeclined(m.TransferId(int(number))))
 
     def says(self, name: str, number: str, what: str) -> None:
-        """Send a node's message in a fetch."""
+        """Send a message of the named node in a transfer or fetch. `what`: name of the message."""
         generation = GENERATION + (what == "held-of-another")
         message = {
             "accepted": pb.SenderMessage(accepted=pb.Accepted()),
@@ -265,21 +265,22 @@ class RoutingWorld(RealTime):
         self.prefill[name].say(message)
 
     def asks_again(self, before: str, number: str) -> None:
-        """Ask for another transfer of the request that had transfer `before`."""
+        """Request another transfer for the request of transfer `before`."""
         request = wanted(int(before)).request_id
         self.client.deliver(replace(wanted(int(number)), request_id=request))
 
     def inherit(self, number: str, offered: str) -> None:
-        """Ask for a transfer of a state left by a draining node. offered: tokens before it."""
+        """Request a transfer for a state left by a draining node. offered: tokens before the
+        state."""
         self.client.deliver(_left(int(number), int(offered)))
 
     def inherit_again(self, before: str, number: str, offered: str) -> None:
-        """Ask for another transfer of a left state that had transfer `before`."""
+        """Request another transfer for the left state of transfer `before`."""
         request = wanted(int(before)).request_id
         self.client.deliver(replace(_left(int(number), int(offered)), request_id=request))
 
     def cancelled(self, number: str) -> None:
-        """Cancel the transfer, as the engine does."""
+        """Cancel the transfer, as the decode engine does."""
         self.client.deliver(m.HandoverCancelled(m.TransferId(int(number))))
 
     def refuses(self, name: str, number: str) -> None:
@@ -287,7 +288,7 @@ class RoutingWorld(RealTime):
         self.prefill[name].say(pb.SenderMessage(refused=refused, room=int(number)))
 
     async def holds(self, name: str, tokens: str) -> None:
-        """List this many tokens of the prompt of all transfers as usable at the node."""
+        """List this many tokens as usable at the node, of the one prompt all transfers have."""
         end = int(tokens)
         names = prefix_hashes(wanted(1).prompt[:end], b"salt")
         stored = pb.Prefixes(names=names[-1], parents=names[-2], tokens=[end])
@@ -301,7 +302,7 @@ class RoutingWorld(RealTime):
         self.lists(name, pb.UsableBatch(snapshot=True, sequence=int(sequence)))
 
     def lists_bad(self, name: str, what: str) -> None:
-        """Send one more list. No node of this version sends such a list."""
+        """Send a malformed list of usable prefixes. No node of this version sends such a list."""
         one = pb.Prefixes(names=b"n" * 16, parents=b"p" * 16, tokens=[PAGE_TOKENS])
         many = 5000
         bad = {
@@ -325,18 +326,19 @@ class RoutingWorld(RealTime):
         self.lists(name, bad)
 
     async def knows(self, name: str, prefixes: str) -> None:
-        """Wait until the decode node knows this many of its prefixes."""
+        """Wait until the decode node knows this number of the named node's prefixes."""
         while self._status(name).usable_prefixes != int(prefixes):
             await asyncio.sleep(0.002)
 
     async def streams(self, name: str, count: str) -> None:
-        """Wait until the node's usable prefixes were requested so many times."""
+        """Wait until the decode node has opened this number of streams of usable prefixes at the
+        named node."""
         while self.prefill[name].streams < int(count):
             await asyncio.sleep(0.002)
 
     async def load(self, name: str, wait: str, pull: str = "") -> None:
-        """Report a load and wait until it arrives. wait: seconds of prefill left to do; pull:
-        seconds of any pull."""
+        """Report a node's load, and wait until the decode node has it. wait: seconds of prefill
+        ahead; pull: seconds of any pull."""
         load = pb.Load(wait_seconds=float(wait), fixed_seconds=0.01, token_seconds=0.01)
         if pull:
             load.pull_fixed_seconds, load.pull_token_seconds = float(pull), 0.0
@@ -345,7 +347,7 @@ class RoutingWorld(RealTime):
             await asyncio.sleep(0.002)
 
     async def bad_load(self, name: str, wait: str) -> None:
-        """Report a load that arrives but is ignored."""
+        """Report a node's load with an invalid value; the decode node receives and ignores it."""
         before = self._status(name).wait_seconds
         self.prefill[name].load = pb.Load(wait_seconds=float(wait))
         while self.prefill[name].load is not None:
@@ -354,21 +356,24 @@ class RoutingWorld(RealTime):
         assert self._status(name).wait_seconds == before
 
     def queued(self, name: str, number: str, wait: str = "") -> None:
-        """Answer that the prompt is queued. wait: seconds of the prompts before it."""
+        """Send the named node's answer: the prompt is queued. wait: seconds of the prompts before
+        it."""
         queued = pb.Queued(position=1)
         if wait:
             queued.wait_seconds = float(wait)
         self.prefill[name].say(pb.SenderMessage(queued=queued, room=int(number)))
 
     async def leaves(self, name: str) -> None:
-        """Report in heartbeats that the node drains, and wait until this arrives."""
+        """Report the named node's drain in its heartbeats, and wait until the decode node knows
+        it."""
         self.prefill[name].leaves = True
         links = {link.target: link for link in self.client.links}
         while not links[self._targets[name]].leaves:
             await asyncio.sleep(0.002)
 
     def gives(self, name: str, number: str, tokens: str, known: str = "") -> None:
-        """Give the next caller a state of the prompt of all transfers."""
+        """Offer a state of the draining node to the next TakeOver call. The state is of the one
+        prompt all transfers have."""
         state = pb.LeftState(
             number=int(number),
             tokens=wanted(1).prompt[: int(tokens)].astype("<i4").tobytes(),
@@ -386,11 +391,11 @@ class RoutingWorld(RealTime):
         self.prefill[name].left.append(pb.TakeOverResponse(state=bad))
 
     def over(self, name: str) -> None:
-        """Tell both callers that no state is left."""
+        """Answer the next two TakeOver calls: no state is left at the draining node."""
         self.prefill[name].left += [pb.TakeOverResponse(over=True)] * 2
 
     def passed(self, query: str, outcome: str) -> None:
-        """Report the outcome of a state from the engine."""
+        """Report from the engine the outcome of a state passed on."""
         self.client.deliver(
             m.StatePassedOn(int(query), m.DrainTargetOutcome[outcome], 1000, "heir")
         )
@@ -401,7 +406,7 @@ class RoutingWorld(RealTime):
             await asyncio.sleep(0.002)
 
     def why(self, number: str) -> Look:
-        """Show the reason for the choice of the prompt's node."""
+        """Show the reason for the decode node's choice for this transfer's prompt."""
 
         def look() -> list[str]:
             asked = self.client._asked.get(wanted(int(number)).request_id)
@@ -411,7 +416,7 @@ class RoutingWorld(RealTime):
         return look
 
     def expected(self, number: str) -> Look:
-        """Show the tokens of the prompt that its node is expected to hold."""
+        """Show the number of prompt tokens the chosen node is expected to hold."""
 
         def look() -> list[str]:
             asked = self.client._asked.get(wanted(int(number)).request_id)

@@ -1,4 +1,4 @@
-"""Daemons that run until a block ends. Each must end with status 0."""
+"""Helpers running daemons until a block ends. Each must end with status 0."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,7 +19,7 @@ needs_nixl = pytest.mark.skipif(installed_package() is None, reason=NO_NIXL)
 
 
 def require_nixl() -> None:
-    """Skip a fixture's tests if two nodes cannot hand over."""
+    """Skip a fixture's tests if NIXL is missing, because two nodes then cannot transfer."""
     if installed_package() is None:
         pytest.skip(NO_NIXL)
 
@@ -35,7 +35,7 @@ def running(node: Node) -> Iterator[Node]:
 
 @contextmanager
 def fused_node(*more: str, arena_mib: int = 96) -> Iterator[Node]:
-    """Yield `tasuki serve` with the embedded model. more: flags."""
+    """Yield a running `tasuki serve` with the embedded model. more: further flags."""
     with running(Node("serve", *flags(arena_mib=arena_mib), *more)) as node:
         yield node
 
@@ -48,8 +48,8 @@ def node_pair(
     arena_mib: int = 96,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[Node, Node]]:
-    """Yield a connected prefill and decode node. shared, prefill, decode: flags of both, or of one.
-    environment: the prefill node's differences from this process's."""
+    """Yield a connected prefill and decode node. shared: flags of both. prefill, decode: flags of
+    one. environment: the prefill node's variables different from this process's."""
     require_nixl()
     common = (*flags(arena_mib=arena_mib), *shared)
     with ExitStack() as stack:
@@ -62,7 +62,7 @@ def node_pair(
 
 
 def refused_start(command: str, *more: str, bind: str = "127.0.0.1:0") -> tuple[str, ...]:
-    """Return the last lines of a daemon that must not start. more: flags."""
+    """Start a daemon with flags it must reject, and return the last lines it wrote. more: flags."""
     daemon = ForkedDaemon(command, more, bind)
     try:
         with pytest.raises(LaunchError, match="ended with status 1"):

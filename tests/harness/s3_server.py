@@ -19,7 +19,7 @@ BUCKET = "tasuki-tests"
 
 
 class S3Server:
-    """A local S3 server. credentials: credentials of its one user."""
+    """A running local S3 server. credentials: access key and secret of its one user."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -83,7 +83,8 @@ class S3Server:
     def bucket(
         self, folder: str, patience: Patience | None = None, address: str | None = None
     ) -> Bucket:
-        """Open the bucket. address: address of a proxy in front of the server."""
+        """Return a client of the server's bucket. folder: folder in the bucket. address: address of
+        a proxy in front of the server."""
         url = f"http://{address or self.address}"
         found = open_bucket(f"s3://{BUCKET}", url, folder, self.credentials, {})
         return found if patience is None else Bucket(found._store, patience)

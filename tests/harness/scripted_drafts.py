@@ -1,7 +1,7 @@
 """Drafts for an engine driven by hand. A test sets their number and their acceptance.
 
 Also requests of answers with drafts beside answers without, and the equalities to check. Also the
-entries an engine kept for its draft layer, compared with one forward of the CPU path.
+KV entries an engine stored for its draft layer, compared with one forward of the CPU path.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -24,8 +24,8 @@ from tests.harness.goldens import Request, Workspace
 
 
 class ScriptedDrafter:
-    """A drafter that proposes the known answer. Each draft is wrong after the number of tokens
-    given by `held`."""
+    """A drafter proposing the known answer, with a wrong token at a scripted place. held: number of
+    right drafts before the wrong one, for each step."""
 
     source = DraftSource.TREE
 
@@ -48,7 +48,8 @@ class ScriptedDrafter:
 def draft(
     engine: Lone, answers: Mapping[str, Sequence[int]], most: int, held: Iterator[int]
 ) -> None:
-    """Draft the known answers, by request id, from now on. Other requests get no drafts."""
+    """Draft known answers from now on. answers: tokens by request id; other requests get no drafts.
+    most: largest number of drafts. held: numbers of right drafts."""
 
     def drafting(message: m.Submit) -> Drafting | None:
         answer = answers.get(message.request_id)
@@ -66,10 +67,12 @@ class Landed:
 
 
 class ScriptedLimit(FixedLimit):
-    """A limit with other numbers each step; it keeps its measurements."""
+    """A limit on drafts with another scripted number each step. It records the measurements it
+    receives."""
 
     def __init__(self, numbers: Iterator[int], cuts: Iterator[int]) -> None:
-        """Set the numbers of each step. cuts: limits of the proposed drafts."""
+        """Set the scripted limits. numbers: drafts each answer may propose, step by step. cuts:
+        limits on the proposed drafts, step by step."""
         super().__init__(0)
         self._numbers = numbers
         self._cuts = cuts
@@ -102,15 +105,17 @@ def limited(engine: Lone, limit: DraftLimit) -> None:
 
 
 def entries(kv: torch.Tensor, pages: list[int], tokens: int) -> torch.Tensor:
-    """Return [2, kv_heads, positions 1 to tokens - 1, head_dim] on the host."""
+    """Return a draft layer's KV entries on the host, [2, kv_heads, positions 1 to tokens - 1,
+    head_dim]."""
     return kv[pages].cpu().permute(2, 1, 0, 3, 4).flatten(2, 3)[:, :, 1:tokens]
 
 
 def assert_kept_as_by_one_forward(
     engine: Lone, tokens: list[int], oracle: Qwen35Model | None = None
 ) -> int:
-    """Return the number of tokens in the engine's cached state, and assert all that belongs to this
-    state. oracle: the engine's model on the CPU, by default its own."""
+    """Check the draft layer's KV entries and carried state before the engine's cached state: they
+    equal those of one forward. Returns the number of cached tokens. oracle: the reference model on
+    the CPU, by default the engine's own."""
     cache, arena = engine.engine._cache, engine.parts.arena
     allocation = cache.allocate(
         np.asarray(tokens, dtype=np.int32), capacity_tokens=len(tokens), working_slots=1
@@ -157,7 +162,8 @@ def answered(engine: Lone, tokens: Sequence[int], sampling: SamplingParams) -> l
 
 
 def assert_same(engine: Lone, plain: Lone, tokens: Sequence[int]) -> None:
-    """Assert equal results. Both got the same requests, in the same order."""
+    """Assert equal results of the engine with drafts and the plain one. Both got the same requests,
+    in the same order."""
     mine, theirs = engine.all_said(m.TokenOut), plain.all_said(m.TokenOut)
     assert [(t.token, t.index) for t in mine] == [(t.token, t.index) for t in theirs]
     for field in ("logprob", "margin"):

@@ -1,4 +1,5 @@
-"""Engine processes with one behaviour each: mains for EngineProcess.launch()."""
+"""Main functions of engine processes with one scripted behaviour each, for
+EngineProcess.launch()."""
 
 import socket
 import time
@@ -24,15 +25,15 @@ def refuse(connection: socket.socket) -> int:
 
 
 def babble(connection: socket.socket) -> int:
-    """Report readiness, then send bytes that are no frame, and keep running."""
+    """Report readiness, then send bytes other than a frame, and keep running."""
     connection.sendall(frame_of([STANDS]) + b"\x01\x00\x00\x00\xff")
     time.sleep(LATE)
     return 0
 
 
 def linger(mark: Path, connection: socket.socket) -> int:
-    """Report readiness. Hang up when the front hangs up or asks for the end. Write `mark` later: a
-    front in a hurry would kill the process before."""
+    """Report readiness. Close the connection when the API server closes it or requests the end.
+    Write the file `mark` later: an API server in a hurry would kill the process before."""
     connection.sendall(frame_of([STANDS]))
     connection.recv(1 << 16)
     connection.close()
@@ -42,7 +43,8 @@ def linger(mark: Path, connection: socket.socket) -> int:
 
 
 def repeat(connection: socket.socket) -> int:
-    """Report readiness. Reject each Submit with the trace header received before it."""
+    """Report readiness. Reject each Submit, with the trace header received before it as the
+    text."""
     connection.sendall(frame_of([STANDS]))
     reader, header = FrameReader(), ""
     while True:

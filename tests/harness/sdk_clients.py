@@ -13,7 +13,7 @@ from tests.harness.waiting import HANG_SECONDS
 
 
 class _Package:
-    """A package imported at its first use."""
+    """A package imported at the first use of one of its names."""
 
     def __init__(self, name: str) -> None:
         if importlib.util.find_spec(name) is None:
@@ -32,14 +32,14 @@ anthropic: Any = _Package("anthropic")
 
 
 def openai_client(address: str | None, api_key: str = "none") -> "openai.OpenAI":
-    """Return a client. address: HOST:PORT of an HTTP server."""
+    """Return a client of the openai package. address: HOST:PORT of an HTTP server."""
     return openai.OpenAI(
         base_url=f"http://{address}/v1", api_key=api_key, max_retries=0, timeout=HANG_SECONDS
     )
 
 
 def anthropic_client(address: str | None, api_key: str = "none") -> "anthropic.Anthropic":
-    """Return a client. address: HOST:PORT of an HTTP server."""
+    """Return a client of the anthropic package. address: HOST:PORT of an HTTP server."""
     return anthropic.Anthropic(
         base_url=f"http://{address}", api_key=api_key, max_retries=0, timeout=60
     )

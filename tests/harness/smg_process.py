@@ -1,6 +1,7 @@
-"""The smg gateway, unmodified, as a child process in front of tasuki's nodes.
+"""The smg gateway (a router of another project), unmodified, as a child process in front of
+tasuki's nodes.
 
-Also the pages of a node that a request may rely on, as the node's events name them.
+Also the usable cached pages of a node, as the node's events name them.
 """
 
 import subprocess
@@ -28,7 +29,7 @@ READY_SECONDS = HANG_SECONDS
 
 
 def protocol_is_there() -> bool:
-    """Return whether the gateway's messages can be imported."""
+    """Return True if the gateway's protobuf messages can be imported."""
     return find_spec("smg_grpc_proto") is not None and _protobuf_is_new()
 
 
@@ -37,7 +38,7 @@ def _protobuf_is_new() -> bool:
 
 
 def require_protocol() -> None:
-    """Skip a module if the gateway's messages cannot be imported."""
+    """Skip a test module if the gateway's protobuf messages cannot be imported."""
     if find_spec("smg_grpc_proto") is None:
         pytest.skip("smg-grpc-proto is not installed", allow_module_level=True)
     if not _protobuf_is_new():
@@ -49,14 +50,15 @@ def smg_is_there() -> bool:
 
 
 def require_smg() -> None:
-    """Skip a module if the gateway is not installed."""
+    """Skip a test module if the gateway is not installed."""
     require_protocol()
     if not smg_is_there():
         pytest.skip("smg is not installed", allow_module_level=True)
 
 
 def in_front_of_pair(prefill: Node, decode: Node) -> tuple[str, ...]:
-    """Return flags of a gateway that sends prompts to one node and streams from the other."""
+    """Return flags of a gateway sending prompts to the prefill node and streaming from the decode
+    node."""
     return (
         "--pd-disaggregation",
         *("--prefill", f"grpc://{prefill.address}", prefill.handover_address.rpartition(":")[2]),
@@ -66,7 +68,7 @@ def in_front_of_pair(prefill: Node, decode: Node) -> tuple[str, ...]:
 
 class Smg:
     def __init__(self, address: str, metrics_address: str, log: Path) -> None:
-        """Set the gateway up. address, metrics_address: HOST:PORT."""
+        """Set up the gateway, without starting it. address, metrics_address: HOST:PORT."""
         self.address = address
         self.metrics_address = metrics_address
         self.log = log
@@ -75,8 +77,8 @@ class Smg:
         return ask(self.address, "POST", "/v1/chat/completions", fields, headers)
 
     def generate(self, model: str, prompt: Sequence[int], tokens: int) -> dict[str, Any]:
-        """Request a greedy answer of so many tokens to token ids. Return the reply with its ids and
-        cached tokens."""
+        """Request a greedy answer of `tokens` tokens to the token ids `prompt`. Returns the reply
+        with its token ids and cached tokens."""
         sampling = {"max_new_tokens": tokens, "ignore_eos": True, "temperature": 0}
         body = {"model": model, "input_ids": list(prompt), "sampling_params": sampling}
         reply = ask(self.address, "POST", "/generate", body)
@@ -86,11 +88,12 @@ class Smg:
         return found
 
     def metric(self, name: str) -> float:
-        """Return the sum over all labels."""
+        """Return the value of one of the gateway's metrics, summed over all labels."""
         return sum(self.metrics(name).values())
 
     def metrics(self, name: str) -> dict[str, float]:
-        """Return the values by labels, written in braces as in the metrics text."""
+        """Return the values of one of the gateway's metrics by labels, written in braces as in the
+        metrics text."""
         lines = fetched(self.metrics_address, "/metrics").decode().splitlines()
         found = [line.rsplit(" ", 1) for line in lines if line.startswith((name + "{", name + " "))]
         return {label.removeprefix(name): float(value) for label, value in found}
@@ -98,7 +101,7 @@ class Smg:
 
 @contextmanager
 def smg(folder: Path, workers: int, *flags: str) -> Iterator[Smg]:
-    """Yield a gateway with `workers` registered; it ends with the block."""
+    """Yield a gateway with the nodes `workers` registered; it ends with the block."""
     port, metrics = free_port(), free_port()
     log = folder / "smg.log"
     with log.open("w") as out:
@@ -140,7 +143,8 @@ def _wait_for(gateway: Smg, workers: int, process: "subprocess.Popen[bytes]") ->
 
 
 def usable_pages(node: Node) -> set[bytes]:
-    """Return the names of pages on the way to a state."""
+    """Return the hashes of the node's cached pages before some stored state; only these pages are
+    usable."""
     pages: dict[bytes, bytes] = {}
     usable: set[bytes] = set()
     for event in next(iter(node.client.watch_cache("all"))):
@@ -155,5 +159,6 @@ def usable_pages(node: Node) -> set[bytes]:
 
 
 def names_of_pages(text: Sequence[int]) -> list[bytes]:
-    """Return the names of its whole pages, the first one first, without a tenant."""
+    """Return the prefix hashes of the text's whole pages, the first one first, without a tenant's
+    salt."""
     return prefix_hashes(np.array(text, dtype=np.int32), b"")[1:]

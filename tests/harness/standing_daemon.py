@@ -1,4 +1,4 @@
-"""A daemon with a front that a test can block. Its event loop for callers and a signal's handler
+"""A daemon with a main thread a test can block. Its event loop for clients and a signal's handler
 run on the main thread. The daemon's code needs no change."""
 
 import os
@@ -14,7 +14,7 @@ SECONDS = 3.0
 
 
 class StandingDaemon(ForkedDaemon):
-    """A Daemon with a front that can be blocked; see Daemon."""
+    """A Daemon with an event loop a test can block; see Daemon."""
 
     _tail_lines = 400
 
@@ -23,12 +23,13 @@ class StandingDaemon(ForkedDaemon):
 
 
 def sleep_now(pid: int) -> None:
-    """Block its front for SECONDS; its other threads run."""
+    """Block the daemon's main thread for SECONDS in a sleep; its other threads run."""
     os.kill(pid, signal.SIGUSR1)
 
 
 def be_busy_now(pid: int) -> None:
-    """Make its front compute for SECONDS, so its other threads must share the interpreter."""
+    """Make the daemon's main thread compute for SECONDS, so its other threads must share the
+    interpreter."""
     os.kill(pid, signal.SIGUSR2)
 
 

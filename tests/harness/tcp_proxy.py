@@ -1,10 +1,10 @@
-"""A TCP proxy on loopback with a link that a test may break. For the control channels through it
-this is a partition between two hosts.
+"""A TCP proxy on loopback with a link a test may break. For the control channels through it this is
+a partition between two hosts.
 
 Owns its listener, its connections and one thread with their event loop. Knows no protocol. Thread
 rule: the methods may be called from any thread and have taken effect when they return. Invariant:
-in an open connection no byte is lost, doubled or overtaken, as TCP promises. A link that holds
-bytes back delivers them after heal().
+in an open connection no byte is lost, doubled or overtaken, as TCP promises. A link holding bytes
+back delivers them after heal().
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _PIECE = 4096
 _SEGMENTS_UNDER_WAY = 64
 _CONNECT_SECONDS = 5.0
 _PATIENCE_SECONDS = 60.0
-"""Far more than any change takes: only a host without time for us needs it."""
+"""Time limit in seconds for a change to take effect. Only a very busy host needs nearly so much."""
 
 
 @dataclass
@@ -39,10 +39,10 @@ class _Link:
 
 
 class TcpProxy:
-    """`with TcpProxy("127.0.0.1:50051") as proxy`: then connect to proxy.address."""
+    """A TCP proxy. `with TcpProxy("127.0.0.1:50051") as proxy`: then connect to proxy.address."""
 
     def __init__(self, target: str) -> None:
-        """Set the proxy up. target: HOST:PORT; it need not listen yet."""
+        """Set up the proxy. target: HOST:PORT to forward to; it need not listen yet."""
         self._target = target
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -56,7 +56,7 @@ class TcpProxy:
         self.address = f"{host}:{port}"
 
     def cut(self) -> None:
-        """Reset every connection, and each new one until heal()."""
+        """Reset every connection through the proxy, and each new one until heal()."""
 
         def reset() -> None:
             self._link.refuses = True
@@ -67,11 +67,11 @@ class TcpProxy:
 
     def black_hole(self) -> None:
         """Make the link half-open: connections stay open and are accepted, but no byte and no end
-        passes."""
+        of stream passes."""
         self._do(self._link.open.clear)
 
     def delay(self, seconds: float) -> None:
-        """Set the latency of each direction."""
+        """Set the latency of each direction, in seconds."""
         self._do(lambda: setattr(self._link, "latency", seconds))
 
     def throttle(self, bytes_per_second: float) -> None:
@@ -79,7 +79,8 @@ class TcpProxy:
         self._do(lambda: setattr(self._link, "rate", bytes_per_second))
 
     def heal(self) -> None:
-        """Pass all bytes at once. Held bytes are delivered, as TCP would do by retransmission."""
+        """Forward all bytes at once again. Held bytes are delivered, as TCP would do by
+        retransmission."""
 
         def restore() -> None:
             self._link.latency, self._link.rate, self._link.refuses = 0.0, None, False
@@ -156,7 +157,7 @@ class TcpProxy:
             _reset(far_writer)
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Forward one direction of one connection, including its end."""
+        """Forward one direction of one connection, including its end of stream."""
         under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_SEGMENTS_UNDER_WAY)
 
         async def take() -> None:
@@ -186,7 +187,7 @@ class TcpProxy:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Close with RST, not FIN: the peer sees a broken connection at once."""
+    """Close the connection with RST, not FIN: the peer sees a broken connection at once."""
     if (end := writer.get_extra_info("socket")) is not None and end.fileno() >= 0:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()

@@ -1,5 +1,6 @@
-"""Every golden of an engine with an arena so small that its prefix is loaded from a tier below. One
-body for every device: a test file names its device in a subclass of TieredGoldens."""
+"""Tests: an engine with a very small arena gives every golden's answer, with each prefix loaded
+from a lower tier. One body for every device: a test file names its device in a subclass of
+TieredGoldens."""
 
 from functools import cache
 from typing import ClassVar
@@ -17,8 +18,8 @@ from .goldens import OWN_MODELS, cases_of, reference_dir
 
 
 def slabs_for(layout: CacheLayout, tokens: int) -> int:
-    """Return the slabs for one prompt of this length, its working slots and a few states, and no
-    more."""
+    """Return the number of slabs for one prompt of `tokens` tokens, its working slots and a few
+    states, and no more."""
     return -(-tokens // (layout.pages_per_slab * PAGE_TOKENS)) + 5
 
 
@@ -28,7 +29,7 @@ def golden_parts(model: str, device: str) -> EngineParts:
 
 
 class CheapLoads(EngineParts):
-    """Parts with load prices so low that even a golden's short prompts are loaded on every
+    """Engine parts with very low load prices, so even a golden's short prompts are loaded on every
     device."""
 
     @property
@@ -37,7 +38,7 @@ class CheapLoads(EngineParts):
 
 
 def tiered_engine(model: str, device: str) -> Lone:
-    """Return an engine with an arena that holds the longest golden and little more."""
+    """Return an engine with an arena for the longest golden and little more."""
     parts = golden_parts(model, device)
     longest = max(len(case.prompt) + len(case.greedy) for case in cases_of(model).values())
     arena = Arena(parts.layout, slabs_for(parts.layout, longest), parts.arena.bytes.device)

@@ -1,4 +1,5 @@
-"""Engines with host memory below their arena. A test can make the copies between the two fail."""
+"""Engines with host memory below their arena. A test can make the copies between arena and host
+memory fail."""
 
 import threading
 from collections.abc import Callable
@@ -27,16 +28,16 @@ from tests.harness.waiting import HANG_SECONDS, ManualClock, until
 
 class Fault(Enum):
     FLIP = auto()
-    """One bit of the arrived data is wrong."""
+    """Fault: one bit of the copied data is wrong."""
     SKIP = auto()
-    """The data is not copied, and no error is reported."""
+    """Fault: the data is not copied, and no error is reported."""
     RAISE = auto()
 
 
 class FaultyCopies(HostCopies):
-    """HostCopies with faults. fault: called before each segment with its name (slot_up and so on);
-    returns the segment's fault, if any. A hold or fault at "last_up" affects the last segment of
-    each load, also under its other name."""
+    """Copies between arena and host memory, with faults. fault: called before each segment with its
+    name (slot_up and so on); returns the segment's fault, if any. A hold or fault at "last_up"
+    affects the last segment of each load, also under its other name."""
 
     def __init__(
         self, arena: Arena, below: Arena, fault: Callable[[str], Fault | None] = lambda name: None
@@ -48,7 +49,7 @@ class FaultyCopies(HostCopies):
         self.inside: set[str] = set()
 
     def hold(self, *names: str) -> None:
-        """Hold such segments at their begin until let_go()."""
+        """Hold segments of the given names at their start until let_go()."""
         with self._changed:
             self._held.update(names)
 
@@ -58,7 +59,7 @@ class FaultyCopies(HostCopies):
             self._changed.notify_all()
 
     def await_inside(self, name: str) -> None:
-        """Wait until such a segment is held."""
+        """Wait until a segment of this name is held."""
         with self._changed:
             assert self._changed.wait_for(lambda: name in self.inside, HANG_SECONDS)
 
@@ -104,7 +105,7 @@ class FaultyCopies(HostCopies):
 
 
 def flip_page(arena: Arena, page: int) -> None:
-    """Flip a bit of the page's last region."""
+    """Flip a bit of a page's last region in the arena."""
     layout = arena.layout
     block = page + (len(layout.regions) - 1) * layout.pages_per_slab
     arena.bytes[(block + 1) * layout.block_bytes - 1] ^= 1
@@ -125,8 +126,8 @@ def tiered_parts(
     kv_dtype: str = "float32",
     remote: RemoteMemory | None = None,
 ) -> tuple[EngineParts, "Copies"]:
-    """Return parts of a tiny engine with few slabs and many below them. The copies are made with
-    the engine."""
+    """Return parts of a tiny engine with few slabs and many in host memory. The copies are made
+    with the engine. disk, remote: further tiers."""
     copies = Copies()
 
     def copiers(parts: EngineParts) -> list[CopyThread]:
@@ -148,14 +149,15 @@ def tiered_parts(
 
 
 class Copies:
-    """Between an arena and the memory below it, once their engine is made."""
+    """The copies of a tiered engine, available once the engine is made. made: between arena and
+    host memory, with faults. disk: thread copying to and from the disk tier."""
 
     made: FaultyCopies
     disk: CopyThread
 
 
 class TieredEngine:
-    """A tiny engine with few slabs and many below them, and the copies between the two."""
+    """A tiny engine with few slabs and many in host memory, and the copies between the two."""
 
     def __init__(
         self,
@@ -176,7 +178,7 @@ class TieredEngine:
 
     @property
     def report(self) -> m.TierReport:
-        """The report of host memory."""
+        """The engine's report about its host memory tier."""
         return self.reports[0]
 
     @property
@@ -184,13 +186,13 @@ class TieredEngine:
         return self.lone.stats().tiers
 
     def empty_arena(self, seed: int = 10_000) -> None:
-        """Fill the arena with another prompt, so that earlier prefixes are only in the tiers
-        below."""
+        """Fill the arena with another prompt, so earlier prefixes are only in lower tiers."""
         tokens = (self.parts.arena.slabs - 3) * PAGE_TOKENS
         self.lone.ask(f"push-{seed}", prompt(tokens, seed), 1)
 
     def step_until(self, holds: Callable[[], bool]) -> None:
-        """Step until `holds`, also while copies are held; run() would wait for them."""
+        """Run engine steps until `holds` returns True, also while copies are held; run() would wait
+        for the copies."""
 
         def stepped() -> bool:
             self.lone.step()
@@ -208,9 +210,9 @@ class TieredEngine:
 
 
 class FaultyDisk(DiskFile):
-    """DiskFile with faults. fault: called before each segment with its name (read or written).
-    FLIP: one bit of a read is wrong. SKIP: a write is lost, or a read leaves the memory
-    unchanged."""
+    """A file of the disk tier, with faults. fault: called before each segment with its name (read
+    or written). FLIP: one bit of a read is wrong. SKIP: a write is lost, or a read leaves the
+    memory unchanged."""
 
     def __init__(self, folder: Path, layout: CacheLayout, slabs: int) -> None:
         self.folder = KeptFolder(folder, {"model": "of a test"})
@@ -221,11 +223,12 @@ class FaultyDisk(DiskFile):
         self.hangs = threading.Event()
 
     def memory(self, pages_a_second: float | None = None) -> DiskMemory:
-        """Return a DiskMemory with the kept entries."""
+        """Return the disk tier over this file, with the entries stored earlier. pages_a_second:
+        limit on its writes."""
         return DiskMemory(self, KeptIndex(self.folder, self.layout, self.slabs), pages_a_second)
 
     def hang(self) -> None:
-        """Hang from the next segment on, until let_go()."""
+        """Make every read and write hang from the next segment on, until let_go()."""
         self._open.clear()
 
     def let_go(self) -> None:

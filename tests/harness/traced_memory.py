@@ -1,4 +1,4 @@
-"""How much memory Python's objects take while a block runs."""
+"""Measures the memory Python's objects take while a block runs."""
 
 import gc
 import tracemalloc
@@ -8,7 +8,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def growing() -> Iterator[Callable[[], int]]:
-    """Yield a function that returns the growth of held memory since the beginning, in bytes."""
+    """Yield a function returning the growth of allocated memory since the block's start, in
+    bytes."""
     gc.collect()
     tracemalloc.start()
     begun = tracemalloc.get_traced_memory()[0]

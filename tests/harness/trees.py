@@ -1,4 +1,4 @@
-"""Trees over small arenas, and requests to play on them."""
+"""Prefix trees over small arenas, and requests to play on them."""
 
 import numpy as np
 import torch
@@ -13,7 +13,8 @@ END = CheckpointKind.TURN_END
 
 
 def tree_of(slabs: int = 16, **config: object) -> PrefixCache:
-    """Return a tree with three pages per slab, and blocks that no page fills."""
+    """Return a prefix tree over an arena with eight blocks and three pages per slab, so pages leave
+    blocks over."""
     shape: dict[str, object] = {"blocks_per_slab": 8, "pages_per_slab": 3}
     return PrefixCache(TreeConfig(slabs=slabs, **(shape | config)))  # type: ignore[arg-type]
 
@@ -23,15 +24,15 @@ def text(length: int, seed: int = 0) -> Tokens:
 
 
 def branching_prompt(generator: np.random.Generator, step: int) -> tuple[Tokens, bytes]:
-    """Return a prompt of five pages of three kinds, cut anywhere, so that prompts share prefixes.
-    Every fifth is in another namespace."""
+    """Return a random prompt of five pages of three kinds, cut anywhere, so prompts share prefixes.
+    Every fifth prompt is in another namespace (salt)."""
     pages = [np.full(64, token, dtype=np.int32) for token in generator.integers(0, 3, 5)]
     tokens = np.concatenate(pages)[: int(generator.integers(2, 320))]
     return tokens, b"tenant" if step % 5 == 0 else b""
 
 
 def joined(*parts: Tokens | int) -> Tokens:
-    """Return one prompt of runs and single tokens."""
+    """Return one prompt joined from runs of tokens and single tokens."""
     return np.concatenate([np.atleast_1d(part) for part in parts]).astype(np.int32)
 
 
@@ -66,8 +67,8 @@ def keep(
     salt: bytes = b"",
     kind: CheckpointKind = END,
 ) -> Allocation:
-    """Run a whole request that leaves a state at each of `ends`, by default at its own end, and
-    release it. The last state is its working slot."""
+    """Run a whole request and release it. It stores a state after each number of tokens in `ends`,
+    by default after all. The last state is its working slot."""
     allocation = take(tree, tokens, salt=salt)
     *inside, last = ends or (len(tokens),)
     for end in inside:
@@ -81,7 +82,7 @@ def keep(
 
 
 def keep_kv(tree: PrefixCache, tokens: Tokens) -> None:
-    """Run a request that leaves its whole pages and no state."""
+    """Run a request storing its whole pages and no state."""
     allocation = take(tree, tokens)
     tree.insert(allocation, len(tokens) // 64 * 64, None, END)
     tree.release(allocation)
@@ -89,12 +90,13 @@ def keep_kv(tree: PrefixCache, tokens: Tokens) -> None:
 
 
 def usable(tree: PrefixCache, tokens: Tokens) -> int:
-    """Return the usable tokens of a prompt that continues these tokens."""
+    """Return the number of usable tokens for a prompt continuing these tokens."""
     return tree.match(joined(tokens, 5)).usable_tokens
 
 
 def take_from(cache: HybridPrefixCache, tokens: Tokens, slots: int = 1) -> Allocation:
-    """Allocate for these tokens; the copies are not run yet."""
+    """Allocate pages and `slots` working slots for these tokens; the needed copies are not run
+    yet."""
     allocation = cache.allocate(
         tokens, salt=b"", capacity_tokens=len(tokens), working_slots=slots, cursor=None
     )
@@ -110,7 +112,7 @@ def slot_bytes(cache: HybridPrefixCache, slot: int) -> torch.Tensor:
 
 
 def keep_value(cache: HybridPrefixCache, tokens: Tokens, value: float) -> None:
-    """Run a request whose state is filled with this value."""
+    """Run a request storing a state filled with `value`."""
     allocation = take_from(cache, tokens)
     run_copies(cache.arena, cache.take_copies())
     slot_bytes(cache, allocation.working_slots[0]).fill_(value)

@@ -1,7 +1,7 @@
-"""Replacements for the compiler of grammars, with the effects of harmful sources on a trial's
-child.
+"""Replacements for the compiler of grammars, with the effects of harmful sources on a grammar
+trial's child process.
 
-No source that harms a library is kept here. Each function is a Try of
+No source harming a library is kept here. Each function is a Try of
 tasuki.model.grammar.trials.trial. `obeys` chooses by the source's text.
 """
 
@@ -17,9 +17,9 @@ OBEYS = "tests.harness.trial_stand_ins:obeys"
 
 
 def obeys(trees: Trees, source: Source) -> Verdict:
-    """Do the action named by the first word of the text: `sleep`, `spin`, `allocate`, `crash`,
-    `abort`, `exit`, `garbage`, `flood`, `pass` or `refuse`. Without such a word, compile the
-    text."""
+    """Do the action named by the first word of the source text: `sleep`, `spin`, `allocate`,
+    `crash`, `abort`, `exit`, `garbage`, `flood`, `pass` or `refuse`. Without such a word, compile
+    the text."""
     match source.text.split(" ")[0]:
         case "sleep":
             time.sleep(3600)
@@ -50,7 +50,7 @@ def obeys(trees: Trees, source: Source) -> Verdict:
 
 
 def _answer(data: bytes, *, ends: bool = True) -> None:
-    """Write to the child's only pipe."""
+    """Write bytes to the pipe between the child process and its parent."""
     (pipe,) = (
         int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2 and _is_pipe(name)
     )

@@ -1,7 +1,8 @@
-"""A prefill and a decode node on two hosts, as a program that runs on the decode node's host.
+"""A prefill and a decode node on two hosts, as a program running on the decode node's host.
 
 `python -m tests.harness.two_hosts PREFILL_NAMESPACE DECODE_NAMESPACE SCENARIO`; test_hosts.py
-starts it. It is a separate process, because gRPC's threads stay in the namespace where they began.
+starts it. It is a separate process, because gRPC's threads stay in the namespace of their
+beginning.
 """
 
 import os
@@ -32,7 +33,8 @@ OFF_LOOPBACK = ("--insecure", "--api-key", "a-key-of-this-test")
 
 class TwoHosts(Pair):
     def __init__(self, prefill_space: str, decode_space: str, lengths: tuple[int, ...]) -> None:
-        """Start both nodes. lengths: lengths of the questions' prompts."""
+        """Start both nodes, each in its network namespace. lengths: prompt lengths of the
+        questions."""
         self.decode_space = decode_space
         self._questions = questions(lengths)
         self._salts = 0

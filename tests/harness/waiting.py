@@ -1,8 +1,8 @@
-"""Limits for waits in tests, so long that only a hang can exceed them.
+"""Time limits for waits in tests, so long that only a hang can exceed them.
 
 No test measures speed by these limits: a busy machine may be a thousand times slower than a quiet
-one. A test that claims speed counts steps, or compares processor times of one run. A manual clock
-is advanced by the test.
+one. A test claiming speed counts steps, or compares processor times of one run. A manual clock is
+advanced by the test.
 """
 
 import os
@@ -15,8 +15,8 @@ HANG_SECONDS = 120.0
 
 
 def until(holds: Callable[[], bool], what: object, seconds: float = HANG_SECONDS) -> float:
-    """Wait until `holds` and return the seconds. Fail with `what`, or with its result, after
-    `seconds`.
+    """Wait until `holds` returns True, and return the seconds. After `seconds` fail with the text
+    `what`, or with its result.
 
     It polls again after 5 ms plus a twentieth of the wait so far, and at least every 50 ms. A poll
     of a daemon takes processor time there and here.
@@ -33,7 +33,7 @@ def until(holds: Callable[[], bool], what: object, seconds: float = HANG_SECONDS
 
 @dataclass
 class ManualClock:
-    """now: seconds."""
+    """A clock advanced by the test. now: its current time in seconds."""
 
     now: float = 100.0
 
@@ -45,7 +45,8 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def processor_seconds(pid: int) -> float:
-    """Return the seconds in user and system mode of all threads of a running process."""
+    """Return the processor seconds, in user and system mode, of all threads of a running
+    process."""
     stat = Path(f"/proc/{pid}/stat").read_text()
     # The name in brackets may hold spaces.
     fields = stat.rpartition(")")[2].split()

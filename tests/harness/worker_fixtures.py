@@ -1,5 +1,5 @@
-"""Front workers over a scripted engine, in this process. Each has its own loop and uses the same
-sockets as between processes."""
+"""Front workers over a scripted engine, all in this process. Each has its own event loop and uses
+the same sockets as between processes."""
 
 import asyncio
 import socket
@@ -38,13 +38,13 @@ from tests.harness.waiting import HANG_SECONDS
 
 @dataclass
 class Shared:
-    """The common address of several servers."""
+    """An address shared by several servers."""
 
     address: str
 
 
 class FreshConnections:
-    """A grpc.Channel for stubs that opens a new connection for each call."""
+    """A grpc.Channel for stubs, opening a new connection for each call."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -69,7 +69,7 @@ class FreshConnections:
 
 @dataclass
 class _FreshCall:
-    """A method's callable, as a grpc.Channel makes it."""
+    """The callable of one gRPC method, as a grpc.Channel makes it."""
 
     dial: Callable[[], grpc.Channel]
     kind: str
@@ -94,8 +94,8 @@ def running_workers(
     count: int,
     observer: RequestObserver | None,
 ) -> Iterator[Front]:
-    """Yield a front as running_front does, with workers. HTTP is served too if the config binds
-    it."""
+    """Yield an API server as running_front does, with `count` front workers. HTTP is served too if
+    the config binds it."""
     with ExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory(prefix="tasuki-"))
         model = stack.enter_context(TemporaryDirectory(prefix="tiny-"))
@@ -127,7 +127,7 @@ def running_workers(
 
 @dataclass
 class _Node:
-    """The objects shared by all workers."""
+    """The node's objects used by all front workers."""
 
     client: EngineClient
     registry: Registry
@@ -202,7 +202,7 @@ def _running_worker(node: _Node, job: WorkerJob) -> Iterator[None]:
 
     async def join() -> WorkerLink:
         class Process:
-            """A worker's process, as its link sees it."""
+            """A stand-in for a worker's process, receiving the messages of its link to the node."""
 
             def take(self, message: Any) -> None:
                 if isinstance(message, w.WorkerStands):

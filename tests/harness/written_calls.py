@@ -19,7 +19,7 @@ WRITE_FILE: Mapping[str, Any] = {
     },
     "required": ["path", "content"],
 }
-"""The schema of a tool for calls written by hand."""
+"""The JSON schema of a tool, for tool calls written by hand in tests."""
 _WORDS = (
     "",
     "a",
@@ -68,8 +68,8 @@ _KINDS: tuple[tuple[Mapping[str, Any], Value], ...] = (
 
 @dataclass(frozen=True)
 class WrittenCall:
-    """A hand-written call. tool: its definition. arguments: the call's arguments. text: the call as
-    a model writes it."""
+    """A tool call written as text. tool: the tool's definition. arguments: the call's arguments.
+    text: the call as a model writes it."""
 
     tool: Mapping[str, Any]
     arguments: Mapping[str, Any]
@@ -125,4 +125,4 @@ DAMAGES: Mapping[str, Callable[[str], str]] = {
     "ends doubled": _replaced(r"^(</(?:tool_call|function|parameter)>)$", r"\1\n\1"),
     "openings doubled": _replaced(r"^(<(?:tool_call|(?:function|parameter)=\w+)>)$", r"\1\n\1"),
 }
-"""Damage to tags alone on their lines."""
+"""Functions damaging tags alone on their lines, by the damage's name."""

@@ -210,7 +210,7 @@ def test_a_share_is_even_or_a_copy() -> None:
         range(1, 2),
         range(1, 2),
     ]
-    with pytest.raises(ValueError, match="6 pieces cannot be shared out evenly among 4 ranks"):
+    with pytest.raises(ValueError, match="6 segments cannot be shared out evenly among 4 ranks"):
         share(6, 4, 0)
 
 

@@ -1,5 +1,5 @@
-"""`python -m tests.simulation [--transfers N] [--seed S] [--defects]`: play histories of a pair and
-count, or find a seed for each defect."""
+"""`python -m tests.simulation [--transfers N] [--seed S] [--defects]`: plays random histories of
+two simulated nodes and counts events, or finds a seed for each defect."""
 
 import argparse
 import logging
@@ -13,7 +13,7 @@ _MOST_SEEDS = 500
 
 
 def find_defects() -> None:
-    """Print a row of FOUND_BY for each defect."""
+    """Find a seed exposing each hand-made defect, and print it as a row of FOUND_BY."""
     for name, defect in DEFECTS.items():
         with defect.applied():
             print(f'        "{name}": {_first_that_fails()},', flush=True)

@@ -1,4 +1,5 @@
-"""Memory of simulated nodes: the owner and content of each id, and the writes in flight.
+"""Memory of simulated nodes: the owner and content of each page or slot id, and the writes in
+flight.
 
 A write outside its destination is a violation, and so is a read of an id not held. Each is found at
 once.
@@ -20,14 +21,15 @@ LEASE, RETRY, SETTLE = 4.0, 1.0, 0.05
 STALL, DRAIN = 5.0, 2.0
 _SWEEP = 0.5
 _HANGS, DRAIN_DEADLINE = 0.03, 10.0
-"""Probability of a far too late answer to an abort of the bytes, and a transfer's deadline for it
-in seconds."""
+"""Probability of a far too late answer to an abort of a transfer's writes, and the deadline of such
+a drain in seconds."""
 Owner = tuple[str, int]
 FREE: Owner = ("free", 0)
 
 
 class Arena:
-    """Ids of a node's memory. Invariant: each has one owner, and only an owner's writer writes."""
+    """The page and slot ids of a node's memory. Invariant: each id has one owner, and only an
+    owner's writer writes to it."""
 
     def __init__(self, ids: int) -> None:
         self.owners: list[Owner] = [FREE] * ids
@@ -40,7 +42,7 @@ class Arena:
         return len(self._free)
 
     def take(self, count: int, owner: Owner) -> tuple[int, ...] | None:
-        """Allocate `count` ids; return None if fewer are free."""
+        """Allocate `count` ids for an owner; return None if fewer are free."""
         if len(self._free) < count:
             return None
         ids = tuple(self._free.pop(0) for _ in range(count))
@@ -64,14 +66,14 @@ class Arena:
             self.owners[each] = after
 
     def read(self, ids: Sequence[int], reads: int) -> None:
-        """Begin or end reading. reads: 1 or -1."""
+        """Count readers of the ids: reads is 1 at a read's start and -1 at its end."""
         for each in ids:
             self._readers[each] += reads
 
 
 @dataclass
 class Write:
-    """A layer chunk in flight. owner: owner of the ids at the receiver."""
+    """The write of a layer chunk in flight. owner: owner of the ids at the receiver."""
 
     transfer_id: int
     generation: int
@@ -85,7 +87,7 @@ class Write:
 
 
 class Arrivals:
-    """The receiving half of a node's bytes. Its peer's writes arrive here."""
+    """The receiving half of a node's data plane. Its peer's writes arrive here."""
 
     def __init__(self, node: Node, arena: Arena) -> None:
         self.node = node
@@ -99,7 +101,7 @@ class Arrivals:
         if any(not 0 <= each < len(self.arena.owners) for each in ids):
             raise OutOfBounds("an id is outside the arena")
         if transfer_id in self._transfers:
-            raise DuplicateTransfer(f"room {transfer_id} is expected already")
+            raise DuplicateTransfer(f"transfer {transfer_id} is expected already")
         self._transfers[transfer_id] = _Expected(generation, ids)
 
     def forget(self, transfer_id: int) -> None:
@@ -112,7 +114,8 @@ class Arrivals:
     def verify(
         self, transfer_id: int, generation: int, sent: Sequence[ChunkDigest]
     ) -> on.Verified | None:
-        """Compare the digests of a transfer. Return None while layer chunks are missing."""
+        """Compare a transfer's sent digests with the arrived layer chunks. Returns None while layer
+        chunks are missing."""
         expected = self._transfers.get(transfer_id)
         if expected is None or expected.generation != generation:
             return on.Verified("it is not expected")
@@ -128,7 +131,8 @@ class Arrivals:
         return on.Verified()
 
     def fly(self, write: Write, seconds: float, is_announced: bool) -> None:
-        """Send the write. It arrives after `seconds`, unless its connection is severed before."""
+        """Send a write. It arrives after `seconds`, unless its connection is severed before.
+        is_announced: False if its notification is lost."""
         self._writes += 1
         number, life = self._writes, self.node.life
         self.flying[number] = write
@@ -143,7 +147,9 @@ class Arrivals:
             if owner not in (
                 (kind, write.transfer_id) for kind in ("granted", "quarantined", "pull")
             ):
-                raise Violation(f"a write of room {write.transfer_id} lands in an id of {owner}")
+                raise Violation(
+                    f"a write of transfer {write.transfer_id} lands in an id of {owner}"
+                )
             self.arena.content[each] = write.content
         if is_announced:
             self.node.take(self.node.world.now, lambda: self._announced(write))
@@ -158,7 +164,8 @@ class Arrivals:
         expected.filled[write.header.sequence] = write.ids
 
     def sever(self, only_dead: bool) -> None:
-        """Drop writes in flight, so they never arrive: those of dead writers only, or all."""
+        """Drop writes in flight, so they never arrive. only_dead: True drops only those of dead
+        writers."""
         for number, write in list(self.flying.items()):
             is_dead = write.writer.is_dead or write.writer.life != write.life
             if is_dead or not only_dead:
@@ -196,13 +203,14 @@ class _Outgoing:
     write_lost: bool = False
     aborted: Callable[[Drain], None] | None = None
     drains: float = DRAIN
-    """Seconds until its drain times out."""
+    """Seconds until this transfer's drain times out."""
     digests: list[ChunkDigest] = field(default_factory=list)
     progress: int = 0
 
 
 class Leaving:
-    """The sending half of a node's bytes: transfers' layer chunks, under the peer's lease."""
+    """The sending half of a node's data plane: layer chunks of transfers, written under the peer's
+    lease."""
 
     def __init__(
         self,
@@ -211,8 +219,8 @@ class Leaving:
         to: Callable[[str], Arrivals | None],
         fault_of: Callable[[int], Fault | None],
     ) -> None:
-        """Set the sender up. to: the receiving half at the connection's other end. fault_of:
-        returns the fault of a transfer's next layer chunk."""
+        """Set up the sender. arena: the node's memory. to: returns the receiving half at the other
+        end of a connection. fault_of: returns the fault of a transfer's next layer chunk."""
         self.node = node
         self.leases = WriteLeases(LEASE, node.clock)
         self.transfers: dict[int, _Outgoing] = {}
@@ -237,7 +245,7 @@ class Leaving:
         if self.leases.peer(peer) is None:
             raise TransferError(f"no connection {peer}")
         if transfer_id in self.transfers or (peer, transfer_id) in self._forced:
-            raise DuplicateTransfer(f"room {transfer_id} is open already")
+            raise DuplicateTransfer(f"transfer {transfer_id} is open already")
         ids = _ids_of(destination)
         if any(each >= len(self._arena.owners) for each in ids):
             raise OutOfBounds("an id is outside the arena")
@@ -247,8 +255,8 @@ class Leaving:
         self._sweep_later()
 
     def plan(self, transfer_id: int, source: tuple[int, ...]) -> None:
-        """Plan all layer chunks of the transfer, one per id; one without bytes if there is no
-        id."""
+        """Plan all layer chunks of a transfer, one for each source id. Without ids it is one chunk
+        without bytes."""
         out = self.transfers.get(transfer_id)
         if out is None or out.planned or out.stopped_at < inf:
             return
@@ -353,7 +361,7 @@ class Leaving:
             self.node.after(_SWEEP, self._sweep)
 
     def _sweep(self) -> None:
-        """Check leases, stalled transfers and drains that last too long."""
+        """Stop transfers with an expired lease or without progress, and end overlong drains."""
         self._sweeps = False
         now = self.node.clock()
         for out in list(self.transfers.values()):
@@ -388,7 +396,8 @@ class Leaving:
             out.on_end(on.SendBroke(out.reason, drain, out.endpoint_failed))
 
     def let_go(self, transfer_id: int) -> None:
-        """Free the source: the engine no longer waits for a drain without end."""
+        """Free a transfer's source ids, because the engine no longer waits for a drain without
+        end."""
         out = self.transfers.get(transfer_id)
         if out is not None:
             self._arena.read(out.source, -1)

@@ -1,4 +1,4 @@
-"""Conditions at every step of a simulated pair, and at its end.
+"""Checks at every step of a simulation of two nodes, and at its end.
 
 The promises of docs/faults.md:
 
@@ -7,8 +7,8 @@ The promises of docs/faults.md:
 3. Ids are accounted for, and at the end nothing is held.
 4. No write arrives outside a destination (bytes.py).
 
-Also every wait is bounded: a live side has a next check, leaves each state in time, and ends in
-time.
+Also every wait is bounded: a live side of a transfer has a next check, leaves each state in time,
+and ends in time.
 """
 
 from collections import Counter
@@ -32,12 +32,14 @@ if TYPE_CHECKING:
     from .peers import Connection
 
 _QUARANTINE_BOUND = 40.0
-"""Seconds for the timeout, the drain request, the lease and the severing, with a frozen node."""
+"""Longest accepted quarantine in virtual seconds: the timeout, the drain request, the lease and the
+severing, with a frozen node."""
 _STATE_BOUND = 200.0
 _LIFE_BOUND = 400.0
 _LATE = 1.0
 _NOTICED = 30.0
-"""Seconds for a drain, its deadline, and a frozen node."""
+"""Longest accepted time until an ended stream is noticed, in virtual seconds: a drain, its
+deadline, and a frozen node."""
 
 
 class Checks:
@@ -50,18 +52,20 @@ class Checks:
         self.kinds: Counter[str] = Counter()
         self.struck: Counter[Fault] = Counter()
         self.touched: set[int] = set()
-        """Transfers with a fault."""
+        """Ids of the transfers hit by a fault."""
         self.requests: list[Request] = []
         self.by_transfer: dict[int, Request] = {}
-        """The last request of each number."""
+        """The last request for each transfer id."""
         self.last_words: dict[int, list[Message]] = {}
-        """Final messages of transfers by number, for the next transfer with that number."""
+        """Final messages of transfers by transfer id, to be repeated to the next transfer with this
+        id."""
         self.doubles = False
-        """True if numbers are reused at once and many messages come again later."""
+        """True if transfer ids are reused at once and many messages are repeated later."""
         self._living: set[SimulatedSide] = set()
         self._tokens: set[int] = set()
         self._ended: set[tuple[str, int, int]] = set()
-        """Transfers whose end was sent to an engine, with the life of its node."""
+        """Ends already sent to an engine: (kind of transfer, its generation, life of its node).
+        Each may be sent once."""
 
     def require(self, holds: bool, what: str) -> None:
         if not holds:
@@ -74,7 +78,7 @@ class Checks:
         self.touched.add(transfer_id)
 
     def strike_all(self, fault: Fault) -> None:
-        """Record a fault of a node or a link for all live transfers."""
+        """Record a fault of a node or of the network for all live transfers."""
         for transfer_id in {side.transfer_id for side in self._living}:
             self.strike(fault, transfer_id)
 
@@ -108,7 +112,7 @@ class Checks:
 
     @property
     def lives(self) -> bool:
-        """Return whether any side is alive."""
+        """Return True if any side of a transfer is alive."""
         return bool(self._living)
 
     def began(self, side: SimulatedSide) -> None:
@@ -134,7 +138,7 @@ class Checks:
             )
 
     def stepped(self, side: SimulatedSide, event: Event) -> None:
-        """Check a side after an event."""
+        """Check a transfer's side after an event: it stays in no state too long."""
         self.world.steps += 1
         machine = side.side
         if isinstance(machine, Receiving) and not side.drain_believed:
@@ -151,10 +155,10 @@ class Checks:
         self.require(now - since < bound, f"{side.name} stays {state.name}")
 
     def performs(self, side: SimulatedSide, action: Action) -> None:
-        """Check an action of a side. Subclasses record it."""
+        """Check an action of a transfer's side. Subclasses record it."""
 
     def _look_at_drain(self, side: SimulatedSide, machine: Receiving) -> None:
-        """Check a drain accepted by a receiver: the writer must have stopped."""
+        """Check a drain a receiver accepted: its writer must have stopped."""
         if machine.fence.reason(ALIVE, side.now()) is not FenceReason.DRAIN_ACKNOWLEDGED:
             return
         side.drain_believed = True
@@ -167,12 +171,12 @@ class Checks:
         )
 
     def said(self, side: SimulatedSide, message: Message) -> None:
-        """Check that a sender sends one final message, and nothing after it."""
+        """Check a sender's message: only one is final, and nothing follows it."""
         self.require(side.finals == 0, f"{side.name} says {message} after its end")
         side.finals += isinstance(message, Done | Ended | Refused)
 
     def look(self) -> None:
-        """Check that every live side has a next check and ends in time."""
+        """Check every live side of a transfer: it has a next check, and ends in time."""
         for side in self._living:
             node = side.peer.node
             if not side.lives or node.is_frozen or side._stepping:
@@ -183,7 +187,7 @@ class Checks:
             self._look_at_stream(side)
 
     def _look_at_stream(self, side: SimulatedSide) -> None:
-        """Check that a side whose stream has ended ends soon."""
+        """Check a side with an ended stream: it ends soon."""
         if not side.stream.over[side.peer]:
             side.stream_over_at = self.world.now
         elif isinstance(side.side, Receiving):
@@ -195,13 +199,13 @@ class Checks:
             self.require(since < _NOTICED, f"{side.name} goes on for nobody")
 
     def gives_up(self, side: SimulatedSide, asked: bool) -> None:
-        """Check a connection given up with all its transfers for one drain: the drain was requested
-        before. asked: True if it was."""
+        """Check a receiver giving up its connection, with all transfers on it, for want of one
+        drain. It must have requested the drain before. asked: True if it did."""
         can_ask = side.side.kind.drain_by is DrainBy.CALL
         self.require(asked or not can_ask, f"{side.name} never asked for the drain that it awaits")
 
     def severing(self, side: SimulatedSide, reason: FenceReason) -> None:
-        """Check that the fence's reason is true."""
+        """Check a fence's stated reason: it must be true of the writer."""
         connection, owner = side.connection, side.peer
         writer = connection.other(owner)
         if not connection.is_same_life(writer):
@@ -223,9 +227,9 @@ class Checks:
         self.by_transfer[request.transfer_id] = request
 
     def ready(self, transfer_id: int, generation: int, token: int) -> None:
-        """Check the first token: each grant's token is another."""
-        self.require(token == generation, f"room {transfer_id} has the token of {token}")
-        self.require(generation not in self._tokens, f"room {transfer_id} has its token twice")
+        """Check a transfer's first token: it is its own generation's, not another's."""
+        self.require(token == generation, f"transfer {transfer_id} has the token of {token}")
+        self.require(generation not in self._tokens, f"transfer {transfer_id} has its token twice")
         self._tokens.add(generation)
 
     def told_lost(self, name: str, generation: int, life: int = 0) -> None:
@@ -242,7 +246,9 @@ class Checks:
         if request.outcome is not None:
             if request.outcome.name == "GONE":
                 return
-            raise Violation(f"room {request.transfer_id} ended {request.outcome}, and {outcome}")
+            raise Violation(
+                f"transfer {request.transfer_id} ended {request.outcome}, and {outcome}"
+            )
         request.outcome = outcome
         self.outcomes[outcome] += 1
 
@@ -252,7 +258,7 @@ class Checks:
         decode, prefill = self.decode_desk, self.prefill_desk
         self.require(not self._living, f"still there: {[side.name for side in self._living]}")
         for request in self.requests:
-            self.require(request.outcome is not None, f"room {request.transfer_id} never ended")
+            self.require(request.outcome is not None, f"transfer {request.transfer_id} never ended")
         for desk in (decode, prefill):
             arena = desk.peer.arena
             owners = {owner for owner in arena.owners if owner[0] != "free"}

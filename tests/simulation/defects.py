@@ -1,8 +1,9 @@
-"""Hand-made defects of the pure core. Each is a small patch, and the simulator finds each.
+"""Hand-made defects of the transfer protocol's pure core. Each is a small patch, and the simulator
+finds each.
 
-FOUND_BY names a seed for each defect. Its history breaks a promise with the defect, and none
-without it. If a change of the world changes histories, `python -m tests.simulation --defects`
-prints new seeds.
+FOUND_BY names a seed for each defect. With the defect, the seed's history breaks a promise; without
+it, no promise is broken. If a change of the simulation changes histories, `python -m
+tests.simulation --defects` prints new seeds.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ from tasuki.transfer.reports import Drain
 from tasuki.transfer.sending.link import WriteLeases
 
 Made = Callable[[Any], Callable[..., Any]]
-"""Makes the defective method from the original one."""
+"""A function making the defective method from the original one."""
 
 
 @dataclass(frozen=True)
@@ -439,4 +440,4 @@ FOUND_BY = MappingProxyType(
         "no_quarantine": 1,
     }
 )
-"""The seed of a history that finds the defect, by defect."""
+"""For each defect, the seed of a history finding it."""

@@ -1,5 +1,5 @@
-"""Each simulated node's handling of transfers, and its cheap engine: it grants, pins, computes and
-answers at random times, and accounts for its ids."""
+"""Each simulated node's handling of transfers, and its cheap engine. The engine grants, pins,
+computes and answers at random times, and accounts for its page and slot ids."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ from .sides import ReceivingSide, SendingSide, SimulatedSide
 from .world import Fault, Violation
 
 IDS = 3
-"""Ids of a transfer: two pages and a slot."""
+"""Number of ids of a transfer: two pages and a slot."""
 
 
 class Outcome(Enum):
@@ -41,7 +41,8 @@ class Outcome(Enum):
 
 @dataclass
 class Request:
-    """A request of a decode node. offers: it holds a prefix that the sender may pull."""
+    """A decode node's request for a transfer. offers: True if the decode node holds a prefix the
+    sender may pull. held: ids of this prefix. outcome: None until its end."""
 
     kind: Kind
     transfer_id: int
@@ -50,7 +51,7 @@ class Request:
     held: tuple[int, ...] | None = None
     outcome: Outcome | None = None
     faults: list[tuple[Fault, int]] = field(default_factory=list)
-    """Faults still to come, each with the number of its message or layer chunk."""
+    """Faults still to come, each with the number of the message or layer chunk it hits."""
 
 
 def destination_of(ids: tuple[int, ...]) -> Destination:
@@ -61,7 +62,7 @@ def require_whole(peer: Peer, transfer_id: int, generation: int, ids: tuple[int,
     for sequence, each in enumerate(ids):
         content = peer.arena.content[each]
         if content != (transfer_id, generation, sequence):
-            raise Violation(f"room {transfer_id} is committed with {content} in id {each}")
+            raise Violation(f"transfer {transfer_id} is committed with {content} in id {each}")
 
 
 class DecodeDesk:
@@ -78,7 +79,7 @@ class DecodeDesk:
         self.granted: dict[int, tuple[int, ...]] = {}
         self.quarantined: dict[int, tuple[int, ...]] = {}
         self.memory = True
-        """False if there is no memory for a destination."""
+        """False if this node has no memory for a destination."""
 
     def ask(self, request: Request) -> None:
         peer = self.peer
@@ -126,7 +127,7 @@ class DecodeDesk:
             case do.TellRefused():
                 self._end(request, Outcome.HERE)
             case do.TellLost():
-                peer.checks.told_lost(f"room {transfer_id}", request.generation)
+                peer.checks.told_lost(f"transfer {transfer_id}", request.generation)
                 self._quarantine(transfer_id)
                 self._end(request, Outcome.HERE)
             case do.Commit():
@@ -175,7 +176,7 @@ class DecodeDesk:
         peer.node.after(
             peer.world.between(0.1, 2.0), lambda: arena.give_back(ids, ("working", transfer_id))
         )
-        peer.checks.committed(f"room {transfer_id}", request.generation)
+        peer.checks.committed(f"transfer {transfer_id}", request.generation)
         self._end(request, Outcome.HANDED_OVER)
 
     def _cancel(self, request: Request) -> None:
@@ -196,7 +197,7 @@ class DecodeDesk:
         stream.leave(transfer_id)
         pull = self.pulls.get(transfer_id)
         if pull is not None:
-            pull.put(on.Stopped("its room is over"))
+            pull.put(on.Stopped("its transfer is over"))
         self.requests.pop(transfer_id, None)
         if request.held is not None and pull is None:
             self.peer.arena.give_back(request.held, ("held", transfer_id))
@@ -250,7 +251,8 @@ class DecodeDesk:
 
 @dataclass
 class _Computed:
-    """A transfer's ids at the prefill node. pull_tried: nothing more is pulled for it."""
+    """A transfer at the prefill node. source: ids of its computed pages and slot; None before their
+    allocation. pull_tried: True if no further pull may be tried for it."""
 
     request: Request
     stream: Stream
@@ -279,7 +281,8 @@ class PrefillDesk:
     def hear(
         self, stream: Stream, transfer_id: int, message: say.Message | None, opening: object
     ) -> None:
-        """Take a message as the prefill node's stream of transfers does."""
+        """Receive a message from the stream of transfers, like a prefill node. message: None if the
+        decode node hung up. opening: the request, in a transfer's first message."""
         if stream.over[self.peer] or stream.connection.lost[self.peer]:
             return
         side = self._streams.setdefault(stream, {}).get(transfer_id)
@@ -291,7 +294,7 @@ class PrefillDesk:
             case None:
                 side.put(on.ReceiverLost())
             case say.Ask():
-                side.put(on.Stopped("reserve is not expected on a room that is open"))
+                side.put(on.Stopped("reserve is not expected on a transfer that is open"))
             case say.Done() | say.Ended():
                 if side.pull is not None:
                     side.pull.put(message)
@@ -346,7 +349,8 @@ class PrefillDesk:
             side.put(on.Moved(self.peer.world.random.randrange(3)))
 
     def _admit(self, computed: _Computed) -> None:
-        """Admit the transfer in the engine: pull first, then allocate, or do neither."""
+        """Admit a transfer in the prefill engine: pull first, then allocate. With a fault it does
+        neither."""
         peer, request, side = self.peer, computed.request, self._side(computed)
         if side is None or computed.source is not None:
             return
@@ -407,7 +411,8 @@ class PrefillDesk:
     def abort(
         self, name: str, transfer_id: int, generation: int, answer: Callable[[Drain | None], None]
     ) -> None:
-        """Handle the unary abort."""
+        """Handle the abort call of a transfer. name: name of the connection. answer: receives the
+        drain."""
         if not self.ended.knows(name):
             answer(None)
             return
@@ -471,7 +476,7 @@ class PrefillDesk:
         self.transfers[transfer_id].pull = side
 
     def pull_drained(self, transfer_id: int, generation: int, drain: Drain) -> None:
-        """Handle a pull's drain reported by a renewal."""
+        """Handle a drain of a pull, reported by a heartbeat's renewal."""
         pull = self.pulls.get((transfer_id, generation))
         if pull is not None:
             pull.put(on.DrainAnswered(drain))

@@ -1,5 +1,5 @@
-"""One seeded history of a pair: transfers of all kinds begin at random, faults strike, and at the
-end nothing is left."""
+"""One seeded random history of two simulated nodes. Transfers of all kinds begin at random, and
+faults occur. At the end no transfer and no held id is left."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -23,13 +23,14 @@ from .world import (
 )
 
 TRANSFERS = 60
-"""Requests of one history."""
+"""Number of requests in one history."""
 _GOES_ON, _PAUSE, _STRUCK = 0.85, (2.0, 9.0), 0.46
-"""Requests come in bursts. The values: the probability of another request at once, seconds between
-bursts, and the probability of a fault of a node or the link in a burst."""
+"""Requests come in bursts. The first value is the probability of another request at once. Then come
+the shortest and longest seconds between bursts, and the probability of a node or network fault in a
+burst."""
 _IDS = 30
 _REST = 350.0
-"""Seconds in which the last transfers end after any fault."""
+"""Virtual seconds for the last transfers to end after any fault."""
 _WEIGHTS = {
     **dict.fromkeys(OF_MESSAGES, 0.9),
     **dict.fromkeys(OF_CHUNKS, 1.35),
@@ -41,7 +42,8 @@ _WEIGHTS = {
 
 @dataclass
 class Tally:
-    """Counts of played events. transfers: hand-overs and pulls; touched: transfers with a fault."""
+    """Counts of played events. transfers: number of hand-overs and pulls. touched: number of
+    transfers hit by a fault."""
 
     transfers: int = 0
     requested: int = 0
@@ -62,7 +64,8 @@ class Tally:
 
 
 class SimulatedPair:
-    """Two nodes with their desks. They connect, die and start again."""
+    """A simulated prefill and decode node with their handling of transfers. They connect, die and
+    restart."""
 
     def __init__(
         self,
@@ -73,8 +76,8 @@ class SimulatedPair:
         is_skewed: bool = False,
         is_near: bool = False,
     ) -> None:
-        """Set the pair up. is_skewed: the nodes' clocks differ. is_near: both nodes are on one
-        host."""
+        """Set up the two nodes. is_skewed: True if their clocks differ. is_near: True if both are
+        on one host."""
         self.world = world
         self.checks = checks
         self._is_skewed = is_skewed
@@ -100,7 +103,7 @@ class SimulatedPair:
         return connection is not None and not connection.lost[self.prefill]
 
     def _connect(self) -> None:
-        """Dial from the decode node until it has a connection, for ever."""
+        """Dial from the decode node until it has a connection, and again after each loss."""
         world, decode, prefill = self.world, self.decode, self.prefill
         world.after(world.between(0.3, 0.8), self._connect)
         standing = decode.connection
@@ -157,7 +160,7 @@ class History(SimulatedPair):
         self._numbers: list[int] = []
 
     def play(self) -> Tally:
-        """Play the history. Raises Violation."""
+        """Play the history to its end. Raises Violation."""
         world, checks = self.world, self.checks
         world.at(0.0, self._connect)
         world.at(0.1, self._ask)
@@ -214,7 +217,7 @@ class History(SimulatedPair):
             world.after(pause + world.between(0.0, 0.6), self._strike)
 
     def _number(self) -> int:
-        """Return a transfer's number, at times a used one, as a gateway may give it."""
+        """Return an id for a new transfer, at times an id used before, as a gateway may give it."""
         free = [n for n in self._numbers if self._is_over(n)]
         if free and self.world.random.random() < (0.95 if self.checks.doubles else 0.05):
             return self.world.random.choice(free[:3])
@@ -247,7 +250,7 @@ class History(SimulatedPair):
     # Nodes and links
 
     def _strike(self) -> None:
-        """Make a node or the link fail, unless one is down."""
+        """Make a node or the network fail, unless one is down already."""
         world = self.world
         fault = world.random.choice(OF_NODES)
         peer = world.random.choice((self.decode, self.prefill))
@@ -264,7 +267,7 @@ class History(SimulatedPair):
 
 
 def play(seed: int, transfers: int = TRANSFERS) -> Tally:
-    """Play a history. Raises Violation naming the seed."""
+    """Play the history of a seed, and return its counts. Raises Violation naming the seed."""
     try:
         return History(seed, transfers).play()
     except Violation as violation:

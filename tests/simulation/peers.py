@@ -1,8 +1,8 @@
-"""Two simulated nodes: their connection and its heartbeat, their desks of transfers, and how each
-loses the other.
+"""Two simulated nodes: their connection and its heartbeat, their handling of transfers, and how
+each loses the other.
 
-The machines are the real ones: sides, heartbeat, leases, ended transfers. The engines are cheap
-(engines.py).
+The state machines are the real ones: sides of transfers, heartbeat, leases, ended transfers. The
+engines are cheap stand-ins (desks.py).
 """
 
 from collections.abc import Callable
@@ -32,7 +32,8 @@ _ELSEWHERE = ProcessIdentity("another host", 0, 0, 0)
 
 
 class Peer:
-    """A node of the pair, in its present life. desk: takes the transfers' messages there."""
+    """One of the two nodes, in its present life (the time between restarts). desk: handles the
+    transfers' messages there."""
 
     def __init__(self, world: World, node: Node, checks: "Checks", ids: int) -> None:
         self.world = world
@@ -45,7 +46,7 @@ class Peer:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a life with empty memory."""
+        """Start the node's life with empty memory."""
         self.arena = Arena(self.ids)
         self.landing = Arrivals(self.node, self.arena)
         self.leaving = Leaving(self.node, self.arena, self._arrivals_of, self.checks.chunk_fault)
@@ -65,8 +66,9 @@ class Peer:
         self.connection = None
 
     def sever(self, only_dead: bool) -> None:
-        """Break the connections to this node. The owner of a connection is known only once it is
-        dead, so links to living writers break too."""
+        """Break the connections to this node, so no write arrives over them. A connection's owner
+        is known only once it is dead. only_dead: True breaks the connections of dead owners; False
+        breaks connections to living writers too."""
         if not only_dead and self.connection is not None:
             self.connection.lose(self)
         for connection in self.checks.connections.values():
@@ -77,16 +79,16 @@ class Peer:
 
 
 class Connection:
-    """One life of the link between both, and the stream of transfers on it."""
+    """One connection between the two nodes, and the stream of transfers on it."""
 
     def __init__(self, name: str, decode: Peer, prefill: Peer, link: Link, is_near: bool) -> None:
-        """Connect two nodes. is_near: both are on one host, so a death is seen at once."""
+        """Connect two nodes. is_near: True if both are on one host, so a death is seen at once."""
         self.name = name
         self.decode, self.prefill = decode, prefill
         self.lives = {decode: decode.node.life, prefill: prefill.node.life}
         self.lost: dict[Peer, bool] = {decode: False, prefill: False}
         self.severed = False
-        """True if writes over it no longer arrive."""
+        """True if writes over this connection no longer arrive."""
         self.link = link
         self.is_near = is_near
         self.drained: list[tuple[int, int, Drain]] = []
@@ -112,7 +114,7 @@ class Connection:
         return not peer.node.is_dead and peer.node.life == self.lives[peer]
 
     def writer_at(self, owner: Peer) -> "Writer":
-        """Return the other end as a writer into this one's memory."""
+        """Return the node at the other end, as a writer into the memory of `owner`."""
         return self._writers[owner]
 
     # The heartbeat
@@ -168,8 +170,8 @@ class Connection:
         self.decode.node.after(BEAT, self._tick_decode)
 
     def lose(self, peer: Peer) -> None:
-        """Give the connection up at one end. The other end sees the streams end, unless the link is
-        silent. Idempotent."""
+        """Give up the connection at the end of `peer`. The other node sees the streams end, unless
+        the network is silent. Idempotent."""
         if self.lost[peer] or not self.is_same_life(peer):
             return
         self.lost[peer] = True
@@ -182,7 +184,7 @@ class Connection:
         self._heartbeats[other].send(lambda: self.lose(other))
 
     def seen_dead(self, peer: Peer) -> None:
-        """Handle the death of the other end's process: its sockets are closed."""
+        """Handle, at the end of `peer`, the death of the other process: its sockets are closed."""
         other = self.other(peer)
         self._heartbeats[peer].send(
             lambda: self.lose(peer) if not self.is_same_life(other) else None
@@ -191,7 +193,8 @@ class Connection:
     # Calls beside the stream
 
     def call_for_drain(self, side: SimulatedSide) -> None:
-        """Send the unary abort over the current connection; its answer comes after the drain."""
+        """Send the abort call for a transfer over the current connection. Its answer comes after
+        the drain."""
         peer, now = side.peer, side.peer.connection
         if now is None or now.lost[peer]:
             peer.node.after(0.01, lambda: side.put(on.DrainAnswered(None)))
@@ -208,7 +211,8 @@ class Connection:
 
 
 class _Answer:
-    """The answer to a call. Only the first one counts; the call's deadline gives one too."""
+    """The answer to an abort call. Only the first answer counts; the call's deadline gives one
+    too."""
 
     def __init__(self, side: SimulatedSide) -> None:
         self._side: SimulatedSide | None = side
@@ -220,7 +224,7 @@ class _Answer:
 
 
 class Writer:
-    """A `control.writer_life.WriterLife` whose process is watched by the world."""
+    """A `control.writer_life.WriterLife` of a simulated process, watched by the simulation."""
 
     def __init__(self, connection: Connection, owner: Peer) -> None:
         self.life = WriterLife(_ELSEWHERE, LEASE, RETRY, SETTLE, owner.node.clock)
@@ -247,7 +251,7 @@ class _Line:
 
 
 class Stream:
-    """The stream of a connection's transfers: both directions, each in order."""
+    """The stream of a connection's transfers: both directions, messages of each in order."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -264,8 +268,8 @@ class Stream:
         return not any(self.over.values())
 
     def join(self, transfer_id: int, hear: Callable[[say.Message | on.StreamBroke], None]) -> None:
-        """Open the decode node's end of a transfer. At times its number brings messages of an
-        earlier transfer."""
+        """Open the decode node's end of a transfer. hear: receives its messages. At times a reused
+        transfer id brings messages of an earlier transfer."""
         self._lines[transfer_id] = _Line(transfer_id, hear)
         decode = self.connection.decode
         random = decode.world.random
@@ -275,12 +279,13 @@ class Stream:
                 decode.node.take(decode.world.now + random.uniform(0.05, 0.5), deliver)
 
     def leave(self, transfer_id: int) -> None:
-        """Close the decode node's end of a transfer."""
+        """Close the decode node's end of a transfer, and tell the prefill node."""
         if self._lines.pop(transfer_id, None) is not None:
             self.say_up(transfer_id, None)
 
     def say_up(self, transfer_id: int, message: say.Message | None, opening: object = None) -> None:
-        """Send to the prefill node. message: None hangs up. opening: the request for an Ask."""
+        """Send a transfer's message to the prefill node. message: None hangs up. opening: the
+        request, with a transfer's first message."""
         connection = self.connection
         if self.over[connection.decode]:
             return
@@ -294,7 +299,7 @@ class Stream:
         )
 
     def say_down(self, transfer_id: int, message: say.Message | None, reason: str = "") -> None:
-        """Send to the decode node. message: None closes the transfer."""
+        """Send a transfer's message to the decode node. message: None closes the transfer."""
         connection = self.connection
         if self.over[connection.prefill]:
             return
@@ -318,19 +323,19 @@ class Stream:
             return
         if message is None:
             del self._lines[transfer_id]
-            line.hear(on.StreamBroke(f"the prefill node closed the room: {reason}"))
+            line.hear(on.StreamBroke(f"the prefill node closed the transfer: {reason}"))
         else:
             line.hear(message)
 
     def cut(self) -> None:
-        """End the stream at both ends."""
+        """End the stream at both nodes."""
         for transfer_id in self._lines:
             self.connection.decode.checks.strike(Fault.CUT, transfer_id)
         for peer in self.over:
             self._to[peer].send(_Broke(self, peer))
 
     def broke_at(self, peer: Peer, reason: str) -> None:
-        """End the stream at one end. Idempotent."""
+        """End the stream at the end of `peer`. Idempotent."""
         if self.over[peer]:
             return
         self.over[peer] = True

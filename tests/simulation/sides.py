@@ -1,7 +1,7 @@
-"""The second driver of the pure machines: sides of transfers over a virtual clock, and the actions
-common to both nodes.
+"""The second driver of the pure state machines (the first is the product): sides of transfers over
+a virtual clock, and the actions common to both nodes.
 
-Every step of a side is shown to the checks of the world.
+Every step of a side is shown to the simulation's checks.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 LANDING = 2.0
 _BUSY_SHARE, _BUSY = 0.25, 0.3
-"""How often other work of a node holds up an answer of its own, and for how many seconds."""
+"""Probability of other work delaying a node's own answer, and the longest delay in seconds."""
 Tell = Callable[[Action], Event | None]
 
 
@@ -39,24 +39,24 @@ class SimulatedSide(SteppedSide):
         tell: Tell,
         closed: Callable[["SimulatedSide"], None],
     ) -> None:
-        """Set the side up. peer: the side's node. tell: performs actions of the engine or the
-        stream. closed: called when the side is over."""
+        """Set up a side of a transfer. peer: the side's node. tell: performs actions of the engine
+        or the stream. closed: called when the side is over."""
         super().__init__(side, f"{side.kind.name} {side.transfer_id} on {peer.node.name}")
         self.peer = peer
         self.connection = connection
         self.stream = stream
         self.stream_over_at = peer.world.now
-        """World time when its stream was last seen open."""
+        """Virtual time of the last check with this side's stream still open."""
         self.tell = tell
         self.pull: SimulatedSide | None = None
         self.looks_at: float | None = None
-        """When the next look is due, of its node's clock."""
+        """Time of this side's next check, by its node's clock; None: no check is due."""
         self.state_since = (side.state, peer.node.clock())
         self.born = peer.world.now
         self.finals = 0
-        """Number of final messages sent."""
+        """Number of final messages this side has sent."""
         self.drain_believed = False
-        """True once its writer's drain was accepted and checked."""
+        """True once the drain of this side's writer was accepted and checked."""
         self._closed = closed
         self._life = peer.node.life
         peer.checks.began(self)
@@ -72,7 +72,7 @@ class SimulatedSide(SteppedSide):
 
     @property
     def lives(self) -> bool:
-        """Return whether its process is alive."""
+        """Return True if this side's process is alive."""
         node = self.peer.node
         return not node.is_dead and node.life == self._life
 
@@ -99,7 +99,7 @@ class SimulatedSide(SteppedSide):
 
     @property
     def pulled(self) -> int | None:
-        """Return the progress of the transfer's pull; None without one."""
+        """Return the progress of this transfer's pull; None without a pull."""
         pull = self.pull
         return None if pull is None or pull.is_over else pull.progress
 
@@ -164,7 +164,7 @@ class ReceivingSide(SimulatedSide):
         return None
 
     def _verify(self, action: do.Verify) -> Event | None:
-        """Compare digests at once. A busy node answers later than it compares."""
+        """Compare a transfer's digests at once. A busy node reports the result later."""
         peer = self.peer
         verified = peer.landing.verify(self.transfer_id, self._side.generation, action.sent)
         if verified is None:

@@ -1,4 +1,5 @@
-"""The simulated pair keeps every promise of docs/faults.md, and it finds the defects."""
+"""Tests: two simulated nodes keep every promise of docs/faults.md, and the simulation finds the
+hand-made defects."""
 
 from collections.abc import Iterator
 
@@ -10,12 +11,12 @@ from tests.simulation.history import Tally, play
 from tests.simulation.world import Fault, Violation
 
 HISTORIES = 40
-"""Some 2,500 transfers."""
+"""Number of random histories in the short test, about 2,500 transfers together."""
 
 
 @pytest.fixture(autouse=True)
 def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Silence the log: thousands of losses are expected."""
+    """Silence the log, because thousands of lost transfers are expected."""
     with caplog.at_level("CRITICAL"):
         yield
 
@@ -43,7 +44,7 @@ def test_one_seed_is_one_history() -> None:
 
 @pytest.mark.slow
 def test_long() -> None:
-    """10,000 transfers and more."""
+    """Play histories with 10,000 transfers and more."""
     for seed in range(1000, 1200):
         play(seed)
 

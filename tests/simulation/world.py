@@ -1,4 +1,4 @@
-"""The world of a simulated pair: virtual time, nodes and a control channel.
+"""The world of two simulated nodes: virtual time, processes and a control channel.
 
 Nodes freeze, die, and have different clocks. The channel loses, delays, reorders and doubles
 messages.
@@ -16,7 +16,7 @@ from itertools import count
 
 
 class Fault(Enum):
-    """A fault of a transfer, of its node, or of its link."""
+    """A fault of a transfer, of its node, or of the network."""
 
     LOSS = "a message is lost"
     DELAY = "a message is late, and all behind it"
@@ -36,7 +36,7 @@ class Fault(Enum):
 
 
 _AT_ONCE = 20_000
-"""So much does not happen in one moment."""
+"""Largest number of events at one moment of virtual time; more are an endless loop."""
 OF_MESSAGES = (Fault.LOSS, Fault.DELAY, Fault.REORDER, Fault.DUPLICATION, Fault.CUT)
 OF_CHUNKS = (Fault.FLIP, Fault.CHUNK_LOST, Fault.LATE_WRITE, Fault.BROKEN_WRITE)
 OF_REQUESTS = (Fault.FULL, Fault.CANCEL)
@@ -44,17 +44,17 @@ OF_NODES = (Fault.SILENCE, Fault.DEATH, Fault.FREEZE)
 
 
 class Violation(BaseException):
-    """A promise is broken. No driver takes it for an error of an action."""
+    """A promise is broken. It is no Exception, so no driver takes it for an error of an action."""
 
 
 class World:
-    """Virtual seconds and the events in them. seed: of the whole history."""
+    """Virtual time in seconds, and the events scheduled in it. seed: seed of the whole history."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.now = 0.0
         self.steps = 0
-        """Number of events handled by transfers' sides."""
+        """Number of events handled so far by sides of transfers."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
 
@@ -65,7 +65,7 @@ class World:
         self.at(self.now + seconds, happens)
 
     def run(self, until: float) -> None:
-        """Play all events up to `until`."""
+        """Play all events up to the virtual time `until`."""
         events, since = self._events, 0
         while events and events[0][0] <= until:
             when, _, happens = heappop(events)
@@ -82,7 +82,8 @@ class World:
 
 @dataclass
 class Clock:
-    """A node's monotonic clock. offset: seconds; rate: its seconds in one of the world's."""
+    """A node's monotonic clock. offset: its seconds at the world's time 0. rate: its seconds in one
+    second of the world."""
 
     world: World
     offset: float = 0.0
@@ -93,8 +94,8 @@ class Clock:
 
 
 class Node:
-    """A process. Its events wait while it is frozen, and never happen after its death. A restarted
-    node has a new life."""
+    """A simulated process. Its events wait while it is frozen, and never happen after its death. A
+    restarted process has a new life number."""
 
     def __init__(self, world: World, name: str, clock: Clock) -> None:
         self.world = world
@@ -112,11 +113,12 @@ class Node:
         self._frozen_until = self.world.now + seconds
 
     def after(self, seconds: float, happens: Callable[[], None]) -> None:
-        """Call `happens` after some seconds of this node's clock."""
+        """Call `happens` in this process after some seconds of its own clock."""
         self.take(self.world.now + max(0.0, seconds) / self.clock.rate, happens)
 
     def take(self, when: float, happens: Callable[[], None]) -> None:
-        """Call `happens` in this node at this world time, or once it thaws."""
+        """Call `happens` in this process at the world's time `when`, or once it is no longer
+        frozen."""
         self.world.at(when, _Happening(self, self.life, happens))
 
 
@@ -141,8 +143,9 @@ Deliver = Callable[[], None]
 
 @dataclass
 class Channel:
-    """One direction between two nodes. Messages arrive in order, unless a fault reorders them.
-    silent_until: messages wait until then; it is shared by all channels of a link."""
+    """One direction of messages between two nodes. Messages arrive in order, unless a fault
+    reorders them. silent_until: messages wait until this time; it is common to all channels of a
+    network."""
 
     world: World
     to: Node
@@ -173,6 +176,6 @@ class Channel:
 
 @dataclass
 class Link:
-    """The network between two nodes."""
+    """The network between two nodes. silent_until: messages wait until this time of the world."""
 
     silent_until: float = 0.0

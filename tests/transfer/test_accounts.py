@@ -25,8 +25,8 @@ def test_a_room_is_remembered_by_its_connection_number_and_generation(
     assert ended.drain("first", 7, 1) is DRAINED
     for other in (("second", 7, 1), ("first", 8, 1), ("first", 7, 2), ("third", 7, 1)):
         assert ended.drain(*other) is None
-    assert ended.refusal("first", 7, 1, is_open=False) == "room 7 is over: take a new room"
-    assert ended.refusal("first", 7, 2, is_open=True) == "room 7 is open: take a new room"
+    assert ended.refusal("first", 7, 1, is_open=False) == "transfer 7 is over: take a new number"
+    assert ended.refusal("first", 7, 2, is_open=True) == "transfer 7 is open: take a new number"
     assert ended.refusal("first", 7, 2, is_open=False) is None
 
 

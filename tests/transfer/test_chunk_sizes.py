@@ -31,7 +31,7 @@ def feed(link: LinkCost, sizes: list[int], chunk_seconds: float, byte_seconds: f
 
 
 @given(
-    window_seconds=st.floats(0, 0.01),
+    chunk_seconds=st.floats(0, 0.01),
     byte_seconds=st.floats(1e-11, 1e-5),
     small=st.integers(1, 1 << 20),
     factor=st.integers(2, 50),

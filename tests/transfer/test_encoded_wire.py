@@ -176,7 +176,7 @@ def test_an_exact_notification_is_what_it_was_before_there_were_precisions() -> 
     assert header.pack(6, 7)[-1] == 1
     assert header.pack(6, 7, ALL_FP8.code)[-1] & 1 == 1
     assert ChunkHeader.unpack(header.pack(6, 7, ALL_FP8.code), ALL_FP8.code) == (6, 7, header)
-    with pytest.raises(ValueError, match="a window is of precision 10, ours is 0"):
+    with pytest.raises(ValueError, match="a layer chunk is of precision 10, ours is 0"):
         ChunkHeader.unpack(header.pack(6, 7, ALL_FP8.code))
 
 

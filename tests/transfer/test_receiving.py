@@ -171,7 +171,7 @@ def test_each_phase_is_marked_when_it_is_passed() -> None:
         ((*BEGUN, say.Contradiction("odd")), Loss.PROTOCOL, "odd"),
         ((*BEGUN, on.GivenUp("busy", Loss.MOVED)), Loss.MOVED, "busy"),
         ((*BEGUN, say.Accepted(), on.Declined()), Loss.NO_ROOM, "no room to receive it now"),
-        ((*BEGUN, say.Ended(Drain.DRAINED)), Loss.STREAM, "the prefill node ended the room"),
+        ((*BEGUN, say.Ended(Drain.DRAINED)), Loss.STREAM, "the prefill node ended the transfer"),
         ((*UP_TO_GRANT, say.Ended(Drain.DRAINED, "its own")), Loss.STREAM, "its own"),
         ((*BEGUN, say.Ready(1)), Loss.PROTOCOL, "knows no READY"),
         ((*UP_TO_GRANT, say.Held(1)), Loss.STREAM, "of another version"),
@@ -197,7 +197,7 @@ def test_each_loss_has_its_cause_and_reason(
     assert rest[0] == do.Forget()
     assert one.is_lost is (one.state is ReceiverState.QUARANTINED) is not one.is_over
     pulls = any(isinstance(event, say.PullAsked) for event in events[:-1])
-    assert (do.EndPull("its room is over") in rest) is pulls
+    assert (do.EndPull("its transfer is over") in rest) is pulls
 
 
 @pytest.mark.parametrize("event", [on.Stopped("left"), on.StreamBroke("cut")])
@@ -212,7 +212,7 @@ def test_a_refused_room_is_over_and_lets_its_pull_go() -> None:
     refused = [do.TellRefused("why"), do.Forget()]
     one = transfer_id()
     assert taken(one, (*BEGUN, say.Refused("why"))) == refused and one.is_over
-    ended = [*refused, do.EndPull("its room is over")]
+    ended = [*refused, do.EndPull("its transfer is over")]
     assert taken(transfer_id(), (*PULLED, say.Refused("why"))) == ended
     assert one.step(on.Look(), 100.0) == [], "it is over"
 

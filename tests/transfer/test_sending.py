@@ -194,10 +194,15 @@ def test_each_phase_is_marked_when_it_is_passed(
         (HANDOVER, (*BEGUN, say.Abort()), True, None),
         (HANDOVER, (*BEGUN, on.ReceiverLost()), True, None),
         (HANDOVER, (*BEGUN, GRANT), True, "QUEUED knows no GRANT"),
-        (HANDOVER, (*LEASED, say.Grant(2, TARGET)), True, "grant is of generation 2, room of 1"),
+        (
+            HANDOVER,
+            (*LEASED, say.Grant(2, TARGET)),
+            True,
+            "grant is of generation 2, transfer of 1",
+        ),
         (HANDOVER, (*LEASED, on.Refusal("it broke")), True, "it broke"),
         (HANDOVER, (*UP_TO_OPEN, on.Broke("bug")), True, "internal error: bug"),
-        (HANDOVER, (*UP_TO_OPEN, say.Ready(1)), True, "Ready is not expected on a room that"),
+        (HANDOVER, (*UP_TO_OPEN, say.Ready(1)), True, "Ready is not expected on a transfer that"),
         (HANDOVER, (*BEGUN, on.Failed(do.Reserve(), "full", False)), True, "full"),
         (HANDOVER, (*BEGUN, on.Failed(do.Reserve(), "bug", True)), True, "internal error: bug"),
         (HANDOVER, (*LEASED, GRANT, on.Failed(do.Open(TARGET), "far", False)), True, "far"),
@@ -305,7 +310,7 @@ def test_a_wait_is_said_while_the_room_waits() -> None:
 def test_a_pull_begins_and_ends_with_its_room() -> None:
     one = transfer_id()
     assert taken(one, (*BEGUN, on.PullWanted("offer"))) == [do.BeginPull("offer")]
-    over = do.EndPull("its room is over")
+    over = do.EndPull("its transfer is over")
     one.step(on.Stopped("left"), 0.0)
     assert one.step(on.Drained(Drain.DRAINED), 0.0)[-1] == over
     for end in (on.Refusal("no"), on.SendBroke("wire", Drain.DRAINED, False)):

@@ -123,7 +123,7 @@ def test_bounds_name_the_piece(segment: tuple[int, int, int]) -> None:
     # The shortest and the longest valid ones, at both ends.
     for fine in ((0, 0, 100), (0, 0, 1), (99, 199, 1)):
         check_bounds(np.array([fine]), 100, 200)
-        with pytest.raises(OutOfBounds, match="piece 1"):
+        with pytest.raises(OutOfBounds, match="segment 1"):
             check_bounds(np.array([fine, segment]), 100, 200)
 
 
@@ -308,7 +308,7 @@ def test_a_window_without_anything_to_send_has_no_pieces() -> None:
     for header in (nothing, replace(nothing, first_layer=1, end_layer=2)):
         assert chunk_segments(layout, header, [], [], None, 0).shape == (0, 3)
     check_bounds(np.empty((0, 3), dtype=np.int64), 100, 100)
-    with pytest.raises(OutOfBounds, match="piece 0: remote bytes at 100 of length 1 are outside"):
+    with pytest.raises(OutOfBounds, match="segment 0: remote bytes at 100 of length 1 are outside"):
         check_bounds(np.array([(0, 100, 1)]), 100, 100)
 
 

@@ -160,7 +160,7 @@ def only(index: int, fault: Fault) -> Callable[[int], Fault]:
 @pytest.mark.parametrize(
     ("fault", "error", "named", "patience"),
     [
-        (Fault.FLIP_BIT, DigestMismatch, "window 3 ", 120.0),
+        (Fault.FLIP_BIT, DigestMismatch, "layer chunk 3 ", 120.0),
         (Fault.LOSE, ChunksMissing, "first 3", 0.1),
     ],
     ids=["a flipped bit", "a lost window"],

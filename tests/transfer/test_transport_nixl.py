@@ -104,7 +104,7 @@ def test_what_was_prepared_is_posted_by_index_and_all_else_as_before() -> None:
 
 def test_bounds_are_checked_on_both_sides_before_posting(wire: Wire) -> None:
     for segment in [(0, SIZE - 8, 16), (SIZE, 0, 1), (-8, 0, 8), (0, 2**63 - 8, 16), (0, 0, 0)]:
-        with pytest.raises(OutOfBounds, match="piece 1"):
+        with pytest.raises(OutOfBounds, match="segment 1"):
             wire.write([(0, 0, 8), segment], b"never")
     wire.write([(0, 0, 8)], b"only this")
     assert wire.ask("notes", 1) == [b"only this"]

@@ -1,4 +1,5 @@
-"""Chapters as token sequences: a novel's own text, either plain or in turns of a chat.
+"""Turns a novel's chapters into token sequences for training: the novel's own text, either plain or
+in turns of a chat.
 
 Owns the cuts of turns and their lengths. A user gives a passage, and the assistant continues with
 the following sentences. So the format teaches to answer and to stop, with no text except the
@@ -31,8 +32,8 @@ _SYSTEM_PROMPTS = (
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence in two encodings. `opening`, without its leading white space, starts a turn;
-    `following` continues one. `ends_chapter` marks the last of its chapter."""
+    """A sentence as token ids in two encodings. `opening`: at a turn's start, without leading white
+    space. `following`: inside a turn. `ends_chapter`: True for the last sentence of its chapter."""
 
     opening: tuple[int, ...]
     following: tuple[int, ...]
@@ -40,8 +41,8 @@ class Sentence:
 
 
 class ConversationMaker:
-    """Cuts one list of chapters into sequences of a fixed number of tokens, differently each
-    epoch."""
+    """A maker of training sequences: it cuts chapters into sequences of a fixed number of tokens,
+    differently each epoch."""
 
     def __init__(self, chapters: Sequence[Chapter], tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -72,7 +73,8 @@ class ConversationMaker:
         return sum(len(sentence.following) for sentence in self._sentences)
 
     def epoch(self, length: int, chooser: random.Random) -> list[list[int]]:
-        """Return sequences of `length` tokens covering all text about once, from a random start."""
+        """Return one epoch: sequences of `length` tokens covering all text about once, from a
+        random start."""
         found = []
         at = chooser.randrange(len(self._sentences))
         left = len(self._sentences)
@@ -84,7 +86,8 @@ class ConversationMaker:
         return found
 
     def _sequence(self, at: int, length: int, chooser: random.Random) -> tuple[list[int], int]:
-        """Return `length` tokens from sentence `at` on, and the number of sentences used."""
+        """Return a sequence of `length` tokens from sentence number `at` on, and the number of
+        sentences used."""
         chat = chooser.random() >= _PLAIN_SHARE
         tokens: list[int] = []
         used = 0
@@ -117,9 +120,9 @@ class ConversationMaker:
         return tokens[:length], used
 
     def _turns(self, chooser: random.Random) -> Iterator[tuple[str, int]]:
-        """Yield roles and token counts; after so many tokens a turn ends at its next sentence end.
-        Users' lengths are spread evenly over orders of magnitude. Answers are short and similar in
-        length, so even greedy decoding learns to stop."""
+        """Yield the role and token count of each turn, without end. A turn ends at the first
+        sentence end after this count. Users' lengths are spread evenly over orders of magnitude.
+        Answers are short and similar in length, so even greedy decoding learns to stop."""
         if chooser.random() < _SYSTEM_SHARE:
             yield "system", 0
         low, high = (math.log(tokens) for tokens in _USER_TOKENS)

@@ -1,4 +1,5 @@
-"""Austen's six novels as chapters of clean text, read from Debian's r-cran-janeaustenr package.
+"""The training text of the embedded model: Austen's six novels as chapters of clean text, read from
+Debian's r-cran-janeaustenr package.
 
 Owns the way from the .deb (ar > tar > R lazy-load records > character vectors) to unwrapped
 paragraphs, the cut into sentences, and the choice of held-out chapters. Knows nothing of tokens.
@@ -27,13 +28,14 @@ _HELD_OUT_EVERY = 20
 
 
 class CorpusError(ValueError):
-    """The package does not hold the expected data; the message names the data and the place."""
+    """The Debian package does not hold the expected data; the message names the data and the
+    place."""
 
 
 @dataclass(frozen=True)
 class Chapter:
-    """`text` is paragraphs joined by blank lines, without the heading; `number` counts from 0
-    within `novel`."""
+    """One chapter. `text`: its paragraphs joined by blank lines, without the heading. `number`: its
+    place within `novel`, from 0."""
 
     novel: str
     number: int
@@ -42,7 +44,7 @@ class Chapter:
 
 @dataclass(frozen=True)
 class Corpus:
-    """All chapters. Every twentieth is held out, so each novel is trained on and each is judged."""
+    """All chapters. Every twentieth is held out for validation, so each novel is in both parts."""
 
     train: tuple[Chapter, ...]
     held_out: tuple[Chapter, ...]
@@ -67,8 +69,8 @@ def load_corpus(package: Path) -> Corpus:
 
 
 def sentences(text: str) -> list[str]:
-    """Cut `text` after sentence ends. Each piece keeps the white space before it, so joining the
-    pieces gives `text` back."""
+    """Return `text` cut after sentence ends. Each piece keeps the white space before it, so joining
+    the pieces gives `text` back."""
     cuts = [0]
     for match in _SENTENCE_END.finditer(text):
         following = text[match.end() :].lstrip(" \n\"'(")[:1]
@@ -80,8 +82,8 @@ def sentences(text: str) -> list[str]:
 
 
 def _novels(package: Path) -> Iterator[list[str]]:
-    """Yield the lines of each novel, in the order of the lazy-load file: length, then a zlib
-    stream."""
+    """Yield the text lines of each novel, in the order of the lazy-load file. A record there is a
+    length and a zlib stream."""
     records = _member(package)
     while records:
         inflater = zlib.decompressobj()
@@ -90,7 +92,7 @@ def _novels(package: Path) -> Iterator[list[str]]:
 
 
 def _member(package: Path) -> bytes:
-    """Return the lazy-load file inside data.tar.* inside the ar archive."""
+    """Return the bytes of the lazy-load file inside data.tar.* inside the .deb's ar archive."""
     raw = package.read_bytes()
     if not raw.startswith(b"!<arch>\n"):
         raise CorpusError(f"{package}: is no Debian package; download r-cran-janeaustenr again")

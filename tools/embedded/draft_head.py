@@ -1,10 +1,11 @@
 """The draft layer of a dense model as a trainable module. Names, shapes and arithmetic are the same
 as those loaded and computed by the product (model/backends/torch_backend.py).
 
-Computes whole sequences at once. A chain's first step is the layer applied to a prompt. Each later
-step starts from the result of the previous one. It sees the first step's keys up to its chain's
-beginning, and its own chain's key of every step since then. The token before is always the text's,
-because a chain continues only after a correct draft.
+Computes whole sequences at once. A chain is the layer's drafts from one token on. The chain's first
+step is the layer applied to a prompt. Each later step starts from the result of the previous one.
+It sees the first step's keys up to its chain's beginning, and its own chain's key of every step
+since then. The token before is always the text's, because a chain continues only after a correct
+draft.
 """
 
 from collections.abc import Sequence
@@ -23,14 +24,15 @@ _SPREAD = 0.02
 
 
 class Keys(NamedTuple):
-    """The keys and values of one step, [B, kv_heads, T, head_dim] each."""
+    """The attention keys and values of one step of the chains, [B, kv_heads, T, head_dim] each."""
 
     keys: Tensor
     values: Tensor
 
 
 class DraftHead(nn.Module):
-    """The draft layer. state_dict() with `mtp.` before each name gives a checkpoint's tensors."""
+    """The draft layer of a model. state_dict() with `mtp.` before each name gives a checkpoint's
+    tensors."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -46,9 +48,9 @@ class DraftHead(nn.Module):
 
     def forward(self, embedded: Tensor, hidden: Tensor, steps: int) -> list[Tensor]:
         """Return the output of each step of the chains, [B, T, hidden]; the model's head turns it
-        into logits. At token i it predicts a later token. embedded, hidden [B, T, hidden]:
-        embeddings of the tokens, and the model's states after its final norm. The output of step s
-        (from 0) has no meaning at tokens 0 to s."""
+        into logits. At token i it predicts a later token. embedded [B, T, hidden]: embeddings of
+        the tokens. hidden [B, T, hidden]: the model's states after its final norm. steps: number of
+        drafts of a chain. The output of step s (from 0) has no meaning at tokens 0 to s."""
         before, earlier, found = hidden, list[Keys](), list[Tensor]()
         embedding = self.pre_fc_norm_embedding(embedded)
         for _ in range(steps):
@@ -61,7 +63,7 @@ class DraftHead(nn.Module):
 
 
 class Norm(nn.Module):
-    """A norm with zero-centred weights, like published ones."""
+    """An RMS norm with zero-centred weights, like published ones."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -118,7 +120,8 @@ class _Attention(nn.Module):
         self.k_norm = Norm(self._dim, config.norm_eps)
 
     def forward(self, x: Tensor, earlier: Sequence[Keys]) -> tuple[Tensor, Keys]:
-        """Apply the layer. earlier: keys of the chain's previous steps."""
+        """Apply gated attention to x [B, T, hidden]. earlier: keys of the chains' previous steps.
+        Returns the output and this step's keys."""
         tokens, dim = x.shape[1], self._dim
         gated = self.q_proj(x).unflatten(-1, (self._heads, 2 * dim))
         q, gate = gated.float().chunk(2, -1)
@@ -163,13 +166,14 @@ def _behind(x: Tensor, by: int, dim: int = 1) -> Tensor:
 
 
 STEP_WEIGHTS = (0.51, 0.31, 0.18)
-"""Weights of a chain's steps, after FastMTP (arXiv 2509.18362)."""
+"""Weights of a chain's steps in the loss, after FastMTP (arXiv 2509.18362)."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """tokens [B, T]. embedded, hidden [B, T, hidden]: embeddings of the tokens, and the model's
-    states after its final norm. head [vocab, hidden]: the model's head."""
+    """A training batch. tokens: token ids, [B, T]. embedded [B, T, hidden]: embeddings of the
+    tokens. hidden [B, T, hidden]: the model's states after its final norm. head [vocab, hidden]:
+    the model's output head."""
 
     tokens: Tensor
     embedded: Tensor
@@ -179,10 +183,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class StepScores:
-    """Scores of one step of the chains, means over tokens, on the device. divergence: divergence of
-    the model's distribution from the head's, nats. cross_entropy: cross entropy of the text, nats.
-    agreed: share of equal greedy tokens. overlap: common part of the two distributions, the upper
-    bound of accepted sampled drafts."""
+    """Scores of one step of the chains, means over tokens, on the device. divergence: distance of
+    the model's distribution from the draft layer's, nats. cross_entropy: cross entropy against the
+    text's tokens, nats. agreed: share of equal greedy tokens. overlap: common part of the two
+    distributions, the upper bound of accepted sampled drafts."""
 
     divergence: Tensor
     cross_entropy: Tensor
@@ -191,7 +195,7 @@ class StepScores:
 
 
 def scores(head: DraftHead, batch: Batch) -> list[StepScores]:
-    """Return the scores of every step with a weight."""
+    """Return the scores of every step with a weight in STEP_WEIGHTS."""
     with torch.no_grad():
         trunk = functional.linear(batch.hidden, batch.head).float().log_softmax(-1)
     chain = head(batch.embedded, batch.hidden, len(STEP_WEIGHTS))
@@ -202,7 +206,8 @@ def scores(head: DraftHead, batch: Batch) -> list[StepScores]:
 
 
 def loss(found: list[StepScores], cross_entropy: float) -> Tensor:
-    """Return the training loss. cross_entropy: weight relative to the divergence's."""
+    """Return the training loss of the scores. cross_entropy: weight of the cross entropy relative
+    to the divergence's."""
     parts = [
         weight * (step.divergence + cross_entropy * step.cross_entropy)
         for weight, step in zip(STEP_WEIGHTS, found, strict=True)
@@ -211,7 +216,8 @@ def loss(found: list[StepScores], cross_entropy: float) -> Tensor:
 
 
 def _step(step: int, logits: Tensor, trunk: Tensor, tokens: Tensor) -> StepScores:
-    """Return the scores of one step. trunk: log probabilities [B, T, vocab]."""
+    """Return the scores of the chains' step `step`. trunk: the model's log probabilities [B, T,
+    vocab]."""
     # There is no draft after the first tokens, and no text after the last.
     rows = slice(step + 1, -1)
     ours, theirs = logits[:, rows].float().log_softmax(-1), trunk[:, rows]

@@ -1,4 +1,4 @@
-"""Answers of a trained folder to a few fixed chats, for a reader to judge.
+"""Prints answers of a trained model folder to a few fixed chats, for a reader to judge.
 
 Uses transformers, not this project's engine, because this judges only the training.
 """
@@ -28,8 +28,8 @@ _NEW_TOKENS = 128
 
 
 def sample(directory: Path, temperatures: tuple[float, ...] = (0.0, 0.8)) -> list[dict[str, Any]]:
-    """Return one record a chat and temperature: the turns, the seed, and if the last answer
-    ended."""
+    """Return one record for each chat and temperature: the turns, the seed, and True if the last
+    answer ended."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     model = Qwen3_5ForCausalLM.from_pretrained(directory, dtype=torch.float32).to(device).eval()

@@ -1,5 +1,5 @@
-"""Trains the embedded model and writes its checkpoint folder: `python -m tools.embedded.train
---package FILE.deb --out FOLDER`.
+"""Trains the embedded model (the small model shipped with tasuki) and writes its checkpoint folder:
+`python -m tools.embedded.train --package FILE.deb --out FOLDER`.
 
 Owns schedule, regularisation and the record (training.json). Keeps the weights with the best result
 on the held-out chapters, and stops once they no longer improve. One process, one GPU (a CPU works,
@@ -78,10 +78,11 @@ _WARM_UP_STEPS = 3
 
 
 class TrainingStep:
-    """Forward, backward, clipping and AdamW on float32 weights, with bfloat16 matrix products.
+    """One training step: forward, backward, clipping and AdamW on float32 weights, with bfloat16
+    matrix products.
 
     With a GPU, a CUDA graph replays the step, because kernel launches limit a small model. Owns the
-    optimiser and its graphs, one a batch shape. Single-threaded.
+    optimiser and its graphs, one for each batch shape. Single-threaded.
     """
 
     def __init__(self, model: nn.Module, weight_decay: float) -> None:
@@ -122,7 +123,8 @@ class TrainingStep:
         return loss.detach()
 
     def _capture(self, tokens: Tensor) -> Callable[[Tensor], Tensor]:
-        """Record one step. Warming up trains for real, so weights and moments are put back."""
+        """Capture one step as a CUDA graph. Its warm-up trains for real, so weights and moments are
+        restored afterwards."""
         parameters = list(self._model.parameters())
         weights = [parameter.detach().clone() for parameter in parameters]
         moments = {
@@ -158,13 +160,14 @@ class TrainingStep:
 
 
 def next_token_loss(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Return the mean cross-entropy (nats a token) of tokens [B, T] after the first."""
+    """Return the mean cross-entropy (nats a token) of the tokens [B, T] after the first of each
+    row."""
     logits = model(input_ids=tokens, use_cache=False).logits
     return functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
 
 
 def mixed_precision(device: torch.device) -> torch.autocast:
-    """Use bfloat16 matrix products on a GPU, float32 elsewhere."""
+    """Return a context with bfloat16 matrix products on a GPU, and float32 elsewhere."""
     # A cached cast would outlive its graph.
     return torch.autocast(
         device.type, torch.bfloat16, enabled=device.type == "cuda", cache_enabled=False
@@ -264,7 +267,8 @@ def _train(
     settings: argparse.Namespace,
     started: float,
 ) -> tuple[list[dict[str, float | None]], nn.Module]:
-    """Return the loss curve and the model with the best result on `validation`."""
+    """Train the model. Returns the loss curve and the weights with the best result on
+    `validation`."""
     step = TrainingStep(model, settings.weight_decay)
     batches = _batches(data, settings)
     steps = settings.epochs * data.text_tokens // settings.batch_tokens
@@ -297,7 +301,7 @@ def _train(
 
 
 def _batches(data: ConversationMaker, settings: argparse.Namespace) -> Iterator[Tensor]:
-    """Yield endless batches of batch_tokens each, every fourth of long sequences."""
+    """Yield batches of batch_tokens tokens each, without end; every fourth has long sequences."""
     chooser = random.Random(settings.seed)
 
     def sequences(length: int) -> Iterator[list[int]]:

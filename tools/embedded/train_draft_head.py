@@ -1,5 +1,5 @@
-"""Trains the embedded model's draft layer: `python -m tools.embedded.train_draft_head --package
-FILE.deb --out FOLDER`.
+"""Trains the draft layer of the embedded model (the small model shipped with tasuki): `python -m
+tools.embedded.train_draft_head --package FILE.deb --out FOLDER`.
 
 The model is frozen. The product computes its hidden states once, for a few ways of cutting the text
 into chats. The layer is then trained to predict the model's own predictions, three tokens ahead.
@@ -36,7 +36,8 @@ _MODEL = Path(__file__).resolve().parents[2] / "model" / "embedded"
 
 @dataclass(frozen=True)
 class Texts:
-    """tokens [N, T] int64, hidden [N, T, hidden] of the model in its dtype."""
+    """Texts with the model's states. tokens: token ids, [N, T] int64. hidden: the model's hidden
+    states [N, T, hidden], in its dtype."""
 
     tokens: Tensor
     hidden: Tensor
@@ -114,7 +115,8 @@ def _train(
     settings: argparse.Namespace,
     started: float,
 ) -> tuple[list[dict[str, Any]], DraftHead]:
-    """Return the loss curve, and the head with the best result on `validation`."""
+    """Train the draft layer. Returns the loss curve, and the layer with the best result on
+    `validation`."""
     groups = parameter_groups(head, settings.weight_decay)
     optimiser = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95))
     order = random.Random(settings.seed)
@@ -162,7 +164,7 @@ def _batch(texts: Texts, chosen: Tensor, embedding: Tensor) -> Batch:
 def _evaluate(
     head: DraftHead, embedding: Tensor, texts: Texts, settings: argparse.Namespace
 ) -> dict[str, Any]:
-    """Return means over the texts, in the precision of training."""
+    """Return the mean scores of each step over the texts, in the precision of training."""
     parts: list[list[StepScores]] = []
     for row in range(len(texts.tokens)):
         chosen = torch.tensor([row], device=embedding.device)
@@ -181,14 +183,14 @@ def _evaluate(
 
 
 def _rounded(head: DraftHead) -> DraftHead:
-    """Return the head rounded to its shipped precision."""
+    """Return the draft layer rounded to its shipped precision."""
     shipped = copy.deepcopy(head)
     shipped.to(torch.bfloat16).float()
     return shipped
 
 
 def _mixed_precision(device: torch.device) -> torch.autocast:
-    """Use bfloat16 matrix products on a GPU, float32 elsewhere."""
+    """Return a context with bfloat16 matrix products on a GPU, and float32 elsewhere."""
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
 

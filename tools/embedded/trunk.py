@@ -1,6 +1,6 @@
-"""The frozen model's hidden states of texts, after the final norm.
+"""Computes the frozen model's hidden states of texts, after the final norm.
 
-Computed by the product's own forward, on a CPU or a GPU, in a separate arena.
+Uses the product's own forward, on a CPU or a GPU, in a separate arena.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ from tasuki.pycache.layout import PAGE_TOKENS
 
 class Trunk:
     def __init__(self, folder: Path, device: str, threads: int) -> None:
-        """Load the model. device: cpu, computed in float32, or cuda, in bfloat16. Raises the
-        model's errors."""
+        """Load the model. device: cpu, computing in float32, or cuda, in bfloat16. threads: CPU
+        threads. Raises the errors of loading a model."""
         dtype = "float32" if device == "cpu" else "bfloat16"
         config = EngineConfig(
             model=str(folder),
@@ -38,13 +38,14 @@ class Trunk:
 
     @property
     def embedding(self) -> Tensor:
-        """Return the embedding [vocab, hidden]. It is also the head, because the embedded model
-        ties them."""
+        """Return the model's embedding [vocab, hidden]. It is also the output head, because the
+        embedded model ties them."""
         return self._parts.model.weights.embedding
 
     @torch.no_grad()
     def hidden(self, sequences: Sequence[Sequence[int]]) -> Tensor:
-        """Return hidden states [N, T, hidden] on the device, of sequences of one length."""
+        """Return the hidden states [N, T, hidden], on the device. sequences: token ids of N texts
+        of one length T."""
         length = len(sequences[0])
         at_once = max(1, 16384 // length)
         rows = [

@@ -1,7 +1,9 @@
-"""`python -m tools.goldens`: checkpoints of random weights, and transformers' answers to them.
+"""`python -m tools.goldens`: writes golden models (checkpoints of random weights) with
+transformers' answers to prompts.
 
-Writes tests/golden_models; `--check` compares instead and changes nothing. Runs in an environment
-of its own, with transformers beside our versions of torch and numpy. Exit status 1: they differ.
+Writes tests/golden_models; `--check` compares instead and changes nothing. Runs in a separate
+environment, with transformers beside our versions of torch and numpy. Exit status 1 if the files
+differ.
 """
 
 import argparse

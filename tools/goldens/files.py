@@ -1,4 +1,4 @@
-"""A golden model's folder: config, weights, prompts with their answers, arrays.
+"""The files of a golden model's folder: config, weights, prompts with their answers, arrays.
 
 Invariant: equal values give equal bytes, so a rebuild shows the changes.
 """
@@ -29,8 +29,8 @@ TOLERANCE = {
 
 
 def write_model(shape: Shape, folder: Path) -> int:
-    """Write a model's folder, and return the bytes written. Raises RuntimeError if every prompt
-    comes too near a tie."""
+    """Write a golden model's folder, and return the number of bytes written. Raises RuntimeError if
+    every prompt comes too near a tie."""
     folder.mkdir(parents=True, exist_ok=True)
     reference = Reference(shape)
     weights = {
@@ -61,7 +61,7 @@ def write_model(shape: Shape, folder: Path) -> int:
 
 
 def differing(made: Path, kept: Path) -> list[str]:
-    """Return the files below either folder with any different byte."""
+    """Return the paths below either folder with differing or missing files."""
     if made == kept:
         return []
     names = {path.relative_to(root) for root in (made, kept) for path in root.glob("*/*")}

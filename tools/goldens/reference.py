@@ -1,5 +1,5 @@
-"""The reference answers of transformers: its own PyTorch path, float32, one thread, eager
-attention.
+"""Computes the reference answers with transformers: its own PyTorch path, float32, one thread,
+eager attention.
 
 Owns the model of one shape. Arrays have the names read by tests/harness/goldens.py. A convolution's
 state is the last three inputs, because no step reads the fourth again.
@@ -20,7 +20,7 @@ from tools.goldens.shapes import Case, Shape
 from tools.goldens.weights import random_weights
 
 MARGIN = 0.05
-"""Smallest distance of the two likeliest tokens at every step, so another order of sums does not
+"""Least difference of the two largest logits at every step, so another order of sums does not
 change the choice."""
 
 Arrays = dict[str, NDArray[np.float32]]
@@ -53,8 +53,8 @@ class Reference:
 
     @torch.inference_mode()
     def answer(self, case: Case, prompt: list[int]) -> Answer | None:
-        """Return the answer to a prompt. Returns None if a step nearly ties, or if one token makes
-        up most of the answer."""
+        """Return transformers' greedy answer to a prompt of the case. Returns None if a step nearly
+        ties, or if one token makes up most of the answer."""
         arrays: Arrays = {}
         with self._watched(arrays if case.hidden else {}):
             first = self._forward(prompt, None)
@@ -93,7 +93,8 @@ class Reference:
         return self._model(input_ids=ids, past_key_values=cache, use_cache=True)
 
     def _states(self, cache: Any, prefix: str, tokens: int | None) -> Arrays:
-        """Return the caches of all layers. tokens: number of KV tokens to keep; None: none."""
+        """Return the cache content of all layers, by names beginning with `prefix`. tokens: number
+        of tokens with stored KV; None: no KV."""
         found: Arrays = {}
         for layer, kind in enumerate(self._model.config.layer_types):
             held, name = cache.layers[layer], f"{prefix}.layer{layer}"
@@ -107,7 +108,7 @@ class Reference:
 
     @contextmanager
     def _watched(self, arrays: Arrays) -> Iterator[None]:
-        """Store the outputs of each layer and of the last norm."""
+        """Store the outputs of each layer and of the last norm in `arrays` during a block."""
 
         def keep(name: str) -> Any:
             def hook(module: nn.Module, given: object, out: Any) -> None:
@@ -132,8 +133,8 @@ class Reference:
 def rotary_angles(
     shape: Shape, positions: Tensor
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-    """Return radians a position [pairs], and cos and sin [positions, pairs]. REQUIRES: the shape is
-    dense."""
+    """Return the rotary frequencies in radians a position [pairs], and the cosines and sines
+    [positions, pairs]. REQUIRES: the shape is dense."""
     from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextRotaryEmbedding
 
     rotary = Qwen3_5TextRotaryEmbedding(_config(shape))

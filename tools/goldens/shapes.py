@@ -1,4 +1,4 @@
-"""The shapes of the checkpoints and the prompts asked of them. Pure values."""
+"""The shapes of the golden models and the prompts given to them. Pure values."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Case:
-    """One prompt. states_at: prompt lengths with stored caches. extends: the case with the prompt
-    at the beginning of this one. hidden: True if every layer's output is stored too. end: True if
+    """One prompt. states_at: prompt lengths with stored caches. extends: name of the case with a
+    prompt this one begins with. hidden: True if every layer's output is stored too. end: True if
     the caches after the answer are stored too."""
 
     name: str
@@ -21,9 +21,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Shape:
-    """One checkpoint. prefix: prefix of its tensors' names; a nested one has a nested config too.
-    mtp: includes the tensors of a draft head, unused by tests. stretched: has goldens of longer
-    contexts too."""
+    """One golden checkpoint. prefix: prefix of its tensors' names; a nested prefix has a nested
+    config too. mtp: True if it includes the tensors of a draft head, unused by tests. stretched:
+    True if it has goldens of longer contexts too."""
 
     name: str
     seed: int

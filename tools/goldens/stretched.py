@@ -1,4 +1,5 @@
-"""The results of transformers for contexts longer than the training: angles and logits under YaRN.
+"""Writes the results of transformers for contexts longer than the training: angles and logits under
+YaRN.
 
 The weights are a golden model's own; only the position settings of its config are changed. Angles
 are of heads as wide as published ones.
@@ -68,7 +69,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def write_stretched(shape: Shape, folder: Path) -> int:
-    """Write the goldens of longer contexts, and return the bytes written."""
+    """Write the goldens of longer contexts, and return the number of bytes written."""
     prompt = np.random.default_rng(shape.seed + 1).integers(
         0, shape.text["vocab_size"], PROMPT_TOKENS
     )

@@ -1,5 +1,5 @@
-"""Random weights of a checkpoint, from numpy's generator, because it gives the same values on every
-processor.
+"""Makes the random weights of a checkpoint with numpy's generator, because it gives the same values
+on every processor.
 
 Invariant: a tensor depends only on the shape's seed, its own name and its own size.
 """
@@ -16,8 +16,7 @@ from tools.training.checkpoint import FLOAT32
 
 
 def random_tensor(seed: int, name: str, size: tuple[int, ...]) -> Tensor:
-    """Return a random tensor with a scale against fading and saturation in a network of these
-    shapes."""
+    """Return a random tensor, scaled so a network of these shapes neither fades nor saturates."""
     key = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     drawn = np.random.default_rng(list(key)).standard_normal(size)
     match name.rsplit(".", 2)[-2:]:

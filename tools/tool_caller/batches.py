@@ -1,4 +1,5 @@
-"""Batches of the tool caller's training: their content, and the stage of each kind."""
+"""Training batches of the tool caller (a small model trained to make requested tool calls): their
+content, and the training stage of each kind."""
 
 import random
 import re
@@ -21,19 +22,19 @@ _TEMPLATES = _ROOT / "tests" / "harness" / "qwen_templates"
 
 
 def texts() -> list[str]:
-    """Return prose and code, the sources of learnt words."""
+    """Return the texts (prose and code) providing the words of prompts."""
     files = (_TEMPLATES / "LICENSE", _ROOT / "model" / "embedded" / "held_out.txt")
     prose = [path.read_text(encoding="utf-8") for path in files]
     return [*prose, *map(template_source, XML_TEMPLATES)]
 
 
 def passages() -> list[str]:
-    """Return the same texts, without the marks at the start and end of a turn."""
+    """Return the texts of texts(), without the tokens at the start and end of a turn."""
     return [text.replace(TURN_START, "").replace(TURN_END, "") for text in texts()]
 
 
 def words_of(found: Sequence[str]) -> list[str]:
-    """Return the words of the texts, each once."""
+    """Return the distinct words of the texts."""
     return sorted({word for text in found for word in re.findall("[A-Za-z]{3,9}", text)})
 
 
@@ -55,7 +56,7 @@ def by_template(name: str) -> Render:
 def bare(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], thinks: bool
 ) -> str:
-    """Render messages without the tools. A Render function."""
+    """Render messages as a prompt, leaving out the tools. Has the type Render."""
     return "".join(map(_turn, messages)) + (
         "<|im_start|>assistant\n<think>\n" + ("" if thinks else "\n</think>\n\n")
     )
@@ -74,8 +75,8 @@ def _turn(message: Mapping[str, Any]) -> str:
 
 _SHORT_WORDS, _LONG_WORDS = 3, 8
 _SHORT_UNTIL, _BARE_UNTIL = 0.15, 0.4
-"""Shares of the first stage: long values come after the first, templates after the second, then in
-half of the batches."""
+"""Shares of the first stage's steps. Before _SHORT_UNTIL argument values are short. Before
+_BARE_UNTIL prompts have no chat template; afterwards half of the batches have one."""
 _PLAIN_SHARE = {1: 0.5, 2: 0.1, 3: 0.15, 4: 0.15}
 _FILLERS = {
     1: (2, 10, 30),
@@ -84,11 +85,11 @@ _FILLERS = {
     4: (20, 60, 150, 350, 650),
 }
 _TURNS = {1: 1, 2: 1, 3: 6, 4: 6}
-"""Number of requests after a prompt, by stage. In the third stage a prompt's tokens cost too much
-for one request."""
+"""Number of requests in a training text, by stage. In the third stage a prompt's tokens cost too
+much for one request."""
 _SHARED_NAMES = 12
-"""Shared names in a prompt of the fourth stage: its tools, their arguments, its prose and its
-requests use them."""
+"""Number of names shared by the parts of a fourth-stage prompt: its tools, their arguments, its
+prose and its requests use them."""
 _KINDS = {
     1: ("bare", "full"),
     2: ("bare", "long"),
@@ -97,13 +98,13 @@ _KINDS = {
 }
 _HELD_OUT_FILLER = {"bare": 0, "full": 10, "long": 60, "longer": 240, "longest": 650}
 _HELD_OUT = {"bare": 24, "full": 24, "long": 24, "longer": 8, "longest": 4}
-"""Number of held-out prompts by kind."""
+"""Number of held-out prompts by kind of prompt."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One training text. tokens: prompt, answer and the end of its turn, and the same of further
-    turns. answers: the places of each answer's tokens."""
+    """One training text. tokens: ids of the prompt, its answer and the turn's end, then the same
+    for further turns. answers: range of each answer's tokens."""
 
     tokens: list[int]
     answers: tuple[range, ...]
@@ -111,10 +112,11 @@ class Pair:
 
 class BatchMaker:
     def __init__(self, tokenizer: Tokenizer, seed: int, steps: int, room: int, stage: int) -> None:
-        """Set up the batches. steps: number of this stage's steps. room: tokens of a batch, padded.
-        stage: sets the prompts. Second stage: like agents' prompts, with thousands of tokens, much
-        of them prose and code. Third: up to tens of thousands of tokens, and values of the same
-        words. Fourth: twice as many, and names at many places of a prompt."""
+        """Set up the batches. steps: number of this stage's steps. room: largest tokens of a batch,
+        with padding. stage: kind of the prompts, 1 to 4. Second stage: like agents' prompts, with
+        thousands of tokens, much of them prose and code. Third: up to tens of thousands of tokens,
+        and values of the same words. Fourth: twice as many, and names at many places of a
+        prompt."""
         self._tokenizer = tokenizer
         self._words = word_pieces(tokenizer)
         self._templates = tuple(map(by_template, XML_TEMPLATES))
@@ -128,7 +130,8 @@ class BatchMaker:
         self.kinds = _KINDS[stage]
 
     def batch(self, step: int) -> list[Pair]:
-        """Return a batch, determined by the seed and the step's number alone."""
+        """Return the batch of a training step, determined by the seed and the step's number
+        alone."""
         chooser = random.Random(f"{self._seed} {step}")
         maker = self._maker(chooser, self._passages)
         progress = step / self._steps if self._stage == 1 else 1.0
@@ -148,7 +151,7 @@ class BatchMaker:
             pairs.append(pair)
 
     def held_out(self, kind: str) -> list[Pair]:
-        """Return pairs in no batch."""
+        """Return the held-out training texts of a kind; no batch contains them."""
         among = passages() if kind in ("long", "longer", "longest") else []
         chooser = random.Random("held out")
         if kind in ("longer", "longest"):

@@ -19,7 +19,8 @@ from typing import Any
 
 Value = str | int | float | bool | list[str]
 Render = Callable[[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]], bool], str]
-"""Messages, tools, whether to think -> the prompt's text, its answer opened."""
+"""Type of a function rendering a prompt. Arguments: messages, tools, and True if the answer has
+thoughts. Result: the prompt's text up to the answer's start."""
 
 _THOUGHT = "I do it."
 _MARKS = tuple(":-_/'!?()*=#+;,,,@<>&$%[]{}~|")
@@ -36,14 +37,14 @@ class Call:
     arguments: dict[str, Value]
 
     def asked(self) -> str:
-        """Return the call in the form of a request."""
+        """Return the call as a user requests it in a message."""
         if not self.arguments:
             return self.name
         items = (f"{key}={json.dumps(value)}" for key, value in self.arguments.items())
         return f"{self.name} with {', '.join(items)}"
 
     def written(self) -> str:
-        """Return the call in the form written by a model of the Qwen3.5 family."""
+        """Return the call as a model of the Qwen3.5 family writes it."""
         lines = ["<tool_call>", f"<function={self.name}>"]
         for key, value in self.arguments.items():
             text = value if isinstance(value, str) else json.dumps(value)
@@ -51,13 +52,14 @@ class Call:
         return "\n".join([*lines, "</function>", "</tool_call>"])
 
     def in_history(self) -> dict[str, Any]:
-        """Return the call in the chat API's form."""
+        """Return the call as an object of the chat API's messages."""
         return {"type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
 @dataclass
 class Exchange:
-    """One request, the answer due now, and the messages exchanged since the request."""
+    """A request in progress. answer: the next due answer. calls: tool calls made for it. since:
+    messages exchanged since the request."""
 
     request: str
     answer: str
@@ -74,9 +76,10 @@ class DialogueMaker:
         folders: Sequence[str] = (),
         names: Sequence[str] = (),
     ) -> None:
-        """Set up the maker. words: pieces of words, without white space or punctuation. passages:
-        texts by other authors; parts of them appear among the random text. folders: prefixes of
-        some paths. names: names of tools and arguments, also used in prose."""
+        """Set up the maker. words: pieces of words, without white space or punctuation. chooser:
+        source of randomness. passages: texts by other authors; parts of them appear among the
+        random text. folders: prefixes of some paths. names: names of tools and arguments, also used
+        in prose."""
         self._words = words
         self._random = chooser
         self._passages = passages
@@ -84,8 +87,8 @@ class DialogueMaker:
         self._path_starts = ("/", "", "https://", *(f"{folder}/" for folder in folders))
 
     def prompt_and_answer(self, render: Render, filler: int, longest: int) -> tuple[str, str]:
-        """Return a prompt and its answer. filler: words of other text before the request. longest:
-        words of a value. The answer ends before the end of its turn."""
+        """Return a prompt and its answer. filler: number of words of other text before the request.
+        longest: largest number of words of a value. The answer excludes the end of its turn."""
         exchange = self._exchange(longest)
         thinks = self._random.random() < 0.5
         tools = [self._tool(call) for call in exchange.calls]
@@ -104,7 +107,7 @@ class DialogueMaker:
         return render(messages, tools, thinks), _opened(thinks) + exchange.answer
 
     def next_turn(self, render: Render, longest: int) -> tuple[str, str]:
-        """Return one more request, without the text before it, and its answer."""
+        """Return a further request's prompt text, without the text before it, and its answer."""
         exchange = self._exchange(longest)
         thinks = self._random.random() < 0.5
         messages = [{"role": "user", "content": exchange.request}, *exchange.since]
@@ -137,7 +140,8 @@ class DialogueMaker:
         }
 
     def _earlier(self, size: int) -> list[dict[str, Any]]:
-        """Return an earlier request with its answer."""
+        """Return the messages of an earlier request and its answer. size: number of words of
+        prose."""
         if self._random.random() < 0.5:
             asked, answer = self._prose(size), self._text(4)
         else:
@@ -146,7 +150,7 @@ class DialogueMaker:
         return [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
 
     def _around(self, request: str) -> str:
-        """Return the request, sometimes with other words before it."""
+        """Return the request text, sometimes with random words before it."""
         if self._random.random() < 0.7:
             return request
         before = self._prose(self._random.randint(1, 12))
@@ -192,8 +196,8 @@ class DialogueMaker:
         return "\n".join(lines)
 
     def _text(self, longest: int) -> str:
-        """Return a random text without quotation mark, backslash or line break, and without white
-        space at its ends."""
+        """Return random text for a value, without quotation mark, backslash or line break, and
+        without white space at its ends. longest: largest number of words."""
         words = [self._word() for _ in range(self._random.randint(1, longest))]
         text = words[0].capitalize() if self._random.random() < 0.5 else words[0]
         for word in words[1:]:
@@ -205,7 +209,7 @@ class DialogueMaker:
         return text + (self._random.choice(_MARKS) if self._random.random() < 0.2 else "")
 
     def _prose(self, size: int) -> str:
-        """Return random text, sometimes with parts like those of the language."""
+        """Return random prose of about `size` words, sometimes with parts resembling requests."""
         parts: list[str] = []
         while len(parts) < size:
             if self._passages and self._random.random() < 0.5:
@@ -256,5 +260,5 @@ class DialogueMaker:
 
 
 def _opened(thinks: bool) -> str:
-    """Return the text before an answer in the answer's turn."""
+    """Return the text at the start of an answer's turn, before the answer itself."""
     return f"{_THOUGHT}\n</think>\n\n" if thinks else ""

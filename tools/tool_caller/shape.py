@@ -1,4 +1,5 @@
-"""The tool caller's shape, the smallest Qwen3.5 able to learn to copy, and its byte-level BPE.
+"""The tool caller's shape, the smallest Qwen3.5 able to learn to copy, and its byte-level BPE
+tokenizer.
 
 A text's tokens do not depend on its surroundings. Words, digits, spaces and marks are encoded
 apart, so a name has the same tokens everywhere, and copying goes token by token. Fixed sequences in
@@ -16,28 +17,30 @@ from tools.training.checkpoint import byte_bpe, text_config
 VOCABULARY = 1024
 MAX_TOKENS = 131072
 WORD_SIZE = 96
-"""Size of the part of a hidden state filled at first by a token's embedding."""
+"""Number of hidden dimensions first filled by a token's embedding."""
 PRINT_SIZE = 24
-"""Size of each part of it identifying the token at one of the places."""
+"""Number of hidden dimensions identifying the token at one of the PLACES places."""
 PLACES = 4
-"""A place and the three before it: the width of the convolution."""
+"""Number of places identified in a hidden state: the present token's and the three before it, the
+width of the convolution."""
 MAX_ANSWER = 512
-"""Limit of an answer in tokens, if a client sets none."""
+"""Largest number of tokens of an answer, if a client sets none."""
 TAGS = (
     *("<think>", "</think>", "<tool_call>", "</tool_call>"),
     *("<tool_response>", "</tool_response>"),
 )
-"""Tokens, but not special, like in Qwen's checkpoints."""
+"""Tags with one token each. They are not special tokens, like in Qwen's checkpoints."""
 JOINTS = (
     *("\n</parameter>\n</function>\n", "\n</parameter>\n<parameter=", ">\n<parameter="),
     *(">\n</function>\n", "\n<function=", ">\n", "\n\n"),
     *('", "', '": "', '"], "', '": [', '": ', '", ', '="', '=["', '"], ', '"].', '".', '"}', '{"'),
     *(" with ", "Call ", "Say ", "Write ", "I call "),
 )
-"""Fixed sequences, each one token. Longer ones come before their own prefixes."""
+"""Fixed texts between the parts of a call or of JSON, each one token. Longer ones come before their
+own prefixes."""
 _SEEN = 1000
-"""Number of repeats of each joint in the text for learning merges, so joints are merged before any
-word."""
+"""Number of repeats of each text of JOINTS in the text for learning merges, so joints are merged
+before any word."""
 
 
 def model_config(vocabulary: int, end_of_text: int) -> Any:
@@ -62,7 +65,7 @@ def model_config(vocabulary: int, end_of_text: int) -> Any:
 
 
 def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
-    """Learn merges from `texts`; tags and specials take the last ids."""
+    """Train a BPE tokenizer on `texts`. Tags and special tokens take the last ids."""
     joints = "|".join(re.escape(joint) for joint in JOINTS)
     piece = rf"{joints}|\p{{Lu}}?\p{{Ll}}+|\p{{L}}|\p{{N}}|[^\p{{L}}\p{{N}}]"
     seen = [*texts, *(joint for joint in JOINTS for _ in range(_SEEN))]
@@ -70,5 +73,5 @@ def train_tokenizer(texts: Iterable[str]) -> Tokenizer:
 
 
 def word_pieces(tokenizer: Tokenizer) -> list[str]:
-    """Return the tokens of letters only."""
+    """Return the texts of the tokens made of letters only."""
     return sorted(word for word in tokenizer.get_vocab() if re.fullmatch("[A-Za-z]+", word))

@@ -1,4 +1,5 @@
-"""The start of the training: weights for copying the successor of the same three tokens.
+"""Initial weights of the tool caller's training: they already copy the token after an earlier
+occurrence of the same three tokens.
 
 A model of this size finds copying by itself only after millions of tokens, so it is given here. The
 first layer writes the tokens at a place and at the three places before it. The attention layer
@@ -15,14 +16,15 @@ from torch import Tensor, nn
 from .shape import PLACES, PRINT_SIZE, WORD_SIZE
 
 _BIAS = WORD_SIZE - 1
-"""The part of an embedding equal for every token."""
+"""Index of the embedding dimension with the same value for every token."""
 _SLOW_TURNS = (5, 6, 7)
-"""Parts of a head with periods of 5,200, 20,000 and 76,000 tokens."""
+"""Rotary pairs of an attention head with periods of 5,200, 20,000 and 76,000 tokens."""
 
 
 @torch.no_grad()
 def start(model: nn.Module) -> None:
-    """Overwrite the weights of a newly made Qwen3_5ForCausalLM of `shape.model_config`."""
+    """Overwrite the weights of a newly made Qwen3_5ForCausalLM of `shape.model_config` with the
+    initial weights."""
     embedding = model.model.embed_tokens.weight
     embedding.zero_()
     words = torch.randn(len(embedding), WORD_SIZE - 1)
@@ -49,7 +51,7 @@ def prefer_near(model: nn.Module, strength: float) -> None:
 
 @torch.no_grad()
 def sharpen(model: nn.Module, factor: float) -> None:
-    """Multiply the attention layer's scores by the factor."""
+    """Multiply the attention layer's scores by `factor`, so it attends to fewer places."""
     weight = model.model.layers[-1].self_attn.q_norm.weight
     # The layer multiplies by the weight plus one.
     weight.copy_((1 + weight) * factor - 1)
@@ -79,7 +81,8 @@ def _write_prints(layer: nn.Module) -> None:
 
 
 def _remember(layer: nn.Module) -> None:
-    """Give each head another memory length in tokens, and let a token write little."""
+    """Give each GDN head another memory length in tokens, and let a token write little to the
+    state."""
     tokens = torch.tensor([3000.0, 300.0, 100.0, 30.0])
     layer.dt_bias.fill_(1.0)
     layer.A_log.copy_(-torch.log(tokens * functional.softplus(layer.dt_bias)))
@@ -111,7 +114,8 @@ def _look_up(layer: nn.Module) -> None:
 
 
 def _read(weight: Tensor, row: int, column: int, scale: float) -> None:
-    """Set rows of a weight to pass on one print."""
+    """Set a block of a weight to pass on one token's identity (PRINT_SIZE dimensions) from `column`
+    to `row`, times `scale`."""
     weight[row : row + PRINT_SIZE, column : column + PRINT_SIZE] = torch.eye(PRINT_SIZE) * scale
 
 

@@ -1,5 +1,5 @@
-"""Trains the tool caller and writes its checkpoint folder: `python -m
-tools.tool_caller.train --out FOLDER`.
+"""Trains the tool caller (a small model making requested tool calls) and writes its checkpoint
+folder: `python -m tools.tool_caller.train --out FOLDER`.
 
 Owns the schedule and the record (training.json). One process on a CPU; the same seed, torch and
 number of threads make the same weights.
@@ -29,8 +29,9 @@ from .start import prefer_near, sharpen, start
 
 
 def answer_states(model: nn.Module, tokens: Tensor, answers: Tensor) -> Tensor:
-    """Return states [N, D] for the tokens after the first of [B, T] chosen by `answers` [B, T - 1],
-    row by row. model: a Qwen3_5TextModel with attention in its last layer only.
+    """Return the states [N, D] after the last layer for the chosen tokens, row by row. tokens: ids
+    [B, T]. answers: mask [B, T - 1] choosing among the tokens after the first. model: a
+    Qwen3_5TextModel with attention in its last layer only.
 
     Only the last layer's cost grows with the square of the prompt; at tens of answers' tokens it is
     almost nothing. The layers below stay unchanged, without gradients.
@@ -53,7 +54,8 @@ def answer_states(model: nn.Module, tokens: Tensor, answers: Tensor) -> Tensor:
 def _layer_at(
     layer: nn.Module, states: Tensor, turned: tuple[Tensor, Tensor], places: Tensor
 ) -> Tensor:
-    """Return the layer's output [N, D] at `places` [N] of a sequence's states [T, D]."""
+    """Return the attention layer's output [N, D] at `places` [N] of a sequence's states [T, D].
+    turned: rotary cosines and sines."""
     attention = layer.self_attn
     size = attention.head_dim
     normed = layer.input_layernorm(states)
@@ -77,11 +79,12 @@ def _layer_at(
 _WARM_UP_STEPS = 20
 _EVALUATE_EVERY = 50
 _LAST_LAYER_ONLY = (3, 4)
-"""Stages training only the last layer."""
+"""Numbers of the stages training only the last layer."""
 _SHARPER = {3: 1.5, 4: 1.7}
-"""Sharpening factor by stage: among more tokens, the unwanted ones together take more attention."""
+"""Factor on attention scores at the stage's start, by stage: among more tokens, the unwanted ones
+together take more attention."""
 _NEARER = {4: 0.5}
-"""Initial preference for near places, by stage, in parts of a weight."""
+"""Preference for near places set at the stage's start, by stage, as a part of a weight."""
 _RECORDED = ("stage", "seed", "steps", "rate", "batch_tokens")
 
 
@@ -131,8 +134,8 @@ def main() -> None:
 def _train(
     model: nn.Module, batches: BatchMaker, settings: argparse.Namespace, filler: int
 ) -> list[dict[str, float | int]]:
-    """Train and return the curve. Writes the weights at each of its points. Without steps the start
-    is its only point."""
+    """Train the model and return the loss curve. Writes the weights at each point of the curve.
+    With no steps the start is its only point."""
     learnt = model.model.layers[-1] if settings.stage in _LAST_LAYER_ONLY else model
     optimiser = torch.optim.AdamW(learnt.parameters(), lr=0.0, betas=(0.9, 0.95), weight_decay=0.05)
     curve: list[dict[str, float | int]] = []
@@ -172,15 +175,16 @@ def _exact_shares(
 
 
 def _answer_logits(model: nn.Module, tokens: Tensor, answers: Tensor) -> Tensor:
-    """Return logits [N, V] for the tokens after the first of [B, T] chosen by `answers` [B, T -
-    1]."""
+    """Return logits [N, V] for the chosen tokens. tokens: ids [B, T]. answers: mask [B, T - 1]
+    choosing among the tokens after the first."""
     hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state
     logits: Tensor = model.lm_head(hidden[:, :-1][answers])
     return logits
 
 
 def _padded(pairs: Sequence[Pair], filler: int) -> tuple[Tensor, Tensor]:
-    """Return tokens [B, T], and a mask [B, T - 1] of the answers' tokens after the first token."""
+    """Return token ids [B, T] padded with `filler`, and a mask [B, T - 1]. The mask marks the
+    answers' tokens among the tokens after the first."""
     longest = max(len(pair.tokens) for pair in pairs)
     tokens = torch.full((len(pairs), longest), filler)
     answers = torch.zeros((len(pairs), longest - 1), dtype=torch.bool)
@@ -193,7 +197,7 @@ def _padded(pairs: Sequence[Pair], filler: int) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def _exact(model: nn.Module, pairs: Sequence[Pair], filler: int) -> float:
-    """Return the share of answers with every token the likeliest."""
+    """Return the share of answers predicted exactly: every token is the likeliest."""
     right: list[bool] = []
     for pair in pairs:
         tokens, answers = _padded([pair], filler)

@@ -1,4 +1,4 @@
-"""A trained model as a shipped checkpoint folder, and the sums over it.
+"""Writes a trained model as a shipped checkpoint folder, and its SHA-256 sums.
 
 Owns file names and dtypes: tensors in float32 in published Qwen3.5 checkpoints stay in float32.
 `python -m tools.training.checkpoint FOLDER` rewrites SHA256SUMS. With a second folder, it first
@@ -22,13 +22,15 @@ SUMS = "SHA256SUMS"
 DRAFT_HEAD = "mtp.safetensors"
 DRAFT_RECORD = "draft_head.json"
 FLOAT32 = (".A_log", ".linear_attn.norm.weight")
-"""Name endings of tensors kept in float32 by published checkpoints; the rest is bfloat16."""
+"""Endings of the names of tensors stored in float32 by published checkpoints; all others are
+bfloat16."""
 END_OF_TEXT, TURN_START, TURN_END = SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _WEIGHTS = "model.safetensors"
 
 
 def text_config(mrope_section: Sequence[int], **shape: Any) -> Any:
-    """Return transformers' config of a small Qwen3.5 with tied embeddings."""
+    """Return transformers' config of a small Qwen3.5 with tied embeddings. mrope_section: value of
+    this rotary setting."""
     from transformers import Qwen3_5TextConfig
 
     return Qwen3_5TextConfig(
@@ -47,7 +49,7 @@ def text_config(mrope_section: Sequence[int], **shape: Any) -> Any:
 
 
 def generation_config(end_of_text: int, turn_end: int, **sampling: Any) -> Any:
-    """Return transformers' generation config: generation stops at the end of a turn and of a
+    """Return transformers' generation config: generation stops at the tokens ending a turn and a
     text."""
     from transformers import GenerationConfig
 
@@ -62,8 +64,9 @@ def generation_config(end_of_text: int, turn_end: int, **sampling: Any) -> Any:
 def byte_bpe(
     texts: Iterable[str], vocabulary: int, split: Any = None, tags: Sequence[str] = ()
 ) -> Tokenizer:
-    """Learn merges from `texts`. Tags and specials take the last ids, like in published models.
-    split: cuts texts before bytes; default: GPT-2's own pattern."""
+    """Train a byte-level BPE tokenizer on `texts`. Tags and special tokens take the last ids, like
+    in published models. vocabulary: number of tokens. split: pattern cutting texts before bytes;
+    default: GPT-2's own."""
     tokenizer = Tokenizer(models.BPE())
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split is None)
     tokenizer.pre_tokenizer = level if split is None else pre_tokenizers.Sequence([split, level])
@@ -133,8 +136,8 @@ def save_weights(tensors: dict[str, Tensor], directory: Path) -> None:
 
 
 def add_draft_head(directory: Path, trained: Path) -> None:
-    """Put a trained draft layer into the folder's weights, replacing any earlier one, and its
-    record beside them."""
+    """Put a trained draft layer into the folder's weights, replacing any earlier one. Its training
+    record is stored beside the weights."""
     kept = {
         name: tensor
         for name, tensor in load_file(directory / _WEIGHTS).items()
@@ -145,7 +148,7 @@ def add_draft_head(directory: Path, trained: Path) -> None:
 
 
 def write_sums(directory: Path) -> None:
-    """Write SHA-256 of every file of the folder except the sums themselves, in sha256sum's
+    """Write the SHA-256 sum of every file of the folder except the sums themselves, in sha256sum's
     format."""
     files = sorted(path for path in directory.iterdir() if path.is_file() and path.name != SUMS)
     lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]

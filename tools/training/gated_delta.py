@@ -17,7 +17,7 @@ _CHUNK = 64
 
 
 def install() -> None:
-    """Let transformers' Qwen3.5 layers of this process use the operators below."""
+    """Make transformers' Qwen3.5 layers of this process use the operators of this module."""
     for name, operator in (
         ("torch_chunk_gated_delta_rule", gated_delta_rule),
         ("causal_conv1d_fn", causal_convolution),
@@ -30,8 +30,8 @@ def install() -> None:
 def causal_convolution(
     x: Tensor, weight: Tensor, bias: None = None, activation: str = "silu", **_: Any
 ) -> Tensor:
-    """Return SiLU of the depthwise causal convolution. x [B, C, T], weight [C, width] -> [B, C,
-    T]."""
+    """Return SiLU of the depthwise causal convolution. x: [B, C, T]. weight: [C, width]. Result:
+    [B, C, T]."""
     width = weight.shape[1]
     padded = functional.pad(x, (width - 1, 0))
     taps = weight.to(x.dtype).unsqueeze(-1)
@@ -51,8 +51,8 @@ def gated_delta_rule(
     output_final_state: bool = False,
     **_: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute the gated delta rule. query, key, value [B, T, H, D]; g (log decay), beta [B, T, H];
-    states [B, H, D, D] float32.
+    """Compute the gated delta rule. query, key, value: [B, T, H, D]. g (log decay), beta (write
+    strength): [B, T, H]. States: [B, H, D, D] float32.
 
     Normalises query and key. Returns (outputs [B, T, H, D] in query's dtype, final state or None).
     """
@@ -84,8 +84,9 @@ def gated_delta_rule(
 
 
 def _pass_on(transition: Tensor, added: Tensor, initial: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the states before each chunk [B, N, H, D, D] and the one after the last. transition
-    and added: [B, N, H, D, D]."""
+    """Return the states before each chunk [B, N, H, D, D], and the state after the last chunk. A
+    chunk turns a state S into transition S + added. transition, added: [B, N, H, D, D]. initial:
+    state before the first chunk."""
     batch, _, heads, rows, columns = added.shape
     state = (
         added.new_zeros(batch * heads, rows, columns)
@@ -101,8 +102,8 @@ def _pass_on(transition: Tensor, added: Tensor, initial: Tensor | None) -> tuple
 
 
 def _chunked(tensor: Tensor) -> Tensor:
-    """Reshape [B, T, H, ...] to [B, N, H, 64, ...], padded with zeros; zeros neither decay nor
-    write."""
+    """Reshape [B, T, H, ...] into chunks [B, N, H, 64, ...], padded with zeros; zeros neither decay
+    nor write."""
     missing = -tensor.shape[1] % _CHUNK
     padded = functional.pad(tensor, (0, 0) * (tensor.ndim - 2) + (0, missing))
     return padded.unflatten(1, (-1, _CHUNK)).transpose(2, 3)

@@ -1,4 +1,4 @@
-"""The shared parts of trainings: the learning rate at each step, the optimiser's groups, the
+"""Parts common to all trainings: the learning rate at each step, the optimiser's groups, the
 record."""
 
 import json
@@ -9,14 +9,15 @@ from torch import nn
 
 
 def rate(step: int, steps: int, peak: float, warm_up: int, last: float = 0.01) -> float:
-    """Return the learning rate: linear warm-up, then a cosine to the share `last` of the peak."""
+    """Return the learning rate at `step`: linear warm-up over `warm_up` steps, then a cosine to the
+    share `last` of the peak."""
     warm = min(1.0, (step + 1) / warm_up)
     cosine = 0.5 * (1 + math.cos(math.pi * step / steps))
     return float(peak * warm * (last + (1 - last) * cosine))
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Return the groups for an optimiser: only matrices decay."""
+    """Return the parameter groups for an optimiser: only matrices have weight decay."""
     parameters = list(model.parameters())
     matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
     vectors = [parameter for parameter in parameters if parameter.ndim < 2]

@@ -1,1 +1,2 @@
-"""One layer chunk: its rows, their places, their digests and their counts."""
+"""One layer chunk (layers of one forward sent together): its rows, their places, digests and
+counts."""

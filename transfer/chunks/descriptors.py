@@ -1,6 +1,7 @@
-"""Places of a layer chunk's bytes: lengths of units, segments of two arenas, and offsets.
+"""Places of a layer chunk's bytes in the sender's and the receiver's arena, as offsets and lengths.
 
-Pure.
+Pure functions and values. A unit is a block (KV of one page in one layer) or the state of one
+layer.
 """
 
 from collections.abc import Sequence
@@ -18,10 +19,11 @@ from .chunk import ChunkHeader
 
 
 class UnitSizes(Protocol):
-    """Lengths of the sent units. Most parts of a sender need nothing else of a layout.
+    """Lengths of the sent units: bytes on the wire of a block, of one GDN layer's state, and of the
+    values carried over by a draft layer.
 
-    Bytes on the wire of a block, of the state of one GDN layer, and of the values carried over by a
-    draft layer. CacheLayout is one, for a wire without encoding.
+    Most parts of a sender need nothing else of a layout. A CacheLayout is one, for a wire without
+    encoding.
     """
 
     @property
@@ -59,12 +61,12 @@ def chunk_segments(
     local_slot: int | None,
     remote_slot: int | None,
 ) -> Segments:
-    """Return the segments (local offset, remote offset, length) of a layer chunk, with contiguous
-    runs merged.
+    """Return the segments (local offset, remote offset, length) of a layer chunk in bytes, with
+    contiguous ones merged.
 
-    The result covers every layer of the chunk, [n, 3] int64, because arenas are larger than 2 GiB;
-    n is 0 if the chunk has nothing to send. Knows the layout and the ids of both sides, but no
-    peers, rooms or meaning of the bytes. Pure. REQUIRES: local_pages and remote_pages have
+    The result is [n, 3] int64, because arenas are larger than 2 GiB. It covers every layer of the
+    chunk; n is 0 if there is nothing to send. Knows the layout and the ids of both sides, but no
+    peers, transfers or meaning of the bytes. Pure. REQUIRES: local_pages and remote_pages have
     header.pages ids each; a local_slot comes with a remote_slot.
     """
     parts: list[Segments] = []
@@ -86,7 +88,7 @@ def chunk_segments(
 
 
 def _page_runs(layout: CacheLayout, local: Sequence[int], remote: Sequence[int]) -> Segments:
-    """Return the segments of a layer with page 0 at byte 0."""
+    """Return the segments of the pages in one layer, as if page 0 of the layer were at byte 0."""
     size = layout.block_bytes
     here = np.asarray(local, dtype=np.int64) * size
     there = np.asarray(remote, dtype=np.int64) * size
@@ -102,14 +104,15 @@ def chunk_bytes(sizes: UnitSizes, header: ChunkHeader) -> int:
 
 
 def layer_bytes(sizes: UnitSizes, layer: int, pages: int, carries_state: bool) -> int:
-    """Return the bytes a forward has to send for one layer."""
+    """Return the bytes to send for one layer. pages: number of pages. carries_state: True if the
+    state is sent too."""
     blocks = pages * sizes.block_bytes if sizes.layer_kinds[layer].keeps_pages else 0
     return blocks + (state_bytes(sizes, layer) if carries_state else 0)
 
 
 def merge_runs(local: NDArray[np.int64], remote: NDArray[np.int64], length: int) -> Segments:
-    """Return blocks of `length` bytes as segments; neighbours contiguous on both sides become
-    one."""
+    """Return blocks of `length` bytes as segments; neighbours contiguous in both arenas become one.
+    local, remote: offset of each block in either arena."""
     if len(local) == 0:
         return np.empty((0, 3), dtype=np.int64)
     breaks = (local[1:] - local[:-1] != length) | (remote[1:] - remote[:-1] != length)
@@ -124,7 +127,8 @@ def merge_runs(local: NDArray[np.int64], remote: NDArray[np.int64], length: int)
 
 
 def merge_segments(segments: Segments) -> Segments:
-    """Return the segments with neighbours contiguous on both sides merged, for any lengths."""
+    """Return the segments, of any lengths, with neighbours merged if they are contiguous in both
+    arenas."""
     if len(segments) == 0:
         return segments
     ends = segments[:-1, :2] + segments[:-1, 2:]
@@ -135,7 +139,8 @@ def merge_segments(segments: Segments) -> Segments:
 
 
 def check_bounds(segments: Segments, local_size: int, remote_size: int) -> None:
-    """Raise OutOfBounds naming the first segment outside either side's registered bytes."""
+    """Raise OutOfBounds naming the first segment outside the registered bytes of the local or the
+    remote arena."""
     if len(segments) == 0 or _inside(segments, local_size, remote_size):
         return
     length = segments[:, 2]
@@ -148,14 +153,14 @@ def check_bounds(segments: Segments, local_size: int, remote_size: int) -> None:
         if len(bad):
             index = int(bad[0])
             raise OutOfBounds(
-                f"piece {index}: {side} bytes at {int(offset[index])} of length "
+                f"segment {index}: {side} bytes at {int(offset[index])} of length "
                 f"{int(length[index])} are outside the {size} registered"
             )
 
 
 def _inside(segments: Segments, local_size: int, remote_size: int) -> bool:
-    """Return True if all segments are inside. Takes as few passes as possible, because it runs
-    before every post."""
+    """Return True if all segments are inside both arenas. Makes as few passes as possible, because
+    it runs before every post."""
     local, remote, length = segments[:, 0], segments[:, 1], segments[:, 2]
     if int(segments.min()) < 0 or int(length.min()) < 1:
         return False
@@ -170,7 +175,8 @@ Indices = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Strip:
-    """`count` units of `length` bytes each, the first at `offset`, `stride` bytes apart."""
+    """Row of equally long units in an arena: `count` units of `length` bytes, the first at byte
+    `offset`, `stride` bytes apart."""
 
     offset: int
     length: int
@@ -180,7 +186,7 @@ class Strip:
 
 @dataclass(frozen=True)
 class UnitPairs:
-    """local[i] is sent to remote[i]; [units] int32 each."""
+    """Pairs of unit indices: unit local[i] is sent to unit remote[i]. Both are [units] int32."""
 
     local: Indices
     remote: Indices
@@ -188,7 +194,7 @@ class UnitPairs:
 
 @dataclass(frozen=True)
 class TransferUnits:
-    """Units of segments: the parts of an arena sent whole by chunks, as numbers.
+    """Numbering of an arena's units, so a chunk can be posted as indices.
 
     A unit is a block, or the state of one GDN layer or draft layer in one slot. Every segment is
     one unit or a run of blocks. Knows an arena's geometry, but not the layers' order, ids of
@@ -196,8 +202,8 @@ class TransferUnits:
     length.
 
     block_bytes, slab_bytes, state_bytes: bytes of a block, of a slab, and of a GDN layer's state.
-    states: GDN states of a slab. carry_bytes: bytes of a draft layer's state, stored behind the
-    others; 0 if there is none.
+    states: number of GDN states in a slab. carry_bytes: bytes of a draft layer's state, stored
+    behind the GDN states; 0 if there is none.
     """
 
     block_bytes: int
@@ -217,7 +223,7 @@ class TransferUnits:
         )
 
     def strips(self, arena_bytes: int) -> list[Strip]:
-        """Return all units of an arena in the order of their numbers: blocks, then each layer's
+        """Return all units of an arena in the order of their indices: blocks, then each layer's
         states."""
         slabs = arena_bytes // self.slab_bytes
         blocks = slabs * self.slab_bytes // self.block_bytes
@@ -235,10 +241,11 @@ class TransferUnits:
         return self.states * self.state_bytes
 
     def indices(self, segments: Segments, local_bytes: int, remote_bytes: int) -> UnitPairs | None:
-        """Return the segments as units of arenas with these sizes; None if a segment is not made of
-        whole units.
+        """Return the segments as pairs of unit indices; None if a segment is not made of whole
+        units.
 
-        pieces: [n, 3] int64, inside both arenas.
+        segments: [n, 3] int64, inside both arenas. local_bytes, remote_bytes: sizes of the two
+        arenas.
         """
         whole = (segments % self.block_bytes == 0).all(axis=1)
         runs = segments if whole.all() else segments[whole]
@@ -264,7 +271,8 @@ class TransferUnits:
         )
 
     def _state(self, offset: int, length: int, arena_bytes: int) -> int | None:
-        """Return the number of the state with this offset and length; None if there is none."""
+        """Return the unit index of the state at this offset with this length; None if no state is
+        there."""
         slot, within = divmod(offset, self.slab_bytes)
         if self.carry_bytes and (within, length) == (self._carry_offset, self.carry_bytes):
             layer = self.states
@@ -277,7 +285,8 @@ class TransferUnits:
 
 
 def _runs(firsts: NDArray[np.int64], counts: NDArray[np.int64]) -> Indices:
-    """Return the numbers of all runs: `counts` consecutive ones for each run, from its first."""
+    """Return the indices of all runs, one run behind another: counts[i] consecutive indices from
+    firsts[i] on."""
     if len(counts) == 0:
         return np.empty(0, dtype=np.int32)
     ends = np.cumsum(counts)
@@ -291,13 +300,12 @@ Offsets = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Spread:
-    """Places of a region's arenas if they are not neighbours: each rank's arena is on a GPU of its
-    own.
+    """Places of the ranks' arenas in this process's address space, each on a GPU of its own.
 
-    Offsets of the region are counted as if the arenas were one behind another. Kernels count them
-    from the lowest address. Pure. Invariant: a placed run is inside one arena.
+    A region offset counts as if the arenas were one behind another. A kernel's offset counts from
+    the lowest address. Pure. Invariant: a placed run of bytes is inside one arena.
 
-    addresses: addresses of the arenas in this process. size: bytes of each arena. stride: bytes
+    addresses: address of each arena in this process. size: bytes of each arena. stride: bytes
     between the beginnings of two arenas in the region.
     """
 
@@ -311,12 +319,13 @@ class Spread:
 
     @property
     def begin(self) -> int:
-        """Return the lowest address."""
+        """Return the lowest address of any arena."""
         return min(self.addresses)
 
     @property
     def extent(self) -> int:
-        """Return the bytes from `begin` to the highest end; most of them may belong to no arena."""
+        """Return the bytes from the lowest address to the end of the highest arena; most of them
+        may belong to no arena."""
         return max(self.addresses) + self.size - self.begin
 
     @cached_property
@@ -324,7 +333,7 @@ class Spread:
         return np.array(self.addresses, dtype=np.int64) - self.begin
 
     def placed(self, offsets: Offsets, lengths: Offsets) -> Offsets:
-        """Return the places of runs at these region offsets, in bytes from `begin`. Raises
+        """Convert region offsets of byte runs to offsets from `begin`, the lowest address. Raises
         OutOfBounds naming the first run not inside one arena."""
         arenas = offsets // self.stride
         inside = offsets - arenas * self.stride
@@ -333,7 +342,7 @@ class Spread:
         if wrong.any():
             index = int(wrong.argmax())
             raise OutOfBounds(
-                f"piece {index}: bytes at {int(offsets[index])} of length {int(lengths[index])} "
+                f"segment {index}: bytes at {int(offsets[index])} of length {int(lengths[index])} "
                 f"are in none of {len(self.addresses)} arenas of {self.size}, {self.stride} apart"
             )
         placed: Offsets = self._from_begin[arenas] + inside

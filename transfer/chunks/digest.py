@@ -4,10 +4,10 @@ A block's sum is multilinear over its 64-bit words, sum(word[i] * key[i]) mod 2^
 costs one multiply-add a word, in any order, so a CPU (cpp_cache/digest) or a GPU computes it at
 memory speed. A summed part is one head's share of a block, or the state of one layer.
 
-The sum is mixed with (room, generation, layer, logical page and head, or state), so right bytes in
-a wrong place fail. A chunk's digest is the sum of its parts' digests, on any of a model's ranks:
-heads are counted over all ranks. It finds accidents (flipped, swapped, stale, missing bytes), not
-forgers.
+The sum is mixed with (transfer id, generation, layer, logical page and head, or state), so right
+bytes in a wrong place fail. A chunk's digest is the sum of its parts' digests. It does not depend
+on the number of ranks: heads are counted over all of them. It finds accidents (flipped, swapped,
+stale, missing bytes), not forgers.
 
 Owns a view of the arena's bytes. Knows no peers. Thread rule: calls of one digester may run in
 parallel. Invariant: every block is a whole number of 64-bit words, because a page has 64 tokens and
@@ -33,13 +33,15 @@ MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _NOTHING = np.empty(0, dtype=np.int64)
 _WORD = 8
-"""Bytes of a word."""
+"""Bytes of a word, the unit of summing in a digest."""
 _STATE = 2**32
-"""Number of the state in place of a page's logical index; no prompt has so many pages."""
+"""Number of a state in a digest, in the place of a page's logical index; no prompt has so many
+pages."""
 _HEAD_SHIFT = 33
-"""Shift of the head's number, above the bits of a page or a state."""
+"""Left shift in bits for a head's number, so it lies above the number of a page or a state."""
 Parts = list[tuple[int, int, int]]
-"""For each part: its beginning in page 0 or slot 0 and its length, both in words, and its key."""
+"""Parts of a layer, each summed by itself: (start in page 0 or slot 0, length, bits naming its head
+or the state). Start and length are in 64-bit words."""
 
 
 def splitmix64(value: int) -> int:
@@ -51,12 +53,13 @@ def splitmix64(value: int) -> int:
 
 
 def splitmix64_all(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return splitmix64 of each value."""
+    """Return splitmix64 (a bijective mix of 64 bits) of each value."""
     return _mixed(values + np.uint64(_GOLDEN))
 
 
 def word_keys(count: int) -> NDArray[np.uint64]:
-    """Return odd keys [count] uint64: a mix of the word's index, lowest bit set."""
+    """Return the odd factor of each of the first `count` words of a part, [count] uint64: a mix of
+    the word's index, with the lowest bit set."""
     index = np.arange(1, count + 1, dtype=np.uint64)
     return _mixed(index * np.uint64(_GOLDEN)) | np.uint64(1)
 
@@ -69,9 +72,10 @@ def _mixed(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 @dataclass(frozen=True)
 class ChunkRows:
-    """Rows of a layer chunk, in order: int64 [rows] each.
+    """Rows of a layer chunk in the arena, each summed by itself for the digest; int64 [rows] each.
 
-    offsets, lengths: in 64-bit words of the arena. seeds: bits mixed with a row's sum.
+    offsets, lengths: start and length of each row in 64-bit words. seeds: bits mixed with each
+    row's sum, to name its place in the prompt.
     """
 
     offsets: NDArray[np.int64]
@@ -81,7 +85,8 @@ class ChunkRows:
 
 @dataclass(frozen=True)
 class ArenaChunk:
-    """Layer chunk at its place in an arena. slot is given exactly if header.carries_state."""
+    """Layer chunk with its page and slot ids in an arena. slot: None unless
+    header.carries_state."""
 
     transfer_id: int
     generation: int
@@ -91,7 +96,7 @@ class ArenaChunk:
 
     @property
     def places(self) -> tuple[int, int, int, int, int, tuple[int, ...], int | None]:
-        """Return the values in the form taken by compiled code."""
+        """Return this chunk's values in the order taken by compiled code."""
         header = self.header
         return (
             self.transfer_id,
@@ -108,12 +113,12 @@ Digestible: TypeAlias = ArenaChunk | ChunkRows
 
 
 def row_table(chunks: Sequence[ChunkRows]) -> NDArray[np.int64]:
-    """Return the rows of all chunks as [5, columns] int64, equal to `WindowGeometry.rows` of the
-    same chunks.
+    """Return the rows of all chunks as one table [5, columns] int64, equal to `WindowGeometry.rows`
+    of the same chunks.
 
-    Lines: offsets, lengths, seeds, the number of each row's chunk, and zeros to add digests to, at
-    least one for each chunk. The number of columns is even, because a GPU's kernel is compiled anew
-    for lines not aligned to 16 bytes.
+    The five lines are the rows' offsets, lengths, seeds and chunk numbers, then zeros to add the
+    digests to, at least one for each chunk. The number of columns is even, because a GPU's kernel
+    is compiled anew for lines not aligned to 16 bytes.
     """
     count = sum(len(chunk.offsets) for chunk in chunks)
     columns = max(count, len(chunks))
@@ -136,9 +141,9 @@ def chunk_rows(
     slot: int | None,
     sizes: UnitSizes | None = None,
 ) -> ChunkRows:
-    """Return the rows of one layer chunk. sizes: sizes on the wire, from the beginning of each
-    unit; by default whole units. REQUIRES: ids are inside the arena; slot is given exactly if
-    header.carries_state."""
+    """Return the rows of one layer chunk, to be summed for its digest. pages, slot: ids in the
+    arena. sizes: bytes of each unit on the wire, counted from the unit's beginning; None: whole
+    units. REQUIRES: ids are inside the arena; slot is given exactly if header.carries_state."""
     lengths = layout if sizes is None else sizes
     rows: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]] = []
     identity = splitmix64(splitmix64(transfer_id) ^ generation)
@@ -167,8 +172,8 @@ def chunk_rows(
 def place_seeds(
     transfer_id: int, generation: int, layer: int, places: NDArray[np.int64], head: int
 ) -> NDArray[np.uint64]:
-    """Return the seeds mixed with the sums of a head's part of each page. places: indices of the
-    pages in their sequence."""
+    """Return the bits to mix, in a digest, with one head's sum in each page. places: logical
+    indices of the pages. head: number of the head."""
     seed = np.uint64(_layer_seed(transfer_id, generation, layer) ^ head << _HEAD_SHIFT)
     return splitmix64_all(seed ^ places.astype(np.uint64))
 
@@ -176,7 +181,8 @@ def place_seeds(
 def state_seeds(
     transfer_id: int, generation: int, layer: int, parts: NDArray[np.int64]
 ) -> NDArray[np.uint64]:
-    """Return the seeds mixed with the sums of a state's parts, by number."""
+    """Return the bits to mix, in a digest, with the sum of each part of a layer's state. parts:
+    numbers of the parts."""
     seed = np.uint64(_layer_seed(transfer_id, generation, layer) ^ _STATE)
     return splitmix64_all(seed ^ parts.astype(np.uint64) << np.uint64(_HEAD_SHIFT))
 
@@ -186,8 +192,8 @@ def _layer_seed(transfer_id: int, generation: int, layer: int) -> int:
 
 
 def layer_parts(layout: CacheLayout, layer: int, lengths: UnitSizes) -> tuple[Parts, Parts]:
-    """Return (parts of page 0, parts of slot 0) of one layer; either may be empty. lengths: lengths
-    on the wire, from the beginning of each unit."""
+    """Return (parts of page 0, parts of slot 0) of one layer; either may be empty. lengths: bytes
+    of each unit on the wire, counted from the unit's beginning."""
     of_page: Parts = []
     of_slot: Parts = []
     kind = layout.layer_kinds[layer]
@@ -204,9 +210,9 @@ def layer_parts(layout: CacheLayout, layer: int, lengths: UnitSizes) -> tuple[Pa
 
 
 def chunk_geometry(layout: CacheLayout, sizes: UnitSizes | None = None) -> WindowGeometry:
-    """Return the compiled geometry of an arena with this layout. Its rows equal those of
-    `chunk_rows`, its reference. sizes: sizes on the wire, from the beginning of each unit; by
-    default whole units."""
+    """Return the compiled computation of a chunk's rows, for an arena with this layout. Its
+    reference is `chunk_rows`. sizes: bytes of each unit on the wire, counted from the unit's
+    beginning; None: whole units."""
     lengths = layout if sizes is None else sizes
     return WindowGeometry(
         [layer_parts(layout, layer, lengths) for layer in range(len(layout.layer_kinds))],
@@ -216,11 +222,13 @@ def chunk_geometry(layout: CacheLayout, sizes: UnitSizes | None = None) -> Windo
 
 
 class Digester(ABC):
-    """Digester of layer chunks in one arena, in host or GPU memory."""
+    """Digester (computes digests of 64 bits) of layer chunks in one arena, in host or GPU
+    memory."""
 
     @property
     def of_gpu(self) -> GpuDigester | None:
-        """Return the compiled digester used beside a GPU's transfers; None in host memory."""
+        """Return the compiled digester used together with a GPU's transfers; None for an arena in
+        host memory."""
         return None
 
     @abstractmethod
@@ -232,10 +240,11 @@ class Digester(ABC):
 
     @abstractmethod
     def digest_rows(self, rows: ChunkRows) -> int:
-        """Return the 64-bit digest of one chunk, with rows at any place in the arena."""
+        """Return the 64-bit digest of one chunk given as rows at any place in the arena."""
 
     def digest_each(self, chunks: Sequence[Digestible]) -> list[int]:
-        """Return the digests: by digest_all for chunks in the arena, one by one for rows."""
+        """Return the digest of each chunk. Chunks given by ids share one call of digest_all; chunks
+        given as rows are digested one by one."""
         placed = [chunk for chunk in chunks if isinstance(chunk, ArenaChunk)]
         found = iter(self.digest_all(placed) if placed else [])
         return [
@@ -251,7 +260,8 @@ class Digester(ABC):
         pages: Sequence[int],
         slot: int | None,
     ) -> int:
-        """Return the digest of one layer chunk, as digest_all does."""
+        """Return the digest of one layer chunk, equal to digest_all's. pages, slot: ids in the
+        arena."""
         chunk = ArenaChunk(transfer_id, generation, header, tuple(pages), slot)
         return self.digest_all([chunk])[0]
 

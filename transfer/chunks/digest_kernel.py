@@ -1,12 +1,12 @@
 """Digests of layer chunks on a GPU, equal bit for bit to the reference, digest.py's ChunkDigester.
 
-A chunk consists of rows of whole blocks or states. Four programs sum words x keys of a row (uint64,
-so wrapping and in any order). A second launch mixes each row's sum with the row's identity and adds
-it to its chunk's digest. For any number of chunks there are two launches, one copy there and one
-back. Bytes are read once: the floor is memory bandwidth. Keys stay in L2.
+A chunk consists of rows of whole blocks or states. Four programs sum a row's words times their keys
+(uint64, so wrapping and in any order). A second launch mixes each row's sum with the row's identity
+and adds it to its chunk's digest. Any number of chunks costs two launches, one copy to the GPU and
+one back. Bytes are read once: the floor is memory bandwidth. Keys stay in L2.
 
 Thread rule: any thread, one at a time per digester. Work is queued on a stream of its own, without
-waits. REQUIRES: the chunk's writes are done (its layer's event has fired).
+waits. REQUIRES: the chunk's bytes are written (its layer's event has fired).
 """
 
 from collections.abc import Sequence
@@ -76,7 +76,8 @@ class GpuChunkDigester(Digester):
         return self._digester
 
     def digest_all(self, chunks: Sequence[ArenaChunk]) -> list[int]:
-        """Return the digests; blocks until the GPU has answered, on a stream of its own alone."""
+        """Return the digests; blocks until the GPU has computed them. Waits for the digester's own
+        stream only."""
         return self._digester.digest_all([chunk.places for chunk in chunks])
 
     def digest_rows(self, rows: ChunkRows) -> int:
@@ -85,8 +86,8 @@ class GpuChunkDigester(Digester):
 
 @dataclass(frozen=True)
 class PlacedRows:
-    """`row_table` on the arena's device, its lines one by one; digests has at least one entry for
-    each chunk."""
+    """Table of `row_table` on the arena's device, one tensor for each of its lines. digests: at
+    least one entry for each chunk."""
 
     offsets: torch.Tensor
     lengths: torch.Tensor
@@ -96,8 +97,8 @@ class PlacedRows:
 
     @staticmethod
     def on(device: torch.device, count: int, table: NDArray[np.int64]) -> "PlacedRows":
-        """Copy the table to the device. table: [5, at least count], as `row_table`, with `count`
-        rows."""
+        """Copy the table of rows to the device. count: number of rows in it. table: from
+        `row_table`, [5, at least count]."""
         # One copy, because a copy of one line costs as much as a copy of all five.
         there = torch.from_numpy(table).to(device, non_blocking=True)
         offsets, lengths, seeds, chunks = there[:4, :count].unbind()
@@ -106,9 +107,10 @@ class PlacedRows:
 
 def digest_rows(words: torch.Tensor, keys: torch.Tensor, rows: PlacedRows) -> tuple[Any, Any]:
     """Add the digests of all chunks (their bits) to rows.digests, on the current stream. Return
-    both compiled Triton kernels, sums first.
+    both compiled Triton kernels, the summing one first.
 
-    words [n] int64: the arena; keys [at least the longest row] int64. REQUIRES: at least one row.
+    words: the arena, [n] int64. keys: the factors of word_keys(), int64, at least as many as the
+    longest row has words. REQUIRES: at least one row.
     """
     count = len(rows.offsets)
     partial = torch.empty(count, _PARTS, dtype=torch.int64, device=words.device)

@@ -1,1 +1,1 @@
-"""Driver of transfers: event loop, tasks and processes around the pure machines of rooms."""
+"""Driver of transfers: the event loop, tasks and processes around their pure state machines."""

@@ -1,9 +1,10 @@
-"""A side of a transfer on an event loop: its timer, its tasks, and the machinery for moving bytes.
+"""One side of a transfer on an event loop: its timer, its tasks, and its use of the sender and
+receiver.
 
-Owns the timer of the next look and the tasks of slow actions. Decides nothing: the pure sides of
-`transfer/lifecycle` do. Thread rule: the event loop; blocking calls run in a thread.
+Owns the timer for the next check of deadlines and the tasks of slow actions. Decides nothing: the
+pure sides of `transfer/lifecycle` do. Thread rule: the event loop; blocking calls run in a thread.
 
-Invariants: an event costs no task and no timer. At most wake() seconds pass between two looks.
+Invariants: an event costs no task and no timer. At most wake() seconds pass between two checks.
 """
 
 import asyncio
@@ -34,14 +35,16 @@ from .writer_life import ConnectionBreaker, WriterLife
 log = logging.getLogger(__name__)
 
 _SOON = 1e-3
-"""Tolerance in seconds: a timer is moved only if its look is due earlier by more than this."""
+"""Tolerance in seconds: the timer is moved only if the next check is due earlier by more than
+this."""
 
 
 class DrivenTransfer(SteppedSide):
     def __init__(
         self, side: Receiving | Sending, name: str, named: Mapping[str, str | int]
     ) -> None:
-        """name: start of the room's log lines. named: fields of the log lines, for searches."""
+        """Set the log's fields. name: start of the transfer's log lines. named: fields added to the
+        log lines, for searches."""
         super().__init__(side, name)
         self.named = dict(named)
         self._loop = asyncio.get_running_loop()
@@ -58,7 +61,8 @@ class DrivenTransfer(SteppedSide):
         return self._side.generation
 
     def start(self, on_over: Callable[[Exception | None], None]) -> None:
-        """Begin in the loop's next turn. on_over: called once the room has ended."""
+        """Begin the transfer in the event loop's next turn. on_over: called once the transfer has
+        ended."""
         self._on_over = on_over
         self._loop.call_soon(self.begin)
 
@@ -78,7 +82,7 @@ class DrivenTransfer(SteppedSide):
         self.look()
 
     def run(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run slow work in a task; its failure breaks the room."""
+        """Run slow work in a task; an error in it is put to the transfer as the event Broke."""
         if self._tasks is None:
             events = partial(_put_broke, self)
             self._tasks = GuardedTasks(self.name, events)
@@ -98,7 +102,7 @@ class DrivenTransfer(SteppedSide):
 
     @abstractmethod
     def closed(self) -> None:
-        """Release the resources of the ended room, and answer the waiting callers."""
+        """Release the resources of the ended transfer, and answer the waiting callers."""
 
 
 def _put_broke(transfer: DrivenTransfer, error: Exception) -> None:
@@ -106,7 +110,7 @@ def _put_broke(transfer: DrivenTransfer, error: Exception) -> None:
 
 
 class ReceivingTransfer(DrivenTransfer):
-    """Room with pages and a slot written by a peer."""
+    """Transfer on its receiving side: a peer writes into granted pages and a slot of this node."""
 
     _side: Receiving
 
@@ -120,7 +124,8 @@ class ReceivingTransfer(DrivenTransfer):
         name: str,
         named: Mapping[str, str | int],
     ) -> None:
-        """landing: seconds from the sender's end until the arrival of the last layer chunk."""
+        """landing: seconds allowed from the sender's final status until the last layer chunk
+        arrives."""
         super().__init__(side, name, named)
         self.writer = writer
         self._receiver = receiver
@@ -129,7 +134,7 @@ class ReceivingTransfer(DrivenTransfer):
 
     @property
     def progress(self) -> int:
-        """Return the number of arrived layer chunks."""
+        """Return the number of the transfer's arrived layer chunks."""
         return self._receiver.chunks_arrived(self.transfer_id)
 
     def facts(self) -> on.Look:
@@ -157,14 +162,14 @@ class ReceivingTransfer(DrivenTransfer):
 
     @abstractmethod
     def act(self, action: Action) -> Event | None:
-        """Perform an action on the engine, on the stream or on the connection."""
+        """Perform an action concerning the engine, the peer's stream or the connection."""
 
     def closed(self) -> None:
         self._receiver.forget(self.transfer_id)
 
     def _verify(self, action: do.Verify) -> Event | None:
-        """Compare the digests at once if all layer chunks have arrived, else in a task beside the
-        room's events."""
+        """Compare the digests at once if all layer chunks have arrived. Otherwise compare them in a
+        task, while the transfer's events go on."""
         try:
             if self._receiver.verify_arrived(self.transfer_id, self.generation, action.sent):
                 return on.Verified()
@@ -194,7 +199,7 @@ def _failure(error: TransferError) -> on.Verified:
 
 
 class SendingTransfer(DrivenTransfer):
-    """Room for sending layer chunks to a peer's pages and slot."""
+    """Transfer on its sending side: this node writes layer chunks into a peer's pages and slot."""
 
     _side: Sending
 
@@ -206,19 +211,19 @@ class SendingTransfer(DrivenTransfer):
         name: str,
         named: Mapping[str, str | int],
     ) -> None:
-        """connection: the sender's name of the peer."""
+        """connection: name of the connection to the peer, known to the sender."""
         super().__init__(side, name, named)
         self.connection = connection
         self._sender = sender
 
     @property
     def progress(self) -> int:
-        """Return a count that grows with each chunk cut or flushed."""
+        """Return a count. It grows when a layer chunk is planned and when one is flushed."""
         return self._sender.progress(self.transfer_id)
 
     @property
     def endpoint_failed(self) -> bool:
-        """Return True if another room of this connection would fail too."""
+        """Return True if another transfer of this connection would fail too."""
         return self._side.endpoint_failed
 
     def facts(self) -> on.Look:
@@ -239,7 +244,7 @@ class SendingTransfer(DrivenTransfer):
 
     @abstractmethod
     def act(self, action: Action) -> Event | None:
-        """Perform an action on the engine or on the stream."""
+        """Perform an action concerning the engine or the peer's stream."""
 
     def _on_end(self, end: TransferEnd) -> None:
         self._loop.call_soon_threadsafe(self.put, _end_of(end))
@@ -261,11 +266,13 @@ TransferT = TypeVar("TransferT", bound=DrivenTransfer)
 class LiveTransfers(Generic[Key, TransferT]):
     """Live transfers of one kind, by key.
 
-    Invariant: a room is here from start() until it is over, and is removed before `over` is called.
+    Invariant: a transfer is held from start() until it is over. It is removed before the callback
+    `over` is called.
     """
 
     def __init__(self, over: Callable[[TransferT, Exception | None], None] | None = None) -> None:
-        """over: called once a room has ended, with its error or None."""
+        """over: called once a transfer has ended, with the transfer and its error; None: it ended
+        without one."""
         self._over = over
         self._transfers: dict[Key, TransferT] = {}
         self._emptied = asyncio.Event()
@@ -274,14 +281,15 @@ class LiveTransfers(Generic[Key, TransferT]):
         return len(self._transfers)
 
     def __iter__(self) -> Iterator[TransferT]:
-        """Iterate over a snapshot: rooms may end meanwhile."""
+        """Iterate over a copy of the live transfers: some may end meanwhile."""
         return iter(list(self._transfers.values()))
 
     def get(self, key: Key) -> TransferT | None:
         return self._transfers.get(key)
 
     def start(self, key: Key, transfer: TransferT) -> None:
-        """Begin the room in the loop's next turn. REQUIRES: no other room of this key lives."""
+        """Begin the transfer in the event loop's next turn. REQUIRES: no live transfer has this
+        key."""
         self._transfers[key] = transfer
         self._emptied.clear()
         transfer.start(lambda failure: self._end(key, transfer, failure))
@@ -294,7 +302,8 @@ class LiveTransfers(Generic[Key, TransferT]):
             self._over(transfer, failure)
 
     async def end(self, patience: float) -> None:
-        """Wait until all rooms are over; drop the rest after `patience` seconds."""
+        """Wait until all transfers are over; after `patience` seconds end the rest at once, without
+        a fence."""
         if self._transfers:
             try:
                 await asyncio.wait_for(self._emptied.wait(), patience)
@@ -302,6 +311,6 @@ class LiveTransfers(Generic[Key, TransferT]):
                 self.drop_all()
 
     def drop_all(self) -> None:
-        """End every room in its present state, like the death of the node."""
+        """End every transfer in its present state, as the death of the node would."""
         for transfer in self:
             transfer.end()

@@ -1,7 +1,8 @@
-"""Status of hand-overs shown by a front, and the delay of each node's threads.
+"""Status of a node's hand-overs for its front, and the progress reported in heartbeats.
 
 Plain values filled in by a decode node; a front without hand-overs shows nothing. A process may
-answer heartbeats and still do nothing. So each heartbeat reports durations, checked here. Pure.
+answer heartbeats and still do nothing. So each heartbeat reports how long the engine and the front
+have made no progress. Pure.
 """
 
 import math
@@ -19,10 +20,10 @@ from tasuki.transfer.wire import numbers_of
 
 @dataclass(frozen=True)
 class NodeProgress:
-    """Durations of the reporting node, in seconds.
+    """Progress of the reporting node, in seconds without any.
 
-    engine_seconds: since the engine's thread last ended a step; 0 if it has nothing to do.
-    front_seconds: for how long the loop serving callers has owed an answer; 0 if it owes none.
+    engine_seconds: time since the engine's thread last ended a step; 0 if it has nothing to do.
+    front_seconds: time for which the loop serving clients has owed an answer; 0 if it owes none.
     """
 
     engine_seconds: float = 0.0
@@ -36,7 +37,8 @@ def progress_to_wire(progress: NodeProgress) -> handover_pb2.Progress:
 
 
 def progress_from_wire(message: handover_pb2.Progress) -> NodeProgress | None:
-    """Return the progress; None if a duration is NaN, infinite or negative."""
+    """Return a peer's progress from its message; None if a duration is NaN, infinite or
+    negative."""
     seconds = (message.engine_seconds, message.front_seconds)
     if not all(math.isfinite(part) and part >= 0 for part in seconds):
         return None
@@ -56,10 +58,11 @@ _STATE = numbers_of(PrefillNodeState, pb.PrefillNodeState)
 class PrefillNodeStatus:
     """Status of one prefill node.
 
-    address: the configured one. name: its own; None until it was connected once. differences:
-    reasons of a rejection. progress: from its last heartbeat; None while it is not connected.
-    usable_prefixes: number of prefixes it is known to hold; None if the index does not follow it.
-    wait_seconds: prefill wait in its last report; None before one.
+    address: its configured HOST:PORT. name: its own name; None before the first connection.
+    differences: contract fields with different values, if the node was rejected for them. progress:
+    from its last heartbeat; None while it is not connected. usable_prefixes: number of prefixes it
+    is known to hold; None if the index of prefixes does not follow it. wait_seconds: seconds of
+    prefill waiting there, from its last report; None before one.
     """
 
     address: str
@@ -87,8 +90,8 @@ class PrefillNodeStatus:
 class HandoverStatus:
     """Status of a node's hand-overs.
 
-    windows: counts of layer chunks sent here, by outcome. sent: counters of a sending node. peers:
-    progress reported by nodes at the other end of a live link, by address or name.
+    windows: number of layer chunks received by this node, by outcome. sent: counters of a sending
+    node. peers: progress reported by connected nodes, by address or name.
     """
 
     prefill_nodes: tuple[PrefillNodeStatus, ...] = ()
@@ -98,4 +101,5 @@ class HandoverStatus:
 
 
 HandoverStatusSource: TypeAlias = Callable[[], HandoverStatus]
-"""Returns the status. Called on the event loop at each Stats; must not block."""
+"""Function returning the hand-over status. It is called on the event loop for each Stats request,
+and must not block."""

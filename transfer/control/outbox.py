@@ -1,9 +1,9 @@
-"""Queue of messages of many rooms to one peer, taken in order and in batches. A batch has all
+"""Queue of messages of many transfers to one peer, sent in order and in batches. A batch has all
 messages queued while the previous batch was written.
 
-Owns the queue. Knows no rooms and no stream. Thread rule: the event loop; one task takes.
-Invariant: a batch has at most MOST_MESSAGES messages, and exceeds MOST_BYTES only by its last
-message.
+Owns the queue. Knows no transfers and no stream. Thread rule: the event loop; one task takes
+batches. Invariant: a batch has at most MOST_MESSAGES messages, and exceeds MOST_BYTES only by its
+last message.
 """
 
 import asyncio
@@ -13,11 +13,11 @@ from typing import Generic, Protocol, TypeVar
 from tasuki.transfer.failpoints import ARMED
 
 MOST_MESSAGES = 256
-"""Most messages of a batch. A peer sending more at once is rejected. A batch is read in one turn of
-the event loop, and heartbeats wait for the turn."""
+"""Most messages of a batch. A peer sending a larger batch is rejected: heartbeats wait while the
+event loop reads one."""
 MOST_BYTES = 1 << 20
-"""Size of a prompt of 262,144 tokens in bytes: messages behind one such prompt do not wait for
-another."""
+"""Bytes after which a batch takes no further message: the size of a prompt of 262,144 tokens. So
+messages wait for at most one such prompt."""
 
 # With failpoints, send each message at once: before a failure all earlier messages are out.
 _AT_ONCE = 1 if ARMED else MOST_MESSAGES
@@ -25,7 +25,7 @@ _AT_ONCE = 1 if ARMED else MOST_MESSAGES
 
 class Said(Protocol):
     def ByteSize(self) -> int:
-        """Return the message's size on the wire, as protobuf does."""
+        """Return the message's bytes on the wire; protobuf messages have this method."""
 
 
 Message = TypeVar("Message", bound=Said)
@@ -44,12 +44,14 @@ class Outbox(Generic[Message]):
             self._changed.set()
 
     def close(self) -> None:
-        """Close the outbox: queued messages are still taken, new ones are dropped. Idempotent."""
+        """Close the outbox: queued messages are still delivered, new ones are dropped.
+        Idempotent."""
         self._closed = True
         self._changed.set()
 
     async def take(self) -> list[Message]:
-        """Return the next batch, once there is one; empty at the end."""
+        """Wait for messages and return them as the next batch; empty once the outbox is closed and
+        empty."""
         while not self._waiting and not self._closed:
             self._changed.clear()
             await self._changed.wait()

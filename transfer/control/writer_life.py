@@ -1,9 +1,10 @@
 """One peer as a writer into this node's arena, over one connection.
 
-Shows the evidence of its stop, and the steps before its ids are used again. Owns the pidfd of the
-writer's process and the time of this node's last answer. Owns also the order of breaking
-connections and waiting for their bytes. Knows no rooms and no messages; `rooms/fence.py` judges.
-Invariant: after lose() no answer counts, so the writer's lease runs out.
+Shows the evidence for the end of the peer's writes, and performs the steps before its granted ids
+are used again. Owns the pidfd of the writer's process and the time of this node's last lease
+answer. Owns also the order of breaking connections and waiting for their bytes. Knows no transfers
+and no messages; `lifecycle/fence.py` judges the evidence. Invariant: after lose() no answer counts,
+so the writer's lease runs out.
 """
 
 import asyncio
@@ -26,8 +27,8 @@ Result = TypeVar("Result")
 async def unless_timed_out(
     awaited: Awaitable[Result], heartbeat_timeout: HeartbeatTimeout
 ) -> Result:
-    """Return the awaited result; cancel the wait if the peer is lost first. Raises PeerTimedOut,
-    and the errors of the awaited."""
+    """Return the result of `awaited`; cancel the wait if the peer times out first. Raises
+    PeerTimedOut, and the errors of `awaited`."""
     waiting = asyncio.ensure_future(awaited)
     try:
         while not waiting.done():
@@ -40,7 +41,7 @@ async def unless_timed_out(
 
 
 class WatchedProcess:
-    """Pidfd of the writer's process, opened while it lived."""
+    """Watched process of a writer: a pidfd opened while the process lived."""
 
     def __init__(self, pidfd: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._poller = select.poll()
@@ -53,9 +54,9 @@ class WatchedProcess:
     def watch(
         cls, writer: ProcessIdentity, clock: Callable[[], float] = time.monotonic
     ) -> Self | None:
-        """Return None if the writer is on another host or cannot be watched; its death is then no
-        evidence. Return None also for another network namespace: after a death there, bytes may be
-        in connections invisible from here."""
+        """Watch the writer's process. Return None if it is on another host or cannot be watched:
+        its death is then no evidence. Return None also for another network namespace: after a death
+        in it, bytes may be in connections invisible from here."""
         if not writer.here() or not _shares_network(writer.pid):
             return None
         try:
@@ -82,15 +83,15 @@ class WatchedProcess:
         self.close()
 
     def close(self) -> None:
-        """Close the pidfd. Idempotent; a death seen before stays seen."""
+        """Close the pidfd. Idempotent; died() keeps a death seen before."""
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None
 
 
 class WriterLife:
-    """Life of one writer, with its lease and its process. Thread rule: one thread writes, any
-    reads."""
+    """Life of one writer: its lease and its process. Thread rule: one thread changes it, any thread
+    reads it."""
 
     def __init__(
         self,
@@ -100,11 +101,11 @@ class WriterLife:
         settle_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """lease_seconds: duration of the writer's posts after its last answered question, as stated
-        by it. retry_seconds, settle_seconds: values of the transport."""
+        """lease_seconds: time from this node's last answer during which the writer may post, as the
+        writer states it. retry_seconds, settle_seconds: the transport's values of these names."""
         self.severed = False
-        """True if the transport broke all endpoints leading here after this writer was lost.
-        Endpoints do not come back by themselves, so the writer has none left."""
+        """True if the transport broke all of this writer's endpoints to this node after the writer
+        was lost. Endpoints do not come back by themselves, so none is left."""
         self._lease = lease_seconds
         self._retry = retry_seconds
         self._settle = settle_seconds
@@ -115,37 +116,40 @@ class WriterLife:
 
     @property
     def is_watched(self) -> bool:
-        """Return True if the death of the writer's process is seen here."""
+        """Return True if this node can see the death of the writer's process."""
         return self._process is not None
 
     def answering(self) -> None:
-        """Record an answer. Call it after the writer has asked and before it is answered."""
+        """Record an answer to the writer's question for its lease. Call it after the question has
+        come and before it is answered."""
         if not self._lost:
             self._answered = self._clock()
 
     def lose(self) -> None:
-        """Count no more answers. Idempotent. REQUIRES: no more questions are answered."""
+        """Count no more lease answers for this writer. Idempotent. REQUIRES: no more of its
+        questions are answered."""
         self._lost = True
 
     def facts(self) -> WriterFacts:
-        """Return the known facts about the writer now."""
+        """Return the facts known about the writer now: the time of its death, and of the last
+        answer."""
         died = None if self._process is None else self._process.died()
         return WriterFacts(died, self._answered if self._lost else None)
 
     def terms(self, acknowledge: float, patience: float) -> FenceTerms:
-        """Return the durations of a fence for the writer's bytes. acknowledge, patience: see
+        """Return the durations for fencing the writer's bytes. acknowledge, patience: fields of
         FenceTerms."""
         margin = self._lease + self._retry
         return FenceTerms(margin, self._retry, self._settle, acknowledge, patience)
 
 
 class ConnectionBreaker:
-    """Breaker of the endpoints leading here from a stopped writer, until none of its bytes can
-    still arrive.
+    """Breaker of the endpoints from a stopped writer to this node. It also waits until none of the
+    writer's bytes can still arrive.
 
-    Knows writers and the transport, not rooms; either side of a hand-over may have one. Thread
-    rule: the event loop; blocking calls run in a thread. Invariant: among concurrent callers, one
-    breaks and one waits for all.
+    Knows writers and the transport, not transfers; either side of a hand-over may have one. Thread
+    rule: the event loop; blocking calls run in a thread. Invariant: of concurrent callers, one
+    breaks the connections, and all wait for the bytes.
     """
 
     def __init__(
@@ -154,7 +158,8 @@ class ConnectionBreaker:
         receiver: Receiver,
         lose_all: Callable[[], Iterable[WriterLife]],
     ) -> None:
-        """lose_all: gives every connection up; returns the writers of live rooms and pulls."""
+        """lose_all: gives up every connection of this node, and returns the writers of its live
+        transfers and pulls."""
         self._transport = transport
         self._receiver = receiver
         self._lose_all = lose_all
@@ -163,7 +168,8 @@ class ConnectionBreaker:
         self._settles = 0
 
     async def end(self, writer: WriterLife, reason: FenceReason) -> None:
-        """Return once no more bytes of the writer can arrive."""
+        """Break the writer's endpoints if `reason` needs it. Return once no more of its bytes can
+        arrive."""
         match reason:
             case FenceReason.DRAIN_ACKNOWLEDGED:
                 return
@@ -177,8 +183,8 @@ class ConnectionBreaker:
         await self._settle()
 
     async def _break_all(self, writer: WriterLife) -> None:
-        """Break all data connections and mark their writers as severed. A data connection's writer
-        cannot be known, so links to live peers are broken too, and connect anew."""
+        """Break all data connections and mark their writers as severed. The writer of a data
+        connection cannot be known. So links to live peers break too, and connect again."""
         broken = [writer, *self._lose_all()]
         await asyncio.to_thread(self._transport.sever)
         for lost in broken:

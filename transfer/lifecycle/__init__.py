@@ -1,1 +1,2 @@
-"""Pure core of every transfer: both sides' machines, without clock, thread, stream or bytes."""
+"""Pure core of every transfer: the state machines of both sides, without clock, thread, stream or
+bytes."""

@@ -1,7 +1,8 @@
-"""Actions of a transfer's side: its requests to its driver.
+"""Actions of one side of a transfer: requests from its pure state machine to its driver.
 
-Plain values. A driver performs them in order. The first failed action drops the rest, and comes
-back as the event Failed. Some are answered by an event, named in their docstring. Pure.
+Plain values. A driver performs them in order. After a failed action the rest is dropped, and the
+event Failed is returned to the machine. A docstring names the event answering its action, if there
+is one. Pure.
 """
 
 from collections.abc import Sequence
@@ -17,23 +18,23 @@ from .messages import Message, Payload
 
 @dataclass(frozen=True)
 class Action:
-    """Request to a driver."""
+    """Request of a transfer's side to its driver."""
 
 
 @dataclass(frozen=True)
 class HandOn(Action):
-    """Action with an opaque payload to pass on."""
+    """Action with a payload. The state machine passes the payload on unread."""
 
     payload: Payload
 
 
 class Loss(Enum):
-    """Reason why a receiver lost its room, by the names of an engine's LossCause."""
+    """Reason why a receiver lost its transfer, with the names of the engine's LossCause."""
 
     STREAM = "the peer ended it or contradicts itself"
     PROTOCOL = "the peer broke the protocol, or this node is defective"
-    MISSING = "not all that was sent has landed"
-    DIGEST = "what landed is not what was sent"
+    MISSING = "some sent bytes have not arrived"
+    DIGEST = "the arrived bytes differ from the sent bytes"
     STALLED = "nothing moved for too long"
     QUEUE_TIMEOUT = "the sender did not begin it in time"
     NO_ROOM = "this node has no memory for it"
@@ -42,7 +43,7 @@ class Loss(Enum):
 
 @dataclass(frozen=True)
 class Say(Action):
-    """Send the message on the room's stream; dropped if the stream is over."""
+    """Send the message to the peer on the transfer's stream; drop it if the stream has ended."""
 
     message: Message
 
@@ -51,45 +52,47 @@ class Say(Action):
 
 
 class WantGrant(Action):
-    """Ask the engine for pages and a slot: Grant, Declined or Cancelled answers."""
+    """Ask this node's engine for destination pages and a slot. The event Grant, Declined or
+    Cancelled answers."""
 
 
 @dataclass(frozen=True)
 class Expect(Action):
-    """Count the layer chunks arriving in these ids."""
+    """Begin to count the layer chunks arriving in the destination's pages and slot."""
 
     destination: Destination
 
 
 class Forget(Action):
-    """Stop counting chunks, and decode no more encoded ones into the arena."""
+    """Stop counting the transfer's layer chunks, and decode no more encoded ones into the arena."""
 
 
 @dataclass(frozen=True)
 class NoteWait(Action):
-    """Note the seconds of prefill before the room. may_move: the prompt may still go to another
-    node."""
+    """Record how much prefill is before this transfer in the sender's queue. seconds: its duration.
+    may_move: True if the prompt may still go to another prefill node."""
 
     seconds: float
     may_move: bool
 
 
 class TellReady(HandOn):
-    """Tell the engine of the first token's arrival."""
+    """Tell the engine of the first token's arrival; the payload has it."""
 
 
 class TellHeld(Action):
-    """Tell the engine of the wanted prefix: the sender holds it, and its bytes follow. An engine
-    need not act."""
+    """Tell the engine: the sender holds the wanted prefix, and its bytes follow. The engine may
+    ignore it."""
 
 
 class TellRefused(HandOn):
-    """Tell the engine of the sender's rejection: nothing was granted."""
+    """Tell the engine: the sender rejected the transfer, before any memory was granted."""
 
 
 @dataclass(frozen=True)
 class TellLost(Action):
-    """Report the loss of the room. Granted ids stay in quarantine until TellFenced."""
+    """Tell the engine: the transfer is lost. Granted pages and slot stay in quarantine until
+    TellFenced."""
 
     reason: str
     loss: Loss
@@ -97,76 +100,85 @@ class TellLost(Action):
 
 @dataclass(frozen=True)
 class Verify(Action):
-    """Compare the arrived bytes with `sent`. Verified answers."""
+    """Compare the arrived bytes with the digests in `sent`. The event Verified answers."""
 
     sent: Sequence[ChunkDigest]
 
 
 class Prepare(HandOn):
-    """Read the report of the final status. Prepared answers."""
+    """Read the report in the sender's final status (the payload). The event Prepared answers."""
 
 
 class Commit(HandOn):
-    """Commit: all bytes arrived and match, so the granted ids belong to the engine."""
+    """Commit the transfer: all bytes arrived and match, so the granted pages and slot belong to the
+    engine."""
 
 
 class CallForDrain(Action):
-    """Ask for the drain by a call of its own. DrainAnswered answers."""
+    """Ask the sender for the drain (the end of its posted writes) by a separate call. The event
+    DrainAnswered answers."""
 
 
 class GiveUp(Action):
-    """End the connection, because no drain was acknowledged for too long. The lease then runs
-    out."""
+    """End the connection to the writer, because it acknowledged no drain for too long. Its lease
+    then runs out."""
 
 
 @dataclass(frozen=True)
 class Sever(Action):
     """Break all endpoints of the writer with bytes possibly under way, and take in the arrived
-    ones. Severed answers."""
+    bytes. The event Severed answers. reason: evidence for the end of its writes."""
 
     reason: FenceReason
 
 
 @dataclass(frozen=True)
 class TellFenced(Action):
-    """Report the fence: the writer can write no more, so the granted ids are free."""
+    """Tell the engine: the writer is fenced (can write no more), so the granted pages and slot are
+    free."""
 
     reason: FenceReason
 
 
 class ServePull(HandOn):
-    """Send the sender's pull of this room."""
+    """Begin to send the state pulled by the prefill node within this hand-over; the payload
+    describes it."""
 
 
 # Actions of a sender.
 
 
 class Reserve(Action):
-    """Give the engine the prompt, or the fetched or pulled prefix. Leased, Pinned or Refusal
-    answers."""
+    """Give the engine the prompt to compute, or the wanted prefix to pin. The event Leased, Pinned
+    or Refusal answers."""
 
 
 @dataclass(frozen=True)
 class Open(Action):
-    """Let layer chunks leave to these ids. Opened answers."""
+    """Allow layer chunks to be sent to the destination's pages and slot. The event Opened
+    answers."""
 
     destination: Destination
 
 
 class Start(HandOn):
-    """Let the engine compute, or plan the chunks it holds; the payload is the grant's."""
+    """Let the engine compute the prompt, or plan the chunks of a held prefix. The payload comes
+    from the receiver's destination message."""
 
 
 class Plan(HandOn):
-    """Let all chunks of the pinned state leave."""
+    """Plan all layer chunks of the pinned state (held in the cache for this transfer), so they can
+    be sent."""
 
 
 class DrainNow(Action):
-    """Post nothing more. Drained answers once all posted writes have ended."""
+    """Post nothing more for this transfer. The event Drained answers once all posted writes have
+    ended."""
 
 
 class BeginPull(HandOn):
-    """Pull the state offered by the receiver."""
+    """Begin to pull the state offered by the receiver, a decode node, before the prompt is
+    computed."""
 
 
 # Actions of both sides.
@@ -174,6 +186,7 @@ class BeginPull(HandOn):
 
 @dataclass(frozen=True)
 class EndPull(Action):
-    """Wait for the room's pull no longer."""
+    """End this hand-over's pull (a state sent from the decode node to the prefill node), without
+    waiting for its bytes."""
 
     reason: str

@@ -1,4 +1,5 @@
-"""Ends of each connection's last rooms: their drains and their used numbers."""
+"""Memory of the last ended transfers of each connection: how their writes ended, and their used
+ids."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -10,14 +11,14 @@ _ROOMS = 1024
 _CONNECTIONS = 256
 
 _Transfer = tuple[int, int]
-"""Number and generation of a room."""
+"""Id and generation of a transfer."""
 
 
 class EndedTransfers:
-    """Ends of the last rooms of each connection. With them a late or repeated abort is answered
-    correctly, and no number is used twice.
+    """Last ended transfers of each connection. With them a late or repeated abort is answered
+    correctly, and no transfer id is used twice.
 
-    Invariants: the ends of one connection's rooms are reported to no other. A forced drain is
+    Invariants: the ends of one connection's transfers are reported to no other. A forced drain is
     remembered as long as its connection, because forgetting it would claim the end of all writes.
     For a forgotten connection no answer is given.
     """
@@ -28,9 +29,9 @@ class EndedTransfers:
         transfers: int = _ROOMS,
         connections: int = _CONNECTIONS,
     ) -> None:
-        """lives: returns True if a connection is not over; a live one is never forgotten, even
-        beyond the limit. rooms, connections: limits of remembered connections, and of drained rooms
-        of each."""
+        """lives: returns True if a connection has not ended; a live one is never forgotten, even
+        beyond the limit. transfers: most drained transfers remembered for each connection.
+        connections: most connections remembered."""
         self._lives = lives
         self._limit = transfers
         self._connections_limit = connections
@@ -38,7 +39,8 @@ class EndedTransfers:
         self._forced: dict[str, set[_Transfer]] = {}
 
     def began(self, connection: str) -> None:
-        """Answer for the connection's rooms from now on."""
+        """Begin to remember the ends of this connection's transfers, and forget the oldest ended
+        connections beyond the limit."""
         self._drained[connection] = OrderedDict()
         self._forced[connection] = set()
         surplus = len(self._drained) - self._connections_limit
@@ -47,11 +49,11 @@ class EndedTransfers:
             del self._drained[name], self._forced[name]
 
     def knows(self, connection: str) -> bool:
-        """Return True if the connection is or was one of this process, and is not forgotten."""
+        """Return True if the connection is or was one of this process, and is still remembered."""
         return connection in self._drained
 
     def remember(self, connection: str, transfer_id: int, generation: int, drain: Drain) -> None:
-        """Remember the room's end; no effect if the connection is forgotten."""
+        """Remember how the transfer's writes ended; no effect if the connection is forgotten."""
         drained = self._drained.get(connection)
         if drained is None:
             return
@@ -63,8 +65,8 @@ class EndedTransfers:
             drained.popitem(last=False)
 
     def drain(self, connection: str, transfer_id: int, generation: int) -> Drain | None:
-        """Return the room's drain; None if no remembered room of the connection has this number and
-        generation."""
+        """Return how the transfer's writes ended; None if the connection has no remembered transfer
+        with this id and generation."""
         key = (transfer_id, generation)
         if key in self._forced.get(connection, ()):
             return Drain.FORCED
@@ -73,15 +75,15 @@ class EndedTransfers:
     def refusal(
         self, connection: str, transfer_id: int, generation: int, is_open: bool
     ) -> str | None:
-        """Return the reason against opening the room on the connection; None if there is none.
-        is_open: a room with this number lives."""
+        """Return the reason for refusing to open the transfer on the connection; None if it may be
+        opened. is_open: True if a live transfer has this id."""
         if self.drain(connection, transfer_id, generation) is not None:
-            return f"room {transfer_id} is over: take a new room"
-        return f"room {transfer_id} is open: take a new room" if is_open else None
+            return f"transfer {transfer_id} is over: take a new number"
+        return f"transfer {transfer_id} is open: take a new number" if is_open else None
 
     def aborted(self, connection: str, transfer_id: int, generation: int) -> Drain:
-        """Return the drain of a room no longer live. It counts as over from now on, even if its
-        opening comes after its abort."""
+        """Return the drain of an aborted transfer without a live state. It counts as ended from now
+        on, even if its opening message comes later."""
         drain = self.drain(connection, transfer_id, generation) or Drain.DRAINED
         self.remember(connection, transfer_id, generation, drain)
         return drain

@@ -1,4 +1,5 @@
-"""Events other than messages, from engines, byte transport, streams and time to a transfer's side.
+"""Events for one side of a transfer, other than a peer's messages: from engines, the byte
+transport, streams and time.
 
 Plain values; messages.py has the messages of a peer. Pure.
 """
@@ -15,19 +16,19 @@ from .messages import Message, Payload
 
 @dataclass(frozen=True)
 class Happening:
-    """Event other than a message."""
+    """Event for a side of a transfer, other than a peer's message."""
 
 
 @dataclass(frozen=True)
 class Brought(Happening):
-    """Event from an engine or the byte transport; the payload is the engine's."""
+    """Event from an engine or the byte transport, with the engine's payload."""
 
     payload: Payload = None
 
 
 @dataclass(frozen=True)
 class Reasoned(Happening):
-    """Event with a reason."""
+    """Event with a reason for logs and errors."""
 
     reason: str
 
@@ -36,16 +37,16 @@ Event: TypeAlias = Message | Happening
 
 
 class Begin(Happening):
-    """First event of a side."""
+    """First event of a transfer's side: it begins the transfer."""
 
 
 @dataclass(frozen=True)
 class Look(Happening):
-    """A look: time has passed.
+    """Check of the deadlines, because time has passed.
 
-    progress: number of chunks moved in this room. pulled: the same for the room's pull; None
-    without one. others: number of chunks of the connection's other rooms. writer: facts about the
-    writer into this room.
+    progress: number of chunks moved in this transfer. pulled: number of chunks moved in its pull;
+    None without one. others: number of chunks moved in the connection's other transfers. writer:
+    facts about the peer as the writer of this transfer.
     """
 
     progress: int = 0
@@ -56,7 +57,7 @@ class Look(Happening):
 
 @dataclass(frozen=True)
 class Failed(Happening):
-    """An action failed, and the actions behind it were dropped. is_defect: the error was
+    """Failure of an action; the actions behind it were dropped. is_defect: True if the error was
     unforeseen."""
 
     action: Action
@@ -65,31 +66,31 @@ class Failed(Happening):
 
 
 class Broke(Reasoned):
-    """An unforeseen error in a task of the room."""
+    """Unforeseen error in a task of the transfer."""
 
 
 class Stopped(Reasoned):
-    """This node gives the transfer up."""
+    """Decision of this node to give the transfer up, for example at shutdown."""
 
 
 class StreamBroke(Reasoned):
-    """Nothing more comes on the room's stream."""
+    """End of the transfer's stream: no more messages of the peer come on it."""
 
 
 # Events of a receiver.
 
 
 class Declined(Happening):
-    """The engine has no memory for the grant now."""
+    """Engine's answer to WantGrant: it has no memory for the transfer now."""
 
 
 class Cancelled(Happening):
-    """The engine cancelled the room, and needs no report of it."""
+    """Cancellation of the transfer by the engine; the engine needs no report of it."""
 
 
 @dataclass(frozen=True)
 class GivenUp(Happening):
-    """This node stops waiting, for a reason outside the room."""
+    """Decision of this node to wait no longer, for a reason outside the transfer."""
 
     reason: str
     loss: Loss
@@ -97,28 +98,29 @@ class GivenUp(Happening):
 
 @dataclass(frozen=True)
 class Verified(Happening):
-    """The digests were compared. failure: why they do not match; None: they match. differs: True if
-    a digest differs, False if chunks are missing."""
+    """Result of comparing the digests. failure: text of the difference; None: they match. differs:
+    True if a digest differs, False if chunks are missing."""
 
     failure: str | None = None
     differs: bool = False
 
 
 class Prepared(Brought):
-    """The report of the arrived bytes, read from the final status."""
+    """Report of the arrived bytes, read from the sender's final status."""
 
 
 @dataclass(frozen=True)
 class DrainAnswered(Happening):
-    """A call or a renewal reported the end of the drain. drain: None if the call was not
-    answered."""
+    """Sender's report of its drain (the end of its posted writes), by a call's reply or a lease
+    renewal. drain: None if the call was not answered."""
 
     drain: Drain | None
 
 
 @dataclass(frozen=True)
 class Severed(Happening):
-    """No more bytes of the writer can arrive."""
+    """End of breaking the writer's endpoints: none of its bytes can arrive any more. reason:
+    evidence for it."""
 
     reason: FenceReason
 
@@ -127,39 +129,42 @@ class Severed(Happening):
 
 
 class Met(Happening):
-    """The gateway's call for the room is here too, with the same prompt."""
+    """Arrival of the gateway's call for this transfer. Its prompt equals the one in the decode
+    node's call."""
 
 
 class Missed(Happening):
-    """The gateway's call did not come in time."""
+    """Timeout: the gateway's call for this transfer did not come in time."""
 
 
 class Leased(Happening):
-    """The engine holds the allocation and is about to start."""
+    """Engine's notice: it has allocated the prompt's memory and is about to start."""
 
 
 @dataclass(frozen=True)
 class Waits(Happening):
-    """Other prompts are before the room in the engine's queue. seconds: their prefill time."""
+    """Report of other prompts before this one in the engine's queue. seconds: their prefill
+    time."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class Moved(Happening):
-    """The room's place in the engine's queue."""
+    """Notice of the prompt's new position in the engine's queue."""
 
     position: int
 
 
 class Announced(Brought):
-    """The engine's message between grant and final status: the first token, or the permission for
-    all chunks to leave."""
+    """Engine's message between the receiver's destination and the final status. It has the first
+    token, or lets all chunks be sent."""
 
 
 @dataclass(frozen=True)
 class Refusal(Happening):
-    """The engine rejects the room, or its forward failed. is_late: the prompt waited too long."""
+    """Rejection of the transfer by the engine, or failure of its forward. is_late: True if the
+    prompt waited too long."""
 
     reason: str
     is_late: bool = False
@@ -167,31 +172,35 @@ class Refusal(Happening):
 
 
 class Pinned(Brought):
-    """The engine holds the pulled state; the payload gives its place."""
+    """Engine's answer about a pull: it has pinned the wanted state (holds it in the cache); the
+    payload gives its place."""
 
 
 class PullWanted(Brought):
-    """The engine pulls the state offered by the receiver."""
+    """Engine's wish to pull the state offered by the receiver of a hand-over; the payload describes
+    the pull."""
 
 
 class ReceiverLost(Happening):
-    """The stream or the connection is over: the receiver gets no more messages."""
+    """Loss of the receiver: its stream or connection has ended, and it gets no more messages."""
 
 
 class Opened(Happening):
-    """Layer chunks may leave."""
+    """Sender's notice: from now on layer chunks may be sent to the destination."""
 
 
 @dataclass(frozen=True)
 class Sent(Happening):
-    """Every layer chunk is flushed."""
+    """End of sending: every layer chunk is flushed. report: bytes, digests and times of the
+    chunks."""
 
     report: SendReport
 
 
 @dataclass(frozen=True)
 class SendBroke(Happening):
-    """The byte transport ended the room. endpoint_failed: the peer's other rooms would fail too."""
+    """Failure of the byte transport for this transfer. drain: how its posted writes ended.
+    endpoint_failed: True if the peer's other transfers would fail too."""
 
     reason: str
     drain: Drain

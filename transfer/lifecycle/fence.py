@@ -1,11 +1,11 @@
-"""Evidence needed before ids granted to a writer may be used again.
+"""Evidence needed before the ids granted to a writer may be used again.
 
-There are three ways and no others. The writer acknowledged its drain. The writer's process is dead.
-The writer's lease ran out, and it does not post after its end. Knows neither ids, processes nor the
-way of asking a writer. Pure: the caller gives the time.
+There are three kinds of evidence and no others. The writer acknowledged its drain. The writer's
+process is dead. The writer's lease ran out; a writer does not post after its lease. Knows neither
+ids, processes nor the way of asking a writer. Pure: the caller gives the time.
 
-Times are seconds of one monotonic clock, the owner's. The writer counts its lease from its
-question, the owner from its answer, so the owner's count ends later.
+Times are seconds of the owner's monotonic clock. The writer counts its lease from its question, the
+owner from its answer, so the owner's count ends later.
 """
 
 from dataclasses import dataclass
@@ -22,14 +22,14 @@ class FenceReason(Enum):
 
 @dataclass(frozen=True)
 class FenceTerms:
-    """Durations of one writer, in seconds.
+    """Durations for fencing one writer, in seconds.
 
-    lease: from this node's last answer until the writer's last possible write, with the transport's
-    retries. retry: from a post until its arrival. settle: from a death until all bytes of the dead
-    process have come. acknowledge: limit for the answer to one question for a drain. again: between
-    two such questions. patience: limit for a fence without an acknowledgement. The connection is
-    then given up, so the lease runs out. broken: pause before a fence with a failed severing is
-    tried again. look: between two looks at the evidence.
+    lease: time from this node's last answer until the writer's last possible write, with the
+    transport's retries. retry: longest time from a post until its arrival. settle: time from a
+    process's death until all its bytes have arrived. acknowledge: limit for the answer to one
+    question for the drain. again: time between two such questions. patience: limit for a fence;
+    after it the connection is given up, so the lease runs out. broken: pause after endpoints could
+    not be broken, before the fence is tried again. look: time between two checks of the evidence.
     """
 
     lease: float
@@ -44,11 +44,11 @@ class FenceTerms:
 
 @dataclass(frozen=True)
 class WriterFacts:
-    """Known facts about a writer now.
+    """Facts known about a writer now, as monotonic seconds.
 
     died: time when its process was first seen dead; None while it lives, or if it cannot be
-    watched. answered: time of this node's last answer, once no other follows; None while answers go
-    on.
+    watched. answered: time of this node's last answer to its lease question; None while such
+    answers go on.
     """
 
     died: float | None = None
@@ -59,7 +59,7 @@ ALIVE = WriterFacts()
 
 
 class Fence:
-    """Evidence about one room's writer. Once a reason holds it holds for ever."""
+    """Evidence for the end of writes by one transfer's writer. Evidence once found stays valid."""
 
     def __init__(self, terms: FenceTerms) -> None:
         self.terms = terms
@@ -67,7 +67,8 @@ class Fence:
         self._stopped_at: float | None = None
 
     def acknowledge(self, drain: Drain, now: float) -> None:
-        """Record the writer's report of its drain. The first report of each kind counts."""
+        """Record the writer's report of its drain. Only the first report with each value of `drain`
+        counts."""
         if drain is Drain.DRAINED:
             self._drained = True
         elif self._stopped_at is None:
@@ -75,11 +76,12 @@ class Fence:
 
     @property
     def answered(self) -> bool:
-        """Return True if the writer has reported the end of its drain."""
+        """Return True if the writer has reported its drain: its posted writes have ended, or were
+        given up."""
         return self._drained or self._stopped_at is not None
 
     def reason(self, facts: WriterFacts, now: float) -> FenceReason | None:
-        """Return the reason why the writer can write no more; None while it may."""
+        """Return the reason why the writer can write no more; None while it may still write."""
         terms = self.terms
         if self._drained:
             return FenceReason.DRAIN_ACKNOWLEDGED

@@ -1,8 +1,9 @@
-"""Messages of a transfer, as values: one side sends each, and the other side takes it as an event.
+"""Messages of a transfer as values: one side sends a message, and the other side takes it as an
+event.
 
-A `payload` is an engine's data: a machine passes it on unread. Nodes turn messages into protobuf
-and back, and bound a peer's values before a machine sees them (engine/messages/transfer_proto.py).
-Pure.
+A `payload` is an engine's data: a state machine passes it on unread. Nodes turn messages into
+protobuf and back, and bound a peer's values before a machine sees them
+(engine/messages/transfer_proto.py). Pure.
 """
 
 from collections.abc import Sequence
@@ -17,24 +18,25 @@ Payload: TypeAlias = Any
 
 @dataclass(frozen=True)
 class Message:
-    """Message of one side to the other."""
+    """Message of one side of a transfer to the other."""
 
 
 @dataclass(frozen=True)
 class Carrying(Message):
-    """Message made only of its payload."""
+    """Message with an engine's payload and no other field."""
 
     payload: Payload = None
 
 
 class Ask(Message):
-    """Opens a room: by Reserve, Fetch or Pull, depending on its kind."""
+    """Receiver's first message: it opens a transfer by Reserve, Fetch or Pull, depending on the
+    transfer's kind."""
 
 
 @dataclass(frozen=True)
 class Grant(Message):
-    """The receiver's pages and slot. At the receiver it comes from its engine; it is then sent as a
-    message."""
+    """Receiver's destination for the bytes: its pages and slot. The receiver's engine supplies it,
+    then it is sent to the sender."""
 
     generation: int
     destination: Destination
@@ -42,29 +44,29 @@ class Grant(Message):
 
 
 class Abort(Message):
-    """The receiver asks for the end and the drain of the room."""
+    """Receiver's request to end the transfer and to report the drain of its posted writes."""
 
 
 @dataclass(frozen=True)
 class Queued(Message):
-    """Place in the sender's queue. wait: seconds of prefill before the room, in its first message
-    of this kind; else None."""
+    """Position in the sender's queue. wait: seconds of prefill before this transfer's prompt; None:
+    not given in this message."""
 
     position: int
     wait: float | None = None
 
 
 class Accepted(Message):
-    """The sender is about to start."""
+    """Sender's notice of its start: it now waits for the destination."""
 
 
 class Refused(Carrying):
-    """The sender rejects the room: nothing was granted, and nothing will be sent."""
+    """Sender's rejection of the transfer: nothing was granted, and nothing will be sent."""
 
 
 @dataclass(frozen=True)
 class Ready(Message):
-    """The first token, in the payload. Layer chunks may still be in flight."""
+    """Sender's first token, in the payload. Layer chunks may still be in flight."""
 
     generation: int
     payload: Payload = None
@@ -72,14 +74,15 @@ class Ready(Message):
 
 @dataclass(frozen=True)
 class Held(Message):
-    """All layer chunks may leave at once, and no token comes."""
+    """Sender's notice of a held prefix: all layer chunks may be sent at once, and no token
+    comes."""
 
     generation: int
 
 
 @dataclass(frozen=True)
 class Done(Message):
-    """The final status, after every chunk in `sent` was flushed."""
+    """Sender's final status, after all chunks were flushed. sent: the chunks' digests."""
 
     generation: int
     sent: Sequence[ChunkDigest]
@@ -88,8 +91,9 @@ class Done(Message):
 
 @dataclass(frozen=True)
 class Ended(Message):
-    """End without a result. reason: the sender's; None if the receiver wanted the end. generation:
-    None if the message carries none."""
+    """Sender's end of the transfer without a result. drain: how its posted writes ended. reason:
+    the sender's reason; None if the receiver asked for the end. generation: None if the message has
+    none."""
 
     drain: Drain
     reason: str | None = None
@@ -97,19 +101,19 @@ class Ended(Message):
 
 
 class PullAsked(Carrying):
-    """In the room of a hand-over: the sender pulls the state offered by the receiver."""
+    """Sender's request within a hand-over: it pulls the state offered by the receiver."""
 
 
 class StopPull(Message):
-    """The receiver of a pull asks for its end and its drain."""
+    """Pull receiver's request to end the pull and to report the drain of its posted writes."""
 
 
 class Unknown(Message):
-    """A message of another version."""
+    """Message of a kind unknown to this version."""
 
 
 @dataclass(frozen=True)
 class Contradiction(Message):
-    """Message impossible for a node of this version. reason: the contradiction found."""
+    """Message impossible for a peer of this version. reason: the contradiction found in it."""
 
     reason: str

@@ -1,11 +1,11 @@
-"""Receiving side of a transfer, of any kind: a value taking events and returning actions.
+"""Receiving side of a transfer, of any kind: a state machine from events to actions.
 
 Owns the side's state, its deadlines, and the fence of the writer. Knows no engine, stream, thread,
 clock or arena: a driver gives it the time and performs its actions. Pure.
 
-Invariants: a granted room ends committed, or lost and then fenced for one of the fence's three
-reasons. At every time wake() bounds the time until the next look. A message of another grant
-commits nothing and acknowledges no drain.
+Invariants: a transfer with granted memory ends committed, or lost and then fenced for one of the
+fence's three reasons. At every time wake() bounds the time until the next check. A message of
+another generation commits nothing and acknowledges no drain.
 """
 
 from dataclasses import dataclass, field
@@ -40,8 +40,9 @@ _ANOTHER_VERSION = "the prefill node sent a message of another version"
 
 @dataclass(frozen=True)
 class ReceivingTerms:
-    """deadlines: by state. fence: durations of the writer's fence. within: limit of the whole
-    transfer in seconds; None: no limit while it moves."""
+    """Limits of a receiving side. deadlines: longest time without progress in each state. fence:
+    durations for fencing the writer. within: limit of the whole transfer in seconds; None: no limit
+    while it makes progress."""
 
     deadlines: ReceiverDeadlines | PullReceiverDeadlines
     fence: FenceTerms
@@ -49,7 +50,7 @@ class ReceivingTerms:
 
 
 class _Asking(Enum):
-    """State of the question for a drain."""
+    """State of this receiver's request for the writer's drain (the end of its posted writes)."""
 
     ON_STREAM = auto()
     CALLING = auto()
@@ -58,9 +59,12 @@ class _Asking(Enum):
 
 @dataclass
 class _Quarantine:
-    """since: time of the room's loss, or of the fence's new start. until: time for asking the
-    question by other means, or again. severing: reason of the severing; None before there is one.
-    held_at: time for the next try of a broken fence."""
+    """State of a lost transfer until its writer is fenced. Times are monotonic seconds.
+
+    since: time of the loss, or of the next try; patience counts from it. until: time for asking for
+    the drain by a call. severing: evidence for breaking the endpoints, once that has begun; else
+    None. held_at: earliest time of the next try after endpoints could not be broken.
+    """
 
     since: float
     asking: _Asking = _Asking.PAUSED
@@ -99,21 +103,22 @@ class Receiving:
 
     @property
     def is_over(self) -> bool:
-        """Return True if no more events are awaited."""
+        """Return True if this side has ended and takes no more events."""
         return self.state in _OVER
 
     @property
     def is_lost(self) -> bool:
-        """Return True if the room is lost: granted ids then wait for their fence."""
+        """Return True if the transfer is lost and its granted ids wait for their fence."""
         return self._quarantine is not None
 
     @property
     def wait(self) -> float | None:
-        """Return the seconds of prefill before the room at its arrival; None if there were none."""
+        """Return the seconds of prefill before this transfer's prompt, as the sender first reported
+        them; None if it reported none."""
         return self._wait
 
     def wake(self, now: float) -> float:
-        """Return the seconds until the next Look is due."""
+        """Return the seconds until the next check (the event Look) is due."""
         if self._quarantine is not None:
             return self.fence.terms.look
         left = self._terms.deadlines.look
@@ -188,8 +193,8 @@ class Receiving:
         return [do.Expect(self._granted.destination), do.Say(say.Ask())]
 
     def grant_first(self, grant: say.Grant) -> None:
-        """Set the grant sent with the ask. REQUIRES: the kind grants first, and nothing has
-        begun."""
+        """Set the destination sent with the opening message. REQUIRES: the kind grants memory
+        first, and the event Begin was not taken."""
         self._granted = grant
 
     def _grant(self, grant: say.Grant, now: float) -> list[Action]:
@@ -198,12 +203,12 @@ class Receiving:
         if not self.kind.brings and (target.pages or target.slot is not None):
             # Nothing was sent to the sender.
             self.fence.acknowledge(Drain.DRAINED, now)
-            return self._lose("a copy's room is granted ids", Loss.PROTOCOL, now)
+            return self._lose("a copy's transfer is granted ids", Loss.PROTOCOL, now)
         self.phases.mark(Phase.GRANTED, now)
         return [do.Expect(target), do.Say(grant)]
 
     def _hear(self, event: Event, now: float) -> list[Action]:
-        """Handle a message of the sender."""
+        """Handle a message from the sender; return the actions to perform."""
         match event:
             case say.Queued():
                 return self._queued(event)
@@ -222,7 +227,7 @@ class Receiving:
                 return self._finished(event, now)
             case say.Ended(drain=drain, reason=given):
                 self._acknowledge(event, drain, now)
-                reason = "the prefill node ended the room" if given is None else given
+                reason = "the prefill node ended the transfer" if given is None else given
                 return self._lose(reason, Loss.STREAM, now)
             case say.PullAsked(payload=payload) if self.kind.queues:
                 if self._pulls or self.state is not ReceiverState.RESERVED:
@@ -284,7 +289,8 @@ class Receiving:
         return [] if self._quarantine else self._lose(event.reason, Loss.PROTOCOL, now)
 
     def _broke(self, reason: str, now: float) -> list[Action]:
-        """End the room because of a defect; if its fence broke, try the fence again later."""
+        """End the transfer because of a defect. If breaking the writer's endpoints failed, try to
+        fence it again later."""
         quarantine = self._quarantine
         if quarantine is None:
             return self._lose(f"internal error: {reason}", Loss.PROTOCOL, now)
@@ -299,15 +305,15 @@ class Receiving:
 
     @property
     def _mark(self) -> tuple[object, ...]:
-        """Return a value for comparison: it changes with the room's progress."""
+        """Return a value for comparison; it is different after each progress of the transfer."""
         looked = self._looked
         others = looked.others if self._is_behind else 0
         return self.state, self._position, looked.pulled, looked.progress, others
 
     @property
     def _is_behind(self) -> bool:
-        """Return True if the room is granted and none of its chunks has arrived: the sender
-        computes others before it."""
+        """Return True if memory is granted and none of the transfer's chunks has arrived: the
+        sender may compute other prompts first."""
         return self.state is ReceiverState.GRANTED and not self._looked.progress
 
     def _look(self, look: on.Look, now: float) -> list[Action]:
@@ -329,8 +335,8 @@ class Receiving:
         return self._lose(f"nothing moved for {allowed} s: {state.value}", Loss.STALLED, now)
 
     def _is_late(self, now: float) -> float | None:
-        """Return the limit of the sender's queue if the wait has passed it, moving or not; else
-        None."""
+        """Return the limit in seconds for the sender's queue if the prompt has waited longer, even
+        with progress; else None."""
         deadlines = self._terms.deadlines
         if not (self.kind.queues and isinstance(deadlines, ReceiverDeadlines)):
             return None
@@ -342,13 +348,14 @@ class Receiving:
     # Loss, and the fence
 
     def _lose(self, reason: str, loss: Loss, now: float) -> list[Action]:
-        """Give the room up and report it to the engine. The reason may come from the peer."""
+        """Give the transfer up and report its loss to the engine. reason: text for the log, perhaps
+        the peer's."""
         if self._quarantine is not None:
             return []
         return [do.TellLost(peer_values.text(reason), loss), *self._end(now)]
 
     def _end(self, now: float) -> list[Action]:
-        """End the room, and ask for the drain of the granted ids."""
+        """End the transfer; if memory was granted, ask for the writer's drain."""
         after = self._machine.apply(ReceiverEvent.LOSE)
         done: list[Action] = [do.Forget(), *self._end_pull()]
         if after is not ReceiverState.QUARANTINED:
@@ -357,10 +364,10 @@ class Receiving:
         return [*done, *self._ask(quarantine, now), *self._look_at_fence(quarantine, now)]
 
     def _end_pull(self) -> list[Action]:
-        return [do.EndPull("its room is over")] if self._pulls else []
+        return [do.EndPull("its transfer is over")] if self._pulls else []
 
     def _ask(self, quarantine: _Quarantine, now: float) -> list[Action]:
-        """Ask for the drain, on the stream while it is open."""
+        """Ask for the writer's drain: by a message while the stream is open, else by a call."""
         if self.fence.answered:
             return []
         if self._stream_over:
@@ -383,7 +390,7 @@ class Receiving:
         quarantine.until = now + self.fence.terms.again
 
     def _take_quarantined(self, event: Event, quarantine: _Quarantine, now: float) -> list[Action]:
-        """Take an event of a lost room that was under way at its loss."""
+        """Take an event of a lost transfer; it was under way when the transfer was lost."""
         match event:
             case say.Done(generation=generation):
                 if generation == self.generation:

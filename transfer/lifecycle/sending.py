@@ -1,10 +1,10 @@
-"""Sending side of a transfer, of any kind: a value taking events and returning actions.
+"""Sending side of a transfer, of any kind: a state machine from events to actions.
 
-Owns the side's state, its deadlines, and its stop: posted writes drain before it is over. Knows no
+Owns the side's state, its deadlines, and its stop: posted writes drain before it ends. Knows no
 engine, stream, thread, clock or arena: a driver gives it the time and performs its actions. Pure.
 
-Invariants: an opened side is over only after its drain, or after the drain's deadline, as forced.
-It sends at most one final message, and sends nothing after it.
+Invariants: an opened side ends only after its drain, or after the drain's deadline, as forced. It
+sends at most one final message, and sends nothing after it.
 """
 
 from dataclasses import dataclass
@@ -25,13 +25,14 @@ from .states import Announces, IllegalTransition, Kind, SenderEvent, SenderState
 
 _OVER = frozenset({SenderState.DONE, SenderState.REFUSED, SenderState.ENDED})
 _SAID_AGAIN_SECONDS = 0.25
-"""Least seconds between two messages of a changed place in the queue."""
+"""Least seconds between two Queued messages about a changed queue position."""
 
 
 @dataclass(frozen=True)
 class SendingTerms:
-    """deadlines: by state. look: seconds between two looks, and between two repetitions of the
-    place in the queue. awaits_gateway: nothing is computed before Met."""
+    """Limits of a sending side. deadlines: longest time without progress in each state. look:
+    seconds between two checks, and between two repetitions of the queue position. awaits_gateway:
+    True if nothing is computed before the event Met."""
 
     deadlines: SenderDeadlines | PullSenderDeadlines
     look: float
@@ -49,9 +50,9 @@ class Sending:
         self.endpoint_failed = False
         """True if another transfer to this peer would fail too."""
         self.drain = Drain.DRAINED
-        """How the posted writes ended, once the side is over."""
+        """End of this side's posted writes, drained or forced; valid once the side has ended."""
         self.given_up: Loss | None = None
-        """Reason why this node ended the room; None if it did not."""
+        """Reason why this node ended the transfer; None if it did not."""
         self._terms = terms
         self._machine = sender_machine(kind)
         self._watch = ProgressWatch(terms.look, now)
@@ -70,15 +71,15 @@ class Sending:
 
     @property
     def is_over(self) -> bool:
-        """Return True if no more events are awaited."""
+        """Return True if this side has ended and takes no more events."""
         return self.state in _OVER
 
     def target(self, destination: Destination) -> None:
-        """Set the destination of a pull's chunks. REQUIRES: nothing has begun."""
+        """Set the destination of a pull's layer chunks. REQUIRES: the event Begin was not taken."""
         self._target = destination
 
     def wake(self, now: float) -> float:
-        """Return the seconds until the next Look is due."""
+        """Return the seconds until the next check (the event Look) is due."""
         return self._terms.look
 
     def step(self, event: Event, now: float) -> list[Action]:
@@ -151,7 +152,7 @@ class Sending:
                 return self._drained(drain)
             case on.Drained(drain=drain):
                 return self._drained(drain)
-        return self._stop(f"{type(event).__name__} is not expected on a room that is open")
+        return self._stop(f"{type(event).__name__} is not expected on a transfer that is open")
 
     def _begin(self, now: float) -> list[Action]:
         if self.kind.grants_first:
@@ -174,8 +175,8 @@ class Sending:
         return self._say_end("the gateway's call did not come", Drain.DRAINED)
 
     def _moved(self, position: int, now: float) -> list[Action]:
-        """Send the place at once, unless one was sent a moment ago; then it goes with the next
-        repetition. So a long, fast queue costs each of its rooms few messages."""
+        """Send the changed queue position at once, unless one was sent a moment ago; then the next
+        repetition has it. So a long, fast queue costs each of its transfers few messages."""
         moved, self._position = position != self._position, position
         if not moved or now - self._said_at < _SAID_AGAIN_SECONDS:
             return []
@@ -210,7 +211,7 @@ class Sending:
             return []
         if grant.generation != self.generation:
             return self._stop(
-                f"grant is of generation {grant.generation}, room of {self.generation}"
+                f"grant is of generation {grant.generation}, transfer of {self.generation}"
             )
         self._opening = grant
         return [do.Open(grant.destination)]
@@ -253,7 +254,8 @@ class Sending:
         return [do.Say(word), *(self._finish(now) if after is SenderState.DONE else ())]
 
     def _finish(self, now: float) -> list[Action]:
-        """Return the final actions in DONE, after all others before the final status."""
+        """Return the last actions of a successful transfer: the final status, then the end of its
+        pull."""
         assert self._report is not None
         self.phases.mark(Phase.DONE, now)
         final = self._report, sender_track(self._report, self.phases)
@@ -263,7 +265,7 @@ class Sending:
 
     @property
     def _mark(self) -> tuple[object, ...]:
-        """Return a value for comparison: it changes with the room's progress."""
+        """Return a value for comparison; it is different after each progress of the transfer."""
         return self.state, self._looked.progress, self._looked.pulled
 
     def _look(self, look: on.Look, now: float) -> list[Action]:
@@ -289,8 +291,8 @@ class Sending:
     # The end
 
     def _stop(self, failure: str | None) -> list[Action]:
-        """Begin to drain. failure: this side's reason; None if the receiver wanted the end. The
-        first reason is kept."""
+        """Stop sending and wait until the posted writes have ended. failure: this side's reason;
+        None if the receiver asked for the end. The first reason is kept."""
         before = self.state
         self._failure = self._failure or failure
         after = self._machine.apply(SenderEvent.STOP)
@@ -310,4 +312,4 @@ class Sending:
         return [do.Say(say.Ended(drain, failure, self.generation)), *self._end_pull()]
 
     def _end_pull(self) -> list[Action]:
-        return [do.EndPull("its room is over")] if self._pulls else []
+        return [do.EndPull("its transfer is over")] if self._pulls else []

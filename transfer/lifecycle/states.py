@@ -1,8 +1,9 @@
-"""Life of a transfer on each side: one table of legal moves a side, and the four kinds as rows.
+"""States of a transfer on each side: one table of legal moves a side, and the four kinds of
+transfers.
 
-`protocol/spin/handover.pml` and `protocol/spin/pull.pml` carry the rows of the tables and are
+`protocol/spin/handover.pml` and `protocol/spin/pull.pml` have the same rows as the tables and are
 checked exhaustively; a test compares them. Knows no messages, bytes or clocks. Pure. Invariant: a
-machine moves along its table only; any other event raises and changes nothing.
+state machine moves along its table only; any other event raises and changes nothing.
 """
 
 from collections.abc import Set
@@ -20,8 +21,8 @@ class SenderState(Enum):
     QUEUED = "in the engine's queue"
     PINNING = "asked for; the engine is to pin what was offered"
     ACCEPTED = "leased and about to start; a grant is awaited"
-    STREAMING = "granted: windows leave as layers finish"
-    READY = "the first token is sent, windows are in flight"
+    STREAMING = "granted: layer chunks leave as layers finish"
+    READY = "the first token is sent, layer chunks are in flight"
     HOLDING = "transfer complete, the first token is awaited"
     DRAINING = "stopped: posted transfers are awaited"
     DONE = "final status delivered"
@@ -48,7 +49,7 @@ class ReceiverState(Enum):
     NEW = "not asked yet"
     RESERVED = "asked for"
     ACCEPTED = "about to start there; a lease here is awaited"
-    GRANTED = "windows may land"
+    GRANTED = "layer chunks may arrive"
     READY = "the first token is here"
     VERIFYING = "final status is here; digests are compared"
     COMMITTED = "verified: pages and state belong to the tree"
@@ -64,7 +65,7 @@ class ReceiverEvent(Enum):
     GRANT = "pages and a slot were granted"
     READY = "first token"
     DONE = "final status"
-    VERIFIED = "every window landed and every digest matches"
+    VERIFIED = "every layer chunk arrived and every digest matches"
     LOSE = "cancelled, failed, mismatched, broken or too late"
     FENCED = "the writer can write no more"
 
@@ -139,7 +140,7 @@ RECEIVER: ReceiverTable = MappingProxyType(
 def _among(
     table: Table[State, Event], states: Set[State], events: Set[Event]
 ) -> dict[tuple[State, Event], State]:
-    """Return the rows of `table` from and to one of the states, by one of the events."""
+    """Return the rows of `table` with both states in `states` and the event in `events`."""
     return {
         (state, event): after
         for (state, event), after in table.items()
@@ -184,15 +185,15 @@ PULL_RECEIVER: ReceiverTable = MappingProxyType(
 
 
 class Announces(Enum):
-    """The sender's message between the grant and the final status."""
+    """Sender's message between the receiver's destination and the final status."""
 
     TOKEN = "the first token, once the prompt is computed"
-    HELD = "all windows may leave at once"
+    HELD = "all layer chunks may leave at once"
     NOTHING = "nothing"
 
 
 class DrainBy(Enum):
-    """Way for a receiver to learn of a drain once the room's stream is over."""
+    """Way for a receiver to learn of the sender's drain once the transfer's stream has ended."""
 
     CALL = "it asks by a call of its own"
     RENEWAL = "the sender reports it with its renewals"
@@ -200,13 +201,13 @@ class DrainBy(Enum):
 
 @dataclass(frozen=True)
 class Kind:
-    """Row of a kind of transfer: the differences between kinds.
+    """Kind of a transfer, by its differences from the others.
 
-    name: for log lines and tables. sender, receiver: the tables of its two sides. announces: the
-    sender's message between grant and final status. grants_first: the receiver grants with its ask,
-    and the sender pins. queues: the sender computes the prompt, in turn with others. brings: pages
-    and a state are sent; the grant of another kind is empty. drain_by: way to learn of a drain
-    after the stream.
+    name: for log lines and tables. sender, receiver: tables of the two sides. announces: the
+    sender's message between destination and final status. grants_first: True if the receiver sends
+    its destination with its first message, and the sender pins a state. queues: True if the sender
+    computes a prompt, in turn with others. brings: True if pages and a state are sent; the
+    destination of another kind is empty. drain_by: way to learn of a drain after the stream's end.
     """
 
     name: str
@@ -229,7 +230,8 @@ HANDOVER = Kind(
     brings=True,
     drain_by=DrainBy.CALL,
 )
-"""A prefill node computes a prompt and hands its pages and state to a decode node."""
+"""Kind of transfer: a prefill node computes a prompt and hands its pages and state to a decode
+node."""
 PULL = Kind(
     "pull",
     PULL_SENDER,
@@ -240,7 +242,8 @@ PULL = Kind(
     brings=True,
     drain_by=DrainBy.RENEWAL,
 )
-"""A prefill node reads the part of a prompt's state held by the decode node of the room."""
+"""Kind of transfer: a prefill node reads a part of a prompt's state from the decode node of the
+same hand-over."""
 FETCH = Kind(
     "fetch",
     SENDER,
@@ -251,7 +254,7 @@ FETCH = Kind(
     brings=True,
     drain_by=DrainBy.CALL,
 )
-"""A decode node reads a state held by a prefill node."""
+"""Kind of transfer: a decode node reads a state held by a prefill node."""
 COPY = Kind(
     "copy",
     SENDER,
@@ -262,17 +265,19 @@ COPY = Kind(
     brings=False,
     drain_by=DrainBy.CALL,
 )
-"""A decode node migrates a state to a prefill node: a room of one token, with a pull of the state
-by the prefill node."""
+"""Kind of transfer: a decode node migrates a state to a prefill node. It is a hand-over of one
+token; within it the prefill node pulls the state."""
 KINDS = (HANDOVER, PULL, FETCH, COPY)
 
 
 class IllegalTransition(TransferError):
-    """Event unknown to the state: a defect here, or a peer breaking the protocol."""
+    """Event not allowed in the present state: a defect of this node, or a peer breaking the
+    protocol."""
 
     def __init__(self, state: Enum, event: Enum) -> None:
         super().__init__(
-            f"{type(state).__name__} {state.name} knows no {event.name}; the room must be aborted"
+            f"{type(state).__name__} {state.name} knows no {event.name}; the transfer must "
+            f"be aborted"
         )
 
 
@@ -287,7 +292,7 @@ class Machine(Generic[State, Event]):
         return (self.state, event) in self._table
 
     def apply(self, event: Event) -> State:
-        """Move by the event and return the new state. Raises IllegalTransition naming state and
+        """Move to the event's next state and return it. Raises IllegalTransition naming state and
         event."""
         if not self.allows(event):
             raise IllegalTransition(self.state, event)

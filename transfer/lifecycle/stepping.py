@@ -1,4 +1,5 @@
-"""One side of a transfer as run by a driver: events in order, and actions performed in order.
+"""One side of a transfer as run by a driver: it takes events in order, and performs the resulting
+actions in order.
 
 Owns the side's queue of events. Knows neither threads, tasks nor clocks. A driver is a subclass,
 over an event loop (transfer/control/driven_transfer.py) or over a virtual clock (tests/simulation).
@@ -29,7 +30,7 @@ class SteppedSide(ABC):
         self._side = side
         self._events: deque[Event] = deque((Begin(),))
         self._stepping = True
-        """True while events wait: for begin(), or for the end of the step under way."""
+        """True while events wait: until begin() is called, or while an event is being handled."""
         self._ended = False
 
     @property
@@ -42,36 +43,37 @@ class SteppedSide(ABC):
 
     @abstractmethod
     def facts(self) -> Look:
-        """Return the facts seen of the transfer now, beside its events."""
+        """Return the transfer's present progress and writer facts, for a check of the deadlines."""
 
     @abstractmethod
     def perform(self, action: Action) -> Event | None:
-        """Perform the action, and return the event if it answers at once. Raises TransferError if
-        it is rejected."""
+        """Perform the action. Return the event answering it; None if no answer comes at once.
+        Raises TransferError if the action is rejected."""
 
     @abstractmethod
     def over(self, failure: Exception | None) -> None:
-        """Handle the end of the side: it takes no more events. failure: error raised twice by the
-        side itself; None without one."""
+        """Handle the end of the side: it takes no more events. failure: error of the state machine,
+        raised again while it handled the first; None without one."""
 
     @abstractmethod
     def stepped(self) -> None:
-        """React to taken events: the time of the next look may have changed."""
+        """Reset the timer after events were handled: the time of the next check may have
+        changed."""
 
     def begin(self) -> None:
-        """Take the first event, and those put meanwhile. REQUIRES: called once."""
+        """Handle the first event, and the events put before this call. REQUIRES: called once."""
         self._stepping = False
         self._take_all()
 
     def put(self, event: Event) -> None:
-        """Take an event now, or behind the step under way. Dropped if the side is over."""
+        """Handle the event now, or after the one being handled. Dropped if the side has ended."""
         if self._ended:
             return
         self._events.append(event)
         self._take_all()
 
     def look(self) -> None:
-        """Look at the facts, because the time of a look has come."""
+        """Check the deadlines with the present facts, because the time for it has come."""
         try:
             facts: Event = self.facts()
         except Exception as error:
@@ -79,7 +81,7 @@ class SteppedSide(ABC):
         self.put(facts)
 
     def end(self, failure: Exception | None = None) -> None:
-        """Take no event any more. Idempotent."""
+        """End the side: it handles no more events. Idempotent. failure: see over()."""
         if not self._ended:
             self._ended = True
             self._events.clear()
@@ -113,7 +115,7 @@ class SteppedSide(ABC):
             return self._side.step(self._defect(error), self.now())
 
     def _defect(self, error: Exception) -> Broke:
-        """Return a defect as an event, because it must still end its transfer."""
+        """Log a defect and return it as the event Broke, because it must still end its transfer."""
         log.error("%s broke", self.name, exc_info=error)
         return Broke(repr(error))
 

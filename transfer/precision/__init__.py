@@ -1,1 +1,1 @@
-"""Encoding of rows in fewer bits on the wire than in the arena."""
+"""Encoding of KV and state in fewer bits on the wire than in the arena."""

@@ -1,4 +1,4 @@
-"""Layer chunks sent encoded, through cells in the sender's own arena.
+"""Encoded layer chunks of a sender, staged in cells (fixed-size buffers) of its own arena.
 
 Owns the cells of the encoded chunks. Thread rule: ChunkSource's.
 """
@@ -35,7 +35,8 @@ _MIB = 2**20
 
 @dataclass(frozen=True)
 class Cell:
-    """Cell of `size` bytes of the arena from `offset`."""
+    """Cell: `size` bytes of the arena from byte `offset` on, for one encoded chunk. holder: the
+    peer using it."""
 
     offset: int
     size: int
@@ -43,17 +44,18 @@ class Cell:
 
 
 class StagingBuffer:
-    """Cells of an arena: layer chunks are encoded there and posted from there.
+    """Cells (fixed-size buffers) of an arena: layer chunks are encoded into a cell and posted from
+    it.
 
-    Owns the holders of the cells. Knows offsets, but not the content of a cell. Thread rule: one
-    thread. Invariants: every cell is free or held by one holder. A holder has at most half of the
-    cells, so one stalled link leaves the other half to the others. A cell takes any chunk, so no
-    chunk waits for a gap of its size.
+    Owns the list of cells in use by holder, a peer. Knows offsets, but not the content of a cell.
+    Thread rule: one thread. Invariants: every cell is free or held by one holder. A holder has at
+    most half of the cells, so one stalled peer leaves the other half to the others. A cell takes
+    any chunk, so no chunk waits for a gap of its size.
     """
 
     def __init__(self, offset: int, size: int, largest_unit: int) -> None:
-        """Make cells of the bytes [offset, offset + size). REQUIRES: two of the largest unit fit;
-        ALIGNMENT divides offset."""
+        """Divide the arena's bytes [offset, offset + size) into cells. REQUIRES: two units of
+        `largest_unit` bytes fit; ALIGNMENT divides offset."""
         count = min(_MOST_CELLS, size // largest_unit)
         self.cell_bytes = size // count // ALIGNMENT * ALIGNMENT
         self._free = [offset + index * self.cell_bytes for index in reversed(range(count))]
@@ -65,17 +67,18 @@ class StagingBuffer:
         return self._count - len(self._free)
 
     def has_room(self, holder: str) -> bool:
-        """Return True if take() would give a cell."""
+        """Return True if take() can give this holder, a peer, a free cell."""
         return bool(self._free) and self._held[holder] < self._count // 2
 
     def take(self, holder: str) -> Cell:
-        """Take a free cell for the holder. REQUIRES: has_room(holder)."""
+        """Take a free cell (fixed-size buffer in the arena) for the holder, a peer. REQUIRES:
+        has_room(holder)."""
         assert self.has_room(holder)
         self._held[holder] += 1
         return Cell(self._free.pop(), self.cell_bytes, holder)
 
     def give_back(self, cell: Cell) -> None:
-        """Return the cell to the free ones. Call once for each."""
+        """Make a taken cell free again. Call it once for each."""
         self._free.append(cell.offset)
         self._held[cell.holder] -= 1
         if not self._held[cell.holder]:
@@ -83,8 +86,9 @@ class StagingBuffer:
 
 
 def slabs_kept_back(wire: WireSettings, units: WireUnits, slabs: int) -> int:
-    """Return the number of slabs kept back for encoded chunks in an arena of `slabs` slabs. Raises
-    WireError if too few are left."""
+    """Return the number of slabs (fixed-size parts) kept back for encoded chunks in an arena of
+    `slabs` slabs; 0 if the wire is exact. Raises WireError if too few slabs are left for the
+    cache."""
     if wire.precision.exact:
         return 0
     slab = units.layout.slab_bytes
@@ -103,17 +107,18 @@ Places = NDArray[np.int64]
 
 
 class EncodingSource:
-    """Source of encoded layer chunks, copied into cells kept back in the sender's own arena,
+    """Source of encoded layer chunks. They are encoded into cells of the sender's own arena,
     because no other memory is registered.
 
-    Owns the cells. Knows units and cells; no rooms. Thread rule: ChunkSource's. Invariants: the
-    encoded part of a chunk fits one cell. A part left exact by the precision is posted from its
+    Owns the cells. Knows units and cells, but no transfers. Thread rule: ChunkSource's. Invariants:
+    the encoded part of a chunk fits one cell. A part left exact by the precision is posted from its
     place in the arena. A cell is free again once its chunk was released.
     """
 
     in_place = False
     most_together = 1
-    """One: encoding another chunk takes as long as sending this one."""
+    """Number of chunks to load before a post: one, because encoding another takes as long as
+    sending this one."""
 
     def __init__(
         self,
@@ -123,7 +128,8 @@ class EncodingSource:
         digester: Digester,
         cells: StagingBuffer,
     ) -> None:
-        """digester: for units of these sizes."""
+        """code: number of the precision in notifications. digester: digester of units with their
+        encoded lengths."""
         self.code = code
         self.cells = cells
         self.digester = digester
@@ -149,8 +155,8 @@ class EncodingSource:
         ]
 
     def _parts(self, chunk: LayerChunk) -> Iterator[LayerChunk]:
-        """Yield the chunk in parts of at most one cell: split by layers, then by pages of a
-        layer."""
+        """Yield the chunk in parts of at most one cell each. It is split by layers; a layer larger
+        than a cell is split by pages."""
         header = chunk.header
         first, size = header.first_layer, 0
         for layer in range(header.first_layer, header.end_layer):
@@ -221,7 +227,8 @@ class EncodingSource:
 
 
 class _EncodedChunk:
-    """Encoded layer chunk. places: byte offsets of its posted parts, in the order of its rows."""
+    """Layer chunk encoded into a cell. places: byte offset in the arena of each posted part, in the
+    order of the chunk's rows."""
 
     def __init__(
         self,
@@ -260,7 +267,8 @@ class _EncodedChunk:
 
 
 def _of_layers(chunk: LayerChunk, first: int, end: int) -> LayerChunk:
-    """Return the chunk's part with layers [first, end), ready once they are finished."""
+    """Return the chunk's part with layers first to end (exclusive). It can be sent once these
+    layers are finished."""
     header = chunk.header
     return replace(
         chunk,

@@ -1,9 +1,9 @@
-"""Codec for units of one layer: encodes them out of an arena and decodes them in place, in host or
-GPU memory.
+"""Encoder and decoder of one layer's units (blocks of KV, or states) in an arena in host or GPU
+memory. Decoding is in place.
 
 Owns views of the arena's bytes, shared and never copied whole. Knows layout and formats; no chunks,
-rooms or peers. Thread rule: encode() and decode() may run in parallel on different units.
-Invariant: conv state is copied unchanged.
+transfers or peers. Thread rule: encode() and decode() may run in parallel on different units.
+Invariant: the convolution's state is copied unchanged.
 """
 
 from collections.abc import Sequence
@@ -16,26 +16,29 @@ from tasuki.pycache.arena import torch_dtype
 from .wire_layout import RowFormat, WireUnits
 
 _SCRATCH_NUMBERS = 1 << 17
-"""Numbers decoded at a time: they fit a core's cache, and take well under a millisecond."""
+"""Most numbers decoded in one go: they fit a core's cache, and take well under a millisecond."""
 
 
 class LayerCodec(Protocol):
-    """ids: pages in a layer with pages, slots in a GDN layer. Both methods are done on return."""
+    """Encoder and decoder of one layer's units. ids: page ids in a layer with pages, slot ids in a
+    GDN layer. Both methods return only when the work is done."""
 
     def encode(self, layer: int, ids: Sequence[int], offset: int) -> None:
-        """Encode units to `offset` of the arena, one after another. REQUIRES: units.encoded(layer);
-        16 divides offset."""
+        """Encode the units with these ids into the arena from byte `offset` on, one after another.
+        REQUIRES: units.encoded(layer); 16 divides offset."""
 
     def decode(self, layer: int, ids: Sequence[int]) -> None:
-        """Decode each unit from its beginning to its whole size. REQUIRES: at most batch(layer)
-        units."""
+        """Decode the units with these ids in place: each from its encoded bytes to its whole size.
+        REQUIRES: at most batch(layer) ids."""
 
     def batch(self, layer: int) -> int:
-        """Return the number of units to decode at a time, for a small scratch and a short time."""
+        """Return the number of the layer's units to decode in one go, for a small temporary buffer
+        and a short time."""
 
 
 class RowCodec:
-    """Codec of rows by PyTorch's operators, as in RowFormat; a subclass may do the same faster."""
+    """Encoder and decoder of rows by PyTorch's operators, like RowFormat; a subclass may do the
+    same faster."""
 
     def encode(self, form: RowFormat, values: torch.Tensor) -> torch.Tensor:
         return form.encode(values)
@@ -112,11 +115,12 @@ class TorchLayerCodec:
         return self._units.layer_kinds[layer].keeps_pages
 
     def _runs(self, layer: int) -> int:
-        """Return the number of separately encoded runs of a unit: its heads, or one for a state."""
+        """Return the number of separately encoded runs in one unit of the layer: its KV heads, or 1
+        for a state."""
         return self._units.layout.kv_heads if self._full(layer) else 1
 
     def _encoded(self, layer: int) -> int:
-        """Return the bytes of a unit's rows on the wire."""
+        """Return the encoded bytes of one unit of the layer, without the bytes sent unchanged."""
         return self._runs(layer) * self._format(layer).encoded_bytes
 
     def _dtype(self, layer: int) -> torch.dtype:
@@ -124,11 +128,13 @@ class TorchLayerCodec:
         return torch_dtype(layout.kv_dtype if self._full(layer) else layout.ssm_dtype)
 
     def _carried(self, layer: int) -> int:
-        """Return the bytes before the rows, sent unchanged."""
+        """Return the bytes at a unit's beginning sent unchanged: the convolution's state, or
+        none."""
         return 0 if self._full(layer) else self._units.layout.conv_bytes
 
     def _place(self, layer: int, ids: Sequence[int]) -> tuple[torch.Tensor, list[int]]:
-        """Return (units of the arena [n, bytes], indices of the ids among them)."""
+        """Return the arena viewed as units of this layer, [n, bytes], and the index of each id's
+        unit."""
         layout = self._units.layout
         kind = layout.kind_index(layer)
         if self._full(layer):
@@ -139,7 +145,8 @@ class TorchLayerCodec:
         return torch.tensor(places, dtype=torch.int64, device=self._memory.device)
 
     def _numbers(self, layer: int, held: torch.Tensor) -> torch.Tensor:
-        """Return the rows of gathered units [n, bytes], as numbers [n runs, rows, width]."""
+        """Return the numbers to encode of gathered units. held: [n, bytes]. The result is [n *
+        runs, rows, width]."""
         form, carried, dtype = self._format(layer), self._carried(layer), self._dtype(layer)
         length = self._runs(layer) * form.rows * form.width * dtype.itemsize
         numbers = held[:, carried : carried + length].contiguous().view(dtype)

@@ -1,8 +1,9 @@
-"""fp8 rows on a GPU, equal bit for bit to its reference wire_layout.py, and a codec of layers.
+"""GPU kernels for fp8 rows, equal bit for bit to their reference wire_layout.py, and a layer codec
+with them.
 
-A program encodes or decodes some rows of one unit. It reads and writes once, so the floor is memory
-bandwidth. Thread rule: LayerCodec's; work is queued on a stream of its own and waited for.
-REQUIRES: the read bytes were written (the layer's event has fired, the chunk has arrived).
+A program encodes or decodes some rows of one unit. It reads and writes each byte once, so the floor
+is memory bandwidth. Thread rule: LayerCodec's; work is queued on a stream of its own and waited
+for. REQUIRES: the bytes to read are written (the layer's event has fired, the chunk has arrived).
 """
 
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ from .wire_layout import RowFormat, WireUnits
 
 _WARPS = 4
 _ROWS = 16
-"""Rows of a program."""
+"""Number of rows handled by one program of the kernel."""
 _SCRATCH_NUMBERS = 1 << 24
 _HIGH_PRIORITY = -1
 
@@ -63,7 +64,8 @@ class GpuLayerCodec:
 
 
 class KernelRows(RowCodec):
-    """Rows by the fp8 kernels; bf16 uses RowCodec's operators, because it is one cast."""
+    """Encoder and decoder of rows by the fp8 kernels. For bf16 it uses RowCodec's operators,
+    because bf16 is one cast."""
 
     def encode(self, form: RowFormat, values: torch.Tensor) -> torch.Tensor:
         if form.precision is not Precision.FP8:
@@ -83,7 +85,8 @@ class KernelRows(RowCodec):
 
 
 def _launch(kernel: Any, form: RowFormat, source: torch.Tensor, target: torch.Tensor) -> None:
-    """Launch the kernel on the current stream. source, target: [units, ...] each."""
+    """Launch the encoding or decoding kernel on the current stream. source, target: [units, ...]
+    each."""
     kernel[(triton.cdiv(form.rows, _ROWS), len(source))](
         source.contiguous(),
         target,

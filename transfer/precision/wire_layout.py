@@ -1,6 +1,7 @@
-"""Rows and units on the wire: their formats and lengths.
+"""Rows and units as sent on the wire: their formats and lengths.
 
-Pure. Formats know rows; units know a layout.
+Pure. A unit is a block of KV, or the state of one GDN layer; a row is a part of it with one scale.
+Formats know rows; units know a layout.
 """
 
 from dataclasses import dataclass
@@ -18,13 +19,13 @@ ALIGNMENT = 16
 
 @dataclass(frozen=True)
 class RowFormat:
-    """Format of rows in fewer bytes: bf16, or fp8 with a power of two a row (pycache/fp8_rows.py,
-    with its error).
+    """Format of rows of numbers in fewer bytes: bf16, or fp8 with a power of two as each row's
+    scale (pycache/fp8_rows.py, with its error).
 
     The naive reference of row_codec_kernel.py, also used by arenas in host memory. Encoding decoded
-    rows changes nothing, so a prefix sent there and back loses digits only once. bf16's error is
-    |x| / 256; a number that is not finite stays unchanged. Pure; knows rows, not pages, layers or
-    arenas.
+    rows changes nothing, so a prefix sent there and back loses digits only once. The error of bf16
+    is |x| / 256; a number that is not finite stays unchanged. Pure; knows rows, not pages, layers
+    or arenas.
 
     An encoded unit is its codes [rows, width], then in fp8 its scales [rows], then zeros up to
     ALIGNMENT. An fp8 arena stores one head's share of a block in the same form. rows, width: `rows`
@@ -45,8 +46,8 @@ class RowFormat:
         return -(-(self.code_bytes + scales) // ALIGNMENT) * ALIGNMENT
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the encoded rows, uint8 [units, encoded_bytes]. values: [units, rows, width], a
-        floating dtype."""
+        """Return rows encoded in this format, uint8 [units, encoded_bytes]. values: [units, rows,
+        width], a floating dtype."""
         encoded = values.new_zeros(len(values), self.encoded_bytes, dtype=torch.uint8)
         codes = encoded[:, : self.code_bytes]
         if self.precision is Precision.BF16:
@@ -58,7 +59,7 @@ class RowFormat:
         return encoded
 
     def decode(self, encoded: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Return the decoded rows [units, rows, width] of dtype. encoded: result of encode()."""
+        """Return the decoded rows [units, rows, width] of dtype. encoded: a result of encode()."""
         shape = (len(encoded), self.rows, self.width)
         codes = encoded[:, : self.code_bytes].contiguous()
         if self.precision is Precision.BF16:
@@ -68,20 +69,20 @@ class RowFormat:
 
 
 class WireError(TransferError):
-    """Error of wire settings unusable with this arena."""
+    """Wire settings unusable with this arena."""
 
 
 @dataclass(frozen=True)
 class WireUnits:
-    """Lengths of a layout's units on the wire: a block of KV, and the state of one GDN layer.
+    """Lengths on the wire of a layout's units: a block of KV, and the state of one GDN layer.
 
-    A unit arrives at the beginning of its block or state, so it is never longer than it. Knows
-    layout and precision, but not pages, rooms or the encoder. Immutable.
+    A unit arrives at the beginning of its block or state, so it is never longer. Knows layout and
+    precision, but not pages, transfers or the encoder. Immutable.
 
-    kv, state: row formats of one head's share of a block, and of a recurrent state; None if they
-    are sent unchanged. A block's heads are sent one after the other. A row belongs to one token in
-    one head, or to one value dimension of the state. Scales cover no more than a row, so page
-    content behind the prompt's end affects no other value.
+    kv, state: row formats of one head's share of a block, and of a recurrent state; None: sent
+    unchanged. A block's heads are sent one after the other. A row belongs to one token in one head,
+    or to one value dimension of the state. A scale covers no more than a row, so page content
+    behind the prompt's end affects no other value.
     """
 
     layout: CacheLayout
@@ -90,8 +91,8 @@ class WireUnits:
 
     @staticmethod
     def of(layout: CacheLayout, precision: WirePrecision) -> "WireUnits":
-        """Return the units of a layout. Raises WireError on a precision without any saving over the
-        arena's dtype."""
+        """Return the lengths for a layout and a precision. Raises WireError if the precision saves
+        nothing over the arena's dtype."""
         _, sides, tokens, width = layout.kv_shape
         value_heads, value_dim, key_dim = layout.ssm_shape
         values = value_heads * value_dim
@@ -114,25 +115,24 @@ class WireUnits:
 
     @property
     def carry_bytes(self) -> int:
-        """Return the bytes carried over by a draft layer, sent unchanged."""
+        """Return the bytes carried over by a draft layer; they are sent unchanged."""
         return self.layout.carry_bytes
 
     @property
     def state_layer_bytes(self) -> int:
-        """Return the bytes of a layer's state: conv state first, unchanged."""
+        """Return the sent bytes of one layer's state: the convolution's state first, unchanged."""
         if self.state is None:
             return self.layout.state_layer_bytes
         return self.layout.conv_bytes + self.state.encoded_bytes
 
     def encoded(self, layer: int) -> bool:
-        """Return True if the layer's units differ on the wire from those in an arena. Its units are
-        its blocks, or its states if it keeps no blocks. A draft layer's carried bytes never
-        differ."""
+        """Return True if the layer's units are sent encoded. Its units are its blocks, or its
+        states if it has no blocks. A draft layer's carried bytes are never encoded."""
         return (self.kv if self.layer_kinds[layer].keeps_pages else self.state) is not None
 
     @property
     def largest_encoded(self) -> int:
-        """Return the bytes of the longest encoded unit; 0 if none is encoded."""
+        """Return the bytes of the longest encoded unit; 0 if no units are encoded."""
         return max(
             0 if self.kv is None else self.block_bytes,
             0 if self.state is None else self.state_layer_bytes,
@@ -142,8 +142,8 @@ class WireUnits:
 def _format(
     name: str, precision: Precision, rows: int, width: int, held: int, dtype: str
 ) -> RowFormat | None:
-    """Return the format of rows; None if exact. held: bytes of the same rows in an arena, stored as
-    dtype. Raises WireError if the format saves nothing."""
+    """Return the row format for this precision; None if it is exact. held: bytes of the same rows
+    in an arena, stored as dtype. Raises WireError if the format saves nothing."""
     if precision is Precision.EXACT:
         return None
     made = RowFormat(precision, rows, width)

@@ -1,1 +1,1 @@
-"""Exchange of two nodes before, beside and after the bytes: states, messages, contract."""
+"""Agreement of two nodes before bytes move: the contract, and the messages about it as protobuf."""

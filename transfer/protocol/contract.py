@@ -1,4 +1,4 @@
-"""The contract: all values to be equal on both nodes before bytes may move between them."""
+"""Contract of two nodes: all values required to be equal before bytes may move between them."""
 
 from dataclasses import dataclass, fields
 
@@ -9,7 +9,7 @@ from tasuki.transfer.settings import Precision
 WIRE_VERSION = 11
 NOT_USED = "(not used)"
 _CARRIED = frozenset({"tensor_parallel"})
-"""Required fields with a difference allowed."""
+"""Required contract fields allowed to differ between the nodes."""
 _FLAGS = {
     "conv_dtype": "--dtype",
     "kv_dtype": "--kv-dtype",
@@ -18,16 +18,18 @@ _FLAGS = {
     "wire_state": "--wire-state",
     "draft_layers": "--draft-layer",
 }
-"""The flag of a field's value, by field."""
+"""Command-line flag setting each contract field, by field."""
 OF_DTYPE = ("conv_dtype", "carry_dtype")
 """Layout fields set by the engine's --dtype."""
 _OF_DTYPE = frozenset({"carry_dtype", "kv_dtype"})
-"""Fields derived from the dtype: if they differ with it, only --dtype is named as the fix."""
+"""Contract fields derived from the dtype. If they differ together with it, only --dtype is named as
+the fix."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A field with different values in two contracts."""
+    """Contract field with different values on the two nodes. ours: this node's value. theirs: the
+    peer's."""
 
     field: str
     ours: str
@@ -35,8 +37,8 @@ class Difference:
 
 
 class ContractMismatch(TransferError):
-    """Two contracts differ, so the nodes would interpret bytes differently. `differences` names
-    every field."""
+    """Difference of two contracts: the nodes would interpret bytes differently. `differences` names
+    every such field."""
 
     def __init__(self, differences: tuple[Difference, ...]) -> None:
         self.differences = differences
@@ -62,12 +64,13 @@ def _fix(differences: tuple[Difference, ...]) -> str:
 class Contract:
     """Contract of one node.
 
-    weights_digest: hex digest of the weights in use. layout: one rank's, with all heads.
-    tensor_parallel: ranks of one model; may differ. wire_kv, wire_state: names of the wire's
-    precisions. nixl, ucx: versions, if the transport uses them; another UCX version may read an
-    address differently, and abort. constants: constants of the model, such as position angles, norm
-    epsilon and experts per token; a config may change them with equal weights. weights_format: all
-    kinds of storage in the weights; the digest differs with it, and this field shows why.
+    weights_digest: hex digest of the weights in use. layout: layout of a single rank with all
+    heads. tensor_parallel: number of ranks of one model; may differ. wire_kv, wire_state: names of
+    the precision of sent KV and state. nixl, ucx: versions, if the transport uses them; another UCX
+    version may read an address differently, and abort. constants: constants of the model, such as
+    position angles, norm epsilon and experts per token; a config may change them with equal
+    weights. weights_format: all kinds of storage in the weights; the digest differs with it, and
+    this field shows the reason.
     """
 
     weights_digest: str
@@ -85,7 +88,7 @@ class Contract:
     weights_format: str = NOT_USED
 
     def flat(self) -> dict[str, str]:
-        """Return every field by name, with the layout's fields."""
+        """Return all contract fields as texts by name; the layout's fields are among them."""
         values = {f.name: str(getattr(self, f.name)) for f in fields(self) if f.name != "layout"}
         for field in fields(self.layout):
             values[field.name] = str(getattr(self.layout, field.name))
@@ -96,8 +99,8 @@ class Contract:
 
 
 def diff(ours: dict[str, str], theirs: dict[str, str]) -> tuple[Difference, ...]:
-    """Return the fields with a difference between two flat contracts, or missing in one, sorted by
-    name."""
+    """Return the fields with different values in two flat contracts, or present in only one, sorted
+    by name."""
     names = sorted(ours.keys() | theirs.keys())
     missing = "(absent)"
     return tuple(

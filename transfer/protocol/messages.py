@@ -1,10 +1,9 @@
-"""Identities, digests, reports, timelines and usable prefixes as protobuf.
+"""Conversion of identities, digests, reports, timelines and usable prefixes to protobuf and back.
 
 Values read from a peer are bounded; values impossible for a node of this version are rejected.
 Timelines are for people, and must not stop a hand-over. So they are cut to a track's size, and
-phases of a later version or invalid times are dropped. Their chunks and waits have the messages'
-fields, by the same names. Names of prefixes reveal nothing of their tokens without the salt
-(cpp_cache/events/prefix_hash.h). Pure.
+phases of a later version or invalid times are dropped. Names of prefixes reveal nothing of their
+tokens without the salt (cpp_cache/events/prefix_hash.h). Pure.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -46,8 +45,8 @@ _MOST_LAYERS = 1 << 12
 
 
 def _in_order(*moments: float) -> bool:
-    """Return True if each time is a finite number within one day, and none is before its
-    predecessor."""
+    """Return True if each time is a finite number of seconds within one day, and the times
+    ascend."""
     return all(abs(at) <= LONGEST_SECONDS for at in moments) and list(moments) == sorted(moments)
 
 
@@ -64,7 +63,8 @@ _MARK = Wire(PhaseMark, timeline_pb2.PhaseMark, phase=numbered(Phase, timeline_p
 
 
 def _phases_from_wire(phases: Iterable[timeline_pb2.PhaseMark]) -> tuple[PhaseMark, ...]:
-    """Return each phase once, at its first mark."""
+    """Return the time marks of the phases, only the first for each phase; drop unknown and invalid
+    ones."""
     marks: dict[Phase, PhaseMark] = {}
     for message in phases:
         if message.phase in _PHASES and _in_order(message.at):
@@ -76,8 +76,8 @@ def _phases_from_wire(phases: Iterable[timeline_pb2.PhaseMark]) -> tuple[PhaseMa
 def _last(
     value: type[ValueT], message: type[MessageT], makes_sense: Callable[[MessageT], bool]
 ) -> Codec:
-    """Return a codec for the last KEPT_CHUNKS messages, the size of a track. It drops invalid
-    ones."""
+    """Return a codec for a track's messages. When reading, it keeps the last KEPT_CHUNKS and drops
+    invalid ones."""
     read = Wire(value, message).from_wire
     return Codec(
         lambda messages: tuple(map(read, filter(makes_sense, messages[-KEPT_CHUNKS:]))),
@@ -115,14 +115,14 @@ TIMELINE = Wire(
 
 
 MOST_PREFIXES = 4096
-"""Most prefixes of one batch, removed and stored ones together."""
+"""Most prefixes of one batch, removed and stored prefixes together."""
 NAME_BYTES = 16
 _MOST_TOKENS = 2**31 - 1
 
 
 class UsablePrefix(NamedTuple):
-    """Usable prefix by its names. parent: name of the whole pages before the last page or part of
-    one. tokens: length of the prefix."""
+    """Prefix usable on a prefill node, by its hashed name. parent: name of the prefix's whole pages
+    before its last page or part of a page. tokens: length of the prefix."""
 
     name: bytes
     parent: bytes
@@ -143,7 +143,8 @@ def prefixes_to_wire(prefixes: Sequence[UsablePrefix]) -> pb.Prefixes:
 
 
 def prefixes_from_wire(batch: pb.UsableBatch) -> tuple[list[UsablePrefix], list[UsablePrefix]]:
-    """Return the removed and the stored prefixes. Raises PeerInvalid naming the field."""
+    """Return (removed prefixes, stored prefixes) of a batch. Raises PeerInvalid naming the
+    field."""
     count = len(batch.removed.tokens) + len(batch.stored.tokens)
     if count > MOST_PREFIXES:
         raise PeerInvalid(f"usable: a batch has {count} prefixes, at most {MOST_PREFIXES}")
@@ -188,8 +189,8 @@ def node_to_wire(node: NodeIdentity) -> pb.Node:
 
 
 def node_from_wire(node: pb.Node) -> NodeIdentity:
-    """Return the peer's identity. Raises PeerInvalid naming the field, MetadataUnusable if the
-    metadata's checksum differs."""
+    """Return the peer's identity. Raises PeerInvalid naming the field; MetadataUnusable if the
+    checksum of the transport metadata differs."""
     if len(node.epoch) != EPOCH_BYTES:
         raise PeerInvalid(f"node.epoch has {len(node.epoch)} bytes, not {EPOCH_BYTES}")
     metadata = node.transport_metadata
@@ -216,8 +217,8 @@ def node_from_wire(node: pb.Node) -> NodeIdentity:
 
 
 def lease_from_wire(lease_seconds: float) -> float:
-    """Return a writer's lease in seconds. Its granted memory stays quarantined for one lease after
-    the writer is lost. Raises PeerInvalid."""
+    """Return a writer's lease in seconds, if within the bounds. After the writer is lost, memory
+    granted to it stays in quarantine for one lease. Raises PeerInvalid."""
     return peer_values.seconds(lease_seconds, "lease_seconds", peer_values.LONGEST_LEASE)
 
 
@@ -230,7 +231,8 @@ def chunks_to_wire(digests: Sequence[ChunkDigest]) -> list[pb.Window]:
 
 
 def chunks_from_wire(chunks: Sequence[pb.Window]) -> tuple[ChunkDigest, ...]:
-    """Return the digests of the chunks. Raises PeerInvalid if there are more than any room has."""
+    """Return the headers and digests of the layer chunks. Raises PeerInvalid if there are more
+    chunks than a transfer can have."""
     peer_values.count(len(chunks), "windows", _MOST_CHUNKS)
     return tuple(ChunkDigest(ChunkHeader(*_of_header(chunk)), chunk.digest) for chunk in chunks)
 
@@ -244,5 +246,6 @@ def drain_to_wire(drain: Drain) -> pb.Drain:
 
 
 def drain_from_wire(drain: pb.Drain) -> Drain:
-    """Return the drain; an unknown value reads as FORCED, because it proves no drain."""
+    """Return how the posted writes ended; an unknown value reads as FORCED, because it proves no
+    drain."""
     return Drain.DRAINED if drain == pb.DRAIN_DRAINED else Drain.FORCED

@@ -1,1 +1,2 @@
-"""Hand-overs between nodes of any numbers of ranks: the sender, bytes and target of each link."""
+"""Transfers between nodes with any numbers of ranks: the heads and bytes sent from each rank to
+each rank."""

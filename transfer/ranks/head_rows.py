@@ -1,4 +1,4 @@
-"""Digests of layer chunks by heads, for transfers between nodes of several ranks.
+"""Digests of layer chunks computed head by head, for transfers between nodes of several ranks.
 
 Pure.
 """
@@ -17,19 +17,20 @@ from .links import LinkSegments, RankLink, rank_links
 from .region import RankSpans
 
 _NO_HEADS: dict[str, Any] = {"kv": range(0), "keys": range(0), "values": range(0), "carry": False}
-"""Heads of a link without any, to be replaced by one head."""
+"""Fields of a link without any heads; one of them is then set to a single head."""
 
 
 @dataclass(frozen=True)
 class HeadPart:
-    """Summed part of a digest between nodes of several ranks: one head of a block, or of a state.
+    """Part of a chunk summed for a digest between nodes of several ranks: one head of a block, or
+    of a state.
 
-    Pure. A part's key names the head in the whole model, and its copy. So a sum is the same on any
-    rank with the bytes.
+    Pure. The part's number names the head in the whole model, and its copy. So the sum is the same
+    on any rank with the bytes.
 
-    rank, begin, length: `length` bytes at `begin` of a block, or of a slot, in the arena of the
-    sender's rank. copies, turn: for blocks, the part covers pages with page % copies == turn.
-    number: number of head and copy, among all parts of a layer's blocks, or of its states.
+    rank: the rank with the bytes in its arena. begin, length: byte range within a block, or within
+    a slot. copies, turn: for blocks, the part covers pages with page % copies == turn. number:
+    number of head and copy, among all parts of a layer's blocks, or of its states.
     """
 
     rank: int
@@ -41,8 +42,8 @@ class HeadPart:
 
 
 def block_parts(layout: CacheLayout, senders: int, receivers: int) -> list[HeadPart]:
-    """Return the parts of a page in one layer for each receiver rank. layout: one rank's, with all
-    heads."""
+    """Return the parts of one page in one layer, for all receiver ranks. layout: layout of a single
+    rank with all heads. senders, receivers: numbers of ranks."""
     copies = max(1, receivers // layout.kv_heads)
     found = []
     for link in rank_links(layout, senders, receivers):
@@ -59,8 +60,8 @@ def block_parts(layout: CacheLayout, senders: int, receivers: int) -> list[HeadP
 
 
 def state_parts(layout: CacheLayout, senders: int, receivers: int, layer: int) -> list[HeadPart]:
-    """Return the parts of one layer in a slot for each receiver rank. layout: one rank's, with all
-    heads."""
+    """Return the parts of one layer's state in a slot, for all receiver ranks. layout: layout of a
+    single rank with all heads. senders, receivers: numbers of ranks."""
     found = []
     for link in rank_links(layout, senders, receivers):
         for of_head, numbers in _heads(layout, link, layer):
@@ -73,10 +74,11 @@ def state_parts(layout: CacheLayout, senders: int, receivers: int, layer: int) -
 def _heads(
     layout: CacheLayout, link: RankLink, layer: int
 ) -> Iterator[tuple[RankLink, tuple[int, ...]]]:
-    """Yield the link of each head alone, and the numbers of its parts of the layer's state.
+    """Yield, for each head of the link, a link with this head alone and the numbers of the head's
+    parts in the layer's state.
 
-    Parts are [q | k | v] of the convolution, then the recurrent state; for a draft layer, the bytes
-    carried by each receiver rank.
+    Parts are [q | k | v] of the convolution, then the recurrent state. A draft layer has one part
+    for each receiver rank: the carried bytes.
     """
     keys, values = key_heads(layout), layout.value_heads
     if layout.layer_kinds[layer] is LayerKind.DRAFT:
@@ -92,7 +94,8 @@ def _heads(
 
 
 BY_HEADS = 64
-"""Code in notifications for a layer chunk digested by heads, in place of the precision's code."""
+"""Code in notifications, in place of the precision's code: this layer chunk is digested head by
+head."""
 _WORD = 8
 _NO_ROWS = np.empty(0, dtype=np.int64)
 Indices = NDArray[np.int64]
@@ -100,7 +103,8 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class _State:
-    """Parts of one layer in slot 0: their beginnings in the region, lengths and numbers."""
+    """Parts of one layer's state in slot 0. begins: byte offsets in the region of all ranks.
+    lengths: bytes. numbers: number of each part in the whole model."""
 
     begins: Indices
     lengths: Indices
@@ -108,15 +112,16 @@ class _State:
 
 
 class HeadRows:
-    """Rows of layer chunks by heads of the whole model, for digests between nodes of several ranks.
+    """Rows of a layer chunk, one for each head of the whole model, for digests between nodes of
+    several ranks.
 
-    A chunk's sum adds one head of a block, or of a state, after another, each mixed with its place
-    in the whole model. It is equal on both nodes, for any numbers of ranks, if each byte of each of
-    the receiver's ranks is right. Knows spans; no memory, no peers. Pure.
+    A chunk's digest sums every head of its blocks and states, each mixed with its place in the
+    whole model. It is equal on both nodes, for any numbers of ranks, if every byte on each receiver
+    rank is right. Knows the places of the ranks' arenas; no memory, no peers. Pure.
 
-    ours: spans of this node's ranks. receivers: number of receiving ranks; with this node's own
-    number, the rows cover arrived bytes. Raises ValueError if heads cannot be shared out or are no
-    whole words.
+    ours: places of the arenas of this node's ranks. receivers: number of receiving ranks; this
+    node's own number on the receiving node. Raises ValueError if heads cannot be divided among the
+    ranks or are no whole 64-bit words.
     """
 
     def __init__(self, ours: RankSpans, receivers: int) -> None:

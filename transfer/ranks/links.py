@@ -1,6 +1,6 @@
-"""Links between the ranks of two nodes: their heads, and the places of their bytes.
+"""Links between the ranks of two nodes: the heads sent over each, and the places of their bytes.
 
-Pure: both nodes derive the same links from the two sizes and the model's heads.
+Pure: both nodes derive the same links from the two numbers of ranks and the model's heads.
 """
 
 from collections.abc import Iterator
@@ -11,15 +11,16 @@ from tasuki.pycache.layout import CacheLayout, SlotColumn, itemsize, key_heads, 
 
 @dataclass(frozen=True)
 class RankLink:
-    """Link from one rank of a sender to one rank of a receiver, with the heads it sends.
+    """Link from one rank of a sender to one rank of a receiver, with the heads sent over it.
 
-    Pure: both nodes derive the same links from the two sizes and the model's heads. All handed-over
-    bytes are whole heads, except a draft layer's carried bytes, present on every rank.
+    Pure: both nodes derive the same links from the two numbers of ranks and the model's heads. All
+    handed-over bytes are whole heads, except a draft layer's carried bytes, present on every rank.
 
-    source, target: the sender's and the receiver's rank; heads are numbered as in the whole model.
-    kv: heads of pages, in the source's turn (sends_page). keys, values: heads of states. carry:
-    True if it sends a draft layer's carried bytes. copies: number of sender ranks with the same
-    head, in turns for the target's pages. turn: the source's number among them.
+    source, target: rank of the sender and of the receiver. kv: KV heads sent, for the pages of the
+    source's turn (sends_page). keys, values: key and value heads of the states. Heads are numbered
+    as in the whole model. carry: True if the link sends a draft layer's carried bytes. copies:
+    number of sender ranks with the same head; they take turns with the target's pages. turn: the
+    source's number among these ranks.
     """
 
     source: int
@@ -32,14 +33,15 @@ class RankLink:
     turn: int
 
     def sends_page(self, page: int) -> bool:
-        """Return True if the source sends page `page`. page: logical number of a page in its
-        sequence."""
+        """Return True if the source rank sends this page, and not another rank with the same head.
+        page: logical number of the page in its prompt."""
         return bool(self.kv) and page % self.copies == self.turn
 
 
 def rank_links(layout: CacheLayout, senders: int, receivers: int) -> list[RankLink]:
-    """Return the links in ascending order; two ranks without a shared head have no link. layout:
-    one rank's, with all heads. Raises ValueError if its heads cannot be shared out."""
+    """Return the links in ascending order; two ranks without a shared head have none. layout:
+    layout of a single rank with all heads. senders, receivers: numbers of ranks. Raises ValueError
+    if heads cannot be divided among the ranks."""
     return [*_links(layout, senders, receivers)]
 
 
@@ -70,10 +72,11 @@ def _links(layout: CacheLayout, senders: int, receivers: int) -> Iterator[RankLi
 
 
 def _turn(having: int, source: int, wanting: int, target: int) -> tuple[int, int]:
-    """Return (number of ranks sending the target the shared head in turns, the source's turn).
-    Return (0, 0) if others send it.
+    """Return (number of source ranks taking turns to send the target its head, this source's turn);
+    (0, 0) if only other ranks send it.
 
-    having, wanting: ranks of either side with copies of one head; such ranks are neighbours.
+    having, wanting: number of sender ranks, and of receiver ranks, with a copy of one head; such
+    ranks are neighbours.
     """
     own, place = source % having, target % wanting
     if wanting % having == 0:
@@ -85,7 +88,8 @@ def _turn(having: int, source: int, wanting: int, target: int) -> tuple[int, int
 
 
 def _both(heads: int, senders: int, source: int, receivers: int, target: int) -> range:
-    """Return the heads on both ranks."""
+    """Return the heads present both on sender rank `source` and on receiver rank `target`. heads:
+    heads of the whole model."""
     first, second = share(heads, senders, source), share(heads, receivers, target)
     start, stop = max(first.start, second.start), min(first.stop, second.stop)
     return range(start, max(start, stop))
@@ -93,7 +97,8 @@ def _both(heads: int, senders: int, source: int, receivers: int, target: int) ->
 
 @dataclass(frozen=True)
 class Segment:
-    """Segment of `length` bytes, at offsets of the two arenas' page block or slot column."""
+    """Segment of `length` bytes. source, target: its byte offset in the page's block, or in the
+    slot, on the sender and the receiver."""
 
     source: int
     target: int
@@ -104,11 +109,12 @@ class Segment:
 class LinkSegments:
     """Places of a link's bytes in the sender's arena and in the receiver's.
 
-    Pure. A head is one run of a page's block, of the recurrent state and of each of the
-    convolution's three parts. Their local order is [q | k | v] of the rank's own heads. Offsets are
-    from the beginning of a page's block in one layer, or of a slot.
+    Pure. A head is one run of bytes in a page's block, in the recurrent state and in each of the
+    convolution's three parts, [q | k | v]. Offsets are from the beginning of a page's block in one
+    layer, or of a slot.
 
-    layout: one rank's, with all heads. senders, receivers: both nodes' numbers of ranks.
+    layout: layout of a single rank with all heads. senders, receivers: numbers of ranks of both
+    nodes.
     """
 
     layout: CacheLayout
@@ -123,7 +129,7 @@ class LinkSegments:
             yield self._run(self.link.kv, whole.kv_heads, whole.head_bytes)
 
     def of_state(self, layer: int) -> Iterator[Segment]:
-        """Yield the segments of one layer's columns in a slot."""
+        """Yield the segments of one layer's state in a slot."""
         ours = rank_layout(self.layout, self.senders, self.link.source)
         theirs = rank_layout(self.layout, self.receivers, self.link.target)
         for source, target in zip(_columns(ours, layer), _columns(theirs, layer), strict=True):
@@ -159,7 +165,8 @@ class LinkSegments:
                 )
 
     def _run(self, heads: range, count: int, size: int) -> Segment:
-        """Return the segment of these heads, of `count` heads in all with `size` bytes each."""
+        """Return the segment of these heads. count: number of heads in the whole model. size: bytes
+        of one head."""
         source = share(count, self.senders, self.link.source).start
         target = share(count, self.receivers, self.link.target).start
         return Segment(

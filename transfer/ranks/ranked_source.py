@@ -1,4 +1,4 @@
-"""Source of layer chunks of a node with several ranks, and the bytes of each chunk.
+"""Source of layer chunks for nodes with several ranks, and the segments of each chunk.
 
 Owns no memory. Thread rule: ChunkSource's.
 """
@@ -28,11 +28,11 @@ _NOTHING = np.empty((0, 3), dtype=np.int64)
 
 
 class RankedSegments:
-    """Segments of a layer chunk between nodes of any numbers of ranks, from the sender's ranks to
-    the receiver's.
+    """Segments of a layer chunk from the sender's ranks to the receiver's, for any numbers of
+    ranks.
 
-    Knows both nodes' spans and ids; nothing of peers or rooms. Pure. Raises ValueError if the heads
-    cannot be shared out. REQUIRES: both are of one model.
+    Knows the places of both nodes' arenas and ids; nothing of peers or transfers. Pure. Raises
+    ValueError if the heads cannot be divided among the ranks. REQUIRES: both nodes have one model.
     """
 
     def __init__(self, ours: RankSpans, theirs: RankSpans) -> None:
@@ -59,7 +59,7 @@ class RankedSegments:
         }
 
     def _based(self, link: LinkSegments, segment: Segment) -> Segment:
-        """Return the segment with offsets in the nodes' regions."""
+        """Return the link's segment with offsets in the memory regions of both nodes."""
         source = self._ours.base(link.link.source) + segment.source
         return Segment(source, self._theirs.base(link.link.target) + segment.target, segment.length)
 
@@ -70,7 +70,8 @@ class RankedSegments:
         remote_pages: Sequence[int],
         slots: tuple[int, int] | None,
     ) -> Segments:
-        """Return the segments, as descriptors.chunk_segments does. slots: (local, remote)."""
+        """Return the chunk's segments, [n, 3] int64 of (local offset, remote offset, length).
+        slots: (local slot, remote slot); None: no state is sent."""
         local, remote = np.asarray(local_pages, np.int64), np.asarray(remote_pages, np.int64)
         logical = np.arange(header.first_page, header.first_page + len(local))
         parts = [_NOTHING]
@@ -110,9 +111,9 @@ class RankedSource:
     """Source of layer chunks between two nodes, if at least one has several ranks.
 
     Bytes go straight from their place on each sender rank to their place on each receiver rank.
-    Implements ChunkSource, with its thread rule. REQUIRES: long-finished layers were finished on
-    every rank of this node when planned. For other layers the sender's counter has the slowest
-    rank's steps.
+    Implements ChunkSource, with its thread rule. REQUIRES: layers of earlier forwards were finished
+    on every rank of this node when planned. For other layers the sender's step counter counts a
+    layer once the slowest rank has finished it.
     """
 
     code = BY_HEADS
@@ -125,7 +126,9 @@ class RankedSource:
         theirs: RankSpans,
         digester: Digester,
     ) -> None:
-        """digester: the region's. Raises ValueError if the heads cannot be shared out."""
+        """ours, theirs: places of the arenas of both nodes' ranks. digester: digester of the region
+        with all of this node's arenas. Raises ValueError if the heads cannot be divided among the
+        ranks."""
         self.digester = digester
         self._ours = ours
         self._segments = RankedSegments(ours, theirs)
@@ -133,7 +136,8 @@ class RankedSource:
 
     @property
     def sizes(self) -> UnitSizes:
-        """Return the sizes without copies; the receiver's ranks may need several."""
+        """Return the unit sizes, each byte counted once; the receiver's ranks may need several
+        copies."""
         return self._ours.layout
 
     def toward(self, theirs: RankSpans, slabs: int) -> "RankedSource":
@@ -172,4 +176,4 @@ class _RankedChunk:
         return self._rows.of_chunk(placed)
 
     def release(self) -> None:
-        """Do nothing: pages and slot belong to the engine."""
+        """Do nothing: the pages and the slot belong to the engine."""

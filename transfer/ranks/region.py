@@ -1,4 +1,4 @@
-"""Memory of all arenas of a node's ranks, and the place of each arena in it.
+"""Memory region with the arenas of all ranks of a node, and the place of each arena in it.
 
 Pure values, and digests in the caller's thread. It owns no memory.
 """
@@ -16,15 +16,15 @@ from tasuki.transfer.chunks.digest import ArenaChunk, ChunkDigester, ChunkRows, 
 from tasuki.transfer.transports.base import RankMemory, Transport
 
 _ALIGNMENT = 1 << 16
-"""Alignment of each arena's beginning in bytes, so a process may map one arena by itself."""
+"""Alignment in bytes of each arena's beginning, so a process can map a single arena."""
 
 
 @dataclass(frozen=True)
 class RankSpans:
     """Places of the arenas of a node's ranks: one behind another, in one region of memory.
 
-    Pure. layout: one rank's, with all heads. slabs: size of each rank's arena. Raises ValueError if
-    the heads cannot be shared out.
+    Pure. layout: layout of a single rank with all heads. slabs: size of each rank's arena in slabs
+    (fixed-size parts). Raises ValueError if the heads cannot be divided among the ranks.
     """
 
     layout: CacheLayout
@@ -33,7 +33,7 @@ class RankSpans:
 
     @cached_property
     def part(self) -> CacheLayout:
-        """Return the layout of any one rank: all ranks have equally many heads."""
+        """Return the layout of one rank's arena: all ranks have equally many heads."""
         return rank_layout(self.layout, self.ranks, 0)
 
     @property
@@ -43,7 +43,7 @@ class RankSpans:
 
     @property
     def region_bytes(self) -> int:
-        """Return the bytes of the whole region."""
+        """Return the bytes of the whole region with all ranks' arenas."""
         return self.base(self.ranks - 1) + self.arena_bytes
 
     def base(self, rank: int) -> int:
@@ -54,14 +54,15 @@ _WORD = 8
 
 
 class SpreadDigester(Digester):
-    """Digester of arenas apart from each other, by a digester with access to all of them.
+    """Digester of arenas at unconnected addresses. It uses one inner digester with access to all of
+    them, and has its thread rule.
 
-    It has the thread rule of the inner digester. Layer chunks are rows by heads (head_rows.py),
-    with offsets of the region.
+    Layer chunks are given as rows by heads (head_rows.py), with offsets in the region.
     """
 
     def __init__(self, own: Digester, origin: int, spread: Spread) -> None:
-        """own: digester with offsets from the address `origin`; they may be negative."""
+        """own: the inner digester; its offsets count from the address `origin`, and may be
+        negative. spread: addresses of the arenas."""
         self._own = own
         self._further = spread.begin - origin
         self._spread = spread
@@ -71,28 +72,29 @@ class SpreadDigester(Digester):
         return self._own.digest_rows(replace(rows, offsets=(placed + self._further) // _WORD))
 
     def digest_all(self, chunks: Sequence[ArenaChunk]) -> list[int]:
-        raise AssertionError("a window of several ranks lies in no one arena")
+        raise AssertionError("a layer chunk of several ranks lies in no single arena")
 
 
 class RankRegion(Protocol):
     """Memory of the arenas of a node's ranks: one behind another on a CPU, else each on a GPU of
     its own.
 
-    One process has all of it mapped; it sends from there and receives into it. Owns none of the
-    memory. Any thread.
+    One process has all of it mapped; it sends from this memory and receives into it. Owns none of
+    the memory. Any thread.
     """
 
     def register(self, transport: Transport) -> None:
-        """Register the region with the transport, once. Raises TransportError."""
+        """Register the memory region of all ranks with the transport, once. Raises
+        TransportError."""
 
     def digester(self) -> Digester:
-        """Return a digester of chunks anywhere in the region."""
+        """Return a digester of layer chunks anywhere in the region of all ranks."""
 
 
 @dataclass(frozen=True)
 class HostRegion:
-    """Region in host memory. memory: uint8 [region_bytes] of RankSpans. layout: one rank's, with
-    all heads."""
+    """Region in host memory. memory: all ranks' arenas, uint8 [region_bytes] of RankSpans. layout:
+    layout of a single rank with all heads."""
 
     memory: torch.Tensor
     layout: CacheLayout
@@ -106,7 +108,8 @@ class HostRegion:
 
 @dataclass(frozen=True)
 class DeviceRegion:
-    """Region on GPUs. arenas: all ranks' arenas, mapped in this process. own: the first of them."""
+    """Region on GPUs. arenas: memory of all ranks' arenas, mapped in this process. own: bytes of
+    the first arena."""
 
     arenas: Sequence[RankMemory]
     own: torch.Tensor

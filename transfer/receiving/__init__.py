@@ -1,1 +1,1 @@
-"""Receiving side of a transfer."""
+"""Receiving side of transfers: the thread taking notifications, and the record of each transfer."""

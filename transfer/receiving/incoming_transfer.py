@@ -1,6 +1,6 @@
-"""One room on the receiving side, and the layer barrier for computation on it.
+"""Record of one incoming transfer, and the layer barrier for a computation on its arriving bytes.
 
-Owns the record of one room's arrived chunks. Thread rule of the barrier: one thread waits, any
+Owns the record of one transfer's arrived chunks. Thread rule of the barrier: one thread waits, any
 thread closes.
 """
 
@@ -18,7 +18,7 @@ from tasuki.utils.signatures import Clock
 
 
 class IncomingTransfer:
-    """Record of one room on the receiving side: arrived layer chunks, their digests, and the
+    """Record of one transfer on the receiving side: arrived layer chunks, their digests, and the
     missing part.
 
     Owns the record, and wakes the threads waiting for it. Does not know transports or clocks:
@@ -34,16 +34,16 @@ class IncomingTransfer:
         layout: CacheLayout,
         changed: threading.Condition,
     ) -> None:
-        """changed: over the receiver's lock; notified when a layer chunk has arrived, or the room
-        was forgotten."""
+        """changed: condition over the receiver's lock, notified when a layer chunk of this transfer
+        arrives, or when the transfer is forgotten."""
         self.changed = changed
         self.transfer_id = transfer_id
         self.generation = generation
         self.destination = destination
         self.forgotten = False
-        """True once no more chunks of the room are counted."""
+        """True once no more chunks of the transfer are counted."""
         self.sealed = False
-        """Verified: later chunks are no part of it."""
+        """True once the transfer is verified: later chunks are no part of it."""
         self._spoiled: int | None = None
         self._kinds = layout.layer_kinds
         self._full = [region.layer for region in layout.regions]
@@ -62,25 +62,27 @@ class IncomingTransfer:
         return header.sequence in self._arrived
 
     def pages_of(self, header: ChunkHeader) -> tuple[int, ...]:
-        """Return the granted page ids filled by the chunk. Raises OutOfBounds on a header outside
-        the grant."""
+        """Return the page ids filled by the chunk. Raises OutOfBounds if the header names layers,
+        pages or a state outside the destination."""
         granted = self.destination
         first, end = header.first_page, header.first_page + header.pages
         if not 0 <= header.first_layer < header.end_layer <= len(self._kinds):
             raise OutOfBounds(
-                f"room {self.transfer_id}: window {header.sequence} names layers "
+                f"transfer {self.transfer_id}: layer chunk {header.sequence} names layers "
                 f"{header.first_layer} to "
                 f"{header.end_layer} of {len(self._kinds)}"
             )
         if header.carries_state and granted.slot is None:
             raise OutOfBounds(
-                f"room {self.transfer_id}: window {header.sequence} carries a state, for which "
+                f"transfer {self.transfer_id}: layer chunk {header.sequence} carries a "
+                f"state, for which "
                 "no slot is "
                 "granted"
             )
         if header.pages and not granted.first_page <= first <= end <= granted.end_page:
             raise OutOfBounds(
-                f"room {self.transfer_id}: window {header.sequence} names pages {first} to "
+                f"transfer {self.transfer_id}: layer chunk {header.sequence} names pages "
+                f"{first} to "
                 f"{end}, granted "
                 f"are {granted.first_page} to {granted.end_page}"
             )
@@ -100,70 +102,77 @@ class IncomingTransfer:
         self._states[layers] |= header.carries_state
 
     def layer_arrived(self, layer: int) -> bool:
-        """Return True if all bytes of the layer have arrived: its pages, or its final state."""
+        """Return True if all bytes of the layer have arrived: its pages and its final state, as far
+        as the layer has them."""
         if self._kinds[layer].keeps_pages:
             return bool(self._pages[layer].all()) and bool(self._states[layer])
         return bool(self._states[layer])
 
     def spoil(self, header: ChunkHeader) -> None:
-        """Mark the room as unverifiable: the chunk's arrived bytes may have been overwritten."""
+        """Mark the transfer as failing verification: a decoded chunk was sent again, and may have
+        been overwritten."""
         self._spoiled = header.sequence
 
     def missing(self, sent: Sequence[ChunkDigest]) -> list[int]:
-        """Return the sequence numbers of sent chunks not yet arrived."""
+        """Return the sequence numbers of the chunks in `sent` not yet arrived."""
         return [w.header.sequence for w in sent if w.header.sequence not in self._arrived]
 
     def wait_for(self, sent: Sequence[ChunkDigest], timeout: float) -> None:
-        """Wait until all of them have arrived, the room is forgotten, or `timeout` seconds are
-        over."""
+        """Wait until all chunks in `sent` have arrived, the transfer is forgotten, or `timeout`
+        seconds are over."""
         self.changed.wait_for(lambda: self.forgotten or not self.missing(sent), timeout)
 
     def verify(self, sent: Sequence[ChunkDigest]) -> None:
-        """Raise ChunksMissing or DigestMismatch unless exactly `sent` arrived and fills the whole
-        grant."""
+        """Raise ChunksMissing or DigestMismatch unless exactly the chunks in `sent` arrived,
+        unchanged, and fill the whole destination."""
         missing = self.missing(sent)
         if missing:
             raise ChunksMissing(
-                f"room {self.transfer_id}: {len(missing)} of {len(sent)} windows have not "
-                "landed, first "
+                f"transfer {self.transfer_id}: {len(missing)} of {len(sent)} layer chunks have not "
+                "arrived, first "
                 f"{missing[0]}"
             )
         for chunk in sent:
             arrived = self._arrived[chunk.header.sequence]
             if arrived != chunk:
                 raise DigestMismatch(
-                    f"room {self.transfer_id}: window {chunk.header.sequence} (layers "
-                    f"{chunk.header.first_layer} to {chunk.header.end_layer}) landed with digest "
+                    f"transfer {self.transfer_id}: layer chunk {chunk.header.sequence} (layers "
+                    f"{chunk.header.first_layer} to {chunk.header.end_layer}) arrived with digest "
                     f"{arrived.digest:#x}, sent was {chunk.digest:#x}"
                 )
         if len(self._arrived) != len(sent):
             raise DigestMismatch(
-                f"room {self.transfer_id}: {len(self._arrived)} windows landed, the sender names "
+                f"transfer {self.transfer_id}: {len(self._arrived)} layer chunks arrived, "
+                f"the sender names "
                 f"{len(sent)}"
             )
         if self._spoiled is not None:
             raise DigestMismatch(
-                f"room {self.transfer_id}: window {self._spoiled} came again after it had been "
+                f"transfer {self.transfer_id}: layer chunk {self._spoiled} came again after "
+                f"it had been "
                 "decoded"
             )
         # Check all layers at once, because a check of each would cost more than everything else
         # here.
         if not (self._states.all() and self._pages[self._full].all()):
             layer = next(i for i in range(len(self._kinds)) if not self.layer_arrived(i))
-            raise ChunksMissing(f"room {self.transfer_id}: layer {layer} was not sent completely")
+            raise ChunksMissing(
+                f"transfer {self.transfer_id}: layer {layer} was not sent completely"
+            )
         self.sealed = True
 
 
 class LayerBarrier:
-    """Layer barrier of one room: a computation on a prompt still arriving waits here.
+    """Layer barrier of one transfer: a computation on a still arriving prompt waits here for each
+    layer.
 
-    Owns only its closed flag; shares the room's record with the receiver, under the receiver's
+    Owns only its closed flag; shares the transfer's record with the receiver, under the receiver's
     lock. Thread rule: one thread waits, any thread closes.
 
-    Invariants: layer l is open only after all of the room's bytes of l have arrived and were
-    digested in the arena. From then on the sender writes nothing of l, and the waiting computation
-    may write beside it. The barrier of a forgotten room stays open for the arrived layers, and
-    never opens for the others.
+    Invariants: layer l is open only after all of its bytes have arrived and were digested in the
+    arena. From then on the sender writes nothing of layer l, and the waiting computation may write
+    next to it. The barrier of a forgotten transfer stays open for the arrived layers, and never
+    opens for the others.
     """
 
     def __init__(self, incoming: IncomingTransfer, clock: Clock) -> None:
@@ -173,8 +182,8 @@ class LayerBarrier:
         self._closed = False
 
     def wait(self, layer: int) -> bool:
-        """Block until all of the room's bytes of `layer` have arrived. Return False if they never
-        will: the room is over, or the barrier closed."""
+        """Block until all of the transfer's bytes of `layer` have arrived. Return False if they
+        never will: the transfer has ended, or the barrier is closed."""
         with self._changed:
             if not self._decided(layer):
                 began = self._clock()
@@ -187,7 +196,8 @@ class LayerBarrier:
         return over or self._incoming.layer_arrived(layer)
 
     def close(self) -> None:
-        """Let no thread through any more, even for arrived layers. Idempotent."""
+        """Close the barrier: it lets no thread through any more, even for arrived layers.
+        Idempotent."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -1,16 +1,18 @@
-"""Receiving side: a thread that takes notifications, digests arrived chunks, and wakes the threads
+"""Receiving side: a thread taking notifications and digesting arrived chunks. It wakes the threads
 waiting for them.
 
-Owns the expected rooms and counters. Deals in bytes and layers; not in tokens, requests or gRPC.
-Thread rule: every public method may be called from any thread; verify() and wait_settled() block.
+Owns the expected transfers and counters. Deals in bytes and layers; not in tokens, requests or
+gRPC. Thread rule: every public method may be called from any thread; verify() and wait_settled()
+block.
 
 Invariants:
-1. A notification of an unknown room, a stale generation or an arrived chunk changes only a counter.
+1. A notification of an unknown transfer, an old generation or an arrived chunk changes only a
+   counter.
 2. Bytes are digested in the arena when their notification is taken, never from a message. Encoded
    bytes are decoded in place after that, and only then count as arrived.
-3. verify() returns only if every byte of the grant was sent, has arrived and is equal.
+3. verify() returns only if every byte of the destination was sent, has arrived and is equal.
 4. wait_settled() returns only when all bytes brought by broken connections are in the arena.
-5. Once forget() has returned this thread writes nothing of the room: its ids may change owner.
+5. Once forget() has returned this thread writes nothing of the transfer: its ids may change owner.
 """
 
 import logging
@@ -57,22 +59,25 @@ class Receiver:
         arenas: Sequence[TargetArena],
         clock: Clock = time.monotonic,
     ) -> None:
-        """layout: one rank's, with all heads. arenas: the arenas written by peers."""
+        """layout: layout of a single rank with all heads. arenas: this node's arenas written by
+        peers."""
         self.counters = ReceiverCounters()
         self._layout = layout
         self._arenas = tuple(arenas)
         self._clock = clock
         self._decoding = threading.Lock()
-        """Held while a part of a chunk is decoded, some milliseconds."""
+        """Lock held for some milliseconds, while a part of a chunk is decoded."""
         self._transfers: dict[int, IncomingTransfer] = {}
         self._lock = threading.Lock()
-        """Lock of the rooms. A thread waiting for a room waits for this room's chunks alone."""
+        """Lock of the transfers' records. A thread waiting for a transfer is woken by this
+        transfer's chunks only."""
         self._passes = 0
-        """Passes of the thread's loop: each moves the arrived bytes into the arena."""
+        """Number of ended passes of the thread's loop: each pass moves the received bytes into the
+        arena."""
         self._awaited_passes = 0
         self._passed = threading.Condition()
         self._bell = Bell()
-        """Rung to wake the receiver's thread."""
+        """Bell to wake the receiver's thread."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="tasuki-receiver", daemon=True)
 
@@ -87,7 +92,7 @@ class Receiver:
         self._thread.join()
 
     def expect(self, transfer_id: int, generation: int, destination: Destination) -> None:
-        """Count the room's layer chunks from now on; call before the grant is sent.
+        """Count the transfer's layer chunks from now on. Call it before the destination is sent.
 
         Raises OutOfBounds on ids outside this node's arenas, DuplicateTransfer.
         """
@@ -96,15 +101,15 @@ class Receiver:
         changed = threading.Condition(self._lock)
         with self._lock:
             if transfer_id in self._transfers:
-                raise DuplicateTransfer(f"room {transfer_id} is expected already")
+                raise DuplicateTransfer(f"transfer {transfer_id} is expected already")
             self._transfers[transfer_id] = IncomingTransfer(
                 transfer_id, generation, destination, self._layout, changed
             )
         self._bell.ring()
 
     def forget(self, transfer_id: int) -> None:
-        """Stop counting the room's chunks. Idempotent. Later chunks are dropped and counted; the
-        room's ids need a fence."""
+        """Stop counting the transfer's chunks. Idempotent. Later chunks are dropped and counted as
+        unknown. Before the transfer's ids are used again, its writer must be fenced."""
         with self._lock:
             incoming = self._transfers.pop(transfer_id, None)
             if incoming is not None:
@@ -115,15 +120,15 @@ class Receiver:
             pass
 
     def chunks_arrived(self, transfer_id: int) -> int:
-        """Return the number of the room's arrived chunks; 0 for an unexpected room. A growing
-        number is progress."""
+        """Return the number of the transfer's arrived chunks; 0 if the transfer is not expected. A
+        growing number is progress."""
         with self._lock:
             incoming = self._transfers.get(transfer_id)
             return 0 if incoming is None else incoming.chunks_arrived
 
     def barrier(self, transfer_id: int) -> LayerBarrier | None:
-        """Return the layer barrier of a room, for one waiting thread; None for an unexpected
-        room."""
+        """Return the layer barrier of a transfer, for one waiting thread; None if the transfer is
+        not expected."""
         with self._lock:
             incoming = self._transfers.get(transfer_id)
         if incoming is None:
@@ -131,8 +136,8 @@ class Receiver:
         return LayerBarrier(incoming, self._clock)
 
     def track(self, transfer_id: int, phases: PhaseMarks) -> ReceiverTrack:
-        """Return the room's track until now, counted from the start of `phases`; empty for an
-        unexpected room."""
+        """Return the transfer's times until now, counted from the start of `phases`; without chunks
+        if the transfer is not expected."""
         with self._lock:
             incoming = self._transfers.get(transfer_id)
             arrivals = () if incoming is None else tuple(incoming.arrivals)
@@ -142,7 +147,8 @@ class Receiver:
     def verify(
         self, transfer_id: int, generation: int, sent: Sequence[ChunkDigest], timeout: float
     ) -> None:
-        """Wait until all of `sent` arrived, then compare. Raises ChunksMissing or DigestMismatch.
+        """Wait until all chunks in `sent` have arrived, at most `timeout` seconds, then compare
+        digests. Raises ChunksMissing or DigestMismatch.
 
         It waits because the sender's last message may overtake the last notifications.
         """
@@ -156,8 +162,8 @@ class Receiver:
     def verify_arrived(
         self, transfer_id: int, generation: int, sent: Sequence[ChunkDigest]
     ) -> bool:
-        """Compare as verify() does, without a wait; return False if some of `sent` has not
-        arrived."""
+        """Compare digests as verify() does, but without a wait. Return False if some chunks of
+        `sent` have not arrived."""
         with self._lock:
             incoming = self._expected(transfer_id, generation)
             if incoming.missing(sent):
@@ -166,7 +172,8 @@ class Receiver:
             return True
 
     def _expected(self, transfer_id: int, generation: int) -> IncomingTransfer:
-        """Return the expected room. Raises ChunksMissing. REQUIRES: the lock is held."""
+        """Return the record of an expected transfer. Raises ChunksMissing. REQUIRES: the lock is
+        held."""
         incoming = self._transfers.get(transfer_id)
         if incoming is None or incoming.generation != generation:
             raise _not_expected(transfer_id, generation)
@@ -174,7 +181,7 @@ class Receiver:
 
     def wait_settled(self) -> None:
         """Block until all bytes brought by already broken connections are in the arena, or until
-        stop(). This holds even if the receiver's thread was held up."""
+        stop(). This holds even if the receiver's thread was delayed."""
         self._wait_passes()
         while self._unread() and not self._stopping.is_set():
             self._wait_passes()
@@ -185,7 +192,8 @@ class Receiver:
         return any(arena.transport.unread() for arena in self._arenas)
 
     def _wait_passes(self) -> None:
-        """Wait until a whole pass of the loop has begun and ended."""
+        """Wait until the receiver thread's loop has begun and ended a whole pass over all
+        arenas."""
         with self._passed:
             enough = self._passes + 2
             self._awaited_passes = max(self._awaited_passes, enough)
@@ -214,7 +222,8 @@ class Receiver:
                 self._bell.wait(pace.wait_seconds(seconds))
 
     def _pass(self, arena: TargetArena) -> int:
-        """Take the notifications arrived in the arena; return their number."""
+        """Take the notifications for this arena and handle their chunks; return the number of
+        notifications."""
         try:
             arrived = arena.transport.notifications()
         except TransferError as error:
@@ -244,7 +253,7 @@ class Receiver:
                 reach(Place.RECEIVER_AFTER_LANDED, chunk.header.sequence)
 
     def _awaited(self, arena: TargetArena, notifications: Sequence[bytes]) -> "list[_Arrival]":
-        """Return the awaited ones of the announced chunks; count and drop the others."""
+        """Return the announced chunks awaited by a transfer; count and drop the others."""
         arrivals: dict[tuple[int, int], _Arrival] = {}
         for notification in notifications:
             with _dropping():
@@ -313,8 +322,8 @@ class Receiver:
         return chunks
 
     def _decoded(self, chunk_sink: ChunkSink, chunk: "_Arrival") -> bool:
-        """Decode the chunk in place, in parts; return False if its room was forgotten meanwhile or
-        decoding failed."""
+        """Decode the chunk in place, in parts. Return False if its transfer was forgotten meanwhile
+        or decoding failed."""
         with _dropping():
             placed = chunk.placed
             for part in chunk_sink.parts(placed.header, placed.pages, placed.slot):
@@ -328,8 +337,8 @@ class Receiver:
 
 @dataclass(eq=False)
 class _Arrival:
-    """Announced chunk awaited by its room. code: its notification's. digest: digest of its bytes in
-    the arena."""
+    """Announced layer chunk awaited by its transfer. code: precision code of its notification.
+    digest: digest of its bytes in the arena."""
 
     incoming: IncomingTransfer
     placed: ArenaChunk
@@ -342,13 +351,13 @@ class _Arrival:
 
 
 def _not_expected(transfer_id: int, generation: int) -> ChunksMissing:
-    return ChunksMissing(f"room {transfer_id}, generation {generation} is not expected")
+    return ChunksMissing(f"transfer {transfer_id}, generation {generation} is not expected")
 
 
 @contextmanager
 def _dropping() -> Iterator[None]:
-    """Log an error of one chunk, so the thread of all rooms goes on. The chunk is then missing, and
-    its room notices."""
+    """Log an error of one chunk, so the thread of all transfers goes on. The chunk is then missing,
+    and its transfer's verification fails."""
     try:
         yield
     except Exception:

@@ -1,4 +1,4 @@
-"""Arena written by peers, and the decoding of encoded layer chunks in it.
+"""Arena of this node written by peers, and the decoding of encoded layer chunks in it.
 
 Owns no memory: the engine does.
 """
@@ -19,23 +19,23 @@ from tasuki.transfer.transports.base import Transport
 
 @dataclass(frozen=True)
 class EncodedPart:
-    """Encoded part of a layer chunk. ids: pages of a layer with pages, or the slot of a GDN
-    layer."""
+    """Encoded part of a layer chunk, in one layer. ids: page ids, or the slot of a GDN layer."""
 
     layer: int
     ids: tuple[int, ...]
 
 
 class ChunkSink:
-    """Decoder of encoded layer chunks: they arrive at the beginnings of their pages and states, and
-    are decoded there.
+    """Decoder of encoded layer chunks. They arrive at the beginnings of their blocks and states,
+    and are decoded in place.
 
-    Knows units; no rooms and no threads: the receiver calls it. Invariant: a part is small enough
-    for a thread to wait until its end.
+    Knows units, but no transfers and no threads: the receiver calls it. Invariant: a part is small
+    enough for a thread to wait until its end.
     """
 
     def __init__(self, units: WireUnits, code: int, codec: LayerCodec) -> None:
-        """code: the precision's; every notification must carry it."""
+        """units: lengths of units on the wire. code: number of the precision; every notification
+        must have it. codec: decoder of a layer's units."""
         self.code = code
         self._units = units
         self._codec = codec
@@ -43,7 +43,7 @@ class ChunkSink:
     def parts(
         self, header: ChunkHeader, pages: Sequence[int], slot: int | None
     ) -> Iterator[EncodedPart]:
-        """Yield the encoded parts of the chunk, each once."""
+        """Yield the encoded parts of the chunk, each once. pages, slot: ids of this arena."""
         for layer in range(header.first_layer, header.end_layer):
             if not self._units.encoded(layer):
                 continue
@@ -54,7 +54,7 @@ class ChunkSink:
                 yield EncodedPart(layer, ids[start : start + at_once])
 
     def decode(self, part: EncodedPart) -> None:
-        """Decode units from their beginnings to their whole sizes; done on return."""
+        """Decode the part's units in place to their whole sizes; return when that is done."""
         self._codec.decode(part.layer, part.ids)
 
 
@@ -62,9 +62,9 @@ class ChunkSink:
 class TargetArena:
     """Arena of this node written by peers, with the means to read and decode arrived bytes.
 
-    chunk_sink: given if chunks are sent encoded. spans: the node's ranks, with arenas of `slabs`
-    slabs each in it. None: there is one arena, and senders of several ranks are not accepted.
-    REQUIRES: transport has registered at least this memory, and digester reads it.
+    chunk_sink: decoder; None if chunks are sent exact. spans: places of the arenas of the node's
+    ranks, of `slabs` slabs each; None: there is one arena, and senders of several ranks are not
+    accepted. REQUIRES: transport has registered at least this memory, and digester reads it.
     """
 
     slabs: int
@@ -76,19 +76,20 @@ class TargetArena:
 
     @property
     def codes(self) -> tuple[int, ...]:
-        """Return the accepted codes of notifications."""
+        """Return the precision codes accepted in notifications."""
         if self.chunk_sink is not None:
             return (self.chunk_sink.code,)
         by_heads = () if self.spans is None else (BY_HEADS,)
         return by_heads if self.spans is not None and self.spans.ranks > 1 else (0, *by_heads)
 
     def part(self, layout: CacheLayout) -> CacheLayout:
-        """Return the layout of each rank's arena. layout: one rank's, with all heads."""
+        """Return the layout of each rank's arena. layout: layout of a single rank with all
+        heads."""
         return layout if self.spans is None else self.spans.part
 
     def digestible(self, chunk: ArenaChunk, code: int) -> Digestible:
-        """Return the chunk in the form digested for its code. REQUIRES: the code is one of
-        `codes`."""
+        """Return the chunk in the form to digest it: as ids, or as rows by heads if its code is
+        BY_HEADS. REQUIRES: the code is one of `codes`."""
         return self._by_heads.of_chunk(chunk) if code == BY_HEADS else chunk
 
     @cached_property

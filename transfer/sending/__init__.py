@@ -1,1 +1,2 @@
-"""Sending side of a transfer."""
+"""Sending side of transfers: the thread posting layer chunks, its chunks' source and its links to
+peers."""

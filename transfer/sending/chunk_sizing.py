@@ -1,13 +1,14 @@
-"""Number of layers in a layer chunk, from each layer's bytes and the link's cost.
+"""Number of layers in each layer chunk, from each layer's bytes and the link's cost.
 
-Pure functions; knows no rooms and no memory. A run is (first layer, end layer).
+Pure functions; knows no transfers and no memory. A run is (first layer, end layer), the layers of
+one chunk.
 
-Invariants of every list of runs: each layer is in exactly one, in order. An adaptive run with more
-than one layer with bytes holds at most the budget. In a prompt's last forward it also holds at most
-half of the bytes left. So the last chunk, hidden by no computation, is one layer. There it may
-exceed the budget if all its bytes before its last layer are at most half the budget. So small
-states are sent together with pages. If many prompts end in one forward, their chunks are fewer, the
-last one too. Bytes never wait for a layer behind them without bytes.
+Invariants of every list of runs: each layer is in exactly one run, in order. An adaptive run with
+more than one layer with bytes holds at most the budget. In a prompt's last forward it also holds at
+most half of the bytes left. So the last chunk, not hidden behind any computation, is one layer. In
+such a forward a run may exceed the budget if its bytes before its last layer are at most half the
+budget. So small states are sent together with pages. If many prompts end in one forward, their
+chunks are fewer, the last chunk too. Bytes never wait for a later layer without bytes.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,26 +20,27 @@ from tasuki.transfer.errors import ChunkPlanError
 from .link import LinkSpeed
 
 _LEAST_SECONDS = 0.00025
-"""Least useful seconds of a chunk on the wire: a smaller one gains nothing."""
+"""Least useful time of a chunk on the wire, in seconds: a smaller chunk gains nothing."""
 _FOLLOWED_SECONDS = 0.01
-"""The same for a forward followed by another, because its last chunk delays no answer. An always
-active link between GPUs slows a forward by 2% (docs/hand-over.md), so it gets its bytes in few
-bursts."""
+"""Least useful time of a chunk on the wire, in seconds, for a forward followed by another: its last
+chunk delays no answer. An always active link between GPUs slows a forward by 2%
+(docs/hand-over.md), so it gets its bytes in few bursts."""
 _MANY_ENDING = 4
 _MANY_SECONDS = 0.0005
-"""Least useful seconds of a chunk on the wire if many prompts end in one forward (_MANY_ENDING).
-Each prompt has chunks of its own for the same layers, and smaller ones cost both nodes' processors
-too much work."""
+"""Least useful time of a chunk on the wire, in seconds, if at least _MANY_ENDING prompts end in one
+forward. Each prompt has chunks of its own for the same layers, and smaller chunks cost both nodes'
+processors too much work."""
 _MANY_SHARE = 3
-"""Such a chunk holds at most one part in this number of the bytes to send, so most of them stay
-hidden."""
+"""Divisor of a prompt's bytes to send: with many ending prompts, a chunk holds at most this part.
+So most bytes stay hidden behind the forward's compute."""
 _PROBE = 2.0
-"""Factor on the mean size so far: chunks of one size do not separate latency and speed."""
+"""Factor on the mean chunk size so far, to try another size: chunks of one size do not separate
+latency from speed."""
 
 
 def fixed_runs(layers: int, layers_per_window: int) -> list[Run]:
-    """Return runs of layers_per_window layers. Raises ChunkPlanError unless layers_per_window is
-    at least 1."""
+    """Return runs (first layer, end layer) of layers_per_window layers each. Raises ChunkPlanError
+    if layers_per_window is below 1."""
     if layers_per_window < 1:
         raise ChunkPlanError(f"layers_per_window must be at least 1, not {layers_per_window}")
     return [
@@ -48,11 +50,11 @@ def fixed_runs(layers: int, layers_per_window: int) -> list[Run]:
 
 
 def budget(cost: LinkSpeed | None, least_seconds: float = _LEAST_SECONDS) -> int:
-    """Return the bytes allowed for one chunk.
+    """Return the most bytes for one chunk.
 
-    Its wire time equals the time of a chunk without bytes, so chunks themselves cost at most half
-    of a link. It is `least_seconds` if longer: much on a fast link, little on a slow one. 0, one
-    layer a chunk, if the cost is unknown.
+    A chunk of this size takes as long on the wire as the fixed time of a chunk without bytes. So
+    the fixed times cost at most half of a link. If `least_seconds` is longer, the chunk takes this
+    time. The result is 0, so one layer a chunk, if the link's cost is unknown.
     """
     if cost is None:
         return 0
@@ -64,8 +66,8 @@ def budget(cost: LinkSpeed | None, least_seconds: float = _LEAST_SECONDS) -> int
 def chunk_runs(
     layout: UnitSizes, plan: FinishedLayers, layers_per_window: int | None, cost: LinkSpeed | None
 ) -> list[Run]:
-    """Return the runs of one forward: fixed if layers_per_window is given, else by the cost of its
-    link."""
+    """Return the runs (first layer, end layer) of one forward's chunks: of fixed length if
+    layers_per_window is given, else by the link's cost."""
     layers = len(layout.layer_kinds)
     if layers_per_window is not None:
         return fixed_runs(layers, layers_per_window)
@@ -77,15 +79,16 @@ def chunk_runs(
 
 
 def _least(cost: LinkSpeed | None, ending: int) -> int:
-    """Return the least useful bytes of a chunk in a forward with the ends of `ending` prompts."""
+    """Return the least useful bytes of a chunk in a forward with `ending` prompts ending; 0 if they
+    are few."""
     if cost is None or ending < _MANY_ENDING:
         return 0
     return int(_MANY_SECONDS / cost.byte_seconds)
 
 
 def last_runs(layer_bytes: Sequence[int], most: int, least: int = 0) -> list[Run]:
-    """Return the runs of a prompt's last forward. layer_bytes: bytes of each layer; most: budget().
-    least: bytes always allowed in a chunk, up to a part of all."""
+    """Return the runs of a prompt's last forward. layer_bytes: bytes of each layer. most: result of
+    budget(). least: bytes always allowed in a chunk, at most one part in _MANY_SHARE of all."""
     least = min(least, sum(layer_bytes) // _MANY_SHARE)
 
     def joins(left: int, size: int, more: int) -> bool:
@@ -98,14 +101,15 @@ def last_runs(layer_bytes: Sequence[int], most: int, least: int = 0) -> list[Run
 
 
 def followed_runs(layer_bytes: Sequence[int], most: int) -> list[Run]:
-    """Return the runs of a forward followed by another of the prompt, or of long-finished layers: a
-    small last chunk gains nothing."""
+    """Return the runs of a forward followed by another of the same prompt, or of layers finished
+    long ago: a small last chunk gains nothing. most: bytes allowed for a chunk."""
     return _runs(layer_bytes, lambda left, size, more: size + more <= most)
 
 
 def _runs(layer_bytes: Sequence[int], joins: Callable[[int, int, int], bool]) -> list[Run]:
-    """Return the runs. joins: returns True if a chunk takes in the next layer. It takes three byte
-    counts: the bytes left when the chunk began, its own, and the next layer's."""
+    """Return the runs (first layer, end layer). joins: returns True if a chunk also takes the next
+    layer with bytes. It takes three byte counts: the bytes left when the chunk began, the chunk's
+    own, and the next layer's."""
     runs: list[Run] = []
     left = sum(layer_bytes)
     first = 0
@@ -125,8 +129,8 @@ def _runs(layer_bytes: Sequence[int], joins: Callable[[int, int, int], bool]) ->
 
 
 def _next_with_bytes(layer_bytes: Sequence[int], first: int) -> int:
-    """Return the end of the shortest run from `first` with bytes; the last layer's end if no run
-    has any."""
+    """Return the end of the shortest run of layers from `first` with any bytes; the number of
+    layers if none of them has bytes."""
     for layer in range(first, len(layer_bytes)):
         if layer_bytes[layer]:
             return layer + 1

@@ -29,21 +29,23 @@ from tasuki.utils.system import name_this_thread
 
 
 class LoadedChunk(Protocol):
-    """One layer chunk, ready to be posted."""
+    """Layer chunk loaded by a source, ready to be posted."""
 
     def segments(self, destination: Destination) -> Segments:
-        """Return the segments: the places of its bytes here and at the destination."""
+        """Return the segments of the chunk's bytes: their places in this node's arena and at the
+        destination."""
 
     def digestible(self, transfer_id: int, generation: int) -> Digestible:
         """Return the posted bytes in the form taken by the source's digester."""
 
     def release(self) -> None:
-        """Release the chunk, exactly once: it is not in flight, or the room's end was forced."""
+        """Release the chunk, exactly once. Call it when the chunk is no longer in flight, or its
+        transfer's end was forced."""
 
 
 class ChunkSource(Protocol):
-    """Source of a sender's layer chunks in the arena: the pages and the slot themselves, as here,
-    or an encoded copy (encoding_source.py).
+    """Source of a sender's layer chunks: the pages and the slot themselves (this module), or an
+    encoded copy of them (encoding_source.py).
 
     Thread rule: windows() and sizes from any thread, the rest on the transfer thread; a loaded
     chunk's digestible() on any one. Invariant: a loaded chunk's bytes stay unchanged until
@@ -52,51 +54,55 @@ class ChunkSource(Protocol):
 
     @property
     def sizes(self) -> UnitSizes:
-        """Return the sizes of posted units."""
+        """Return the bytes sent for each kind of unit: a block, a GDN state, a draft layer's
+        values."""
 
     @property
     def code(self) -> int:
-        """Return the precision's code in notifications."""
+        """Return the number naming the wire's precision in the notification of a chunk."""
 
     @property
     def digester(self) -> Digester:
-        """Return the digester of the sending arena."""
+        """Return the digester of the arena with the sent bytes."""
 
     @property
     def in_place(self) -> bool:
-        """Return True if chunks are sent from their place in the arena and digested as
-        ArenaWindows. A chunk loaded before its tick is then the same."""
+        """Return True if chunks are sent from their place in the arena and digested as ArenaChunk.
+        They may then be loaded before their layers are finished."""
 
     @property
     def most_together(self) -> int:
-        """Return the number of chunks worth loading before the first of them is posted."""
+        """Return the number of chunks to load before they are posted together."""
 
     def toward(self, theirs: RankSpans, slabs: int) -> "ChunkSource":
-        """Return the source for the peer's arenas. slabs: size of the arena here. Raises ValueError
-        if this source cannot reach them."""
+        """Return the source for sending to the peer's arenas. theirs: places of the peer's arenas.
+        slabs: size of this node's arena. Raises ValueError if this source cannot send to them."""
 
     def windows(
         self, plan: FinishedLayers, runs: Sequence[Run], first_sequence: int
     ) -> list[LayerChunk]:
-        """Return the chunks of a forward with those runs of layers; each can be loaded at once."""
+        """Return the chunks of a forward. runs: first and end layer of each chunk; a source may
+        split them. first_sequence: number of the first chunk. Each chunk can be loaded in one
+        go."""
 
     def has_room(self, peer: str) -> bool:
-        """Return True if a chunk for `peer` may be loaded now; if not, one will be released."""
+        """Return True if a chunk for `peer` may be loaded now. False: a loaded chunk has to be
+        released first."""
 
     def load(self, peer: str, chunk: LayerChunk) -> LoadedChunk:
-        """Load a chunk for the peer. REQUIRES: has_room(peer)."""
+        """Load a chunk to be posted to the peer. REQUIRES: has_room(peer)."""
 
 
 class DirectSource:
-    """Source without copies: bytes are sent from their place in the arena, and nothing is waited
-    for."""
+    """Source without copies: bytes are sent from their place in the arena, and loading a chunk
+    never waits."""
 
     code = 0
     in_place = True
     most_together = 64
 
     def __init__(self, layout: CacheLayout, digester: Digester) -> None:
-        """digester: a digester of whole units."""
+        """digester: digester of whole (not encoded) blocks and states of this arena."""
         self.digester = digester
         self._layout = layout
         self._geometry = chunk_geometry(layout)
@@ -128,7 +134,8 @@ class _ChunkInPlace:
         self._chunk = chunk
 
     def segments(self, destination: Destination) -> Segments:
-        """Return the segments, as its reference descriptors.chunk_segments does."""
+        """Return the chunk's segments, equal to those of the reference,
+        descriptors.chunk_segments."""
         chunk, header = self._chunk, self._chunk.header
         here, there = chunk.local_slot, destination.slot
         return self._geometry.pieces(
@@ -145,16 +152,17 @@ class _ChunkInPlace:
         )
 
     def release(self) -> None:
-        """Do nothing: pages and slot belong to the engine."""
+        """Do nothing: the pages and the slot belong to the engine."""
 
 
 _MOST_AT_ONCE = 64
-"""Most chunks of a call: the first of them waits for the last."""
+"""Most chunks digested in one call: the first of them waits for the last."""
 
 
 @dataclass(eq=False)
 class AskedDigest:
-    """Digest of a layer chunk, available now or later. digester: the source's."""
+    """Digest of a layer chunk, computed on the digests' thread. answer: the digest or an error;
+    None until it is computed."""
 
     digester: Digester
     loaded: LoadedChunk
@@ -167,7 +175,7 @@ class AskedDigest:
         return self.answer is not None
 
     def result(self) -> int:
-        """Return the digest. Raises the digester's error. REQUIRES: done."""
+        """Return the digest. Raises the digester's error. REQUIRES: `done` is True."""
         assert self.answer is not None
         if isinstance(self.answer, Exception):
             raise self.answer
@@ -175,16 +183,17 @@ class AskedDigest:
 
 
 class DigestThread:
-    """Thread for digests of sent chunks beside their transfers: all waiting ones in one call.
+    """Thread for digests of sent chunks, in parallel with their transfers: all waiting chunks in
+    one call.
 
-    Owns a thread and its queue of chunks. Knows no rooms and no links. Thread rule: start() and
+    Owns a thread and its queue of chunks. Knows no transfers and no links. Thread rule: start() and
     stop() once each, ask() from one thread. `changed` is called on the digests' thread and must not
-    wait. Invariants: every asked chunk is answered, stop() included. An undigestible chunk fails
-    alone.
+    wait. Invariants: every queued chunk gets a digest or an error, even at stop(). An error of one
+    chunk affects no other.
     """
 
     def __init__(self, changed: Notice) -> None:
-        """changed: called when some asked chunks are answered."""
+        """changed: called when the digests of some queued chunks are computed."""
         self._changed = changed
         self._asked: SimpleQueue[Sequence[AskedDigest] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._loop, name="tasuki-digests", daemon=True)
@@ -193,8 +202,8 @@ class DigestThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread; blocks until all is answered. REQUIRES: start was called; nothing is
-        asked after it."""
+        """Stop the thread; blocks until all queued digests are computed. REQUIRES: start was
+        called; ask() is not called after it."""
         self._asked.put(None)
         self._thread.join()
 

@@ -20,20 +20,23 @@ from tasuki.utils.signatures import Clock
 from .chunk_source import ChunkSource, DirectSource
 
 _KEPT = 0.95
-"""Share of the learnt sums kept with each further chunk: the last twenty decide."""
+"""Factor on the sums of earlier chunks at each further chunk: about the last twenty chunks
+decide."""
 _LEAST_SPREAD = 0.05
-"""Least spread of sizes, as a share of their mean, for a meaningful slope."""
+"""Least standard deviation of chunk sizes, as a share of their mean, for separating latency and
+speed."""
 
 _SLACK = 4.0
 _SLOWEST_BYTE_SECONDS = 1e-6
-"""Assumed seconds a byte of an unknown link, for the question if it stands still."""
+"""Assumed seconds for each byte over a link of unknown speed, to judge if it has stalled."""
 
 
 @dataclass(frozen=True)
 class LinkSpeed:
-    """Speed of a link: seconds(bytes) = window_seconds + bytes * byte_seconds.
+    """Speed of a link: seconds(bytes) = chunk_seconds + bytes * byte_seconds.
 
-    spread: True if chunks of different sizes were seen, so the two terms are known separately.
+    mean_bytes: mean size of the measured chunks. spread: True if chunks of different sizes were
+    measured, so the two terms are known separately.
     """
 
     chunk_seconds: float
@@ -43,37 +46,38 @@ class LinkSpeed:
 
 
 class LinkCost:
-    """Cost of one connection, in seconds a chunk and seconds a byte, learnt from its flushed
-    chunks.
+    """Cost of one connection, in seconds for each chunk and seconds for each byte, learnt from its
+    flushed chunks.
 
-    Owns decayed sums of (bytes, seconds) and the bytes in flight. Knows no rooms and no layers. A
-    chunk's seconds count from its post or from the flush before it, the later one. A chunk alone on
-    the link pays the link's latency, in a queue only its share of the wire. Chunks of two sizes
-    separate latency and speed; chunks of one size show their mean alone. Thread rule: the transfer
-    thread changes it, any thread reads it.
+    Owns decayed sums of (bytes, seconds) and the bytes in flight. Knows no transfers and no layers.
+    A chunk's seconds count from its post or from the previous flush, the later time. A chunk alone
+    on the link shows the link's latency; a chunk in a queue shows only its share of the wire.
+    Chunks of two sizes separate latency and speed; chunks of one size show only their mean. Thread
+    rule: the transfer thread changes it, any thread reads it.
     """
 
     def __init__(self) -> None:
         self.in_flight_bytes = 0
         self.last_flush = float("-inf")
         self.newest_flushed = float("-inf")
-        """Post time of the latest posted chunk among the flushed ones."""
+        """Latest post time among the flushed chunks, in monotonic seconds."""
         self._weight = 0.0
         self._bytes = 0.0
         self._seconds = 0.0
         self._bytes_bytes = 0.0
         self._bytes_seconds = 0.0
         self.cost: LinkSpeed | None = None
-        """None until a chunk with bytes was flushed."""
+        """Learnt speed of the link; None until a chunk with bytes was flushed."""
 
     def seconds_for(self, size: int) -> float | None:
-        """Return the seconds for `size` bytes with nothing before them; None until something is
-        known."""
+        """Return the expected seconds for `size` bytes on an idle link; None until a speed is
+        learnt."""
         cost = self.cost
         return None if cost is None else cost.chunk_seconds + size * cost.byte_seconds
 
     def patience(self) -> float:
-        """Return seconds enough for flushing the bytes in flight several times over."""
+        """Return a time limit in seconds: enough for flushing the bytes in flight several times
+        over."""
         size = self.in_flight_bytes
         known = self.seconds_for(size)
         return _SLACK * (size * _SLOWEST_BYTE_SECONDS if known is None else known)
@@ -82,12 +86,12 @@ class LinkCost:
         self.in_flight_bytes += size
 
     def gone(self, size: int) -> None:
-        """Record a posted chunk as failed or given up."""
+        """Record the end of a posted chunk of `size` bytes: it failed or was given up."""
         self.in_flight_bytes -= size
 
     def flushed(self, size: int, posted_at: float, now: float) -> None:
-        """Record flushed chunks of `size` bytes together, the first posted at posted_at. Times are
-        of one monotonic clock."""
+        """Record flushed chunks of `size` bytes in all. posted_at: post time of the first. Times
+        are of one monotonic clock."""
         self.in_flight_bytes -= size
         seconds = now - max(posted_at, self.last_flush)
         self.last_flush = max(self.last_flush, now)
@@ -116,9 +120,9 @@ class LinkCost:
 class SourceArena:
     """Arena of this node as the source of chunks.
 
-    steps: counts the finished layers of the forwards filling it. ranks: number of ranks; each has
-    an arena of `slabs` slabs in it, one behind another. REQUIRES: transport has registered at least
-    this memory.
+    steps: counter of the finished layers of the forwards filling it. ranks: number of ranks; each
+    has an arena of `slabs` slabs, one behind another in the memory. REQUIRES: transport has
+    registered at least this memory.
     """
 
     slabs: int
@@ -129,7 +133,8 @@ class SourceArena:
     ranks: int = 1
 
     def part(self, layout: CacheLayout) -> CacheLayout:
-        """Return the layout of each rank's arena. layout: one rank's, with all heads."""
+        """Return the layout of each rank's arena. layout: layout of a single rank with all
+        heads."""
         return layout if self.ranks == 1 else rank_layout(layout, self.ranks, 0)
 
     @staticmethod
@@ -141,7 +146,7 @@ class SourceArena:
         slabs: int,
     ) -> "SourceArena":
         """Make the source of a node's only arena, with pages and slots sent unchanged. digester:
-        reads it."""
+        digester of this arena."""
         return SourceArena(slabs, transport, DirectSource(layout, digester), steps)
 
 
@@ -150,9 +155,9 @@ class Link:
     """Link from one arena of this node to one arena of a peer.
 
     A sender holds one `SourceArena` for each of its node's sending arenas. It holds one `Link` to a
-    peer for each of them; today there is one of both. Immutable except for a link's rate.
-    chunk_source: the source's, toward the peer's arenas. theirs: layout and places of the peer's
-    arenas. endpoint: opened by source.transport, and closed by it.
+    peer for each of these arenas; today there is one. Immutable except for a link's rate.
+    chunk_source: source of chunks for the peer's arenas. theirs: layout and places of the peer's
+    arenas. endpoint: opened by source.transport, and closed by it. rate: learnt cost of the link.
     """
 
     source: SourceArena
@@ -163,17 +168,19 @@ class Link:
 
     @cached_property
     def rings(self) -> bool:
-        """Return True if the ends of posted transfers ring."""
+        """Return True if the transport rings a bell when a posted write ends; else it must be
+        polled."""
         return self.source.transport.rings(self.endpoint)
 
     @property
     def ready_until(self) -> float:
-        """Return the highest tick of chunks allowed to go to the transport now."""
+        """Return the highest step (count of finished layers) up to which chunks may go to the
+        transport now; infinite if it can wait for steps itself."""
         return math.inf if self.holds else self.source.steps.value
 
     @cached_property
     def holds(self) -> bool:
-        """Return True if chunks may be given to the transport before their ticks."""
+        """Return True if chunks may be given to the transport before their layers are finished."""
         source = self.chunk_source
         return (
             source.in_place
@@ -182,14 +189,14 @@ class Link:
         )
 
     def disconnect(self) -> None:
-        """Close the endpoint. Raises TransportError."""
+        """Close the link's endpoint. Raises TransportError."""
         self.source.transport.disconnect(self.endpoint)
 
 
 @dataclass
 class Peer:
-    """Peer with its links and its lease. renewed: start time of the lease. lease: the same for held
-    chunks, checked at their tick."""
+    """Peer with its links and its lease. renewed: start time of the lease in monotonic seconds.
+    lease: the same lease for chunks held by the transport; checked when they are posted."""
 
     links: tuple[Link, ...]
     renewed: float
@@ -197,11 +204,11 @@ class Peer:
 
 
 class WriteLeases:
-    """Peers writable now: the links to them, and their leases on this node as a writer.
+    """Peers this node may write to: the links to them, and the leases for writing.
 
-    Knows no rooms and no transports. Thread rule: any thread, one lock. Invariant: a lease counts
-    from the time this node asked for the granted renewal. The peer counts from the later time it
-    was asked, so it never believes the lease over too early.
+    Knows no transfers and no transports. Thread rule: any thread, one lock. Invariant: a lease
+    counts from the time this node asked for the granted renewal. The peer counts from the later
+    time of the question's arrival, so it never believes the lease over too early.
     """
 
     def __init__(self, lease_seconds: float, clock: Clock) -> None:
@@ -212,8 +219,8 @@ class WriteLeases:
         self._leaving: dict[str, tuple[Link, ...]] = {}
 
     def add(self, name: str, links: Sequence[Link], asked_at: float | None = None) -> None:
-        """Add a peer. Its lease starts at asked_at, or now. REQUIRES: the name was never used
-        before."""
+        """Add a peer. Its lease starts at asked_at, or now if that is None. REQUIRES: the name was
+        never used before."""
         with self._lock:
             renewed = self._clock() if asked_at is None else asked_at
             peer = self._peers[name] = Peer(tuple(links), renewed)
@@ -224,12 +231,12 @@ class WriteLeases:
             return list(self._peers)
 
     def peer(self, name: str) -> Peer | None:
-        """Return the peer, even if its lease is over; None if it is unknown."""
+        """Return the peer, even if its lease has ended; None if it is unknown."""
         with self._lock:
             return self._peers.get(name)
 
     def writable(self, name: str) -> Peer | None:
-        """Return the peer if its lease holds at this moment; else None."""
+        """Return the peer if its lease is valid now; else None."""
         with self._lock:
             peer = self._peers.get(name)
             if peer is None or self._clock() - peer.renewed > self._lease_seconds:
@@ -237,8 +244,8 @@ class WriteLeases:
             return peer
 
     def renew(self, name: str, asked_at: float) -> None:
-        """Renew the peer's lease. Unknown names are ignored: the answer came after the peer had
-        left."""
+        """Renew the peer's lease from asked_at on. An unknown name is ignored: the peer was removed
+        before its answer came."""
         with self._lock:
             peer = self._peers.get(name)
             if peer is not None:
@@ -246,7 +253,8 @@ class WriteLeases:
                 peer.lease.extend(peer.renewed + self._lease_seconds)
 
     def remove(self, name: str) -> None:
-        """Remove the peer. Idempotent. left() returns its links until forget()."""
+        """Remove the peer and end its lease. Idempotent. left() returns its links until forget() is
+        called."""
         with self._lock:
             peer = self._peers.pop(name, None)
             if peer is not None:
@@ -254,16 +262,18 @@ class WriteLeases:
                 self._leaving[name] = peer.links
 
     def left(self, busy: Set[str]) -> list[tuple[str, tuple[Link, ...]]]:
-        """Return the removed peers outside `busy`, with the links to them."""
+        """Return the removed peers not in `busy`, with their links, to be disconnected. busy: peers
+        with live transfers."""
         with self._lock:
             return [item for item in self._leaving.items() if item[0] not in busy]
 
     def forget(self, name: str) -> None:
-        """Forget a removed peer with closed endpoints."""
+        """Forget a removed peer, once its endpoints are closed."""
         with self._lock:
             del self._leaving[name]
 
     def has_endpoint(self, name: str) -> bool:
-        """Return True if the peer's endpoints are not closed yet."""
+        """Return True if the peer is connected, or is removed and its endpoints are not closed
+        yet."""
         with self._lock:
             return name in self._peers or name in self._leaving

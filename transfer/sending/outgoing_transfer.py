@@ -1,7 +1,6 @@
-"""Rooms on the sending side: the life of one, the choice of the next chunk, and the counts of all.
+"""Outgoing transfers: the state of each, and the choice of the transfer to send from next.
 
-Thread rule: Sender calls rooms under its lock. The transfer thread has the queue and counts; any
-thread reads the counters.
+Thread rule: Sender calls a transfer under its lock. The queue belongs to the transfer thread.
 """
 
 from collections import deque
@@ -36,14 +35,14 @@ class Digest(Protocol):
     def done(self) -> bool: ...
 
     def result(self) -> int:
-        """Return the digest. Raises the digester's error. REQUIRES: done."""
+        """Return the chunk's digest. Raises the digester's error. REQUIRES: `done` is True."""
 
 
 @dataclass
 class Posted:
-    """Posted layer chunk. given: post time; None if the transport posts it later. digest: digest of
-    the chunk's bytes, computed beside the transfer. flushed: time when the transfer was seen to
-    have ended; None until then."""
+    """Layer chunk given to the transport. begun: time when its loading began. given: its post time;
+    None if the transport posts it later by itself. digest: digest of the chunk's bytes, computed
+    during the write. flushed: time when the write was seen to have ended; None until then."""
 
     chunk: LayerChunk
     loaded: LoadedChunk
@@ -56,18 +55,18 @@ class Posted:
 
     @property
     def at(self) -> float | None:
-        """Return the post time; None while it is held."""
+        """Return the post time; None while the transport holds the chunk back."""
         return self.transfer.posted_at if self.given is None else self.given
 
 
 @dataclass
 class OutgoingTransfer:
-    """One room on the sending side: planned, posted and flushed chunks, and its end.
+    """One transfer on the sending side: planned, posted and flushed chunks, and its end.
 
-    Owns the room's chunks and handles. Does not know threads, clocks or leases: Sender calls it
+    Owns the transfer's chunks and handles. Does not know threads, clocks or leases: Sender calls it
     under its lock. Invariants: plans follow one another without gap or overlap and stay inside the
-    grant. After stop() nothing waits and nothing more is taken out to post. The room ends exactly
-    once, and only when none of its chunks is in flight.
+    destination. After stop() no chunk waits, and none is taken to be posted. The transfer ends
+    exactly once, and only when none of its chunks is in flight.
     """
 
     transfer_id: int
@@ -79,18 +78,17 @@ class OutgoingTransfer:
     waiting: deque[LayerChunk] = field(default_factory=deque)
     posted: deque[Posted] = field(default_factory=deque)
     leaving: int = 0
-    """Number of chunks taken out and not posted yet."""
+    """Number of chunks taken from the queue and not posted yet."""
     drained: "Future[Drain]" = field(default_factory=Future)
     stop_reason: str | None = None
     stopped_at: float | None = None
     endpoint_failed: bool = False
     write_lost: bool = False
-    """True once a posted transfer failed: it is unknown how many of its bytes have arrived or
-    will."""
+    """True once a posted write failed: some of its bytes may have arrived, or may still arrive."""
     aborted: bool = False
     next_sequence: int = 0
     served_until: int = 0
-    """Virtual time of `FairQueue`, in bytes."""
+    """Bytes sent from this transfer, as virtual time of `FairQueue`."""
     _planned_end: int | None = None
     _last_planned: bool = False
     _last_tick: int = 0
@@ -110,37 +108,38 @@ class OutgoingTransfer:
 
     @property
     def has_something_to_end(self) -> bool:
-        """Return True if a chunk is in flight, or the room itself can end."""
+        """Return True if a chunk is in flight, or the transfer itself can end."""
         if self.posted or self.stop_reason is not None:
             return True
         return self._last_planned and not self.waiting
 
     @property
     def next_tick(self) -> int | None:
-        """Return the lowest tick at which a chunk can be posted; None if none waits. Called without
-        a lock: another thread may stop the room and clear its chunks meanwhile."""
+        """Return the step (count of finished layers) needed for posting the next chunk; None if no
+        chunk waits. Called without a lock: another thread may stop the transfer and clear its
+        chunks meanwhile."""
         try:
             return self.waiting[0].tick
         except IndexError:
             return None
 
     def accept(self, plan: FinishedLayers) -> FinishedLayers:
-        """Take the plan in, and return the part of it not held by the receiver. Raises
-        ChunkPlanError, and then took nothing."""
+        """Record the plan, and return the part of it to send: without pages held by the receiver.
+        Raises ChunkPlanError, and then records nothing."""
         if self._last_planned:
             raise ChunkPlanError(
-                f"room {self.transfer_id}: a forward was planned after the one with the state"
+                f"transfer {self.transfer_id}: a forward was planned after the one with the state"
             )
         end = self._end_after(plan)
         if end > self.destination.end_page:
-            raise ChunkPlanError(f"room {self.transfer_id}: page {end - 1} was not granted")
+            raise ChunkPlanError(f"transfer {self.transfer_id}: page {end - 1} was not granted")
         self._last_planned = plan.state_slot is not None
         if (
             self._last_planned
             and max(end, self.destination.first_page) != self.destination.end_page
         ):
             raise ChunkPlanError(
-                f"room {self.transfer_id}: the last plan ends at page {end}, the grant at "
+                f"transfer {self.transfer_id}: the last plan ends at page {end}, the grant at "
                 f"{self.destination.end_page}"
             )
         if plan.local_pages:
@@ -149,20 +148,21 @@ class OutgoingTransfer:
         return lacked if self.destination.slot is not None else replace(lacked, state_slot=None)
 
     def _end_after(self, plan: FinishedLayers) -> int:
-        """Return the end of the planned pages with this plan. Raises ChunkPlanError on a gap or an
-        overlap."""
+        """Return the end page of all plans, this plan included. Raises ChunkPlanError on a gap or
+        an overlap."""
         lacks = self.destination.first_page
         if not plan.local_pages:
             return lacks if self._planned_end is None else self._planned_end
         if self._planned_end is None and plan.first_logical_page > lacks:
             raise ChunkPlanError(
-                f"room {self.transfer_id}: the first plan starts at page "
+                f"transfer {self.transfer_id}: the first plan starts at page "
                 f"{plan.first_logical_page}, the "
                 f"receiver lacks pages from {lacks}"
             )
         if self._planned_end is not None and plan.first_logical_page != self._planned_end:
             raise ChunkPlanError(
-                f"room {self.transfer_id}: a plan starts at page {plan.first_logical_page}, the "
+                f"transfer {self.transfer_id}: a plan starts at page "
+                f"{plan.first_logical_page}, the "
                 "one "
                 f"before ended at {self._planned_end}; plan whole pages, each once"
             )
@@ -170,33 +170,35 @@ class OutgoingTransfer:
 
     @property
     def progress(self) -> int:
-        """Return a count that grows with each chunk cut or flushed."""
+        """Return a count. It grows when a chunk is planned and when one is flushed."""
         return self.next_sequence + len(self._timeline)
 
     @property
     def backlog_bytes(self) -> int:
-        """Return the bytes planned and not flushed."""
+        """Return the number of bytes planned and not flushed."""
         sizes = self.link.chunk_source.sizes
         waiting = sum(chunk_bytes(sizes, chunk.header) for chunk in self.waiting)
         return waiting + sum(posted.bytes for posted in self.posted)
 
     def append(self, chunks: list[LayerChunk]) -> None:
-        """Append chunks. REQUIRES: they were cut from accept(plan), numbered from next_sequence."""
+        """Append chunks to be sent. REQUIRES: they were cut from the result of accept(plan), and
+        numbered from next_sequence."""
         self.next_sequence += len(chunks)
         self.waiting.extend(chunks)
 
     def has_ready(self, tick: float) -> bool:
-        """Return True if take_ready() would give a chunk."""
+        """Return True if a chunk can be posted once `tick` layers are counted as finished."""
         next_tick = self.next_tick
         return next_tick is not None and next_tick <= tick
 
     def take_ready(self, tick: float) -> LayerChunk | None:
-        """Take out and return the next chunk up to `tick`; None if there is none."""
+        """Take the next chunk from the queue; None if its layers need a step above `tick`, or no
+        chunk waits."""
         return self.waiting.popleft() if self.has_ready(tick) else None
 
     def flushed(self, posted: Posted) -> None:
-        """Record a flushed chunk. REQUIRES: its transfer and its digest are done. Raises the
-        digest's error."""
+        """Record a flushed chunk, its digest and its times. REQUIRES: its write has ended and its
+        digest is computed. Raises the digest's error."""
         header, now, at = posted.chunk.header, posted.flushed, posted.at
         assert now is not None and at is not None
         digest = posted.digest.result()
@@ -215,8 +217,8 @@ class OutgoingTransfer:
         )
 
     def _finished(self, posted: Posted) -> tuple[tuple[float, ...], float]:
-        """Return the finish time of each of the chunk's layers, and the start time of the chunk
-        behind them."""
+        """Return the finish time of each of the chunk's layers, and the time when sending the chunk
+        began."""
         header, tick = posted.chunk.header, posted.chunk.tick
         first = tick - (header.end_layer - header.first_layer) + 1
         times = self.link.source.steps.times_of(first, tick + 1)
@@ -226,9 +228,10 @@ class OutgoingTransfer:
         return finished, max(posted.begun, *finished)
 
     def stalled_seconds(self, now: float) -> float:
-        """Return the seconds since a chunk in flight moved; 0 with none in flight. Flushes of other
-        rooms on the same link count as movement, until a chunk posted later is flushed first.
-        Before that, this room's chunks are behind theirs."""
+        """Return the seconds since a chunk in flight made progress; 0 with none in flight. Flushes
+        of other transfers on the same link count as progress until a chunk posted after this
+        transfer's oldest one is flushed. Before that, this transfer's chunks are behind the
+        others'."""
         times = (posted.at for posted in self.posted)
         oldest = next((at for at in times if at is not None), None)
         if oldest is None:
@@ -240,24 +243,24 @@ class OutgoingTransfer:
 
     @property
     def all_taken(self) -> bool:
-        """Return True if the last chunk was taken out to post."""
+        """Return True if the transfer's last chunk was taken from the queue to be posted."""
         return self._last_planned and not self.waiting
 
     @property
     def complete(self) -> bool:
-        """Return True if every chunk of the room is posted and flushed."""
+        """Return True if every chunk of the transfer is posted and flushed."""
         return self.all_taken and not self.stopped and not self.posted
 
     def stop(self, reason: str, now: float) -> None:
-        """Stop the room. Idempotent; the first reason is kept."""
+        """Stop the transfer and drop its waiting chunks. Idempotent; the first reason is kept."""
         if self.stop_reason is None:
             self.stop_reason = reason
             self.stopped_at = now
             self.waiting.clear()
 
     def report(self, steps: StepCounter) -> SendReport:
-        """Return the report of the sent room. steps: counter of the room's layers. REQUIRES:
-        complete."""
+        """Return the report of the completely sent transfer. steps: step counter of the forwards
+        behind its chunks. REQUIRES: `complete` is True."""
         # The end of a forward may be unreported, or long past, as for pulled chunks: take the last
         # write.
         written = max(timing.finished for timing in self._timeline)
@@ -275,24 +278,24 @@ class OutgoingTransfer:
 
 
 class FairQueue:
-    """Choice of the next room to send: rooms share a sender by bytes, not by chunks.
+    """Choice of the transfer to send from next: transfers share a sender by bytes, not by chunks.
 
-    Start-time fair queuing: the turn goes to the room with the fewest served bytes. They count from
-    the last time the room began to have something to send. Owns the virtual time; knows neither
-    links nor layers. Thread rule: the transfer thread. Invariant: among rooms always with a chunk
-    to post, none is ahead of another by more than one chunk's bytes.
+    It is start-time fair queuing: the next transfer is the one with the fewest sent bytes. An idle
+    transfer saves up no share: when it has chunks again, it starts level with the others. Owns the
+    virtual time; knows neither links nor layers. Thread rule: the transfer thread. Invariant: among
+    transfers always with a chunk to post, none is ahead of another by more than one chunk's bytes.
     """
 
     def __init__(self) -> None:
         self._now = 0
 
     def next(self, transfers: Sequence[OutgoingTransfer]) -> OutgoingTransfer:
-        """Return the room with the next turn, the first of equals. REQUIRES: rooms is not empty,
-        and each could post a chunk."""
+        """Return the transfer to send from next, the first of equals. REQUIRES: `transfers` is not
+        empty, and each could post a chunk."""
         return min(transfers, key=self._start)
 
     def served(self, transfer: OutgoingTransfer, size: int) -> None:
-        """Record `size` bytes posted for the chosen room."""
+        """Record `size` bytes as sent from the chosen transfer."""
         # An idle room saves nothing up: it starts level with the others.
         self._now = self._start(transfer)
         transfer.served_until = self._now + size

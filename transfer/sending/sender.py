@@ -1,4 +1,4 @@
-"""Sending side: the thread for posting layer chunks, and connections to its peers.
+"""Sending side: the thread posting layer chunks, and the connections to its peers.
 
 Owns the transfer thread. Every public method returns at once, from any thread, except connect() and
 stop(). Callbacks run on the transfer thread.
@@ -49,17 +49,17 @@ from .outgoing_transfer import Digest, FairQueue, OnEnd, OutgoingTransfer, Poste
 log = logging.getLogger(__name__)
 
 _IDLE_SECONDS = 0.05
-_LEASE_ENDED = "the receiver's lease ended before a window was posted"
+_LEASE_ENDED = "the receiver's lease ended before a layer chunk was posted"
 
 
 @dataclass(frozen=True)
 class SenderSettings:
-    """stall_seconds: a room stops when nothing in flight is flushed for this time and for several
-    times the expected duration. lease_seconds: time from a peer's last renewal until posting for it
-    stops. drain_seconds: limit of a stopped room's wait for its posted chunks. posted_chunks: most
-    chunks of a room in flight. ahead_seconds: the same limit in seconds of its link, if its speed
-    is known, because a posted chunk cannot be overtaken by another room. layers_per_window: None:
-    chosen by the link's cost."""
+    """Settings of a sender. layers_per_window: layers of a chunk; None: chosen by the link's cost.
+    ahead_seconds: most seconds of bytes in flight on a link of known speed, because a posted chunk
+    cannot be overtaken. lease_seconds: time from a peer's last renewal until posting to it stops.
+    stall_seconds: a transfer stops without a flush for this time and for several times the expected
+    duration. drain_seconds: limit of a stopped transfer's wait for its posted chunks.
+    posted_chunks: most chunks of a transfer in flight."""
 
     layers_per_window: int | None = 1
     ahead_seconds: float = 0.02
@@ -70,19 +70,19 @@ class SenderSettings:
 
 
 class Sender:
-    """Sending side: a thread for posting each layer chunk of each room as soon as its layers are
+    """Sending side: a thread posting each transfer's layer chunks as soon as their layers are
     finished.
 
-    Owns rooms, the peers' leases on this node as a writer, and the transfer thread. Deals in bytes
+    Owns transfers, this node's leases for writing to peers, and the transfer thread. Deals in bytes
     and layers; not in tokens, requests or gRPC. Thread rule: every public method may be called from
     any thread and returns at once, except connect() and stop(). Callbacks run on the transfer
     thread and must return at once. Invariants:
-    1. Nothing is posted for a peer without a renewal within `lease_seconds`, nor ever again for
-       its rooms.
-    2. A room's end is reported once, after none of its chunks is in flight (or the drain deadline
-       passed: Drain.FORCED).
-    3. One slow room does not delay another: rooms take turns, and share by bytes.
-    4. A slow but moving link is waited for; only a stalled link ends its rooms.
+    1. Nothing is posted to a peer without a renewal within `lease_seconds`, nor ever again for
+       its transfers.
+    2. A transfer's end is reported once, when none of its chunks is in flight (or the drain
+       deadline passed: Drain.FORCED).
+    3. One slow transfer does not delay another: transfers take turns, and share by bytes.
+    4. A slow link with progress is waited for; only a stalled link ends its transfers.
     """
 
     def __init__(
@@ -92,7 +92,8 @@ class Sender:
         settings: SenderSettings | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
-        """layout: one rank's, with all heads. arenas: the sending arenas; a peer has as many."""
+        """layout: layout of a single rank with all heads. arenas: arenas sent from; peers have as
+        many."""
         self.settings = settings or SenderSettings()
         self.counters = SenderCounters()
         self._layout = layout
@@ -103,9 +104,10 @@ class Sender:
         self._transfers: dict[int, OutgoingTransfer] = {}
         self._turns = FairQueue()
         self._forced: set[tuple[str, int]] = set()
-        """Peers' rooms with a drain given up: their posted chunks may arrive at any time."""
+        """Transfers (peer, id) with a drain given up: their posted chunks may arrive at any
+        time."""
         self._bell = Bell()
-        """Rung to wake the transfer thread."""
+        """Bell to wake the transfer thread."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="tasuki-sender", daemon=True)
         self._digests = DigestThread(self._bell.ring)
@@ -117,8 +119,8 @@ class Sender:
         self._thread.start()
 
     def stop(self) -> None:
-        """Abort every room, wait for the drain, end the thread. Peers are disconnected; the
-        transports stay."""
+        """Abort every transfer, wait until its posted writes have drained, and end the thread.
+        Peers are disconnected; the transports stay open."""
         with self._lock:
             transfers = list(self._transfers.values())
         for future in [self.abort(transfer.transfer_id, transfer.peer) for transfer in transfers]:
@@ -136,12 +138,12 @@ class Sender:
     def connect(
         self, peer: str, addresses: Sequence[ArenaAddress], asked_at: float | None = None
     ) -> None:
-        """Make `peer` a target, by a link from each of this node's arenas to the peer's arena at
-        the same place in the list.
+        """Connect to `peer`: open a link from each of this node's arenas to the peer's arena at the
+        same index of `addresses`.
 
-        Both have this layout. The lease starts now, or at `asked_at`: the time when this node asked
-        the peer to connect. Raises TransportError. A name is used for one connection and never
-        again.
+        Both nodes have this layout. The lease starts now, or at `asked_at`: the time when this node
+        asked the peer to connect. Raises TransportError. A name is used for one connection and
+        never again.
         """
         if len(addresses) != len(self._arenas):
             raise TransportError(
@@ -159,8 +161,8 @@ class Sender:
         self._leases.add(peer, links, asked_at)
 
     def _linked(self, peer: str, arena: SourceArena, address: ArenaAddress) -> Link:
-        """Open the link to one arena of the peer. Raises TransportError, and then leaves nothing
-        open."""
+        """Open the link to one arena of the peer. Raises TransportError, and then leaves no
+        endpoint open."""
         try:
             theirs = RankSpans(self._layout, address.ranks, address.slabs)
             needed = theirs.region_bytes
@@ -178,13 +180,13 @@ class Sender:
         return link
 
     def renew(self, peer: str, asked_at: float) -> None:
-        """Renew the peer's lease from `asked_at`, on this node's clock. At this time the peer
-        certainly wanted writes. Unknown peers are ignored."""
+        """Renew the peer's lease from `asked_at` on this node's clock. The peer certainly accepted
+        writes at this time. Unknown peers are ignored."""
         self._leases.renew(peer, asked_at)
 
     def disconnect(self, peer: str) -> None:
-        """End the peer's connection. Idempotent. The peer's rooms stop; its endpoints close once
-        they have ended."""
+        """End the connection to the peer. Idempotent. The peer's transfers stop; its endpoints are
+        closed once they have ended."""
         now = self._clock()
         self._leases.remove(peer)
         with self._lock:
@@ -194,8 +196,8 @@ class Sender:
         self._bell.ring()
 
     def has_endpoint(self, peer: str) -> bool:
-        """Return True if the peer's endpoints are still open: it is connected, or rooms of it
-        drain."""
+        """Return True if the peer's endpoints are still open: it is connected, or its transfers
+        still drain."""
         return self._leases.has_endpoint(peer)
 
     # Rooms
@@ -203,14 +205,14 @@ class Sender:
     def open(
         self, transfer_id: int, generation: int, peer: str, destination: Destination, on_end: OnEnd
     ) -> None:
-        """Take the receiver's grant. Raises PeerUnknown, DuplicateTransfer, OutOfBounds, and then
-        opened nothing."""
+        """Open a transfer to the receiver's destination. on_end: called with its end. Raises
+        PeerUnknown, DuplicateTransfer, OutOfBounds, and then opens nothing."""
         known = self._leases.peer(peer)
         if known is None:
-            raise PeerUnknown(f"room {transfer_id}: no connection {peer}; connect first")
+            raise PeerUnknown(f"transfer {transfer_id}: no connection {peer}; connect first")
         with self._lock:
             if transfer_id in self._transfers or (peer, transfer_id) in self._forced:
-                raise DuplicateTransfer(f"room {transfer_id} is open already")
+                raise DuplicateTransfer(f"transfer {transfer_id} is open already")
             (link,) = known.links
             destination.check(link.theirs.part, link.theirs.slabs)
             self._transfers[transfer_id] = OutgoingTransfer(
@@ -218,11 +220,11 @@ class Sender:
             )
 
     def plan_forward(self, transfer_id: int, plan: FinishedLayers) -> None:
-        """Plan the room's layers finished by the next forward; call before its first tick.
+        """Plan the transfer's layers finished by the next forward; call it before their first tick.
 
         Plans follow one another: whole pages, each once. The first plan starts at most at the
-        grant's first page, the last (with state_slot) ends at the grant's end. An unfitting plan
-        ends the room, and raises nothing. A room already over ignores plans.
+        destination's first page, the last (with state_slot) ends at the destination's end. A plan
+        breaking this ends the transfer, and raises nothing. An ended transfer ignores plans.
         """
         now = self._clock()
         with self._lock:
@@ -245,15 +247,15 @@ class Sender:
         self._bell.ring()
 
     def progress(self, transfer_id: int) -> int:
-        """Return the room's progress count; 0 for an ended room. Its growth is progress."""
+        """Return a count growing with each planned or flushed chunk; 0 for an ended transfer."""
         with self._lock:
             outgoing = self._transfers.get(transfer_id)
             return 0 if outgoing is None else outgoing.progress
 
     def remaining_seconds(self, transfer_id: int) -> float | None:
-        """Return the seconds until all planned chunks of the room are flushed; 0 for an ended room.
-        Assumes its layers finished now and an even share for the rooms on its link. None if the
-        link's speed is not known yet."""
+        """Return the expected seconds until the transfer's planned chunks are flushed; 0 for an
+        ended transfer. Assumes finished layers and equal shares for a link's transfers. None if the
+        link's speed is unknown."""
         with self._lock:
             outgoing = self._transfers.get(transfer_id)
             if outgoing is None or outgoing.stopped:
@@ -267,11 +269,11 @@ class Sender:
             return chunks * link.rate.cost.chunk_seconds + shared * link.rate.cost.byte_seconds
 
     def abort(self, transfer_id: int, peer: str) -> "Future[Drain]":
-        """Post nothing more for the peer's room; the future resolves when the posted chunks have
-        ended.
+        """Post nothing more for this transfer; the returned future resolves when its posted chunks
+        have ended.
 
-        Idempotent; a room already over, or never the peer's, resolves at once. An aborted room's
-        on_end is not called.
+        Idempotent; an ended transfer, or one of another peer, resolves at once. An aborted
+        transfer's on_end is not called.
         """
         now = self._clock()
         with self._lock:
@@ -313,8 +315,8 @@ class Sender:
                 self._rest(transfers, pace)
 
     def _await_ticks(self, transfers: Sequence[OutgoingTransfer], seen: Sequence[int]) -> bool:
-        """Set an alarm for the next tick with a chunk ready; return True if such a tick has passed
-        already. seen: each arena's ticks before the rooms were looked at. A chunk ready before
+        """Set an alarm for the next tick (finished layer) with a chunk ready; return True if it has
+        passed. seen: each arena's ticks before the transfers were examined. A chunk ready before
         then, and not posted, waits for a flush."""
         come = False
         for arena, before in zip(self._arenas, seen, strict=True):
@@ -328,7 +330,8 @@ class Sender:
         return come
 
     def _rest(self, transfers: Sequence[OutgoingTransfer], pace: PollBackoff) -> None:
-        """Wait until polling can show something new, or another thread wakes this one."""
+        """Wait until polling (paced by `pace`) can show a change, or another thread wakes this
+        one."""
         asked = [transfer for transfer in transfers if transfer.posted and not transfer.link.rings]
         if not asked:
             # Only a wakeup event ends this wait early, not a deadline.
@@ -339,7 +342,7 @@ class Sender:
         self._bell.wait(pace.wait_seconds(poll_seconds, in_flight))
 
     def _close_endpoints(self) -> None:
-        """Disconnect removed peers, once none of their rooms' chunks can be in flight."""
+        """Close the endpoints of removed peers, once none of their chunks can be in flight."""
         with self._lock:
             busy = {transfer.peer for transfer in self._transfers.values()}
         for peer, links in self._leases.left(busy):
@@ -351,8 +354,8 @@ class Sender:
             self._leases.forget(peer)
 
     def _post_in_turns(self, transfers: Sequence[OutgoingTransfer]) -> bool:
-        """Post a chunk for each of the rooms, or more of one and fewer of another if fairness
-        requires it. Return True if any was taken out. Chunks to one peer are posted in one call."""
+        """Post a chunk of each transfer, or more of one and fewer of another for fairness. Return
+        True if any was taken. Chunks to one peer are posted in one call."""
         moved = False
         leaving: list[Leaving] = []
         able = [transfer for transfer in transfers if transfer.waiting and self._may_post(transfer)]
@@ -384,23 +387,24 @@ class Sender:
             return act(transfer)
         except Exception as error:
             # A defect of one room must not end the thread of all rooms.
-            log.exception("room %d broke", transfer.transfer_id)
+            log.exception("transfer %d broke", transfer.transfer_id)
             self._stop(transfer, f"internal error: {error!r}")
             return False
 
     def _advance(self, transfer: OutgoingTransfer) -> bool:
-        """Collect the room's flushed chunks, check its deadlines, end it if it is over. Return True
-        if anything moved."""
+        """Collect the transfer's flushed chunks, check its deadlines, and end it if it is finished.
+        Return True if there was progress."""
         moved = self._reap(transfer)
         if not transfer.stopped and self._leases.writable(transfer.peer) is None:
             self._stop(transfer, f"not renewed by the receiver for {self.settings.lease_seconds} s")
         patience = self.settings.stall_seconds + transfer.link.rate.patience()
         if transfer.stalled_seconds(self._clock()) > patience:
-            self._stop(transfer, f"no window was flushed for {patience:.1f} s")
+            self._stop(transfer, f"no layer chunk was flushed for {patience:.1f} s")
         return self._end_if_over(transfer) or moved
 
     def _load_next(self, leaving: "list[Leaving]", transfer: OutgoingTransfer) -> bool:
-        """Take a chunk out and load it, to be posted. Return True if there was one."""
+        """Take the transfer's next chunk and load it into `leaving`; return True if there was
+        one."""
         source = transfer.link.chunk_source
         with self._lock:
             chunk = transfer.take_ready(transfer.link.ready_until)
@@ -442,7 +446,7 @@ class Sender:
             self._post_together(group[0].transfer.link, group[0].transfer.peer, group)
 
     def _post_together(self, link: Link, peer: str, group: "Sequence[Leaving]") -> None:
-        """Post the chunks of one link together; a chunk with a failed post stops its room."""
+        """Post the chunks of one link in one call; a failed post stops its transfer."""
         for each in group:
             if each.transfer.stopped:
                 self._give_up(each, "stopped")
@@ -490,11 +494,11 @@ class Sender:
             leaving.transfer.endpoint_failed = True
             self._give_up(leaving, str(error))
         else:
-            log.error("room %d broke", leaving.transfer.transfer_id, exc_info=error)
+            log.error("transfer %d broke", leaving.transfer.transfer_id, exc_info=error)
             self._give_up(leaving, f"internal error: {error!r}")
 
     def _give_up(self, leaving: "Leaving", reason: str) -> None:
-        """Give up a chunk before its post, and stop its room."""
+        """Give up a chunk before it is posted, and stop its transfer."""
         leaving.transfer.leaving -= 1
         leaving.transfer.link.rate.gone(leaving.bytes)
         leaving.loaded.release()
@@ -512,7 +516,7 @@ class Sender:
             outgoing.posted.append(posted)
 
     def _reap(self, transfer: OutgoingTransfer) -> bool:
-        """Collect flushed or failed chunks, in any order: a slow chunk delays no other."""
+        """Collect flushed or failed chunks, in any order; return True if there were any."""
         link = transfer.link
         gone: list[Posted] = []
         flushed: list[Posted] = []
@@ -557,7 +561,7 @@ class Sender:
 
     @staticmethod
     def _cancel_if_over(transfer: OutgoingTransfer, posted: Posted) -> None:
-        """Cancel the held chunk of a stopped room: it is not posted any more."""
+        """Cancel a stopped transfer's chunk if the transport still holds it back."""
         if transfer.stopped and isinstance(posted.transfer, HeldTransfer):
             transfer.link.source.transport.cancel(posted.transfer)
 
@@ -566,7 +570,9 @@ class Sender:
             transfer.flushed(posted)
         except Exception as error:
             # The chunk's bytes have arrived, but cannot be verified without a digest.
-            log.exception("a window of room %d could not be digested", transfer.transfer_id)
+            log.exception(
+                "a layer chunk of transfer %d could not be digested", transfer.transfer_id
+            )
             self._stop(transfer, f"internal error: {error!r}")
 
     def _end_if_over(self, transfer: OutgoingTransfer) -> bool:
@@ -616,12 +622,12 @@ class Sender:
         try:
             on_end(end)
         except Exception:
-            log.exception("a room's end was not taken: %s", end)
+            log.exception("a transfer's end was not taken: %s", end)
 
 
 @dataclass(frozen=True)
 class Leaving:
-    """Loaded chunk to be posted in this pass. begun: time when it was taken out."""
+    """Loaded layer chunk to be posted in this pass. begun: time when its loading began."""
 
     transfer: OutgoingTransfer
     chunk: LayerChunk
@@ -634,7 +640,7 @@ class Leaving:
 def _given(
     link: Link, lease: WriteLease, group: "Sequence[Leaving]"
 ) -> Sequence[Transfer | Exception]:
-    """Post the chunks, or give them to a transport for posting each at its tick."""
+    """Post the chunks, or let the transport post each once its layers are finished."""
     transport, endpoint = link.source.transport, link.endpoint
     of_gpu = link.chunk_source.digester.of_gpu
     if not link.holds or of_gpu is None:
@@ -660,9 +666,9 @@ async def connect_within(
 ) -> None:
     """Open the endpoints to a peer within `seconds`, even if the transport hangs.
 
-    See Sender.connect. Keeps nothing. Thread rule: the event loop; the transport's part runs in a
-    thread of its own. Invariant: an endpoint opened too late, or for a caller already gone, is
-    released. Raises TransportError, also after `seconds`.
+    Arguments are as in Sender.connect. Keeps nothing. Thread rule: the event loop; the transport's
+    part runs in a thread of its own. Invariant: an endpoint opened too late, or after the caller
+    was cancelled, is released. Raises TransportError, also after `seconds`.
     """
     connecting = asyncio.ensure_future(
         asyncio.to_thread(sender.connect, name, node.arenas, asked_at)
@@ -685,7 +691,7 @@ def _let_go(sender: Sender, name: str, connecting: "asyncio.Future[None]") -> No
 
 
 async def disconnected_within(seconds: float, sender: Sender, names: Iterable[str]) -> None:
-    """Wait until none of these peers has an open endpoint, or `seconds` are over. Transports share
+    """Wait until no peer in `names` has an open endpoint, or `seconds` are over. Transports share
     one path to a process, so a new endpoint must not inherit a broken part of an old one."""
     known = list(names)
     deadline = time.monotonic() + seconds

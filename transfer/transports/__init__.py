@@ -1,1 +1,1 @@
-"""Ways to write into another node's arena, behind one interface."""
+"""Transports: ways to write into another node's arena, behind one interface."""

@@ -1,9 +1,9 @@
 """Choice of a node's transport by the name in its settings: one, or several as one.
 
-Only the chosen ones are imported: peer_copy needs Triton, NIXL its wheel. `RoutedTransport`:
-several transports as one: each peer is reached by the first member able to reach it. Owns its
-members and the member of each endpoint. Knows none of them. Thread rule: base.py's. Invariant: a
-peer is written to by one member for as long as its endpoint lives.
+Only the chosen ones are imported: peer_copy needs Triton, NIXL its wheel. `RoutedTransport` is
+several transports as one: each peer is reached by the first member able to reach it. It owns its
+members and the member of each endpoint, and knows no details of them. Thread rule: base.py's.
+Invariant: a peer is written to by one member for as long as its endpoint lives.
 """
 
 import json
@@ -37,8 +37,9 @@ from .base import (
 
 _LARGEST_METADATA = 1 << 20
 _QUIET_SECONDS = 0.005
-"""Largest delay in seconds of the first event of a quiet member. Each poll costs processor time and
-the interpreter's lock, and users of other members wait for the lock."""
+"""Pause in seconds between polls of members not used lately; the first event of such a member may
+be late by this. Each poll costs processor time and the interpreter's lock, and users of other
+members wait for the lock."""
 _USED_SECONDS = 5.0
 
 log = logging.getLogger(__name__)
@@ -85,14 +86,14 @@ class _RoutedHeld(HeldTransfer):
 
 class RoutedTransport(Transport):
     def __init__(self, members: Mapping[str, Transport], clock: Clock = time.monotonic) -> None:
-        """members: by name, the preferred first. REQUIRES: not empty; both sides use the names for
-        the same transports."""
+        """members: transports by name, the preferred first. REQUIRES: not empty; both nodes use the
+        same names for the same transports."""
         self._members = dict(members)
         self._clock = clock
         self._asked = dict(members)
-        """Members without a ring for notifications."""
+        """Member transports to be polled, because their notifications ring no bell."""
         self._used: dict[str, float] = {}
-        """Last time each member connected, posted or brought an event."""
+        """Time when each member transport last connected, posted or returned a notification."""
 
     @property
     def settle_seconds(self) -> float:
@@ -104,7 +105,8 @@ class RoutedTransport(Transport):
 
     @property
     def poll_seconds(self) -> float:
-        """Return the pause for members without a ring; long if none of them was used lately."""
+        """Return the pause in seconds between polls of members without a bell; longer if none of
+        them was used lately."""
         now = self._clock()
         seconds = _QUIET_SECONDS
         for name, member in self._asked.items():
@@ -142,7 +144,8 @@ class RoutedTransport(Transport):
         return Region(address, size)
 
     def register_ranks(self, arenas: Sequence[RankMemory], size: int, stride: int) -> Region:
-        """Register with the members able to; close and remove the others."""
+        """Register with the member transports supporting several ranks; close and remove the
+        others."""
         reasons = []
         for name, member in [*self._members.items()]:
             try:
@@ -252,7 +255,8 @@ class RoutedTransport(Transport):
         self._all(lambda member: member.close())
 
     def _all(self, act: Callable[[Transport], None]) -> None:
-        """Call each member, even if one fails. Raises TransportError if any failed."""
+        """Call `act` for each member transport, even if one fails. Raises TransportError if any
+        failed."""
         failures = []
         for name, member in self._members.items():
             try:
@@ -271,10 +275,10 @@ def _connected(member: Transport, name: str, parts: Mapping[str, bytes]) -> Endp
 
 def build_transport(kind: str, name: str, device: torch.device) -> Transport:
     """Build a node's transport. kind: one of TRANSPORTS, the same on both nodes of a pair. name:
-    the node's. device: the arena's.
+    the node's name. device: device of the arena.
 
-    auto takes peer_copy if both nodes are on one host and their GPUs reach each other, else nixl,
-    peer by peer. Raises TransportError if the kind cannot work here.
+    The kind `auto` chooses for each peer: peer_copy if both nodes are on one host and their GPUs
+    reach each other, else nixl. Raises TransportError if the kind cannot work here.
     """
     builders: dict[str, Work[Transport]] = {
         "peer_copy": partial(_peer_copy, device),
@@ -298,7 +302,8 @@ def build_transport(kind: str, name: str, device: torch.device) -> Transport:
 
 
 def _expecting(transport: Transport) -> Transport:
-    """Return the node's transport, prepared for its first peers while weights are loaded."""
+    """Return the transport, after it began preparing for its first peers; weights are loaded
+    meanwhile."""
     try:
         transport.expect_peers()
     except TransportError:

@@ -20,19 +20,19 @@ from .base import Endpoint, Region, Transfer, TransferState, Transport
 
 
 class Fault(Enum):
-    """Fault of one posted transfer."""
+    """Fault injected into one posted write."""
 
     NONE = "none"
-    FLIP_BIT = "a bit of the first piece's first byte lands wrong"
-    DUPLICATE = "bytes land and are announced twice"
-    HOLD = "stays pending, and lands when the fabric lets go"
+    FLIP_BIT = "a bit of the first segment's first byte arrives wrong"
+    DUPLICATE = "bytes arrive and are announced twice"
+    HOLD = "stays pending, and arrives when the fabric lets go"
     LOSE = "reported as done, and neither bytes nor notification arrive"
     REFUSE = "cannot be posted"
-    BREAK = "fails after it was posted, nothing landed"
+    BREAK = "fails after it was posted, nothing arrived"
 
 
 Faults = Callable[[int], Fault]
-"""Returns the fault of a post on this transport, by its index."""
+"""Function from the number of a post on this transport to the fault to inject."""
 
 
 def no_faults(index: int) -> Fault:
@@ -46,7 +46,7 @@ class _Node:
 
 
 class LoopbackFabric:
-    """Wire between transports of one process."""
+    """Simulated network between the transports of one process."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -54,7 +54,7 @@ class LoopbackFabric:
         self.held: list[_LoopbackTransfer] = []
 
     def let_go(self) -> int:
-        """Complete every held transfer, even very late; return their number."""
+        """Complete every write held by an injected fault, even very late; return their number."""
         with self.lock:
             held, self.held = self.held, []
             for transfer in held:
@@ -98,8 +98,8 @@ class LoopbackTransport(Transport):
         self._posted = 0
         self._through_at = 0.0
         self.bytes_per_second: float | None = None
-        """Speed of the simulated wire, with posted transfers in sequence; None: no wire, no
-        delay."""
+        """Speed of the simulated wire in bytes a second; posted writes then take turns. None:
+        writes complete at once."""
         self._node: _Node | None = None
 
     @property
@@ -177,8 +177,8 @@ class LoopbackTransport(Transport):
         return transfer.state
 
     def release(self, transfer: Transfer) -> None:
-        """Do nothing: a held transfer is not cancelled, because real wires deliver late and tests
-        must see it."""
+        """Do nothing: a held write is not cancelled, because real wires deliver late and tests must
+        see it."""
 
     def notifications(self) -> list[bytes]:
         with self._fabric.lock:
@@ -189,7 +189,7 @@ class LoopbackTransport(Transport):
         return arrived
 
     def sever(self) -> None:
-        """Break held transfers to this node."""
+        """Break the held writes to this node: they never arrive."""
         with self._fabric.lock:
             for transfer in list(self._fabric.held):
                 if transfer.node is self._node:

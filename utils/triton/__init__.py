@@ -1,1 +1,1 @@
-"""Common launch code of all Triton kernels."""
+"""Launch code and kernel functions shared by all Triton kernels."""

@@ -1,8 +1,8 @@
-"""Rows of e4m3 codes with one power of two each, inside of kernels: bit for bit as
+"""Rows of e4m3 codes with one scale (a power of two) a row, inside of kernels: bit for bit as
 pycache/fp8_rows.py.
 
 The code uses integer operations in place of casts: GPUs before Hopper have no such casts, and
-powers of two need no rounding. The kernels of pages and those of the wire share it.
+powers of two need no rounding. The kernels of pages and the kernels of transfers share it.
 """
 
 import triton
@@ -13,14 +13,16 @@ NAN_SCALE = tl.constexpr(255)
 
 @triton.jit
 def largest_bits(values):
-    """Return the bits of the largest absolute number of each row of float32 [ROWS, COLUMNS]."""
+    """Return the float32 bits of the largest absolute value of each row, int32 [ROWS]. values:
+    float32 [ROWS, COLUMNS]."""
     # For numbers without sign, larger numbers have larger bits; infinity and NaN have the largest.
     return tl.max(values.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 1)
 
 
 @triton.jit
 def row_scale(largest):
-    """The byte of the power of two, int32, of a row's `largest_bits`."""
+    """Return the scale of each row, as the exponent byte of its power of two, int32. largest: from
+    largest_bits()."""
     exponent = largest >> 23
     above = ((largest & 0x7FFFFF) > 0x600000).to(tl.int32)
     return tl.where(exponent == 255, NAN_SCALE, tl.maximum(exponent - 8 + above, 1))
@@ -28,7 +30,8 @@ def row_scale(largest):
 
 @triton.jit
 def row_codes(values, scale):
-    """uint8 like values, float32 [ROWS, COLUMNS]; scale [ROWS] of row_scale."""
+    """Return the e4m3 codes of rows, uint8 [ROWS, COLUMNS]. values: float32 [ROWS, COLUMNS]. scale:
+    [ROWS], from row_scale()."""
     factor = ((254 - tl.minimum(scale, 253)) << 23).to(tl.float32, bitcast=True)
     scaled = (values * factor[:, None]).to(tl.int32, bitcast=True)
     size = scaled & 0x7FFFFFFF
@@ -43,14 +46,14 @@ def row_codes(values, scale):
 
 @triton.jit
 def row_factor(scale):
-    """Return the factor of a row's codes, float32. scale: int32, from row_scale."""
+    """Return the factor of each row's codes as float32. scale: int32, from row_scale()."""
     bits = tl.where(scale == NAN_SCALE, 0x7FC00000, scale << 23)
     return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def code_numbers(codes):
-    """float32 like codes, int32 of 0 to 255."""
+    """Return the values of e4m3 codes, float32 in the codes' shape. codes: int32 of 0 to 255."""
     size = codes & 0x7F
     normal = (size << 20) + (120 << 23)
     small = (size.to(tl.float32) * 0.001953125).to(tl.int32, bitcast=True)

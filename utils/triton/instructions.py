@@ -6,16 +6,16 @@ implementation in the language.
 
 Launches of a chain of short kernels can overlap: programmatic dependent launch, from Hopper on.
 Such a kernel may start while the previous one in the stream still runs. Before it touches anything
-but weights it waits for the previous one, and that one has waited in turn. So all earlier kernels
-have ended by then, however they were launched. The overlap hides the launch, half a microsecond to
-one. Every program waits, even one without work: a kernel ending before its predecessor would let
-its successor read too early. CUDA graphs capture such launches.
+but weights it waits for the previous one, and the previous one has waited in turn. So all earlier
+kernels have ended by then, however they were launched. The overlap hides the launch, half a
+microsecond to one. Every program waits, even one without work: a kernel ending before its
+predecessor would let its successor read too early. CUDA graphs capture such launches.
 
 A prefetch is a hint to a GPU's memory: bring a run of bytes into the L2 cache during other work. It
 changes no value and delays nothing, so it may come before a wait for the kernel writing the bytes.
-Its reads compete with other reads. Half a program's bytes gain, if requested while the program has
-nothing else to load; all of them drive each other out of the cache. Only for Hopper and later, when
-`dependent` allows it.
+Its reads compete with other reads. Prefetching half of a program's bytes gains time, if done while
+the program has nothing else to load. If all are prefetched, they drive each other out of the cache.
+Only for Hopper and later, when `dependent` allows it.
 """
 
 import torch
@@ -27,8 +27,8 @@ HAS_INSTRUCTIONS = tl.constexpr(not triton.knobs.runtime.interpret)
 
 
 def dependent(tensor: Tensor) -> dict[str, bool]:
-    """Return the launch arguments of a kernel with a DEPENDENT constant, for the tensor's
-    device."""
+    """Return the launch arguments of a kernel with the constant DEPENDENT, for overlapping launches
+    on the tensor's device."""
     if tensor.is_cuda and torch.cuda.get_device_capability(tensor.device) >= (9, 0):
         return {"DEPENDENT": True, "launch_pdl": True}
     return {"DEPENDENT": False}
@@ -36,8 +36,8 @@ def dependent(tensor: Tensor) -> dict[str, bool]:
 
 @triton.jit
 def wait_for_inputs(DEPENDENT: tl.constexpr):
-    """Waits until all earlier kernels have ended, then lets the next one start: before, its
-    programs would only take up room."""
+    """Wait until all earlier kernels have ended, then let the next kernel start. An earlier start
+    would only let its programs take up room. DEPENDENT: the launch overlaps."""
     if DEPENDENT:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -45,20 +45,21 @@ def wait_for_inputs(DEPENDENT: tl.constexpr):
 
 @triton.jit
 def start_next():
-    """Let the next kernel start, even before this one has waited. REQUIRES: this kernel writes
+    """Let the next kernel start, even before this kernel has waited. REQUIRES: this kernel writes
     nothing the next one touches before its wait."""
     tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit
 def wait():
-    """Waits until all earlier kernels have ended."""
+    """Wait until all earlier kernels in the stream have ended."""
     tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
 def prefetch(pointer, BYTES: tl.constexpr):
-    """BYTES from `pointer` on, both multiples of 16; asked for by one thread of the program."""
+    """Prefetch BYTES bytes from `pointer` on into the L2 cache. Both are multiples of 16. One
+    thread of the program issues the prefetch."""
     tl.inline_asm_elementwise(
         """{
             .reg .pred first;

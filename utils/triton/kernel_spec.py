@@ -45,10 +45,10 @@ class KernelSpec:
         i32: str = "",
         **types: str,
     ) -> "KernelSpec":
-        """Make a spec from this project's argument names: eps and scale are fp32 numbers, arguments
-        in do_not_specialize are i32, other strides are multiples of 16. types: Triton types of
-        other arguments, by name. pointers: type of the remaining arguments. fp32, i32: names of
-        arguments with such pointers, separated by blanks."""
+        """Make a spec with types found by this project's argument names: eps and scale are fp32
+        numbers, arguments in do_not_specialize are i32, other strides are multiples of 16. types:
+        Triton types of other arguments, by name. pointers: type of the remaining arguments. fp32,
+        i32: names of arguments with such pointers, separated by blanks."""
         given = dict.fromkeys(fp32.split(), "*fp32") | dict.fromkeys(i32.split(), "*i32") | types
         for param in kernel.params:
             if param.name in constants or param.name in given:
@@ -63,9 +63,11 @@ class KernelSpec:
 
 
 KernelHandle = tuple[int, int, int]
-"""The driver's handle, warps, and bytes of shared memory."""
+"""A compiled kernel for launches: the driver's handle, number of warps, and bytes of shared
+memory."""
 
 
 def kernel_handle(compiled: Any) -> KernelHandle:
-    """compiled: the result of a launch; it must outlive all users of the handle."""
+    """Return the handle of a compiled kernel. compiled: the result of a launch; it must outlive all
+    users of the handle."""
     return compiled.function, compiled.metadata.num_warps, compiled.metadata.shared

@@ -1,1 +1,1 @@
-"""The clients of a bench: their requests, protocols and processes."""
+"""The clients of a serving bench: their requests, protocols and processes."""

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Answer:
-    """One answer. session, turn: the request's origin. asked: number of requested tokens. Times are
-    seconds of the host's monotonic clock, the same for all processes. wrong: tokens different from
-    the expected ones. error: reason of an early end, if any. unanswered: no more bytes arrived."""
+    """One answer as received by a client. session, turn: the request's origin. asked: number of
+    requested tokens. started, ended, times: seconds of the host's monotonic clock, the same for all
+    processes. wrong: number of tokens different from the expected ones. error: reason of an early
+    end, if any. unanswered: True if bytes stopped arriving before the end."""
 
     session: int
     turn: int
@@ -32,20 +33,21 @@ class Answer:
 
 
 class AnswerReader:
-    """A reader filling an answer. last: time of the last arrival, or of sending the request."""
+    """A reader filling an answer. last: time of the last arrival, or of the request's sending
+    before any arrival."""
 
     def __init__(
         self, answer: Answer, expected: Iterator[int] | None, begun: Callable[[], None]
     ) -> None:
-        """Set up a reader. expected: the answer's endless tokens; None if unknown. begun: called
-        once, at the first token."""
+        """Set up a reader. expected: iterator over the answer's known tokens, without end; None if
+        unknown. begun: called once, at the first token."""
         self.answer = answer
         self._expected = expected
         self._begun = begun
         self.last = 0.0
 
     def take(self, now: float, tokens: Sequence[int]) -> None:
-        """Record the tokens arriving together at `now`."""
+        """Record the tokens arriving together at the time `now`."""
         answer = self.answer
         if tokens and not answer.times:
             self._begun()
@@ -59,7 +61,8 @@ class AnswerReader:
 async def answered_or_silent(
     over: "asyncio.Future[None]", reader: AnswerReader, patience: float
 ) -> None:
-    """Wait until `over` is done, or nothing arrives for `patience` seconds."""
+    """Wait until `over` is done, or nothing has arrived for `patience` seconds. In the second case
+    mark the answer as unanswered."""
     while not over.done():
         left = reader.last + patience - time.monotonic()
         if left <= 0:

@@ -1,4 +1,5 @@
-"""tasuki.v1.Inference.Generate as a stream. One event loop's thread."""
+"""A client of the streaming call tasuki.v1.Inference.Generate. Thread rule: one event loop's
+thread."""
 
 import asyncio
 import time
@@ -14,14 +15,14 @@ from .answer import AnswerReader, answered_or_silent
 
 
 class GrpcCaller:
-    """One channel. address: HOST:PORT."""
+    """A gRPC client over one channel. address: HOST:PORT of the server."""
 
     def __init__(self, address: str) -> None:
         self._channel = open_async_channel(address, None)
         self._stub = pb_grpc.InferenceStub(self._channel)  # type: ignore[no-untyped-call]
 
     async def ask(self, prompt: Sequence[int], reader: AnswerReader, patience: float) -> None:
-        """Send a request. Returns when the answer has ended, or nothing arrives for `patience`
+        """Send a request. Returns when the answer has ended, or nothing has arrived for `patience`
         seconds. Cancelling cancels the call."""
         request = pb.GenerateRequest(
             token_ids=pb.TokenIds(ids=prompt),

@@ -1,6 +1,7 @@
-"""POST /v1/completions as a stream, over a plain socket, to keep the client's own work small.
+"""A client of streaming POST /v1/completions, over a plain socket, to keep the client's own work
+small.
 
-Used on one event loop's thread. A connection carries one request.
+Thread rule: one event loop's thread. A connection carries one request.
 """
 
 import asyncio
@@ -81,7 +82,8 @@ class HttpStream(asyncio.Protocol):
             self._transport.abort()
 
     def _read_head(self) -> bool:
-        """Read the response head. Returns True once the chunked body has begun."""
+        """Parse the response head if it is complete. Returns True once the chunked body has
+        begun."""
         head, found, rest = self._received.partition(_END_OF_HEAD)
         if not found:
             return False
@@ -94,7 +96,8 @@ class HttpStream(asyncio.Protocol):
         return True
 
     def _take_chunks(self) -> bytes:
-        """Return the content of all complete chunks."""
+        """Return the content of all completely received HTTP chunks, and remove them from the
+        buffer."""
         received, at, content = self._received, 0, []
         while (line_end := received.find(b"\r\n", at)) >= 0:
             begin = line_end + 2
@@ -124,7 +127,7 @@ class HttpStream(asyncio.Protocol):
 
 
 class HttpCaller:
-    """An HTTP caller. address: HOST:PORT."""
+    """An HTTP client. address: HOST:PORT of the server."""
 
     def __init__(self, address: str, words: Words) -> None:
         self._host, _, port = address.rpartition(":")
@@ -132,7 +135,7 @@ class HttpCaller:
         self._words = words
 
     async def ask(self, prompt: Sequence[int], reader: AnswerReader, patience: float) -> None:
-        """Send a request. Returns when the answer has ended, or nothing arrives for `patience`
+        """Send a request. Returns when the answer has ended, or nothing has arrived for `patience`
         seconds. Cancelling closes the connection."""
         body = json.dumps(
             {

@@ -1,4 +1,4 @@
-"""The requests of clients: the life of one session, for each kind of load. Values sent to the
+"""The kinds of load: each class holds the requests of a session's whole life. Values sent to the
 client processes."""
 
 import random
@@ -10,16 +10,16 @@ from .answer import Answer
 
 
 def drawn(seed: str, count: int, vocabulary: int) -> list[int]:
-    """Return random tokens except 0, because 0 ends answers."""
+    """Return `count` random token ids below `vocabulary`, without 0, because 0 ends answers."""
     return random.Random(seed).choices(range(1, vocabulary), k=count)
 
 
 class Client(Protocol):
-    """One process's side of the load."""
+    """One client process, as seen by a load."""
 
     @property
     def over(self) -> bool:
-        """Return True if no new requests are to be sent."""
+        """Return True if the client sends no new requests any more."""
 
     @property
     def vocabulary(self) -> int: ...
@@ -28,8 +28,9 @@ class Client(Protocol):
 
 
 class Load(Protocol):
-    """A load. sessions: number alive at a time. admitted_first: the window begins once all sessions
-    answer; otherwise it is the whole run. cut: answers are cut at the window's end."""
+    """A kind of load. sessions: number of concurrent sessions. admitted_first: True if the measured
+    window begins once every session receives tokens; otherwise the window is the whole run. cut:
+    True if answers are cut at the window's end."""
 
     @property
     def sessions(self) -> int: ...
@@ -45,8 +46,8 @@ class Load(Protocol):
 
 @dataclass(frozen=True)
 class Streams:
-    """Streams: each session asks again as soon as its answer has ended. The first answers have
-    different lengths, so later ones do not all end in one step."""
+    """A load of independent prompts: each session sends a new one as soon as its answer has ended.
+    The first answers have different lengths, so later answers do not all end in one step."""
 
     sessions: int
     prompt: int
@@ -67,7 +68,8 @@ class Streams:
 
 @dataclass(frozen=True)
 class Endless:
-    """Endless sessions: every other one has the short prompt, the others the long one."""
+    """A load of answers without end: every other session has the short prompt, the others the long
+    one."""
 
     sessions: int
     short: int
@@ -85,7 +87,8 @@ class Endless:
 
 @dataclass(frozen=True)
 class Agents:
-    """Sessions with a common prefix; every turn appends the answer and new tokens."""
+    """A load of agent sessions with a common prefix. Every turn's prompt appends the last answer
+    and new tokens."""
 
     sessions: int
     turns: int
@@ -97,7 +100,8 @@ class Agents:
     cut = False
 
     def beginning(self, session: str, vocabulary: int) -> list[int]:
-        """Return the first turn's prompt."""
+        """Return the prompt of a session's first turn: the common prefix and the session's own
+        tokens."""
         common = drawn(f"{self.seed} prefix", self.prefix, vocabulary)
         return common + drawn(f"{self.seed} {session} 0", self.turn, vocabulary)
 
@@ -113,7 +117,7 @@ class Agents:
 
 @dataclass(frozen=True)
 class WarmUp:
-    """The prefix of agents' prompts, requested a few times one after another."""
+    """The load of a warm-up: `times` requests with the agents' common prefix, one after another."""
 
     agents: Agents
     times: int

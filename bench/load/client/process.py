@@ -1,4 +1,4 @@
-"""Clients in separate processes, so their work is not counted as the node's.
+"""Client processes, separate so their CPU time is not counted as the node's.
 
 `clients()` is the parent's side. Messages on a client's pipe, in this order: its "ready", the
 parent's "go", its "admitted", the stop time (None: after all answers), its answers.
@@ -25,8 +25,8 @@ from .loads import Load
 
 _START_SECONDS = 60.0
 _AT_ONCE = 32
-"""Sessions of a process waiting at once for their first token at the beginning. A node refuses
-requests arriving faster than it reads."""
+"""Largest number of a process's sessions waiting for their first token during admission. A node
+refuses requests arriving faster than it reads."""
 
 
 class Caller(Protocol):
@@ -37,9 +37,9 @@ class Caller(Protocol):
 
 @dataclass(frozen=True)
 class Target:
-    """The server to ask. protocol: http or grpc. address: its HOST:PORT. known_answers: True if
-    answers are the free model's. patience: timeout in seconds: a request without a byte for so long
-    counts as unanswered."""
+    """The server under load. protocol: http or grpc. address: its HOST:PORT. known_answers: True if
+    answers are the cost-free model's, known in advance. patience: timeout in seconds; a request
+    without a byte for so long counts as unanswered."""
 
     protocol: str
     address: str
@@ -54,10 +54,10 @@ class Target:
 
 
 class LoadClient:
-    """`loads.Client`. Thread rule: one event loop's."""
+    """The `loads.Client` of one process. Thread rule: one event loop's thread."""
 
     def __init__(self, target: Target, load: Load, sessions: Sequence[int]) -> None:
-        """Set up a client. sessions: numbers of the sessions in this process."""
+        """Set up a client. sessions: numbers of the sessions run by this process."""
         self.answers: list[Answer] = []
         self.stops_at = math.inf
         self.admitted = asyncio.Event()
@@ -104,7 +104,8 @@ class LoadClient:
 def run_client(
     channel: Connection, target: Target, load: Load, number: int, processes: int
 ) -> None:
-    """Run a client process, the number-th of `processes`."""
+    """Run a client process. channel: pipe to the parent. number: this process's number among
+    `processes`."""
     # A collection over all tokens would be a gap in every stream.
     gc.disable()
     asyncio.run(_run(channel, target, load, range(number, load.sessions, processes)))
@@ -132,17 +133,17 @@ async def _run(channel: Connection, target: Target, load: Load, sessions: Sequen
 
 
 class Clients:
-    """All client processes of one run. Call the methods in order, once each. Raises BenchError if a
-    process has ended, or exceeds its time limit."""
+    """All client processes of one run. Call the methods in the order of their definition, once
+    each. Raises BenchError if a process has ended, or exceeds its time limit."""
 
     def __init__(self, processes: Sequence[Spawned], seconds: float) -> None:
-        """Take over the processes. seconds: time limit for admitting sessions, and for the end
-        after stop()."""
+        """Take ownership of the processes. seconds: time limit for admitting sessions, and for the
+        end after stop()."""
         self._processes = processes
         self._seconds = seconds
 
     def start(self) -> float:
-        """Start all processes at one moment, and return its time on the monotonic clock."""
+        """Start all processes at one moment. Returns this moment on the monotonic clock."""
         for process in self._processes:
             process.received(_START_SECONDS)
         for process in self._processes:
@@ -154,7 +155,8 @@ class Clients:
             process.received(self._seconds)
 
     def stop(self, at: float | None) -> None:
-        """Stop the clients. at: on the monotonic clock; None: after all answers."""
+        """Stop the clients. at: time of the stop on the monotonic clock; None: after all
+        answers."""
         for process in self._processes:
             process.channel.send(at)
 
@@ -164,7 +166,7 @@ class Clients:
 
 @contextmanager
 def clients(target: Target, load: Load, processes: int, seconds: float) -> Iterator[Clients]:
-    """Start the client processes. seconds: like in Clients."""
+    """Run the client processes until the block ends. seconds: like in Clients."""
     with ExitStack() as stack:
         spawns = [
             stack.enter_context(

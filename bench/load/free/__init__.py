@@ -1,1 +1,1 @@
-"""A model with no cost, or a given cost, in place of one with weights."""
+"""A cost-free model in place of one with weights: forwards take no time, or a given time."""

@@ -1,4 +1,4 @@
-"""A model with no cost: its shape, and the forwards not run by a runner."""
+"""A cost-free model: its shape, and the forwards outside a FreeRunner."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,8 +20,9 @@ _LOGIT = 16.0
 
 
 def free_shape(layers: int) -> dict[str, Any]:
-    """Return a config.json with the layer kinds of a published model, and with `layers` layers. The
-    layers are as narrow as possible, so KV and state cost nothing. layers: a multiple of 4."""
+    """Return the content of a config.json with the layer kinds of a published model. Its layers are
+    as narrow as possible, so KV and state cost nothing. layers: number of layers, a multiple of
+    4."""
     return {
         "model_type": "qwen3_5_text",
         "vocab_size": VOCABULARY,
@@ -45,12 +46,13 @@ def free_shape(layers: int) -> dict[str, Any]:
 
 
 class FreeModel(Qwen35Model):
-    """The model for early steps; all other forwards are the FreeRunner's."""
+    """The cost-free model for early steps of a decode node; FreeRunner does all other forwards."""
 
     def __init__(
         self, config: ModelConfig, cost: StepCost, answers: NextToken = next_token
     ) -> None:
-        """Set up the model. answers: like in FreeRunner."""
+        """Set up the model. cost: duration of a forward. answers: function returning the next
+        tokens, like in FreeRunner."""
         super().__init__(config, random_weights(config, 1, torch.float32))
         self._cost = cost
         self._answers = answers
@@ -62,8 +64,8 @@ class FreeModel(Qwen35Model):
         hooks: LayerHooks,
         score: Callable[[HeadOf], None] | None = None,
     ) -> Tensor:
-        """Return an empty result, without reading or writing the arena. REQUIRES: nothing is
-        scored."""
+        """Wait for the forward's duration, then return logits [sequences, vocabulary] with the next
+        token's highest. The arena is neither read nor written. REQUIRES: no tokens are scored."""
         nothing = torch.empty(0)
         for layer in range(self.config.layers):
             hooks.before_layer(layer)

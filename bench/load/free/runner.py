@@ -1,8 +1,8 @@
-"""A runner of plans like a device computing in no time, or in a given time. Plans, batch indices
-and results equal those of other runners; memory is never touched.
+"""A runner of forward plans without a device: a forward takes no time, or a given time. Plans,
+batch indices and results equal those of other runners; the arena is never touched.
 
-Owns the last token of every batch index and the device's end time. Thread rule: the engine loop's.
-Layers of a forward with a duration tick on a separate thread.
+Owns the last token of every batch index, and the simulated device's end time. Thread rule: the
+engine loop's thread. Layers of a forward with a duration tick on a separate thread.
 """
 
 import threading
@@ -24,7 +24,8 @@ from .tokens import NextToken, next_token
 
 @dataclass(frozen=True)
 class FreeForward:
-    """A forward: an `InFlightForward`. ends_at: on the monotonic clock."""
+    """A launched forward of the simulated device: an `InFlightForward`. ends_at: end time on the
+    monotonic clock."""
 
     sampled: SampledTokens
     idle_seconds: float
@@ -51,8 +52,8 @@ class FreeRunner:
         ticks: "LayerTicks | None",
         answers: NextToken = next_token,
     ) -> None:
-        """Set up the runner. ticks: None if layers are not counted. answers: function returning the
-        sampled tokens."""
+        """Set up the runner. ticks: counter of a forward's layers; None: layers are not counted.
+        answers: function returning the sampled tokens."""
         self._answers = answers
         self._sequences = SequenceStates(batch_indices)
         self._vocabulary = vocabulary
@@ -66,7 +67,7 @@ class FreeRunner:
         return 0 if self._ticks is None else self._ticks.launched
 
     def prepare(self) -> None:
-        """Do nothing, because the first request needs no preparation here."""
+        """Do nothing, because the first request needs no preparation in this runner."""
 
     def check_device(self) -> None:
         """Do nothing, because there is no device."""
@@ -90,7 +91,7 @@ class FreeRunner:
         return FreeForward(sampled, idle, self._ends_at - begins, self._ends_at)
 
     def _draw(self, plan: ForwardPlan, rows: ResolvedRows) -> SampledTokens:
-        """Return a token of every row, including rows without sampling."""
+        """Return one token for every row, including rows without sampling."""
         last = self._last[rows.batch_indices]
         from_plan = np.flatnonzero(~rows.at_index)
         if len(from_plan):
@@ -102,11 +103,12 @@ class FreeRunner:
 
 
 class LayerTicks:
-    """Ticks once a layer during a forward, evenly; all at once if it takes no time. launched: the
-    counter's value after all forwards have ended."""
+    """The step counter's ticks, one for each layer of a forward. Ticks are spread evenly over a
+    forward with a duration; otherwise they come at once. launched: the counter's value after all
+    launched forwards have ended."""
 
     def __init__(self, steps: StepCounter, layers: int, *, timed: bool) -> None:
-        """Set up the ticks. timed: forwards take time, and tick on a separate thread like a
+        """Set up the ticks. timed: True if forwards take time; then a separate thread ticks, like a
         device's events."""
         self._steps = steps
         self._layers = layers
@@ -116,7 +118,8 @@ class LayerTicks:
             threading.Thread(target=self._run, name="tasuki-ticks", daemon=True).start()
 
     def forward(self, begins: float, ends: float) -> None:
-        """Tick through a forward. begins, ends: on the monotonic clock."""
+        """Tick once for each layer of a forward. begins, ends: times of the forward on the
+        monotonic clock."""
         self.launched += self._layers
         if self._forwards is not None:
             self._forwards.put((begins, ends))

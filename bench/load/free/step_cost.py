@@ -1,4 +1,5 @@
-"""The duration of a forward on a simulated device: a base, and a cost a row and a token."""
+"""The duration of a forward on a simulated device: a base, and a cost for each row and each prompt
+token."""
 
 import time
 from dataclasses import dataclass
@@ -6,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StepCost:
-    """A forward's duration in seconds. base: seconds of any forward; 0: forwards take no time. row:
-    seconds of each decoding sequence. prompt_token: seconds of each prompt token."""
+    """Terms of a forward's duration, in seconds. base: for any forward; 0: forwards take no time.
+    row: for each decoding sequence. prompt_token: for each prompt token."""
 
     base: float = 0.0
     row: float = 0.0
@@ -19,7 +20,8 @@ class StepCost:
         return self.base + rows * self.row + prompt_tokens * self.prompt_token
 
     def wait(self, rows: int, prompt_tokens: int) -> None:
-        """Wait on this thread for the duration of such a forward."""
+        """Sleep on this thread for the duration of a forward with `rows` decoding sequences and
+        `prompt_tokens` tokens."""
         seconds = self.of(rows, prompt_tokens)
         if seconds:
             time.sleep(seconds)

@@ -1,1 +1,2 @@
-"""The checks, a noun a file: each asks, and raises Departure or Unserved, or returns."""
+"""The conformance checks, a topic a file. A check returns if it succeeds, else it raises Departure
+or Unserved."""

@@ -31,7 +31,7 @@ async def ordered_stream(caller: Caller) -> None:
 
 
 async def whole_by_default(caller: Caller) -> None:
-    """Check for one whole reply to a request without `stream`."""
+    """Check that a request without the field `stream` gets one whole reply."""
     body = caller.api.body(caller.model, TEXT)
     del body["stream"]
     reply = await caller.endpoint.post(caller.api.path, body)
@@ -40,7 +40,8 @@ async def whole_by_default(caller: Caller) -> None:
 
 
 async def stream_is_whole(caller: Caller) -> None:
-    """Compare a stream with its whole answer: they must be equal, including white space."""
+    """Check a stream against the whole (not streamed) answer: their texts must be equal, including
+    white space."""
     whole, streamed = await caller.whole(TEXT), await caller.streamed(TEXT)
     if whole.parts != streamed.parts and (await caller.whole(TEXT)).parts != whole.parts:
         raise Unserved(_UNSTEADY)
@@ -48,8 +49,9 @@ async def stream_is_whole(caller: Caller) -> None:
 
 
 async def must_stream_alike(caller: Caller, question: Question, *features: str) -> Answer:
-    """Return the whole answer, trimmed. Raises Departure if the stream gives another answer,
-    ignoring white space around its texts. Raises Unserved if two whole answers differ too."""
+    """Ask the question whole and streamed, and return the whole answer, trimmed. Raises Departure
+    if the stream gives another answer, ignoring white space around its texts. Raises Unserved if
+    two whole answers differ too."""
     whole = (await caller.whole(question, *features)).trimmed
     streamed = (await caller.streamed(question, *features)).trimmed
     if whole.parts != streamed.parts:
@@ -61,7 +63,7 @@ async def must_stream_alike(caller: Caller, question: Question, *features: str) 
 
 
 def must_be_alike(whole: Answer, streamed: Answer) -> None:
-    """Raise Departure if the two differ, except in ids and usage."""
+    """Raise Departure if the whole and the streamed answer differ, except in ids and usage."""
     for part, value in whole.parts.items():
         must_equal(f"{part} of the stream", value, streamed.parts[part])
 
@@ -74,7 +76,8 @@ async def usage_is_alike(caller: Caller) -> None:
 
 
 async def usage_counts(caller: Caller) -> None:
-    """Check the token counts of prompt and answer, and the answer's limit."""
+    """Check an answer's usage: the token counts of prompt and answer, and the limit of the
+    answer."""
     answer = await caller.whole(TEXT)
     assert answer.usage is not None
     must(answer.usage.prompt > 0, "tokens of the prompt", "more than 0", answer.usage.prompt)
@@ -103,7 +106,7 @@ async def end_of_one_token(caller: Caller) -> None:
 
 
 async def end_by_length(caller: Caller) -> None:
-    """Check an answer cut at half of its tokens: it is a prefix of the whole answer."""
+    """Check an answer with a limit of half of its tokens: it is a prefix of the whole answer."""
     whole = (await caller.whole(TEXT)).trimmed
     bound = whole.tokens // 2
     if not bound:
@@ -132,8 +135,8 @@ async def end_by_stop(caller: Caller) -> None:
 
 
 def _inner_word(answer: Answer) -> str:
-    """Return a few letters with their first occurrence in the middle of the text. Raises Unserved
-    if there are none."""
+    """Return a few letters of the answer's text, for a stop string. They occur first in the middle
+    of the text. Raises Unserved if there are none."""
     text = answer.text
     for start in range(max(1, len(text) // 3), len(text) - _STOP_LETTERS):
         word = text[start : start + _STOP_LETTERS]
@@ -337,14 +340,15 @@ def _must_be_calls(answer: Answer) -> None:
 
 
 async def result(caller: Caller) -> None:
-    """Check that a call of an earlier turn and its result are accepted."""
+    """Check that the server accepts a call of an earlier turn and its result."""
     answer = await caller.whole(replace(CALL, history=(_RESULT,)), "tools")
     assert answer.usage is not None
     must(answer.usage.prompt > 0, "tokens of the prompt", "more than 0", answer.usage.prompt)
 
 
 class CutCalls:
-    """A call cut at each bound below its tokens. It is requested once for both of its checks.
+    """A tool call requested once with every token limit smaller than itself. Two checks share the
+    answers.
 
     Owns the answers. Used by one caller.
     """
@@ -354,7 +358,7 @@ class CutCalls:
         self._answers: dict[int, Answer | Unserved] = {}
 
     async def are_not_finished(self, caller: Caller) -> None:
-        """Check for every bound: a cut call is never runnable."""
+        """Check each cut-off call: its answer ends by length, so a client never runs the call."""
         async for bound, answer in self._cuts(caller):
             if answer.tokens < bound:
                 continue
@@ -364,16 +368,17 @@ class CutCalls:
                     _must_be_calls(replace(answer, end=End.CALLS))
 
     async def parse(self, caller: Caller) -> None:
-        """Check the arguments of a call cut off at each bound: an object, unless there is no
-        call."""
+        """Check each cut-off call: its arguments are a JSON object. An answer without a call
+        passes."""
         async for bound, answer in self._cuts(caller):
             for call in answer.calls:
                 what = f"arguments at a bound of {bound}"
                 must(call.parses, what, "a JSON object", call.arguments)
 
     async def _cuts(self, caller: Caller) -> AsyncIterator[tuple[int, Answer]]:
-        """Yield each bound and the answer cut there. Raises Departure if a stream differs from its
-        whole answer. Raises Unserved if the model calls nothing, or no bound is accepted."""
+        """Yield each token limit with the answer cut off there. Raises Departure if a stream
+        differs from its whole answer. Raises Unserved if the model calls no tool, or the server
+        accepts no limit."""
         if self._called is None:
             self._called = await _called(caller)
         question, whole = self._called

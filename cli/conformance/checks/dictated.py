@@ -23,7 +23,7 @@ from tasuki.cli.conformance.outcome import Unserved, must, must_equal
 from .answers import must_be_alike
 
 SAY = "say: "
-"""Marker in a prompt, followed by the answer as a JSON string."""
+"""Marker in a prompt. The dictated answer follows it as a JSON string."""
 BOUND = 2000
 
 WRITE_FILE = Tool(
@@ -47,7 +47,7 @@ _OPEN_PATH = "<parameter=path>\na.txt\n"
 
 
 def begun(body: str, name: str = "write_file") -> str:
-    """Return a call without its end."""
+    """Return the text of a tool call without its closing tags. body: its parameters."""
     return f"<tool_call>\n<function={name}>\n{body}"
 
 
@@ -65,8 +65,8 @@ def saying(
     stop: Sequence[str] = (),
     fields: Mapping[str, Any] = MappingProxyType({}),
 ) -> Question:
-    """Return a question for exactly this text. fields: further request fields. Each prompt starts
-    with a random prefix, so no cache holds it."""
+    """Return a question for a dictated answer: exactly `text`. fields: further request fields. Each
+    prompt starts with a random prefix, so no cache holds it."""
     return Question(
         f"{secrets.token_hex(4)} {SAY}{json.dumps(text)}",
         bound=bound,
@@ -78,7 +78,8 @@ def saying(
 
 @dataclass(frozen=True)
 class Damage:
-    """A kind of damage. texts: answers with exactly these calls of write_file, and nothing else."""
+    """A kind of damage to a tool call's text. texts: damaged answers. The server must find exactly
+    the write_file calls in `calls` in each, and no other text."""
 
     name: str
     texts: tuple[str, ...]
@@ -168,7 +169,7 @@ HELD_TAGS = (
     "x\n<parameter=other>\ny",
     "</tool_call>",
 )
-"""Argument values containing tags, to be returned unchanged."""
+"""Argument values with tags inside. The server must return them unchanged."""
 
 
 _THOUGHT = {"chat_template_kwargs": {"enable_thinking": True}}
@@ -186,7 +187,8 @@ _CUT_ARGUMENTS = {"mode": 12, "path": "a.txt", "content": 'h"i\n</b> ü'}
 
 
 async def _said(caller: Caller, text: str, bound: int = BOUND, stop: Sequence[str] = ()) -> Answer:
-    """Return the whole answer without a thought, after comparing it with its stream."""
+    """Dictate the text, and return the whole answer. The request turns thinking off. Raises
+    Departure if the streamed answer differs."""
     without_thought = _NO_THOUGHT[caller.api.name]
     whole = await caller.whole(saying(text, bound, stop, without_thought))
     must_be_alike(whole, await caller.streamed(saying(text, bound, stop, without_thought)))
@@ -194,8 +196,8 @@ async def _said(caller: Caller, text: str, bound: int = BOUND, stop: Sequence[st
 
 
 async def _thought_and_said(caller: Caller, text: str) -> Answer:
-    """Return an answer starting with a thought, checked like in _said. Raises Unserved if there is
-    no thought."""
+    """Dictate the text as a thought and its answer, and check both as in _said. Raises Unserved if
+    the answer has no thought."""
     whole = await caller.whole(saying(text, fields=_THOUGHT))
     must_be_alike(whole, await caller.streamed(saying(text, fields=_THOUGHT)))
     if not whole.thought:
@@ -256,7 +258,7 @@ async def name_torn(caller: Caller) -> None:
 
 
 async def stop_in_a_call(caller: Caller) -> None:
-    """Check for a stop string inside a call: it must not end the answer."""
+    """Check a stop string inside a tool call: it must not end the answer."""
     if caller.api.name == "responses":
         raise Unserved("the API has no stop strings")
     text = block(PATH + "<parameter=content>\nhi every one\n</parameter>\n")
@@ -278,8 +280,9 @@ async def cut_in_json(caller: Caller) -> None:
 
 
 async def _must_be_closed_everywhere(caller: Caller, text: str) -> None:
-    """Check a cut at each bound below the answer's tokens. The reason is the length and arguments
-    are an object. A string is a prefix of its whole value; any other value is whole."""
+    """Check the dictated call with every limit below its tokens. The reason is the length, and the
+    arguments are an object. A string argument is a prefix of its whole value. Any other argument is
+    whole."""
     whole = await _said(caller, text)
     _must_be_calls(whole, [_CUT_ARGUMENTS], text)
     for bound in range(1, whole.tokens):
@@ -296,14 +299,15 @@ async def _must_be_closed_everywhere(caller: Caller, text: str) -> None:
 
 
 def _begins(value: Any, whole: Any) -> bool:
-    """Return True if a text is a prefix of another. Its last character may be half of one."""
+    """Return True if `value` is a prefix of `whole`, both texts. Its last character may be cut in
+    half."""
     if not isinstance(value, str) or not isinstance(whole, str):
         return False
     return whole.startswith(value.removesuffix(_TORN))
 
 
 async def call_in_a_thought(caller: Caller) -> None:
-    """Check for a call in an unfinished thought: it must count as a call."""
+    """Check a call inside an unfinished thought: it must count as a call."""
     text = "I will write it.\n" + block(PATH + CONTENT)
     answer = await _thought_and_said(caller, text)
     must_equal("thought", "I will write it.", answer.thought.strip())

@@ -30,8 +30,8 @@ _HELLO = Question("Hello.", bound=16)
 
 
 async def served(caller: Caller) -> None:
-    """Check that the API is served. Raises Unserved for an unknown path, Departure for an unknown
-    model."""
+    """Check that the endpoint serves the API. Raises Unserved if its path is unknown, Departure if
+    the server does not know the caller's model."""
     api = caller.api
     reply = await caller.endpoint.post(api.path, api.body(caller.model, _HELLO))
     words = reply.body.decode(errors="replace")
@@ -46,7 +46,8 @@ _MODEL = {"id": str, "object": {"model"}, "created": NUMBER, "owned_by": str}
 
 
 async def listed_models(endpoint: Endpoint) -> list[dict[str, Any]]:
-    """Return the list of models. Raises Unserved without a list, Departure for a malformed one."""
+    """Return the endpoint's list of models. Raises Unserved if the endpoint has no list, Departure
+    for a malformed list."""
     reply = await endpoint.get(PATH)
     if reply.status in (404, 405, 501):
         raise Unserved(f"no {PATH} here: {reply.status}")
@@ -82,7 +83,7 @@ async def unknown_model(caller: Caller) -> None:
 
 
 def refusals(api: Api) -> list[Check]:
-    """Return one check for each kind of bad request."""
+    """Return one check for each kind of bad request to the API: the server must refuse it."""
     return [_refusal(number, bad) for number, bad in enumerate(api.bad_requests("model"))]
 
 
@@ -128,7 +129,7 @@ async def stored_is_deleted(caller: Caller) -> None:
 
 
 async def _stored(caller: Caller) -> Any:
-    """Create and return a stored response. Raises Unserved if responses are not kept."""
+    """Create a stored response and return it. Raises Unserved if the server keeps no responses."""
     response: Any = await caller.whole_json(_STORED, "store")
     reply = await caller.endpoint.get(_path(caller, response))
     if reply.status in (404, 405, 501):

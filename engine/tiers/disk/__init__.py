@@ -1,1 +1,1 @@
-"""A tier in a file on a disk."""
+"""The disk tier: pages and states in a file below host memory."""

@@ -1,4 +1,5 @@
-"""The disk tier: a file of records, its size, and the probe at the start.
+"""The disk tier: its file of pages and slots, the file's size, and the probe of the disk at the
+start.
 
 Owns the file. Thread rule: see `TierStore` (store.py).
 """
@@ -38,29 +39,32 @@ from .kept_index import KeptIndex
 log = logging.getLogger(__name__)
 
 _IN_FLIGHT = 8
-"""Reads or writes at a time, each of _SEGMENT_BYTES at most."""
+"""Reads or writes in flight at a time, each of at most _SEGMENT_BYTES."""
 _SEGMENT_BYTES = 1 << 20
 _NAME = "slabs"
 
 
 VectorCall = Callable[[int, list[memoryview], int], int]
-"""os.preadv or os.pwritev: takes a file, memory and the offset. Returns the bytes moved."""
+"""os.preadv or os.pwritev: takes a file descriptor, memory buffers and the file offset in bytes.
+Returns the number of bytes moved."""
 
 
 class DiskFile:
-    """A file of records on a disk: memory below host memory, by the same ids.
+    """A file of pages and slots on a disk, below host memory. Page and slot ids of the tier give
+    their places in the file.
 
     Each page and each slot is contiguous. A slab of the file holds as many pages as a slab of the
     arena, or one slot. One extra slab is for the probe. The file remains after its node ends.
     Several segments are in flight, because a drive with one request at a time is mostly idle.
-    Invariant: a call returns with all of its bytes moved, or raises DiskFailed. Read bytes are not
-    trusted here: the reader compares digests.
+    Invariant: a call returns with all of its bytes moved, or raises DiskFailed. The reader compares
+    digests, because a read may return wrong bytes.
 
     Implements `TierStore`, with its thread rule.
     """
 
     def __init__(self, folder: KeptFolder, layout: CacheLayout, slabs: int) -> None:
-        """Reserve the file's space on the disk and keep its contents. Raises DiskFailed."""
+        """Reserve the file's space on the disk and keep its old contents. slabs: number of slabs
+        without the extra one. Raises DiskFailed."""
         self.layout = layout
         self.slabs = slabs
         self._folder = folder.path
@@ -137,13 +141,13 @@ class DiskFile:
         if self._patience.failed():
             log.error(
                 "the disk of %s failed %d times in a row and is given up: what was there is "
-                "computed; mend it and restart this node, or leave disk_cache out",
+                "computed; fix it and restart this node, or leave disk_cache out",
                 *(self._folder, MOST_FAILURES),
             )
 
 
 def disk_slab_bytes(layout: CacheLayout) -> int:
-    """Return the bytes of a slab in a file."""
+    """Return the size of one slab in the disk file, in bytes."""
     return max(layout.pages_per_slab * row_bytes(layout.page_bytes), row_bytes(layout.slot_bytes))
 
 
@@ -158,8 +162,8 @@ def _take_room(file: int, size: int) -> None:
 
 
 def _open(folder: KeptFolder) -> int:
-    """Return a file descriptor, with direct I/O if the file system allows it. Caching the file in
-    memory would duplicate the host tier."""
+    """Open the tier's file and return its descriptor. Use direct I/O if the file system allows it:
+    caching the file in memory would duplicate the host tier."""
     try:
         return folder.open(_NAME, os.O_RDWR | os.O_CREAT | os.O_DIRECT)
     except OSError as error:
@@ -172,12 +176,13 @@ def _open(folder: KeptFolder) -> int:
 GIB = 2**30
 _FEWEST_SLABS = 2
 _START_SECONDS = 60.0
-"""Time limit to reserve the space, probe the disk and read its index."""
+"""Seconds allowed to reserve the space, probe the disk and read its index."""
 
 
 @dataclass(frozen=True)
 class DiskMemory:
-    """A disk tier. pages_a_second: long-run write budget; None: no limit."""
+    """A disk tier: its file, its index, and its write budget. pages_a_second: long-run limit of
+    written pages per second; None: no limit."""
 
     file: DiskFile
     index: KeptIndex
@@ -188,7 +193,8 @@ class DiskMemory:
         return self.index.counters
 
     def close(self) -> None:
-        """Close the disk, so another node may use it. REQUIRES: no copier uses it any more."""
+        """Close the file and the index, so another node may use the folder. REQUIRES: no copier
+        uses them any more."""
         self.file.close()
         self.index.close()
 
@@ -198,9 +204,9 @@ def disk_memory(
 ) -> DiskMemory | None:
     """Open the disk tier of a node: reserve its space, probe it and read its index.
 
-    Returns None if the config has no disk. layout: this rank's; a rank gets its share of
-    disk_cache_gib. contract: settings to compare with another node's before its bytes are used. It
-    includes the rank if there are several. Raises EngineConfigError if the disk has too little
+    Return None if the config has no disk. layout: this rank's layout; each rank gets its share of
+    disk_cache_gib. contract: makes the settings to compare before another run's bytes are used.
+    They include the rank if there are several. Raises EngineConfigError if the disk has too little
     space, returns other bytes than written, or is in use.
     """
     if config.disk_cache is None or config.disk_cache_gib is None:
@@ -234,8 +240,8 @@ def disk_memory(
 
 
 def _refuse_other_dtype(config: EngineConfig, parent: Path, agreed: Mapping[str, str]) -> None:
-    """Raise EngineConfigError if dtype is auto and the folder holds data of this model in another
-    dtype. The data would be silently useless."""
+    """Raise EngineConfigError if the configured dtype is auto and the folder holds this model's
+    data in another dtype. The data would be silently useless."""
     if config.dtype != AUTO_DTYPE or (parent / folder_of(contract_digest(agreed))).exists():
         return
     for dtype in set(DTYPES) - {config.compute_dtype}:
@@ -265,7 +271,8 @@ def _opened(
 
 
 def probe(file: DiskFile) -> None:
-    """Write the spare slab's slot and read it back. Raises DiskFailed."""
+    """Write random bytes to the extra slab's slot and read them back. Raises DiskFailed if the disk
+    fails or returns other bytes."""
     row = PassingRows().rows(1, file.layout.slot_bytes)[0]
     written = np.random.default_rng().integers(0, 256, len(row), dtype=np.uint8)
     row[:] = written

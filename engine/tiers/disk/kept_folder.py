@@ -1,4 +1,5 @@
-"""The folder of a disk tier: one contract, one node at a time, with digests of weights.
+"""The folder of a disk tier, for data of one contract (the model's settings) and one node at a
+time. Also remembers digests of weight files.
 
 Owns the folder's lock until close(), or until the process ends.
 """
@@ -27,22 +28,23 @@ class DiskFailed(OSError):
 
 _FOLDER_MODE, _FILE_MODE = 0o700, 0o600
 _LOCK_SECONDS = 5.0
-"""Longest exit time of a killed node, in seconds."""
+"""Seconds to wait for the folder's lock: the longest exit time of a killed node."""
 _POLL_SECONDS = 0.05
 
 
 class KeptFolder:
-    """The folder of one contract on a disk, with its owner, used by one node at a time.
+    """The folder for data of one contract (the model's settings) on a disk, used by one node at a
+    time.
 
     Kept data is as secret as prompts: folder and files are accessible to their user alone. No file
     is opened through a link, or if another user owns it. Folders of other contracts stay untouched.
-
     Locked until close(), or until the object or the process ends.
     """
 
     def __init__(self, parent: Path, contract: Mapping[str, str]) -> None:
-        """contract: settings to compare before kept bytes are used. Raises DiskFailed if the folder
-        belongs to another user, is in use by another node, or cannot be made."""
+        """parent: existing folder to make this folder in. contract: settings to compare before kept
+        bytes are used; their digest names the folder. Raises DiskFailed if the folder belongs to
+        another user, is in use by another node, or cannot be made."""
         if not parent.is_dir():
             # The parent is not made here: if a disk is not mounted, it would become a folder of the
             # system disk.
@@ -70,8 +72,8 @@ class KeptFolder:
             raise
 
     def open(self, name: str, flags: int) -> int:
-        """Return a descriptor of a file of this folder. Raises OSError if it belongs to another
-        user, is a link, or is not a plain file."""
+        """Open a file of this folder and return its descriptor. Raises OSError if the file belongs
+        to another user, is a link, or is not a plain file."""
         path = self.path / name
         found = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, _FILE_MODE)
         try:
@@ -86,8 +88,8 @@ class KeptFolder:
         return found
 
     def close(self) -> None:
-        """Release the lock, so another node may use the folder. Idempotent. REQUIRES: no file of it
-        is written any more."""
+        """Release the lock, so another node may use the folder. Idempotent. REQUIRES: no file of
+        the folder is written any more."""
         self._let_go()
 
 
@@ -122,19 +124,19 @@ def _lock(descriptor: int, path: Path) -> None:
 
 _NAME = "weights.json"
 _SETTLED_SECONDS = 2.0
-"""Age in seconds of a file's last change to trust its times. A younger file could change again
-within the same times."""
+"""Least seconds between a file's last change and its reading for its digest to be saved. A younger
+file could change again without a change of its recorded times."""
 
 
 class KnownWeights:
-    """Known digests of weight files, in a file in the disk cache's folder.
+    """Known digests of weight files, saved in a file in the disk cache's folder.
 
-    A checkpoint of 18 GB takes 10 to 25 s to digest, at each restart. A file counts as unchanged if
-    path, size, device, inode and both times are equal. Users cannot set its change time. A file
-    changed just before its reading is not noted, because a second change could have the same times.
-
-    Thread rule: any thread for digest(), one thread for the rest. Raises nothing for this file: if
-    it cannot be read or written, digests come from the weights.
+    Digesting a checkpoint of 18 GB takes 10 to 25 s, at each restart. A weight file counts as
+    unchanged if path, size, device, inode, modification time and change time are equal. Users
+    cannot set the change time. A file changed just before its reading is not saved, because a
+    second change could leave the same times. Thread rule: any thread for digest(), one thread for
+    the rest. Raises nothing for its own file: if it cannot be read or written, digests are computed
+    from the weights.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -143,7 +145,7 @@ class KnownWeights:
         self._seen: dict[str, list[Any]] = {}
 
     def digest(self, file: Path) -> bytes:
-        """Return the SHA-256 of the file."""
+        """Return the SHA-256 of the weight file; a known digest if the file is unchanged."""
         status = file.stat()
         times = [status.st_size, status.st_dev, status.st_ino]
         times += [status.st_mtime_ns, status.st_ctime_ns]
@@ -159,7 +161,8 @@ class KnownWeights:
         return found
 
     def _file_time(self) -> float | None:
-        """Return the current time by the file system's clock. None: no file can be made here."""
+        """Return the current time by the file system's clock, in seconds; None if no file can be
+        made in the folder."""
         try:
             with tempfile.TemporaryFile(dir=self._path.parent) as made:
                 return os.fstat(made.fileno()).st_mtime
@@ -187,7 +190,7 @@ class KnownWeights:
             return {}
 
     def save(self) -> None:
-        """Save the requested digests together with earlier known ones."""
+        """Save the digests requested in this run together with earlier known ones."""
         known = {**self._known, **self._seen}
         if known == self._known:
             return
@@ -202,8 +205,8 @@ class KnownWeights:
 
 
 def digest_of_weights(model: str, folder: str | None) -> str:
-    """Return weights_digest() of the model. folder: the disk cache, to remember digests in, if
-    there is one."""
+    """Return weights_digest() of the model. folder: the disk cache's folder, to remember digests of
+    weight files in; None without a disk cache."""
     if folder is None or not Path(folder).is_dir():
         return weights_digest(model)
     known = KnownWeights(Path(folder))

@@ -1,7 +1,8 @@
-"""The index of a disk tier, in a file beside it: its records, their sum, its use after a restart.
+"""The index of a disk tier, in a file next to the data: its records, the contents they describe,
+their use after a restart.
 
-KeptIndex owns the index file. Standing is the content of the disk according to the records. Thread
-rule: the thread that opens the index, and then the copier's alone. All else is pure.
+KeptIndex owns the index file. Standing holds the disk's contents according to the records. Thread
+rule: the thread opening the index, and then the copier's alone.
 """
 
 import logging
@@ -25,24 +26,29 @@ from tasuki.pycache.prefix_cache import HybridPrefixCache
 from .kept_folder import DiskFailed, KeptFolder
 
 MAGIC = b"tasukiK2"
-"""The magic bytes of each record's head. They change with the meaning of records."""
+"""The magic bytes at each record's start. They change with the format or meaning of records."""
 _HEAD = struct.Struct("<8sIQ16s")
 _COVERED = struct.Struct("<IQ")
 DIGEST_BYTES = 16
 MOST_BYTES = 1 << 30
-"""The most bytes of a record."""
+"""Most bytes of one record; a longer length is corrupt."""
 
 
 class Heading(msgspec.Struct, tag="heading", frozen=True, array_like=True):
-    """The first record of an index. contract: its digest, hex."""
+    """The first record of an index. contract: hexadecimal digest of the settings (the model's, the
+    dtype's, the layout's) of its data."""
 
     contract: str
 
 
 class Kept(msgspec.Struct, tag="kept", frozen=True, array_like=True):
-    """A record of a written state and of its path's newly written pages. start: tokens before these
-    pages. above: the page that ends at `start`, and the number of its record. tokens, pages,
-    digests: little-endian int32, int32, 16 bytes each. kind: the state's."""
+    """A record of a written state and of the pages written together with it.
+
+    start: number of the prompt's tokens before the first of these pages. above: id of the page
+    ending at `start`, and the number of its record; None at the prompt's start. tokens: token ids,
+    little-endian int32. kind: reason for keeping the state. pages: page ids, little-endian int32.
+    digests: 16 bytes for each page. slot: the state's slot id.
+    """
 
     salt: bytes
     start: int
@@ -56,7 +62,8 @@ class Kept(msgspec.Struct, tag="kept", frozen=True, array_like=True):
 
 
 class Taken(msgspec.Struct, tag="taken", frozen=True, array_like=True):
-    """A record of ids about to be overwritten: their old contents are invalid. int32 each."""
+    """A record of pages and slots about to be overwritten: their old contents become invalid.
+    pages, slots: ids, int32 each."""
 
     pages: bytes
     slots: bytes
@@ -72,12 +79,12 @@ def encoded(number: int, record: Record) -> bytes:
 
 
 def records_in(content: bytes) -> Iterator[tuple[int, Record] | None]:
-    """Yield the records in the bytes of a disk's index, with their numbers, in order.
+    """Yield the records in an index file's bytes, in order, each with its number.
 
     Each record has a length, a number and its own digest. A torn or corrupted record fails its
     digest. The records after it are found by their magic bytes. Pure.
 
-    None: bytes without a whole record.
+    Yield None for bytes without a whole record.
     """
     view = memoryview(content)
     at = 0
@@ -121,7 +128,8 @@ Ids = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class KeptPath:
-    """A state with all of its path. pages: in the order of the prompt."""
+    """A state on the disk with all of its prompt's pages. tokens: all tokens covered by the state.
+    pages: page ids in the order of the prompt. kind: reason for keeping the state."""
 
     salt: bytes
     tokens: NDArray[np.int32]
@@ -131,7 +139,8 @@ class KeptPath:
 
     @property
     def identity(self) -> bytes:
-        """Return 16 bytes, equal for the same state at the same places."""
+        """Return 16 bytes to identify the path: equal for the same state with the same page and
+        slot ids."""
         total = xxhash.xxh3_128(len(self.salt).to_bytes(8, "little") + self.salt)
         total.update(self.kind.encode() + self.slot.to_bytes(8, "little"))
         total.update(len(self.tokens).to_bytes(8, "little") + self.tokens.tobytes())
@@ -140,11 +149,11 @@ class KeptPath:
 
 
 class Standing:
-    """The current contents of a disk according to its index. An id belongs to the last record with
-    it.
+    """The current contents of a disk according to its index. A page or slot belongs to the last
+    record naming it.
 
-    Thread rule: one thread at a time. Invariant: a slab holds pages or a slot. Taking one for pages
-    takes it from a slot, and the reverse.
+    Thread rule: one thread at a time. Invariant: a slab holds pages or a slot. A record of pages in
+    a slab invalidates the slab's slot, and the reverse.
     """
 
     def __init__(self, layout: CacheLayout, slabs: int) -> None:
@@ -159,7 +168,8 @@ class Standing:
         self._slot_record = np.zeros(slabs, np.int64)
 
     def add(self, number: int, record: Record) -> bool:
-        """Add a record. Returns False if it names ids outside this disk, or is not whole."""
+        """Add a record. Return False if it names ids outside this disk, or its fields have
+        inconsistent lengths."""
         if isinstance(record, Taken):
             pages, slots = _ids(record.pages), _ids(record.slots)
             self._take(pages[self._are_pages(pages)], slots[self._are_slots(slots)])
@@ -188,24 +198,25 @@ class Standing:
         self._page_record.reshape(self._slabs, -1)[slots] = 0
 
     def record_of_page(self, page: int) -> int:
-        """Return the number of the page's record; 0: none."""
+        """Return the number of the record owning the page; 0: none."""
         return int(self._page_record[self._dense(np.array([page]))[0]])
 
     def live(self) -> Iterator[tuple[int, Kept]]:
-        """Yield the records with any valid page or slot, in order."""
+        """Yield the records with any valid page or slot, in order, each with its number."""
         held = {*np.unique(self._page_record).tolist(), *np.unique(self._slot_record).tolist()}
         for number, record in self.records.items():
             if number in held:
                 yield number, record
 
     def page_records(self) -> dict[int, int]:
-        """Return the record number of each valid page."""
+        """Return the record number of each valid page, by page id."""
         dense = np.flatnonzero(self._page_record)
         ids = dense // self._per_slab * self._stride + dense % self._per_slab
         return dict(zip(ids.tolist(), self._page_record[dense].tolist(), strict=True))
 
     def overtaken(self) -> Taken:
-        """Return the invalid ids in live records. Their last owner is no live record."""
+        """Return the ids named by live records (records with any valid id) but invalid now. Their
+        last owner is no live record."""
         pages, slots = [np.empty(0, np.int32)], []
         for _, record in self.live():
             ids = _ids(record.pages)
@@ -215,7 +226,7 @@ class Standing:
         return Taken(np.concatenate(pages).tobytes(), np.array(slots, np.int32).tobytes())
 
     def digests(self) -> tuple[dict[int, int], dict[int, int]]:
-        """Return the digests of valid pages and slots, by id."""
+        """Return the digests of valid pages by page id, and of valid slots by slot id."""
         pages, slots = {}, {}
         for number, record in self.live():
             ids = _ids(record.pages)
@@ -228,14 +239,14 @@ class Standing:
         return pages, slots
 
     def paths(self) -> Iterator[KeptPath | None]:
-        """Yield the path of each valid state, in the order of writing. None: the path is not
-        whole."""
+        """Yield the path of each valid state, in the order of writing; None for a state with
+        missing pages."""
         for number, record in self.live():
             if self._slot_record[record.slot] == number:
                 yield self._path(number, record)
 
     def kept_of(self) -> bytes:
-        """Return the concatenated identities of all states with whole paths."""
+        """Return the concatenated 16-byte identities of all states with complete paths."""
         return b"".join(path.identity for path in self.paths() if path is not None)
 
     def _path(self, number: int, record: Kept) -> KeptPath | None:
@@ -306,22 +317,23 @@ log = logging.getLogger(__name__)
 
 _NAME, _NEXT_NAME = "index", "index.next"
 _LEAST_BYTES = 64 << 20
-"""Largest file size of an index without compaction."""
+"""Size in bytes below which an index file is never compacted."""
 _MOST_GROWTH = 4
-"""Growth factor of an index over its last compacted size to compact it again."""
+"""Growth of an index file over its last compacted size, as a factor, at which it is compacted
+again."""
 _MOST_READ = 1 << 30
-"""The most bytes of one system read or write."""
+"""Most bytes of one system read or write."""
 
 
 class KeptIndex:
-    """The index of a disk's contents, in a file beside them, for nodes that start.
+    """The index of a disk's contents, in a file next to them, read by a restarted node.
 
-    Records are appended and never synced. A killed node loses the record it was writing. A machine
-    that stops may lose or tear others, and may lose bytes of recorded pages. So each load compares
-    digests. When most of the file is obsolete, valid records go to a second file. The second file
-    then takes the index's name. Thread rule: the opening thread until a copier has the index; then
-    the copier's thread alone. Invariant: an id is recorded as taken before it is written. It is
-    recorded as kept after it was completely written.
+    Records are appended and never synced. A killed node loses the record it was writing. A stopping
+    machine may lose or tear other records, and may lose bytes of recorded pages. So each load
+    compares digests. When most of the file is obsolete, valid records go to a second file. The
+    second file then takes the index's name. Thread rule: the opening thread until a copier has the
+    index; then the copier's thread alone. Invariant: a page or slot is recorded as taken before it
+    is written. It is recorded as kept after it was completely written.
     """
 
     def __init__(self, folder: KeptFolder, layout: CacheLayout, slabs: int) -> None:
@@ -331,15 +343,16 @@ class KeptIndex:
         self._slabs = slabs
         self._heading = encoded(0, Heading(folder.contract))
         self.counters = dict.fromkeys(("restored", "lost", "torn", "failed"), 0)
-        """States restored; states lost because their path was not whole; torn records; appends
-        rejected by the disk."""
+        """Counters. restored: states restored at the start. lost: states not restored, because
+        pages of their path are missing. torn: torn or invalid records. failed: records not accepted
+        by the disk."""
         try:
             self._last = 0
             standing, self.counters["torn"] = self._read()
             self.standing: Standing | None = standing
-            """The contents at opening, until they are used."""
+            """The disk's contents at opening, until restore() uses them; then None."""
             self.found = len(standing.records)
-            """Records of states at opening."""
+            """Number of states with a record at opening."""
             self._page_record = standing.page_records()
             self._last += 1
             self._file: int | None
@@ -349,14 +362,15 @@ class KeptIndex:
             raise DiskFailed(f"the index in {folder.path} cannot be used: {error}") from error
 
     def taken(self, job: CopyJob) -> None:
-        """Record the loss of the old contents of the job's targets."""
+        """Record the old contents of the write's target pages and slot as invalid."""
         pages = np.array([target for _, target in job.pages], np.int32)
         slots = np.array([] if job.slot is None else [job.slot[1]], np.int32)
         self._forget(pages.tolist())
         self._append(Taken(pages.tobytes(), slots.tobytes()))
 
     def kept(self, job: CopyJob, written: TierDigests) -> None:
-        """Record the job's targets as completely written. REQUIRES: the job has a label."""
+        """Record the write's target pages and slot as completely written. written: their digests.
+        REQUIRES: the job has a label."""
         label, slot = job.label, job.slot
         assert label is not None and slot is not None
         pages = [target for _, target in job.pages]
@@ -401,7 +415,8 @@ class KeptIndex:
             self._size = self._base = len(self._heading)
 
     def close(self) -> None:
-        """Close the index and its folder. Idempotent. REQUIRES: no copier has it any more."""
+        """Close the index file and its folder. Idempotent. REQUIRES: no copier uses the index any
+        more."""
         descriptor, self._file = self._file, None
         if descriptor is not None:
             os.close(descriptor)
@@ -412,7 +427,7 @@ class KeptIndex:
             self._page_record.pop(page, None)
 
     def _append(self, record: Record) -> int | None:
-        """Append a record and return its number. None: the disk rejected it."""
+        """Append a record to the file and return its number; None if the disk rejected it."""
         self._last += 1
         try:
             assert self._file is not None
@@ -428,7 +443,8 @@ class KeptIndex:
         return self._last
 
     def _read(self) -> tuple[Standing, int]:
-        """Return the contents, and the number of records torn or with ids outside this disk."""
+        """Read the index file. Return the disk's contents, and the number of records torn or naming
+        ids outside this disk."""
         standing, torn = Standing(self._layout, self._slabs), 0
         try:
             file = self.folder.open(_NAME, os.O_RDONLY)
@@ -464,8 +480,8 @@ class KeptIndex:
         self._base = self._size
 
     def _written_anew(self, standing: Standing) -> tuple[int, int]:
-        """Write the valid records to another file, renamed to the index's name once whole. Returns
-        its descriptor and size."""
+        """Write the valid records to another file, and rename it to the index's name once complete.
+        Return its descriptor and its size in bytes."""
         folder = self.folder
         file = folder.open(_NEXT_NAME, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC)
         try:
@@ -485,7 +501,7 @@ def _bytes(digest: int) -> bytes:
 
 
 def _write_all(file: int, content: bytes) -> int:
-    """Append all bytes at the file's end. Returns their number."""
+    """Append all bytes at the file's end. Return their number."""
     left = memoryview(content)
     while left:
         left = left[os.write(file, left[:_MOST_READ]) :]
@@ -506,10 +522,11 @@ def _read_all(file: int) -> bytes:
 def restore(
     cache: HybridPrefixCache, tier: int, index: KeptIndex, others: Sequence[bytes] = ()
 ) -> None:
-    """Restore the states kept on a disk into the tree of a starting node.
+    """Restore the states kept on a disk into the prefix tree of a starting node.
 
-    Gives the tree each valid state, once. others: kept_of() of the other ranks. A state is restored
-    only if all ranks have it at the same places. REQUIRES: the cache has served no request.
+    tier: the disk's number among the tiers. others: results of kept_of() from the other ranks. A
+    state is restored only if all ranks have it with the same page and slot ids. REQUIRES: the cache
+    has served no request.
     """
     standing, index.standing = index.standing, None
     if standing is None:

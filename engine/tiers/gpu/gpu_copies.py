@@ -1,7 +1,7 @@
-"""Copies between a GPU's arena and the tiers below it: pinned memory, and stores below it.
+"""Copies between a GPU's arena and the tiers below it: pinned host memory, and stores below it.
 
-Owns streams and pinned parts. Thread rule: one thread. The GPU computes every digest from the
-arena's bytes, so the host reads none of them.
+Owns streams and buffers of pinned memory. Thread rule: one thread. The GPU computes every digest
+from the arena's bytes, so the host reads none of them.
 """
 
 from collections import deque
@@ -24,17 +24,17 @@ from .moves import FIRST, LAST, RunMoves, batched_moves, recorded, settle, strea
 from .word_digest import ArenaSums, add_rows, rows_of_segment, rows_of_state
 
 _SEGMENT_BYTES = 256 << 20
-"""The most bytes of one call: for most jobs all of a layer. The host's part of a call takes time
-from launches of layers behind a load, and from steps beside a write."""
+"""Most bytes of one copy call, enough for a whole layer of most jobs. The host's work for a call
+delays launches of layers behind a load, and steps during a write."""
 _UNDER_WAY = 256 << 20
-"""The bytes in flight at a time, including the call that exceeds them. They last some milliseconds,
-so the link never waits for the host. With a whole load in flight, each launch of a layer behind it
-takes longer. A cancelled load would also end late."""
+"""Limit of bytes in flight; the call exceeding it still begins. These bytes last some milliseconds,
+so the PCIe link never waits for the host. With a whole load in flight, each launch of a layer
+behind it would take longer. A cancelled load would also end late."""
 
 
 @dataclass(frozen=True)
 class Lane:
-    """Streams of copies and of digests, for one direction."""
+    """CUDA streams for one direction: `copies` for copies, `checks` for digests."""
 
     copies: torch.cuda.Stream
     checks: torch.cuda.Stream
@@ -42,8 +42,8 @@ class Lane:
 
 @dataclass(frozen=True)
 class _Call:
-    """One call of several moves. layers: number of layers complete after it. rows: its part of the
-    job's table, (first, end)."""
+    """One copy call for several byte ranges. layers: number of layers complete after it. rows:
+    range (first, end) of the job's digest rows. length: bytes copied."""
 
     layers: int
     moves: Moves
@@ -52,9 +52,10 @@ class _Call:
 
 
 class GpuCopy:
-    """`RunningCopy` between a GPU's arena and pinned host memory, in either direction.
+    """A `RunningCopy` between a GPU's arena and pinned host memory, in either direction.
 
-    Segments follow each other on one stream. The digest of each follows its copy on another stream.
+    Segments follow each other on one stream. The digest of each segment follows its copy on another
+    stream.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class GpuCopy:
         lane: Lane,
         run_moves: RunMoves,
     ) -> None:
-        """ids: the arena's pages and slot. moved: bytes, from and to."""
+        """ids: page ids and slot id in the GPU's arena. moved: source and target memory, uint8."""
         self._arena = arena
         self._ids = ids
         self._moved = moved
@@ -80,8 +81,8 @@ class GpuCopy:
 
     @cached_property
     def _sums(self) -> ArenaSums:
-        """Make the sums, after the first call, on the stream of checks. The table of a long job
-        takes the host a millisecond or two, while the states move."""
+        """Make the digest sums after the first copy call, on the stream of digests. For a long job
+        the host needs a millisecond or two for their table, while the states are copied."""
         return ArenaSums(self._arena, *self._ids)
 
     def advance(self) -> bool:
@@ -99,9 +100,9 @@ class GpuCopy:
 
     @property
     def _limit(self) -> int:
-        """Return the limit of bytes in flight. The first call, the state's, goes alone. A
-        computation behind the load uploads its input meanwhile. Otherwise the upload would wait for
-        all requested copies."""
+        """Return the limit of bytes in flight. The first call, for the states, goes alone, so a
+        computation behind the load can upload its input. Otherwise the upload would wait for all
+        requested copies."""
         return _UNDER_WAY if self.layers else 1
 
     def _begin(self, call: _Call) -> None:
@@ -125,7 +126,8 @@ class GpuCopy:
 
 
 def _calls(arena: Arena, job: CopyJob) -> Iterator[_Call]:
-    """Yield the job's segments in order, grouped into calls. The slot's segments share one."""
+    """Yield the job's segments in order, grouped into copy calls. All segments of the slot share
+    one call."""
     end = 0
     for _, some in groupby(layer_segments(arena.layout, job, _SEGMENT_BYTES), _call_of):
         segments = list(some)
@@ -146,20 +148,21 @@ class _Ways:
 
 
 class GpuCopies:
-    """`SegmentCopies` of pinned host memory below a GPU's arena.
+    """The `SegmentCopies` between a GPU's arena and pinned host memory below it.
 
     Thread rule: one thread; a load may go on while a write is in progress. Invariants:
-    1. A digest covers the arena's bytes, computed by the GPU, in both directions. So errors on the
-       way down, in host memory or on the way up are found. The host reads no bytes. Pages being
-       written down do not change, or the write is void. So digests may be computed before or after
-       the copies.
+    1. A digest covers the arena's bytes, computed by the GPU, for writes and for loads. So errors
+       on the way down, in host memory or on the way up are found. The host reads no bytes. Pages
+       being written down do not change, or the write is void. So digests may be computed before or
+       after the copies.
     2. A layer is complete once its digests are computed too. So a computation behind a load may
-       write the page and the slot in which it continues.
+       overwrite its first page and its slot.
     3. When settle() returns, all begun work has ended; otherwise it raises StillMoving.
     """
 
     def __init__(self, arena: Arena, below: Arena) -> None:
-        """REQUIRES: all of below's memory is pinned, slab by slab at least."""
+        """arena: the GPU's arena. below: the arena in host memory. REQUIRES: all of its memory is
+        pinned, in regions of at least one slab."""
         self._arena = arena
         self._below = below
         self._device = arena.bytes.device
@@ -169,7 +172,7 @@ class GpuCopies:
         self._warm_up()
 
     def _lane(self, priority: int) -> Lane:
-        """Make the streams of one direction. priority: the copies' priority."""
+        """Make the CUDA streams of one direction. priority: priority of the copy stream."""
         return Lane(stream_of(self._device, priority), stream_of(self._device, LAST))
 
     def _warm_up(self) -> None:
@@ -182,7 +185,7 @@ class GpuCopies:
         checks.synchronize()
 
     def down(self, job: CopyJob) -> GpuCopy:
-        """Return a write. Its copies have the lowest priority."""
+        """Return the running copy of a write. Its stream has the lowest priority."""
         # The current device belongs to a thread.
         torch.cuda.set_device(self._device)
         ids = [page for page, _ in job.pages], None if job.slot is None else job.slot[0]
@@ -197,21 +200,21 @@ class GpuCopies:
 
 
 _LOAD_SEGMENT_BYTES = 32 << 20
-"""Bytes requested from a store at a time: several reads for each one in flight."""
+"""Bytes requested from a store at a time; each request needs several reads from the store."""
 _PARTS = 2
 
 
 class Passage:
-    """A part of pinned memory for a segment on its way."""
+    """A buffer of pinned memory for one segment on its way from a store to a GPU."""
 
     def __init__(self, size: int) -> None:
-        """Allocate the memory. Raises EngineConfigError."""
+        """Allocate the pinned buffer of `size` bytes. Raises EngineConfigError."""
         self.memory = pinned_passage(size)
         self._left: torch.cuda.Event | None = None
 
     def rows(self, count: int, size: int) -> Rows:
-        """Return `count` rows for `size` bytes each, once the previous segment has reached the
-        arena."""
+        """Return `count` rows of the buffer for `size` bytes each. Wait first until the previous
+        segment has reached the GPU's arena."""
         if self._left is not None:
             self._left.synchronize()
         length = row_bytes(size)
@@ -219,13 +222,14 @@ class Passage:
         return found
 
     def leaves(self) -> None:
-        """Mark the part as free after all work now in the current stream."""
+        """Mark the buffer as free after all work now in the current stream."""
         self._left = recorded()
 
 
 @dataclass(frozen=True)
 class _Way:
-    """The path from a store to an arena. at_once: pages of a segment."""
+    """The path from a store to a GPU's arena. at_once: number of pages in a segment. passages: the
+    pinned buffers in between."""
 
     store: TierSource
     arena: Arena
@@ -236,10 +240,10 @@ class _Way:
 
 
 class GpuLoads:
-    """`StoreLoads` to a GPU's arena."""
+    """The `StoreLoads` to a GPU's arena: loads from a store below host memory."""
 
     def __init__(self, arena: Arena, store: TierSource) -> None:
-        """Allocate pinned memory. Raises EngineConfigError if there is none."""
+        """Allocate the pinned buffers. Raises EngineConfigError if there is no memory for them."""
         page, slot = row_bytes(arena.layout.page_bytes), row_bytes(arena.layout.slot_bytes)
         at_once = max(1, _LOAD_SEGMENT_BYTES // page)
         passages = [Passage(max(at_once * page, slot)) for _ in range(_PARTS)]
@@ -253,13 +257,13 @@ class GpuLoads:
 
 
 class GpuLoad:
-    """A load from a store below host memory to a GPU's arena. It alternates between two parts of
+    """A load from a store below host memory to a GPU's arena. It alternates between two buffers of
     pinned memory. While the GPU copies from one, the store fills the other.
 
     Thread rule: see `StoreLoads`. Invariants:
-    1. A digest covers the arena's bytes, computed by the GPU once all of a load is there. The host
-       reads none of them.
-    2. A part is filled again only after its content has reached the arena.
+    1. A digest covers the arena's bytes, computed by the GPU after the whole load has arrived. The
+       host reads none of them.
+    2. A buffer is filled again only after its content has reached the arena.
 
     Implements `RunningCopy`. A store returns whole pages: no layer is complete before all are.
     """
@@ -319,7 +323,8 @@ class GpuLoad:
 
 
 def _page_moves(layout: CacheLayout, pages: Sequence[int], row: int) -> Moves:
-    """Return the moves of whole pages from rows of `row` bytes: a page's blocks by region."""
+    """Return the byte ranges to copy whole pages from buffer rows of `row` bytes to the arena: each
+    page's blocks, region by region."""
     regions = np.arange(len(layout.regions))
     sources = np.arange(len(pages))[:, None] * row + regions * layout.block_bytes
     targets = np.array(pages)[:, None] * layout.block_bytes + regions * layout.region_stride

@@ -1,4 +1,4 @@
-"""Moves between host memory and a GPU: streams, and many moves by one call.
+"""Copies between host memory and a GPU: streams, and many byte ranges by one call.
 
 Owns nothing. Work joins the stream given by the caller, or the current one.
 """
@@ -13,24 +13,25 @@ from tasuki.engine.tiers.copy_job import Moves, run_moves
 from tasuki.engine.tiers.segment_copies import StillMoving
 
 LAST, FIRST = 0, -1
-"""Stream priorities: a smaller one goes first."""
+"""CUDA stream priorities. Work of a smaller one goes first."""
 
 
 def stream_of(device: torch.device, priority: int) -> torch.cuda.Stream:
-    """Make a stream for copies between a GPU's arena and the tiers below it."""
+    """Make a CUDA stream for copies between a GPU's arena and the tiers below it."""
     return torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]
 
 
 def recorded() -> torch.cuda.Event:
-    """Record an event after all work in the current stream. A thread sleeps while it waits for the
-    event."""
+    """Record a CUDA event after all work in the current stream. A thread waiting for the event
+    sleeps."""
     event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
 
 
 def settle(stream: torch.cuda.Stream) -> None:
-    """Wait until the stream moves no byte any more. Raises StillMoving."""
+    """Wait until all copies in the stream have ended. Raises StillMoving if this cannot be waited
+    for."""
     try:
         with torch.cuda.stream(stream):
             recorded().synchronize()
@@ -39,11 +40,11 @@ def settle(stream: torch.cuda.Stream) -> None:
 
 
 _LIBRARY = "libcudart.so.13"
-"""The runtime version with these arguments. Earlier versions had one more."""
+"""The CUDA runtime with these arguments of cudaMemcpyBatchAsync. Earlier versions have one more."""
 _IN_STREAM_ORDER = 1
 
 RunMoves = Callable[[torch.Tensor, torch.Tensor, Moves], None]
-"""A function like run_moves()."""
+"""A function with run_moves()'s parameters: source memory, target memory, byte ranges."""
 
 
 class _Place(ctypes.Structure):
@@ -60,13 +61,14 @@ class _Attributes(ctypes.Structure):
 
 
 def batched_moves() -> RunMoves:
-    """Return a function for many copies between host and GPU by one call of CUDA's runtime.
+    """Return a function to copy many byte ranges between host and GPU by one call of CUDA's
+    runtime.
 
-    A page is a block in every region. Pages that are not neighbours need one copy for each block. A
-    call for each copy takes longer than moving the bytes. The copy engines do the moves, not the
-    multiprocessors.
+    A page is a block in every region. Pages without a neighbour need one copy for each block. A
+    call for each copy takes longer than moving the bytes. The GPU's copy engines do the copies, not
+    its multiprocessors.
 
-    The moves join the current stream, never the default one. Without this call in the runtime, the
+    The copies join the current stream, never the default one. If the runtime lacks this call, the
     function makes one call for each copy.
     """
     try:

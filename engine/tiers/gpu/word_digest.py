@@ -19,21 +19,23 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 from .moves import recorded
 
 _LONGEST = 1 << 15
-"""The most words of a row. A row is summed by few programs."""
+"""Most 8-byte words of a digest row. Only _PARTS programs sum a row, so long parts are split."""
 _PARTS = 16
-"""Programs of a row. They are small, because a concurrent step waits for their ends."""
+"""Kernel programs for each digest row. They are small, because a concurrent step waits for them to
+end."""
 _BLOCK = 1024
 _WARPS = 4
 _LINES = 4
 
 Rows = NDArray[np.int64]
-"""[4, n], one column a row. It has the row's first word in the arena, its length, and its first
-word's place in the page or slot. These are in words. The fourth number is the unit of its sums."""
+"""Rows to be digested, int64 [4, n], one column each. A row is a contiguous part of a page or slot,
+in 8-byte words. The entries: first word in the arena, length, first word's place within the page or
+slot, index of the sums to add to."""
 
 
 def rows_of_pages(layout: CacheLayout, region: int, pages: Sequence[int], first_unit: int) -> Rows:
-    """Return one row for each page: its block in this region. Units of sums count from first_unit
-    on."""
+    """Return one digest row for each page: its block in this region. The pages' sums have the
+    indices from first_unit on."""
     words, count = layout.block_bytes // 8, len(pages)
     found = np.empty((_LINES, count), dtype=np.int64)
     found[0] = (np.asarray(pages, dtype=np.int64) + region * layout.pages_per_slab) * words
@@ -43,7 +45,8 @@ def rows_of_pages(layout: CacheLayout, region: int, pages: Sequence[int], first_
 
 
 def rows_of_state(layout: CacheLayout, slot: int, offset: int, length: int, unit: int) -> Rows:
-    """Return the rows of `length` bytes of the slot from `offset` on."""
+    """Return the digest rows for `length` bytes of the slot from byte `offset` on. unit: index of
+    the slot's sums."""
     starts = np.arange(offset // 8, (offset + length) // 8, _LONGEST, dtype=np.int64)
     found = np.empty((_LINES, len(starts)), dtype=np.int64)
     found[0] = slot * (layout.slab_bytes // 8) + starts
@@ -53,8 +56,8 @@ def rows_of_state(layout: CacheLayout, slot: int, offset: int, length: int, unit
 
 
 def rows_of_job(layout: CacheLayout, pages: Sequence[int], slot: int | None) -> Rows:
-    """Return the rows of these pages and of a slot of an arena, in the order of layer_segments().
-    Units of sums are the pages in order, then the slot."""
+    """Return the digest rows of the given pages and slot of an arena, in the order of
+    layer_segments(). Indices of sums are the pages in order, then the slot."""
     unit = len(pages)
     found = [np.empty((_LINES, 0), np.int64)]
     kinds = list(enumerate(layout.layer_kinds))
@@ -70,14 +73,14 @@ def rows_of_job(layout: CacheLayout, pages: Sequence[int], slot: int | None) -> 
 
 
 def rows_of_segment(segment: Segment) -> int:
-    """Return the number of the job's rows in the segment."""
+    """Return the number of digest rows for the segment's data."""
     first, end = segment.pages
     return -(-segment.length // (8 * _LONGEST)) if segment.region is None else end - first
 
 
 def add_rows(words: torch.Tensor, rows: torch.Tensor, sums: torch.Tensor) -> None:
-    """Add the digests of the rows [4, n] to sums [units, 2] int64. Columns of rows are contiguous.
-    words [..] int64: the arena."""
+    """Add the digests of rows [4, n] to sums, int64 [units, 2]. Entries of one kind are contiguous
+    in `rows`. words: the arena, int64 [..]."""
     count = rows.shape[1]
     if count == 0:
         return
@@ -87,13 +90,13 @@ def add_rows(words: torch.Tensor, rows: torch.Tensor, sums: torch.Tensor) -> Non
 
 
 def digests_of(sums: NDArray[np.int64]) -> list[int]:
-    """Return the digests, 128 bits each. sums [units, 2], on the host.
+    """Return 128-bit digests, each from two sums. sums: int64 [units, 2], on the host.
 
     A digest is two sums modulo 2^64 over the words of a page or slot. A word x has place p, counted
     within the page or slot and independent of its address. w = mix(x xor p * odd) adds to the first
     sum, remix(w) to the second. For one p both are bijections of x, so a change of one word always
     shows. Changes of several words are missed only if their differences cancel in both sums. This
-    is one pair in 2^128, as far as the mixing is random. The order of the sums does not matter, so
+    is one pair in 2^128, as far as the mixing is random. The order of additions does not matter, so
     a page is digested block by block on arrival. Like XXH3, the digest is not cryptographic: it
     protects against corrupt memory and misplaced copies. Thread rule: one thread at a time. Work
     joins the current stream.
@@ -126,7 +129,7 @@ def _digest_kernel(words, rows, sums, stride, PARTS: tl.constexpr, BLOCK: tl.con
 
 @triton.jit
 def _mix(value):
-    """Mix by splitmix64's function, a bijection of 64 bits."""
+    """Mix a word's bits by splitmix64's function, a bijection of 64 bits."""
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB
     return value ^ (value >> 31)
@@ -134,7 +137,8 @@ def _mix(value):
 
 @triton.jit
 def _remix(value):
-    """Mix by MurmurHash3's function with other factors, also a bijection."""
+    """Mix a word's bits again by MurmurHash3's function with other factors, also a bijection of 64
+    bits."""
     value = (value ^ (value >> 33)) * 0xFF51AFD7ED558CCD
     value = (value ^ (value >> 33)) * 0xC4CEB9FE1A85EC53
     return value ^ (value >> 33)
@@ -153,14 +157,14 @@ def compile_specs() -> list[KernelSpec]:
 
 
 class ArenaSums:
-    """The digests of a job's pages and slot in a GPU's arena, summed as they arrive.
+    """The digests of a copy job's pages and slot in a GPU's arena, summed as their data arrives.
 
-    Thread rule: one thread, with one stream as the current one. Work joins it.
+    Thread rule: one thread, with one stream as the current one. Work joins this stream.
     """
 
     def __init__(self, arena: Arena, pages: Sequence[int], slot: int | None) -> None:
-        """pages, slot: ids of the arena. The host's data for the digests goes to the GPU here. A
-        small copy between two large ones would delay the link."""
+        """pages, slot: ids in the arena. The digest rows go to the GPU here: a small copy between
+        two large ones would delay the PCIe link."""
         device = arena.bytes.device
         rows = torch.from_numpy(rows_of_job(arena.layout, pages, slot)).pin_memory()
         self._words = arena.bytes.view(torch.int64)
@@ -169,14 +173,16 @@ class ArenaSums:
         self._has_slot = slot is not None
 
     def add(self, first: int, end: int) -> None:
-        """Add the current bytes of the job's rows [first, end), in the order of rows_of_job()."""
+        """Add the current bytes of the job's digest rows [first, end), in the order of
+        rows_of_job()."""
         add_rows(self._words, self._rows[:, first:end], self._sums)
 
     def add_all(self) -> None:
         self.add(0, self._rows.shape[1])
 
     def digests(self) -> tuple[list[int], int | None]:
-        """Return the digests, as `RunningCopy` does. Waits. REQUIRES: each row was added once."""
+        """Return the digests of the pages and of the slot (None without a slot). Blocks until they
+        are computed. REQUIRES: each digest row was added once."""
         found = torch.empty(self._sums.shape, dtype=self._sums.dtype, pin_memory=True)
         found.copy_(self._sums, non_blocking=True)
         recorded().synchronize()

@@ -1,1 +1,2 @@
-"""A tier in a bucket of a remote store, shared by the nodes of one contract."""
+"""The remote tier: pages and states in a bucket of a remote store, shared by nodes with the same
+model settings."""

@@ -1,6 +1,6 @@
-"""Objects of one bucket of an S3 store, and the credentials for it.
+"""A client for objects in one bucket of an S3 store, and its credentials.
 
-Every call has a time limit. Credentials are never printed. Thread rule: any.
+Every call has a time limit. Credentials are never printed. Thread rule: any thread.
 """
 
 import configparser
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class RemoteFailed(OSError):
-    """A failed operation of the store. The requested data is computed instead."""
+    """A failed operation of the remote store. The requested data is computed instead."""
 
 
 _KEY, _SECRET, _TOKEN = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"
@@ -34,7 +34,8 @@ _PROFILE = "default"
 class Credentials:
     """This node's identity at a remote store, from the environment or from a file.
 
-    Its values are never printed, neither by repr() nor in an error.
+    Its values are never printed, neither by repr() nor in an error. token: the session token, if
+    any.
     """
 
     key: str = field(repr=False)
@@ -81,14 +82,15 @@ Found = TypeVar("Found")
 _CONNECT_SECONDS, _REQUEST_SECONDS, _RETRY_SECONDS = 2.0, 5.0, 5.0
 _RETRIES = 1
 _PAUSE_SECONDS = 30.0
-"""Pause of the store after three failures in a row."""
+"""Seconds without requests to the store after three failures in a row."""
 _REGION = "us-east-1"
 _STATUS = re.compile(r"status code: (\d{3}[A-Za-z ]*)")
 
 
 @dataclass(frozen=True)
 class Listed:
-    """One listed object. modified: seconds by the store's clock."""
+    """One object in a listing of the store. modified: time of its last change, in seconds by the
+    store's clock."""
 
     name: str
     modified: float
@@ -102,7 +104,7 @@ class Bucket:
     """Objects of one folder in a bucket of an S3 store. Each call has a time limit.
 
     The client is obstore, based on Apache Arrow's object_store. It signs, retries and bounds each
-    request, and holds no interpreter lock while bytes move. Thread rule: any.
+    request; the interpreter lock is free while bytes move. Thread rule: any thread.
 
     Each call raises RemoteFailed. While the store is paused, it raises at once.
     """
@@ -121,7 +123,7 @@ class Bucket:
         self._ask("put", name, lambda: obstore.put(self._store, name, content))
 
     def get(self, name: str, most: int) -> bytes:
-        """Return the object, of `most` bytes at most."""
+        """Return the object's content. Raises RemoteFailed if it has more than `most` bytes."""
         import obstore
 
         def ask() -> bytes:
@@ -135,7 +137,8 @@ class Bucket:
     def ranges(
         self, name: str, starts: Sequence[int], lengths: Sequence[int]
     ) -> Sequence[memoryview]:
-        """Return the ranges of the object, each of the requested length."""
+        """Return byte ranges of the object, each of the requested length. starts, lengths: in
+        bytes."""
         import obstore
 
         def ask() -> list[memoryview]:
@@ -148,7 +151,7 @@ class Bucket:
         return found
 
     def names(self, folder: str) -> list[Listed]:
-        """Return the first thousand objects of the folder."""
+        """Return the first thousand objects of a folder in the bucket."""
         import obstore
 
         def ask() -> list[Listed]:
@@ -159,7 +162,8 @@ class Bucket:
         return self._ask("list", folder, ask)
 
     def modified(self, name: str) -> float | None:
-        """Return the time of the last change. None: there is no such object."""
+        """Return the time of the object's last change, in seconds by the store's clock; None if
+        there is no such object."""
         import obstore
 
         def ask() -> float | None:
@@ -192,7 +196,8 @@ class Bucket:
 
 
 def _why(error: Exception) -> str:
-    """Describe the error without the store's text, because it may identify the client."""
+    """Describe the error without the store's own text, because this text may identify the
+    client."""
     status = _STATUS.search(str(error))
     kind = type(error).__name__
     return kind if status is None else f"{kind}, {status[1].strip()}"
@@ -205,8 +210,9 @@ def open_bucket(
     credentials: Credentials,
     environment: Mapping[str, str] = os.environ,
 ) -> Bucket:
-    """Open a bucket, without a request to the store. url: s3://BUCKET[/PREFIX]. folder: below the
-    prefix. Raises RemoteFailed."""
+    """Open a bucket, without a request to the store. url: s3://BUCKET[/PREFIX]. endpoint: the
+    store's URL; None: AWS_ENDPOINT_URL, or AWS itself. folder: folder below the prefix. Raises
+    RemoteFailed."""
     try:
         from obstore.store import S3Store
     except ImportError:

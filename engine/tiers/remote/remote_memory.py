@@ -1,7 +1,7 @@
 """The remote tier of one node: its size, the probe at the start, and lookups of prompts.
 
 Owns the threads for requests to the store. Thread rule: the engine loop's. No prompt waits longer
-than LOOKUP_SECONDS, and found states are checked before use.
+than LOOKUP_SECONDS for a lookup, and found states are checked before use.
 """
 
 import logging
@@ -32,17 +32,19 @@ log = logging.getLogger(__name__)
 LOOKUP_SECONDS = 0.5
 _PAUSE_SECONDS = 30.0
 LEAST_GAIN = 256
-"""The fewest tokens a remote state must save, beyond those stored here, to be looked up."""
+"""Fewest tokens a remote state must save, beyond the tokens stored on this node, for a lookup to
+begin."""
 _THREADS = 4
 _MOST_WAITING = 64
-"""The most lookups not begun by a thread. With a store this slow, more would be useless."""
+"""Most lookups waiting for a thread. If the store is this slow, more lookups are useless."""
 _KINDS = {kind.value: kind for kind in CheckpointKind}
 
 
 @dataclass(eq=False)
 class Lookup:
-    """The lookup of a prompt. beyond: its tokens stored here. due: time on the engine's clock.
-    flushes: this node's flushes before it."""
+    """The lookup of a prompt in a remote store. beyond: number of the prompt's first tokens stored
+    on this node. due: end of the request's wait, on the engine's clock. flushes: number of this
+    node's flushes before it. is_over: True if no request waits for it."""
 
     salt: bytes
     tokens: Tokens
@@ -56,15 +58,15 @@ NO_LOOKUP = Lookup(b"", np.empty(0, np.int32), 0, 0.0, is_over=True)
 
 
 class Lookups:
-    """Lookups in a remote store of prompts about to begin, beside the engine's loop.
+    """Lookups of new prompts in a remote store, on threads of their own.
 
-    Owns threads that query the store. Results are added to the tree on the engine's loop. Thread
-    rule: begin(), advance(), wait() and close() are the engine loop's.
+    Owns threads that query the store. Found states are added to the prefix tree on the engine's
+    loop. Thread rule: begin(), advance(), wait() and close() are the engine loop's.
 
     Invariants:
     1. A lookup is over within LOOKUP_SECONDS, however slow the store is. A later result helps the
        next prompt. After three late lookups in a row there is a pause without lookups.
-    2. A state is added only with a whole manifest of the same salt, and only if its tokens are a
+    2. A state is added only with a complete manifest of the same salt, and only if its tokens are a
        prefix of the prompt. Its bytes are verified by digests when it is loaded.
     3. No state written before a flush of any node is added, once the store has recorded the flush.
        Results requested before a flush of this node are dropped.
@@ -88,8 +90,8 @@ class Lookups:
         self.counters = dict.fromkeys(("asked", "late"), 0)
 
     def begin(self, salt: bytes, tokens: Tokens, beyond: int) -> Lookup:
-        """Begin a lookup. It is over at once if it is not worth its cost, or the store is
-        paused."""
+        """Begin a lookup of a prompt. It is over at once if it is not worth its cost, or the store
+        is paused. beyond: number of the prompt's first tokens stored on this node."""
         if len(tokens) - 1 - beyond < LEAST_GAIN or not self._objects.is_usable:
             return NO_LOOKUP
         if self._bucket.is_paused or self._patience.is_over:
@@ -106,12 +108,12 @@ class Lookups:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether a request waits for a lookup."""
+        """Return True if a request waits for a lookup."""
         return bool(self._waiting)
 
     def advance(self) -> Iterator[Manifest]:
-        """Yield each found state and end its lookup after the caller took it. Then end late
-        lookups. REQUIRES: the caller exhausts the iterator."""
+        """Yield the manifest of each found state; end its lookup when the iterator resumes. Then
+        end late lookups. REQUIRES: the caller exhausts the iterator."""
         self._any_found.clear()
         while self._found:
             lookup, manifest = self._found.popleft()
@@ -132,12 +134,12 @@ class Lookups:
             self._waiting.remove(lookup)
 
     def wait(self, seconds: float) -> None:
-        """Wait until a lookup is answered, at most `seconds`."""
+        """Wait until a lookup is answered, for at most `seconds`."""
         self._any_found.wait(seconds)
 
     def close(self) -> None:
-        """Stop the threads. Idempotent. Queries in progress end within the client's time limits,
-        without effect."""
+        """Stop the lookup threads. Idempotent. Queries in progress end within the client's time
+        limits, without effect."""
         for _ in self._threads:
             self._asked.put(None)
         self._threads.clear()
@@ -200,8 +202,8 @@ def adopt(
     manifest: Manifest,
     written: TierDigests,
 ) -> None:
-    """Add the state to the tree in tier `tier`, if it is stored nowhere yet and there is space.
-    written: the tier's digests; gets the digests of the state's objects."""
+    """Add a remote state to the prefix tree in tier `tier`, if it is stored nowhere on this node
+    and there is space. written: digests of the tier's contents; the state's digests are added."""
     found = cache.adopt(tier, manifest.prompt, salt=manifest.salt, kind=_KINDS[manifest.kind])
     if found is None:
         return
@@ -219,8 +221,8 @@ _PROBE_BYTES = 64 << 10
 
 @dataclass(frozen=True)
 class RemoteMemory:
-    """A remote tier. slabs: number with ids in the tree. pages_a_second: long-run write budget;
-    None: no limit."""
+    """A remote tier. objects: its pages and states. slabs: number of slabs with ids in the prefix
+    tree. pages_a_second: long-run limit of written pages per second; None: no limit."""
 
     objects: RemoteObjects
     lookups: Lookups
@@ -232,7 +234,7 @@ class RemoteMemory:
         return {**self.objects.counters, **self.lookups.counters}
 
     def close(self) -> None:
-        """Close lookups and objects. REQUIRES: no copier has the tier any more."""
+        """Close lookups and objects. REQUIRES: no copier uses the tier any more."""
         self.lookups.close()
         self.objects.close()
 
@@ -242,8 +244,8 @@ def remote_memory(
 ) -> RemoteMemory | None:
     """Open the remote tier of a node and probe the store.
 
-    Returns None if the config has no remote store. contract: settings to compare with another
-    node's before its bytes are used. Raises EngineConfigError if the store cannot be used.
+    Return None if the config has no remote store. contract: makes the settings to compare before
+    another node's bytes are used. Raises EngineConfigError if the store cannot be used.
     """
     if config.remote_cache is None or config.remote_cache_gib is None:
         return None
@@ -262,7 +264,7 @@ def remote_memory(
         objects = within(_START_SECONDS, lambda: _opened(bucket, layout), late)
     except RemoteFailed as error:
         raise EngineConfigError(
-            f"remote_cache {config.remote_cache}: {error}; mend that, or leave remote_cache out"
+            f"remote_cache {config.remote_cache}: {error}; fix that, or leave remote_cache out"
         ) from error
     budget = config.remote_write_budget
     log.info(
@@ -283,7 +285,7 @@ def _opened(bucket: Bucket, layout: CacheLayout) -> RemoteObjects:
 
 
 def probe(bucket: Bucket) -> None:
-    """Write an object, read it back, remove it. Raises RemoteFailed."""
+    """Write an object to the store, list it, read it back, and remove it. Raises RemoteFailed."""
     name, content = f"probe/{secrets.token_hex(8)}", secrets.token_bytes(_PROBE_BYTES)
     bucket.put(name, content)
     listed = [each.name for each in bucket.names("probe/")]

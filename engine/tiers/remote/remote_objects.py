@@ -2,18 +2,18 @@
 
 An object's name is the digest of its bytes. So no node overwrites an object with another, and equal
 bytes are written once. Pages written together are one object. The journal writes the manifest of a
-state once all of its named objects are there. Nothing is deleted here, because other nodes may read
-it; let the bucket expire old objects.
+state after all objects named in it. Nothing is deleted here, because other nodes may read it; let
+the bucket expire old objects.
 
-A manifest names the objects of the state and of all KV of its path. It holds their digests and the
-tokens themselves. Its reader compares those and trusts no name.
+A manifest names the objects of the state and of all KV before it. It holds their digests and the
+tokens themselves. Its reader compares the digests and tokens and trusts no name.
 
 States are found by listing a folder. The folder belongs to the longest prefix of the state with a
 length of LEAST_TOKENS times a power of two. So states of one folder share at least half of their
 tokens. A prompt has one folder to list for each such power. Manifests and names are pure.
 
-Thread rule: see `TierStore` and `WriteJournal`. adopted() is the engine loop's, for ids without a
-holder.
+Thread rule: see `TierStore` and `WriteJournal`. adopted() belongs to the engine loop, for ids not
+used by any copy.
 """
 
 import hashlib
@@ -38,9 +38,9 @@ from .bucket import Bucket, RemoteFailed
 
 Tokens = NDArray[np.int32]
 LEAST_TOKENS = 256
-"""The fewest tokens of a state. A state of fewer tokens is computed faster than looked up."""
+"""Fewest tokens of a stored state. Shorter prefixes are computed faster than looked up."""
 MOST_BYTES = 64 << 20
-"""The most bytes of a manifest: more than any prompt needs."""
+"""Most bytes of a manifest, above the need of any prompt."""
 _MAGIC = b"tasukiR1"
 _DIGEST_BYTES = 16
 _FOLDER = "at"
@@ -48,7 +48,8 @@ _KEY_DIGITS, _COUNT_DIGITS = 32, 9
 
 
 class Pages(msgspec.Struct, frozen=True, array_like=True):
-    """`count` pages of an object, from `first` on."""
+    """A range of pages in one object: `count` pages of the object `name`, from its page `first`
+    on."""
 
     name: str
     first: int
@@ -56,8 +57,9 @@ class Pages(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, array_like=True):
-    """The description of a state. tokens: little-endian int32. digests: 16 bytes a page, in the
-    order of the prompt. slot: the object with the state."""
+    """The description of a stored state and its prompt. tokens: token ids, little-endian int32.
+    kind: reason for keeping the state. pages: places of all pages, in the order of the prompt.
+    digests: 16 bytes for each page, in this order. slot: name of the object with the state."""
 
     salt: bytes
     tokens: bytes
@@ -81,7 +83,8 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def places(self) -> list[tuple[str, int]]:
-        """Return each page's object, and its number in the object."""
+        """Return the place of each page in the order of the prompt: the object's name, and the
+        page's number in the object."""
         return [(part.name, part.first + at) for part in self.pages for at in range(part.count)]
 
     @property
@@ -107,7 +110,7 @@ def encoded(manifest: Manifest) -> bytes:
 
 
 def decoded(content: bytes) -> Manifest | None:
-    """Return the manifest, or None if the content is not a whole one."""
+    """Return the manifest in the bytes of its object; None if they are torn or invalid."""
     head = len(_MAGIC) + _DIGEST_BYTES
     body = content[head:]
     if content[:head] != _MAGIC + xxhash.xxh3_128_digest(body):
@@ -120,7 +123,8 @@ def decoded(content: bytes) -> Manifest | None:
 
 
 def runs_of(places: Iterable[tuple[str, int]]) -> tuple[Pages, ...]:
-    """Return the places as the fewest runs. places: see Manifest.places."""
+    """Combine pages to the fewest ranges of neighbours in an object. places: (object name, page
+    number in the object) of each page."""
     found: list[Pages] = []
     for name, at in places:
         last = found[-1] if found else None
@@ -136,7 +140,7 @@ def digest_bytes(digests: Iterable[int]) -> bytes:
 
 
 class Keys:
-    """Keys of a prompt's prefixes."""
+    """Hash keys of a prompt's prefixes, to name and find their states."""
 
     def __init__(self, salt: bytes, tokens: Tokens) -> None:
         self._salt = len(salt).to_bytes(8, "little") + salt
@@ -146,7 +150,7 @@ class Keys:
         return len(self._tokens)
 
     def of(self, counts: Sequence[int]) -> list[str]:
-        """Return the keys of the prefixes of these token counts. counts: ascending."""
+        """Return the hash keys of the prefixes with these token counts. counts: ascending."""
         total, done, found = hashlib.sha256(self._salt), 0, []
         for count in counts:
             total.update(self._tokens[done:count].tobytes())
@@ -155,13 +159,14 @@ class Keys:
         return found
 
     def folders(self) -> list[str]:
-        """Return the possible folders with states of a prefix, the longest first."""
+        """Return the folders of the store with possible states of a prefix of this prompt, for the
+        longest prefix first."""
         counts = list(_levels(len(self)))
         return [f"{_FOLDER}/{key}" for key in reversed(self.of(counts))]
 
     def matching(self, names: Iterable[str], beyond: int) -> str | None:
-        """Return the name of the longest proper prefix of this prompt among these states. None: no
-        prefix is longer than `beyond` tokens."""
+        """Return the name of the state with the longest proper prefix of this prompt. names: names
+        of states, as listed. None: no state covers more than `beyond` tokens."""
         parsed = [(found, name) for name in names if (found := _parsed(name)) is not None]
         asked = sorted({count for (count, _), _ in parsed if beyond < count < len(self)})
         keys = dict(zip(asked, self.of(asked), strict=True))
@@ -170,7 +175,8 @@ class Keys:
 
 
 def name_of(salt: bytes, tokens: Tokens) -> str:
-    """Return the name of the state after these tokens. REQUIRES: LEAST_TOKENS at least."""
+    """Return the manifest's name for the state after these tokens. REQUIRES: at least LEAST_TOKENS
+    tokens."""
     *_, level = _levels(len(tokens))
     folder, key = Keys(salt, tokens).of([level, len(tokens)])
     return f"{_FOLDER}/{folder}/{len(tokens)}-{key}"
@@ -184,7 +190,7 @@ def _levels(tokens: int) -> Iterator[int]:
 
 
 def _parsed(name: str) -> tuple[int, str] | None:
-    """Return tokens and key, or None for another name."""
+    """Return the token count and the hash key in a state's name; None for another name."""
     count, _, key = name.rpartition("/")[2].partition("-")
     is_one = count.isdecimal() and len(count) <= _COUNT_DIGITS and len(key) == _KEY_DIGITS
     return (int(count), key) if is_one else None
@@ -196,13 +202,14 @@ Place = TypeVar("Place")
 
 _IN_FLIGHT = 8
 _SEGMENT_BYTES = 4 << 20
-"""Bytes of a state read at a time."""
+"""Bytes of a state requested from the store at a time."""
 _MARKER = "emptied"
 
 
 @dataclass(frozen=True)
 class _Link:
-    """A page's link: the page before it on its path, and its tokens."""
+    """A page's position in its prompt. above: id of the page before it; None for the first page.
+    tokens: the page's tokens."""
 
     above: int | None
     tokens: Tokens
@@ -219,25 +226,25 @@ class RemoteObjects:
         self.flushes = 0
         """Number of flushes of this node's cache. Belongs to the engine loop."""
         self._marked = 0
-        """Number of these flushes recorded in the store."""
+        """Number of this node's flushes recorded in the store."""
         self.counters = dict.fromkeys(("recorded", "found", "torn", "failed"), 0)
-        """States recorded for other nodes; states found; manifests not whole; appends and lookups
-        failed by the store."""
+        """Counters. recorded: states published for other nodes. found: states of other nodes added
+        here. torn: incomplete manifests. failed: writes and lookups failed by the store."""
 
     @property
     def is_usable(self) -> bool:
-        """Return whether other nodes' states may be used. They may not until the store has recorded
+        """Return True if states in the store may be used. They may not until the store has recorded
         this node's last flush."""
         return self._marked == self.flushes
 
     def flushed(self) -> None:
-        """Count a flush of the cache. The copier's thread records it in the store (emptied). The
-        engine loop's."""
+        """Count a flush of this node's cache. The copier's thread records it in the store by
+        emptied(). Called on the engine loop."""
         self.flushes += 1
 
     def emptied_at(self) -> float | None:
-        """Return the time of the last flush of any node, by the store's clock. Objects as old or
-        older are invalid. Raises RemoteFailed."""
+        """Return the time of the last flush of any node, in seconds by the store's clock; None
+        before any flush. Objects not younger are invalid. Raises RemoteFailed."""
         return self._bucket.modified(_MARKER)
 
     def put_pages(self, pages: Sequence[int], rows: Rows) -> None:
@@ -279,7 +286,7 @@ class RemoteObjects:
         self._threads.run([partial(get, start) for start in range(0, size, _SEGMENT_BYTES)])
 
     def taken(self, job: CopyJob) -> None:
-        """Forget the old contents of the job's targets."""
+        """Forget the old contents of the write's target pages and slot."""
         for _, page in job.pages:
             self._pages.pop(page, None)
             self._links.pop(page, None)
@@ -287,7 +294,8 @@ class RemoteObjects:
             self._slots.pop(job.slot[1], None)
 
     def kept(self, job: CopyJob, written: TierDigests) -> None:
-        """Publish the state for other nodes. REQUIRES: the job has a label."""
+        """Publish the written state for other nodes: write its manifest. REQUIRES: the job has a
+        label."""
         label, slot = job.label, job.slot
         assert label is not None and slot is not None
         targets = [target for _, target in job.pages]
@@ -318,7 +326,8 @@ class RemoteObjects:
             self.counters["recorded"] += 1
 
     def emptied(self) -> None:
-        """Invalidate all earlier writes for every node of this contract."""
+        """Invalidate all earlier writes in the store, for every node with the same contract
+        (settings)."""
         flushes = self.flushes
         self._links.clear()
         try:
@@ -334,8 +343,8 @@ class RemoteObjects:
             self._marked = flushes
 
     def adopted(self, manifest: Manifest, pages: Sequence[int], first: int, slot: int) -> None:
-        """Record the ids given by the tree to the manifest's state. The pages before `first` were
-        already stored."""
+        """Record the page and slot ids given by the prefix tree to the manifest's state. first:
+        number of the prompt's first pages already stored before."""
         places = manifest.places
         self._pages.update(zip(pages[first:], places[first:], strict=True))
         self._slots[slot] = manifest.slot
@@ -350,7 +359,8 @@ class RemoteObjects:
             above = page
 
     def _path_to(self, page: int | None) -> list[int]:
-        """Return the known part of the path to the page, from the first page on."""
+        """Return the pages before this page and the page itself, in the order of the prompt. Pages
+        before the first unknown one are missing."""
         found: list[int] = []
         while page is not None and page in self._links:
             found.append(page)
@@ -363,7 +373,8 @@ class RemoteObjects:
         self.counters["failed"] += 1
 
     def close(self) -> None:
-        """End the threads. Idempotent. REQUIRES: no thread reads or writes any more."""
+        """End the threads for requests. Idempotent. REQUIRES: no thread reads or writes any
+        more."""
         self._threads.close()
 
 

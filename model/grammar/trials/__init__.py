@@ -1,1 +1,2 @@
-"""Trials of grammars: each is compiled first in a process with resource limits from the kernel."""
+"""Trial compilations of grammars: each grammar is compiled first in a process with resource limits
+kept by the kernel."""

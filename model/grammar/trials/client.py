@@ -1,15 +1,16 @@
-"""A node's trial server seen from its other processes: its start, connections and verdicts.
+"""The client side of a node's trial server, the process for trying grammars: its start, its
+connections, its verdicts.
 
-TrialHost starts the server at the first connection, and again if it ends. It owns the socket for
-clients' connections, the server's process, and a thread that waits for either. Invariants: the
-process ends with this object, and with this process. Connections opened during the start are kept
-by the system and served afterwards. The socket has a name of the system's abstract kind, so nothing
-of it stays behind. The name is random, and the server serves processes of its own user alone.
+TrialHost starts the server at the first connection, and again if the server ends. It owns the
+listening socket, the server's process, and a thread to wait for both. Invariants: the server ends
+with this object, and with this process. Connections opened during the start are kept by the system
+and served afterwards. The socket has an abstract name, so it leaves no file. The name is random,
+and the server serves processes of its own user alone.
 
 GrammarTrials owns one process's connection, its thread, and the futures of waiting callers.
-Invariants: every future ends within MAX_WAIT_SECONDS. A cancelled future gives the trial up, unless
-another one waits for the same source. A lost connection ends its futures with a typed verdict, and
-the next call connects again.
+Invariants: every future ends within MAX_WAIT_SECONDS. Cancelling a future ends its trial, unless
+another future waits for the same source. If the connection is lost, its futures end with the
+verdict BUSY, and the next call connects again.
 
 Thread rule: any.
 """
@@ -52,12 +53,13 @@ _SERVER = "tasuki.model.grammar.trials.server"
 TRY_SOURCE = "tasuki.model.grammar.trials.trial:tried"
 _BACKLOG = 256
 _REST_SECONDS = 0.5
-"""Seconds between the starts of two servers, if the first one ended by itself."""
+"""Least number of seconds between two starts of the server, if the first one ended by itself."""
 
 
 class TrialHost:
     def __init__(self, vocabulary: Vocabulary, try_source: str = TRY_SOURCE) -> None:
-        """try_source: MODULE:NAME of a Try. It runs in each trial."""
+        """vocabulary: the model's vocabulary. try_source: MODULE:NAME of the function (a Try) to
+        run in each trial."""
         cores = len(os.sched_getaffinity(0))
         self._job = TrialJob(vocabulary.tokens, vocabulary.eos_ids, try_source, cores)
         self._lock = threading.Lock()
@@ -65,7 +67,7 @@ class TrialHost:
         self._address = ""
 
     def open(self) -> str:
-        """Return the address for clients' connections, and accept connections from now on."""
+        """Return the address of the trial server, and accept connections from now on."""
         with self._lock:
             if self._watch is None:
                 listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -77,14 +79,15 @@ class TrialHost:
             return self._address
 
     def close(self) -> None:
-        """End the server's process, and take no connection any more."""
+        """End the trial server's process. Later connections are not accepted."""
         with self._lock:
             if self._watch is not None:
                 self._watch.stop()
 
 
 class _Watch:
-    """The thread. It has no reference to the host, so the host can be collected."""
+    """The thread to start and watch the trial server. It has no reference to its TrialHost, so the
+    host can be garbage-collected."""
 
     def __init__(self, listener: socket.socket, job: TrialJob) -> None:
         self._listener = listener
@@ -97,7 +100,8 @@ class _Watch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread and the process. Idempotent. Returns once the process has ended."""
+        """Stop the watching thread and the trial server. Return once the server has ended. A second
+        call does nothing."""
         with self._lock:
             if self._stops:
                 return
@@ -128,7 +132,7 @@ class _Watch:
             self._rest(began)
 
     def _started(self) -> "subprocess.Popen[bytes] | None":
-        """Start the server. Returns None if the system has no room for a process now."""
+        """Start the trial server. Return None if the system cannot start a process now."""
         try:
             # The system ends the process when the starting thread ends: this one.
             return subprocess.Popen(
@@ -171,7 +175,8 @@ _read_reply = msgspec.msgpack.Decoder(Reply)
 
 
 def outcome_raised(verdict: Verdict) -> None:
-    """Raise GrammarError, GrammarsBusy or GrammarsUnavailable, unless the grammar passed."""
+    """Raise the verdict's error (GrammarError, GrammarsBusy or GrammarsUnavailable). Return if the
+    grammar passed its trial."""
     match verdict.outcome:
         case Outcome.REFUSED:
             raise GrammarError(verdict.reason)
@@ -186,7 +191,7 @@ _Verdicts = BoundedCache[tuple[GrammarKind, str], Verdict]
 
 class GrammarTrials:
     def __init__(self, address: Callable[[], str]) -> None:
-        """address: returns the trial server's address."""
+        """address: function returning the trial server's address."""
         self._address = address
         self._remembered: _Verdicts = BoundedCache(_REMEMBERED_BYTES)
         self._lock = threading.Lock()
@@ -195,17 +200,18 @@ class GrammarTrials:
 
     @classmethod
     def of(cls, vocabulary: Vocabulary, try_source: str = TRY_SOURCE) -> "GrammarTrials":
-        """Return trials by a server of their own. try_source: see TrialHost."""
+        """Return a client with a trial server of its own. try_source: see TrialHost."""
         host = TrialHost(vocabulary, try_source)
         return cls(host.open)
 
     @property
     def address(self) -> str:
-        """Return the address for other processes of this node."""
+        """Return the trial server's address, for other processes of this node."""
         return self._address()
 
     def verdict(self, caller: str, kind: GrammarKind, source: str) -> "Future[Verdict]":
-        """Begin a trial, or return the known verdict. caller: the trial counts in its share."""
+        """Begin the trial of a grammar source, or return its remembered verdict. caller: name of
+        the client charged for the trial."""
         known = self._remembered.get((kind, source)) or self._closed
         future: Future[Verdict] = Future()
         if known is None and not _is_text(source):
@@ -224,11 +230,13 @@ class GrammarTrials:
         return future
 
     async def check(self, caller: str, kind: GrammarKind, source: str) -> None:
-        """Wait for the verdict. Raises GrammarError, GrammarsBusy, GrammarsUnavailable."""
+        """Compile a grammar in the trial process, and wait for the verdict. Raises GrammarError
+        for a rejected grammar, GrammarsBusy, GrammarsUnavailable."""
         outcome_raised(await asyncio.wrap_future(self.verdict(caller, kind, source)))
 
     def warm_up(self) -> None:
-        """Start the trial server now. Do nothing if it cannot be reached."""
+        """Start the trial server now, before the first grammar. Do nothing if it cannot be
+        reached."""
         try:
             self._connected()
         except OSError:
@@ -236,15 +244,16 @@ class GrammarTrials:
             return
 
     def give_up(self, reason: str) -> None:
-        """End every wait of this process with GrammarsBusy. Later calls begin new trials."""
+        """End every trial awaited by this process with GrammarsBusy. reason: text for the callers.
+        Later calls begin new trials."""
         with self._lock:
             link = self._link
         if link is not None:
             link.give_up(Verdict(Outcome.BUSY, reason))
 
     def close(self, reason: str) -> None:
-        """Give up all trials for good, like give_up(). Later calls get remembered verdicts, else
-        this reason."""
+        """End every waiting trial as give_up() does, and begin no new trials. Later calls get a
+        remembered verdict, or GrammarsBusy with this reason."""
         self._closed = Verdict(Outcome.BUSY, reason)
         self.give_up(reason)
 
@@ -264,10 +273,12 @@ class _Waiting:
 
 
 class _Link:
-    """One connection. Its thread reads and writes, so no caller waits for the server."""
+    """One connection to the trial server. Its own thread reads and writes, so no caller blocks on
+    the server."""
 
     def __init__(self, address: str, remembered: _Verdicts) -> None:
-        """remembered: keeps the final verdicts. Raises OSError if the server's socket is gone."""
+        """remembered: cache for final verdicts. Raises OSError if the server's socket does not
+        exist any more."""
         self._remembered = remembered
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -312,7 +323,8 @@ class _Link:
                 self._wake()
 
     def _end(self, number: int, verdict: Verdict) -> None:
-        """End one wait from this side: the server need not go on for it."""
+        """End the wait for one verdict from this side, with another verdict. The server is asked to
+        stop the trial."""
         with self._lock:
             waiting = self._waiting.get(number)
         if waiting is None:
@@ -348,7 +360,7 @@ class _Link:
             self._lose()
 
     def _turn(self, selector: selectors.BaseSelector, frames: FrameBuffer) -> bool:
-        """Return whether the connection goes on."""
+        """Handle the next events of the connection. Return true if the connection is still open."""
         for key, events in selector.select(self._patience()):
             if key.fileobj == self._woken:
                 os.read(self._woken, _READ_BYTES)
@@ -399,7 +411,7 @@ class _Link:
 
 
 def _set(future: "Future[Verdict]", verdict: Verdict) -> None:
-    """Give the result, unless its caller has left meanwhile."""
+    """Set the future's result, unless its caller has cancelled it meanwhile."""
     if future.set_running_or_notify_cancel():
         future.set_result(verdict)
 

@@ -1,8 +1,9 @@
-"""Messages between a client of trials and the trial server, and their frames.
+"""Messages between the trial server (the process for trying grammars) and its clients, and their
+frames.
 
 Immutable values; pure functions. A frame is the length of its body in 4 bytes, little-endian, then
 the body: one message as MessagePack. A client sends Ask and Leave, the server sends Reply. Every
-Ask gets one Reply, unless its client sent Leave for it or is gone.
+Ask gets one Reply, unless its client sent Leave for it or has disconnected.
 """
 
 from enum import StrEnum
@@ -13,13 +14,13 @@ from tasuki.model.grammar.grammar import MAX_SOURCE_BYTES, GrammarKind
 
 _LENGTH_BYTES = 4
 MAX_FRAME_BYTES = MAX_SOURCE_BYTES + (4 << 10)
-"""Bytes of the largest frame: one source and the name of one caller."""
+"""Size in bytes of the largest frame: one grammar source and the name of one caller."""
 
 
 class Outcome(StrEnum):
-    """Outcome of a trial. PASSED: the grammar can be compiled. REFUSED: it cannot, or only at too
-    high a cost. BUSY: no verdict was reached in time. UNAVAILABLE: grammars cannot be tried
-    here."""
+    """Outcome of a grammar's trial. PASSED: the grammar can be compiled. REFUSED: it cannot be
+    compiled, or only at too high a cost. BUSY: the trial ended without a verdict, and may be
+    repeated. UNAVAILABLE: no grammar can be tried here."""
 
     PASSED = "passed"
     REFUSED = "refused"
@@ -28,8 +29,9 @@ class Outcome(StrEnum):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """Result of one trial. reason: text for the caller, empty if the grammar passed. held_bytes:
-    growth of the trial process's memory, an upper bound for the compiled grammar."""
+    """Result of one grammar's trial. reason: text for the caller, empty if the grammar passed.
+    held_bytes: growth of the trial process's memory in bytes, an upper bound for the compiled
+    grammar."""
 
     outcome: Outcome
     reason: str = ""
@@ -37,13 +39,13 @@ class Verdict(msgspec.Struct, frozen=True):
 
     @property
     def is_final(self) -> bool:
-        """Return whether the same source gets the same verdict at every trial."""
+        """Return true if every trial of the same source would give the same verdict."""
         return self.outcome in (Outcome.PASSED, Outcome.REFUSED)
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):
-    """Request to try this source. number: the client's own, used once. caller: the trial counts in
-    its share."""
+    """Message of a client: try this grammar source. number: the client's own number of the message,
+    used once. caller: name of the user charged for the trial."""
 
     number: int
     caller: str
@@ -52,36 +54,37 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
 
 
 class Leave(msgspec.Struct, frozen=True, tag=True):
-    """Message: the client no longer waits for the verdict of Ask `number`."""
+    """Message of a client: it no longer waits for the verdict of its Ask `number`."""
 
     number: int
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """The verdict of Ask `number`."""
+    """Message of the server: the verdict of the client's Ask `number`."""
 
     number: int
     verdict: Verdict
 
 
 class BrokenFrame(ValueError):
-    """Error for bytes without a frame of this protocol."""
+    """Error: received bytes are no frame of this protocol."""
 
 
 def frame_of(message: msgspec.Struct) -> bytes:
-    """Return the message as one frame. Raises UnicodeEncodeError if a text is not valid Unicode."""
+    """Encode the message as one frame. Raises UnicodeEncodeError if a text is not valid Unicode."""
     body = msgspec.msgpack.encode(message)
     return len(body).to_bytes(_LENGTH_BYTES, "little") + body
 
 
 class FrameBuffer:
-    """Received bytes of incomplete frames. One thread."""
+    """Buffer for joining received bytes into frames. One thread uses it."""
 
     def __init__(self) -> None:
         self._held = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the newly complete bodies, in order. Raises BrokenFrame if one is too long."""
+        """Add received bytes. Return the bodies of the frames completed by them, in order. Raises
+        BrokenFrame if a frame is too long."""
         self._held += data
         bodies: list[bytes] = []
         at = 0

@@ -1,16 +1,17 @@
-"""The order of trials: the next source, the callers that wait for it, and each caller's use.
+"""The order of grammar trials: the next source to try, the requests waiting for it, and the
+processor time of each caller.
 
 Pure: no clock, process or socket. The server (server.py) carries the actions out. One thread.
 
 Invariants:
 
 - At most `most_running` trials run, and at most half of them, or one, for one caller.
-- The next source is from the waiting caller that used the least processor time lately. A start and
-  a killed trial count as use.
-- A source is tried once for all its askers. Without askers a running trial is killed, and a waiting
-  one is never started.
+- The next source is from the waiting caller with the least processor time lately. A trial's start
+  and a killed trial count too.
+- A source is tried once for all waiting requests (askers). Without askers a running trial is
+  killed, and a waiting one is never started.
 - Waiting sources are bounded in number and bytes. Beyond a bound, the caller with the most waiting
-  bytes gives way.
+  bytes loses its newest source.
 - Every asker gets one answer, unless it leaves first.
 """
 
@@ -26,9 +27,10 @@ from .messages import Outcome, Verdict
 TrialId = NewType("TrialId", int)
 
 START_SECONDS = 0.02
-"""Processor time charged to a caller for a start: about the time of the fork."""
+"""Processor time, in seconds, charged to a caller for the start of a trial: about the time of a
+fork."""
 _HALF_LIFE_SECONDS = 20.0
-"""Time in seconds to forget half of a caller's use."""
+"""Half-life, in seconds, of the processor time remembered for a caller."""
 _FORGOTTEN_SECONDS = 0.001
 _MOST_CALLERS_KEPT = 1024
 
@@ -42,7 +44,8 @@ OVERDUE = Verdict(
 
 @dataclass(frozen=True)
 class Asker:
-    """One Ask: connection is the server's number of the client's connection."""
+    """Identity of one waiting Ask. connection: the server's number of the client's connection;
+    number: the client's number of the Ask."""
 
     connection: int
     number: int
@@ -55,13 +58,13 @@ class Source:
 
     @property
     def held_bytes(self) -> int:
-        """Return the approximate memory of the source in bytes."""
+        """Return the approximate memory of the grammar source in bytes."""
         return 4 * len(self.text) + 100
 
 
 @dataclass(frozen=True)
 class Start:
-    """Action: fork a child to try the source."""
+    """Action for the server: fork a child process to try the source."""
 
     trial: TrialId
     source: Source
@@ -69,7 +72,8 @@ class Start:
 
 @dataclass(frozen=True)
 class Kill:
-    """Action: end the child of the trial now, and report its end like every other."""
+    """Action for the server: kill the child process of the trial, and report its end like any
+    other."""
 
     trial: TrialId
 
@@ -85,9 +89,9 @@ Action = Start | Kill | Answer
 
 @dataclass(frozen=True)
 class QueueBounds:
-    """Bounds of the queue. most_running: trials at once. most_waiting: sources of all callers.
-    most_waiting_bytes: their memory. patience: seconds of the clock before a trial times out.
-    kept_bytes: memory of verdicts."""
+    """Bounds of the trial queue. most_running: number of trials at once. most_waiting: number of
+    waiting sources of all callers. most_waiting_bytes: memory of these sources. patience: seconds
+    before a running trial times out. kept_bytes: memory of remembered verdicts."""
 
     most_running: int
     most_waiting: int = 256
@@ -97,13 +101,13 @@ class QueueBounds:
 
     @property
     def most_of_a_caller(self) -> int:
-        """Return the most trials of one caller at once."""
+        """Return the largest number of trials running at once for one caller."""
         return max(1, self.most_running // 2)
 
 
 @dataclass
 class _Wanted:
-    """The askers of a source, with the caller of each."""
+    """The requests waiting for the verdict of one source, with the caller's name of each."""
 
     askers: dict[Asker, str] = field(default_factory=dict)
 
@@ -115,11 +119,11 @@ class _Running:
     since: float
     wanted: _Wanted
     verdict: Verdict | None = None
-    """The verdict for the askers if the queue had the child killed; else None."""
+    """Verdict to send to the askers if the queue had the trial killed; else None."""
 
 
 class _Use:
-    """Processor seconds used lately by each caller."""
+    """Processor seconds used lately by each caller's trials."""
 
     def __init__(self) -> None:
         self._used: dict[str, tuple[float, float]] = {}
@@ -138,21 +142,23 @@ class _Use:
 
 
 class TrialQueue:
-    """The queue of trials. now: seconds of one monotonic clock, in every call."""
+    """The queue of grammar trials. Every call gives the time `now`, in seconds of one monotonic
+    clock."""
 
     def __init__(self, bounds: QueueBounds) -> None:
         self._bounds = bounds
         self._verdicts: BoundedCache[Source, Verdict] = BoundedCache(bounds.kept_bytes)
         self._waiting: dict[Source, _Wanted] = {}
         self._lines: dict[str, dict[Source, None]] = {}
-        """Waiting sources by caller, oldest first. No caller has an empty entry."""
+        """Waiting sources by caller, each caller's oldest first. A caller without waiting sources
+        has no entry."""
         self._running: dict[TrialId, _Running] = {}
         self._use = _Use()
         self._next_id = 0
 
     @property
     def is_idle(self) -> bool:
-        """Return whether nothing waits and nothing runs."""
+        """Return true if no trial is waiting or running."""
         return not self._waiting and not self._running
 
     @property
@@ -161,7 +167,8 @@ class TrialQueue:
         return len(self._running)
 
     def ask(self, asker: Asker, caller: str, source: Source, now: float) -> list[Action]:
-        """Take one Ask. REQUIRES: the asker is new."""
+        """Add one request for a trial. Return the actions for the server: an answer at once,
+        starts, or none yet. REQUIRES: the asker is new."""
         known = self._verdicts.get(source)
         if known is not None:
             return [Answer(asker, known)]
@@ -177,7 +184,8 @@ class TrialQueue:
         return [*actions, *self._started(now)]
 
     def leave(self, asker: Asker, now: float) -> list[Action]:
-        """Forget one asker. Does nothing if it has been answered."""
+        """Forget a client's request for a trial, and return the actions for the server. Do nothing
+        if the request has been answered."""
         for trial, running in self._running.items():
             if running.wanted.askers.pop(asker, None) is not None:
                 return [] if running.wanted.askers else [Kill(trial)]
@@ -190,7 +198,7 @@ class TrialQueue:
         return self._started(now)
 
     def leave_all(self, connection: int, now: float) -> list[Action]:
-        """Forget all askers of an ended connection."""
+        """Forget all requests of a closed connection. Return the actions for the server."""
         wanted = [running.wanted for running in self._running.values()]
         wanted += self._waiting.values()
         gone = [asker for one in wanted for asker in one.askers if asker.connection == connection]
@@ -199,7 +207,8 @@ class TrialQueue:
     def ended(
         self, trial: TrialId, verdict: Verdict, cpu_seconds: float, now: float
     ) -> list[Action]:
-        """Take the end of a trial's child, however it came."""
+        """Record the end of a trial's child process, normal or killed. Return the answers to its
+        askers and the next starts. cpu_seconds: processor time of the child."""
         running = self._running.pop(trial)
         self._use.add(running.caller, cpu_seconds, now)
         found = verdict if running.verdict is None else running.verdict
@@ -210,7 +219,8 @@ class TrialQueue:
         return [*answers, *self._started(now)]
 
     def overdue(self, now: float) -> list[Action]:
-        """Give up the trials running for longer than `patience`."""
+        """Give up the trials running for longer than `patience`. Return the actions to kill
+        them."""
         late = [
             (trial, running)
             for trial, running in self._running.items()
@@ -221,7 +231,8 @@ class TrialQueue:
         return [Kill(trial) for trial, _ in late]
 
     def _started(self, now: float) -> list[Action]:
-        """Start the waiting sources allowed by the bounds."""
+        """Move waiting sources to running, as far as the bounds allow. Return the actions to start
+        them."""
         starts: list[Action] = []
         while len(self._running) < self._bounds.most_running:
             caller = self._next_caller(now)
@@ -239,14 +250,16 @@ class TrialQueue:
         return starts
 
     def _next_caller(self, now: float) -> str | None:
-        """Return the caller to start a trial for; None if no caller may start one."""
+        """Return the caller whose source is tried next: the one with the least processor time
+        lately. Return None if no caller may start a trial."""
         taken = Counter(running.caller for running in self._running.values())
         free = [caller for caller in self._lines if taken[caller] < self._bounds.most_of_a_caller]
         return min(free, key=lambda caller: self._use.of(caller, now), default=None)
 
     def _room_for(self, caller: str, source: Source) -> list[Action] | None:
-        """Make room for one more waiting source. Return the answers to the askers giving way.
-        Return None if no caller would have more waiting bytes than this one."""
+        """Free space for one more waiting source of the caller. Return answers for the requests
+        removed for it. Return None if no other caller would have more waiting bytes than this
+        one."""
         answers: list[Action] = []
         if source in self._waiting:
             return answers
@@ -275,7 +288,8 @@ class TrialQueue:
         return sum(source.held_bytes for source in self._lines[caller])
 
     def _drop(self, caller: str, source: Source) -> None:
-        """Take the source out of the caller's line, and out of the queue if no one waits for it."""
+        """Remove the source from the caller's waiting sources. Remove it from the queue if no
+        request waits for it."""
         self._remove_from_line(caller, source)
         if not self._waiting[source].askers:
             del self._waiting[source]

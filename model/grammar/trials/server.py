@@ -1,10 +1,10 @@
-"""`python -m tasuki.model.grammar.trials.server FD`: the process to try the grammars of a node.
+"""`python -m tasuki.model.grammar.trials.server FD`: the process for trying the grammars of a node.
 
-FD: of the socket for clients' connections. The job comes over standard input. Not for people: a
-TrialHost starts it, and it ends with the host's process.
+FD: file descriptor of the listening socket. The server reads its settings (a TrialJob) from
+standard input. Not for people: a TrialHost starts it, and it ends with the host's process.
 
-Owns the clients' connections and the running children. It has one thread, so fork() is safe. It
-holds the trees of tokens, so a child has them at once. The queue (queue.py) decides the order of
+Owns the clients' connections and the running children. It has one thread, so fork() is safe. It has
+built the token trees, so a forked child has them at once. The queue (queue.py) decides the order of
 trials. Only the selector's call blocks.
 """
 
@@ -31,10 +31,11 @@ from .queue import Action, Answer, Asker, Kill, QueueBounds, Source, Start, Tria
 from .trial import Trees, Try, fork_trial, verdict_of
 
 _LOOK_SECONDS = 0.5
-"""Seconds between two checks for overdue trials."""
+"""Seconds between two checks for trials running for too long."""
 _READ_BYTES = 64 << 10
 _MOST_UNREAD_BYTES = 1 << 20
-"""Bytes of answers not read by a client. A client with more is disconnected."""
+"""Largest number of answer bytes waiting for a client to read them. A client with more is
+disconnected."""
 _MOST_CLIENTS = 256
 _CREDENTIALS = struct.Struct("3i")
 
@@ -42,8 +43,9 @@ _FromClient = msgspec.msgpack.Decoder(Ask | Leave)
 
 
 class TrialJob(msgspec.Struct, frozen=True):
-    """The job of a server. tokens, eos_ids: see Vocabulary. try_source: MODULE:NAME of a Try.
-    cores: number of processor cores for this node."""
+    """Settings of a trial server, sent at its start. tokens, eos_ids: the model's vocabulary.
+    try_source: MODULE:NAME of the function (a Try) to run in each trial. cores: number of processor
+    cores of this node."""
 
     tokens: tuple[bytes, ...]
     eos_ids: tuple[int, ...]
@@ -75,7 +77,7 @@ class TrialServer:
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
 
     def run(self) -> None:
-        """Serve until the process is ended."""
+        """Serve clients until this process is killed."""
         self._wake_for_children()
         while True:
             timeout = _LOOK_SECONDS if self._children else None
@@ -84,7 +86,7 @@ class TrialServer:
             self._do(self._queue.overdue(time.monotonic()))
 
     def _wake_for_children(self) -> None:
-        """Make the end of a child wake the selector."""
+        """Make the end of a child process wake the selector."""
         woken, wakes = socket.socketpair()
         woken.setblocking(False)
         wakes.setblocking(False)
@@ -214,7 +216,7 @@ class TrialServer:
 
 
 def _is_own_user(connection: socket.socket) -> bool:
-    """Return whether the other end is a process of this user."""
+    """Return true if the other end of the connection is a process of this user."""
     packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, _ = _CREDENTIALS.unpack(packed)
     return bool(user == os.geteuid())
@@ -226,7 +228,7 @@ def _named(name: str) -> Any:
 
 
 def _unavailable(reason: str) -> Try:
-    """Return a Try with the verdict UNAVAILABLE for every source."""
+    """Return a Try (a trial function) with the verdict UNAVAILABLE for every source."""
     return lambda trees, source: Verdict(Outcome.UNAVAILABLE, reason)
 
 

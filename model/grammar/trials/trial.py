@@ -1,8 +1,9 @@
-"""One trial: a grammar compiled in a forked child, within bounds kept by the kernel.
+"""One grammar trial: the grammar is compiled in a forked child process, within limits kept by the
+kernel.
 
-The child (utils/bounded_child.py) writes one verdict to its pipe and ends. A grammar with too high
-a cost ends it by a signal, and the signal is a verdict too. Thread rule: the parent's one thread
-forks; the child runs on it.
+The child (utils/bounded_child.py) writes one verdict to its pipe and ends. If a grammar costs too
+much, a signal ends the child, and this signal counts as the verdict. Thread rule: the parent's one
+thread forks; the child runs on it.
 """
 
 import os
@@ -23,11 +24,12 @@ from .messages import Outcome, Verdict
 from .queue import Source
 
 MAX_SECONDS = 2
-"""Seconds of processor time of one trial."""
+"""Limit of a trial's processor time, in seconds."""
 MAX_ADDRESS_BYTES = 512 << 20
-"""Bytes of address space of one trial, the vocabulary's tree included."""
+"""Limit of a trial's address space in bytes, the vocabulary's token tree included."""
 _STACK_BYTES = 2 << 20
-"""Bytes of stack, less than in any thread compiling the grammar later."""
+"""Limit of a trial's stack in bytes. Any later thread for compiling the grammar has a larger
+stack."""
 
 TOO_COSTLY = Verdict(
     Outcome.REFUSED, "takes too much time, memory or nesting to compile: simplify it"
@@ -40,25 +42,28 @@ _OUT_OF_MEMORY = Verdict(
 )
 
 Try = Callable[["Trees", Source], Verdict]
-"""Compiles the source and returns the verdict. Runs in the child."""
+"""Function that compiles a source and returns the verdict. It runs in the child process of a
+trial."""
 
 
 @dataclass(frozen=True)
 class Trees:
-    """Token trees from token_tree(). vocabulary: the model's. letters: all bytes."""
+    """Token trees from token_tree(). vocabulary: tree of the model's tokens. letters: tree of a
+    small vocabulary with all bytes."""
 
     vocabulary: Any
     letters: Any
 
     @classmethod
     def of(cls, vocabulary: Vocabulary) -> "Trees":
-        """Build both trees. Raises GrammarsUnavailable."""
+        """Build the token trees of the model's vocabulary and of all bytes. Raises
+        GrammarsUnavailable."""
         return cls(token_tree(vocabulary), token_tree(ALL_BYTES))
 
 
 def tried(trees: Trees, source: Source) -> Verdict:
-    """Compile the source over all bytes, then over the model's vocabulary. Raises the errors of a
-    broken installation."""
+    """Compile the grammar source for a vocabulary of all bytes, then for the model's vocabulary.
+    Return the verdict. Raises the errors of a broken installation."""
     before = _resident_bytes()
     try:
         grammar = Grammar(source.kind, source.text)
@@ -72,8 +77,8 @@ def tried(trees: Trees, source: Source) -> Verdict:
 
 
 def fork_trial(try_source: Try, trees: Trees, source: Source) -> BoundedChild:
-    """Start a trial. REQUIRES: this process has one thread. Raises OSError if no process can be
-    started."""
+    """Fork a child process to try the grammar source. REQUIRES: this process has one thread. Raises
+    OSError if no process can be started."""
     bounds = ChildBounds(MAX_SECONDS, MAX_ADDRESS_BYTES, _STACK_BYTES)
     return fork_bounded(lambda: msgspec.msgpack.encode(try_source(trees, source)), bounds)
 
@@ -88,7 +93,7 @@ def _resident_bytes() -> int:
 
 
 def verdict_of(end: ChildEnd) -> Verdict:
-    """Return the verdict of an ended child."""
+    """Return the verdict of an ended child process."""
     if os.WIFSIGNALED(end.status):
         ended_by_kernel = os.WTERMSIG(end.status) == signal.SIGKILL
         return _OUT_OF_MEMORY if ended_by_kernel else TOO_COSTLY

@@ -1,1 +1,1 @@
-"""Paged full attention: kernels beside their reference."""
+"""Full attention over paged KV: kernels beside their PyTorch reference."""

@@ -1,9 +1,10 @@
-"""Codes of FP8 rows as numbers in registers, and the resulting order of columns.
+"""Conversion of FP8 codes to numbers in registers, for attention, and the resulting order of
+columns.
 
 Pages come as words of four codes, and a thread's part of a word never leaves the thread. Otherwise
 bytes would be loaded one by one, or sorted through shared memory. Keys and values are the first
 operands of their products. A warp group takes them from registers, two float16 numbers side by
-side. So one instruction turns two neighbouring codes. For keys they are two elements of a token,
+side. So one instruction converts two neighbouring codes. For keys they are two elements of a token,
 for values two tokens of an element. Columns therefore have orders of their own: queries are loaded
 in `query_elements`, outputs are stored in `head_elements`. Reference: Triton's interpreter, code by
 code in the same order.
@@ -17,8 +18,8 @@ from tasuki.utils.triton.instructions import HAS_INSTRUCTIONS
 
 @triton.jit
 def query_elements(scales, HEAD_DIM: tl.constexpr):
-    """Return the element of a head in each column of queries: natural order for numbers (scales
-    None), the order of `key_numbers` for FP8 rows."""
+    """Return the head element loaded into each column of queries. Without scales (plain numbers)
+    the order is natural. For FP8 rows it is the order of `key_numbers`."""
     column = tl.arange(0, HEAD_DIM)
     if scales is None:
         return column
@@ -29,8 +30,8 @@ def query_elements(scales, HEAD_DIM: tl.constexpr):
 
 @triton.jit
 def head_elements(scales, HEAD_DIM: tl.constexpr):
-    """Return the element of a head in each column of outputs: natural order for numbers, the order
-    of `value_numbers` for FP8 rows."""
+    """Return the head element stored from each column of outputs. Without scales (plain numbers)
+    the order is natural. For FP8 rows it is the order of `value_numbers`."""
     column = tl.arange(0, HEAD_DIM)
     if scales is None:
         return column
@@ -40,9 +41,9 @@ def head_elements(scales, HEAD_DIM: tl.constexpr):
 
 @triton.jit
 def key_numbers(words, dtype: tl.constexpr):
-    """Turn words int32 [TILE, W] into numbers [TILE, 4 W]. In each 16 columns, the first 8 are the
-    lower two codes of four words. The others are the upper two. An instruction's 16 columns have
-    this order in threads."""
+    """Convert words of four FP8 codes, int32 [TILE, W], to numbers [TILE, 4 W]. In each 16 columns,
+    the first 8 are the lower two codes of four words. The other 8 are the upper two. An
+    instruction's threads take its 16 columns in this order."""
     TILE: tl.constexpr = words.shape[0]
     W: tl.constexpr = words.shape[1]
     if HAS_INSTRUCTIONS and dtype == tl.float16:
@@ -70,8 +71,8 @@ def key_numbers(words, dtype: tl.constexpr):
 
 @triton.jit
 def value_numbers(words, dtype: tl.constexpr):
-    """Return words int32 [TILE, W] as numbers [TILE, 4 W]: first the lowest codes of all words,
-    then the next ones."""
+    """Convert words of four FP8 codes, int32 [TILE, W], to numbers [TILE, 4 W]: first the lowest
+    codes of all words, then the next ones."""
     TILE: tl.constexpr = words.shape[0]
     W: tl.constexpr = words.shape[1]
     if HAS_INSTRUCTIONS and dtype == tl.float16:
@@ -110,6 +111,6 @@ def _code(words, number: tl.constexpr, dtype: tl.constexpr):
 
 @triton.jit
 def _halves(pairs):
-    """Return int32, each with two float16 of pairs, [..., 2]."""
+    """Pack pairs of float16 [..., 2] into int32 words, one pair a word."""
     lower = pairs.to(tl.int16).to(tl.float16, bitcast=True)
     return tl.join(lower, (pairs >> 16).to(tl.int16).to(tl.float16, bitcast=True))

@@ -3,8 +3,8 @@
 The pages of all sequences of a batch, laid end to end, are shared out evenly. Program p of a key
 head takes pages [p * share, (p + 1) * share), across sequence borders. So mixed contexts balance,
 and the grid does not depend on them (CUDA graphs). Each (program, sequence) pair leaves one partial
-result. Pairs form a staircase, so p + sequence numbers them uniquely. `attention_merge` joins the
-partial results and applies the gate.
+result. Partial result p + sequence belongs to such a pair, and these sums are unique.
+`attention_merge` joins the partial results and applies the gate.
 
 Reference: `reference.paged_attention`.
 """
@@ -37,11 +37,13 @@ from .paged_tiles import (
 
 @dataclass(frozen=True)
 class DecodeWorkspace:
-    """Memory for the partial results of batches of up to `batch` rows, reused by every layer.
+    """Memory for attention's partial results, for batches of up to `batch` sequences; every layer
+    reuses it.
 
-    shares: programs per key head for pages of numbers; FP8 rows use twice as many. outputs: [2
-    shares + batch, query_heads, head_dim] float32. weights: [2 shares + batch, query_heads]
-    float32, log2 of the sum of exponentials. Launches with one workspace must share a stream.
+    shares: number of programs per key head if pages hold plain numbers; FP8 rows use twice as many.
+    outputs: [2 shares + batch, query_heads, head_dim] float32. weights: [2 shares + batch,
+    query_heads] float32, log2 of the sum of exponentials. All launches using one workspace must be
+    on one stream.
     """
 
     shares: int
@@ -50,7 +52,7 @@ class DecodeWorkspace:
 
     @staticmethod
     def of(config: ModelConfig, batch: int, device: torch.device) -> "DecodeWorkspace":
-        """Make a workspace for as many programs as fit on the device at once."""
+        """Make the memory for as many programs as run on the device at once."""
         processors = 1
         if device.type == "cuda":
             processors = torch.cuda.get_device_properties(device).multi_processor_count
@@ -58,12 +60,12 @@ class DecodeWorkspace:
         return DecodeWorkspace.sized(config, batch, device, shares)
 
     def shares_of(self, kv: Tensor) -> int:
-        """Return the number of programs per key head for this kind of pages."""
+        """Return the number of programs per key head, for pages of plain numbers or of FP8 rows."""
         return self.shares * (_FP8_PROGRAMS if holds_fp8(kv) else 1)
 
     def of_tokens(self, tokens: int) -> "DecodeWorkspace":
-        """Return a workspace for as many rows of several tokens: a row's tokens count as further
-        heads."""
+        """Return memory for the same number of rows with several tokens each. A row's tokens count
+        as further heads."""
         places, heads, dim = self.outputs.shape
         return DecodeWorkspace(
             self.shares,
@@ -86,8 +88,8 @@ class DecodeWorkspace:
 _PROGRAMS_PER_PROCESSOR = 1
 _WARPS, _STAGES = 4, 5
 _FP8_PROGRAMS = 2
-"""Programs for FP8 rows per program for numbers: their tiles are half as long, so two programs
-share a multiprocessor. One takes codes apart while the other's are on their way."""
+"""Factor of the number of programs for FP8 rows. Their tiles are half as long, so two programs
+share a multiprocessor: one converts codes while the other waits for its own."""
 
 
 def paged_attention_decode(
@@ -100,13 +102,13 @@ def paged_attention_decode(
     rows: Tensor,
     workspace: DecodeWorkspace,
 ) -> Tensor:
-    """Return gated attention output [B, query_heads * head_dim] in q's dtype; rows from rows[0] on
-    are unwritten.
+    """Compute attention of one token per sequence over its pages. Return the gated output [B,
+    query_heads * head_dim] in q's dtype; rows from rows[0] on are unwritten.
 
     q: [B, query_heads, head_dim] contiguous, after norm and rotary. projected: [B, query_heads x
     (q, gate) | ...], any row stride, has the gate. kv: [pages, kv_heads, 2, page_tokens, head_dim],
-    dense. page_table: [B, pages per row]. context_lens: [B], keys of each row, its own included, at
-    least 1. rows: [1]. These three are int32 on the device.
+    dense. page_table: [B, pages per row]. context_lens: [B], number of keys of each row, its own
+    included, at least 1. rows: [1], number of valid rows. These three are int32 on the device.
     """
     batch, heads, dim = q.shape
     group = heads // config.kv_heads
@@ -224,8 +226,8 @@ def _attention_decode_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs in the shape of the 9B model, bfloat16 and float32, numbers and FP8
-    rows."""
+    """Return the specs to compile the kernels ahead of time, in the shapes of the 9B model,
+    bfloat16 and float32, numbers and FP8 rows."""
     heads = {"KV_HEADS": 4, "GROUP": 4, "GROUP_BLOCK": 16, "HEAD_DIM": 256, "PAGE_TOKENS": 64}
 
     def spec(name: str, dtype: str, tile: int, stages: int, *, fp8: bool = False) -> KernelSpec:

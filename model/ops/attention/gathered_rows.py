@@ -1,8 +1,8 @@
-"""Pages of FP8 rows as numbers, because some readers would turn the codes too often. They are side
-by side for dense attention, or pages for the many tiles of a prompt.
+"""Conversion of pages of FP8 rows to plain numbers, for readers who would convert each code too
+often. Dense attention gets the keys side by side; the many tiles of a prompt get pages.
 
-A program turns the keys or values of one page and head. Codes are read once and numbers written
-once, so the floor is memory bandwidth. Reference: `page_rows.read_pages`.
+A program converts the keys or values of one page and head. Codes are read once and numbers written
+once, so memory bandwidth is the only limit. Reference: `page_rows.read_pages`.
 """
 
 import torch
@@ -20,8 +20,9 @@ _WARPS = 4
 def gathered_rows(
     kv: Tensor, table: Tensor, pages: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return keys and values [pages * page_tokens, kv_heads, head_dim] of the table's first pages.
-    kv: uint8, dense, as in page_rows.py. table: int32, on the device."""
+    """Convert the first `pages` pages of a sequence from FP8 rows. Return keys and values, each
+    [pages * page_tokens, kv_heads, head_dim] of dtype. kv: uint8, dense, as in page_rows.py. table:
+    int32 page ids, on the device."""
     heads, dim = kv.shape[1], _head_dim(kv)
     both = torch.empty(2, pages * PAGE_TOKENS, heads, dim, dtype=dtype, device=kv.device)
     keys, values = both.unflatten(1, (pages, PAGE_TOKENS)).transpose(2, 3)
@@ -30,8 +31,9 @@ def gathered_rows(
 
 
 def turned_pages(kv: Tensor, page_table: Tensor, places: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return [N, kv_heads, 2, page_tokens, head_dim], pages of numbers in the order of places [N,
-    2] int32: sequence and number of its page. kv as above; page_table [B, pages per row] int32."""
+    """Convert pages of FP8 rows to pages of numbers. Return [N, kv_heads, 2, page_tokens, head_dim]
+    in the order of places [N, 2] int32: sequence, and page number in the sequence. kv: uint8,
+    dense, as in page_rows.py; page_table: [B, pages per row] int32."""
     size = (len(places), kv.shape[1], 2, PAGE_TOKENS, _head_dim(kv))
     pages = torch.empty(size, dtype=dtype, device=kv.device)
     _turn(kv, page_table, places, pages[:, :, 0], pages[:, :, 1])
@@ -43,8 +45,8 @@ def _head_dim(kv: Tensor) -> int:
 
 
 def _turn(kv: Tensor, table: Tensor, places: Tensor | None, keys: Tensor, values: Tensor) -> None:
-    """Turn the pages at `places` into keys, values [pages, kv_heads, page_tokens, head_dim], of
-    equal strides."""
+    """Convert the pages at `places` from FP8 rows into keys and values, each [pages, kv_heads,
+    page_tokens, head_dim], with equal strides."""
     pages, heads, _, dim = keys.shape
     page_stride, head_stride, token_stride, _ = keys.stride()
     _gathered_rows_kernel[(heads, pages, 2)](
@@ -102,7 +104,7 @@ def _gathered_rows_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs in the shape of the 9B model."""
+    """Return the specs to compile the kernels ahead of time, in the shapes of the 9B model."""
 
     def spec(
         name: str, pointers: str, page: int, head: int, token: int, **absent: object

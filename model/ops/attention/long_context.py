@@ -1,13 +1,13 @@
 """Attention of blocks of queries to the keys long before them, by cuDNN.
 
-If a block of a run sees all of many keys, cuDNN is half as fast again as our kernel. Our kernel
-starts from its result and adds the remaining keys: the diagonal and a remainder. cuDNN needs keys
-side by side, so a sequence's pages are gathered first, 1% of the time. It also builds a plan for
-every shape, 30 ms each, for the calling thread only. So blocks have one size, keys come in eight
-sizes per octave, and `warm` builds all plans.
+If every query of a block sees all of many keys, cuDNN is 1.5 times as fast as our kernel. Our
+kernel starts from its result and adds the remaining keys: those on the causal diagonal, and a
+remainder. cuDNN needs keys side by side, so a sequence's pages are gathered first, 1% of the time.
+It also builds a plan for every shape, 30 ms each, for the calling thread only. So blocks have one
+size, keys come in eight sizes per octave, and `warm` builds all plans.
 
-The gathered bytes are bounded: in contexts beyond MOST_KEYS a block attends to one piece after the
-other. Invariant: a piece has a planned size of a shorter context.
+The gathered bytes are bounded: in contexts beyond MOST_KEYS a block attends to one range of keys
+after the other. Invariant: each range has a size of which a plan exists.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,21 +22,23 @@ from tasuki.pycache.layout import PAGE_TOKENS
 from .page_rows import holds_fp8
 
 DenseAttention = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Maps q [rows, query_heads, dim] and k, v [keys, kv_heads, dim] to (output, weights). output: like
-q. weights: [rows, query_heads] float32, log of the sum of exponentials. Scores are scaled by dim **
--0.5. Nothing is masked."""
+"""Function of attention without a mask: it maps q [rows, query_heads, dim] and k, v [keys,
+kv_heads, dim] to (output, weights). output: like q. weights: [rows, query_heads] float32, log of
+the sum of exponentials of the scores. Scores are scaled by dim ** -0.5."""
 
 _TILE_ROWS = 128
 _STEP = 2048
 _FEWEST_KEYS = 8192
 _SIZES_AN_OCTAVE = 8
 MOST_KEYS = 2**18
-"""Keys gathered at a time: 1 GiB with the values, of 4 heads of 256 elements of 2 bytes."""
+"""Largest number of keys gathered at a time. With 4 heads of 256 two-byte elements, keys and values
+take 1 GiB."""
 
 
 @dataclass(frozen=True)
 class ContextBlock:
-    """Rows [row, row + rows) of the batch, all of `sequence`, attend to its first `keys` keys."""
+    """A block of queries: rows [row, row + rows) of the batch, all of one `sequence`. They attend
+    to the sequence's first `keys` keys."""
 
     row: int
     rows: int
@@ -46,8 +48,8 @@ class ContextBlock:
 
 @dataclass(frozen=True)
 class ContextBlocks:
-    """Blocks of one forward; each is padded to block_rows, a multiple of 128. most_keys: keys
-    gathered at a time."""
+    """The blocks of queries of one forward. block_rows: rows of a padded block, a multiple of 128.
+    attend: the attention function. most_keys: number of keys gathered at a time."""
 
     blocks: tuple[ContextBlock, ...]
     block_rows: int
@@ -61,8 +63,8 @@ class ContextBlocks:
         block_rows: int,
         attend: DenseAttention,
     ) -> "ContextBlocks":
-        """Cut each run into blocks. A rest of at most half a block, or with few keys before it,
-        makes none: there our kernel is as fast."""
+        """Divide each sequence's rows into blocks. A remainder of at most half a block, or with few
+        keys before it, makes no block, because our own kernel is as fast there."""
         blocks = []
         start = 0
         for sequence, (length, before) in enumerate(zip(lengths, context_lens, strict=True)):
@@ -75,8 +77,8 @@ class ContextBlocks:
         return ContextBlocks(tuple(blocks), block_rows, attend)
 
     def served(self, tile_rows: int) -> dict[int, int]:
-        """Return the number of keys served by blocks, for the first row of every tile of
-        `tile_rows` rows."""
+        """Return, by the first row of every tile of `tile_rows` rows, the number of keys attended
+        to in blocks. Tiles outside blocks are absent."""
         return {
             row: block.keys
             for block in self.blocks
@@ -84,8 +86,9 @@ class ContextBlocks:
         }
 
     def run(self, q: Tensor, kv: Tensor, page_table: Tensor) -> tuple[Tensor, Tensor]:
-        """Return outputs [T, query_heads, head_dim] like q and their log-sums [T, query_heads]
-        float32. Rows outside blocks are left unwritten. kv dense, page_table as for our kernel."""
+        """Compute attention of all blocks. Return outputs [T, query_heads, head_dim] like q, and
+        log-sums of exponentials [T, query_heads] float32. Rows outside blocks are unwritten. kv:
+        dense pages; page_table: [B, pages per row]."""
         output = torch.empty_like(q)
         sums = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
         for sequence in sorted({block.sequence for block in self.blocks}):
@@ -105,8 +108,8 @@ class ContextBlocks:
         output: Tensor,
         sums: Tensor,
     ) -> None:
-        """Let the blocks of one sequence attend to its keys [start, start + most_keys), as far as
-        each sees them. Frees the keys before others are gathered."""
+        """Gather the keys [start, start + most_keys) of one sequence, and add their attention to
+        the results of its blocks. The gathered keys are freed on return."""
         longest = max(block.keys for block in blocks) - start
         keys, values = _gather(kv, table, start, min(longest, self.most_keys), q.dtype)
         for block in blocks:
@@ -127,8 +130,8 @@ class ContextBlocks:
 
 
 def served_keys(before: int) -> int:
-    """Return the largest size of at most `before` keys, of eight sizes per octave; 0 if there are
-    too few."""
+    """Return the largest planned number of keys up to `before`; 0 if `before` is small. There are
+    eight planned sizes per power of two."""
     if before < _FEWEST_KEYS:
         return 0
     step = max((1 << before.bit_length() - 1) // _SIZES_AN_OCTAVE, _STEP)
@@ -136,8 +139,8 @@ def served_keys(before: int) -> int:
 
 
 def block_rows(query_heads: int, processors: int) -> int:
-    """Return a number of rows. Its tiles, over all heads, fill the device once or twice with the
-    least rest."""
+    """Return the number of rows of a block. With it, the tiles of all heads fill the device once or
+    twice, with the fewest idle multiprocessors."""
 
     def tiles(rounds: int) -> int:
         return max(rounds * processors // query_heads, 1)
@@ -149,8 +152,8 @@ def block_rows(query_heads: int, processors: int) -> int:
 
 
 def warm(config: ModelConfig, tokens: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Build cuDNN's plans for contexts of up to `tokens`. Call it on the thread of their later use.
-    A plan takes 30 ms; there are about 40 for 262144 tokens and more."""
+    """Build cuDNN's plans for contexts of up to `tokens` tokens. Call it on the thread of the later
+    forwards. A plan takes 30 ms; 262144 tokens and more need about 40 plans."""
     rows = block_rows_of(config, device)
     q = torch.zeros(rows, config.query_heads, config.head_dim, dtype=dtype, device=device)
     keys = served_keys(min(tokens, MOST_KEYS))
@@ -166,14 +169,15 @@ def block_rows_of(config: ModelConfig, device: torch.device) -> int:
 
 
 def cudnn_attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute `DenseAttention` in 16-bit types."""
+    """Compute `DenseAttention` with cuDNN, in a 16-bit dtype."""
     q, k, v = (x.unsqueeze(0).transpose(1, 2) for x in (q, k, v))
     result = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True)
     return result[0].squeeze(0).transpose(0, 1), result[1].view(q.shape[1:3]).transpose(0, 1)
 
 
 def gathered_bytes(config: ModelConfig, tokens: int, dtype: torch.dtype) -> int:
-    """Return the most bytes of gathered keys and values for contexts of up to `tokens`."""
+    """Return the largest size in bytes of the gathered keys and values, for contexts of up to
+    `tokens` tokens."""
     if dtype.itemsize != 2:
         return 0
     keys = min(served_keys(tokens), MOST_KEYS)
@@ -181,7 +185,8 @@ def gathered_bytes(config: ModelConfig, tokens: int, dtype: torch.dtype) -> int:
 
 
 def _join(output: Tensor, sums: Tensor, attended: Tensor, weights: Tensor) -> None:
-    """Join output and sums of earlier keys with those of the keys of `attended`."""
+    """Add attention over later keys to that over earlier keys, in place. output, sums: result and
+    log-sums of the earlier keys; attended, weights: those of the later keys."""
     both = torch.logaddexp(sums, weights)
     earlier, later = ((part - both).exp().unsqueeze(-1) for part in (sums, weights))
     output.copy_(output * earlier + attended * later)
@@ -191,8 +196,8 @@ def _join(output: Tensor, sums: Tensor, attended: Tensor, weights: Tensor) -> No
 def _gather(
     kv: Tensor, table: Tensor, start: int, keys: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return keys and values [keys, kv_heads, head_dim] of a sequence from position start on; both
-    are whole pages. dtype: result for FP8 rows."""
+    """Gather keys and values, each [keys, kv_heads, head_dim], of a sequence from position `start`
+    on. `start` and `keys` are whole pages. dtype: dtype of the result for FP8 rows."""
     if holds_fp8(kv):
         pages = table[start // PAGE_TOKENS :]
         # Import it here: a CPU's memory plan uses this file too, and need not have Triton.

@@ -1,9 +1,10 @@
-"""Joining of partial attention results by their weights, with the output gate.
+"""Joining of partial attention results (over parts of a context) by their weights, with the output
+gate.
 
 Two kernels, one per way of splitting a context: even shares of a whole batch's pages (decode), or
-equally many splits per token (short prefill). Splits are used by number only. The partial results
-are normalised; their weights are log2 of the sum of exponentials. Reference: a softmax over the
-parts' weights, then `output * sigmoid(gate)`.
+equally many splits per token (short prefill). The partial results are normalised. Their weights are
+log2 of the sum of exponentials. Reference: a softmax over the parts' weights, then `output *
+sigmoid(gate)`.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 
 @dataclass(frozen=True)
 class _Block:
-    """Work of a program: `step` parts at once, `slice` elements of a head."""
+    """Work of one program: `step` partial results at once, `slice` elements of a head."""
 
     step: int
     slice: int
@@ -31,14 +32,15 @@ class _Block:
 _FEW_ROWS = _Block(64, 32, 2)
 _MANY_ROWS = _Block(8, 64, 1)
 _MANY = 16
-"""Fewest rows for _MANY_ROWS. With so many rows, a row is in few shares: a fifth of the
-instructions."""
+"""Fewest rows of a batch for _MANY_ROWS. With so many rows, each row is in few shares, and the
+kernel needs a fifth of the instructions."""
 
 
 @dataclass(frozen=True)
 class GateSource:
-    """Source of gates. The gate of head h of row r is gate[r, 2 h D: 2 h D + D]: `projected` from
-    its first gate on."""
+    """The output gates of attention, as part of in_proj's result. With head dimension D, the gate
+    of head h of row r is gate[r, 2 h D: 2 h D + D]: `gate` is `projected` from its first gate on.
+    stride: elements from row to row."""
 
     gate: Tensor
     stride: int
@@ -59,12 +61,12 @@ def merge_shares(
     page_tokens: int,
     tokens: int = 1,
 ) -> Tensor:
-    """Return [B, heads * dim] in the dtype of `like` [B, heads, dim]; rows from rows[0] on are
-    unwritten.
+    """Join decode's partial results and apply the gates. Return [B, heads * dim] in the dtype of
+    `like` [B, heads, dim]; rows from rows[0] on are unwritten.
 
     outputs [shares + B, heads, dim] and weights [shares + B, heads] float32, as `attention_decode`
-    leaves them. tokens: tokens per row, each with a part of `heads`; row r's gates are rows [r *
-    tokens, r * tokens + tokens) of the source.
+    writes them. tokens: number of tokens per row, each with a part of `heads`; row r's gates are
+    rows [r * tokens, r * tokens + tokens) of the source.
     """
     batch, heads, dim = like.shape
     merged = like.new_empty(batch, heads * dim)
@@ -93,10 +95,11 @@ def merge_shares(
 
 
 def merge_splits(outputs: Tensor, weights: Tensor, source: GateSource, like: Tensor) -> Tensor:
-    """Return [T, heads * dim] in the dtype of `like` [T, heads, dim].
+    """Join the results of all splits and apply the gates. Return [T, heads * dim] in the dtype of
+    `like` [T, heads, dim].
 
     outputs [splits, T, heads, dim] and weights [splits, T, heads] float32; a weight of -inf marks a
-    part without keys.
+    split without keys.
     """
     tokens, heads, dim = like.shape
     merged = like.new_empty(tokens, heads * dim)
@@ -122,7 +125,8 @@ def merge_splits(outputs: Tensor, weights: Tensor, source: GateSource, like: Ten
 def share_of_program(
     context_lens, rows, batch, programs, PAGE_TOKENS: tl.constexpr, BATCH_BLOCK: tl.constexpr
 ):
-    """Return running page counts of the batch's sequences, [BATCH_BLOCK], and pages a program."""
+    """Return the running sums of the sequences' page counts, [BATCH_BLOCK], and the number of pages
+    for each program."""
     every = tl.arange(0, BATCH_BLOCK)
     live = every < tl.minimum(batch, tl.load(rows, cache_modifier=".cg"))
     lengths = tl.load(context_lens + every, mask=live, other=0, cache_modifier=".cg")
@@ -142,8 +146,8 @@ def _joined(
     SLICE: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """Return the elements [SLICE] of parts first, ..., last - 1, `step` rows apart, joined by their
-    weights."""
+    """Return head elements [SLICE] of the partial results first, ..., last - 1, joined by their
+    weights. Successive results are `step` rows apart."""
     largest = tl.full([STEP], -1.0e30, tl.float32)
     total = tl.zeros([STEP], tl.float32)
     joined = tl.zeros([STEP, SLICE], tl.float32)
@@ -260,7 +264,7 @@ def _splits_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs in the shape of the 9B model."""
+    """Return the specs to compile the kernels ahead of time, in the shapes of the 9B model."""
     parts, rows = "outputs weights", "context_lens rows"
     heads = {"HEADS": 16, "HEAD_DIM": 256, "DEPENDENT": True}
     batch = heads | {"TOKENS": 1, "PAGE_TOKENS": 64}

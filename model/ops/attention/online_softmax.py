@@ -1,4 +1,4 @@
-"""Softmax over a stream of keys: one step, shared by the attention kernels.
+"""Softmax over a stream of keys: the step for one tile of keys, shared by the attention kernels.
 
 Scores are in units of log2, so exp2 serves; their scale has the factor log2(e). An output is the
 sum of exp2(score - largest) * value. A total is the sum of exp2(score - largest). Source: Milakov
@@ -12,16 +12,16 @@ from tasuki.utils.triton.fp8_rows import NAN_SCALE, largest_bits
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 FEW_QUERIES = tl.constexpr(64)
-"""Most queries with FP8 keys and values as first operands, turned in registers. More queries are
-first operands themselves, as for numbers."""
+"""Largest number of queries for FP8 keys and values as first operands, converted in registers. With
+more queries, the queries are the first operands, as for plain numbers."""
 _LEAST_SCORE = tl.constexpr(-1.0e30)
 _LEAST_EXPONENT = tl.constexpr(-60.0)
 
 
 @triton.jit
 def take_in(scores, value, output, largest, total):
-    """Take in scores [M, TILE], -inf for unseen keys, and values [TILE, D]: output [M, D], largest
-    and total [M] float32."""
+    """Add one tile of keys to running attention results. scores [M, TILE]: -inf for unseen keys;
+    values [TILE, D]. Return the updated output [M, D], largest score and total [M], float32."""
     # A row without a seen key keeps a finite maximum: -inf minus -inf would be NaN.
     higher = tl.maximum(tl.maximum(largest, tl.max(scores, axis=1)), _LEAST_SCORE)
     correction = tl.exp2(largest - higher)
@@ -34,8 +34,8 @@ def take_in(scores, value, output, largest, total):
 
 @triton.jit
 def take_in_rows(scores, codes, scale, output, largest, total):
-    """Take in values stored as codes [TILE, D] times 2^(scale - 127), scale [TILE] int32; otherwise
-    like take_in.
+    """Add one tile of keys as take_in() does, with values stored as codes [TILE, D] times 2^(scale
+    - 127). scale: [TILE] int32.
 
     A value's power of two joins its weight. The products must then not exceed one, because float16
     holds no large numbers. So `largest` is the largest product. For values near zero the power
@@ -62,7 +62,8 @@ def take_in_rows(scores, codes, scale, output, largest, total):
 
 @triton.jit
 def as_rows(output, largest, total):
-    """Return an output begun elsewhere in the form for FP8 rows: `largest` of its products."""
+    """Convert results of take_in() to the form of take_in_rows(), in which `largest` is the largest
+    product of a weight and a scale."""
     exponent = tl.minimum(tl.maximum((largest_bits(output) >> 23) - 127 - 8, -60), 60)
     undone = ((127 - exponent) << 23).to(tl.float32, bitcast=True)
     return output * undone[:, None], largest + exponent.to(tl.float32), total * undone

@@ -1,9 +1,10 @@
-"""Keys and values in the pages of one layer, as stored: numbers, or FP8 rows.
+"""Keys and values in the pages of one layer, as stored: plain numbers, or FP8 rows (codes with a
+scale per row).
 
 A row is one token in one head, a key or a value. Every reader reads the stored row, so neither the
-cut into forwards nor moves of pages change a result.
+division of a prompt into forwards nor moves of pages change a result.
 
-kv is a view of an arena. With numbers it is [pages, kv_heads, 2 (key, value), page_tokens,
+kv is a view of an arena. With plain numbers it is [pages, kv_heads, 2 (key, value), page_tokens,
 head_dim]. With FP8 rows it is uint8 [pages, kv_heads, codes and scales]: codes [2, page_tokens,
 head_dim], scales [2, page_tokens].
 """
@@ -25,7 +26,8 @@ def holds_fp8(kv: Tensor) -> bool:
 
 
 def write_rows(k: Tensor, v: Tensor, kv: Tensor, places: tuple[Tensor, Tensor]) -> None:
-    """Write rows k, v [T, kv_heads, head_dim] at (pages, offsets) [T] int64."""
+    """Write keys and values k, v [T, kv_heads, head_dim] into pages. places: page id and offset in
+    the page of each token, both [T] int64."""
     for side, rows in enumerate((k, v)):
         if not holds_fp8(kv):
             _put(kv[:, :, side], places, rows.to(kv.dtype))
@@ -39,8 +41,8 @@ def write_rows(k: Tensor, v: Tensor, kv: Tensor, places: tuple[Tensor, Tensor]) 
 def read_pages(
     kv: Tensor, pages: Tensor, dtype: torch.dtype, room: RowRoom
 ) -> tuple[Tensor, Tensor]:
-    """Return keys and values [kv_heads, page_tokens * n, head_dim] of pages [n], valid until the
-    next read into `room`."""
+    """Read whole pages as numbers. Return keys and values, each [kv_heads, page_tokens * n,
+    head_dim], of pages [n]. They are valid until the next read into `room`, the memory for them."""
     if not holds_fp8(kv):
         return _keys_and_values(kv, pages, dtype, room)
     heads = kv.shape[1]
@@ -55,8 +57,8 @@ def read_pages(
 
 
 def fp8_views(kv: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (codes [pages, kv_heads, 2, page_tokens, head_dim], scales [pages, kv_heads, 2,
-    page_tokens]), uint8, of FP8 rows."""
+    """Return two views of pages of FP8 rows, both uint8: codes [pages, kv_heads, 2, page_tokens,
+    head_dim] and scales [pages, kv_heads, 2, page_tokens]."""
     rows = _SIDES * PAGE_TOKENS
     width = kv.shape[2] // rows - 1
     codes = kv[:, :, : rows * width].unflatten(2, (_SIDES, PAGE_TOKENS, width))
@@ -64,7 +66,8 @@ def fp8_views(kv: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _put(side: Tensor, places: tuple[Tensor, Tensor], rows: Tensor) -> None:
-    """Put rows into side [pages, kv_heads, page_tokens, ...]."""
+    """Write rows into the keys or the values of pages, `side` [pages, kv_heads, page_tokens, ...],
+    at (page ids, offsets)."""
     side.transpose(1, 2).index_put_(places, rows)
 
 

@@ -1,4 +1,4 @@
-"""Tiles of pages for attention kernels, by the tensor copy engine.
+"""Tiles of KV pages for attention kernels, loaded by the tensor copy engine (TMA).
 
 A tile is some tokens of one page and one head, keys or values, side by side. Kernels take
 `PageTiles` apart into two arguments. For numbers: a matrix of rows [page][head][key, value][token]
@@ -23,12 +23,14 @@ PageTiles = tuple[TensorDescriptor, TensorDescriptor | None]
 
 
 def tile_keys(q: Tensor) -> int:
-    """Return the tokens of a tile: a whole page in 16-bit types, else as many as registers hold."""
+    """Return the number of tokens in a tile: a whole page in 16-bit types, else as many as fit in
+    registers."""
     return _PAGE_TOKENS if q.element_size() == 2 else 16
 
 
 def page_tiles(kv: Tensor, tile: int) -> PageTiles:
-    """Return descriptors of kv, dense, as in page_rows.py, read by `tile` tokens."""
+    """Return the descriptors with which a kernel loads tiles of `tile` tokens from kv. kv: dense,
+    as in page_rows.py."""
     if not kv.is_contiguous():
         raise ValueError(f"kv has strides {kv.stride()}: pages must be dense, as arena views are")
     if not holds_fp8(kv):
@@ -50,8 +52,8 @@ def page_tiles(kv: Tensor, tile: int) -> PageTiles:
 def tile_types(
     dtype: str, tile: int, dim: int, *, fp8: bool
 ) -> tuple[dict[str, str], dict[str, object]]:
-    """Return types of a kernel's `kv` and `scales`, with a constant for an absent one, for its
-    spec."""
+    """Return the Triton types of a kernel's arguments `kv` and `scales`, for its compile spec. An
+    absent argument becomes a constant."""
     if not fp8:
         return {"kv": f"tensordesc<{dtype}[{tile},{dim}]>"}, {"scales": None}
     return {
@@ -62,9 +64,9 @@ def tile_types(
 
 @triton.jit
 def exact_queries(queries, scale, scales):
-    """Return (queries, scale) for `attend_tile`. Codes are float16 numbers, as fast to multiply as
-    bfloat16. 16-bit queries are moved by a power of two per row into float16's range, exactly, and
-    the scale [M, 1] moves them back."""
+    """Return (queries, scale) in the form for `attend_tile`. For FP8 keys, 16-bit queries become
+    float16. A power of two per row moves them into float16's range exactly, and scale [M, 1]
+    reverses this. float16 products are as fast as bfloat16."""
     if scales is not None and queries.dtype == tl.bfloat16:
         numbers = queries.to(tl.float32)
         # Scale to 2^14 at most, so the remainder left to smaller numbers is 2^-38 of it.
@@ -78,7 +80,8 @@ def exact_queries(queries, scale, scales):
 
 @triton.jit
 def _seen(tile, positions, end, TILE: tl.constexpr, FIRST_KEY: tl.constexpr):
-    """Return the present keys [TILE] of a tile, and the counting scores [M or 1, TILE]."""
+    """Return two masks of a tile: the existing keys [TILE], and the scores of keys seen by each
+    query [M or 1, TILE]."""
     keys = tile * TILE + tl.arange(0, TILE)
     written = keys < end
     if FIRST_KEY > 0:
@@ -92,7 +95,7 @@ def _seen(tile, positions, end, TILE: tl.constexpr, FIRST_KEY: tl.constexpr):
 
 @triton.jit
 def _row(table, row):
-    """Return a row of [ROWS, COLUMNS], int32 of 0 and more."""
+    """Return one row of the int32 table [ROWS, COLUMNS], without negative numbers."""
     rows = tl.arange(0, table.shape[0])
     return tl.max(tl.where(rows[:, None] == row, table, 0), 0)
 
@@ -116,11 +119,12 @@ def attend_tile(
     TILE: tl.constexpr,
     FIRST_KEY: tl.constexpr = 0,
 ):
-    """Let queries [M, D] attend to the tile's TILE keys: output [M, D], largest and total [M] in,
-    and out.
+    """Add attention of queries [M, D] to one tile of TILE keys. Take and return output [M, D],
+    largest score and total [M].
 
-    table: the sequence's pages. end: keys from there on are poison; None: none. positions [M]: a
-    query sees keys up to its own; None: all. No query sees keys before FIRST_KEY.
+    table: page ids of the sequence. end: position of the first key not written yet; None: all keys
+    exist. positions [M]: position of each query, and the last key it sees; None: it sees all. No
+    query sees keys before FIRST_KEY.
     """
     tiles_a_page: tl.constexpr = PAGE_TOKENS // TILE
     head = tl.load(table + tile // tiles_a_page) * KV_HEADS + kv_head
@@ -175,7 +179,8 @@ def attend_whole(
     PAGE_TOKENS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Attend to the tiles [first, full), seen whole by every row; otherwise as attend_tile."""
+    """Add attention to the tiles [first, full), seen whole by every query; otherwise like
+    attend_tile()."""
     for tile in range(first, full):
         output, largest, total = attend_tile(
             queries, kv, scales, table, kv_head, tile, None, None, output, largest, total, scale,
@@ -205,8 +210,10 @@ def attend_pages(
     TILE: tl.constexpr,
     FIRST_KEY: tl.constexpr = 0,
 ):
-    """Attend with queries as loaded; otherwise as attend_tile. Every row sees the tiles [first,
-    full), and [full, last) up to positions [M] and `end`, and no key before FIRST_KEY."""
+    """Add attention to all tiles [first, last) of a sequence, with queries as loaded; otherwise
+    like attend_tile(). Every query sees the tiles [first, full) whole. In the tiles [full, last) it
+    sees keys up to its own position (`positions` [M]) and before `end`. No key before FIRST_KEY is
+    seen."""
     queries, scale = exact_queries(queries, scale, scales)
     output, largest, total = attend_whole(
         queries, kv, scales, table, kv_head, first, full, output, largest, total, scale,

@@ -1,9 +1,10 @@
-"""Causal attention of packed runs of tokens over their pages, the context before them included.
+"""Causal attention of a prompt forward: each sequence's new tokens over its pages, the context
+before them included.
 
 A program owns a tile of tokens of one sequence and one query head. It goes through the pages of its
 sequence: whole pages first, then those cut by the diagonal or the context's end. With too few tiles
 to fill the device every tile's pages are split, and `attention_merge` joins the parts. This
-forward's keys and values must be in their pages already; FP8 rows are turned to numbers first
+forward's keys and values must be in their pages already; FP8 rows are converted to numbers first
 (tile_groups.py), except in float32. Reference: `reference.paged_attention`, times sigmoid of the
 gate.
 """
@@ -40,11 +41,12 @@ def paged_attention_prefill(
     page_table: Tensor,
     tiles: PrefillTiles,
 ) -> Tensor:
-    """Return gated attention output [T, query_heads * head_dim] in q's dtype.
+    """Compute causal attention of all tokens of a forward. Return the gated output [T, query_heads
+    * head_dim] in q's dtype.
 
     q: [T, query_heads, head_dim] contiguous, after norm and rotary. projected: [T, query_heads x
     (q, gate) | ...], any row stride, has the gate. kv: dense, as in page_rows.py. page_table: [B,
-    pages per row] int32 on the device.
+    pages per row] int32 on the device. tiles: the division of the rows among programs.
     """
     tokens, heads, dim = q.shape
     source = GateSource.of(projected, dim)
@@ -96,7 +98,8 @@ def paged_attention_prefill(
 def _pages(
     kv: Tensor, page_table: Tensor, group: TileGroup, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return the pages read by the group's tiles, and their table."""
+    """Return the KV pages that the group's tiles read (converted to numbers if the group says so),
+    and their page table."""
     if group.places is None:
         return kv, page_table
     return turned_pages(kv, page_table, group.places, dtype), group.table
@@ -240,8 +243,8 @@ def _split_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs in the shape of the 9B model, bfloat16 and float32, numbers and FP8
-    rows."""
+    """Return the specs to compile the kernels ahead of time, in the shapes of the 9B model,
+    bfloat16 and float32, numbers and FP8 rows."""
     heads = {"HEADS": 16, "GROUP": 4, "HEAD_DIM": 256, "PAGE_TOKENS": 64}
 
     def spec(

@@ -1,6 +1,7 @@
-"""Division of a prompt forward's rows among attention's programs.
+"""Division of a prompt forward's rows into tiles, one for each program of the attention kernel.
 
-Planned once a forward on the host, the same for every layer. Does not use page ids.
+It is planned once per forward on the host, and is the same for every layer. It does not use page
+ids.
 """
 
 from collections.abc import Sequence
@@ -20,11 +21,12 @@ _PAGES_A_SPLIT = 16
 
 @dataclass(frozen=True)
 class PrefillTiles:
-    """Tiles of one forward, the same for every layer.
+    """The tiles (rows for one attention program) of one forward, the same for every layer.
 
-    planned: with the keys already served by a block of `context`; most remaining keys first,
-    because those take longest. tiles: [N, 5] int32 on the device: the same. rows: of a full tile.
-    splits: parts of every tile's context; 1 beside blocks.
+    planned: the tiles, each with the number of keys already attended to in a block of `context`.
+    Tiles with most remaining keys come first, because they take longest. tiles: the same as [N, 5]
+    int32 on the device. rows: number of rows of a full tile. splits: number of parts of every
+    tile's context; 1 if `context` has blocks.
     """
 
     planned: tuple[PlannedTile, ...]
@@ -35,7 +37,8 @@ class PrefillTiles:
 
     @cached_property
     def groups(self) -> tuple[TileGroup, ...]:
-        """Return the same tiles, grouped by the FP8 pages turned for them."""
+        """Return the tiles in groups. The FP8 pages of one group are converted to numbers
+        together."""
         return tile_groups(self.planned, self.tiles.device)
 
     @staticmethod
@@ -46,8 +49,8 @@ class PrefillTiles:
         dtype: torch.dtype,
         device: torch.device,
     ) -> "PrefillTiles":
-        """Make the tiles. lengths: tokens of each sequence in this forward; context_lens: tokens
-        before them."""
+        """Divide the rows of a forward into tiles. lengths: tokens of each sequence in this
+        forward; context_lens: tokens of each sequence before this forward."""
         context = ContextBlocks((), tile_rows(dtype), cudnn_attention)
         if device.type == "cuda" and dtype.itemsize == 2:
             rows = block_rows_of(config, device)
@@ -67,7 +70,8 @@ class PrefillTiles:
         dtype: torch.dtype,
         device: torch.device,
     ) -> "PrefillTiles":
-        """Make whole tiles of the keys left by the blocks of `context`."""
+        """Make tiles for the keys not attended to in the blocks of `context`. Their contexts are
+        not split."""
         rows = tile_rows(dtype)
         served = context.served(rows)
         tiles: list[PlannedTile] = []
@@ -89,8 +93,8 @@ class PrefillTiles:
 
 
 def _splits(programs: int, longest: int, device: torch.device) -> int:
-    """Return the number of parts of each context: enough to fill the device, and each long enough
-    to be worth a program."""
+    """Return the number of parts of each tile's context: enough to fill the device, but each long
+    enough for a program of its own."""
     if device.type != "cuda":
         return 1
     processors = torch.cuda.get_device_properties(device).multi_processor_count
@@ -99,5 +103,5 @@ def _splits(programs: int, longest: int, device: torch.device) -> int:
 
 
 def tile_rows(dtype: torch.dtype) -> int:
-    """Return the rows of a full tile, as many as a program's registers hold."""
+    """Return the number of rows of a full tile, limited by a program's registers."""
     return 128 if dtype.itemsize == 2 else 16

@@ -1,10 +1,10 @@
-"""From attention's in_proj to its queries and its pages: split off the gate, norm, rotate, write.
-Or to its pages alone.
+"""The step of attention from in_proj's result to queries and KV pages: norm, rotary embedding, and
+the write into pages. A variant writes keys and values only.
 
-Queries leave normed and rotated; keys likewise go straight into their token's page, values
-unchanged. In pages of FP8 rows each is codes and its scale, rounded here and nowhere else. The gate
-stays in `projected`, for the attention kernels. Reference: `rms_norm` and `apply_rotary` of
-model.ops, then the writes of `paged_attention`.
+Queries and keys are normed and rotated, values stay unchanged. Keys and values go straight into
+their token's page. In pages of FP8 rows each is codes and its scale, rounded here and nowhere else.
+The gate stays in `projected`, for the attention kernels. Reference: `rms_norm` and `apply_rotary`
+of model.ops, then the writes of `paged_attention`.
 
 A program owns one token's heads of one kind. Pages without a written token are not touched. The
 kernel ahead may not write rows or positions: they are read before it has ended.
@@ -31,12 +31,13 @@ _WARPS = 2
 
 @dataclass(frozen=True)
 class TokenPlaces:
-    """Places of T tokens, the same for every layer; all int32 on the device.
+    """Positions and pages of a forward's T tokens, the same for every layer; all int32 on the
+    device.
 
-    positions: [T]. owners: [T], each token's row of page_table. page_table: [B, pages], rows of
-    unit stride. rows: [1]; tokens from rows[0] on are padding and write nothing. gaps: earlier
-    tokens may be padding too. Such a token's position is below 0. It leaves a query as of position
-    0, and nothing in the pages.
+    positions: [T], position of each token. owners: [T], row of page_table for each token.
+    page_table: [B, pages], page ids, rows of unit stride. rows: [1]; tokens from rows[0] on are
+    padding and write nothing. gaps: earlier tokens may be padding too, with a position below 0.
+    Their queries are rotated as for position 0, and they write nothing into pages.
     """
 
     positions: Tensor
@@ -54,11 +55,12 @@ def qk_norm_rope_gate(
     places: TokenPlaces,
     kv: Tensor,
 ) -> Tensor:
-    """Return queries [T, query_heads, head_dim] in projected's dtype; write keys and values into
-    kv.
+    """Norm and rotate queries and keys. Return the queries [T, query_heads, head_dim] in
+    projected's dtype; write keys and values into the pages kv.
 
-    projected: [T, query_heads x (q, gate) | k | v], any row stride. rotary: of `rotary_cache`, with
-    every position of `places`. kv: as in page_rows.py, its last dimension of unit stride.
+    projected: [T, query_heads x (q, gate) | k | v], any row stride. rotary: angles from
+    `rotary_cache`, with every position of `places`. kv: as in page_rows.py, its last dimension of
+    unit stride.
     """
     q = projected.new_empty(projected.shape[0], config.query_heads, config.head_dim)
     _launch(projected, q, weights, config, rotary, places, kv)
@@ -73,7 +75,8 @@ def k_norm_rope(
     places: TokenPlaces,
     kv: Tensor,
 ) -> None:
-    """Write keys and values alone: projected [T, k | v], the rest as for qk_norm_rope_gate."""
+    """Norm and rotate keys, and write keys and values into pages, without queries. projected: [T, k
+    | v]; other arguments as for qk_norm_rope_gate()."""
     _launch(projected, None, weights, config, rotary, places, kv)
 
 
@@ -144,12 +147,12 @@ def _norm_and_rotate(
     DIM: tl.constexpr,
     PART: tl.constexpr,
 ):
-    """Norm `stored`, rotate it, and write it as numbers or codes.
+    """Norm and rotate the heads `stored`, and write them as numbers or FP8 codes.
 
-    stored: the heads at `source` [HEADS], if `inside`. They are written to `target` [HEADS], if
-    `kept`, as codes if there are `scales` [HEADS] for their rows. The rotated elements are read
-    again, from the nearest cache, as two tiles of partners: exchanging them between threads costs
-    more.
+    stored: heads loaded from `source` [HEADS], where `inside` is true. They are written to `target`
+    [HEADS] where `kept` is true, and as codes if `scales` [HEADS] for their rows are given. The
+    rotated elements are read again, from the nearest cache, as two tiles of rotation partners,
+    because an exchange between threads costs more.
     """
     element = tl.arange(0, DIM)
     values = stored.to(tl.float32)
@@ -292,7 +295,7 @@ def _qk_norm_rope_gate_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs in the shape of the 9B model."""
+    """Return the specs to compile the kernels ahead of time, in the shapes of the 9B model."""
     heads = {"QUERY_HEADS": 16, "KV_HEADS": 4, "HEAD_DIM": 256, "HALF": 32, "PAGE_TOKENS": 64}
     blocks = {"Q_BLOCK": 8, "KV_BLOCK": 4, "DIM": 256, "PART": 32}
     keys_alone = {"QUERY_HEADS": 0, "Q_BLOCK": 1}

@@ -1,4 +1,4 @@
-"""Causal attention over pages.
+"""Causal attention over pages in PyTorch: the CPU path, and the reference of the kernels.
 
 The batch's keys and values are written first. Then each sequence reads exactly its own context.
 """
@@ -17,11 +17,11 @@ from .page_rows import read_pages, write_rows
 
 @dataclass(frozen=True)
 class ContextPlan:
-    """One sequence: its tokens are batch rows [start, start + length). pages [n] int64 cover its
-    `context` tokens (this forward's included). mask [length, context] bool, true for seen keys.
-    mask None: plain causal without context, a single token with all keys, or stepped. stepped: each
-    token is a query by itself, as in one forward after the other. A CPU's rounding of bf16 depends
-    on the number of queries at once."""
+    """Plan of attention for one sequence. Its tokens are the batch rows [start, start + length).
+    pages [n] int64: ids of the pages of its `context` tokens, this forward's included. mask
+    [length, context] bool: true for keys seen. None: all keys are seen, or plain causal attention
+    without earlier context, or stepped. stepped: each token is a query by itself, as in successive
+    forwards. A CPU's rounding of bf16 depends on the number of queries at once."""
 
     start: int
     length: int
@@ -31,7 +31,7 @@ class ContextPlan:
     stepped: bool = False
 
     def queries(self) -> Iterator[tuple[slice, int, Tensor | None]]:
-        """Yield the rows of one attention call, the number of the context's keys for them, and
+        """Yield one item for each attention call: its batch rows, the number of keys seen, and
         their mask."""
         if not self.stepped:
             yield slice(self.start, self.start + self.length), self.context, self.mask
@@ -44,9 +44,10 @@ class ContextPlan:
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """Plan of a forward, the same for every layer.
+    """Plan of attention in one forward, the same for every layer.
 
-    write_pages, write_offsets [T] int64: place of each token's key and value.
+    write_pages, write_offsets [T] int64: page id and offset in the page for each token's key and
+    value.
     """
 
     write_pages: Tensor
@@ -54,8 +55,8 @@ class AttentionPlan:
     contexts: tuple[ContextPlan, ...]
 
     def without_first_key(self) -> "AttentionPlan":
-        """Return the plan without the key of position 0: no query sees it. A query without another
-        key has no result."""
+        """Return the same plan, but no query sees the key of position 0. A query with no other key
+        has no valid result."""
         contexts = []
         for item in self.contexts:
             before = item.context - item.length
@@ -73,8 +74,9 @@ def plan_attention(
     page_tokens: int,
     stepped: Collection[int] = (),
 ) -> AttentionPlan:
-    """Plan a forward. context_lens: tokens of each sequence before it; page_table [B, pages];
-    positions [T]. stepped: sequences with an answer's tokens, verified at once."""
+    """Plan attention for a forward. lengths: tokens of each sequence in it; context_lens: tokens of
+    each sequence before it; page_table [B, pages]: page ids; positions [T]: position of each token.
+    stepped: indices of the sequences with an answer's tokens, verified at once."""
     device = page_table.device
     owner = torch.repeat_interleave(
         torch.arange(len(lengths), device=device), torch.tensor(lengths, device=device)
@@ -99,11 +101,11 @@ def plan_attention(
 def paged_attention(
     q: Tensor, k: Tensor, v: Tensor, kv: Tensor, plan: AttentionPlan, room: RowRoom
 ) -> Tensor:
-    """Return attention output [T, query_heads, head_dim] in q's dtype. Write k and v into kv, and
-    read them there too.
+    """Write k and v into the pages kv, then compute attention over the pages. Return [T,
+    query_heads, head_dim] in q's dtype.
 
     q: [T, query_heads, head_dim]. k, v: [T, kv_heads, head_dim]. All three are after norm and
-    rotary. kv: as in page_rows.py. room: memory for one context after the other.
+    rotary. kv: as in page_rows.py. room: memory for the gathered KV of one sequence at a time.
     """
     write_pages(k, v, kv, plan)
     output = torch.empty_like(q)
@@ -115,13 +117,13 @@ def paged_attention(
 
 
 def write_pages(k: Tensor, v: Tensor, kv: Tensor, plan: AttentionPlan) -> None:
-    """Write keys and values of the batch's tokens, as for paged_attention()."""
+    """Write keys and values of the batch's tokens into the pages kv, see paged_attention()."""
     write_rows(k, v, kv, (plan.write_pages, plan.write_offsets))
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Return attention [t, query_heads, d] of q [t, query_heads, d]; k, v [kv_heads, context,
-    d]."""
+    """Compute attention of q [t, query_heads, d] over k, v [kv_heads, context, d]. Return [t,
+    query_heads, d]."""
     tokens, heads, dim = q.shape
     kv_heads = k.shape[0]
     group = heads // kv_heads

@@ -1,4 +1,5 @@
-"""Partial rotary embedding, neox halves, with YaRN if the model has it.
+"""Rotary position embedding on a part of each head (the two halves rotate as pairs, as in
+GPT-NeoX), with YaRN if the model has it.
 
 Text positions are equal in all mrope sections, so mrope is plain rotary.
 """
@@ -15,11 +16,11 @@ from tasuki.model.config_json import Yarn
 
 @dataclass(frozen=True)
 class RotaryAngles:
-    """Angles of the rotary embedding. frequencies [rotary_dim / 2] float32, radians per position,
+    """Angles of the rotary embedding. frequencies [rotary_dim / 2] float32: radians per position,
     on the host; scale: factor of cos and sin.
 
-    They are computed on the host for every device. At position 1,000,000 the last bit of another
-    device's power is a hundredth of a radian.
+    Frequencies are computed on the host for every device. At position 1,000,000 the last bit of
+    another device's power is a hundredth of a radian.
     """
 
     frequencies: Tensor
@@ -31,7 +32,8 @@ class RotaryAngles:
 
     @staticmethod
     def stretched(rotary_dim: int, theta: float, yarn: Yarn | None) -> "RotaryAngles":
-        """Return the angles; as trained without yarn."""
+        """Return the angles for a rotary base theta, stretched by YaRN's settings; yarn None: as
+        trained."""
         exponents = torch.arange(0, rotary_dim, 2).float() / rotary_dim
         powers = theta**exponents
         if yarn is None:
@@ -44,18 +46,19 @@ class RotaryAngles:
         return RotaryAngles(slowed * (1 - kept) + 1.0 / powers * kept, yarn.attention_factor)
 
     def table(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin, each [T, 1, rotary_dim / 2] float32, of positions [T] on any
-        device."""
+        """Return cos and sin of the angles, each [T, 1, rotary_dim / 2] float32, for positions [T]
+        on any device."""
         angles = positions.float()[:, None, None] * self.frequencies.to(positions.device)
         return angles.cos() * self.scale, angles.sin() * self.scale
 
 
 def _mixed_pairs(rotary_dim: int, theta: float, yarn: Yarn) -> tuple[float, float]:
-    """Return the last pair of elements with its full frequency, and the first one slowed all the
-    way."""
+    """Return two pair indices of YaRN: the last pair of elements with its full frequency, and the
+    first one with its frequency divided by the whole factor."""
 
     def pair(turns: float) -> float:
-        """Return the pair of elements with `turns` turns in the trained length."""
+        """Return the index (fractional) of the pair of elements with `turns` full rotations over
+        the trained length."""
         return rotary_dim * math.log(yarn.original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = pair(yarn.beta_fast), pair(yarn.beta_slow)
@@ -66,8 +69,8 @@ def _mixed_pairs(rotary_dim: int, theta: float, yarn: Yarn) -> tuple[float, floa
 
 
 def rotary_cache(config: ModelConfig, positions: int, device: torch.device) -> Tensor:
-    """Return [positions, 2, rotary_dim / 2] float32: cos, then sin, of every position; made at
-    start-up.
+    """Return the table of rotary angles [positions, 2, rotary_dim / 2] float32: cos, then sin, of
+    every position. It is made once at start-up.
 
     A table gives the reference's angles to the last bit, and costs a token 1% of the kernel's
     bytes.
@@ -77,8 +80,8 @@ def rotary_cache(config: ModelConfig, positions: int, device: torch.device) -> T
 
 
 def rotary_cache_bytes(config: ModelConfig, positions: int) -> int:
-    """Return the bytes of `rotary_cache`: 256 per position for 64 turning elements, 64 MiB for
-    262,144."""
+    """Return the size of `rotary_cache` in bytes: 256 per position with 64 rotated elements, 64 MiB
+    for 262,144 positions."""
     return positions * config.rotary_dim * 4
 
 

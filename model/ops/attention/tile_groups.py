@@ -1,11 +1,12 @@
-"""The FP8 pages turned to numbers in a forward over prompts, and the tiles reading them.
+"""Groups of tiles in a forward over prompts. Each group's FP8 pages are converted to numbers before
+its tiles read them.
 
-Every query head and every tile reads a key again, and turning its code costs as much as multiplying
-it. So pages are turned once per layer, a few sequences at a time, and tiles read pages of numbers.
-Planned once per forward on the host, the same for every layer.
+Every query head and every tile reads a key again, and converting its code costs as much as
+multiplying it. So pages are converted once per layer, a few sequences at a time, and tiles read
+pages of numbers. Planned once per forward on the host, the same for every layer.
 
-The turned bytes are bounded by LEAST_KEYS, or by the longest sequence up to MOST_KEYS. Tiles of a
-longer sequence read FP8 rows.
+The converted bytes are bounded by LEAST_KEYS, or by the longest sequence up to MOST_KEYS. Tiles of
+a longer sequence read FP8 rows.
 """
 
 from collections.abc import Sequence
@@ -21,32 +22,36 @@ from tasuki.pycache.layout import PAGE_TOKENS
 from .long_context import MOST_KEYS
 
 LEAST_KEYS = 2**16
-"""Least keys turned at once: 256 MiB with the values, of 4 heads of 256 elements of 2 bytes."""
+"""Number of keys of FP8 pages converted at once, at least. With 4 heads of 256 two-byte elements,
+keys and values take 256 MiB."""
 
 PlannedTile = tuple[int, int, int, int, int]
-"""A tile: first row, rows, sequence, position of the first row, keys attended elsewhere."""
+"""A tile of a prompt's rows: its first row, number of rows, sequence index, position of the first
+row, and number of keys attended to elsewhere (in a block)."""
 
 
 @dataclass(frozen=True)
 class TileGroup:
-    """Tiles and the pages turned for them, both on the device. tiles [n, 5] int32, as
-    `PlannedTile`. places [N, 2] int32: sequence and page number of each turned page, one after the
-    other. With places, a tile has an offset instead of its sequence: from a page's number to its
-    place among these. None: nothing is turned."""
+    """A group of tiles and its converted FP8 pages, both on the device. tiles [n, 5] int32: see
+    `PlannedTile`. places [N, 2] int32: sequence index and page number of each converted page. None:
+    no page is converted. With places, a tile has an offset in place of its sequence index: page
+    number plus offset is the index among the converted pages."""
 
     tiles: Tensor
     places: Tensor | None = None
 
     @cached_property
     def table(self) -> Tensor:
-        """Return the table for turned pages, [N, 1] int32: their numbers. REQUIRES: places."""
+        """Return the page table of the converted pages, [N, 1] int32: their indices. REQUIRES:
+        places is not None."""
         assert self.places is not None
         numbers = torch.arange(len(self.places), dtype=torch.int32, device=self.places.device)
         return numbers[:, None]
 
 
 def tile_groups(tiles: Sequence[PlannedTile], device: torch.device) -> tuple[TileGroup, ...]:
-    """Return all of the tiles in groups; each group keeps their order."""
+    """Divide the tiles into groups by sequence, with bounded memory for each group's converted
+    pages. Each group keeps the order of its tiles."""
     spans = _spans(tiles)
     groups: list[list[int]] = []
     room = 0
@@ -62,7 +67,8 @@ def tile_groups(tiles: Sequence[PlannedTile], device: torch.device) -> tuple[Til
 
 
 def turned_bytes(config: ModelConfig, tokens: int, dtype: torch.dtype) -> int:
-    """Return the most bytes of turned pages for contexts of up to `tokens`."""
+    """Return the largest size in bytes of the converted pages, for contexts of up to `tokens`
+    tokens."""
     if dtype.itemsize != 2:
         return 0
     keys = min(max(LEAST_KEYS, tokens + -tokens % PAGE_TOKENS), MOST_KEYS)
@@ -70,7 +76,7 @@ def turned_bytes(config: ModelConfig, tokens: int, dtype: torch.dtype) -> int:
 
 
 def on_device(rows: Sequence[Sequence[int]] | Tensor, device: torch.device) -> Tensor:
-    """Return the rows on the device, int32, copied without a wait."""
+    """Copy the rows to the device as int32, asynchronously."""
     packed = torch.as_tensor(rows, dtype=torch.int32)
     if device.type == "cuda":
         packed = packed.pin_memory()
@@ -78,7 +84,7 @@ def on_device(rows: Sequence[Sequence[int]] | Tensor, device: torch.device) -> T
 
 
 def _spans(tiles: Sequence[PlannedTile]) -> dict[int, range]:
-    """Return each sequence's pages read by its tiles."""
+    """Return the range of page numbers read by the tiles of each sequence, by sequence index."""
     spans: dict[int, range] = {}
     for _, rows, sequence, position, elsewhere in tiles:
         first, stop = elsewhere // PAGE_TOKENS, -(-(position + rows) // PAGE_TOKENS)

@@ -1,10 +1,10 @@
-"""Attention of rows with drafts: the last tokens of each sequence over its pages. Every key and
-value is read once for all of these tokens.
+"""Attention to verify drafts: the last tokens of each sequence (a token and its drafts) attend to
+its pages. Every key and value is read once for all of these tokens.
 
-The pages are shared out as in `decode.py`. A program multiplies a tile of keys with the queries of
-all tokens of a row, for all heads with these keys. It takes one matrix instruction. In the last
-tiles a token sees the keys up to its own. `attention_merge` joins partial results and counts a
-row's tokens as further heads.
+The pages are shared out as in `decode.py`. One matrix instruction multiplies a tile of keys with a
+row's queries, for all its tokens and all query heads of the key head. In the last tiles a token
+sees the keys up to its own. `attention_merge` joins partial results and counts a row's tokens as
+further heads.
 
 Reference: `reference.paged_attention`.
 """
@@ -27,14 +27,15 @@ from .paged_tiles import attend_pages, page_tiles, tile_keys, tile_types
 
 _STAGES = 5
 _STAGES_OF_ROWS = 7
-"""Stages for FP8 rows with few queries: two programs have memory for three tiles each."""
+"""Number of pipeline stages for FP8 rows with few queries. Two programs then have memory for three
+tiles each."""
 _STAGES_OF_MANY, _MANY_QUERIES = 3, 64
-"""Stages for _MANY_QUERIES queries or more. bfloat16 tiles of five stages would then exceed shared
-memory."""
+"""Number of pipeline stages for _MANY_QUERIES queries or more. Five stages of bfloat16 tiles would
+exceed shared memory."""
 _LEAST_QUERIES = 16
 _QUERIES_A_WARP = 8
-"""Queries per warp. With more queries a program has more warps, and each warp holds as much of the
-output."""
+"""Number of queries per warp. With more queries a program gets more warps, so each warp holds
+equally much of the output."""
 _FEWEST_WARPS, _MOST_WARPS = 4, 8
 
 
@@ -50,14 +51,15 @@ def paged_attention_verify(
     workspace: DecodeWorkspace,
     first_key: int = 0,
 ) -> Tensor:
-    """Return gated attention output [B * T, query_heads * head_dim] in q's dtype; rows from rows[0]
-    on are unwritten.
+    """Compute attention of T tokens per sequence over its pages. Return the gated output [B * T,
+    query_heads * head_dim] in q's dtype; rows from rows[0] on are unwritten.
 
-    q: [B * T, query_heads, head_dim]; row r has the T from r * T on. projected: likewise. kv: as
-    for `paged_attention_decode`. page_table: [B, pages per row]. context_lens: [B], keys of each
-    row, all its tokens included. counts: [B], tokens of each row, 1 to T; the others see the last
-    one's keys. rows: [1]. These four are int32 on the device. workspace: for B rows of T times as
-    many heads. first_key: no query sees a key before it; every row has one for its first token.
+    q: [B * T, query_heads, head_dim]; row r's T tokens begin at r * T. projected: in_proj's result
+    with the gates, in the same order. kv: as for `paged_attention_decode`. page_table: [B, pages
+    per row]. context_lens: [B], number of keys of each row, all its tokens included. counts: [B],
+    number of valid tokens of each row, 1 to T; tokens beyond see the last valid one's keys. rows:
+    [1], number of valid rows. These four are int32 on the device. workspace: memory for B rows of T
+    times as many heads. first_key: position of the first key seen by any query.
     """
     batch = len(counts)
     tokens, heads, dim = q.shape[0] // batch, config.query_heads, config.head_dim
@@ -197,8 +199,8 @@ def _attention_verify_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs, each for bfloat16 and for FP8 rows. They have 3 and 7 drafts with
-    the heads of 9B and of 35B-A3B, and one token of the draft layer."""
+    """Return the specs to compile the kernels ahead of time. Cases: 3 and 7 drafts with the heads
+    of 9B and of 35B-A3B, and one token of the draft layer; each for bfloat16 and for FP8 rows."""
 
     def spec(
         drafts: int, kv_heads: int, group: int, first_key: int = 0, *, fp8: bool = False

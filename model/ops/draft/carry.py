@@ -1,8 +1,9 @@
-"""Final hidden states of a decode step's rows, normed and stored in the slots written by the step.
+"""Storing of final hidden states for the draft layer: those of a decode step's rows, normed, go
+into the slots written by the step.
 
 A program owns one row. Reference: `norm.reference.rms_norm` of branch + residual, then `carry_over`
-of reference.py. It is launched behind a join of streams, so it depends on no launch before it in
-the stream.
+of reference.py. It is launched after a join of streams, so it depends on no launch before it in the
+stream.
 """
 
 import triton
@@ -12,7 +13,7 @@ from torch import Tensor
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 _ELEMENTS = 8
-"""Elements a thread: one load of 16 bytes of each operand."""
+"""Number of elements for each thread: one load of 16 bytes from each operand."""
 
 
 def carry_normed(
@@ -24,11 +25,11 @@ def carry_normed(
     write_slots: Tensor,
     rows: Tensor,
 ) -> None:
-    """Write the normed states.
+    """Write each row's normed final hidden state into the slot written by the step.
 
     branch, residual: [B, width], contiguous and unchanged. norm: [width] float32, 1 + w. carry:
-    [slots, width], rows of unit stride. write_slots: [B] int32. rows: [1] int32; rows from rows[0]
-    on write nothing.
+    [slots, width], rows of unit stride. write_slots: [B] int32. rows: [1] int32, number of valid
+    rows; further rows write nothing.
     """
     batch, width = residual.shape
     _draft_carry_kernel[(batch,)](
@@ -49,11 +50,11 @@ def carry_normed(
 def carry_folded(
     hidden: Tensor, places: Tensor, counts: Tensor, carry: Tensor, write_slots: Tensor
 ) -> None:
-    """Write hidden states into slots of carry, as `carry_normed` does.
+    """Write the hidden state of each row's last accepted token into its slot of carry.
 
-    The state behind the first counts[r] tokens at places[r] goes into slot write_slots[r]; nothing
-    is written for counts[r] 0. hidden: [places, tokens, width], contiguous. places, counts,
-    write_slots: [B] int32. Reference: an index in PyTorch.
+    Row r accepted the first counts[r] tokens of hidden[places[r]]. The state of the last of them
+    goes into slot write_slots[r]. Nothing is written if counts[r] is 0. hidden: [places, tokens,
+    width], contiguous. places, counts, write_slots: [B] int32. Reference: an index in PyTorch.
     """
     width = hidden.shape[2]
     _folded_kernel[(len(counts),)](
@@ -128,7 +129,7 @@ def _folded_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs in the shape of the 9B model."""
+    """Return the specs to compile the kernels ahead of time, in the shapes of the 9B model."""
     sizes = {"WIDTH": 4096, "BLOCK": 4096}
     return [
         KernelSpec.of(

@@ -1,11 +1,11 @@
-"""Begin and steps of guesses, as numbers on the device. The guesses are launched before the host
-learns any of them.
+"""The chain of draft-layer passes (guesses) for several drafts in a row, kept on the device. All
+passes are launched before the host learns any draft.
 
-`chain_begin`: a program owns a row. Behind a row with verified drafts it counts the accepted ones
-and begins behind the last sampled token. Behind any other it begins with the token at the row's
-batch index and the hidden state in a slot. `chain_advance`: one program steps all rows to the
-sampled token and stores it at their batch indices. References: reference_chain.py. Both are
-launched without overlap, so all work before them has ended.
+`chain_begin`: a program owns a row. For a row with verified drafts it counts the accepted ones and
+begins after the last sampled token. For any other row it begins with the token at the row's batch
+index and the hidden state in a slot. `chain_advance`: one program moves all rows on to the drafted
+token and stores it at their batch indices. References: reference_chain.py. Both are launched
+without overlap, so all work before them has ended.
 """
 
 from dataclasses import dataclass
@@ -17,14 +17,15 @@ from torch import Tensor
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 _ELEMENTS = 8
-"""Elements a thread: one load of 16 bytes."""
+"""Number of elements for each thread: one load of 16 bytes."""
 
 
 @dataclass(frozen=True)
 class Chain:
-    """State of B rows, int32 except hidden [B, width]. context_lens: up to the next guess's token,
-    at `positions`; tokens: this token; left: wanted guesses, including it; hidden: the state before
-    this token. rows [1]: number of counting rows."""
+    """State of B rows in a chain of drafts, int32 except hidden [B, width]. tokens: the token
+    before the next draft, at `positions`. context_lens: number of tokens up to and including it.
+    left: number of drafts still wanted. hidden: final hidden state of the token before `tokens`.
+    rows [1]: number of valid rows."""
 
     tokens: Tensor
     hidden: Tensor
@@ -36,12 +37,14 @@ class Chain:
 
 @dataclass(frozen=True)
 class ChainStarts:
-    """Starting points of rows. places [B] int32: index among the rows with drafts verified last, -1
-    for others. lanes, slots [B] int32: batch indices and slots of the others. last_tokens [lanes];
-    carry [slots, width].
+    """Starting points of the rows of a chain of drafts. places [B] int32: a row's index in the last
+    verification, -1 for a row without one. lanes, slots [B] int32: batch index and slot of a row
+    without one. last_tokens [lanes]: last token by batch index; carry [slots, width]: hidden state
+    by slot.
 
-    The rows with verified drafts have `width` [1] int32 tokens each. drawn, ids: [rows * width]
-    int32. counts: [rows], number of valid tokens. hidden: [rows, at least width, dim].
+    The last verification has `width` [1] int32 tokens per row. drawn, ids [rows * width] int32:
+    sampled tokens and input tokens. counts [rows]: number of valid tokens. hidden [rows, at least
+    width, dim]: final hidden states.
     """
 
     places: Tensor
@@ -57,8 +60,9 @@ class ChainStarts:
 
 
 def chain_begin(chain: Chain, starts: ChainStarts, limit: int) -> None:
-    """Fill tokens, hidden and positions, and move context_lens and left, given for a row without an
-    accepted draft. limit: positions of the model."""
+    """Begin the chain: fill tokens, hidden and positions. context_lens and left are given for a row
+    without an accepted draft, and are moved on by the accepted drafts. limit: number of positions
+    of the model."""
     width = chain.hidden.shape[1]
     _begin[(len(chain.tokens),)](
         *(chain.tokens, chain.hidden, chain.positions, chain.context_lens, chain.left, chain.rows),
@@ -76,8 +80,9 @@ def chain_begin(chain: Chain, starts: ChainStarts, limit: int) -> None:
 
 
 def chain_advance(chain: Chain, lanes: Tensor, drafts: Tensor) -> None:
-    """Step to the sampled tokens. Store those of the first rows[0] rows in drafts[lanes], and
-    prepare their guesses. lanes [B]; drafts [lanes] int32, any stride."""
+    """Move the chain on by one draft: store the drafted tokens of the first rows[0] rows in
+    drafts[lanes], and prepare the next pass. lanes [B]: batch indices; drafts [lanes] int32, any
+    stride."""
     batch = len(chain.tokens)
     _advance[(1,)](
         *(chain.tokens, chain.positions, chain.context_lens, chain.left, chain.rows),
@@ -183,7 +188,7 @@ def _advance(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs in the shape of the 9B model."""
+    """Return the specs to compile the kernels ahead of time, in the shapes of the 9B model."""
     integers = "tokens positions context_lens left rows"
     starts = "places lanes slots last_tokens width drawn ids counts"
     sizes = {"WIDTH": 4096, "BLOCK": 4096}

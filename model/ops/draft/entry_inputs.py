@@ -1,11 +1,11 @@
-"""Inputs of the draft layer's first product for every token: its normed embedding, then the normed
+"""Inputs of the draft layer for every token of a forward: its normed embedding, then the normed
 final hidden state of the token before it.
 
-A sequence's first row takes this state from its read slot, any other from the row before. A decode
-step has first rows only, so its entries are known before any layer has run. Reference:
+A sequence's first row takes this state from its read slot, any other row from the row before. A
+decode step has first rows only, so these inputs exist before any layer has run. Reference:
 `states_before` of reference.py and two `norm.reference.rms_norm`.
 
-A program owns one half of one token. It is launched behind a fork of streams, so it depends on no
+A program owns one half of one token. It is launched after a fork of streams, so it depends on no
 launch before it in the stream.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 _ELEMENTS = 32
-"""Elements a thread."""
+"""Number of elements for each thread."""
 
 
 def entry_inputs(
@@ -30,13 +30,14 @@ def entry_inputs(
     norms: tuple[Tensor, Tensor],
     eps: float,
 ) -> Tensor:
-    """Return [T, 2 * width] in embedding's dtype; undefined for tokens from rows[0] on.
+    """Return the draft layer's inputs [T, 2 * width] in embedding's dtype: normed embedding, then
+    normed hidden state. They are undefined for tokens from rows[0] on.
 
     tokens: [T]. hidden: [T, width] contiguous, final hidden states of this forward; None if every
     token is its sequence's first. embedding: [vocab, width] contiguous. carry: [slots, width], rows
-    of unit stride. owners: [T], each token's sequence, ascending. read_slots: [B]. rows: [1].
-    norms: of the embedding and of the hidden state, [width] float32, 1 + w. Integers are int32 or
-    int64.
+    of unit stride. carry has the state before a sequence's first token. owners: [T], each token's
+    sequence index, ascending. read_slots: [B]. rows: [1]. norms: two norm weights [width] float32
+    as 1 + w, of the embedding and of the hidden state. Integers are int32 or int64.
     """
     width = embedding.shape[1]
     joined = embedding.new_empty(len(tokens), 2 * width)
@@ -108,7 +109,7 @@ def _draft_entry_inputs_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs in the shape of the 9B model."""
+    """Return the specs to compile the kernels ahead of time, in the shapes of the 9B model."""
     sizes = {"WIDTH": 4096, "BLOCK": 4096}
 
     def spec(name: str, constants: dict[str, object], integers: str) -> KernelSpec:

@@ -1,7 +1,7 @@
-"""Drafts by batch index as tokens of their verifying rows. A step takes the guesses left on the
-device by the step before, without the host.
+"""Use of drafts kept on the device as input tokens of the next step. The step takes the drafts of
+the step before by batch index, without the host.
 
-A program owns one row. Launched without overlap. Reference: an index in PyTorch.
+A program owns one row. It is launched without overlap. Reference: an index in PyTorch.
 """
 
 import triton
@@ -14,9 +14,9 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 def take_drafts(
     ids: Tensor, width: int, counts: Tensor, taken: Tensor, lanes: Tensor, drafts: Tensor
 ) -> None:
-    """Replace tokens of `ids` by drafts, without the host.
+    """Replace tokens of `ids` by drafts kept on the device, without the host.
 
-    In row r all tokens but the first are replaced by drafts[lanes[r]] if taken[r] is not 0. ids: [B
+    If taken[r] is not 0, drafts[lanes[r]] replace all tokens of row r except the first. ids: [B
     * width] int32, with counts[r] valid tokens in row r. counts, taken, lanes: [B] int32. drafts:
     [lanes, at least counts - 1] int32.
     """
@@ -48,6 +48,6 @@ def _draft_take_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs for rows of three drafts."""
+    """Return the specs to compile the kernels ahead of time, for rows of three drafts."""
     integers = "ids counts taken lanes drafts"
     return [KernelSpec.of("draft_take", _draft_take_kernel, {"BLOCK": 4}, 1, i32=integers)]

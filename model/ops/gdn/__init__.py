@@ -1,1 +1,1 @@
-"""Gated DeltaNet: kernels beside their references."""
+"""Gated DeltaNet layers: kernels beside their PyTorch references."""

@@ -1,10 +1,12 @@
-"""Interactions of a chunk's tokens, for all chunks at once, before the states are known.
+"""Interactions among the tokens of each chunk of a prompt, for all chunks at once, before the
+recurrent states are known.
 
-The cumulative log decay inside a chunk is G. The deltas D of its tokens solve (I + A) D = beta (v -
-exp(G) k S). A[t, s] is beta_t exp(G_t - G_s) times the product of k_t and k_s, for s < t. This file
-makes (I + A)^-1 and its product with the scores. A score is exp(G_t - G_s) times the product of q_t
-and k_s, for s <= t. `gdn_scan` then gets deltas and read-out from one product per chunk. Source:
-Yang et al. (2024), Gated Delta Networks. Reference: the same quantities in `reference_chunked.py`.
+The cumulative log decay inside a chunk is G. The updates (deltas) D of its tokens solve (I + A) D =
+beta (v - exp(G) k S). A[t, s] is beta_t exp(G_t - G_s) times the product of k_t and k_s, for s < t.
+This file makes (I + A)^-1 and its product with the scores. A score is exp(G_t - G_s) times the
+product of q_t and k_s, for s <= t. `gdn_scan` then gets deltas and read-out from one product per
+chunk. Source: Yang et al. (2024), Gated Delta Networks. Reference: the same quantities in
+`reference_chunked.py`.
 """
 
 import triton
@@ -20,18 +22,19 @@ from .prefill_plan import CHUNK, GdnPrefillPlan
 
 _WARPS = 4
 _FLOAT32_WARPS = 16
-"""Warps for float32. Products of float32 are unrolled, multiplication by multiplication. With as
-few warps as halves take, the compiler needs half a minute."""
+"""Number of warps for float32. float32 products are unrolled multiplication by multiplication. With
+as few warps as for 16-bit types, the compiler would need half a minute."""
 
 
 def gdn_chunk(
     projected: Tensor, kq: Tensor, weights: GdnWeights, config: ModelConfig, plan: GdnPrefillPlan
 ) -> tuple[Tensor, Tensor]:
-    """Return mixers and gates.
+    """Return the tensors `mixers` and `gates` for gdn_scan().
 
-    mixers: [N, value_heads, 2, CHUNK, CHUNK] in kq's dtype, the inverse before scores times
-    inverse. gates: [N, value_heads, 2, CHUNK] float32, cumulative log decay, and beta. projected:
-    [T, q | k | v | z | b | a], any row stride. kq: as from `gdn_conv`.
+    mixers: [N, value_heads, 2, CHUNK, CHUNK] in kq's dtype, first the inverse of I + A, then the
+    scores times this inverse. gates: [N, value_heads, 2, CHUNK] float32, first the cumulative log
+    decay, then beta. projected: [T, q | k | v | z | b | a], any row stride. kq: keys and queries
+    from `gdn_conv`.
     """
     chunks, heads = kq.shape[0], config.value_heads
     mixers = kq.new_empty(chunks, heads, 2, CHUNK, CHUNK)
@@ -57,8 +60,8 @@ def gdn_chunk(
 
 
 def _operand(activations: Tensor) -> tl.dtype:
-    """Return the operand type of the solving products. Entries are at most 1, so half precision
-    keeps three more bits than bfloat16 results do. For float32 models the type is exact."""
+    """Return the operand dtype for inverting I + A. Its entries are at most 1, so float16 keeps
+    three more bits than bfloat16. For float32 models the dtype is float32, exact."""
     return tl.float32 if activations.dtype == float32 else tl.float16
 
 
@@ -71,10 +74,10 @@ def _product(a, b, OPERAND: tl.constexpr):
 def _unit_lower_inverse(lower, CHUNK: tl.constexpr, OPERAND: tl.constexpr):
     """Return (I + lower)^-1 of a strictly lower triangular [CHUNK, CHUNK] float32.
 
-    It is made by doubling. If X inverts the diagonal blocks of one size, X - X L X inverts those of
-    twice the size. L is the part below X's blocks inside the larger ones. No entry grows beyond
-    those of the inverse itself, so repeated keys do no harm. Blocks up to 16 are a batch of small
-    products.
+    The inverse is made by doubling. If X inverts the diagonal blocks of one size, X - X L X inverts
+    those of twice the size. L is the part below X's blocks inside the larger ones. No entry grows
+    beyond those of the inverse itself, so repeated keys do no harm. Blocks up to 16 are a batch of
+    small products.
     """
     tl.static_assert(CHUNK == 64)
     SMALL: tl.constexpr = 16
@@ -101,8 +104,8 @@ def _unit_lower_inverse(lower, CHUNK: tl.constexpr, OPERAND: tl.constexpr):
 
 @triton.jit
 def _below(place, SIZE: tl.constexpr):
-    """Return true for a row in the second and a column in the first half of the same block of 2
-    SIZE."""
+    """Return a mask of the elements below the diagonal in each block of 2 SIZE: row in the block's
+    second half, column in its first half."""
     block = place // SIZE
     return (block[:, None] == block[None, :] + 1) & (block % 2 == 1)[:, None]
 
@@ -157,7 +160,8 @@ def _chunk_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs of 9B, 4B and 35B-A3B in bfloat16."""
+    """Return the specs to compile the kernels ahead of time, for the models 9B, 4B and 35B-A3B in
+    bfloat16."""
     sizes = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "CHUNK": CHUNK}
     constants = sizes | {"OPERAND": tl.float16}
     floats = "decay_rate dt_bias gates"

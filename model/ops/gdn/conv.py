@@ -1,9 +1,9 @@
-"""The convolution of a GDN layer over packed sequences.
+"""The convolution of a GDN layer over the packed sequences of a prompt forward.
 
-`gdn_conv` also brings q and k to unit length and lays everything out by chunk. A short chunk has
-zeros behind it, so later kernels need no masks. A program walks along its tokens with the
-convolution's window in registers: every input is read once. Reference: `reference_conv.causal_conv`
-with `norm.reference.l2_norm`.
+`gdn_conv` also brings q and k to unit length and lays everything out by chunk of 64 tokens. A short
+chunk has zeros after its tokens, so later kernels need no masks. A program walks along its tokens
+with the convolution's window in registers: every input is read once. Reference:
+`reference_conv.causal_conv` with `norm.reference.l2_norm`.
 """
 
 import triton
@@ -25,11 +25,11 @@ _WARPS = 2
 def gdn_conv(
     projected: Tensor, weight: Tensor, config: ModelConfig, conv: Tensor, plan: GdnPrefillPlan
 ) -> tuple[Tensor, Tensor]:
-    """Return kq and v in projected's dtype, both parts of one allocation.
+    """Return two tensors by chunk, kq and v, in projected's dtype, as parts of one allocation.
 
     kq: [N, key_heads, 2, CHUNK, key_dim], k before q, q scaled by key_dim ** -0.5. v: [N,
     value_heads, CHUNK, value_dim]. projected: [T, q | k | v | ...], any row stride. weight:
-    [channels, width]. conv: [slots, channels, width - 1], dense but for the slot stride. Raises
+    [channels, width]. conv: [slots, channels, width - 1], dense except for the slot stride. Raises
     ValueError for a width above 4.
     """
     if config.conv_width > 4:
@@ -73,23 +73,24 @@ def gdn_conv(
 
 @triton.jit
 def _weight(taps, BACK: tl.constexpr, WIDTH: tl.constexpr):
-    """Return the factor of the input BACK tokens ago; a narrower window has zeros at its end."""
+    """Return the convolution's weight for the input BACK tokens ago; 0 if the window is
+    narrower."""
     tap = tl.arange(0, taps.shape[2])[None, None, :]
     return tl.sum(tl.where(tap == WIDTH - 1 - BACK, taps, 0.0), axis=2)
 
 
 @triton.jit
 def _stored(column, place, BACK: tl.constexpr, WIDTH: tl.constexpr, mask):
-    """Return the input BACK tokens before the row at `place` of its sequence, if it is in the
-    slot."""
+    """Return the convolution input BACK tokens before the token number `place` of its sequence,
+    from the slot's columns, if it is before this forward."""
     mask &= (place < BACK) & (BACK < WIDTH)
     return tl.load(column + place + (WIDTH - 1 - BACK), mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def _store_token(to, total, scale, is_value, exists, mask):
-    """Store one token's convolved heads, keys and queries of unit length; zeros beyond the
-    chunk."""
+    """Store one token's convolved heads. Keys and queries get unit length. Tokens beyond the
+    chunk's end are stored as zeros."""
     activated = silu(total).to(to.dtype.element_ty).to(tl.float32)
     length = tl.rsqrt(tl.sum(activated * activated, axis=1) + 1e-6)[:, None] * scale
     shaped = tl.where(exists, activated * tl.where(is_value, 1.0, length), 0.0)
@@ -190,7 +191,8 @@ def _conv_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs of 9B, 4B and 35B-A3B in bfloat16."""
+    """Return the specs to compile the kernels ahead of time, for the models 9B, 4B and 35B-A3B in
+    bfloat16."""
     heads = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128, "DIM": 128}
     tiles = {"HEADS": _HEADS, "WIDTH": 4, "TAPS": 4, "TOKENS": _TOKENS, "CHUNK": CHUNK}
     return [KernelSpec.of("gdn_conv", _conv_kernel, heads | tiles, _WARPS, i32="chunks")]

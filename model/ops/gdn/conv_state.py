@@ -1,7 +1,7 @@
-"""Convolution columns stored in the slots by a GDN layer's prefill.
+"""Storing of convolution states: a GDN layer's prefill writes its last inputs into slots.
 
-A launch of its own, after `gdn_conv` has read every first window: a sequence may store into the
-slot it reads. Reference: the stored state of `reference_conv.causal_conv`.
+It is a launch of its own, after `gdn_conv` has read the slots, because a sequence may store into
+the slot it reads. Reference: the stored state of `reference_conv.causal_conv`.
 """
 
 import triton
@@ -20,7 +20,8 @@ _WARPS = 4
 def store_conv_columns(
     projected: Tensor, config: ModelConfig, conv: Tensor, plan: GdnPrefillPlan
 ) -> None:
-    """Store the last width - 1 inputs before each save of the plan in its slot."""
+    """Store the last width - 1 convolution inputs before each stored position of the plan into its
+    slot."""
     grid = (triton.cdiv(config.conv_channels, _CHANNELS), plan.sequences.shape[0])
     _columns_kernel[grid](
         projected,
@@ -78,7 +79,8 @@ def _columns_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs of 9B, 4B and 35B-A3B in bfloat16."""
+    """Return the specs to compile the kernels ahead of time, for the models 9B, 4B and 35B-A3B in
+    bfloat16."""
     sizes = {"CHANNELS": 8192, "COLUMNS": 3, "PADDED": 4, "BLOCK": _CHANNELS}
     tables = "sequences saves"
     return [KernelSpec.of("gdn_conv_columns", _columns_kernel, sizes, _WARPS, i32=tables)]

@@ -1,5 +1,5 @@
-"""A token's convolution, and the scalars of its heads. Decode steps and rows with drafts share
-them, so both give the same bits.
+"""One token's convolution and the scalars of its heads (decay, beta, lengths). Decode steps and
+verification of drafts share this code, so both give the same bits.
 
 Device functions only. A window has one block of channels for each column of the convolution, the
 oldest token first. `taps` has the same number of blocks, of its weights.
@@ -13,7 +13,8 @@ from .math import sigmoid, softplus
 
 @triton.jit
 def conv_taps(weight, channel, exists, WIDTH: tl.constexpr):
-    """Return the taps of weight [channels, WIDTH]: one block a token of the window, float32."""
+    """Return the convolution's weights from weight [channels, WIDTH] as blocks, float32: one block
+    for each token of the window."""
     taps = tl.tuple(())
     for tap in tl.static_range(WIDTH):
         loaded = tl.load(weight + channel * WIDTH + tap, mask=exists, other=0.0)
@@ -23,7 +24,8 @@ def conv_taps(weight, channel, exists, WIDTH: tl.constexpr):
 
 @triton.jit
 def conv_columns(window, WIDTH: tl.constexpr):
-    """Return window [.., .., at least WIDTH] as blocks, float32, bit by bit."""
+    """Return stored columns `window` [.., .., at least WIDTH] as float32 blocks, one for each
+    token; bits do not change."""
     tap = tl.arange(0, window.shape[2])[None, None, :]
     bits = window.to(tl.float32).to(tl.int32, bitcast=True)
     columns = tl.tuple(())
@@ -35,7 +37,8 @@ def conv_columns(window, WIDTH: tl.constexpr):
 
 @triton.jit
 def convolved(window, taps, FIRST: tl.constexpr, WIDTH: tl.constexpr):
-    """Convolve the WIDTH blocks of `window` from FIRST on, the oldest first, float32."""
+    """Return the convolution of WIDTH blocks of `window` from block FIRST on, the oldest first, in
+    float32."""
     total = window[FIRST].to(tl.float32) * taps[0]
     for tap in tl.static_range(1, WIDTH):
         total = tl.fma(window[FIRST + tap].to(tl.float32), taps[tap], total)
@@ -55,9 +58,9 @@ def store_scalars(
     VALUE_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
 ):
-    """Store one token's scalars of some heads [HEADS, 1], for StepInputs; to: the place of each.
-    activated [HEADS, dim]: rounded like the stored one. decay: (rate, a, bias); beta: before the
-    sigmoid."""
+    """Store one token's scalars of some heads [HEADS, 1], as in StepInputs. to: address for each
+    scalar. activated [HEADS, dim]: convolved heads, rounded as they are stored. decay: (rate, a,
+    bias) of the decay gate; beta: value before the sigmoid."""
     rate, a, bias = decay
     numbers = activated.to(tl.float32)
     length = tl.rsqrt(tl.sum(numbers * numbers, axis=1) + 1e-6)[:, None]

@@ -1,9 +1,9 @@
 """One token of each of B sequences through a GDN layer, from in_proj's output to out_proj's input.
 
 Two launches; the second starts while the first runs. `gdn_step_inputs` moves the convolution on and
-makes the gates: little work. Then a program owns one value head of one row. It reads the head's
-[value_dim, key_dim] state once and writes it once, nearly all of the traffic. Half of it or all is
-on the way before it waits for the first launch. Reference: `TorchOperators.gdn`.
+makes the gates: little work. In the second launch a program owns one value head of one row. It
+reads the head's [value_dim, key_dim] state once and writes it once, nearly all of the traffic. Half
+of it or all is on the way before it waits for the first launch. Reference: `TorchOperators.gdn`.
 
 read_slots[i] may be write_slots[i] (in place). No row may read a slot written by another row. The
 kernel before this pair in the stream may not write slots or rows: they are read while it still
@@ -43,13 +43,14 @@ def gdn_decode(
     write_slots: Tensor,
     rows: Tensor,
 ) -> Tensor:
-    """Return [B, value_heads * value_dim] in projected's dtype; rows from rows[0] on are left
-    unwritten.
+    """Run one token of each sequence through a GDN mixer, and write the next states. Return [B,
+    value_heads * value_dim] in projected's dtype; rows from rows[0] on are left unwritten.
 
     projected [B, conv_channels | value_heads * value_dim (z) | value_heads (b) | value_heads (a)],
     any row stride. conv [slots, channels, width - 1] and ssm [slots, value_heads, value_dim,
-    key_dim] are views of the arena: dense but for the slot stride. read_slots, write_slots [B] and
-    rows [1]: int32, on the device. Head dimensions are powers of two.
+    key_dim] are views of the arena: dense except for the slot stride. read_slots, write_slots [B]:
+    slots of the state before and after. rows [1]: number of valid rows. All three are int32 on the
+    device. Head dimensions are powers of two.
     """
     inputs = gdn_step_inputs(projected, weights, config, conv, read_slots, write_slots, rows)
     batch, heads = projected.shape[0], config.value_heads
@@ -162,8 +163,8 @@ def _gdn_decode_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs of 9B, 4B and 35B-A3B: 16 key and 32 value heads of 128, bfloat16
-    with float32 state."""
+    """Return the specs to compile the kernels ahead of time. They have the shapes of the models 9B,
+    4B and 35B-A3B: 16 key and 32 value heads of 128, bfloat16 with float32 state."""
     heads = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128}
     stream = {"LINE": 32, "BLOCK": _BLOCK, "STAGES": _STAGES, "AHEAD": 32768, "DEPENDENT": True}
     return [

@@ -1,9 +1,9 @@
-"""First launch of a GDN decode step: the convolution moves on by a token, the gates are made.
+"""First launch of a GDN decode step: the convolution takes one token, and the gates are computed.
 
-A program owns heads of one row, of q, k or v. Each channel is in one program, so the stored columns
-can be moved in place. `gdn_decode` gets the convolution's output, and scalars of each head. Slots
-are read before the kernel ahead has ended; it may not write slots or rows. Reference: the same
-steps of `TorchOperators.gdn`.
+A program owns some heads of one row, of q, k or v. Each channel is in one program, so the stored
+columns can be moved in place. `gdn_decode` gets the convolution's output, and scalars of each head.
+Slots are read before the kernel ahead has ended; it may not write slots or rows. Reference: the
+same steps of `TorchOperators.gdn`.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from .math import silu
 
 @dataclass(frozen=True)
 class Share:
-    """Number of heads owned by a program, and its warps."""
+    """The part of a row for one program: its number of heads, and its number of warps."""
 
     heads: int
     warps: int
@@ -37,9 +37,9 @@ _FEW_ROWS = 32
 
 @dataclass(frozen=True)
 class StepInputs:
-    """Inputs of a step. mixed [B, q | k | v] in the activations' dtype: silu of the convolution.
-    scalars [B, one over q's length, times key_dim ** -0.5 | one over k's length | decay | beta]
-    float32, a head each."""
+    """Inputs of the recurrence in a decode step. mixed [B, q | k | v] in the activations' dtype:
+    silu of the convolution. scalars [B, ...] float32, four groups with one number per head: key_dim
+    ** -0.5 over q's length | one over k's length | decay | beta."""
 
     mixed: Tensor
     scalars: Tensor
@@ -54,8 +54,8 @@ def gdn_step_inputs(
     write_slots: Tensor,
     rows: Tensor,
 ) -> StepInputs:
-    """Return the step's inputs. Arguments as for `gdn_decode`; rows from rows[0] on are left
-    unwritten."""
+    """Compute the recurrence's inputs for a decode step, and move the convolution columns on in the
+    slots. Arguments: see `gdn_decode`. Rows from rows[0] on are left unwritten."""
     batch, heads = projected.shape[0], 2 * config.key_heads + config.value_heads
     inputs = StepInputs(
         mixed=projected.new_empty(batch, config.conv_channels),
@@ -165,8 +165,8 @@ def _gdn_step_inputs_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs of 9B, 4B and 35B-A3B: 16 key and 32 value heads of 128,
-    bfloat16."""
+    """Return the specs to compile the kernels ahead of time. They have the shapes of the models 9B,
+    4B and 35B-A3B: 16 key and 32 value heads of 128, bfloat16."""
     heads = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128, "DIM": 128}
     window = {"WIDTH": 4, "TAPS": 4, "DEPENDENT": True}
     return [

@@ -1,6 +1,7 @@
-"""The gated norm at the end of a GDN layer, from chunks back to rows.
+"""The gated norm at the end of a GDN layer's prefill. It brings outputs from chunk order back to
+the order of rows.
 
-Twin: `norm.reference.gated_rms_norm`.
+Reference: `norm.reference.gated_rms_norm`.
 """
 
 import triton
@@ -19,10 +20,10 @@ _WARPS = 4
 def gdn_norm(
     projected: Tensor, o: Tensor, norm: Tensor, config: ModelConfig, plan: GdnPrefillPlan
 ) -> Tensor:
-    """Return norm(o) * silu(z), [T, value_heads * value_dim] in projected's dtype.
+    """Return the norm of o times silu(z), [T, value_heads * value_dim] in projected's dtype.
 
-    projected [T, conv_channels | z | ...], any row stride; o [N, value_heads, CHUNK, value_dim];
-    norm [value_dim] float32.
+    projected [T, conv_channels | z | ...], any row stride; o [N, value_heads, CHUNK, value_dim]:
+    the scan's outputs by chunk; norm [value_dim] float32.
     """
     heads, dim = config.value_heads, config.value_dim
     output = projected.new_empty(plan.tokens, heads * dim)
@@ -75,6 +76,7 @@ def _gdn_norm_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs of 9B, 4B and 35B-A3B in bfloat16."""
+    """Return the specs to compile the kernels ahead of time, for the models 9B, 4B and 35B-A3B in
+    bfloat16."""
     sizes = {"VALUE_HEADS": 32, "VALUE_DIM": 128, "CHUNK": CHUNK}
     return [KernelSpec.of("gdn_norm", _gdn_norm_kernel, sizes, _WARPS, fp32="norm", i32="chunks")]

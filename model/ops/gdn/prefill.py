@@ -1,8 +1,8 @@
 """Whole prompts through a GDN layer, from in_proj's output to out_proj's input: the chain of its
 kernels.
 
-Every saved state is the float32 state at exactly its token, stored on the way. A checkpoint costs
-its bytes, and a chunk cut short. Reference: `TorchOperators.gdn`.
+Every stored state is the float32 state at exactly its token, stored in the course of the scan. A
+checkpoint costs its bytes, and a shorter chunk. Reference: `TorchOperators.gdn`.
 """
 
 from torch import Tensor
@@ -26,11 +26,12 @@ def gdn_prefill(
     ssm: Tensor,
     plan: GdnPrefillPlan,
 ) -> Tensor:
-    """Return [T, value_heads * value_dim] in projected's dtype; store the planned states.
+    """Run whole prompts through a GDN mixer, and store the planned states in their slots. Return
+    [T, value_heads * value_dim] in projected's dtype.
 
     projected [T, conv_channels | value_heads * value_dim (z) | value_heads (b) | value_heads (a)],
     any row stride. conv [slots, channels, width - 1] and ssm [slots, value_heads, value_dim,
-    key_dim] are views of the arena: dense but for the slot stride. A sequence may save into its
+    key_dim] are views of the arena: dense except for the slot stride. A sequence may save into its
     read slot, but not into another's read slot. Head dimensions are powers of two from 16.
     """
     kq, v = gdn_conv(projected, weights.conv, config, conv, plan)

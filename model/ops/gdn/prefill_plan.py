@@ -1,4 +1,4 @@
-"""Cut of a forward's GDN layers into chunks: the tables of their prefill kernels.
+"""Division of a prompt forward into chunks for its GDN layers: the tables of their prefill kernels.
 
 A segment is a run of one sequence's tokens up to a stored state. It is cut into chunks of at most
 CHUNK tokens. So every stored state is at the end of a chunk and is the fp32 state itself. The plan
@@ -16,12 +16,14 @@ CHUNK = 64
 
 @dataclass(frozen=True)
 class GdnPrefillPlan:
-    """int32 tables on the device; the sequences' rows are laid end to end.
+    """Tables of a forward's chunks for the GDN kernels, int32 on the device. The sequences' rows
+    are laid end to end. A table's columns are listed here; "end" is one past the last.
 
-    sequences [B, 6]: first row, read slot, first and end segment, first and end save. segments [G,
-    4]: first and end chunk, first and end save. chunks [N, 4]: first row, tokens (1..CHUNK), first
-    row and read slot of its sequence. saves [S, 2]: tokens of its sequence before it, slot;
-    ascending within a sequence; a save into the sequence's read slot comes last among equals.
+    sequences [B, 6]: first row, read slot, first and end segment, first and end save (stored
+    state). segments [G, 4]: first and end chunk, first and end save. chunks [N, 4]: first row,
+    number of tokens (1 to CHUNK), first row of its sequence, read slot of its sequence. saves [S,
+    2]: number of its sequence's tokens before it, slot; ascending within a sequence; a save into
+    the sequence's read slot comes last among equals.
     """
 
     tokens: int
@@ -37,8 +39,8 @@ def plan_gdn_prefill(
     saves: Sequence[tuple[int, int, int]],
     device: torch.device | str,
 ) -> GdnPrefillPlan:
-    """Make the plan. saves: (sequence, tokens of this forward before the state, slot), final states
-    included.
+    """Divide a forward's sequences into chunks. lengths: tokens of each sequence; saves: states to
+    store, as (sequence, tokens of this forward before the state, slot), final states included.
 
     Raises ValueError for a save outside its sequence. The copy to the device is asynchronous.
     """
@@ -88,7 +90,8 @@ def plan_gdn_prefill(
 def _tables(
     tables: Sequence[tuple[list[int], int]], device: torch.device | str
 ) -> tuple[Tensor, ...]:
-    """Return [rows, columns] int32 of each (entries, columns), in one copy."""
+    """Copy several tables, each (entries, columns), to the device at once. Return each as [rows,
+    columns] int32."""
     packed: list[int] = []
     begins: list[int] = []
     for entries, _ in tables:

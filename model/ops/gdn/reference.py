@@ -1,5 +1,5 @@
-"""The gated delta rule over state slots: single tokens together, longer runs by chunks, and stepped
-ones token by token, as decode steps."""
+"""The gated delta rule over state slots, in PyTorch. Sequences of one token are computed together,
+longer ones by chunks, and stepped ones token by token, as in decode steps."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -13,8 +13,9 @@ from .reference_recurrent import recurrent_step
 
 @dataclass(frozen=True)
 class SinglesPlan:
-    """Plan of sequences of one token: rows [N] in the batch, read_slots [N]. The next state of row
-    save_rows[i] goes to save_slots[i]. All int64."""
+    """Plan of all sequences of one token. rows [N]: their rows in the batch; read_slots [N]: slots
+    of their states before. The next state of sequence save_rows[i] of these N goes to slot
+    save_slots[i]. All are int64."""
 
     rows: Tensor
     read_slots: Tensor
@@ -24,11 +25,12 @@ class SinglesPlan:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """A sequence of several tokens, cut into chunks at every stored state.
+    """Plan of one sequence of several tokens, divided into chunks at every stored state.
 
     rows [chunks, CHUNK_TOKENS] int64: row in the batch of each token; padding repeats a row of the
-    run. valid: the same shape, bool. keep: ascending chunks with wanted end states; row
-    save_rows[i] of those goes to save_slots[i] (int64).
+    sequence. valid: the same shape, bool, false for padding. keep: ascending numbers of the chunks
+    with stored end states. The end state of chunk keep[save_rows[i]] goes to slot save_slots[i]
+    (int64).
     """
 
     rows: Tensor
@@ -41,8 +43,9 @@ class RunPlan:
 
 @dataclass(frozen=True)
 class SteppedPlan:
-    """Plan of a sequence with several tokens, each a step of its own: rows [start, stop) of the
-    batch. saves: (tokens of this forward before a state, slot)."""
+    """Plan of one sequence of several tokens, computed one by one: rows [start, stop) of the batch.
+    read_slot: slot of the state before. saves: states to store, as pairs (tokens of this forward
+    before the state, slot)."""
 
     start: int
     stop: int
@@ -52,7 +55,7 @@ class SteppedPlan:
 
 @dataclass(frozen=True)
 class GdnPlan:
-    """Plan of a forward, the same for every layer."""
+    """Plan of the gated delta rule in one forward, the same for every layer."""
 
     singles: SinglesPlan | None
     runs: tuple[RunPlan, ...]
@@ -65,8 +68,9 @@ def plan_gdn(
     saves: Sequence[tuple[int, int, int]],
     stepped: Collection[int] = (),
 ) -> GdnPlan:
-    """Plan a forward. saves: (sequence, tokens of this forward, slot). stepped: sequences computed
-    token by token. Sequences of one token always are."""
+    """Plan the gated delta rule for a forward. lengths: tokens of each sequence. saves: states to
+    store, as (sequence, tokens of this forward before the state, slot). stepped: indices of
+    sequences computed token by token. Sequences of one token always are."""
 
     def ints(values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=read_slots.device)
@@ -128,10 +132,12 @@ def _plan_run(
 def gated_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, plan: GdnPlan
 ) -> Tensor:
-    """Return o [T, heads, value_dim] float32; store the planned states.
+    """Apply the gated delta rule to a forward, and store the planned states. Return its outputs [T,
+    heads, value_dim] float32.
 
-    q, k: [T, heads, key_dim] float32, of unit length, q scaled. v: [T, heads, value_dim] float32.
-    g, beta: [T, heads] float32. state: [slots, heads, value_dim, key_dim] of any float dtype.
+    q, k: [T, heads, key_dim] float32, of unit length, q scaled. v: [T, heads, value_dim] float32. g
+    (log decay), beta: [T, heads] float32. state: [slots, heads, value_dim, key_dim] of any float
+    dtype.
     """
     tokens, heads, _ = v.shape
     # One extra row takes the padding, and is dropped.
@@ -182,7 +188,8 @@ def _step(
     plan: SteppedPlan,
     output: Tensor,
 ) -> None:
-    """Fill the plan's rows of output; store its states."""
+    """Compute one sequence token by token: fill its rows of `output`, and store its planned
+    states."""
     slots = dict(plan.saves)
     after = state[plan.read_slot : plan.read_slot + 1].float()
     for offset, row in enumerate(range(plan.start, plan.stop), 1):
@@ -196,5 +203,6 @@ def _step(
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:
-    """Return x [T, heads, ...] by (token, head) pairs: [chunks, heads, CHUNK_TOKENS, ...]."""
+    """Return x [T, heads, ...] arranged by chunk: [chunks, heads, CHUNK_TOKENS, ...]. index: row of
+    each token of each chunk."""
     return x.flatten(0, 1).index_select(0, index.flatten()).view(*index.shape, *x.shape[2:])

@@ -1,8 +1,9 @@
-"""The gated delta rule in chunks: work inside chunks all at once, a loop over chunks for the state.
+"""The gated delta rule in chunks: the work inside all chunks at once, then a loop over chunks for
+the state.
 
-A chunk has C tokens with cumulative log decay G. The deltas D solve (I + A) D = beta (V - exp(G) K
-S^T). A[t, s] is beta_t exp(G_t - G_s) times the product of k_t and k_s, for s < t. Both right-hand
-sides are solved before the loop.
+A chunk has C tokens with cumulative log decay G. The updates (deltas) D solve (I + A) D = beta (V -
+exp(G) K S^T). A[t, s] is beta_t exp(G_t - G_s) times the product of k_t and k_s, for s < t. Both
+right-hand sides are solved before the loop.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ def chunk_gated_delta_rule(
     state: Tensor,
     keep: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
-    """Apply the rule to one sequence of N chunks of C tokens; float32 throughout.
+    """Apply the gated delta rule to one sequence of N chunks of C tokens; float32 throughout.
 
     q, k: [N, heads, C, key_dim], of unit length, q scaled. v: [N, heads, C, value_dim]. g, beta:
     [N, heads, C]; g is the log decay. state: [heads, value_dim, key_dim]. keep: ascending chunk

@@ -1,4 +1,5 @@
-"""Depthwise causal convolution over packed sequences with earlier inputs in state slots."""
+"""Depthwise causal convolution over packed sequences, in PyTorch. State slots have the inputs
+before each sequence."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,10 +13,10 @@ from torch.nn import functional
 class ConvPlan:
     """Row tables of the convolution, the same for every layer of a forward.
 
-    Sequences are laid end to end, each led by its width-1 state columns ("extended" rows).
-    state_rows [B * (width-1)], token_rows [T] int64: extended row of every state column and token.
-    outputs [T] int64: extended row of the first input of each token's window. saves [S, width-1]
-    int64: extended rows of each stored state; save_slots [S] int64.
+    Sequences are laid end to end, and the width-1 inputs from its slot precede each one ("extended"
+    rows). state_rows [B * (width-1)], token_rows [T] int64: extended row of every state column and
+    token. outputs [T] int64: extended row of the first input of each token's window. saves [S,
+    width-1] int64: extended rows of each stored state; save_slots [S] int64.
     """
 
     read_slots: Tensor
@@ -32,7 +33,9 @@ def plan_conv(
     saves: Sequence[tuple[int, int, int]],
     columns: int,
 ) -> ConvPlan:
-    """Plan a forward. saves: (sequence, tokens of this forward, slot)."""
+    """Plan the convolution of a forward. lengths: tokens of each sequence. saves: states to store,
+    as (sequence, tokens of this forward before the state, slot). columns: inputs in a stored state,
+    width - 1."""
     device = read_slots.device
     bases: list[int] = []
     state_rows: list[int] = []
@@ -58,7 +61,7 @@ def plan_conv(
 
 
 def causal_conv(x: Tensor, weight: Tensor, state: Tensor, plan: ConvPlan) -> Tensor:
-    """Return silu(conv(x)) [T, channels] in x's dtype; store the planned states.
+    """Convolve x and store the planned states. Return silu(conv(x)) [T, channels] in x's dtype.
 
     x [T, channels]; weight [channels, width]; state [slots, channels, width-1], oldest column
     first.

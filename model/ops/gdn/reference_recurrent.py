@@ -1,4 +1,5 @@
-"""The gated delta rule token by token: decode's step, and the reference of the chunked form."""
+"""The gated delta rule token by token in PyTorch: the step of decode, and the reference of the
+chunked form."""
 
 import torch
 from torch import Tensor
@@ -7,7 +8,7 @@ from torch import Tensor
 def recurrent_step(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Apply the rule to one token of each of N sequences; float32 throughout.
+    """Apply the gated delta rule to one token of each of N sequences; float32 throughout.
 
     q, k: [N, heads, key_dim], of unit length, q scaled. v: [N, heads, value_dim]. g, beta: [N,
     heads]; g is the log decay, <= 0. state: [N, heads, value_dim, key_dim]. Returns o [N, heads,
@@ -23,7 +24,8 @@ def recurrent_step(
 def recurrent_gated_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Apply `recurrent_step` to T tokens of one sequence; leading dimension T, state without N."""
+    """Apply `recurrent_step` to T tokens of one sequence, one after the other. Arguments and
+    results have the leading dimension T in place of N; the state has neither."""
     outputs = []
     state = state[None]
     for token in range(q.shape[0]):

@@ -1,8 +1,9 @@
-"""States of a GDN layer, chunk after chunk, and every token's read-out of them.
+"""The scan of a GDN layer's prefill: its recurrent states, chunk after chunk, and every token's
+read-out of them.
 
 A program owns one value head of one sequence, and some columns of its value dimension. Its part of
 the state stays in registers from the sequence's first token to its last, and is stored in float32
-at every planned place. Reference: the loop of `reference_chunked.py`.
+at every planned position. Reference: the loop of `reference_chunked.py`.
 """
 
 import triton
@@ -28,10 +29,11 @@ def gdn_scan(
     ssm: Tensor,
     plan: GdnPrefillPlan,
 ) -> None:
-    """Write the outputs, before their norm, over v; and the planned states.
+    """Scan all chunks. Overwrite v with the outputs before their norm, and store the planned states
+    in ssm.
 
     kq, v as from `gdn_conv`; mixers, gates as from `gdn_chunk`; ssm [slots, value_heads, value_dim,
-    key_dim], dense but for the slot stride.
+    key_dim], dense except for the slot stride.
     """
     columns = min(_COLUMNS, config.value_dim)
     grid = (config.value_dim // columns, config.value_heads, plan.sequences.shape[0])
@@ -59,7 +61,7 @@ def gdn_scan(
 
 @triton.jit
 def _halves(rows, HALF: tl.constexpr, COLUMNS: tl.constexpr):
-    """Return the upper and the lower half of [2 * HALF, COLUMNS]."""
+    """Return the upper and the lower half of the rows of a tile [2 * HALF, COLUMNS]."""
     return tl.split(tl.permute(tl.reshape(rows, [2, HALF, COLUMNS]), (1, 2, 0)))
 
 
@@ -135,7 +137,8 @@ def _scan_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs of 9B, 4B and 35B-A3B in bfloat16 with float32 state."""
+    """Return the specs to compile the kernels ahead of time, for the models 9B, 4B and 35B-A3B in
+    bfloat16 with float32 state."""
     heads = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128}
     return [
         KernelSpec.of(

@@ -1,1 +1,1 @@
-"""Products and activations: kernels beside their reference."""
+"""Matrix products and SwiGLU: kernels beside their PyTorch reference."""

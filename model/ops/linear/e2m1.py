@@ -1,9 +1,11 @@
-"""NVFP4 codes as numbers in registers, exactly, in the layout of `model/weights/kernel_layout.py`.
+"""Exact conversion of NVFP4 codes (e2m1) to numbers in registers, for weights in the layout of
+`model/weights/kernel_layout.py`.
 
-A value is e2m1. Moved to bf16's exponent and mantissa it is 2^-126 of itself, in two instructions
-per number and without a table. The scale of its group, times the missing power of two, makes value
-* group of it. bf16 holds its six significant bits: 2^-7 of it, so that the largest scale fits too.
-References: `NvFp4Halves.rows`, and the arithmetic of Triton's interpreter and float32 here.
+A value is e2m1. Its bits, moved to bf16's exponent and mantissa, are the value times 2^-126. This
+takes two instructions per number and no table. The scale of its group of 16, times 2^119, makes
+value * group * 2^-7 of it. bf16 holds the product's six significant bits, and 2^-7 lets the largest
+scale fit. References: `NvFp4Halves.rows`, and the arithmetic of Triton's interpreter and float32
+here.
 """
 
 import triton
@@ -16,8 +18,9 @@ from .fp8_scales import run_sums
 
 @triton.jit
 def halves(packed, dtype: tl.constexpr):
-    """Return (low, high) of packed uint8, at least four per thread in a row, as dtype. They are
-    values, or 2^-126 of them if `group_scales` makes up for it."""
+    """Convert packed uint8 codes, at least four per thread in a row. Return the numbers of the low
+    and of the high halves, in dtype. They are the values, or the values times 2^-126 if
+    `group_scales` corrects this factor."""
     if HAS_INSTRUCTIONS and dtype == tl.bfloat16:
         return tl.inline_asm_elementwise(
             """{
@@ -55,7 +58,7 @@ def halves(packed, dtype: tl.constexpr):
 
 @triton.jit
 def _number(code):
-    """Return the value of a code, float32."""
+    """Return the value of an e2m1 code as float32."""
     exponent, mantissa = ((code >> 1) & 3).to(tl.int32), (code & 1).to(tl.float32)
     whole = (2.0 + mantissa) * (1 << exponent).to(tl.float32)
     size = 0.25 * tl.where(exponent == 0, 2.0 * mantissa, whole)
@@ -64,7 +67,8 @@ def _number(code):
 
 @triton.jit
 def group_scales(groups, dtype: tl.constexpr):
-    """Return 2^-7 of the scales, float32, with the power of two missing from `halves`."""
+    """Return the scales of groups times 2^-7, float32. They also correct the power of two missing
+    from the result of `halves`."""
     if HAS_INSTRUCTIONS and dtype == tl.bfloat16:
         return groups.to(tl.float32) * 6.64613997892458e35
     else:
@@ -73,8 +77,8 @@ def group_scales(groups, dtype: tl.constexpr):
 
 @triton.jit
 def grouped_halves(packed, low, high, dtype: tl.constexpr):
-    """Turn packed [64, ROWS], with the scales of low and high groups [4, ROWS] e4m3, into two tiles
-    [64, ROWS]: value * group * 2^-7."""
+    """Convert packed codes [64, ROWS] to two tiles [64, ROWS] of value * group * 2^-7. low, high
+    [4, ROWS] e4m3: scales of the groups in the low and the high halves."""
     ROWS: tl.constexpr = packed.shape[1]
     first, second = halves(packed, dtype)
     low = _each_column(group_scales(low, dtype).to(dtype), ROWS)
@@ -89,13 +93,14 @@ def grouped_halves(packed, low, high, dtype: tl.constexpr):
 
 @triton.jit
 def _each_column(scales, ROWS: tl.constexpr):
-    """Return [4, ROWS] of groups as [64, ROWS] of columns."""
+    """Repeat the scales of groups, [4, ROWS], for each of their 16 columns: [64, ROWS]."""
     return tl.reshape(tl.broadcast_to(scales[:, None, :], [4, 16, ROWS]), [64, ROWS])
 
 
 @triton.jit
 def row_factors(factors, row, height):
-    """Return [ROWS]: factor and divisor of a sum of grouped_halves' products."""
+    """Return two factors [ROWS] for sums of products with grouped_halves(): the multiplier (with
+    the missing 2^7) and the divisor."""
     return tl.load(factors + row) * 128.0, tl.load(factors + height + row)
 
 
@@ -104,9 +109,10 @@ def group_products(
     codes, groups, low_inputs, high_inputs, first, height, begin, ROWS: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Return [ROWS, BYTES / 16] float32: 2^-7 of the sums of value * group * input over both halves
-    of 16 bytes, without matrix instructions. codes [ROWS, BYTES] from byte `begin` on, of the rows
-    from `first` on, WIDE bytes each, of `height` rows; low_inputs, high_inputs [BYTES] float32."""
+    """Multiply codes by inputs without matrix instructions. Return [ROWS, BYTES / 16] float32: 2^-7
+    of the sums of value * group * input over both halves of 16 bytes. codes [ROWS, BYTES]: bytes
+    from `begin` on, in the rows from `first` on, of a matrix with `height` rows of WIDE bytes.
+    low_inputs, high_inputs [BYTES] float32: inputs for the low and the high halves."""
     RUNS: tl.constexpr = codes.shape[1] // 16
     row = (first + tl.arange(0, ROWS)).to(tl.int64)
     run = begin // 16 + tl.arange(0, RUNS)

@@ -1,8 +1,8 @@
-"""e4m3 codes as numbers in registers, exactly.
+"""Exact conversion of FP8 codes (e4m3) to numbers in registers.
 
-Triton turns e4m3 into bf16 by one conversion per number (F2F, 16 per cycle and multiprocessor).
-This unit has a quarter of the pace and is slower than memory. Packed instructions turn four at a
-time, two instructions per number, and keep up. Reference: the conversion of the language.
+Triton converts e4m3 to bf16 by one F2F instruction per number, 16 per cycle and multiprocessor.
+This unit is slower than memory. Packed instructions convert four codes at a time, two instructions
+per number, and keep up with memory. Reference: Triton's own conversion.
 """
 
 import triton
@@ -13,7 +13,7 @@ from tasuki.utils.triton.instructions import HAS_INSTRUCTIONS
 
 @triton.jit
 def turned(codes, dtype: tl.constexpr):
-    """Return codes of any shape, at least four a thread in a row, as dtype."""
+    """Convert e4m3 codes of any shape, at least four per thread in a row, to dtype."""
     if HAS_INSTRUCTIONS and dtype == tl.bfloat16:
         return tl.inline_asm_elementwise(
             """{
@@ -44,7 +44,8 @@ def turned(codes, dtype: tl.constexpr):
 
 @triton.jit
 def turned_pairs(codes, dtype: tl.constexpr):
-    """Turn codes two at a time: for a first operand, with a thread's codes in pairs."""
+    """Convert e4m3 codes two at a time to dtype, for the first operand of a product: there a thread
+    holds codes in pairs."""
     if HAS_INSTRUCTIONS and dtype == tl.bfloat16:
         return tl.inline_asm_elementwise(
             """{

@@ -1,12 +1,12 @@
-"""Rows of activations as e4m3 codes and scales, made anew for every row (W8A8 of prompts).
+"""Quantisation of activations to e4m3 codes and scales, computed for every row (W8A8 of prompts).
 
 scale = max(largest magnitude, 1e-10) / 448, code = nearest e4m3 of value * (1 / scale). A scale
-covers 128 columns, or a whole row for weights with scales of whole rows. The rows are x, or
-silu(gate) * up computed in the same pass. Rows are padded to a multiple of 4 with zeros, and scales
-of one group of columns are side by side, as the library's product needs. Both divisions round to
-nearest, so every machine makes the same codes. They are of groups, not of values: `/` on a GPU is
-some last bits off, and near ties this gives another code. References: `reference.quantised_rows`,
-behind `reference.swiglu`'s activation.
+covers 128 columns, or a whole row for weights with scales of whole rows. The quantised rows are x,
+or silu(gate) * up computed in the same pass. Rows are padded to a multiple of 4 with zeros, and
+scales of one group of columns are side by side, as the library's product needs. Both divisions
+round to nearest, so every machine makes the same codes. Each group is divided once, not each value:
+the plain `/` of a GPU is wrong in its last bits, and gives another code near ties. References:
+`reference.quantised_rows`, behind `reference.swiglu`'s activation.
 """
 
 from dataclasses import dataclass
@@ -29,8 +29,8 @@ _WARPS = 4
 
 @dataclass(frozen=True)
 class Fp8Rows:
-    """Quantised rows. values [R, columns] e4m3, with `count` valid rows; scales [R, groups]
-    float32, laid out by row or by group."""
+    """Quantised rows of activations. values [R, columns]: e4m3 codes, `count` of the rows valid;
+    scales [R, groups]: float32, in memory by row or by group."""
 
     values: Tensor
     scales: Tensor
@@ -38,8 +38,8 @@ class Fp8Rows:
 
 
 def quantised(x: Tensor) -> Fp8Rows:
-    """Quantise x [T, columns], any row stride: a scale for 128 columns; scales of one group are
-    side by side."""
+    """Quantise x [T, columns], any row stride, to e4m3 with a scale for each 128 columns of a row.
+    Scales of one group of columns are side by side."""
     rows, columns = x.shape
     result = _empty(x, rows, columns)
     _launch(_group_kernel, x, result, columns)
@@ -47,8 +47,8 @@ def quantised(x: Tensor) -> Fp8Rows:
 
 
 def quantised_swiglu(gate_up: Tensor) -> Fp8Rows:
-    """Quantise silu(gate) * up of gate_up [T, 2 * columns], gate first, any row stride; otherwise
-    like quantised."""
+    """Compute silu(gate) * up from gate_up [T, 2 * columns] (gate first, any row stride), and
+    quantise the result like quantised()."""
     rows, columns = gate_up.shape[0], gate_up.shape[1] // 2
     result = _empty(gate_up, rows, columns)
     _launch(_coded_swiglu_kernel, gate_up, result, columns)
@@ -56,7 +56,7 @@ def quantised_swiglu(gate_up: Tensor) -> Fp8Rows:
 
 
 def quantised_whole(x: Tensor) -> Fp8Rows:
-    """Quantise x [T, columns], any row stride: one scale a row."""
+    """Quantise x [T, columns], any row stride, to e4m3 with one scale per row."""
     rows, columns = x.shape
     padded = -(-rows // _ROWS) * _ROWS
     values = torch.empty(padded, columns, dtype=torch.float8_e4m3fn, device=x.device)
@@ -102,7 +102,8 @@ def _launch(kernel: Any, x: Tensor, result: Fp8Rows, columns: int) -> None:
 def _store_groups(
     value, values, scales, row, begin, padded, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Store value [BLOCK] float32 of the columns from `begin` on, a scale for each 128."""
+    """Quantise and store one block of a row: value [BLOCK] float32 of the columns from `begin` on,
+    with a scale for each 128 columns."""
     GROUPS: tl.constexpr = BLOCK // 128
     grouped = tl.reshape(value, [GROUPS, 128])
     scale = tl.div_rn(tl.maximum(tl.max(tl.abs(grouped), axis=1), 1e-10), 448.0)
@@ -179,7 +180,7 @@ def _whole_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs in the shapes of the 9B model."""
+    """Return the specs to compile the kernels ahead of time, in the shapes of the 9B model."""
 
     def spec(name: str, kernel: Any, columns: int, block: int, warps: int) -> KernelSpec:
         sizes = {"COLUMNS": columns, "BLOCK": block, "DEPENDENT": True}

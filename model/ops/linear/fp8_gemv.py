@@ -1,11 +1,11 @@
-"""Products of a few rows with FP8 weights as stored, with the steps before and after fused in. Like
-`gemv.py`, for weights of a byte, in bf16 or float32 activations (W8A16).
+"""Products of a few rows with FP8 weights as stored, with the steps before and after fused in. It
+is like `gemv.py`, for weights of one byte with bf16 or float32 activations (W8A16).
 
-The same stream and order of work: whole runs of a few weight rows. The first run is loaded before
-the kernel waits for the one before it. e4m3 is exact in float32. A scale is folded into the
-activations of its 128 columns in float32, so only activations are rounded. Plain rows behind the
-FP8 ones (b and a of in_proj) are programs of the same launch. References: `reference.product` after
-`norm.reference.rms_norm`, and `reference.swiglu`.
+The order of work is the same: a program loads whole runs of a few weight rows. The first run is
+loaded before the kernel waits for the kernel before it. e4m3 is exact in float32. A scale is folded
+into the activations of its 128 columns in float32, so only activations are rounded. Plain rows
+below the FP8 rows (a tail: b and a of in_proj) are programs of the same launch. References:
+`reference.product` after `norm.reference.rms_norm`, and `reference.swiglu`.
 """
 
 from typing import Any
@@ -32,12 +32,13 @@ _NORMED_SHORT = Stream(8, 1024, 4)
 _NORMED_SHORT_COLUMNS = 2048
 _SWIGLU = Stream(8, 2048, 4)
 _TAIL_SHARE = 4
-"""Divisor of a program's rows in the tail, because its numbers are twice as long."""
+"""Divisor of the number of rows for a program of the tail (plain rows), because its numbers are
+twice as long as FP8 codes."""
 
 
 def fp8_gemv(x: Tensor, weight: Fp8, stream: Stream | None = None) -> Tensor:
-    """Return [B, rows] in x's dtype; x [B, columns] contiguous; weight [rows, columns] for
-    kernels."""
+    """Return x times the FP8 weight transposed, [B, rows], in x's dtype. x: [B, columns]
+    contiguous; weight: [rows, columns], laid out for kernels."""
     stream = stream or (_SHORT if weight.shape[1] <= _SHORT_COLUMNS else _LONG)
     output = x.new_empty(x.shape[0], weight.shape[0])
     _launch(None, x, None, 0.0, weight, None, output, None, False, stream)
@@ -53,7 +54,8 @@ def norm_fp8_gemv(
     tail: Tensor | None = None,
     stream: Stream | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return (product [B, rows + tail rows], next residual [B, columns]), in residual's dtype.
+    """Norm branch + residual, and multiply it by the FP8 weight and the plain tail. Return (product
+    [B, rows + tail rows], next residual [B, columns]), in residual's dtype.
 
     branch, residual [B, columns] contiguous; without a branch the residual itself is normed, and
     returned. norm [columns] float32, 1 + w; tail [tail rows, columns] contiguous in residual's
@@ -76,8 +78,8 @@ def norm_fp8_gemv_swiglu(
     gate_up: Fp8,
     stream: Stream = _SWIGLU,
 ) -> tuple[Tensor, Tensor]:
-    """Return (activations [B, width], next residual); gate_up [2 * width, columns]; else as
-    norm_fp8_gemv."""
+    """Norm branch + residual, multiply it by gate_up [2 * width, columns], and apply SwiGLU. Return
+    (activations [B, width], next residual). Other arguments: see norm_fp8_gemv()."""
     output = residual.new_empty(residual.shape[0], gate_up.shape[0] // 2)
     total = residual.new_empty(residual.shape)
     _launch(branch, residual, norm, eps, gate_up, None, output, total, True, stream)
@@ -125,7 +127,7 @@ def _launch(
 
 
 def _tail_tile(stream: Stream) -> int:
-    """Return the rows of a program of the tail."""
+    """Return the number of rows for a program of the tail (plain rows)."""
     return max(1, stream.rows // _TAIL_SHARE)
 
 
@@ -135,7 +137,8 @@ def _block(stream: Stream, columns: int) -> int:
 
 @triton.jit
 def _root(branch, residual, norm, item, eps, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
-    """Return the norm's factor; without a norm nothing is read."""
+    """Return the norm's factor for one row, one over the root mean square. Without a norm nothing
+    is read, and the factor is 1."""
     if norm is None:
         return 1.0
     else:
@@ -150,8 +153,8 @@ def _root(branch, residual, norm, item, eps, COLUMNS: tl.constexpr, BLOCK: tl.co
 def _inputs(
     branch, residual, norm, root, total, item, begin, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Return the product's inputs [BLOCK] float32, rounded like the reference between norm and
-    product. The first program keeps the sum."""
+    """Return one block of the product's inputs, [BLOCK] float32, normed and rounded as in the
+    reference. The first program also stores the sum branch + residual."""
     stored = residual_sum(branch, residual, item, begin, COLUMNS, BLOCK)
     column = begin + tl.arange(0, BLOCK)
     if branch is not None:  # noqa: SIM102 (decided when the kernel is compiled)
@@ -253,7 +256,8 @@ def _fp8_gemv_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs of the shapes of 9B at batch 1, block scales."""
+    """Return the specs to compile the kernels ahead of time, for the shapes of 9B at batch 1, block
+    scales."""
 
     def spec(name: str, stream: Stream, columns: int, **given: Any) -> KernelSpec:
         sizes = {"COLUMNS": columns, "ROWS": stream.rows, "BLOCK": _block(stream, columns)}

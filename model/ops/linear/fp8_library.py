@@ -1,4 +1,5 @@
-"""Products of quantised rows with FP8 weights by the library (W8A8), for matrices it takes.
+"""Products of quantised rows with FP8 weights by PyTorch's library (W8A8), for the matrices it
+supports.
 
 `torch._scaled_mm` on Hopper multiplies two kinds of operands. Rows with a scale per 128 columns go
 with weights with a scale per 128 x 128. Rows with one scale go with weights with one scale per row.
@@ -22,7 +23,8 @@ _LEAST = (8, 9)
 
 
 def has_block_product(weight: Fp8, dtype: torch.dtype) -> bool:
-    """Return true if the library multiplies it, in blocks, by quantised rows of `dtype`."""
+    """Return true if the library can multiply this weight, with a scale per 128 x 128 block, by
+    quantised rows from activations of `dtype`."""
     rows, columns = weight.shape
     return (
         dtype is torch.bfloat16
@@ -34,8 +36,8 @@ def has_block_product(weight: Fp8, dtype: torch.dtype) -> bool:
 
 
 def has_row_product(weight: Fp8, dtype: torch.dtype) -> bool:
-    """Return true if the library multiplies it, with a scale for each row, by quantised rows of
-    `dtype`."""
+    """Return true if the library can multiply this weight, with a scale per row, by quantised rows
+    from activations of `dtype`."""
     rows, columns = weight.shape
     return (
         dtype is torch.bfloat16
@@ -47,12 +49,14 @@ def has_row_product(weight: Fp8, dtype: torch.dtype) -> bool:
 
 
 def block_product(x: Fp8Rows, weight: Fp8) -> Tensor:
-    """Return [T, out] bf16. REQUIRES: has_block_product; x by 128 columns."""
+    """Return quantised rows x times the weight transposed, [T, out] bf16. REQUIRES:
+    has_block_product(weight), and x has a scale for each 128 columns."""
     return _scaled(x, weight)
 
 
 def library_product(x: Tensor, weight: Fp8) -> Tensor | None:
-    """Return x [T, in], quantised, times weight; None if the library does not take the matrix."""
+    """Quantise x [T, in] and multiply it by the weight with the library. Return None if the library
+    does not support the matrix."""
     if has_block_product(weight, x.dtype):
         return _scaled(quantised(x), weight)
     if has_row_product(weight, x.dtype):

@@ -1,18 +1,19 @@
-"""Products of many rows with FP8 weights as stored (W8A16): a stream of weights through the matrix
+"""Products of many rows with FP8 weights as stored (W8A16): weights are streamed through the matrix
 instructions of the activations' dtype.
 
-A program owns a tile of weight rows and of x's rows, and a share of the columns. Weights are turned
-in registers (e4m3.py) and multiplied in bf16 (float32: IEEE); the sum of 128 columns gets its scale
-in float32. Tiles are tall, because every tile reads x again from the L2 cache, hardly faster than
-memory. A narrow output has few tiles, so its columns are shared out, and split_sums.py joins the
-shares. No two warps turn the same weights. Up to 16 rows of x are the first operand, as an
-instruction takes 16 rows. With more rows the weights are the first operand, in registers, and x is
-read from shared memory, once for all warps. Then operands come by the tensor copy engine, and
-registers suffice for one more program per multiprocessor. The order of a row's sums depends on no
-other row. So with the same tile a row's result is the same at every batch size.
+A program owns a tile of weight rows and of x's rows, and a share of the columns. Weights are
+converted in registers (e4m3.py) and multiplied in bf16 (float32: IEEE); the sum of 128 columns gets
+its scale in float32. Tiles are tall, because every tile reads x again from the L2 cache, hardly
+faster than memory. A narrow output has few tiles, so its columns are shared out among programs, and
+split_sums.py adds up their sums. No two warps convert the same weights. Up to 16 rows of x are the
+first operand, as an instruction takes 16 rows. With more rows the weights are the first operand, in
+registers, and x is read from shared memory, once for all warps. Then operands come by the tensor
+copy engine, and registers suffice for one more program per multiprocessor. The order of a row's
+sums depends on no other row. So with the same tile a row's result is the same at every batch size.
 
-With SwiGLU a tile has rows of gate and their rows of up. Plain rows below those in FP8 (b and a of
-in_proj) have programs of their own in the same launch. Reference: `reference.product`.
+With SwiGLU a tile has rows of gate and the matching rows of up. Plain rows below the FP8 rows (a
+tail: b and a of in_proj) have programs of their own in the same launch. Reference:
+`reference.product`.
 """
 
 from collections.abc import Callable
@@ -37,8 +38,8 @@ from .split_sums import joined, joined_swiglu
 
 @dataclass(frozen=True)
 class Tile:
-    """Tile of a program: `rows` of the weights and `batch` rows of x, over one of `split` shares of
-    the columns. `stages`: steps of 128 columns in flight."""
+    """Work of one program: `rows` weight rows times `batch` rows of x, over one of `split` shares
+    of the columns. stages: number of steps of 128 columns in flight."""
 
     rows: int
     batch: int
@@ -47,7 +48,8 @@ class Tile:
     warps: int
 
     def constants(self, columns: int) -> dict[str, int]:
-        """Return the constants of a kernel over a matrix of `columns` columns."""
+        """Return the compile-time constants of a kernel with this tile, for a matrix of `columns`
+        columns."""
         return {
             "COLUMNS": columns,
             "BATCH": self.batch,
@@ -58,24 +60,26 @@ class Tile:
 
 
 MOST_SECOND = 16
-"""Most rows of x with weights as the second operand."""
+"""Largest number of rows of x for a product with weights as the second operand."""
 _PROGRAMS = 256
-"""Least number of programs: two per multiprocessor, one turning weights while one waits."""
+"""Least number of programs: two per multiprocessor, so one converts weights while the other
+waits."""
 _LEAST_BLOCKS = 4
-"""Least blocks of 128 columns in a share, because a program fills and drains its pipeline once."""
+"""Least number of 128-column blocks in a program's share, because each program fills and drains its
+pipeline once."""
 _TAIL_STAGES = tl.constexpr(4)
-"""Stages of 64 columns of a tail. Its numbers are twice as long: no more memory than tiles of
-codes."""
+"""Number of pipeline stages, of 64 columns each, for a tail (plain rows). Its numbers are twice as
+long as codes, so it takes no more memory than FP8 tiles."""
 _TALL = 128
-"""Rows of x of the tallest tile."""
+"""Number of x's rows in the tallest tile."""
 _TALL_STAGES = 3
 _EXACT = Tile(32, 16, 1, 2, 4)
-"""Tile in float32: its operands take twice the memory and no matrix instruction."""
+"""Tile for float32. Its operands take twice the memory and use no matrix instruction."""
 
 
 def split_for(tiles: int, columns: int) -> int:
-    """Return the number of shares of the columns, a power of two. It grows until there are enough
-    programs, or too few columns a program."""
+    """Return the number of shares of the columns, a power of two. It doubles until there are enough
+    programs, or until a share would have too few columns."""
     split = 1
     while tiles * split < _PROGRAMS and columns >= 2 * split * _LEAST_BLOCKS * GROUP:
         split *= 2
@@ -83,8 +87,8 @@ def split_for(tiles: int, columns: int) -> int:
 
 
 def tallest(device: torch.device) -> int:
-    """Return the rows of x of the tallest tile within shared memory. A multiprocessor of Ada and of
-    the smaller Blackwells has 100 KiB of it."""
+    """Return the number of x's rows in the tallest tile that fits in shared memory. Ada and the
+    smaller Blackwells have 100 KiB per multiprocessor."""
     if device.type != "cuda":
         return _TALL
     room = torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
@@ -95,11 +99,12 @@ def tallest(device: torch.device) -> int:
 def tile_for(batch: int, rows: int, columns: int, dtype: torch.dtype, most: int = _TALL) -> Tile:
     """Choose a tile by shapes alone, so a captured graph holds one of them.
 
-    Tuned for the layers of 9B in sequence on an H200. The kernel after a wide one begins beside its
-    last programs. So narrow ones, two per multiprocessor, have stages that leave no memory for a
-    third. With more than 64 rows a tile has twice as many, and turns weights half as often, in two
-    cases. One case is few tiles: their shares fill the multiprocessors once. The other is many
-    tiles: the last ones leave few multiprocessors idle. most: rows of x of a tile, as `tallest`.
+    Tuned for the layers of 9B in sequence on an H200. The next kernel begins beside the last
+    programs of a wide product. So a narrow product has two programs per multiprocessor, with too
+    little memory left for a third. A batch above 64 rows gets tiles of 128 rows in two cases, to
+    convert weights half as often. In one case tiles are few, and their shares fill the
+    multiprocessors once. In the other tiles are so many that few multiprocessors are idle at the
+    end. most: largest number of x's rows in a tile, from tallest().
     """
     if dtype is not torch.bfloat16:
         return _EXACT
@@ -119,8 +124,8 @@ def tile_for(batch: int, rows: int, columns: int, dtype: torch.dtype, most: int 
 
 
 def _tall_tile(tiles: int, columns: int, is_narrow: bool) -> Tile | None:
-    """Return the tile with _TALL rows of x; None if it would leave multiprocessors idle. tiles:
-    number of such tiles."""
+    """Return a tile with _TALL rows of x; None if too many multiprocessors would be idle. tiles:
+    number of such tiles in the product."""
     if is_narrow:
         return Tile(64, _TALL, split_for(tiles, columns), _TALL_STAGES, 4)
     split = 1 if tiles >= 2 * _PROGRAMS else 2
@@ -128,7 +133,8 @@ def _tall_tile(tiles: int, columns: int, is_narrow: bool) -> Tile | None:
 
 
 def tile_of_prompts(dtype: torch.dtype) -> Tile:
-    """Return one tile for every length, so the first prompt compiles it."""
+    """Return the tile for prompts. It is the same for every length, so the first prompt compiles
+    its kernel."""
     return Tile(64, 64, 1, 3, 4) if dtype is torch.bfloat16 else _EXACT
 
 
@@ -139,9 +145,10 @@ def fp8_product(
     tile: Tile | None = None,
     tail: Tensor | None = None,
 ) -> Tensor:
-    """Return [B, rows + tail rows] in x's dtype. x: [B, columns], any row stride. weight: [rows,
-    columns] for kernels. tail: [tail rows, columns] contiguous in x's dtype. output: target instead
-    of new memory, any row stride."""
+    """Return x times the FP8 weight and the plain tail, transposed: [B, rows + tail rows] in x's
+    dtype. x: [B, columns], any row stride. weight: [rows, columns], laid out for kernels. tail:
+    plain rows below the FP8 rows, [tail rows, columns] contiguous in x's dtype. output: tensor to
+    write instead of new memory, any row stride."""
     rows, columns = weight.shape
     tile = tile or tile_for(x.shape[0], rows, columns, x.dtype, tallest(x.device))
     launch = partial(_launch, x, weight, tail, tile=tile)
@@ -151,8 +158,9 @@ def fp8_product(
 def multiply(
     launch: Callable[[Tensor], None], x: Tensor, rows: int, tile: Tile, output: Tensor | None
 ) -> Tensor:
-    """Return [B, rows] in x's dtype, in `output` if given. launch: fills a tensor [B, rows], or
-    [split, B, rows] float32 for a tile with shared-out columns."""
+    """Run a product and return its result [B, rows] in x's dtype, in `output` if given. launch:
+    starts the kernel on a result tensor. If the tile shares out the columns, this tensor is [split,
+    B, rows] float32, and the parts are added up here."""
     output = x.new_empty(x.shape[0], rows) if output is None else output
     if tile.split == 1:
         launch(output)
@@ -164,8 +172,8 @@ def multiply(
 
 
 def fp8_product_swiglu(x: Tensor, gate_up: Fp8, tile: Tile | None = None) -> Tensor:
-    """Return silu(gate) * up [B, width] in x's dtype of x's product with gate_up [2 * width,
-    columns]; no rounding between."""
+    """Return silu(gate) * up, [B, width] in x's dtype, for the product of x with gate_up [2 *
+    width, columns]. The product is not rounded in between."""
     rows, columns = gate_up.shape
     tile = tile or tile_for(x.shape[0], rows, columns, x.dtype, tallest(x.device))
     output = x.new_empty(x.shape[0], rows // 2)
@@ -215,8 +223,8 @@ def _launch(
 
 
 def _are_copied(*matrices: Tensor) -> bool:
-    """Return true if the tensor copy engine, from Hopper on, reads them: aligned to 16 bytes.
-    Triton's interpreter plays it."""
+    """Return true if the tensor copy engine (TMA, from Hopper on) can read the matrices: they are
+    aligned to 16 bytes. Triton's interpreter emulates it."""
     device = matrices[0].device
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0):
         return False
@@ -229,8 +237,8 @@ def _are_copied(*matrices: Tensor) -> bool:
 def _tiles(
     x: Tensor, values: Tensor, tile: Tile, *, swiglu: bool
 ) -> tuple[TensorDescriptor, TensorDescriptor]:
-    """Return descriptors of x and the weights by tiles of 128 columns; with SwiGLU, each tile of
-    weights has gate above up."""
+    """Return the descriptors with which the kernel loads tiles of x and of the weights, 128 columns
+    each. With SwiGLU, a tile of weights has rows of gate above rows of up."""
     of_x, of_values = _boxes(tile, swiglu=swiglu)
     halves = values.unflatten(0, (of_values[0], -1))
     return (
@@ -240,16 +248,15 @@ def _tiles(
 
 
 def _boxes(tile: Tile, *, swiglu: bool) -> tuple[list[int], list[int]]:
-    """Return the boxes of `_tiles`: rows of x and columns; parts of the weights, rows of each, and
-    columns."""
+    """Return the box sizes for `_tiles`. For x: rows and columns. For the weights: number of parts
+    (gate and up), rows of each part, and columns."""
     parts = 2 if swiglu else 1
     return [tile.batch, GROUP], [parts, tile.rows // parts, GROUP]
 
 
 @triton.jit
 def _along(index, WEIGHTS_FIRST: tl.constexpr):
-    """Return the index along rows of weights, or along the columns of x, if those come first; else
-    turned."""
+    """Return the index as a column vector if WEIGHTS_FIRST is true, else as a row vector."""
     if WEIGHTS_FIRST:
         return index[:, None]
     else:
@@ -258,7 +265,8 @@ def _along(index, WEIGHTS_FIRST: tl.constexpr):
 
 @triton.jit
 def _weights(matrix, rows, column, COLUMNS: tl.constexpr, WEIGHTS_FIRST: tl.constexpr):
-    """Return those columns of those rows, 0 past the matrix, as an operand of the product."""
+    """Return elements (rows, column) of the plain matrix as an operand of the product; 0 past the
+    matrix."""
     of_row = _along(rows.to(tl.int64), WEIGHTS_FIRST) * COLUMNS
     tile = matrix + of_row + _along(column, not WEIGHTS_FIRST)
     if COLUMNS % 128:
@@ -269,7 +277,8 @@ def _weights(matrix, rows, column, COLUMNS: tl.constexpr, WEIGHTS_FIRST: tl.cons
 
 @triton.jit
 def _inputs(x, items, batch, stride, column, COLUMNS: tl.constexpr, WEIGHTS_FIRST: tl.constexpr):
-    """Return those columns of x's rows `items`, 0 past them, as the other operand."""
+    """Return elements (items, column) of x as the other operand of the product; 0 past the last row
+    or column."""
     of_item = _along(items.to(tl.int64), not WEIGHTS_FIRST) * stride
     tile = x + of_item + _along(column, WEIGHTS_FIRST)
     inside = _along(items < batch, not WEIGHTS_FIRST)
@@ -280,8 +289,9 @@ def _inputs(x, items, batch, stride, column, COLUMNS: tl.constexpr, WEIGHTS_FIRS
 
 @triton.jit
 def _scale(at, ASIDE: tl.constexpr):
-    """Return the scale at `at`. ASIDE: load it outside the loop's pipeline. The pipeline would
-    bring it by shared memory, behind a barrier of its own with copied tiles."""
+    """Load the scale at address `at`. ASIDE: load it outside the loop's pipeline. Otherwise, with
+    tiles from the copy engine, the pipeline would load it through shared memory behind a barrier of
+    its own."""
     if ASIDE:
         return tl.inline_asm_elementwise(
             "ld.global.nc.f32 $0, [$1];", "=f,l", [at], dtype=tl.float32, is_pure=True, pack=1
@@ -300,8 +310,8 @@ def _multiplied(weights, inputs, WEIGHTS_FIRST: tl.constexpr):
 
 @triton.jit
 def _store(output, result, row, height, item, batch, stride, WEIGHTS_FIRST: tl.constexpr):
-    """Store the result in a share's part of output, for the rows `row` of `height` rows of
-    weights."""
+    """Store a tile's result into its share's part of output. row: weight rows of the tile; height:
+    number of all weight rows; item: x's rows."""
     line = (tl.program_id(1) * batch + item).to(tl.int64) * stride
     at = _along(row, WEIGHTS_FIRST) + _along(line, not WEIGHTS_FIRST)
     inside = _along(row < height, WEIGHTS_FIRST) & _along(item < batch, not WEIGHTS_FIRST)
@@ -333,8 +343,8 @@ def _fp8_product_kernel(
     SCALE_COLUMNS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Write output [batch, rows + tail_rows], or a part for each share; with SWIGLU [batch, rows /
-    2]."""
+    """Multiply x by FP8 weights and a tail. Write output [batch, rows + tail_rows], or one such
+    part for each share of the columns; with SWIGLU [batch, rows / 2]."""
     blocks: tl.constexpr = (COLUMNS + 127) // 128
     share: tl.constexpr = (blocks + SPLIT - 1) // SPLIT
     TALL: tl.constexpr = ROWS // 2 if SWIGLU else ROWS
@@ -408,8 +418,8 @@ def _fp8_product_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs of out_proj, gate_up and in_proj of 9B, block scales, at each size
-    of batch."""
+    """Return the specs to compile the kernels ahead of time, for out_proj, gate_up and in_proj of
+    9B, block scales, at each size of batch."""
 
     def spec(name: str, batch: int, rows: int, columns: int, **absent: object) -> KernelSpec:
         tile = tile_for(batch, rows, columns, torch.bfloat16)

@@ -1,7 +1,7 @@
-"""Application of FP8 weights' scales by kernels, in the layout of `model/weights/kernel_layout.py`.
+"""Use of FP8 weights' scales in kernels, in the layout of `model/weights/kernel_layout.py`.
 
-If SCALE_COLUMNS < COLUMNS a scale is for 128 columns, else for a whole row; it is for SCALE_ROWS
-rows, 128 or 1. Values are multiplied as stored, and scales folded in float32.
+If SCALE_COLUMNS < COLUMNS a scale covers 128 columns, else a whole row. It covers SCALE_ROWS rows,
+128 or 1. Values are multiplied as stored, and scales are applied in float32.
 """
 
 from dataclasses import dataclass
@@ -15,11 +15,12 @@ from tasuki.model.weights.matrix import Matrix
 from tasuki.model.weights.quantised_segments import BLOCK, Fp8
 
 GROUP = BLOCK
-"""Least number of columns with a common scale."""
+"""Least number of neighbouring columns with a common FP8 scale."""
 
 
 def scale_sizes(weight: Fp8) -> dict[str, int]:
-    """Return the constants of a kernel for this weight. REQUIRES: laid out for kernels."""
+    """Return the kernel's constants for the scales of this weight. REQUIRES: the weight is laid out
+    for kernels."""
     assert weight.block_rows in (1, BLOCK) and weight.values.is_contiguous()
     # A whole row of 16 columns is no group of NVFP4.
     columns = max(weight.block_columns, GROUP)
@@ -27,13 +28,15 @@ def scale_sizes(weight: Fp8) -> dict[str, int]:
 
 
 FP4_GROUP = 16
-"""Columns with a common scale of NVFP4; it identifies NVFP4 matrices."""
+"""Number of neighbouring columns with a common NVFP4 scale. This kernel constant also identifies
+NVFP4 matrices."""
 
 
 @dataclass(frozen=True)
 class Operand:
-    """A matrix, or a stack of matrices, in the form taken by kernels for any kind. scales: None for
-    plain numbers. factors: of NVFP4 alone."""
+    """A matrix, or a stack of matrices, as arguments of the kernels for any storage format. scales:
+    None for plain numbers. factors: float32 factors of NVFP4; None for others. scale_rows,
+    scale_columns: rows and columns under one scale."""
 
     values: Tensor
     scales: Tensor | None
@@ -43,7 +46,8 @@ class Operand:
 
     @staticmethod
     def of(matrix: Matrix) -> "Operand":
-        """Return the form. Raises WeightsError for several kinds, or for one without a kernel."""
+        """Return the kernel arguments for a matrix. Raises WeightsError if it has several storage
+        formats, or one without a kernel."""
         segment = matrix.only
         if isinstance(segment, NvFp4Halves):
             return Operand(segment.packed, segment.groups, 1, FP4_GROUP, segment.factors)
@@ -54,7 +58,7 @@ class Operand:
 
     @property
     def least_columns(self) -> int:
-        """Return the least number of columns read by a kernel at a time."""
+        """Return the least number of columns that a kernel reads at a time."""
         return 1 if self.scales is None else GROUP
 
 
@@ -72,9 +76,10 @@ def scaled_products(
     SCALE_ROWS: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr,
 ):
-    """Return tile [ROWS, BLOCK] e4m3 of the rows from `first` on and the columns from `begin` on,
-    times value [BLOCK] float32. Each product has its scale, except scales for whole rows. Rows of
-    one tile are in one block of rows; `height` rows exist."""
+    """Multiply a tile of weights by inputs. Return [ROWS, BLOCK] float32, with scales applied
+    unless they are for whole rows. tile [ROWS, BLOCK] e4m3: rows from `first` on, columns from
+    `begin` on. value [BLOCK] float32: inputs. height: number of rows of the matrix. All rows of a
+    tile are in one block of rows."""
     grid: tl.constexpr = (COLUMNS + 127) // 128
     GROUPS: tl.constexpr = BLOCK // 128
     if SCALE_COLUMNS < COLUMNS:
@@ -95,8 +100,8 @@ def scaled_products(
 
 @triton.jit
 def run_sums(products, RUN: tl.constexpr):
-    """Return products [ROWS, BLOCK] with the columns of each run of RUN summed. A thread's part of
-    a row then takes one register between blocks of columns."""
+    """Sum products [ROWS, BLOCK] over each run of RUN columns. A thread's part of a row then takes
+    one register between blocks of columns."""
     ROWS: tl.constexpr = products.shape[0]
     RUNS: tl.constexpr = products.shape[1] // RUN
     return tl.sum(tl.reshape(products, [ROWS, RUNS, RUN]), axis=2)
@@ -104,14 +109,15 @@ def run_sums(products, RUN: tl.constexpr):
 
 @triton.jit
 def row_scales(scales, first, height, ROWS: tl.constexpr):
-    """Return the scales [ROWS], each for a whole row."""
+    """Load the scales of ROWS rows, [ROWS], if each scale covers a whole row."""
     row = first + tl.arange(0, ROWS)
     return tl.load(scales + row, row < height, 0.0)
 
 
 @triton.jit
 def elements_of_row(WIDTH: tl.constexpr, SCALE_COLUMNS: tl.constexpr):
-    """Return the stored values per row: bytes with two values each for NVFP4."""
+    """Return the number of stored elements per row of WIDTH columns. For NVFP4 they are bytes with
+    two values each."""
     result: tl.constexpr = (WIDTH + 127) // 128 * 64 if SCALE_COLUMNS == 16 else WIDTH
     return result
 
@@ -125,7 +131,7 @@ def scales_of(
     SCALE_ROWS: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr,
 ):
-    """Return the begin of one matrix's scales in a stack."""
+    """Return the address of the scales of matrix number `index` in a stack."""
     tall: tl.constexpr = (HEIGHT + SCALE_ROWS - 1) // SCALE_ROWS
     if SCALE_COLUMNS == 16:
         return scales + index * (tall * ((WIDTH + 127) // 128 * 8))

@@ -1,6 +1,6 @@
 """Products of a few rows with a weight matrix, with the steps before and after fused in.
 
-A decode step at batch 1 reads every weight once, so each of these kernels is a stream of weights. A
+A decode step at batch 1 reads every weight once, so each of these kernels streams weights. A
 program loads whole runs of a few weight rows at once. Three forms of one stream, with weights
 [rows, columns] as published:
 
@@ -10,9 +10,10 @@ program loads whole runs of a few weight rows at once. Three forms of one stream
 
 References: `torch.nn.functional.linear` after `norm.reference.rms_norm`, and `reference.swiglu`.
 
-The first weights are loaded before the kernel waits for the one before it (instructions.py).
+The first weights are loaded before the kernel waits for the kernel before it (instructions.py).
 Weights depend on nothing, and a short kernel mostly costs the filling of the memory pipes. Every
-program computes the norm again: its inputs are small and stay in the caches. float32 throughout.
+program computes the norm again: its inputs are small and stay in the caches. All arithmetic is
+float32.
 """
 
 from dataclasses import dataclass
@@ -26,13 +27,14 @@ from tasuki.utils.triton.instructions import dependent
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 MOST_ROWS = 1
-"""Most rows of x. On an H200 9B's products were 9 to 33% faster than cuBLAS at one row, none at
-two."""
+"""Largest number of rows of x worth these kernels. On an H200, 9B's products were 9 to 33% faster
+than cuBLAS at one row, and no faster at two."""
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Order of reading weights: `rows` of a matrix a program, `block` columns at a time."""
+    """Order in which a program reads weights: `rows` rows of the matrix, `block` columns at a time.
+    warps: warps of a program."""
 
     rows: int
     block: int
@@ -53,8 +55,8 @@ _WIDE = Stream(2, 8192, 4)
 
 
 def gemv(x: Tensor, weight: Tensor, stream: Stream | None = None) -> Tensor:
-    """Return [B, rows] in x's dtype; x [B, columns] contiguous, worth it up to MOST_ROWS; weight
-    [rows, columns] contiguous."""
+    """Return x times the weight transposed, [B, rows], in x's dtype. x: [B, columns] contiguous,
+    worth it for B up to MOST_ROWS; weight: [rows, columns] contiguous."""
     rows, columns = weight.shape
     stream = stream or (_SHORT if columns <= _SHORT_COLUMNS else _LONG)
     output = x.new_empty(x.shape[0], rows)
@@ -81,7 +83,8 @@ def norm_gemv(
     weight: Tensor,
     stream: Stream | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return (product [B, rows], next residual [B, columns]), in residual's dtype.
+    """Norm branch + residual, and multiply it by the weight transposed. Return (product [B, rows],
+    next residual [B, columns]), in residual's dtype.
 
     branch, residual [B, columns] contiguous; without a branch the residual itself is normed, and
     returned. norm [columns] float32, 1 + w; weight as for gemv.
@@ -98,8 +101,9 @@ def norm_gemv_swiglu(
     gate_up: Tensor,
     stream: Stream | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return (activations [B, width], next residual); gate_up [2 * width, columns] contiguous; else
-    as norm_gemv."""
+    """Norm branch + residual, multiply it by gate_up, and apply SwiGLU. Return (activations [B,
+    width], next residual). gate_up: [2 * width, columns] contiguous. Other arguments: see
+    norm_gemv()."""
     stream = stream or _normed_stream(_SWIGLU, gate_up.shape[1])
     return _normed(branch, residual, norm, eps, gate_up, gate_up.shape[0] // 2, True, stream)
 
@@ -148,7 +152,7 @@ def _block(stream: Stream, columns: int) -> int:
 
 @triton.jit
 def weight_tile(weight, row, rows, begin, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
-    """Return weights [ROWS, BLOCK] from column `begin` on; zero past the matrix."""
+    """Load a tile of weights [ROWS, BLOCK] from column `begin` on; zero past the matrix."""
     column = begin + tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (column < COLUMNS)[None, :]
     at = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
@@ -187,8 +191,8 @@ def _product_kernel(
 
 @triton.jit
 def residual_sum(branch, residual, item, begin, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
-    """Return branch + residual of one row's block, rounded to their dtype like the residual
-    stream."""
+    """Return branch + residual for one block of row `item`, rounded to their dtype like the
+    residual stream."""
     column = begin + tl.arange(0, BLOCK)
     inside = column < COLUMNS
     value = tl.load(residual + item * COLUMNS + column, inside, 0.0)
@@ -257,7 +261,7 @@ def _norm_product_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs of the shapes of 9B at batch 1."""
+    """Return the specs to compile the kernels ahead of time, for the shapes of 9B at batch 1."""
 
     def spec(
         name: str, kernel: Any, stream: Stream, columns: int, fp32: str = "", **more: object

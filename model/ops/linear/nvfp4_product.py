@@ -1,10 +1,10 @@
 """Products with NVFP4 weights in the layout of kernel_layout.py (W4A16), of any number of rows:
 `fp8_product.py` for half the bytes.
 
-In each 128 columns a program turns two tiles of 64 in registers (e2m1.py), scaled by group,
-exactly. It multiplies each with its columns of x. The sum of all columns gets the tensor's scale in
-float32. Rows of prompts are multiplied so too: no GPU here has e2m1 in its matrix instructions.
-Reference: `reference.product`.
+In each 128 columns a program converts two tiles of 64 columns in registers (e2m1.py), scaled by
+group, exactly. It multiplies each with its columns of x. The sum of all columns gets the tensor's
+scale in float32. Rows of prompts are multiplied in the same way, because no supported GPU has e2m1
+in its matrix instructions. Reference: `reference.product`.
 """
 
 from functools import partial
@@ -22,12 +22,14 @@ from .e2m1 import grouped_halves, row_factors
 from .fp8_product import Tile, multiply, split_for
 
 HALF = 32
-"""Rows of x in one matrix product: with 64, Triton would bring weights back to shared memory."""
+"""Number of x's rows in one matrix instruction. With 64, Triton would copy the converted weights
+back to shared memory."""
 _EXACT = Tile(32, 16, 1, 2, 4)
 
 
 def tile_for(batch: int, rows: int, columns: int, dtype: torch.dtype) -> Tile:
-    """Choose a tile by shapes alone, so a captured graph holds one of them."""
+    """Choose the kernel's tile by the shapes alone, so a captured CUDA graph has one tile for its
+    shapes."""
     if dtype is not torch.bfloat16:
         return _EXACT
     split = split_for(triton.cdiv(rows, 64), columns)
@@ -37,15 +39,16 @@ def tile_for(batch: int, rows: int, columns: int, dtype: torch.dtype) -> Tile:
 
 
 def tile_of_prompts(dtype: torch.dtype) -> Tile:
-    """Return one tile for every length, so the first prompt compiles it."""
+    """Return the tile for prompts. It is the same for every length, so the first prompt compiles
+    its kernel."""
     return Tile(128, 64, 1, 3, 8) if dtype is torch.bfloat16 else _EXACT
 
 
 def nvfp4_product(
     x: Tensor, weight: NvFp4Halves, output: Tensor | None = None, tile: Tile | None = None
 ) -> Tensor:
-    """Return [B, rows] in x's dtype; x [B, columns], any row stride. output: target instead of new
-    memory, any row stride."""
+    """Return x times the NVFP4 weight transposed, [B, rows], in x's dtype. x: [B, columns], any row
+    stride. output: tensor to write instead of new memory, any row stride."""
     rows, columns = weight.shape
     tile = tile or tile_for(x.shape[0], rows, columns, x.dtype)
     return multiply(partial(_launch, x, weight, tile=tile), x, rows, tile, output)
@@ -152,7 +155,8 @@ def _nvfp4_product_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs of q, k and v of 35B-A3B at each size of batch."""
+    """Return the specs to compile the kernels ahead of time, for q, k and v of 35B-A3B at each size
+    of batch."""
 
     def spec(batch: int) -> KernelSpec:
         tile = tile_for(batch, 9216, 2048, torch.bfloat16)

@@ -1,4 +1,5 @@
-"""Products with a stored matrix on a GPU, in the precision of the rows' phase.
+"""Products with a stored matrix on a GPU. The phase of the rows decides the precision: STEP (an
+answer's tokens) or PROMPT.
 
     stored as    STEP           PROMPT
     plain        library        library
@@ -27,8 +28,8 @@ from .swiglu import swiglu
 
 
 def phase_product(x: Tensor, matrix: Matrix, phase: Phase) -> Tensor:
-    """Return x [T, in] times matrix [out, in] transposed: [T, out] in x's dtype. x: any row
-    stride."""
+    """Return x [T, in] times the matrix [out, in] transposed, [T, out] in x's dtype, in the phase's
+    precision. x: any row stride."""
     if matrix.is_plain:
         return functional.linear(x, matrix.plain)
     if phase is Phase.PROMPT:
@@ -47,7 +48,8 @@ def phase_product(x: Tensor, matrix: Matrix, phase: Phase) -> Tensor:
 
 
 def phase_gate_up(x: Tensor, gate_up: Matrix, phase: Phase) -> Tensor:
-    """Return silu(gate) * up [T, width] of x's product with gate_up [2 * width, in]."""
+    """Multiply x by gate_up [2 * width, in] transposed in the phase's precision. Return silu(gate)
+    * up, [T, width]."""
     match gate_up.segments:
         case [Fp8() as weight] if phase is Phase.STEP:
             return fp8_product_swiglu(x, weight)
@@ -55,7 +57,8 @@ def phase_gate_up(x: Tensor, gate_up: Matrix, phase: Phase) -> Tensor:
 
 
 def phase_swiglu(gate_up: Tensor, down: Matrix, phase: Phase) -> Tensor:
-    """Return silu(gate) * up of gate_up [T, 2 * in], times down [out, in] transposed: [T, out]."""
+    """Compute silu(gate) * up from gate_up [T, 2 * in], and multiply it by down [out, in]
+    transposed in the phase's precision. Return [T, out]."""
     match down.segments:
         case [Fp8() as weight] if phase is Phase.PROMPT and has_block_product(
             weight, gate_up.dtype
@@ -77,7 +80,8 @@ def _of_prompt(x: Tensor, segment: Segment) -> Tensor:
 
 
 def _of_step(x: Tensor, segment: Segment, output: Tensor) -> None:
-    """Write the product into output [T, out], any row stride."""
+    """Multiply x by one segment in the precision of `Phase.STEP`. Write the product into output [T,
+    out], any row stride."""
     if isinstance(segment, Fp8):
         fp8_product(x, segment, output)
     elif isinstance(segment, NvFp4Halves):

@@ -1,4 +1,4 @@
-"""Products with matrices as they are stored, and the SwiGLU feed-forward."""
+"""Products with matrices in any storage format, and the SwiGLU feed-forward, in PyTorch."""
 
 import torch
 from torch import Tensor
@@ -10,22 +10,23 @@ from tasuki.model.weights.matrix import Matrix
 def product(x: Tensor, matrix: Matrix) -> Tensor:
     """Return x [T, in] times matrix [out, in] transposed: [T, out] in x's dtype.
 
-    Quantised rows are dequantised in float32, a few at a time, the only memory beside the result.
+    Quantised rows are dequantised in float32, some at a time, so little memory is needed beside the
+    result.
     """
     parts = [functional.linear(x, piece) for piece in matrix.pieces(x.dtype)]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
 
 def swiglu(x: Tensor, gate_up: Matrix, down: Matrix) -> Tensor:
-    """Return the SwiGLU block of x [T, hidden]; gate_up [2 * intermediate, hidden], gate rows
-    first; down [hidden, intermediate]."""
+    """Compute the SwiGLU feed-forward of x [T, hidden]. Return [T, hidden]. gate_up [2 *
+    intermediate, hidden], gate rows first; down [hidden, intermediate]."""
     gate, up = product(x, gate_up).chunk(2, dim=-1)
     return product(functional.silu(gate).mul_(up), down)
 
 
 def quantised_rows(x: Tensor, group: int) -> Tensor:
-    """Return x [T, columns] rounded to e4m3 codes times their scales, float32: a scale for each
-    `group` columns of a row. Reference of kernels; no forward uses it."""
+    """Quantise x [T, columns] to e4m3 with a scale for each `group` columns of a row, and return
+    the resulting numbers as float32. Only tests of kernels use it."""
     rows, columns = x.shape
     padded = functional.pad(x.float(), (0, -columns % group)).view(rows, -1, group)
     scales = padded.abs().amax(-1, keepdim=True).clamp(min=1e-10) / 448

@@ -1,8 +1,8 @@
-"""Products of few rows, limited by reading weights, for every storage of a matrix. If a kernel
-exists, the norm before and SwiGLU after them are in the same launch.
+"""Products of few rows, limited by reading weights, for every storage format of a matrix. If a
+kernel for it exists, the norm before the product and SwiGLU after it are in the same launch.
 
-bf16 goes to gemv.py, FP8 to fp8_gemv.py, a matrix of several kinds to a product for each behind one
-norm. The precision is `Phase.STEP`'s.
+bf16 goes to gemv.py, FP8 to fp8_gemv.py. A matrix of several formats gets a product for each, after
+one norm. The precision is that of `Phase.STEP`.
 """
 
 from torch import Tensor
@@ -19,7 +19,8 @@ from .swiglu import swiglu
 
 
 def row_product(x: Tensor, matrix: Matrix) -> Tensor:
-    """Return [B, out] in x's dtype; x [B, in] contiguous."""
+    """Return x times the matrix transposed, [B, out], in x's dtype. x: [B, in] contiguous, few
+    rows."""
     match matrix.segments:
         case [Plain(values)]:
             return gemv(x, values)
@@ -31,7 +32,8 @@ def row_product(x: Tensor, matrix: Matrix) -> Tensor:
 def normed_row_product(
     branch: Tensor | None, residual: Tensor, norm: Tensor, eps: float, matrix: Matrix
 ) -> tuple[Tensor, Tensor]:
-    """Return (product [B, out], next residual), as `gemv.norm_gemv`; may overwrite residual."""
+    """Norm branch + residual, and multiply it by the matrix, as `gemv.norm_gemv` does. Return
+    (product [B, out], next residual). The residual may be overwritten."""
     match matrix.segments:
         case [Plain(values)]:
             return norm_gemv(branch, residual, norm, eps, values)
@@ -49,8 +51,8 @@ def normed_row_product(
 def normed_row_swiglu(
     branch: Tensor, residual: Tensor, norm: Tensor, eps: float, gate_up: Matrix
 ) -> tuple[Tensor, Tensor]:
-    """Return (activations [B, width], next residual), as `gemv.norm_gemv_swiglu`; may overwrite
-    residual."""
+    """Norm branch + residual, multiply it by gate_up, and apply SwiGLU, as `gemv.norm_gemv_swiglu`
+    does. Return (activations [B, width], next residual). The residual may be overwritten."""
     match gate_up.segments:
         case [Plain(values)]:
             return norm_gemv_swiglu(branch, residual, norm, eps, values)

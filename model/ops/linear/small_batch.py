@@ -1,9 +1,10 @@
-"""Products of up to 16 rows with a weight matrix of few rows: one round of programs.
+"""Products of up to 16 rows with a weight matrix of few rows, computed by one round of programs
+(one for each multiprocessor).
 
 For narrow outputs a library splits the inner dimension and adds the parts in a launch of its own.
 Here a program owns 32 weight rows over all columns, and as many programs as there are
 multiprocessors read everything at once. The first weights are loaded before the kernel waits for
-the one before it (instructions.py). Reference: `torch.nn.functional.linear`.
+the kernel before it (instructions.py). Reference: `torch.nn.functional.linear`.
 """
 
 from dataclasses import dataclass
@@ -17,13 +18,13 @@ from tasuki.utils.triton.instructions import dependent
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 MOST_ROWS = 16
-"""Rows of x in one matrix instruction."""
+"""Largest number of rows of x: those of one matrix instruction."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """Tile of a program: `rows` weight rows, `columns` of them a step, and the number of steps in
-    flight."""
+    """Work of one program: `rows` weight rows, `columns` of them in each step, and the number of
+    steps in flight."""
 
     rows: int
     columns: int
@@ -38,8 +39,8 @@ _LEAST_FILLED = 0.75
 
 
 def is_one_round(weight: Tensor) -> bool:
-    """Return true if this kernel suits the matrix: bf16, and a program for nearly every
-    multiprocessor of its device, but for no more."""
+    """Return true if this kernel suits the matrix: it is bf16, and makes a program for nearly every
+    multiprocessor of its device, but not more programs."""
     if weight.dtype is not torch.bfloat16 or weight.shape[1] % _TILE.columns or not weight.is_cuda:
         return False
     processors = torch.cuda.get_device_properties(weight.device).multi_processor_count
@@ -47,8 +48,9 @@ def is_one_round(weight: Tensor) -> bool:
 
 
 def small_batch(x: Tensor, weight: Tensor, tile: Tile = _TILE) -> Tensor:
-    """Return [B, rows] in x's dtype. x: [B, columns] contiguous, bf16, B at most MOST_ROWS. weight:
-    [rows, columns] contiguous, columns a multiple of the tile's."""
+    """Return x times the weight transposed, [B, rows], in x's dtype. x: [B, columns] contiguous,
+    bf16, B at most MOST_ROWS. weight: [rows, columns] contiguous, columns a multiple of the
+    tile's."""
     batch, columns = x.shape
     rows = weight.shape[0]
     output = x.new_empty(batch, rows)
@@ -104,7 +106,7 @@ def _small_batch_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs of out_proj and down of 9B."""
+    """Return the specs to compile the kernels ahead of time, for out_proj and down of 9B."""
     tile = {"BATCH": MOST_ROWS, "ROWS": _TILE.rows, "BLOCK": _TILE.columns, "STAGES": _TILE.stages}
     constants = tile | {"DEPENDENT": True}
     return [

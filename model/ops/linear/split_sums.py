@@ -1,9 +1,9 @@
-"""Joining of a product's sums by several programs, each over its own columns: [SPLIT, B, rows]
-float32. Alone, or silu(gate) * up of rows with both.
+"""Addition of a product's partial sums [SPLIT, B, rows] float32, one from each program over its
+share of the columns. Optionally silu(gate) * up follows.
 
-A product with a narrow output is shared out over its inner dimension, so that tiles are tall and
-all multiprocessors read. The parts are added in one order, for any batch. References: `sum` over
-the first dimension, and `reference.swiglu`'s activation.
+A product with a narrow output is shared out among programs over its inner dimension, so that tiles
+are tall and all multiprocessors read. The parts are added in one order, for any batch. References:
+`sum` over the first dimension, and `reference.swiglu`'s activation.
 """
 
 import triton
@@ -18,13 +18,14 @@ _WARPS = 4
 
 
 def joined(parts: Tensor, output: Tensor) -> None:
-    """Write the sum of parts into output [B, rows], any row stride."""
+    """Add up the partial sums `parts` [SPLIT, B, rows]. Write the result into output [B, rows], any
+    row stride."""
     _launch(parts, output, swiglu=False)
 
 
 def joined_swiglu(parts: Tensor, output: Tensor) -> None:
-    """Write silu(gate) * up of the sum of parts into output [B, rows / 2], any row stride; gate
-    rows first."""
+    """Add up the partial sums `parts` [SPLIT, B, rows], gate rows first. Write silu(gate) * up into
+    output [B, rows / 2], any row stride."""
     _launch(parts, output, swiglu=True)
 
 
@@ -80,7 +81,7 @@ def _split_sums_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs in the shapes of the 9B model."""
+    """Return the specs to compile the kernels ahead of time, in the shapes of the 9B model."""
 
     def spec(name: str, width: int, split: int, swiglu: bool) -> KernelSpec:
         sizes = {"WIDTH": width, "SPLIT": split, "SWIGLU": swiglu, "BLOCK": _BLOCK}

@@ -1,4 +1,5 @@
-"""silu(gate) * up of rows with both, as one matrix product leaves them.
+"""The SwiGLU activation silu(gate) * up, for rows with gate and up side by side from one matrix
+product.
 
 Reference: `silu(gate) * up` of `reference.swiglu`, here without rounding between the two.
 """
@@ -15,7 +16,8 @@ _WARPS = 4
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """Return [T, width] in gate_up's dtype; gate_up [T, 2 * width], gate first, any row stride."""
+    """Return silu(gate) * up, [T, width] in gate_up's dtype. gate_up: [T, 2 * width], gate first,
+    any row stride."""
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     output = gate_up.new_empty(rows, width)
     blocks = triton.cdiv(width, _BLOCK)
@@ -53,6 +55,6 @@ def _swiglu_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs in the shape of the 9B model."""
+    """Return the specs to compile the kernels ahead of time, in the shapes of the 9B model."""
     sizes = {"WIDTH": 12288, "BLOCK": _BLOCK, "DEPENDENT": True}
     return [KernelSpec.of("swiglu", _swiglu_kernel, sizes, _WARPS)]

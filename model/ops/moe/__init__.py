@@ -1,1 +1,1 @@
-"""Mixture of experts: kernels beside their reference."""
+"""Mixture of experts: kernels beside their PyTorch reference."""

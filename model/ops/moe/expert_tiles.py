@@ -1,7 +1,7 @@
-"""Tiles of rows in expert order, each of one expert only, found on the device.
+"""Tiles of rows sorted by expert, each tile with rows of one expert only, found on the device.
 
-Rows of expert e are in [ends[e - 1], ends[e]), ends [experts] int32, ascending. There are as many
-tiles as any placement of so many rows can need; spare ones find no expert.
+Rows of expert e are in [ends[e - 1], ends[e]), ends [experts] int32, ascending. The number of tiles
+is enough for any distribution of the rows. A spare tile finds no expert.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ _FEW_PAIRS = 8
 
 @dataclass(frozen=True)
 class Tile:
-    """Tile of a program: `rows` of the weights, `pairs` of an expert, and the number of steps in
-    flight."""
+    """Work of one program: `rows` weight rows times `pairs` rows of one expert. stages: number of
+    steps in flight."""
 
     rows: int
     pairs: int
@@ -27,7 +27,8 @@ class Tile:
     warps: int
 
     def constants(self, experts: int, rows: int, columns: int) -> dict[str, int]:
-        """Return the constants of a kernel over `experts` matrices [rows, columns]."""
+        """Return the compile-time constants of a kernel with this tile, over `experts` matrices
+        [rows, columns]."""
         return {
             "ALL_ROWS": rows,
             "COLUMNS": columns,
@@ -40,7 +41,8 @@ class Tile:
 
 
 def are_few(pairs: int, experts: int) -> bool:
-    """Return true if an expert has few pairs: reading its matrix then takes most of the time."""
+    """Return true if an expert has few (token, expert) pairs on average. Reading its matrix then
+    takes most of the time."""
     return pairs <= _FEW_PAIRS * experts
 
 
@@ -53,8 +55,9 @@ def multiply(
     tile: Tile,
     **constants: Any,
 ) -> Tensor:
-    """Return [P, rows] bf16, made by kernel(pairs, *operands, ends, output) of pairs [P, columns]
-    and matrices of shape [experts, rows, columns]. Rows past the last end are not written."""
+    """Multiply pairs [P, columns] by their experts' matrices with a kernel. Return [P, rows] bf16.
+    kernel: called as kernel(pairs, *operands, ends, output). shape: (experts, rows, columns). Rows
+    past the last end are not written."""
     count = len(pairs)
     experts, rows, columns = shape
     output = torch.empty(count, rows, dtype=torch.bfloat16, device=pairs.device)
@@ -73,7 +76,8 @@ def multiply(
 
 @triton.jit
 def place_of_tile(ends, tile, EXPERTS: tl.constexpr, PADDED: tl.constexpr, PAIRS: tl.constexpr):
-    """Return (expert, its first row here, its end); EXPERTS or more for a spare tile."""
+    """Return the expert of tile number `tile`, the tile's first row, and the end of the expert's
+    rows. For a spare tile the expert is EXPERTS or more."""
     index = tl.arange(0, PADDED)
     exists = index < EXPERTS
     end_of = tl.load(ends + index, exists, 0)

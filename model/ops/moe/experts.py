@@ -1,4 +1,4 @@
-"""A mixture-of-experts block on the GPU, by the number of tokens.
+"""A mixture-of-experts block on the GPU. The number of tokens decides the kernels.
 
 Shapes: x [T, hidden] -> [T, hidden]; weights of `MoeWeights`, row-major. Reference:
 `TorchOperators.feed_forward`.
@@ -7,8 +7,9 @@ Few tokens go to gemv.py. More are sorted by expert and go through torch's group
 these are bf16 only, so other dtypes take gemv.py at every size. FP8 and NVFP4 experts have grouped
 products of their own (fp8_grouped.py, nvfp4_grouped.py). FP8 quantises the rows of prompts, of few
 tokens too: precision follows the phase. The choice depends on shapes and the phase only, so a
-captured graph holds one way. No host sync. Tokens past rows[0] get no expert and undefined results.
-With a part of the experts here, the sum is of those and of the shared expert's part.
+captured graph holds one choice. The host never waits. Tokens past rows[0] get no expert and
+undefined results. If this rank has a part of the experts, the result is the sum of this part and of
+its part of the shared expert.
 """
 
 from dataclasses import replace
@@ -38,11 +39,11 @@ from .shared_gate import fused_gate_sigmoid_mul_add
 # The two paths are equally fast here, on an H200 with the shapes of 35B-A3B (docs/kernels.md).
 MOST_GEMV_TOKENS = 64
 MOST_FP8_GEMV_TOKENS = 32
-"""Most tokens for gemv.py in FP8. On an H100 FP8 is 1.17 times as fast by gemv.py at 16 tokens,
-1.24 times as fast by grouped products at 64."""
+"""Largest number of tokens for gemv.py with FP8 experts. On an H100, gemv.py is 1.17 times as fast
+as grouped products at 16 tokens, and grouped products are 1.24 times as fast at 64."""
 MOST_NVFP4_GEMV_TOKENS = 16
-"""Most tokens for gemv.py in NVFP4. At 32 tokens on an H100, gemv.py takes as long as grouped
-products at 64."""
+"""Largest number of tokens for gemv.py with NVFP4 experts. On an H100, gemv.py at 32 tokens takes
+as long as grouped products at 64."""
 
 
 def moe(
@@ -53,10 +54,11 @@ def moe(
     side: torch.cuda.Stream | None = None,
     phase: Phase = Phase.STEP,
 ) -> Tensor:
-    """Return routed and shared experts of x [T, hidden], row-strided; rows [1] int32. phase: use of
-    the tokens.
+    """Return the sum of the routed experts and the shared expert for x, [T, hidden]. x: any row
+    stride; rows [1] int32: number of valid tokens. phase: the tokens belong to prompts or to
+    answers.
 
-    With `side`, the shared expert of a large batch runs on this stream, between a fork from the
+    side: a second stream. It runs the shared expert of a large batch, between a fork from the
     current stream and a join to it. A graph under capture records both.
     """
     shape = config.feed_forward
@@ -89,7 +91,7 @@ def _most_gemv_tokens(weights: MoeWeights) -> int:
 
 
 def _is_quantised_by_phase(weights: MoeWeights) -> bool:
-    """Return true if prompts have other activations than answers, as with FP8 weights."""
+    """Return true if prompts have quantised activations and answers do not, as with FP8 weights."""
     shared = weights.shared
     matrices = (weights.gate_up, weights.down, shared.gate_up, shared.down)
     return any(isinstance(matrix.only, Fp8) for matrix in matrices)
@@ -114,7 +116,8 @@ def _routed(x: Tensor, weights: MoeWeights, shape: MoeShape, rows: Tensor, phase
 def _gate_up(
     x: Tensor, matrices: Matrix, permutation: Permutation, rows: Tensor, phase: Phase
 ) -> Tensor:
-    """Return [T * chosen, 2 * inner] in expert order."""
+    """Multiply each (token, expert) pair by its expert's gate_up matrix. Return [T * chosen, 2 *
+    inner], sorted by expert."""
     positions, ends = permutation.positions, permutation.ends
     weight = matrices.only
     if isinstance(weight, NvFp4Halves):
@@ -131,7 +134,8 @@ def _gate_up(
 
 
 def _down(both: Tensor, matrices: Matrix, ends: Tensor, phase: Phase) -> Tensor:
-    """Return silu(gate) * up of each pair, times its expert's matrix."""
+    """Compute silu(gate) * up for each (token, expert) pair, and multiply it by its expert's down
+    matrix."""
     weight = matrices.only
     if isinstance(weight, NvFp4Halves):
         return grouped_nvfp4(swiglu(both), weight, ends)
@@ -145,8 +149,8 @@ def _down(both: Tensor, matrices: Matrix, ends: Tensor, phase: Phase) -> Tensor:
 
 
 def _grouped(pairs: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
-    """Return rows of pairs times their expert's matrix [experts, out, in]; ends as
-    `Permutation.ends`."""
+    """Multiply rows sorted by expert by their expert's matrix [experts, out, in]. ends: see
+    `Permutation`."""
     # The public name of this, torch.nn.functional.grouped_mm, came after torch 2.11.
     grouped: Tensor = torch._grouped_mm(pairs, matrices.transpose(-1, -2), offs=ends)
     return grouped

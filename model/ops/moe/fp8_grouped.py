@@ -1,14 +1,15 @@
-"""Products of rows in expert order with their expert's FP8 matrix: one launch, sizes on the device.
+"""Products of rows sorted by expert with their expert's FP8 matrix, in one launch. The number of
+rows per expert is known on the device only.
 
 pairs [P, columns], rows of expert e in [ends[e - 1], ends[e]); weight [experts, rows, columns].
 Reference: `reference.product` of each expert's rows.
 
-Pairs in bf16 are multiplied in bf16, weights turned in registers (W8A16); pairs quantised by 128
-columns are multiplied as codes (W8A8). In both a sum of 128 columns gets its scales in float32.
-Weights are the second operand of the matrix instruction. The first operand takes 16 rows, so no two
-warps turn the same weights. A program owns a tile of weight rows and a tile of one expert's rows,
-found from `ends`. There are as many programs as any placement of P pairs can need; spare ones
-return. Rows past the last end are not written.
+Pairs in bf16 are multiplied in bf16, with weights converted in registers (W8A16); pairs quantised
+by 128 columns are multiplied as codes (W8A8). In both a sum of 128 columns gets its scales in
+float32. Weights are the second operand of the matrix instruction. The first operand takes 16 rows,
+so no two warps convert the same weights. A program owns a tile of weight rows and a tile of one
+expert's rows, found from `ends`. The number of programs is enough for any distribution of P pairs;
+spare ones return at once. Rows past the last end are not written.
 """
 
 import triton
@@ -24,15 +25,17 @@ from .expert_tiles import Tile, are_few, multiply, place_of_tile
 
 _FEW = Tile(128, 16, 3, 4)
 _MANY = Tile(128, 64, 4, 4)
-"""Tiles by the average number of an expert's pairs: the fastest of seven each, at 64 and 8192
-tokens of 35B-A3B on an H100. The engine's first forwards use both, so none is compiled later."""
+"""Tile for many pairs per expert; _FEW is the tile for few pairs. Each is the fastest of seven, at
+8192 and at 64 tokens of 35B-A3B on an H100. The engine's first forwards use both, so none is
+compiled later."""
 
 
 def grouped_fp8(
     pairs: Tensor, scales: Tensor | None, weight: Fp8, ends: Tensor, tile: Tile | None = None
 ) -> Tensor:
-    """Return [P, rows] bf16. pairs bf16, or e4m3 with scales [P, groups of 128 columns] float32,
-    both contiguous; weight for kernels; ends [experts] int32, ascending."""
+    """Multiply pairs, sorted by expert, by their expert's FP8 matrix. Return [P, rows] bf16. pairs:
+    bf16, or e4m3 codes with scales [P, groups of 128 columns] float32, both contiguous; weight:
+    laid out for kernels; ends [experts] int32, ascending: end of each expert's rows."""
     tile = tile or (_FEW if are_few(len(pairs), weight.shape[0]) else _MANY)
     operands = (scales, weight.values, weight.scales)
     return multiply(
@@ -104,8 +107,8 @@ def _fp8_grouped_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs of gate_up and down of 35B-A3B in blocks: a step of 128 requests, a
-    chunk of 8192 tokens."""
+    """Return the specs to compile the kernels ahead of time. They have the shapes of gate_up and
+    down of 35B-A3B in blocks: a step of 128 requests, a chunk of 8192 tokens."""
 
     def spec(name: str, size: tuple[int, int], codes: bool) -> KernelSpec:
         rows, columns = size

@@ -5,12 +5,12 @@ Shapes: x [T, hidden] row-strided; weights as in `MoeWeights`, rows contiguous. 
 
 There are four launches. The first computes router logits and the shared expert's inner vector.
 router.py is the second. The third computes the chosen experts' inner vectors. The fourth computes
-their down projections, weighed, summed and joined with the gated shared expert. Each (token,
-choice) pair reads its expert's weights once, so bytes and time grow with the tokens. This is right
-while tokens choose mostly different experts. Weights are plain or FP8, each matrix for itself: e4m3
-and its scale are exact (W8A16). All arithmetic is float32 on the weights' values, without tensor
-cores. Other tokens do not change its order. So this is also the exact path of a float32 model.
-Tokens past rows[0] are neither read nor written.
+their down projections, weighs and sums them, and adds the gated shared expert. Each (token, choice)
+pair reads its expert's weights once, so bytes and time grow with the tokens. This is right while
+tokens choose mostly different experts. Each matrix is plain, FP8 or NVFP4; e4m3 and its scale are
+exact (W8A16). All arithmetic is float32 on the weights' values, without tensor cores. Other tokens
+do not change its order. So this is also the exact path of a float32 model. Tokens past rows[0] are
+neither read nor written.
 """
 
 from dataclasses import replace
@@ -51,8 +51,8 @@ _FOUR_BITS = Stream(8, 2048, 4)
 def moe_gemv(
     x: Tensor, weights: MoeWeights, chosen: int, rows: Tensor, held: range | None = None
 ) -> Tensor:
-    """Return routed and shared experts of x, [T, hidden]. held: the experts of the weights; None:
-    all."""
+    """Return the sum of the routed experts and the shared expert for x, [T, hidden]. held: range of
+    experts present in the weights; None: all."""
     tokens, hidden = x.shape
     gate_up, down = Operand.of(weights.gate_up), Operand.of(weights.down)
     shared_up, shared_down = Operand.of(weights.shared.gate_up), Operand.of(weights.shared.down)
@@ -167,9 +167,9 @@ def _products(
     SCALE_ROWS: tl.constexpr = 1,
     SCALE_COLUMNS: tl.constexpr = 1,
 ):
-    """Return elementwise products of rows of a contiguous matrix with a vector, summed over column
-    blocks and runs: [rows, COLUMNS / run] float32. A row past `height` gives zeros. scales: for FP8
-    numbers, among `all_rows`; row[0] is `first` among these."""
+    """Multiply rows of a contiguous matrix by a vector, element by element, and sum over column
+    blocks and runs. Return [rows, COLUMNS / run] float32. A row past `height` gives zeros. scales:
+    scales of FP8 numbers, in a matrix of `all_rows` rows; row[0] is row number `first` there."""
     ROWS: tl.constexpr = row.shape[0]
     # A thread sums its part of a row before keeping it.
     RUN: tl.constexpr = 1 if scales is None else 32 if SCALE_COLUMNS == 16 else 16
@@ -222,8 +222,8 @@ def _swiglu_rows(
     SCALE_ROWS: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr,
 ):
-    """Return silu(gate rows . vector) * (up rows . vector), [ROWS]; up rows follow `inner` gate
-    rows."""
+    """Return silu(gate rows . vector) * (up rows . vector) for ROWS inner elements, [ROWS]. The up
+    rows of the matrix follow its `inner` gate rows."""
     row = first + tl.arange(0, ROWS)
     gate = tl.sum(
         _products(
@@ -353,8 +353,8 @@ def _of_pair(
     SCALE_ROWS: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr,
 ):
-    """Return products of those rows of the expert's matrix with the pair's inner vector,
-    weighed."""
+    """Multiply rows of one expert's down matrix by a pair's inner vector. Return the products times
+    the pair's routing weight."""
     matrix = matrices + expert * (HIDDEN * elements_of_row(INNER, SCALE_COLUMNS))
     of_expert = scales
     if scales is not None:
@@ -434,7 +434,8 @@ _STORED = {"bf16": (_PLAIN, None), "fp8": (_CODES, GROUP), "nvfp4": (_FOUR_BITS,
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs of 35B-A3B, plain, in FP8 blocks and in NVFP4."""
+    """Return the specs to compile the kernels ahead of time, for the model 35B-A3B, plain, in FP8
+    blocks and in NVFP4."""
     return [spec for stored in _STORED for spec in _specs(stored)]
 
 

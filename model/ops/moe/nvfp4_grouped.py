@@ -1,7 +1,7 @@
-"""Products of rows in expert order with their expert's NVFP4 matrix (W4A16), in one launch with
-sizes on the device.
+"""Products of rows sorted by expert with their expert's NVFP4 matrix (W4A16), in one launch. The
+number of rows per expert is known on the device only.
 
-This is `fp8_grouped.py` for half the bytes, and for rows of prompts too. Weights are turned in
+This is `fp8_grouped.py` for half the bytes, and for rows of prompts too. Weights are converted in
 registers (e2m1.py), scaled by group, and multiplied in bf16. A sum over all columns gets the
 tensor's scale in float32. Reference: `reference.product` of each expert's rows.
 """
@@ -24,8 +24,9 @@ _MANY = Tile(128, 32, 4, 4)
 def grouped_nvfp4(
     pairs: Tensor, weight: NvFp4Halves, ends: Tensor, tile: Tile | None = None
 ) -> Tensor:
-    """Return [P, rows] bf16. pairs [P, columns] bf16 contiguous; weight [experts, rows, columns];
-    ends [experts] int32, ascending. Rows past the last end are not written."""
+    """Multiply pairs, sorted by expert, by their expert's NVFP4 matrix. Return [P, rows] bf16.
+    pairs: [P, columns] bf16 contiguous; weight: [experts, rows, columns]; ends [experts] int32,
+    ascending: end of each expert's rows. Rows past the last end are not written."""
     tile = tile or (_FEW if are_few(len(pairs), weight.shape[0]) else _MANY)
     operands = (weight.packed, weight.groups, weight.factors)
     return multiply(_nvfp4_grouped_kernel, pairs, operands, ends, weight.shape, tile)
@@ -87,8 +88,8 @@ def _nvfp4_grouped_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs of gate_up and down of 35B-A3B: a step of 128 requests, a chunk of
-    8192 tokens."""
+    """Return the specs to compile the kernels ahead of time. They have the shapes of gate_up and
+    down of 35B-A3B: a step of 128 requests, a chunk of 8192 tokens."""
 
     def spec(name: str, size: tuple[int, int], few: bool) -> KernelSpec:
         tile = _FEW if few else _MANY

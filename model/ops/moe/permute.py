@@ -1,10 +1,10 @@
-"""Moves of rows into expert order and back: permute before the experts, unpermute after.
+"""Sorting of rows by expert and back: permute() before the experts' products, unpermute() after.
 
 Shapes: x [T, hidden]; positions, weights [T, chosen]; pairs [T * chosen, hidden]. References:
-`naive_permute`, `naive_unpermute` in reference.py. Weights apply on the way back, so the way there
-scales nothing; a pair of weight 0 is not read. The sum over choices has a fixed order and is kept
-in float32: a token's result does not depend on the other tokens. Tokens past rows[0] are neither
-read nor written.
+`naive_permute`, `naive_unpermute` in reference.py. The routing weights are applied by unpermute()
+only; a pair of weight 0 is not read. The sum over choices has a fixed order and is kept in float32:
+a token's result does not depend on the other tokens. Tokens past rows[0] are neither read nor
+written.
 """
 
 import torch
@@ -18,8 +18,8 @@ _WARPS = 2
 
 
 def permute(x: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
-    """Return the permuted rows: row positions[t, j] of the result is row t of x. x is
-    row-strided."""
+    """Copy the rows of x [T, hidden], any row stride, sorted by expert. Row positions[t, j] of the
+    result is row t of x."""
     tokens, hidden = x.shape
     chosen = positions.shape[1]
     pairs = torch.empty(tokens * chosen, hidden, dtype=x.dtype, device=x.device)
@@ -38,8 +38,8 @@ def permute(x: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
 
 
 def unpermute(pairs: Tensor, positions: Tensor, weights: Tensor, rows: Tensor) -> Tensor:
-    """Return the weighted sums: row t of the result is the sum over j of weights[t, j] times row
-    positions[t, j] of pairs."""
+    """Bring the experts' results back to the order of tokens, and add them up. Row t of the result
+    is the sum over j of weights[t, j] times row positions[t, j] of pairs."""
     tokens, chosen = positions.shape
     hidden = pairs.shape[1]
     out = torch.empty(tokens, hidden, dtype=pairs.dtype, device=pairs.device)
@@ -106,7 +106,8 @@ def _unpermute(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs of 35B-A3B and 397B-A17B."""
+    """Return the specs to compile the kernels ahead of time, for the models 35B-A3B and
+    397B-A17B."""
     return [
         KernelSpec.of(
             f"moe_{name}_{hidden}_{chosen}",

@@ -1,12 +1,13 @@
-"""Rows of (token, choice) pairs in the order of grouped matrix products.
+"""The position of each (token, expert) pair among all pairs sorted by expert, for grouped matrix
+products.
 
 Shapes: experts [T, chosen] int32 -> positions [T, chosen] int32, ends [count] int32. Reference:
 `naive_permute_index` in reference.py.
 
-Rows are sorted by expert, then by token: stable, no atomics on memory, no host sync. ends[e] is the
-row after the last of expert e. Two launches go over runs of pairs. In the first each run counts its
-experts. In the second each run sums the counts of all runs again, cheaper than a launch in between,
-and ranks its own pairs. Pairs of tokens past rows[0] take no row.
+Rows are sorted by expert, then by token: stable, without atomics on memory, and the host never
+waits. ends[e] is the row after the last of expert e. Two launches go over runs of pairs. In the
+first each run counts its experts. In the second each run sums the counts of all runs again, cheaper
+than a launch in between, and ranks its own pairs. Pairs of tokens past rows[0] take no row.
 """
 
 from dataclasses import dataclass
@@ -28,14 +29,16 @@ _WARPS = 8
 
 @dataclass(frozen=True)
 class Permutation:
-    """An order of rows. positions [T, chosen] int32; ends [count] int32, ascending."""
+    """The order of (token, expert) pairs sorted by expert. positions [T, chosen] int32: position of
+    each pair; ends [count] int32, ascending: end of each expert's pairs."""
 
     positions: Tensor
     ends: Tensor
 
 
 def permute_index(experts: Tensor, count: int, rows: Tensor) -> Permutation:
-    """Return the index. experts: ids below `count`. Pairs of tokens past rows[0] get undefined
+    """Compute the positions of (token, expert) pairs sorted by expert. experts [T, chosen]: ids
+    below `count`. rows [1]: number of valid tokens; pairs of further tokens get undefined
     positions."""
     tokens, chosen = experts.shape
     pairs = tokens * chosen
@@ -131,7 +134,8 @@ def _index(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs for the published numbers of experts."""
+    """Return the specs to compile the kernels ahead of time, for the published numbers of
+    experts."""
     specs = []
     for count, chosen in ((256, 8), (512, 10)):
         sizes = {"EXPERTS": count, "PADDED": count, "CHOSEN": chosen, "STEP": _STEP}

@@ -1,6 +1,6 @@
-"""Mixture of experts: a softmax router, the chosen experts, and a gated shared expert.
+"""Mixture of experts in PyTorch: a softmax router, the chosen experts, and a gated shared expert.
 
-A function named naive_* is the reference of one kernel, and part of no forward.
+A function named naive_* is the reference of one kernel; no forward uses it.
 """
 
 import torch
@@ -12,9 +12,10 @@ from tasuki.model.weights.matrix import Matrix
 
 
 def route(x: Tensor, router: Tensor, chosen: int) -> tuple[Tensor, Tensor]:
-    """Return weights [T, chosen] float32, renormalised to sum 1, and expert ids [T, chosen] int64.
+    """Choose the experts of each token. Return weights [T, chosen] float32, renormalised to sum 1,
+    and expert ids [T, chosen] int64.
 
-    x [T, hidden]; router [experts, hidden].
+    x: [T, hidden]; router: [experts, hidden].
     """
     probabilities = functional.linear(x, router).float().softmax(dim=-1)
     weights, experts = probabilities.topk(chosen, dim=-1)
@@ -27,7 +28,8 @@ def mixture(
     """Return the weighted sum of the chosen experts held by this rank, [T, hidden].
 
     x: [T, hidden]. gate_up: [held, 2 * intermediate, hidden]. down: [held, hidden, intermediate].
-    Both are of experts from `first` on. weights, experts: [T, chosen].
+    Both hold the experts from number `first` on. weights, experts [T, chosen]: routing weights and
+    expert ids.
     """
     tokens, chosen = experts.shape
     held = gate_up.shape[0]
@@ -51,12 +53,13 @@ def mixture(
 
 
 def gated_shared(x: Tensor, gate_up: Matrix, down: Matrix, gate: Tensor) -> Tensor:
-    """Return sigmoid(gate . x) times the shared expert, [T, hidden]; gate [1, hidden]."""
+    """Return the shared expert's output for x, times sigmoid(gate . x): [T, hidden]. gate: [1,
+    hidden]."""
     return functional.linear(x, gate).sigmoid() * swiglu(x, gate_up, down)
 
 
 def naive_permute_index(experts: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return (positions, ends) as permute_index.py, with every token counting."""
+    """Return (positions, ends) as permute_index() does; all tokens are valid."""
     flat = experts.flatten().long()
     positions = flat.argsort(stable=True).argsort()
     ends = flat.bincount(minlength=count).cumsum(0)
@@ -64,18 +67,19 @@ def naive_permute_index(experts: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def naive_permute(x: Tensor, positions: Tensor) -> Tensor:
-    """Permute like permute.py; every token counts."""
+    """Copy rows sorted by expert, as permute() does; all tokens are valid."""
     pairs = torch.empty(positions.numel(), x.shape[1], dtype=x.dtype, device=x.device)
     pairs[positions.flatten().long()] = x.repeat_interleave(positions.shape[1], dim=0)
     return pairs
 
 
 def naive_unpermute(pairs: Tensor, positions: Tensor, weights: Tensor) -> Tensor:
-    """Unpermute like permute.py; every token counts."""
+    """Bring rows back and add them up, as unpermute() does; all tokens are valid."""
     gathered = pairs[positions.long()].float()
     return (gathered * weights[..., None]).sum(dim=1).to(pairs.dtype)
 
 
 def naive_gate_sigmoid_mul_add(x: Tensor, gate: Tensor, shared: Tensor, routed: Tensor) -> Tensor:
-    """Return routed + sigmoid(gate . x) * shared: all [T, hidden] but gate [1, hidden]."""
+    """Return routed + sigmoid(gate . x) * shared. x, shared and routed are [T, hidden]; gate is [1,
+    hidden]."""
     return routed + functional.linear(x, gate).sigmoid() * shared

@@ -1,12 +1,12 @@
-"""Choice and weights of each token's experts.
+"""Choice of each token's experts, with their weights, from router logits.
 
 Shapes: logits [T, experts] -> weights [T, chosen] float32, experts [T, chosen] int32, best first.
 Reference: `reference.route` of the logits; equal logits go to the lowest expert, NaN is the lowest
 logit.
 
-The weights are a softmax over the chosen logits only, equal to a renormalised softmax over all.
-With a part of the experts here, ids count from the first of those; others have the weight 0 and the
-id behind the last. Tokens past rows[0] are neither read nor written.
+The weights are a softmax over the chosen logits only, equal to a renormalised softmax over all. If
+this rank has a part of the experts, ids count from its first expert. Experts of other ranks get the
+weight 0 and the id after the last own expert. Tokens past rows[0] are neither read nor written.
 """
 
 from dataclasses import dataclass
@@ -27,15 +27,16 @@ _FEW_TOKENS = 512
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen experts. weights [T, chosen] float32; experts [T, chosen] int32."""
+    """The experts chosen for each token, best first. weights [T, chosen] float32; experts [T,
+    chosen] int32: expert ids."""
 
     weights: Tensor
     experts: Tensor
 
 
 def choose(logits: Tensor, chosen: int, rows: Tensor, held: range | None = None) -> Choice:
-    """Choose the experts of each of the first rows[0] tokens. logits [T, experts], row-strided.
-    held: the experts here; None: all."""
+    """Choose the experts of each of the first rows[0] tokens. logits [T, experts]: router logits,
+    any row stride. held: range of experts on this rank; None: all."""
     tokens, experts = logits.shape
     here = range(experts) if held is None else held
     weights = torch.empty(tokens, chosen, dtype=torch.float32, device=logits.device)
@@ -144,8 +145,8 @@ def _choose(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs: 256 experts top 8 and 512 top 10, bf16 logits, one token and many;
-    float32 for goldens."""
+    """Return the specs to compile the kernels ahead of time. Cases: 256 experts top 8 and 512 top
+    10, bf16 logits, one token and many; float32 for tests against stored results."""
     return [
         KernelSpec.of(
             f"moe_choose_{experts}_{chosen}_{'bf16' if narrow else 'fp32'}_tile{tile}",

@@ -18,7 +18,8 @@ _WARPS = 8
 def fused_gate_sigmoid_mul_add(
     x: Tensor, gate: Tensor, shared: Tensor, routed: Tensor, rows: Tensor
 ) -> Tensor:
-    """Return the sum as a new tensor [T, hidden]."""
+    """Return routed + sigmoid(gate . x) * shared as a new tensor [T, hidden]. rows [1]: number of
+    valid tokens."""
     tokens, hidden = x.shape
     out = torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
     _gate_sigmoid_mul_add[(tokens,)](
@@ -67,7 +68,8 @@ def _gate_sigmoid_mul_add(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs of 35B-A3B and 397B-A17B."""
+    """Return the specs to compile the kernels ahead of time, for the models 35B-A3B and
+    397B-A17B."""
     return [
         KernelSpec.of(
             f"moe_gate_sigmoid_mul_add_{hidden}",

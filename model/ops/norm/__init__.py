@@ -1,1 +1,1 @@
-"""RMS norm: the kernel beside its reference."""
+"""RMS norm: the kernel beside its PyTorch reference."""

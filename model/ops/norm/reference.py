@@ -6,19 +6,19 @@ from torch.nn import functional
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return the norm of x [..., n]; weight [n] float32, already 1 + w if the published norm is
-    zero-centred."""
+    """Return the RMS norm of x [..., n], times weight [n] float32. If the published norm is
+    zero-centred, weight is already 1 + w."""
     return functional.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)
 
 
 def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return rms_norm(x) * silu(gate) in gate's dtype; x, gate [..., n]; weight [n] float32,
-    plain."""
+    """Return the RMS norm of x times silu(gate), in gate's dtype. x, gate [..., n]; weight [n]
+    float32, without 1 added."""
     normed = functional.rms_norm(x.float(), weight.shape, weight, eps)
     return normed.mul_(functional.silu(gate.float())).to(gate.dtype)
 
 
 def l2_norm(x: Tensor) -> Tensor:
-    """Bring x [..., n] float32 to unit length; eps is inside the root, as in the model's
+    """Scale x [..., n] float32 to unit length. The small eps is inside the root, as in the model's
     training."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)

@@ -17,15 +17,16 @@ _WITH_SUM = 8
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return [T, hidden] in x's dtype; x [T, hidden], any row stride; weight [hidden] float32, 1 +
-    w."""
+    """Return the RMS norm of x, [T, hidden], in x's dtype. x: [T, hidden], any row stride; weight:
+    [hidden] float32, as 1 + w."""
     return _launched(x, None, weight, eps, _ALONE)
 
 
 def add_rms_norm(
     branch: Tensor, residual: Tensor, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Return (norm of the sum, the sum), both [T, hidden]; the sum overwrites `residual`.
+    """Add branch and residual. Return (RMS norm of the sum, the sum), both [T, hidden]; the sum
+    overwrites `residual`.
 
     branch [T, hidden], any row stride; residual [T, hidden] contiguous, of the same dtype; weight
     [hidden] float32, 1 + w.
@@ -36,7 +37,7 @@ def add_rms_norm(
 def _launched(
     x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, elements: int
 ) -> Tensor:
-    """Launch the kernel. elements: number of elements a thread."""
+    """Launch the norm kernel with `elements` elements for each thread."""
     rows, hidden = x.shape
     normed = x.new_empty(rows, hidden)
     _norm_kernel[(rows,)](
@@ -55,7 +56,8 @@ def _launched(
 
 
 def _warps(hidden: int, elements: int) -> int:
-    """Return the number of warps, within the limit, to give a thread `elements` elements."""
+    """Return the number of warps with which each thread has `elements` elements, within the limit
+    of warps."""
     warps: int = triton.next_power_of_2(hidden) // (32 * elements)
     return min(max(warps, 1), 16)
 
@@ -72,7 +74,7 @@ def _norm_kernel(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Norm x, or x + residual; the residual is overwritten by the sum."""
+    """Write the RMS norm of x, or of x + residual. The sum overwrites the residual."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < HIDDEN
@@ -90,7 +92,7 @@ def _norm_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs in the shape of the 9B model."""
+    """Return the specs to compile the kernels ahead of time, in the shapes of the 9B model."""
     sizes = {"HIDDEN": 4096, "BLOCK": 4096, "DEPENDENT": True}
     alone, summed = _warps(4096, _ALONE), _warps(4096, _WITH_SUM)
     return [

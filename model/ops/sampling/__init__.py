@@ -1,1 +1,1 @@
-"""Sampling: parameters, the reference, kernels."""
+"""Sampling of the next token: parameters, the PyTorch reference, kernels."""

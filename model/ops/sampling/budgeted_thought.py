@@ -1,9 +1,10 @@
-"""An answer's place in its thought, and the demand of its thinking budget on the next token.
+"""Progress of an answer through its thought (its thinking tokens), and the effect of its thinking
+budget on the next token.
 
 Invariants:
 1. A forced token depends on the tokens sampled so far only, so any node forces the same one.
 2. A thought has at most `most` tokens before its closing.
-3. The closing never begins inside a character, if the model finishes its characters.
+3. The closing never begins inside a UTF-8 character, if the model finishes its characters.
 """
 
 from collections.abc import Sequence
@@ -15,20 +16,22 @@ from .thinking_budget import ThinkingBudget
 
 
 class BudgetedThought:
-    """Place of one answer in its thought. One thread at a time."""
+    """Progress of one answer through its thought, under a thinking budget. One thread at a time."""
 
     def __init__(
         self, budget: ThinkingBudget, unfinished: UnfinishedTokens | None, output: Sequence[int]
     ) -> None:
-        """output: the answer so far. unfinished: the vocabulary's; None: its texts are not
-        known."""
+        """budget: the answer's thinking budget. unfinished: the vocabulary's tokens ending inside a
+        UTF-8 character; None: the tokens' texts are not known. output: tokens of the answer so
+        far."""
         self._budget = budget
         self._unfinished = unfinished
         self._may_open = budget.opening is not None
         self._left = budget.most
-        """Remaining tokens of the thought."""
+        """Number of tokens left for the thought."""
         self._forced = 0
-        """Number of closing tokens already sampled, once none is left."""
+        """Number of closing tokens sampled so far. They begin when no token is left for the
+        thought."""
         self._is_over = False
         for token in output:
             self.append(token)
@@ -49,15 +52,15 @@ class BudgetedThought:
 
     @property
     def forced(self) -> int | None:
-        """Return the forced next token; None: the model chooses."""
+        """Return the next token if the thinking budget forces it; None: the model chooses."""
         if self._is_over or self._may_open or self._left:
             return None
         return self._budget.closing[self._forced]
 
     @property
     def mask(self) -> Mask | None:
-        """Return the mask of tokens without an unfinished character, if the thought must end; None:
-        every token. Read-only."""
+        """Return the mask of tokens whose last UTF-8 character can be finished before the thought
+        must end; None: every token is allowed. The mask is read-only."""
         if self._is_over or self._may_open or not self._left or self._unfinished is None:
             return None
         return self._unfinished.finished_by(self._left - 1)

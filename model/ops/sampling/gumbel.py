@@ -1,4 +1,5 @@
-"""The noise of a draw: a hash of (seed, position, token id), the same on every device.
+"""The random noise for sampling a token: a hash of (seed, position, token id), the same on every
+device.
 
 Owns the hash and its Gumbel values; model/ops/sampling/sample.py computes the same function on a
 GPU. The hash and the uniform variate agree bit by bit; the two logarithms only to float32 rounding
@@ -20,8 +21,8 @@ _MASK = 0xFFFFFFFF
 
 
 def noise_key(seed: int) -> tuple[int, int]:
-    """Return two words of 32 bits, as signed integers, so that they fit an int32 tensor. Hashed, so
-    that neighbouring seeds share nothing; any integer is a seed."""
+    """Return the hash key of a seed: two words of 32 bits, as signed integers to fit an int32
+    tensor. Neighbouring seeds get unrelated keys; any integer is a seed."""
     digest = hashlib.sha256(str(seed).encode()).digest()
     first, second = digest[:4], digest[4:8]
     return int.from_bytes(first, "little", signed=True), int.from_bytes(
@@ -43,7 +44,7 @@ def gumbel(key: tuple[int, int], position: int, vocab: int) -> Tensor:
 
 
 def _mix(words: Tensor) -> Tensor:
-    """Mix the words: int64 with 32 bits each, like the result."""
+    """Mix the bits of hash words. Words and result are int64 with 32 bits each."""
     for shift, factor in zip(SHIFTS, FACTORS, strict=False):
         words = ((words ^ (words >> shift)) * factor) & _MASK
     return words ^ (words >> SHIFTS[-1])

@@ -17,8 +17,8 @@ If the last three of the four kinds would leave no token, they rule out none. If
 none of allowed_token_ids, the grammar's tokens are allowed.
 
 All arithmetic is float32, an operation at a time, so CPU and GPU agree in every bit; the bound of
-min_p is float64. Sparse: only tokens named or seen by a row are read and written. Reference
-implementation: tests/kernels/adjustments_twin.py.
+min_p is float64. It is sparse: only tokens named in a row's parameters or seen before in its text
+are read and written. Reference implementation: tests/kernels/adjustments_twin.py.
 """
 
 import math
@@ -42,9 +42,9 @@ Ints = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class TokensBefore:
-    """Earlier tokens used by adjustments, int32. prompt: each id once, ascending. output: all of
-    it, in order. Both are empty if nothing depends on them. begins: position of the answer's first
-    token."""
+    """Earlier tokens of a request, as its adjustments need them, int32. prompt: ids of the prompt,
+    each once, ascending. output: all tokens of the answer so far, in order. An array is empty if no
+    adjustment depends on it. begins: position of the answer's first token."""
 
     prompt: Ints
     output: Ints
@@ -64,8 +64,8 @@ _NONE: Ints = np.empty(0, dtype=np.int32)
 
 
 class LogitAdjuster:
-    """One sequence's adjustments, on the host. Owns its counts: memory grows with the distinct
-    tokens of prompt and output. One thread at a time."""
+    """One sequence's logit adjustments, on the host. It counts the tokens seen, so its memory grows
+    with the distinct tokens of prompt and output. One thread at a time."""
 
     def __init__(
         self,
@@ -76,10 +76,11 @@ class LogitAdjuster:
         constraint: Constraint | None = None,
         unfinished: UnfinishedTokens | None = None,
     ) -> None:
-        """ends: tokens ending the answer (reference.stop_ids). constraint: the grammar's, behind
-        the output. unfinished: the vocabulary's, for a thinking budget; None: its texts are not
-        known. REQUIRES: the params adjust; their named_tokens and earlier tokens are of the
-        vocabulary."""
+        """ends: ids of the tokens ending the answer (reference.stop_ids). vocab: number of tokens
+        in the vocabulary. before: earlier tokens. constraint: the grammar's constraint after
+        `before`. unfinished: the vocabulary's tokens ending inside a UTF-8 character, for a
+        thinking budget; None: the tokens' texts are not known. REQUIRES: the params adjust logits;
+        their named_tokens and the earlier tokens are in the vocabulary."""
         self.params = params
         self._vocab = vocab
         self._ends = frozenset(token for token in ends if 0 <= token < vocab)
@@ -127,25 +128,25 @@ class LogitAdjuster:
 
     @property
     def seen(self) -> NDArray[np.int64]:
-        """Return the tokens subject to penalties."""
+        """Return the ids of the tokens with penalties: those seen in the prompt or the output."""
         return self._ids[: len(self._places)]
 
     @property
     def counts(self) -> NDArray[np.float32]:
-        """Return the count in the output of each seen token."""
+        """Return how often each token of `seen` is in the output."""
         return self._counts[: len(self._places)]
 
     @property
     def is_idle(self) -> bool:
-        """Return whether nothing changes the logits of the next draw."""
+        """Return true if the next token's logits are not adjusted."""
         thought = self._thought
         if thought is None or self.params.adjusts_every_draw:
             return False
         return thought.forced is None and thought.mask is None
 
     def mask(self) -> Mask | None:
-        """Return the mask of allowed tokens under a grammar or at a thought's end; None
-        otherwise."""
+        """Return the mask of tokens allowed next, if there is a grammar or a thought must end; else
+        None."""
         thought = self._thought
         if thought is not None and thought.forced is not None:
             return only(thought.forced, self._vocab)
@@ -161,8 +162,8 @@ class LogitAdjuster:
 
     @property
     def ruled_out(self) -> list[int]:
-        """Return the tokens excluded by bad_words and min_tokens, ascending, for a row without a
-        mask."""
+        """Return the ids of the tokens excluded next by bad_words and min_tokens, ascending. Use it
+        for a row without a mask."""
         tokens = self._named_out
         left_none = self._allowed <= tokens if self._allowed else len(tokens) == self._vocab
         return [] if left_none else sorted(tokens)
@@ -179,7 +180,8 @@ class LogitAdjuster:
 
     @property
     def reach(self) -> float:
-        """Return the largest distance below the highest logit kept by min_p."""
+        """Return the limit that min_p sets: the (negative) distance of a logit from the highest
+        logit, below which a token is excluded. Without min_p it is -inf."""
         params = self.params
         if not (params.min_p and params.temperature):
             return -math.inf
@@ -188,9 +190,10 @@ class LogitAdjuster:
 
 @dataclass(frozen=True)
 class AdjustedRows:
-    """Adjustments of a batch, each list flat with the row of every entry. Rows and tokens int64,
-    values float32; reaches [n] float64, one per row, or [0] if no row has a min_p. allowing: rows
-    with allowed tokens. masks [n, bytes of a mask] uint8, if a row has a grammar; else [0, 0]."""
+    """Logit adjustments of a batch of n rows, as flat lists. A list `x` of tokens has a list
+    `x_rows` with the row of every entry. Rows and tokens are int64, values float32. allowing: rows
+    with allowed_token_ids. reaches [n] float64: limit of min_p per row; [0] if no row has a min_p.
+    masks [n, bytes of a mask] uint8: allowed tokens, if a row has a grammar; else [0, 0]."""
 
     masks: Tensor
     allowing: Tensor
@@ -211,7 +214,7 @@ class AdjustedRows:
 
     @staticmethod
     def of(adjusters: Sequence[LogitAdjuster]) -> "AdjustedRows":
-        """Return the rows on the CPU; row i is adjusters[i]'s."""
+        """Collect the adjustments of a batch on the CPU. Row i gets those of adjusters[i]."""
         params = [item.params for item in adjusters]
         masks = [item.mask() for item in adjusters]
         free = [mask is None for mask in masks]
@@ -248,12 +251,14 @@ class AdjustedRows:
 
     @property
     def masks_alone(self) -> bool:
-        """Return true if grammars are the only adjustments. Lengths only: waits for nothing."""
+        """Return true if masks of grammars are the only adjustments. It reads only tensor lengths,
+        so it never waits."""
         others = (self.allowing, self.ruled_out, self.biased, self.seen, self.reaches)
         return len(self.masks) > 0 and not any(len(other) for other in others)
 
     def to(self, device: torch.device) -> "AdjustedRows":
-        """Copy to the device behind the current stream's work, without a wait."""
+        """Copy the adjustments to the device, in the order of the current stream, without a
+        wait."""
         if device.type == "cpu":
             return self
         copies = {}
@@ -265,7 +270,8 @@ class AdjustedRows:
 
 
 def _masks(masks: Sequence[Mask | None]) -> Tensor:
-    """Return [n, bytes] uint8: bit t % 8 of byte t // 8 is token t's."""
+    """Pack the masks of all rows into [n, bytes] uint8. Bit t % 8 of byte t // 8 belongs to token
+    t. A row without a mask allows all."""
     words = next((len(mask) for mask in masks if mask is not None), 0)
     if not words:
         return torch.empty(0, 0, dtype=torch.uint8)
@@ -284,7 +290,7 @@ def _reaches(adjusters: Sequence[LogitAdjuster]) -> Tensor:
 
 
 def _rows(lists: Sequence[Sequence[int] | NDArray[np.int64]]) -> Tensor:
-    """Return the row of every entry of the lists."""
+    """Return the row number of every entry of the lists, joined in order: int64."""
     lengths = [len(items) for items in lists]
     return torch.from_numpy(np.repeat(np.arange(len(lists), dtype=np.int64), lengths))
 
@@ -294,8 +300,8 @@ def _flat(lists: Sequence[Sequence[float] | NDArray[Any]], dtype: type) -> Tenso
 
 
 def adjusted(logits: Tensor, rows: AdjustedRows) -> Tensor:
-    """Return adjusted logits: float32 [n, vocab], a copy. logits [n, vocab] of any float type, on
-    the rows' device. Launches only: waits for nothing on the host."""
+    """Return the adjusted logits as a copy, float32 [n, vocab]. logits: [n, vocab] of any float
+    type, on the device of `rows`. It only launches kernels; the host never waits."""
     scores = logits.float()
     if scores is logits:
         scores = logits.clone()
@@ -320,7 +326,8 @@ def adjusted(logits: Tensor, rows: AdjustedRows) -> Tensor:
 
 
 def _masked_out(masks: Tensor, vocab: int) -> Tensor:
-    """Return [n, vocab] bool. It takes a byte a logit (engine/assembly/memory_plan.py)."""
+    """Return the tokens excluded by masks, [n, vocab] bool. It takes one byte per logit
+    (engine/assembly/memory_plan.py)."""
     bits = masks[:, :, None] >> torch.arange(8, dtype=torch.uint8, device=masks.device)
     bits = bits.bitwise_and_(1).bitwise_xor_(1)
     return bits.view(torch.bool).view(len(masks), -1)[:, :vocab]
@@ -333,7 +340,8 @@ def _penalized(seen: Tensor, rows: AdjustedRows) -> Tensor:
 
 
 def _rounded_up(bounds: Tensor) -> Tensor:
-    """Return the least float32 not below each float64: a float32 is below both or neither."""
+    """Return the least float32 not below each float64 bound. Any float32 is below the bound exactly
+    if it is below the result."""
     nearest = bounds.float()
     higher = torch.nextafter(nearest, torch.full_like(nearest, torch.inf))
     return torch.where(nearest.double() < bounds, higher, nearest)

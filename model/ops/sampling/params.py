@@ -1,7 +1,7 @@
 """Sampling parameters of a request.
 
-Owns the fields and their bounds in a batch's row (engine/runner/device_batch.py: 32 bits a number).
-Invariant: every instance fits a row, so a runner can store every value. Pure values.
+Owns the fields and their limits. Invariant: every instance fits a row of a batch
+(engine/runner/device_batch.py: 32 bits a number), so a runner can store every value. Pure values.
 """
 
 from collections.abc import Sequence
@@ -14,16 +14,20 @@ from .thinking_budget import ThinkingBudget
 
 MAX_TOP_K = 2**31 - 1
 MIN_TEMPERATURE = 1e-5
-"""Below this temperature, sampling is greedy for all logits distinct in float32."""
+"""Least temperature above 0. Below it, sampling would be greedy for any logits distinct in
+float32."""
 MAX_TEMPERATURE = 100.0
-"""Highest temperature. Above it float32 loses the logit in the noise."""
+"""Highest temperature allowed. Above it, the noise exceeds the precision of the logit in
+float32."""
 MIN_TOP_P = 1e-6
-"""Least top_p. At or below it, one token is left of any vocabulary of at most a million."""
+"""Least top_p allowed. With it, only one token remains in any vocabulary of up to a million
+tokens."""
 MAX_PENALTY = 2.0
-"""Largest presence and frequency penalty, either sign: OpenAI's and vLLM's."""
+"""Largest absolute value of presence and frequency penalties, as for OpenAI and vLLM."""
 MIN_REPETITION_PENALTY = 1e-3
 MAX_REPETITION_PENALTY = 1e3
-"""Bound of repetition penalties. Between both bounds a float32 logit stays a number."""
+"""Largest repetition penalty; MIN_REPETITION_PENALTY is the least. Between them, a penalised
+float32 logit stays finite."""
 MAX_BIASES = 300
 MAX_BIAS = 100.0
 MAX_BAD_WORDS = 256
@@ -32,7 +36,7 @@ MAX_ALLOWED_TOKENS = 1 << 14
 MAX_TOP_LOGPROBS = 20
 
 TopLogprobs = tuple[tuple[int, float], ...]
-"""Tokens and their logprobs, the likeliest first."""
+"""Pairs of a token id and its logprob, the likeliest token first."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +45,14 @@ class SamplingParams:
 
     max_new_tokens: 0 computes the prompt and samples nothing. temperature: 0 is greedy. top_k 0,
     top_p 1 and min_p 0 keep every token. Noise is a function of (seed, position) only, so any split
-    of the work over nodes or batches samples the same tokens. The fields from min_p on change the
-    logits before sampling, as defined in logit_adjustments.py, in its order. top_logprobs: number
-    of the likeliest tokens reported with logprobs beside each token. bad_words: sequences of token
-    ids. allowed_token_ids: empty allows every token. grammar: the answer's text is one of its
-    texts, or the beginning of one if another limit ends it. thinking: budget of the thought; None:
-    unlimited.
+    of the work over nodes or batches samples the same tokens. The fields from min_p on (except
+    top_logprobs) change the logits before sampling, as defined in logit_adjustments.py, in its
+    order. top_logprobs: number of the likeliest tokens reported with their logprobs for each
+    sampled token. bad_words: sequences of token ids. allowed_token_ids: empty allows every token.
+    grammar: the answer must match it, or is the beginning of a match if another limit ends it.
+    thinking: budget of thinking tokens; None: unlimited.
 
-    Raises ValueError if no row could hold it; the message begins with the field's name.
+    Raises ValueError if a value is outside its limits; the message begins with the field's name.
     """
 
     max_new_tokens: int = 64
@@ -132,17 +136,17 @@ class SamplingParams:
 
     @property
     def draws(self) -> bool:
-        """Return true if there is an answer."""
+        """Return true if any token is to be sampled."""
         return self.max_new_tokens > 0
 
     @property
     def thinking_tokens(self) -> int | None:
-        """Return the most tokens of the thought; None: unlimited."""
+        """Return the largest number of thinking tokens; None: unlimited."""
         return None if self.thinking is None else self.thinking.most
 
     @property
     def named_tokens(self) -> dict[str, tuple[int, ...]]:
-        """Return the token ids named by each field to change their logits. All must be in the
+        """Return the token ids named by each field that changes logits. All must be in the
         vocabulary."""
         return {
             "logit_bias": tuple(token for token, _ in self.logit_bias),
@@ -154,13 +158,14 @@ class SamplingParams:
 
     @cached_property
     def adjusts(self) -> bool:
-        """Return true if the logits of any token are changed before sampling."""
+        """Return true if these parameters may change the logits of some token before it is
+        sampled."""
         return self.thinking is not None or self.adjusts_every_draw
 
     @cached_property
     def adjusts_every_draw(self) -> bool:
-        """Return true if the logits may be changed before every token. A thinking budget changes
-        them at few tokens (ThinkingBudget.rules)."""
+        """Return true if these parameters may change the logits of every token. A thinking budget
+        alone changes them at few tokens (ThinkingBudget.rules)."""
         return bool(
             (self.min_p and self.temperature)
             or self._rules_follow_output
@@ -171,12 +176,13 @@ class SamplingParams:
 
     @cached_property
     def follows_output(self) -> bool:
-        """Return true if the change depends on earlier tokens."""
+        """Return true if the changes of logits depend on earlier tokens."""
         return self.thinking is not None or self._rules_follow_output
 
     @property
     def _rules_follow_output(self) -> bool:
-        """Return true if the rules for every token depend on earlier tokens."""
+        """Return true if a change applied to every token's logits depends on earlier tokens; a
+        thinking budget does not count."""
         return bool(
             self.presence_penalty
             or self.frequency_penalty

@@ -1,5 +1,5 @@
-"""Likelihood of each prompt token behind those before it: logprobs, ranks and the likeliest tokens
-of many rows, a few rows at a time.
+"""Scores of prompt tokens, each given the tokens before it: logprobs, ranks and the likeliest
+tokens, computed for a few rows at a time.
 
 Only here a prompt's rows go through the head, so a long prompt's logits are never all in memory.
 Pure; waits for nothing on the host.
@@ -16,19 +16,21 @@ from torch import Tensor
 from .top_logprobs import top_logprobs
 
 SCORED_ROWS = 32
-"""Rows with logits in memory at a time."""
+"""Number of rows whose logits are in memory at a time."""
 SCORED_LOGIT_BYTES = 32
-"""Bytes of such a row's logit, with all intermediate results."""
+"""Bytes of memory for one logit of a scored row, with all intermediate results."""
 
 HeadOf = Callable[[Tensor], Tensor]
-"""Logits [n, vocab] of any float type of the rows [n] int64 of a forward."""
+"""Function that computes logits [n, vocab], of any float type, for row numbers [n] int64 of a
+forward."""
 
 
 @dataclass(frozen=True)
 class PromptScores:
-    """Scores of n prompt tokens, in order. logprobs [n] float64: natural, of the model's
-    distribution. ranks [n] int32: number of tokens as likely, itself included. top_tokens int32 and
-    top_logprobs float64, [n, k]: the likeliest in each one's place, the likeliest first."""
+    """Scores of n prompt tokens, in order. logprobs [n] float64: natural logarithms, under the
+    model's distribution. ranks [n] int32: number of tokens at least as likely, the token itself
+    included. top_tokens int32 and top_logprobs float64, both [n, k]: the likeliest tokens at each
+    position, the likeliest first."""
 
     logprobs: NDArray[np.float64]
     ranks: NDArray[np.int32]
@@ -39,7 +41,7 @@ class PromptScores:
         return len(self.logprobs)
 
     def behind(self, count: int) -> "PromptScores":
-        """Return the scores without the first `count`."""
+        """Return the scores after the first `count` tokens."""
         return PromptScores(
             self.logprobs[count:],
             self.ranks[count:],
@@ -50,7 +52,7 @@ class PromptScores:
 
 @dataclass(frozen=True)
 class ScoredRows:
-    """Prompt scores as tensors [n] and [n, k], on the device or on their way to the host."""
+    """Prompt scores as tensors, [n] and [n, k], on the device or being copied to the host."""
 
     logprobs: Tensor
     ranks: Tensor
@@ -58,11 +60,11 @@ class ScoredRows:
     top_logprobs: Tensor
 
     def read(self) -> "ScoredRows":
-        """Start to copy them to the host."""
+        """Start to copy the scores to the host. Return the copies before they are complete."""
         return ScoredRows(*(_read(part) for part in self._parts))
 
     def values(self) -> PromptScores:
-        """Return the values. REQUIRES: they are on the host."""
+        """Return the scores as arrays. REQUIRES: the copies to the host are complete."""
         logprobs, ranks, tokens, tops = (part.numpy() for part in self._parts)
         return PromptScores(
             logprobs.astype(np.float64),
@@ -77,8 +79,9 @@ class ScoredRows:
 
 
 def score_rows(head: HeadOf, rows: Tensor, targets: Tensor, top: int) -> ScoredRows:
-    """Score rows. rows [n] int64: of the forward; targets [n] int64: the token behind each, on the
-    rows' device; top: number of the likeliest tokens beside each. n is at least 1."""
+    """Score prompt tokens. rows [n] int64: rows of the forward; targets [n] int64: id of the token
+    after each row, on the rows' device; top: number of likeliest tokens to report for each. n is at
+    least 1."""
     pieces = [
         _score(head(rows[first : first + SCORED_ROWS]), targets[first : first + SCORED_ROWS], top)
         for first in range(0, len(rows), SCORED_ROWS)

@@ -1,6 +1,6 @@
-"""Logits as unsigned integers in the same order, and a cut of a row at one of them.
+"""Logits as unsigned integers (keys) in the same order, and the cut of a row of logits at one key.
 
-Keys are 32 bits, or 16 for bf16 logits. Both zeros have one key; NaN counts as the lowest float.
+Keys have 32 bits, or 16 for bf16 logits. Both zeros have one key; NaN counts as the lowest float.
 """
 
 from dataclasses import dataclass
@@ -16,10 +16,11 @@ RUN_WARPS = 8
 
 @dataclass(frozen=True)
 class Cut:
-    """Cut of the keys: tokens with a key above `keys` [B] are kept, and the first `left` [B] of
-    those at it.
+    """A cut of each row of logits. Tokens with a key above keys[b] remain, and the first left[b] of
+    the tokens with exactly this key. keys, left: [B].
 
-    equals: [B, runs], number of tokens of each run at it. All are int32, keys as unsigned bits.
+    equals [B, runs]: number of tokens with exactly this key in each run of the vocabulary. All are
+    int32; keys have unsigned bits.
     """
 
     keys: Tensor
@@ -29,7 +30,7 @@ class Cut:
 
 @triton.jit
 def key_of(logit, NARROW: tl.constexpr):
-    """Return uint32 keys of logits of any float type."""
+    """Return the uint32 keys of logits of any float type. NARROW: 16-bit keys of bf16 logits."""
     # A negative zero becomes a positive one.
     value = logit.to(tl.float32) + 0.0
     value = tl.where(value == value, value, -3.4028235e38)
@@ -42,7 +43,7 @@ def key_of(logit, NARROW: tl.constexpr):
 
 @triton.jit
 def value_of(key, NARROW: tl.constexpr):
-    """Return the float32 logit of a key."""
+    """Return the float32 logit with this key."""
     if NARROW:
         key = key << 16
     ordered = key.to(tl.int32, bitcast=True) ^ -0x80000000

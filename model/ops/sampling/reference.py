@@ -1,4 +1,5 @@
-"""Sampling of the next token of each sequence of a batch.
+"""Sampling of the next token for each sequence of a batch, in PyTorch: the reference of the
+kernels.
 
 Noise is a function of (seed, position, token id) only (gumbel.py). So any split of requests over
 nodes, processes or batches samples the same tokens from the same logits. This file holds no state.
@@ -17,11 +18,11 @@ from .top_logprobs import top_logprobs
 
 
 class Sampled(NamedTuple):
-    """A sampled token. logprob: natural, of the token under the unmodified distribution
-    (temperature 1, no cut, no adjustment). margin: distance of the choice from a tie, in units of a
-    logit: best minus second-best score. A score is the adjusted logit plus the noise scaled by the
-    temperature, if there is one. The margin is infinite with one token to choose from. top: the
-    likeliest tokens of the same distribution as logprob, as many as requested."""
+    """A sampled token. logprob: natural logarithm of the token's probability under the unmodified
+    distribution (temperature 1, no cut, no adjustment). margin: best minus second-best score, in
+    units of a logit. A score is the adjusted logit plus the noise times the temperature, if it is
+    above 0. The margin is infinite with one token to choose from. top: the likeliest tokens under
+    the same distribution as logprob, as many as requested."""
 
     token: int
     logprob: float
@@ -35,9 +36,9 @@ def sample(
     positions: Sequence[int],
     scores: Tensor | None = None,
 ) -> list[Sampled]:
-    """Sample one token per row. logits [B, vocab] float32; positions: of each sampled token. scores
-    [B, vocab] float32: the adjusted logits (logit_adjustments.py) to sample from; by default the
-    logits."""
+    """Sample one token per row. logits: [B, vocab] float32; positions: position of each sampled
+    token. scores [B, vocab] float32: adjusted logits (logit_adjustments.py) to sample from; by
+    default the logits."""
     drawn_from = logits if scores is None else scores
     chosen = [
         _best(drawn_from[row])
@@ -62,20 +63,22 @@ def _top(logits: Tensor, count: int) -> TopLogprobs:
 
 
 def stop_ids(params: SamplingParams, eos_ids: Sequence[int]) -> frozenset[int]:
-    """Return the tokens ending the answer. ignore_eos drops the model's own, never the caller's."""
+    """Return the ids of the tokens ending the answer. ignore_eos removes the model's end tokens,
+    never the caller's."""
     return frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else eos_ids)
 
 
 def _best(scores: Tensor) -> tuple[int, float]:
-    """Return (index, margin) of the highest of the scores [vocab], the first of equals."""
+    """Return the index of the highest of the scores [vocab], the first of equal ones, and its
+    margin above the second highest."""
     values = scores.topk(min(2, len(scores))).values.tolist()
     margin = values[0] - values[1] if len(values) == 2 else float("inf")
     return int(scores.argmax()), margin
 
 
 def _draw(logits: Tensor, params: SamplingParams, position: int) -> tuple[int, float]:
-    """Return (token, margin) by the Gumbel-max trick: the argmax of scaled logits plus noise is a
-    sample from their softmax."""
+    """Sample one token by the Gumbel-max trick: the argmax of scaled logits plus noise is a sample
+    from their softmax. Return (token, margin)."""
     scaled = _restrict(logits.double().cpu() / params.temperature, params)
     noise = gumbel(noise_key(params.seed), position, len(scaled))
     token, margin = _best(scaled + noise)
@@ -83,8 +86,8 @@ def _draw(logits: Tensor, params: SamplingParams, position: int) -> tuple[int, f
 
 
 def _restrict(scaled: Tensor, params: SamplingParams) -> Tensor:
-    """Return the scores with -inf for tokens outside the top_k likeliest, then outside the smallest
-    set of mass top_p."""
+    """Apply top_k and top_p: set the scores to -inf outside the top_k likeliest tokens, then
+    outside the smallest set with probability mass top_p."""
     if params.top_k == 0 and params.top_p == 1:
         return scaled
     # A stable sort cuts equal logits in the order of their ids.

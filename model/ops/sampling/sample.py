@@ -1,12 +1,13 @@
 """Sampling of every row's next token inside a CUDA graph.
 
-Shapes: logits [B, vocab] of any float dtype, row-strided; all else is one number per row.
-Reference: `reference.sample`; both take the noise of model/ops/sampling/gumbel.py.
+Shapes: logits [B, vocab] of any float dtype, row-strided; all other inputs and results have one
+number per row. Reference: `reference.sample`; both take the noise of model/ops/sampling/gumbel.py.
 
-A score is the logit plus the noise times the temperature. So greedy (temperature 0) is no case of
-its own. Equal scores go to the lowest id. There are two launches: each program finds the best two
-scores of a run of the vocabulary, then one program per row joins the runs. No host sync; rows past
-rows[0] are unwritten. A row without numbers samples token 0, with a NaN logprob.
+A score is the logit plus the noise times the temperature. So greedy sampling (temperature 0) needs
+no code of its own. Equal scores go to the lowest id. There are two launches: each program finds the
+best two scores of a run of the vocabulary, then one program per row joins the runs. The host never
+waits; rows past rows[0] are unwritten. A row with only NaN logits samples token 0, with a NaN
+logprob.
 """
 
 from dataclasses import dataclass
@@ -30,12 +31,12 @@ _OF_A_RUN = 6
 
 @dataclass(frozen=True)
 class Draws:
-    """Parameters and results of a batch's sampling: device tensors of one number per row, kept for
-    the life of a graph.
+    """Parameters and results of a batch's sampling: device tensors with one number per row, at
+    fixed addresses for a CUDA graph.
 
-    temperature, top_p: float32. top_k: int32, 0 for all. keys: [B, 2] int32 (`gumbel.noise_key`).
-    positions: int32, of each sampled token. token: int32, as in `sampler.Sampled`. logprob, margin:
-    float32, as there.
+    temperature, top_p: float32. top_k: int32, 0 keeps all tokens. keys: [B, 2] int32, from
+    `gumbel.noise_key`. positions: int32, position of each sampled token. Results: token int32,
+    logprob and margin float32, as in `reference.Sampled`.
     """
 
     temperature: Tensor
@@ -49,7 +50,8 @@ class Draws:
 
     @staticmethod
     def empty(batch: int, device: torch.device | str) -> "Draws":
-        """Return greedy rows at position 0; the results are undefined until `sample` runs."""
+        """Return parameters for greedy sampling at position 0. The results are undefined until
+        sample() runs."""
         integers = torch.zeros(batch, dtype=torch.int32, device=device)
         floats = torch.zeros(batch, dtype=torch.float32, device=device)
         return Draws(
@@ -73,14 +75,15 @@ def sample(
     ids: Tensor | None = None,
     of: Slice | None = None,
 ) -> None:
-    """Fill token, logprob and margin of the first rows[0] rows.
+    """Sample one token for each of the first rows[0] rows: fill token, logprob and margin of
+    `draws`.
 
-    top_k and top_p are ignored: with a cut of these logits (top_k_top_p.py) only its kept tokens
-    are sampled. mask [B, at least vocab / 8] uint8: likewise, those with a set bit, t % 8 of byte t
-    // 8. Logprobs stay those of the whole distribution. ids [vocab] int64, ascending: tokens of the
-    logits, if these are a part of the model's; each has its own noise, as among all. of: for ranks
-    with different parts of the vocabulary: all sample the same token; the other options are then
-    absent.
+    top_k and top_p of `draws` are ignored. cut: a cut of these logits (top_k_top_p.py); only the
+    tokens it keeps are sampled. mask [B, at least vocab / 8] uint8: only tokens with a set bit are
+    sampled, bit t % 8 of byte t // 8. Logprobs stay those of the whole distribution. ids [vocab]
+    int64, ascending: ids of the tokens, if the logits cover a part of the model's vocabulary; each
+    token keeps its own noise. of: this rank's part, if ranks have different parts of the
+    vocabulary. All ranks sample the same token, and the other options are absent.
     """
     batch, vocab = logits.shape
     runs = triton.cdiv(vocab, RUN)
@@ -127,7 +130,8 @@ def sample(
 
 
 def _apart(found: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (best [3, places, runs], mass [2, places, runs], token [places, runs] int32)."""
+    """Divide the results of all runs into three views: best [3, places, runs], mass [2, places,
+    runs], token [places, runs] int32."""
     return found[:3], found[3:5], found[5].view(torch.int32)
 
 
@@ -140,7 +144,8 @@ def _mix(word):
 
 @triton.jit
 def _gumbel(key_0, key_1, position, token):
-    """Return the noise of model/ops/sampling/gumbel.py; key_0, key_1, position, token: uint32."""
+    """Return the Gumbel noise of tokens, as in model/ops/sampling/gumbel.py. key_0, key_1,
+    position, token: uint32."""
     first = _mix(position ^ key_0)
     second = _mix(first + key_1)
     hashed = _mix(_mix(token ^ first) + second)
@@ -178,8 +183,8 @@ def _best_of_run(
     RUN: tl.constexpr,
     RUNS: tl.constexpr,
 ):
-    """Find the best two scores of a run. best [3, B, runs]: best score, second score, logit of the
-    best; mass [2, B, runs]: largest logit, sum of exp(logit - largest)."""
+    """Find the best two scores in one run of the vocabulary. best [3, B, runs]: best score, second
+    score, logit of the best; mass [2, B, runs]: largest logit, sum of exp(logit - largest)."""
     run = tl.program_id(0)
     row = tl.program_id(1)
     if row >= tl.load(rows):
@@ -263,8 +268,8 @@ def _join_runs(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs of the published vocabulary, with and without a cut, and under a
-    mask."""
+    """Return the specs to compile the kernels ahead of time. They have the published vocabulary,
+    with and without a cut by top_k and top_p, and under a mask."""
     width = {"RUNS": triton.next_power_of_2(triton.cdiv(248320, RUN))}
     cuts = "cut_keys cut_left cut_equals"
 

@@ -1,6 +1,6 @@
-"""Draws tokens from adjusted logits with the kernels of sample.py and top_k_top_p.py.
+"""Sampling from adjusted logits with the kernels of sample.py and top_k_top_p.py.
 
-Twin: `reference.sample` with scores. Launches only; no host sync.
+Reference: `reference.sample` with scores. It only launches kernels; the host never waits.
 """
 
 import torch
@@ -14,15 +14,16 @@ from .top_k_top_p import cut
 # never sampled while there is any other token: the noise is too small to change that.
 _RULED_OUT = -1e30
 _NO_SECOND = 1e29
-"""Bound of margins. A larger margin is the distance to an excluded token."""
+"""Largest margin between two tokens that may be sampled. A larger margin is the distance to an
+excluded token, and counts as infinite."""
 
 
 def sample_adjusted(
     logits: Tensor, adjustments: AdjustedRows, draws: Draws, rows: Tensor, *, cuts: bool
 ) -> None:
-    """Fill token, logprob and margin of every row; rows[0] must be their number. logits [n, vocab]
-    of any float type; row i of adjustments and of draws is row i's. cuts: true if a row has a top_k
-    or a top_p. Logprobs are of the unadjusted logits."""
+    """Sample one token for each row: fill token, logprob and margin of `draws`. logits: [n, vocab]
+    of any float type; adjustments: logit adjustments of the same rows; rows[0] must be n. cuts:
+    true if any row has a top_k or a top_p. Logprobs are of the unadjusted logits."""
     if adjustments.masks_alone and not cuts:
         sample(logits, draws, rows, mask=adjustments.masks)
         return

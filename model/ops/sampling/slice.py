@@ -1,4 +1,4 @@
-"""Part of a vocabulary with logits computed by one rank."""
+"""The part of a vocabulary whose logits one rank computes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,8 +8,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Slice:
-    """Token ids from `first` on. gather: lays all ranks' [..., columns of one] side by side in rank
-    order, with the same bits on every rank."""
+    """One rank's part of the vocabulary: the token ids from `first` on. gather: function that joins
+    all ranks' tensors [..., columns of one rank] side by side in rank order. Every rank gets the
+    same bits."""
 
     first: int
     gather: Callable[[Tensor], Tensor]

@@ -1,4 +1,4 @@
-"""The thinking budget of an answer, as requests and hand-overs carry it. Pure values."""
+"""The thinking budget of an answer, in the form of requests and hand-overs. Pure values."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,12 @@ MAX_CLOSING_TOKENS = 32
 
 @dataclass(frozen=True)
 class ThinkingBudget:
-    """Budget of an answer's thought. most: tokens of the thought. closing: tokens forced after
-    `most` tokens. tag: the model's own closing token of a thought. opening: optional first token of
-    the thought; None: the prompt has begun it.
+    """Budget of an answer's thought (its thinking tokens). most: largest number of tokens in the
+    thought. closing: tokens forced after `most` tokens. tag: token with which the model itself
+    closes a thought. opening: token with which the answer may begin a thought; None: the prompt has
+    begun it.
 
-    Raises ValueError; its message begins with `thinking`.
+    Raises ValueError if a field is out of its limits; its message begins with `thinking`.
     """
 
     most: int
@@ -37,12 +38,12 @@ class ThinkingBudget:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Return the token ids in its fields."""
+        """Return all token ids in the budget's fields: closing and opening."""
         return self.closing if self.opening is None else (*self.closing, self.opening)
 
     @property
     def rules(self) -> range:
-        """Return the numbers of the answer's tokens with a possible change of the sampled token."""
+        """Return the range of indices, in the answer, of the tokens that the budget may change."""
         opened = 0 if self.opening is None else 1
         first = max(0, self.most - MOST_LACKING)
         return range(first, opened + self.most + len(self.closing))

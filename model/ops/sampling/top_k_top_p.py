@@ -1,12 +1,13 @@
-"""Cuts of each row of logits by top_k, then top_p, without sorting.
+"""The cut of each row of logits by top_k, then by top_p, without sorting.
 
 Shapes: logits [B, vocab] of any float dtype, row-strided. Reference: `reference._restrict`.
 
 The lowest kept key (radix_keys.py) is found digit by digit, 4 bits per launch. Each run of the
 vocabulary adds up, by their next digit, its keys beginning with the digits found so far. The next
-launch picks a digit: from the largest key down, the sum reaches its target there. The target is
-top_k tokens, then top_p of the remaining mass. Sums have a fixed order; no atomics, no host sync. A
-bf16 key has 4 digits, a float32 key 8. Digits of an unset limit return at once.
+launch picks the digit at which the sum, from the largest key down, reaches its target. The target
+is top_k tokens, then top_p of the remaining mass. Sums have a fixed order; there are no atomics,
+and the host never waits. A bf16 key has 4 digits, a float32 key 8. Launches for an unset limit
+return at once.
 """
 
 from typing import Any
@@ -27,7 +28,8 @@ _STEP = 256
 
 
 def cut(logits: Tensor, draws: Draws) -> Cut:
-    """Cut every row; top_k 0 and top_p 1 keep every token, equal logits go in the order of ids."""
+    """Return the cut of every row by its top_k and top_p. top_k 0 and top_p 1 keep every token.
+    Equal logits are kept in the order of ids."""
     batch, vocab = logits.shape
     runs = triton.cdiv(vocab, RUN)
     digits = 4 if logits.dtype is torch.bfloat16 else 8
@@ -62,8 +64,9 @@ def cut(logits: Tensor, draws: Draws) -> Cut:
 
 @triton.jit
 def _next_digit(sums, found, above, target, plane, RUNS: tl.constexpr):
-    """Return (key digits, sum above them) one digit after those of `plane`. REQUIRES: the sums of
-    `plane` are complete."""
+    """Pick the next digit of the cut's key. Return (digits of the key so far, sum of the weights
+    above them). plane: number of the digit in `sums`. REQUIRES: the sums of `plane` are
+    complete."""
     row, rows, runs = tl.program_id(1), tl.num_programs(1), tl.num_programs(0)
     digit = tl.arange(0, 16)
     run = tl.arange(0, RUNS)
@@ -80,8 +83,8 @@ def _next_digit(sums, found, above, target, plane, RUNS: tl.constexpr):
 
 @triton.jit
 def _begin(sums, found, above, target, first_plane, number, RUNS: tl.constexpr):
-    """Return (key digits, sum above them) before digit `number` of a search, kept for the next
-    launch."""
+    """Return the key's digits before digit `number` of a search. Store these digits, and the sum of
+    weights above them, for the next launch."""
     key = tl.full([], 0, tl.int32)
     higher = tl.full([], 0, tl.float32)
     plane = first_plane + number
@@ -106,7 +109,8 @@ def _weight(keys, largest, heat, WEIGH: tl.constexpr, NARROW: tl.constexpr):
 def _add_by_digit(
     line, vocab, sums, begin, shift, plane, largest, heat, WEIGH, NARROW, RUN, STEP: tl.constexpr
 ):
-    """Store the sums [16] of weights of the run's keys starting with `begin`."""
+    """Sum the weights of one run's keys whose digits begin with `begin`, by their next digit. Store
+    the 16 sums."""
     run, row = tl.program_id(0), tl.program_id(1)
     digit = tl.arange(0, 16)
     total = tl.zeros([16, STEP], tl.float32)
@@ -176,7 +180,7 @@ def _largest(of_runs, row, runs, RUNS: tl.constexpr):
 
 @triton.jit
 def _target(top_p, of_runs, of_top_k, row, runs, largest, heat, NARROW, RUNS: tl.constexpr):
-    """Return top_p of the mass left by top_k."""
+    """Return the target of the top_p search: top_p times the probability mass that top_k leaves."""
     run = tl.arange(0, RUNS)
     rows = tl.num_programs(1)
     masses = tl.load(of_runs + (rows + row) * runs + run, run < runs, 0.0)
@@ -262,7 +266,8 @@ def _settle(
     RUNS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Return the later of the two cuts, and the number of tokens of each run at it."""
+    """Store the result of both searches: the higher of the two keys, and the number of tokens kept
+    at this key. Store the number of tokens with this key in each run too."""
     wait_for_inputs(DEPENDENT)
     run, row = tl.program_id(0), tl.program_id(1)
     NARROW: tl.constexpr = DIGITS == 4
@@ -292,7 +297,8 @@ def _settle(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs of the published vocabulary, both kinds of logits."""
+    """Return the specs to compile the kernels ahead of time, for the published vocabulary, bf16 and
+    float32 logits."""
     runs = triton.next_power_of_2(triton.cdiv(248320, RUN))
 
     def spec(name: str, kernel: Any, dtype: str, results: str = "", **more: int) -> KernelSpec:

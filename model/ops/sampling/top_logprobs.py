@@ -1,13 +1,13 @@
-"""The likeliest tokens of a row and their logprobs, of the distribution as the model gave it."""
+"""The likeliest tokens of a row and their logprobs, under the model's unmodified distribution."""
 
 import torch
 from torch import Tensor
 
 
 def top_logprobs(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return (tokens int64, logprobs float32), each [n, min(count, vocab)], the likeliest first,
-    the lower id first of equals. logits [n, vocab] of any float type. Waits for nothing on the
-    host."""
+    """Return the likeliest tokens of each row (int64) and their logprobs (float32), each [n,
+    min(count, vocab)]. The likeliest comes first; of equal ones, the lower id. logits: [n, vocab]
+    of any float type. The host never waits."""
     scores = logits.float()
     # A device's topk takes any of equal values. So a key is the value's order above the id's.
     bits = (scores + 0.0).view(torch.int32)

@@ -1,5 +1,5 @@
-"""Bodies more expensive to read than to send: compressed, deep, wide, long, with many messages.
-Also constraints slow to try, large to keep, or impossible to follow."""
+"""Attacks with request bodies more expensive to read than to send: compressed, deep, wide, long,
+with many messages. Also grammars slow to try, large to keep, or impossible to follow."""
 
 import gzip
 import json
@@ -21,7 +21,8 @@ _PATTERNS = (
 
 
 def gzip_bombs(attempt: Attempt) -> None:
-    """Send compressed bodies, with and without a key. Each body must be refused by its header."""
+    """Send compressed bodies, with and without an API key. The node must refuse each body by its
+    header."""
     zeros = gzip.compress(bytes(200 * 2**20), 1)
     bodies = [
         *(("gzip", zeros), ("deflate", zlib.compress(bytes(50 * 2**20), 1)), ("gzip", b"{}")),
@@ -46,7 +47,8 @@ def gzip_bombs(attempt: Attempt) -> None:
 
 
 def json_bombs(attempt: Attempt) -> None:
-    """Send deep and wide JSON, and numbers of a million digits, also in unread fields."""
+    """Send deep and wide JSON, and numbers of a million digits, also in fields the node does not
+    read."""
     deep = b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     unread = b'{"prompt": "x", "max_tokens": 1, "y": %s}'
     bodies = [
@@ -60,7 +62,8 @@ def json_bombs(attempt: Attempt) -> None:
 
 
 def long_conversations(attempt: Attempt) -> None:
-    """Send many messages, disguised marks, megabytes of text, to reveal quadratic work."""
+    """Send many messages, texts disguised as internal marks, and megabytes of text, to reveal
+    quadratic work."""
     disguised = "".join(f"\ue000{number}:" for number in range(64_000))
     bodies: list[tuple[str, object]] = [
         (_CHAT, {"messages": [{"role": "user", "content": "hi"}] * count, "max_tokens": 1})

@@ -1,4 +1,4 @@
-"""Too many allowed things: sessions, abandoned streams, readers without reads."""
+"""Attacks with too many allowed requests: sessions, abandoned streams, streams never read."""
 
 import socket
 import time
@@ -19,7 +19,7 @@ _OF_SESSIONS = service(pb, "Session")
 
 
 def session_flood(attempt: Attempt) -> None:
-    """Open as many sessions as one key may. Another key must still get a session."""
+    """Open as many sessions as one API key may. Another key must still get a session."""
     opened, close = _OF_SESSIONS["Open"], _OF_SESSIONS["Close"]
     with attempt.world.channel(attempt.world.decode) as channel:
         for _ in attempt.rounds():
@@ -36,7 +36,7 @@ def session_flood(attempt: Attempt) -> None:
 
 
 def cancel_storm(attempt: Attempt) -> None:
-    """Open many streams at once, and leave most of them at random moments."""
+    """Open many streams at once, and disconnect from most of them at random moments."""
     rng = attempt.rng
 
     def ask_and_leave(number: int, leave_after: float | None, channel: grpc.Channel) -> None:
@@ -72,7 +72,8 @@ def cancel_storm(attempt: Attempt) -> None:
 
 
 def unread_streams(attempt: Attempt) -> None:
-    """Open watchers of the node without ever reading, while it serves others."""
+    """Open monitoring streams of the node without ever reading from them, while the node serves
+    others."""
     world = attempt.world
     left = max(1.0, attempt.until - time.monotonic())
     get = (
@@ -102,7 +103,8 @@ def unread_streams(attempt: Attempt) -> None:
 
 
 def _unread(address: str, sent: bytes, seconds: float) -> bytes:
-    """Return the first bytes of an answer, and leave the rest in the socket."""
+    """Send a request, and return the first bytes of its answer. The rest stays unread in the
+    socket."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=seconds) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -113,7 +115,7 @@ def _unread(address: str, sent: bytes, seconds: float) -> bytes:
 
 
 def host_tricks(attempt: Attempt) -> None:
-    """Send a Host header naming another host, like a page in a browser."""
+    """Send requests with a Host header naming another host, like a web page in a browser."""
     hosts = ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "169.254.1.1", "[::2]")
     paths = ("/v1/models", "/metrics", "/debug/overview")
     for _ in attempt.rounds():

@@ -1,4 +1,5 @@
-"""Every method of every service, with every scope: valid shapes, odd values, broken bytes."""
+"""Attack on every method of every gRPC service, with every scope of key: valid messages, odd
+values, broken bytes."""
 
 from functools import partial
 from typing import Any
@@ -38,7 +39,8 @@ def grpc_fuzz(attempt: Attempt) -> None:
 
 
 def _mutated(attempt: Attempt, method: Method, drawn: Any) -> list[Any]:
-    """Return the messages to send. For some methods it is a valid message with one part changed."""
+    """Return the messages to send to a method. For some methods they are a valid message with one
+    part changed."""
     rng = attempt.rng
     message = drawn
     if method.name == "Generate":

@@ -1,4 +1,5 @@
-"""Bodies and answers with the highest cost of reading, and grammars of callers leaving at once.
+"""Attacks with request bodies and answers of the highest reading cost, and with grammars of clients
+disconnecting at once.
 
 Each request is abandoned after seconds. The world checks the cost: /health in processor time of the
 event loop, memory during and after, and the node's return to rest.
@@ -19,17 +20,19 @@ _SERVER_FAULT = "500"
 
 
 def heavy_texts(attempt: Attempt) -> None:
-    """Send nested, quoted and repeated texts in bodies, and metadata to be echoed."""
+    """Send request bodies with nested, quoted and repeated texts, and with metadata the answer
+    echoes."""
     _send_all(attempt, texts(), _LEAVE_SECONDS)
 
 
 def heavy_answers(attempt: Attempt) -> None:
-    """Request answers with long stop strings, with tools, and with both."""
+    """Request answers with a high reading cost: with long stop strings, with tools, and with
+    both."""
     _send_all(attempt, answers(), _LEAVE_SECONDS)
 
 
 def left_grammars(attempt: Attempt) -> None:
-    """Send grammars, new each time and slow to try. Most callers leave at once."""
+    """Send grammars, new each time and slow to try. Most clients disconnect at once."""
     rng = attempt.rng
     for _ in attempt.rounds():
         made = {f"grammar {number}": partial(_grammar, rng.random()) for number in range(16)}
@@ -38,7 +41,7 @@ def left_grammars(attempt: Attempt) -> None:
 
 
 def _grammar(number: float) -> Body:
-    """Return a schema of a thousand names. It compiles within a trial's bounds."""
+    """Return a JSON schema with a thousand names. It compiles within a grammar trial's limits."""
     properties = {f"name {number} {place}": {"type": "string"} for place in range(1000)}
     schema = {"type": "object", "properties": properties, "additionalProperties": False}
     asked = {"prompt": "hello", "max_tokens": 2, "json_schema": json.dumps(schema)}
@@ -46,8 +49,8 @@ def _grammar(number: float) -> Body:
 
 
 def _another_key_is_served(attempt: Attempt) -> None:
-    """Send another key's grammar and check its answer: it waits for one trial at most. Every child
-    of the others has then ended."""
+    """Send a grammar with another API key and check its answer. It waits for one grammar trial at
+    most. The child processes of the abandoned trials have then ended."""
     body = {"prompt": "hello", "max_tokens": 2, "guided_regex": f"[a-z]{{2}}|{random.random()}"}
     begun = time.monotonic()
     posted = ("/v1/completions", json.dumps(body).encode())

@@ -1,4 +1,4 @@
-"""Requests of every HTTP route in valid shapes, with odd values in sensitive places."""
+"""Attack on every HTTP route: requests of valid shape, with odd values in sensitive places."""
 
 import json
 import random
@@ -70,7 +70,8 @@ def _call(rng: random.Random, odd: Any) -> HttpCall:
 
 
 def _changed(rng: random.Random, body: Any, odd: Any) -> Any:
-    """Replace the value at some place of the body; `...` removes it."""
+    """Replace the value at a random place of the JSON body by `odd`; `...` removes it instead.
+    Returns the body."""
     place = body
     while True:
         names = list(place) if isinstance(place, dict) else list(range(len(place)))

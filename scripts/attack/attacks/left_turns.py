@@ -1,8 +1,8 @@
-"""Sessions' turns with clients leaving at once, at a node with front workers and a free model.
+"""Attack with session turns cancelled at once, on a node with front workers and a cost-free model.
 
-Most turns are cancelled within milliseconds. Then the node may hold nothing. Each session takes a
-turn at once under the id of a cancelled turn, HTTP ids are free, the engine is at rest, and SIGTERM
-ends the node within a second.
+Most turns are cancelled within milliseconds. Afterwards the node may hold nothing of them. Each
+session takes a turn at once under the id of a cancelled turn. HTTP ids are free, the engine is at
+rest, and SIGTERM ends the node within a second.
 """
 
 import asyncio
@@ -28,20 +28,20 @@ from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tests.harness.processes import ended
 
 _CONNECTIONS = 16
-"""Number of connections. Each has a separate port, so the kernel spreads them over the front
+"""Number of client connections. Each has a separate port, so the kernel spreads them over the front
 workers."""
 _SETTLE_SECONDS = 5.0
 _PAUSE_SECONDS = 0.005
 _MOST_SECONDS = 300.0
-"""Time limit for all turns."""
+"""Time limit in seconds for all turns."""
 _STOP_SECONDS = 1.0
-"""Time limit from SIGTERM to the node's end."""
+"""Time limit in seconds from SIGTERM to the node's end."""
 _WRONG_WORDS = ("Traceback", "failed", "still in flight", "never retrieved")
 
 
 def left_turns(attempt: Attempt) -> None:
-    """Cancel turns at a separate node with front workers. A cancelled turn must be over, in any
-    order of its begin and its end at the node's registry."""
+    """Cancel turns at a node with front workers. A cancelled turn must be over, in any order of its
+    beginning and its end at the node's registry."""
     for workers, _ in zip((2, 3), attempt.rounds(), strict=False):
         plan = Plan(workers, attempt.rng.randrange(2**31))
         with tempfile.TemporaryDirectory() as folder:
@@ -53,10 +53,11 @@ def left_turns(attempt: Attempt) -> None:
 
 @dataclass(frozen=True)
 class Plan:
-    """workers: number of the node's front workers. leave: share of turns with a leaving client.
-    within: seconds until it leaves. calls: HTTP completions with a leaving client, beside the
-    turns. sessions: number at a time, each with one turn after the other. step_ms: duration of the
-    free model's forwards."""
+    """The sizes of one run. workers: number of the node's front workers. turns: number of session
+    turns. leave: share of turns cancelled by their client. within: longest time before a cancel,
+    seconds. calls: number of abandoned HTTP completions beside the turns. sessions: number of
+    concurrent sessions, each with one turn after the other. step_ms: duration of the cost-free
+    model's forwards."""
 
     workers: int
     seed: int
@@ -69,7 +70,7 @@ class Plan:
 
 
 class Turns:
-    """The clients of one run. Build it on its event loop."""
+    """The clients of one run. Create it on its event loop."""
 
     def __init__(self, node: NodeProcess, plan: Plan, tally: Tally) -> None:
         self._node = node
@@ -117,7 +118,8 @@ class Turns:
         await self._sessions(number).Append(request)
 
     async def _converse(self, number: int, session: str) -> None:
-        """Run one turn after the other until all have begun."""
+        """Run turns of one session, one after the other, until no turn of the plan is left. number:
+        the session's number."""
         while self._left > 0:
             self._left -= 1
             leaves = self._random.random() < self._plan.leave
@@ -125,8 +127,8 @@ class Turns:
             await self._turn(number, session, after)
 
     async def _turn(self, number: int, session: str, after: float | None) -> None:
-        """Run one turn. after: seconds until its client leaves; None: it stays. A turn refused
-        because of the previous one is asked again."""
+        """Run one turn. after: seconds until its client cancels it; None: never. A turn refused
+        because of the session's previous turn is sent again."""
         sampling = pb.Sampling(max_new_tokens=16, ignore_eos=True)
         request = pb.SessionGenerateRequest(
             session_id=session, request_id=f"{number}", sampling=sampling
@@ -144,7 +146,7 @@ class Turns:
             self._tally.count("left" if after is not None else "answered")
 
     async def _held_nothing(self, number: int, session: str) -> None:
-        """Check for a free session: run an append and a whole turn, under the id of the session's
+        """Check for a free session: run an append and a whole turn, under the request id of its
         earlier turns."""
 
         async def refused() -> str | None:
@@ -158,7 +160,8 @@ class Turns:
             await self._turn(number, session, None)
 
     async def _settles(self, wrong: Callable[[], Awaitable[str | None]], what: str) -> bool:
-        """Check until nothing is wrong. Adds a trouble if it still is after _SETTLE_SECONDS."""
+        """Repeat the check until it finds nothing wrong. wrong: returns the fault, or None. Returns
+        False and records a trouble if a fault remains after _SETTLE_SECONDS."""
         deadline = time.monotonic() + _SETTLE_SECONDS
         while (found := await wrong()) is not None:
             if time.monotonic() > deadline:
@@ -175,8 +178,8 @@ class Turns:
             self._tally.count("calls left")
 
     async def _ids_are_free(self) -> None:
-        """Check the ids of HTTP calls: each gets its own back. Only one call at a time has an
-        id."""
+        """Check the ids of abandoned HTTP calls: a new call with each id gets this id back. A node
+        gives an id to one call at a time."""
         for number in range(8):
             expected = f"x-request-id: call-{number}\r\n".encode()
 
@@ -190,7 +193,7 @@ class Turns:
                 return
 
     async def _http(self, request_id: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Send a completion of a few tokens."""
+        """Send a streamed HTTP completion of a few tokens, and return its connection."""
         host, _, port = self._node.http.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         body = json.dumps({"prompt": [1, 2, 3], "max_tokens": 8, "stream": True}).encode()
@@ -220,7 +223,8 @@ class Turns:
 
 
 async def _read(call: "grpc.aio.UnaryStreamCall[object, object]") -> str | None:
-    """Return the reason of a refusal, or None if the call was answered or its client left."""
+    """Read a call to its end. Returns the reason of a refusal, or None if the call was answered or
+    cancelled by its client."""
     try:
         async for _ in call:
             pass
@@ -237,7 +241,7 @@ async def _play(node: NodeProcess, plan: Plan, tally: Tally) -> None:
 
 
 def _seconds_to_end(node: NodeProcess, most: float) -> float:
-    """Return how long the node took from SIGTERM to its end, at most so many seconds."""
+    """Return the seconds from SIGTERM to the node's end. most: the longest time to wait."""
     begun = time.monotonic()
     os.kill(node.pid, signal.SIGTERM)
     while time.monotonic() < begun + most and not ended(node.pid):

@@ -1,5 +1,5 @@
-"""Bytes close to HTTP: request smuggling, huge and broken heads, chunks with wrong lengths. Also
-connections sending little or nothing."""
+"""Attacks with bytes close to HTTP: request smuggling, huge and broken heads, chunks with wrong
+lengths. Also connections sending little or nothing."""
 
 import time
 from functools import partial
@@ -66,7 +66,7 @@ def raw_http(attempt: Attempt) -> None:
 
 
 def slow_clients(attempt: Attempt) -> None:
-    """Hold idle connections, and heads and bodies without an end."""
+    """Hold idle connections open, and send request heads and bodies without an end."""
     head = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
     starts = (
         *(b"", head[:10], head, head + b"Content-Length: 1000\r\n\r\n{"),

@@ -1,8 +1,7 @@
-"""Entrances of the Responses API: frames on its WebSocket, responses in the background, stored
-values.
+"""Attacks on the Responses API: WebSocket frames, background responses, stored conversations.
 
 The answers are of no interest. Checked are the node's memory, its event loop, and the isolation of
-keys: another key finds nothing.
+API keys: another key finds nothing.
 """
 
 import http.client
@@ -24,7 +23,8 @@ _TEXT, _CONTINUED, _CLOSE, _PING, _PONG = 1, 0, 8, 9, 10
 
 
 def socket_frames(attempt: Attempt) -> None:
-    """Send thousands of pings, endless texts and wrong lengths, and leave replies unread."""
+    """Send thousands of WebSocket pings, endless texts and wrong lengths, and leave replies
+    unread."""
     rng = attempt.rng
     create = json.dumps({"type": "response.create", "input": "hello"}).encode()
     zeros = b"\0\0\0\0"
@@ -95,7 +95,7 @@ def background_storm(attempt: Attempt) -> None:
 
 
 def conversation_flood(attempt: Attempt) -> None:
-    """Create thousands of conversations, some with many items. Another key must find none of
+    """Create thousands of conversations, some with many items. Another API key must find none of
     them."""
     address, tally = attempt.world.decode.http_address, attempt.tally
     items = [{"role": "user", "content": "x" * 100}] * 20
@@ -115,7 +115,8 @@ def conversation_flood(attempt: Attempt) -> None:
 
 
 def _made(attempt: Attempt, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the reply to ann's call; None: it has none, or is refused."""
+    """Post a body with the key of the tenant ann, and return the reply. Returns None if there is no
+    reply, or the call is refused."""
     address = attempt.world.decode.http_address
     connection = http.client.HTTPConnection(address, timeout=CALL_SECONDS)
     try:

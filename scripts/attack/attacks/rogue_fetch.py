@@ -1,5 +1,5 @@
-"""A decode node requesting states from a prefill node by the hundred. Most states do not exist, or
-belong to others. It grants, leaves or repeats the requests at random."""
+"""Attack by a decode node fetching hundreds of states from a prefill node. Most states do not
+exist, or belong to others. The decode node grants, abandons or repeats the requests at random."""
 
 import secrets
 import time
@@ -18,16 +18,16 @@ from tasuki.pycache.layout import PAGE_TOKENS
 _TRANSFER_SECONDS = 10.0
 _GENERATION = 7
 _PAGES = 2
-"""Pages of a rogue's prompt before the state."""
+"""Pages of the attacker's prompt before the fetched state."""
 _AT_ONCE = 100
 _LONGEST = 1 << 20
-"""Largest length in bytes, of tokens or of a salt."""
+"""Largest length in bytes of tokens or salt in a fetch request."""
 _ODD_TRANSFERS = (0, 1, 2**63 - 1, 2**63)
 
 
 @dataclass(frozen=True)
 class _Held:
-    """The tokens and the salt of a state held by the node."""
+    """A state held by the prefill node: the tokens before it, and their salt."""
 
     tokens: tuple[int, ...]
     salt: bytes
@@ -46,7 +46,8 @@ def rogue_fetch(attempt: Attempt) -> None:
 
 
 def _hold(attempt: Attempt, stranger: Stranger) -> _Held:
-    """Let the node compute a prompt under a new random salt."""
+    """Let the prefill node compute a prompt under a new random salt. Returns the state it then
+    holds."""
     salt = secrets.token_bytes(16)
     reserve = stranger.reserve(salt=salt)
     grant = pb.ReceiverMessage(grant=pb.Grant(generation=_GENERATION, pages=[0, 1, 2], slot=3))
@@ -78,7 +79,7 @@ def _ask_for_many(attempt: Attempt, stranger: Stranger, held: _Held) -> None:
 
 
 def _drawn(attempt: Attempt, stranger: Stranger, held: _Held) -> pb.ReceiverMessage:
-    """Return a fetch request with one fault, or with none."""
+    """Return a fetch request for the held state, with one random fault or with none."""
     rng = attempt.rng
     spelt, salt = held.spelt, held.salt
     page = len(spelt) // _PAGES
@@ -110,8 +111,8 @@ def _talk(
     openings: list[pb.ReceiverMessage],
     answer: pb.ReceiverMessage,
 ) -> list[pb.SenderMessage]:
-    """Open the rooms at once, send the answer in accepted ones, and wait for arrivals or leave.
-    Returns all messages of the sender."""
+    """Open transfers at once. Send `answer` in the accepted ones, and wait for the data or leave at
+    random. Returns all messages of the sender."""
     said: list[pb.SenderMessage] = []
     transfers = {message.room for message in openings}
     leaves = attempt.rng.random() < 0.3

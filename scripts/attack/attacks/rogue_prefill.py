@@ -1,5 +1,6 @@
-"""Prefill nodes breaking the rules, at a separate decode node: false identities, odd status,
-abandoned rooms, listed states never sent. The decode node's clients must get the right tokens."""
+"""Attack by prefill nodes breaking the rules, on a separate decode node: false identities, odd
+status, abandoned transfers, listed states never sent. The decode node's clients must get the right
+tokens."""
 
 import random
 import threading
@@ -26,24 +27,25 @@ from tests.harness.rogue_receiver import SLABS
 
 _BEATS = (8, 100)
 _WAIT_SECONDS = 1000.0
-"""Reported prefill wait of the rogue listing states, so prompts go to the other one."""
+"""Prefill wait in seconds, as reported by the rogue listing states. It is long, so prompts go to
+the other prefill node."""
 _ASKS = 4
 _MEETING_SECONDS = 10.0
 _AGAIN_SECONDS = 0.5
-"""Seconds between two batches of a listing without changes."""
+"""Seconds between two batches of a listing stream without changes."""
 _ODD_LEASES = (0.0, -1.0, 0.2, 1e30, float("nan"))
 
 
 class Listing:
-    """The listing of a rogue: it claims the prefix of the next prompt, and nothing before. Thread
-    rule: any. Invariant: a stream begins with a snapshot, and continues by the attack's choice."""
+    """A rogue's false listing of cached prefixes: it lists the next prompt's prefix only. Thread
+    rule: any thread. Invariant: a stream begins with a snapshot; the attack may add odd batches."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._stored = pb.Prefixes()
 
     def hold(self, prompt: tuple[int, ...], salt: bytes) -> None:
-        """List the prompt's whole pages, in place of the earlier listing."""
+        """List the prompt's whole pages as cached, in place of the earlier listing."""
         end = (len(prompt) - 1) // PAGE_TOKENS * PAGE_TOKENS
         *_, parent, name = prefix_hashes(np.array(prompt[:end], dtype=np.int32), salt)
         with self._changed:
@@ -51,7 +53,8 @@ class Listing:
             self._changed.notify_all()
 
     def batches(self, goes_on: Callable[[], bool]) -> Iterator[pb.UsableBatch]:
-        """Yield a snapshot each time."""
+        """Yield the listing as a snapshot, after each change and at intervals, while `goes_on`
+        returns True."""
         sequence = 0
         while goes_on():
             sequence += 1
@@ -72,8 +75,8 @@ class RogueNode(handover_pb2_grpc.HandoverServicer):
         wait_seconds: float,
         listing: Listing,
     ) -> None:
-        """Set up a rogue. name: must be unique, otherwise it is refused as a duplicate.
-        wait_seconds: its reported wait. listing: the states it claims."""
+        """Set up a rogue. name: the node's name; the decode node refuses a name in use.
+        wait_seconds: its reported prefill wait. listing: the cached prefixes it claims."""
         self._name = name
         self._rng = random.Random(rng.getrandbits(32))
         self._wait_seconds = wait_seconds
@@ -90,7 +93,7 @@ class RogueNode(handover_pb2_grpc.HandoverServicer):
         }
         self.connects = 0
         self.opened = Counter[str]()
-        """Number of rooms, by the first message of each."""
+        """Number of transfers opened at this node, by the kind of their first message."""
 
     def Connect(self, request: pb.ConnectRequest, context: Any) -> pb.ConnectResponse:
         with self._lock:
@@ -151,7 +154,8 @@ class RogueNode(handover_pb2_grpc.HandoverServicer):
                 return
 
     def _talk(self, opening: pb.ReceiverMessage) -> Iterator[pb.SenderBatch]:
-        """Send all messages of a room."""
+        """Yield this node's messages for a transfer, chosen at random. opening: the transfer's
+        first message."""
         with self._lock:
             self.opened[str(opening.WhichOneof("message"))] += 1
             script = self._rng.choices(self._drawn["say"], k=4)
@@ -218,7 +222,7 @@ def rogue_prefill(attempt: Attempt) -> None:
 
 
 def _served(rogue: RogueNode) -> tuple[grpc.Server, int]:
-    """Start its server. Returns the server and its port."""
+    """Start a gRPC server for the rogue. Returns the server and its port."""
     server = grpc.server(ThreadPoolExecutor(32))
     handover_pb2_grpc.add_HandoverServicer_to_server(rogue, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -227,8 +231,8 @@ def _served(rogue: RogueNode) -> tuple[grpc.Server, int]:
 
 
 def _wait_until_met(victim: Node) -> str:
-    """Wait until the decode node is connected and knows listed prefixes, so it fetches them. A
-    rogue's answer may prevent it. Return "met" or "not met"."""
+    """Wait until the decode node `victim` is connected to its prefill nodes and knows listed
+    prefixes, so it fetches them. A rogue's answers may prevent it. Returns "met" or "not met"."""
     ends = time.monotonic() + _MEETING_SECONDS
     while time.monotonic() < ends:
         nodes = victim.stats().prefill_nodes

@@ -1,5 +1,6 @@
-"""A decode node breaking the rules, at the prefill node: broken metadata under new names, odd
-transfer requests and destinations, aborts of others' rooms."""
+"""Attack by a decode node breaking the rules, on the prefill node. It sends broken transport
+metadata under new names, odd transfer requests and destinations, and aborts of other peers'
+transfers."""
 
 import contextlib
 import random
@@ -29,8 +30,8 @@ _GENERATION = 7
 
 
 class Stranger(Rogue):
-    """A rogue with a possible loss of its connection, naming other peers' rooms. Its own rooms have
-    random numbers like every receiver's, because a node accepts a number once at a time."""
+    """A rogue decode node. It may lose its connection, and may name other peers' transfers. Its own
+    transfer ids are random like every receiver's, because a node accepts an id once at a time."""
 
     def __init__(self, prefill: Node, layout: CacheLayout) -> None:
         super().__init__(prefill, layout)
@@ -41,8 +42,8 @@ class Stranger(Rogue):
             super()._beat()
 
     def is_connected(self) -> bool:
-        """Return True if the node would accept a room of it. Its heartbeat ends one interval
-        later."""
+        """Return True if the prefill node would accept a transfer from this stranger. After a loss
+        of the connection its heartbeat ends one interval later."""
         try:
             list(self.stub.Transfer(iter([self.batch()]), timeout=_TRANSFER_SECONDS))
         except grpc.RpcError as error:
@@ -52,7 +53,7 @@ class Stranger(Rogue):
         return True
 
     def abort(self, transfer_id: int) -> None:
-        """Abort a room under its own connection, even another peer's room."""
+        """Abort a transfer under this stranger's connection, even another peer's transfer."""
         request = pb.AbortRequest(
             room=transfer_id, generation=_GENERATION, connection_id=self._connection
         )
@@ -60,8 +61,8 @@ class Stranger(Rogue):
 
 
 def strangers(attempt: Attempt, count: int) -> Iterator[list[Stranger]]:
-    """Yield `count` strangers, new in each round, because an attack may cost them their connection.
-    A call to an ended node ends the rounds; the world reports the node's end itself."""
+    """Yield `count` rogue decode nodes, new in each round, because an attack may cost them their
+    connection. A call to an ended node ends the rounds; the world reports the node's end itself."""
     layout = embedded_layout()
     for _ in attempt.rounds():
         found = [Stranger(attempt.world.prefill, layout) for _ in range(count)]
@@ -79,7 +80,8 @@ def embedded_layout() -> CacheLayout:
 
 
 def judge_call(error: grpc.RpcError, call: str, attempt: Attempt) -> None:
-    """Judge a failed call. Raises the error again if the node is gone."""
+    """Record a failed call, and its finding if its status is a server's fault. Raises the error
+    again if the node is gone."""
     if error.code() is grpc.StatusCode.UNAVAILABLE:
         raise error
     judge(error.code(), error.details() or "", call, attempt.tally)
@@ -113,7 +115,8 @@ def _metadata(attempt: Attempt, rogue: Rogue) -> None:
 
 
 def damaged(metadata: bytes, rng: random.Random) -> bytes:
-    """Return the metadata with one place changed, usually in the part read by UCX."""
+    """Return the transport metadata with one random place changed, usually in the part read by
+    UCX."""
     found = bytearray(metadata)
     mark = metadata.find(b"UCX|")
     match rng.randrange(6):
@@ -158,7 +161,8 @@ def _transfers(attempt: Attempt, rogue: Rogue) -> None:
 
 
 def _talk(attempt: Attempt, rogue: Rogue, script: list[pb.ReceiverMessage]) -> str:
-    """Send the messages, then hang up; returns how the room ended."""
+    """Send the messages of `script` on a transfer stream, then hang up. Returns the kind of the
+    last answer, or the error's status."""
     last = ""
 
     def requests() -> Iterator[pb.ReceiverMessage]:
@@ -178,7 +182,7 @@ def _talk(attempt: Attempt, rogue: Rogue, script: list[pb.ReceiverMessage]) -> s
 
 
 def _foreign_abort(attempt: Attempt, victim: Stranger, stranger: Stranger) -> None:
-    """Abort a room by its number from another peer, and check its end."""
+    """Let `stranger` abort a transfer of `victim` by its id, and check the transfer's end."""
     reserve = victim.reserve()
     grant = pb.Grant(generation=_GENERATION, pages=[0, 1, 2], slot=3)
     received: list[pb.SenderMessage] = []
@@ -220,5 +224,5 @@ def _foreign_abort(attempt: Attempt, victim: Stranger, stranger: Stranger) -> No
 
 
 def _has_kind(messages_: list[pb.SenderMessage], *kinds: str) -> bool:
-    """Return True if messages of all these kinds are present."""
+    """Return True if the messages include each of the given kinds."""
     return {*kinds} <= {message.WhichOneof("message") for message in messages_}

@@ -1,5 +1,5 @@
-"""Keys on surfaces outside their scope: forged keys anywhere, tenants' keys on the operator's
-surfaces."""
+"""Attacks with API keys outside their scope: forged keys anywhere, tenants' keys on the operator's
+methods and routes."""
 
 from functools import partial
 
@@ -28,7 +28,7 @@ _SETTINGS = ({}, {"api_keys": "", "api_key": ""}, {"prefill": "127.0.0.1:9"}, {"
 
 
 def forged_keys(attempt: Attempt) -> None:
-    """Check forged keys over HTTP and gRPC: they open nothing."""
+    """Send forged keys over HTTP and gRPC. Every call must be refused."""
     tally, world = attempt.tally, attempt.world
 
     def http(address: str, path: str, key: str) -> None:
@@ -58,8 +58,8 @@ def forged_keys(attempt: Attempt) -> None:
 
 
 def scope_walk(attempt: Attempt) -> None:
-    """Call the operator's surfaces with every other key. Each call must be refused and change
-    nothing."""
+    """Call the operator's methods and routes with every other key. Each call must be refused and
+    change nothing."""
     tally, world = attempt.tally, attempt.world
     admin = service(pb, "CacheAdmin").values()
     for _ in attempt.rounds():
@@ -91,7 +91,8 @@ def scope_walk(attempt: Attempt) -> None:
 
 
 def foreign_requests(attempt: Attempt) -> None:
-    """Use one tenant's request and session under another tenant's key."""
+    """Name one tenant's request and session in calls with another tenant's key. The calls must not
+    affect them."""
     tally, world = attempt.tally, attempt.world
     abort, sessions = service(pb, "Inference")["Abort"], service(pb, "Session")
     turn = 0

@@ -1,4 +1,4 @@
-"""anthropic: messages, count_tokens."""
+"""Driver of anthropic's SDK: messages, count_tokens."""
 
 import json
 

@@ -1,5 +1,6 @@
-"""The requests of a driver to a model trained by tools/tool_caller, and the report of its results.
-Works in any Python with the client installed: nothing of tasuki is imported.
+"""The requests of a client's driver to a model trained by tools/tool_caller, and the report of
+results, a column for each feature. Works in any Python with the client installed: nothing of tasuki
+is imported.
 
 A driver is run as `python DRIVER URL MODEL`, in a folder it may write in; URL is without /v1.
 """
@@ -39,14 +40,14 @@ PERSON_SCHEMA: dict[str, Any] = {
 
 
 def person(doc: str | None = None) -> Any:
-    """Return a pydantic model of PERSON."""
+    """Return a pydantic model with the fields of PERSON. doc: its docstring."""
     from pydantic import create_model
 
     return create_model("Person", __doc__=doc, name=(str, ...), age=(int, ...))
 
 
 calls: list[dict[str, Any]] = []
-"""Arguments of each call of get_weather."""
+"""Recorded arguments of each call of get_weather."""
 
 
 def get_weather(city: str, days: int) -> str:
@@ -56,19 +57,19 @@ def get_weather(city: str, days: int) -> str:
 
 
 def call_of(name: str) -> str:
-    """Return a request for a call of tool `name` with a person's fields."""
+    """Return a request text asking for a call of the tool `name` with the fields of PERSON."""
     fields = ", ".join(f"{key}={json.dumps(value)}" for key, value in PERSON.items())
     return f"Call {name} with {fields}."
 
 
 def same(found: object, expected: object) -> None:
-    """Raise AssertionError with both values if they differ."""
+    """Raise AssertionError naming both values if they differ."""
     if found != expected:
         raise AssertionError(f"{found!r} is not {expected!r}")
 
 
 def gives(expected: object, *runs: Callable[[], object]) -> Callable[[], None]:
-    """Return a check: each run must return the expected value."""
+    """Return a check: each function of `runs` must return the expected value."""
 
     def check() -> None:
         for run in runs:
@@ -78,12 +79,13 @@ def gives(expected: object, *runs: Callable[[], object]) -> Callable[[], None]:
 
 
 def says(*runs: Callable[[], object]) -> Callable[[], None]:
-    """Return a check: each run must return SAID."""
+    """Return a check: each function of `runs` must return the text SAID."""
     return gives(SAID, *runs)
 
 
 def calls_and_says(*runs: Callable[[], object]) -> Callable[[], None]:
-    """Return a check: each run must call get_weather once with ARGUMENTS and return FOUND."""
+    """Return a check: each function of `runs` must call get_weather once with ARGUMENTS and return
+    FOUND."""
 
     def called(run: Callable[[], object]) -> object:
         calls.clear()
@@ -93,7 +95,7 @@ def calls_and_says(*runs: Callable[[], object]) -> Callable[[], None]:
 
 
 def all_of(*checks: Callable[[], None]) -> Callable[[], None]:
-    """Return a check requiring all of these."""
+    """Return a check running all the given checks."""
 
     def check() -> None:
         for each in checks:
@@ -103,10 +105,11 @@ def all_of(*checks: Callable[[], None]) -> Callable[[], None]:
 
 
 def report(**checks: Callable[[], None]) -> None:
-    """Print a line of JSON: column -> "" if it holds, otherwise the error.
+    """Run the checks and print a line of JSON: each column with "" if its check passes, otherwise
+    the error.
 
-    checks: by column, with `_` for a space and `default` for the last; each raises if its column
-    does not hold. A column the client lacks has no check.
+    checks: functions by column name, with `_` for a space and `default` for the last column. A
+    check raises if its column does not hold. A feature the client lacks has no check.
     """
     found = {}
     for column in COLUMNS:

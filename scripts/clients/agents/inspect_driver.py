@@ -1,4 +1,4 @@
-"""inspect-ai: its provider for servers with OpenAI's API."""
+"""Driver of inspect-ai: its provider for servers with OpenAI's API."""
 
 import asyncio
 import json

@@ -1,4 +1,5 @@
-"""instructor over openai: its protocols. It has no plain text and no tools of its own."""
+"""Driver of instructor over openai: its protocols. Instructor has no plain text and no tools of its
+own."""
 
 import columns as c
 import instructor

@@ -1,4 +1,5 @@
-"""litellm's SDK: chats by its provider for vLLM, responses and messages by its bridges."""
+"""Driver of litellm's SDK: chat completions by its provider for vLLM, Responses and Messages by its
+bridges."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""llm, the command: a model of its `extra-openai-models.yaml`."""
+"""Driver of the command llm: a model of its `extra-openai-models.yaml`."""
 
 import json
 import os

@@ -1,4 +1,5 @@
-"""lm-eval: tasks with data of their own, by chats and, with loglikelihoods, by completions."""
+"""Driver of lm-eval: tasks with data of their own, by chat completions, and by completions with
+loglikelihoods."""
 
 import json
 from pathlib import Path

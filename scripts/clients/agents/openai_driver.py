@@ -1,4 +1,4 @@
-"""openai: chats, completions, responses, parse."""
+"""Driver of openai's SDK: chat completions, completions, responses, parse."""
 
 import json
 

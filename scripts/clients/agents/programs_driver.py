@@ -1,5 +1,5 @@
-"""qwen-code, opencode, codex and Claude Code: programs for one request, with an exit after its
-answer.
+"""Driver of the programs qwen-code, opencode, codex and Claude Code. Each is run for one request,
+and exits after its answer.
 
 `python programs_driver.py URL MODEL PROGRAM NAME`, in a separate folder for their homes and
 settings.
@@ -88,7 +88,7 @@ def codex(text: str) -> str:
 
 
 def claude_code(text: str) -> str:
-    """Run Claude Code with one of its two dozen tools and a short system prompt."""
+    """Run Claude Code on a text, with one of its two dozen tools and a short system prompt."""
     return output(
         *("--tools", "Bash", "--allowedTools", "Bash", "--system-prompt", "Be brief."),
         *("--disable-slash-commands", "-p", text),
@@ -116,7 +116,7 @@ RUN: dict[str, Callable[[str], str]] = {
 
 
 def streamed() -> None:
-    """Check streaming; these programs always stream."""
+    """Check streaming by any request; these programs always stream."""
     out = RUN[NAME](c.SAY)
     assert c.SAID in out.replace(c.SAY, ""), out[-500:]
 

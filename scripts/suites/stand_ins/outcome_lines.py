@@ -1,4 +1,4 @@
-"""A pytest plugin: one JSON line a test, in the file named by SUITES_OUTCOMES."""
+"""A pytest plugin writing one JSON line for each test to the file named by SUITES_OUTCOMES."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def _name(report: Any) -> str:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Record a test's call, or its failed set-up."""
+    """Record the outcome of a test's call, or of its failed set-up."""
     if report.when == "call" or (report.when == "setup" and not report.passed):
         outcome = "skipped" if report.skipped else report.outcome
         message = "" if report.passed else _message(report)
@@ -39,7 +39,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
-    """Record an unreadable file."""
+    """Record a test file pytest cannot read."""
     if report.failed:
         _write({"test": report.nodeid, "outcome": "failed", "message": _collected(report)})
 

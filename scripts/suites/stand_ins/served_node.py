@@ -1,4 +1,4 @@
-"""A real `tasuki serve` for a suite running in a separate environment.
+"""A real `tasuki serve` for a test suite running in a separate environment.
 
 The runner sets TASUKI_PROGRAM to the command, and SUITES_MODELS to the folder of the models.
 """
@@ -30,12 +30,12 @@ def suite_node(model: str, flags: list[str]) -> "ServedNode":
 
 
 class ServedNode:
-    """A node from its start to `stop`. One thread uses it."""
+    """A running node, until `stop`. Thread rule: one thread."""
 
     def __init__(self, program: Path, model: Path, flags: list[str]) -> None:
-        """Start it and wait until it is ready. model: a checkpoint's folder.
+        """Start the node and wait until it is ready. model: a checkpoint's folder.
 
-        Raises NodeFailed with its last words.
+        Raises NodeFailed with the last lines of its log.
         """
         command = [str(program), "serve", "--model", str(model)]
         command += ["--bind", "127.0.0.1:0", "--http-bind", "127.0.0.1:0", "--exit-with-parent"]

@@ -1,4 +1,4 @@
-"""A replacement for smg's own client: its Rust build generates the client's types, so tests with it
+"""A replacement for smg's own client. Its Rust build generates the client's types, so tests with it
 are skipped."""
 
 from typing import Any

@@ -1,1 +1,1 @@
-"""Routes of the Responses API, and its ways beside one request and its answer."""
+"""HTTP routes of the Responses API: responses, background responses, WebSockets, compaction."""

@@ -1,12 +1,12 @@
-"""Responses in the background (`background: true`): created, fetched, followed, cancelled.
+"""Responses with `background: true`, without a waiting client: begin, fetch, follow, cancel.
 
-BackgroundResponses owns their tasks, and keeps their events for some time after their ends. One
-event loop's thread. Invariants: each response counts as a request in progress and as a request of
-its key. Its memory counts against its caller until its events are dropped. Only its key and tenant
-can reach it. An ended response is stored.
+BackgroundResponses owns the tasks of such responses, and keeps their events for some time after
+they end. One event loop's thread. Invariants: each response counts as a request in progress, and as
+a request of its key. Its memory counts against its caller until its events are dropped. Only its
+key and tenant can reach it. An ended response is stored.
 
-EventLog: The events of one response, kept for returning clients. Owns the events. One event loop's
-thread. Invariant: event number N is at index N.
+EventLog: the events of one response, kept for clients connecting again. Owns the events. One event
+loop's thread. Invariant: event number N is at index N.
 """
 
 import asyncio
@@ -32,15 +32,15 @@ from tasuki.server.responses.response_writer import ResponseWriter
 log = logging.getLogger(__name__)
 
 _FOLLOWED_SECONDS = 300.0
-"""Seconds after a response's end with its events still available."""
+"""Number of seconds after a response's end. Until then clients can still fetch its events."""
 _RESPONSE_BYTES = 4096
-"""Bytes of an ended response's objects and of its table entries."""
+"""Bytes of memory for a response's objects and its entry in the table of background responses."""
 
 _EVENT_BYTES = 64
-"""Bytes of an event's object and its list entry."""
+"""Bytes of memory for an event's object and its list entry, besides its text."""
 _AT_ONCE = 64
 _AT_ONCE_BYTES = 1 << 16
-"""Limits of one copy for a client: number of events, and bytes of several events."""
+"""Limits of one write to a client: `_AT_ONCE` events, and these bytes if it has several events."""
 
 _FALSE = ("false", "0", "")
 _TRUE = ("true", "1")
@@ -51,15 +51,16 @@ class EventLog:
         self._events: list[bytes] = []
         self._more = asyncio.Event()
         self.size = 0
-        """Memory in bytes."""
+        """Memory of the events in bytes."""
         self.closed = False
-        """No more events come."""
+        """True once no more events will be added."""
 
     def __len__(self) -> int:
         return len(self._events)
 
     def add(self, events: bytes) -> int:
-        """Append whole server-sent events. Return their memory in bytes."""
+        """Append the events of a text with whole server-sent events. Return the added memory in
+        bytes."""
         added = [event + b"\n\n" for event in events.split(b"\n\n")[:-1]]
         self._events += added
         grown = len(events) + _EVENT_BYTES * len(added)
@@ -72,14 +73,14 @@ class EventLog:
         self._wake()
 
     def drop(self) -> None:
-        """Drop the events and end their followers' streams."""
+        """Drop the events, and end the streams of the clients reading them."""
         self._events = []
         self.size = 0
         self.close()
 
     def since(self, place: int) -> tuple[bytes, int]:
-        """Return events from index `place` on, and the index after them. A long event is returned
-        alone and without a copy: the log counts bytes waiting for a client."""
+        """Return some events joined, from index `place` on, and the index after the last of them. A
+        long event is returned alone and not copied, because the log already counts its bytes."""
         some: list[bytes] = []
         left = _AT_ONCE_BYTES
         for event in self._events[place : place + _AT_ONCE]:
@@ -90,7 +91,7 @@ class EventLog:
         return (some[0] if len(some) == 1 else b"".join(some)), place + len(some)
 
     async def grown(self) -> None:
-        """Return when an event comes, or the end."""
+        """Wait until an event is added or the log is closed."""
         if not self.closed:
             await self._more.wait()
 
@@ -100,7 +101,7 @@ class EventLog:
 
 
 def asks_for_stream(request: web.Request) -> bool:
-    """Return True if the client asks for a stream. Raises InvalidField."""
+    """Return True if the query field `stream` asks for a stream of events. Raises InvalidField."""
     asked = request.query.get("stream", "").lower()
     if asked not in (*_FALSE, *_TRUE):
         raise InvalidField("stream", f"must be true or false, not {asked:.20}")
@@ -108,7 +109,8 @@ def asks_for_stream(request: web.Request) -> bool:
 
 
 def first_place(request: web.Request) -> int:
-    """Return the number of the first requested event. Raises InvalidField."""
+    """Return the number of the first event requested by the query field `starting_after`. Raises
+    InvalidField."""
     after = request.query.get("starting_after")
     if after is None:
         return 0
@@ -118,8 +120,8 @@ def first_place(request: web.Request) -> int:
 
 
 async def follow(request: web.Request, events: EventLog, place: int) -> web.StreamResponse:
-    """Send the events from index `place` to the last, as they come. A disconnected client ends only
-    this call."""
+    """Send the events to a client, from index `place` to the last, as they are added. A client's
+    disconnect ends only this call, not the response."""
     stream = EventStream(request, lambda: KEEP_ALIVE_COMMENT)
     await stream.prepare()
     try:
@@ -144,8 +146,8 @@ class _Background(msgspec.Struct):
 
 
 def is_of_background(body: bytes) -> bool:
-    """Return True if a stored response was created in the background. body: its JSON; the whole of
-    it is parsed."""
+    """Return True if a stored response was created with `background: true`. body: JSON of the
+    response; all of it is parsed."""
     return msgspec.json.decode(body, type=_Background).background
 
 
@@ -156,11 +158,14 @@ def not_in_background(name: str) -> HttpRefusal:
 
 
 class BackgroundResponse:
-    """A response in the background. ended: set when its work has ended. Until then it holds its
-    writer and its work, with their data of the request."""
+    """A response made without a waiting client. owner: name of the caller and tenant. ended: set
+    once the response has ended. work: the task making the response; None after its end. dropping:
+    timer to drop the events. The writer and the task, with their data of the request, are kept only
+    until the end."""
 
     def __init__(self, context: RequestContext, writer: ResponseWriter, memory: ExitStack) -> None:
-        """memory: closes the counts of the memory held here."""
+        """context: caller of the request. memory: on close, ends the count of the response's
+        memory."""
         self.id = writer.id
         self.owner = context.caller.name, context.tenant
         self.events = EventLog()
@@ -173,22 +178,22 @@ class BackgroundResponse:
 
     @property
     def size(self) -> int:
-        """Return the memory in bytes, once it has ended."""
+        """Return the memory in bytes of an ended response: its body and its events."""
         return _RESPONSE_BYTES + len(self._body) + self.events.size
 
     def body(self) -> bytes:
-        """Return the response in its present state, as JSON."""
+        """Return the response as JSON, as far as it is made."""
         return self._body if self._writer is None else self._writer.body()
 
     async def cancel(self) -> None:
-        """Return once it has ended, as it may have before."""
+        """Cancel the response and wait for its end. Return at once if it has already ended."""
         if self.work is not None:
             self.work.cancel()
         await self.ended.wait()
 
     def conclude(self) -> Exception | None:
-        """Finish the response and return the error of the work, if any. REQUIRES: the work has
-        ended, and conclude() was not called."""
+        """Finish the response: add its last events, and close its log. Return the error of its
+        task, if any. REQUIRES: the task has ended, and conclude() was not called before."""
         writer, work = self._writer, self.work
         assert writer is not None and work is not None
         error = None if work.cancelled() else work.exception()
@@ -206,7 +211,8 @@ class BackgroundResponse:
         return error if isinstance(error, Exception) else None
 
     def drop(self) -> None:
-        """Drop the events. REQUIRES: it has ended."""
+        """Drop the response's events and end the count of its memory. REQUIRES: the response has
+        ended."""
         if self.dropping is not None:
             self.dropping.cancel()
         self.events.drop()
@@ -221,7 +227,8 @@ class BackgroundResponses:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, request: web.Request, asked: AskedResponse) -> BackgroundResponse:
-        """Start the response. Raises Busy and InvalidRequest if it needs too much memory."""
+        """Start to make a response in the background. asked: the parsed request. Raises Busy and
+        InvalidRequest if it needs too much memory."""
         with ExitStack() as stack:
             hold = stack.enter_context(self._model.hold(request))
             hold.resize(asked.kept_bytes + _RESPONSE_BYTES)
@@ -238,13 +245,15 @@ class BackgroundResponses:
         return response
 
     def find(self, context: RequestContext, response_id: str) -> BackgroundResponse | None:
-        """Return the caller's response with this id, while its events are kept."""
+        """Return the caller's background response with this id; None if its events are already
+        dropped, or there is none."""
         found = self._kept.get(response_id)
         is_callers = found is not None and found.owner == (context.caller.name, context.tenant)
         return found if is_callers else None
 
     async def delete(self, context: RequestContext, response_id: str) -> bool:
-        """Cancel and drop the caller's response with this id. Return True if it existed."""
+        """Cancel and drop the caller's background response with this id. Return True if it was kept
+        here."""
         found = self.find(context, response_id)
         if found is None:
             return False
@@ -253,7 +262,8 @@ class BackgroundResponses:
         return True
 
     def _drop(self, response: BackgroundResponse) -> None:
-        """Drop the response. REQUIRES: it has ended."""
+        """Remove the response from the table and drop its events. REQUIRES: the response has
+        ended."""
         self._kept.pop(response.id, None)
         response.drop()
 
@@ -264,8 +274,8 @@ class BackgroundResponses:
         work: "asyncio.Task[None]",
         hold: Hold,
     ) -> None:
-        """Run until the response has ended, and schedule the drop of its events. work: the task
-        making it."""
+        """Wait until a response ends or the server stops, conclude it, and schedule the drop of its
+        events. work: the task making the response. hold: memory count of the response."""
         loop = asyncio.get_running_loop()
         ending = request.app[OPEN_SOCKETS].ending
         server_ends = loop.create_task(ending.wait())
@@ -308,6 +318,6 @@ class BackgroundResponses:
 
 
 async def _cancelled(work: "asyncio.Task[None]") -> None:
-    """Return once it has ended."""
+    """Cancel the task, and return once it has ended."""
     work.cancel()
     await asyncio.wait((work,))

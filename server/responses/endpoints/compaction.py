@@ -1,11 +1,11 @@
-"""POST /v1/responses/compact: a conversation shortened by the served model's own summary.
+"""POST /v1/responses/compact: a conversation shortened to a summary by the served model.
 
-The prompt is the conversation, then the question for its summary. With the instructions and tools
-of the conversation's turns, the prompt begins like theirs. The cache then has nearly all of it. The
-request is read on any thread.
+The prompt is the conversation, then a question for its summary. The instructions and tools are
+those of the conversation's turns, so the prompt begins like theirs and nearly all of it is cached.
+The request is read on any thread.
 
-CompactionWriter: a model's summary as OpenAI's `response.compaction`: the kept items, and the
-summary's item. Owns the summary so far. One answer, one thread.
+CompactionWriter: a reply in the form of OpenAI's `response.compaction`: items kept from the
+conversation, then an item with the summary. Owns the summary so far. One answer, one thread.
 """
 
 import time
@@ -41,19 +41,19 @@ from tasuki.server.text.rendering.chat_template import RenderedPrompt
 from tasuki.server.text.text_answer import AnswerItem, Content, Ending, GrowingText, Piece
 
 _KEPT_OF_LETTER = 4
-"""Bytes for each character, with the writing of the reply."""
+"""Bytes of memory for each character of the summary, the writing of the reply included."""
 
 
 class CompactionWriter:
-    """An AnswerWriter for a reply without streaming."""
+    """An AnswerWriter for the reply of a compaction. It writes no stream."""
 
     keeps = True
 
     def __init__(
         self, response_id: str, kept: Sequence[dict[str, Any]], parser: AnswerParser
     ) -> None:
-        """kept: the kept items. parser: parser of the summary. Its reasoning and calls are
-        dropped."""
+        """kept: items of the conversation repeated in the reply. parser: parser of the model's
+        answer; its reasoning and calls are dropped, its content is the summary."""
         self.id = response_id
         self.may_complete = parser.may_complete
         self._kept = kept
@@ -90,8 +90,8 @@ class CompactionWriter:
         return b""
 
     def whole(self) -> dict[str, Any]:
-        """Return the reply. Raises HttpRefusal if the model wrote no summary, because the dropped
-        messages would then be lost."""
+        """Return the JSON body of the reply. Raises HttpRefusal if the model wrote no summary,
+        because the client would lose the messages it replaces."""
         summary = str(self._summary).strip()
         if not summary:
             raise HttpRefusal(
@@ -123,12 +123,13 @@ _QUESTION = ChatMessage(
 _QUIET = {"enable_thinking": False}
 _MOST_TOKENS = 4096
 _SHARE = 4
-"""Divisor of the context: the summary has at most a quarter of it."""
+"""Divisor of the model's context: a summary may have at most a quarter of the context's tokens."""
 
 
 @dataclass(frozen=True)
 class AskedCompaction:
-    """kept_bytes: memory held by the request until the reply ends."""
+    """A parsed compaction request, and the writer of its reply. kept_bytes: bytes of memory held by
+    the request until the reply ends."""
 
     submit: Submit
     options: AnswerOptions
@@ -139,8 +140,8 @@ class AskedCompaction:
 def read_compact_request(
     model: ServedModel, store: Responses, request: web.Request, fields: RequestFields
 ) -> AskedCompaction:
-    """Read a compaction request. Raises InvalidRequest, PromptTooLong, PermissionDenied,
-    HttpRefusal."""
+    """Read a compaction request, and render its prompt. Raises InvalidRequest, PromptTooLong,
+    PermissionDenied, HttpRefusal."""
     fields.refuse_unknown(OF_COMPACT)
     check_account_fields(fields)
     previous = previous_response(store, request, fields)
@@ -180,8 +181,10 @@ def _prompt(
     salt: bytes,
     most: int,
 ) -> RenderedPrompt:
-    """Return the prompt of the conversation and the question. most: limit in tokens; above it, the
-    older half is left out until the prompt fits. Raises PromptTooLong if no message fits."""
+    """Return the prompt of the conversation and the question for its summary. before: the stored
+    turn to continue; None: there is none. old: number of messages of `before`. most: allowed number
+    of tokens; the older half of the messages is left out until the prompt has no more. Raises
+    PromptTooLong if no message fits."""
     quiet = replace(asked, variables={**asked.variables, **_QUIET})
     if before is not None and before.context == asked.digest:
         # Only the question after the turn's own tokens is rendered differently, so continue the
@@ -204,7 +207,8 @@ def _prompt(
 
 def _newer_half(messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
     """Return the newer half of the messages, from its first user message on. Templates reject a
-    conversation with another beginning."""
+    conversation beginning with another message. Return no messages if the half has none of the
+    user."""
     later = messages[len(messages) // 2 + len(messages) % 2 :]
     questions = (place for place, message in enumerate(later) if message.role == "user")
     first = next(questions, None)
@@ -214,8 +218,10 @@ def _newer_half(messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
 def _kept_items(
     response_id: str, messages: Sequence[ChatMessage], letters: int
 ) -> list[dict[str, Any]]:
-    """Return the first system message and the user's newest messages, as far as these have so many
-    letters: about a quarter of the context. Summaries of before are in the new one."""
+    """Return the items kept in a compacted conversation: the first system message, and the user's
+    newest messages. letters: largest number of characters of these user messages; it equals the
+    context's number of tokens, so they take about a quarter of the context. Earlier summaries are
+    left out, because the new summary contains them."""
     kept: list[ChatMessage] = []
     for message in reversed(messages):
         if message.role != "user" or message.content.startswith(SUMMARY_LEAD):

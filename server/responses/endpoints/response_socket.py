@@ -1,22 +1,23 @@
-"""GET /v1/responses: a WebSocket for one response after the other.
+"""GET /v1/responses: a WebSocket for responses, one after the other.
 
-ResponseSocket owns the socket's turn in progress. One event loop's thread. Invariants: one response
-is made at a time. Each is admitted, counted and named as a separate request. A client's disconnect
-ends its response. Every wait for a client has a timeout.
+ResponseSocket owns the response in progress on one WebSocket. One event loop's thread. Invariants:
+one response is made at a time. Each is admitted, counted and named as a separate request. A
+client's disconnect ends its response. Every wait for a client has a timeout.
 
-SocketReply: a response on its way to its WebSocket; each event of its stream is a message. One
-event loop's thread. Invariant: an event is sent at least every KEEP_ALIVE_SECONDS, because some
-clients ignore pings.
+SocketReply: a response sent over its WebSocket; each event of its stream is a message. One event
+loop's thread. Invariant: an event is sent at least every KEEP_ALIVE_SECONDS, because some clients
+ignore pings.
 
-SocketTurns: the last response of a WebSocket. The next response may continue it even if it is not
-stored. Owns that response, and its count against its caller. Any thread reads; the event loop's
-writes. Invariant: at most one response is kept, counted by its bytes. If it is too large for its
-caller, none is kept.
+SocketTurns: the last response of a WebSocket. The client may continue it even if it is not stored.
+Owns the response, and the count of its memory against its caller. Any thread reads; only the event
+loop's thread writes. Invariant: at most one response is kept, counted in bytes. If it is too large
+for its caller, none is kept.
 
-read_create() reads a client's message: a response, or a prompt to compute in advance.
-read_warm_up() reads such a prompt (`generate: false`). Both on any thread. The computed part is the
-prefix shared by every next prompt: up to the end of the conversation's last message. It is rendered
-with a question, because a template may reject a conversation without one.
+read_create() reads a client's message: a request for a response, or for a warm-up. A warm-up
+(`generate: false`) computes a prompt in advance, and read_warm_up() reads it. Both on any thread.
+The computed tokens are the prefix shared by every next prompt: up to the end of the conversation's
+last message. The prefix is rendered with a question after it, because a template may reject a
+conversation without one.
 """
 
 import asyncio
@@ -83,10 +84,11 @@ from tasuki.server.unread_answer import AnswerPart
 
 
 class SocketTurns:
-    """The socket's Responses: the stored ones, and the last response of this socket."""
+    """The responses a WebSocket's client may continue: the stored ones, and the socket's last one
+    even if it is not stored."""
 
     def __init__(self, store: Responses, hold: Hold) -> None:
-        """hold: memory count of the kept response."""
+        """store: the stored responses. hold: memory count for the socket's last response."""
         self._store = store
         self._hold = hold
         self._last: StoredResponse | None = None
@@ -100,7 +102,8 @@ class SocketTurns:
         self.unstored(context, response)
 
     def unstored(self, context: RequestContext, response: StoredResponse) -> None:
-        """Keep the response only here, not in the store."""
+        """Keep the response as the socket's last one, but do not store it. Keep none if it is too
+        large for its caller."""
         self._last = None
         try:
             self._hold.resize(response.size)
@@ -117,19 +120,21 @@ class SocketTurns:
         return self._store.get(context, response_id)
 
     def drop(self, response_id: str | None) -> None:
-        """Drop the last response if it has this id, because the response after it failed."""
+        """Drop the socket's last response if it has this id. Called if the response continuing it
+        failed."""
         if self._last is not None and self._last.id == response_id:
             self._last = None
             self._hold.resize(0)
 
 
 _QUESTIONS = (ChatMessage("user", "?"), ChatMessage("user", "What"))
-"""Two questions with different first letters."""
+"""Two questions with different first letters. The common prefix of their prompts ends before the
+question."""
 
 
 @dataclass(frozen=True)
 class EmptyResponse:
-    """A response without anything to compute yet."""
+    """A warm-up request with an empty prompt: its response is sent without work of the engine."""
 
     writer: ResponseWriter
 
@@ -137,8 +142,8 @@ class EmptyResponse:
 def read_warm_up(
     model: ServedModel, turns: SocketTurns, request: web.Request, fields: RequestFields
 ) -> AskedResponse | EmptyResponse:
-    """Read a warm-up request. Raises InvalidRequest, PromptTooLong, PermissionDenied,
-    HttpRefusal."""
+    """Read a warm-up request (`generate: false`): its prompt is computed, and no token is sampled.
+    Raises InvalidRequest, PromptTooLong, PermissionDenied, HttpRefusal."""
     refuse_unserved(fields)
     tools = read_response_tools(fields)
     if fields.get("input") is None:
@@ -164,8 +169,9 @@ def read_warm_up(
 
 
 def _beginning(codec: TextCodec, turn: AskedTurn) -> RenderedPrompt:
-    """Return the shared prefix of prompts with any question. It ends at the last message's end, if
-    marked there. Empty if nothing precedes the question."""
+    """Return the prefix shared by the prompts of this conversation with any next question. It ends
+    at the last mark (message end) in the shared tokens, or after them without a mark. Return an
+    empty prompt if nothing precedes the question."""
     settings = turn.settings
     if not turn.messages and settings.instructions is None and not settings.tools:
         return RenderedPrompt(np.empty(0, dtype=np.int32))
@@ -179,14 +185,15 @@ def _beginning(codec: TextCodec, turn: AskedTurn) -> RenderedPrompt:
 
 log = logging.getLogger(__name__)
 
-_SILENCE_SECONDS = 0.75 * KEEP_ALIVE_SECONDS
+_SILENCE_SECONDS = 0.5 * KEEP_ALIVE_SECONDS
+"""Seconds between two checks. The longest time without an event has two of them."""
 
 _CREATE = "response.create"
 
 _LONGEST_SECONDS = 3600.0
-"""Longest life of a socket in seconds, as at OpenAI."""
+"""Largest age of a WebSocket in seconds, as in OpenAI's API."""
 _IDLE_SECONDS = 900.0
-"""Timeout in seconds for the next message, while no response is in progress."""
+"""Seconds without a message before the socket is closed, while no response is in progress."""
 _NUMBER_LETTERS = 12
 _IN_PROGRESS = HttpRefusal(
     409, "response_in_progress", "a response is made on this socket: await its end, or open another"
@@ -205,7 +212,8 @@ class ResponseSockets:
         self._store = store
 
     async def open(self, request: web.Request) -> web.StreamResponse:
-        """Serve a socket; the route's handler. Raises SocketLimit, HttpRefusal."""
+        """Open a WebSocket and serve it until it closes; the handler of the route. Raises
+        SocketLimit, HttpRefusal."""
         sockets, model = request.app[OPEN_SOCKETS], self._model
         with (
             sockets.held(http_caller(request)),
@@ -226,7 +234,7 @@ class ResponseSockets:
 
 
 class ResponseSocket:
-    """One client's socket, once it is open."""
+    """The server side of one open WebSocket: reads the client's messages and sends responses."""
 
     def __init__(
         self,
@@ -237,8 +245,8 @@ class ResponseSocket:
         socket: TextSocket,
         ending: asyncio.Event,
     ) -> None:
-        """request: the request for this socket. ending: set when the server ends. Call it inside a
-        running event loop."""
+        """request: the HTTP request for this socket. ending: set when the server stops. Constructed
+        inside a running event loop."""
         self._engine = engine
         self._model = model
         self._turns = turns
@@ -249,13 +257,15 @@ class ResponseSocket:
         self._opened_as = http_request_id(request)[: MAX_REQUEST_ID - _NUMBER_LETTERS]
         self._count = 0
         self._previous: str | None = None
-        """Id of the response continued by the one in progress."""
+        """Id of the earlier response continued by the response in progress; None if it continues
+        none."""
         self._reply: SocketReply | None = None
         self._is_refused = False
         self._reading = self._next_text()
 
     async def serve(self) -> None:
-        """Return when the socket is to be cut. Raises ConnectionError."""
+        """Answer the client's messages, one after the other. Return when the caller may close the
+        connection. Raises ConnectionError."""
         loop = asyncio.get_running_loop()
         closes_at = loop.time() + _LONGEST_SECONDS
         ending = loop.create_task(self._ending.wait())
@@ -290,8 +300,8 @@ class ResponseSocket:
         return asyncio.get_running_loop().create_task(self._socket.text())
 
     async def _answer_beside_reading(self, body: bytearray) -> None:
-        """Return once the message is answered or the client has left. Reject other messages
-        meanwhile, except one arriving while the last event is sent."""
+        """Answer one message, and return once it is answered or the client has left. Reject other
+        messages meanwhile, except one arriving while the last event is sent."""
         self._reply, self._is_refused = None, False
         turn = asyncio.get_running_loop().create_task(self._answer(body))
         refused = self._socket.refused
@@ -318,7 +328,7 @@ class ResponseSocket:
         return self._is_refused or (self._reply is not None and self._reply.ends)
 
     async def _answer(self, body: bytearray) -> None:
-        """Answer one message. Raises ConnectionError."""
+        """Answer one message with a response, or with an error message. Raises ConnectionError."""
         self._count += 1
         given = RequestId(f"{self._opened_as}.{self._count}")
         self._previous = None
@@ -362,7 +372,7 @@ class ResponseSocket:
         return None
 
     def _read(self, fields: RequestFields) -> Asked:
-        """Read the message's fields, on a thread of the codec."""
+        """Read a request from the message's fields. Runs on a thread of the codec."""
         self._previous = previous_id(fields)
         return read_create(self._model, self._turns, self._request, fields)
 
@@ -378,7 +388,7 @@ def _code_of(error: Exception) -> WSCloseCode:
 
 
 async def _ended(*tasks: "asyncio.Task[Any]") -> None:
-    """Cancel the tasks, and return once they have ended."""
+    """Cancel the tasks, and return once all have ended."""
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
@@ -392,14 +402,14 @@ class SocketReply:
         self._socket = socket
         self._writer = writer
         self.failed: Exception | None = None
-        """The error of the response, if it ended after its first events."""
+        """The error of the response, if it failed after its first events; otherwise None."""
         self.ends = False
-        """The last event is on its way, and the client may ask for the next response."""
+        """True once the last event is being sent. The client may then ask for the next response."""
         self._is_silent = False
 
     async def send_at_once(self, last: Callable[[], bytes]) -> None:
-        """Send a response without an answer. last: returns its last event. Raises
-        ConnectionError."""
+        """Send the events of a response without a generated answer. last: returns the last event.
+        Raises ConnectionError."""
         self.ends = True
         await self._send(self._writer.opening() + last())
         await self._socket.sent()
@@ -407,8 +417,9 @@ class SocketReply:
     async def send(
         self, choice: Choice, answers: Sequence[AsyncGenerator[AnswerPart, None]]
     ) -> None:
-        """Send the events of the only answer. Raises ServerError if the answer failed before its
-        first event, and ConnectionError."""
+        """Send the events of a response with one answer. choice: writer of the answer. answers: the
+        engine's stream of the answer, as a list of one. Raises ConnectionError. Raises ServerError
+        if the answer failed before its first event."""
         writer, last = self._writer, b""
         async with first_looks(answers, FIRST_LOOK_SECONDS) as (parts,):
             keeping = asyncio.create_task(self._keep_alive())
@@ -429,7 +440,7 @@ class SocketReply:
             await self._socket.sent()
 
     async def _sent_parts(self, choice: Choice, parts: AsyncIterator[AnswerPart]) -> bytes:
-        """Send the parts, and return the response's last events."""
+        """Send the events of the answer's parts as they come. Return the last events unsent."""
         async for part in parts:
             if isinstance(part, Finished):
                 return choice.ending(part)
@@ -441,8 +452,8 @@ class SocketReply:
         await self._socket.send(bodies_of(events))
 
     async def _keep_alive(self) -> None:
-        """Send a keep-alive event after two half intervals of silence: the first marks it, the
-        second ends it."""
+        """Send a keep-alive event whenever no event was sent during a whole check interval
+        (_SILENCE_SECONDS), until cancelled."""
         while True:
             self._is_silent = True
             await asyncio.sleep(_SILENCE_SECONDS)
@@ -454,15 +465,15 @@ class SocketReply:
 
 
 def error_message(error: Exception) -> bytes:
-    """Return the message for a request without a response. Some clients read the retry delay from
-    headers, as in HTTP."""
+    """Return the error message for a request rejected before its first event. It repeats the HTTP
+    header `retry-after`, because some clients read the delay there."""
     status = error_status(error)
     headers = {"headers": {"retry-after": str(retry_seconds(error))}} if status in RETRIED else {}
     return msgspec.json.encode({"type": "error", "status": status, **error_body(error), **headers})
 
 
 def previous_id(fields: RequestFields) -> str | None:
-    """Return the previous response's id; None: it is no text."""
+    """Return `previous_response_id`; None if it is absent or no text."""
     name = fields.get("previous_response_id")
     return name if isinstance(name, str) else None
 
@@ -470,7 +481,8 @@ def previous_id(fields: RequestFields) -> str | None:
 def read_create(
     model: ServedModel, turns: SocketTurns, request: web.Request, fields: RequestFields
 ) -> Asked:
-    """Read a client's message. Raises as read_response_request()."""
+    """Read a client's message: a request for a response, or for a warm-up. Raises as
+    read_response_request()."""
     kind = fields.get("type")
     if kind != _CREATE:
         raise InvalidField("type", f"must be {_CREATE}, not {kind!r:.60}")

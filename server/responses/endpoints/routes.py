@@ -1,4 +1,4 @@
-"""OpenAI's Responses API over one engine, as routes."""
+"""HTTP routes of OpenAI's Responses API over one engine: new and stored responses."""
 
 from functools import partial
 
@@ -33,7 +33,8 @@ from .response_socket import ResponseSockets
 
 STORED_PATH = "/v1/responses/{name}"
 STORED_ROUTE = r"/v1/responses/{name:(?!(?:compact|input_tokens)$)[^/]+}"
-"""Route of a stored response. OpenAI's own names at such a path are not ids of responses."""
+"""Route of a stored response, by id. The pattern excludes OpenAI's fixed paths `compact` and
+`input_tokens`."""
 CANCEL_PATH = f"{STORED_PATH}/cancel"
 INPUT_ITEMS_PATH = f"{STORED_PATH}/input_items"
 
@@ -59,8 +60,8 @@ def answering_routes(
     store: Responses,
     background: BackgroundResponses | None = None,
 ) -> list[web.RouteDef]:
-    """Return the routes of new responses. background: None if another process has the stored
-    responses."""
+    """Return the routes to make new responses. background: owner of background responses; None if
+    another process stores the responses."""
     handlers = ResponseHandlers(engine, model, store, background)
     return [
         web.post("/v1/responses", handlers.create),
@@ -142,7 +143,7 @@ class StoredHandlers:
         self._store = store
         self._background = background
         self._held = model.held
-        """Count of the bytes waiting for slow clients."""
+        """Bytes of memory held for slowly reading clients."""
         self._work = model.codec.work
 
     async def retrieve(self, request: web.Request) -> web.StreamResponse:
@@ -179,7 +180,7 @@ class StoredHandlers:
         return await self._send(request, found.body)
 
     async def _send(self, request: web.Request, body: bytes) -> web.StreamResponse:
-        """Send the body. Its memory counts until the client has read it."""
+        """Send a JSON body. Its bytes count as held memory until the client has read it."""
         with self._held.hold(http_caller(request), len(body)):
             return await send_json(request, body)
 

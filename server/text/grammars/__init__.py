@@ -1,1 +1,1 @@
-"""Grammars over an answer's text, as asked for by a client."""
+"""Grammars for an answer's text, made from a client's request."""

@@ -1,4 +1,4 @@
-"""A grammar as asked for by a request, its place in an answer, and its trial.
+"""A grammar requested by a client, its position in an answer, and its trial (a test compilation).
 
 Pure values and functions, except check_followable(). It waits for the node's trial server and
 belongs on an event loop.
@@ -32,9 +32,10 @@ _SLASH = re.compile(r"(?<!\\)/")
 
 @dataclass(frozen=True)
 class AskedGrammar:
-    """field: the request's field, for errors. parts: grammars of the request contained in this one.
-    Each is tried alone first, so an error names its field. ignored: formats of its schemas not
-    enforced by it, from ignored_formats()."""
+    """A grammar requested by a client. field: the request's field, for errors. source: text of the
+    grammar. parts: other grammars of the request contained in this one. Each is compiled alone
+    first, so an error names its field. ignored: `format` values in its schemas not enforced by the
+    grammar, from ignored_formats()."""
 
     field: str
     kind: GrammarKind
@@ -44,8 +45,8 @@ class AskedGrammar:
 
 
 def of_schema(field: str, schema: Any) -> AskedGrammar:
-    """Return the grammar of a schema. schema: an object or true, or the text of one. Raises
-    InvalidField."""
+    """Return the grammar of answers following a JSON schema. schema: an object, true, or JSON text
+    of these. field: the request's field, for errors. Raises InvalidField."""
     if isinstance(schema, str):
         schema = parsed(field, schema)
     if not isinstance(schema, dict) and schema is not True:
@@ -55,8 +56,8 @@ def of_schema(field: str, schema: Any) -> AskedGrammar:
 
 
 def parsed(field: str, text: str) -> Any:
-    """Return the value of a grammar's JSON text. The cost of reading it is bounded, as for a body.
-    Raises InvalidField."""
+    """Return the value of a JSON text inside a request, such as a schema. Its size and depth are
+    bounded, like a request body's. field: the request's field, for errors. Raises InvalidField."""
     size = len(text.encode(errors="surrogatepass"))
     if size > MAX_SOURCE_BYTES:
         raise InvalidField(field, f"must have at most {MAX_SOURCE_BYTES} bytes, not {size}")
@@ -70,19 +71,22 @@ def parsed(field: str, text: str) -> Any:
 
 
 def of_any_object(field: str) -> AskedGrammar:
-    """Return the grammar of any JSON object."""
+    """Return the grammar of answers with any JSON object. field: the request's field, for
+    errors."""
     return of_schema(field, {"type": "object"})
 
 
 def of_text(field: str, kind: GrammarKind, source: Any) -> AskedGrammar:
-    """Return the grammar written in a text. Raises InvalidField."""
+    """Return a grammar from its source text. kind: language of the source. field: the request's
+    field, for errors. Raises InvalidField."""
     if not isinstance(source, str) or not source:
         raise InvalidField(field, "must be a string that is not empty")
     return AskedGrammar(field, kind, source)
 
 
 def of_choices(field: str, choices: Sequence[Any]) -> AskedGrammar:
-    """Return the grammar of one of these texts. Raises InvalidField."""
+    """Return the grammar of answers equal to one of the texts `choices`. field: the request's
+    field, for errors. Raises InvalidField."""
     if not 0 < len(choices) <= MAX_TEXTS:
         raise InvalidField(field, f"must hold 1 to {MAX_TEXTS} strings, not {len(choices)}")
     if not all(isinstance(text, str) and text for text in choices):
@@ -92,17 +96,18 @@ def of_choices(field: str, choices: Sequence[Any]) -> AskedGrammar:
 
 
 def literal(text: str) -> str:
-    """Return the text as a string of Lark's."""
+    """Return the text as a string literal of a Lark grammar."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def expression(pattern: str) -> str:
-    """Return a regular expression in the form between Lark's slashes."""
+    """Return a regular expression escaped for use between slashes in a Lark grammar."""
     return _SLASH.sub(r"\\/", pattern).replace("\n", "\\n")
 
 
 def thinking_at_end(tokens: Tokens, codec: TextCodec) -> Thinking:
-    """Return the thinking of an answer to a prompt, if only its tokens, int32 [T], are known."""
+    """Return the thinking state at the end of a prompt given as token ids, int32 [T]. It is OPENED
+    if the prompt ends with the thinking tag, otherwise NEVER."""
     if codec.tokenizer is None:
         return Thinking.NEVER
     end = codec.tokenizer.decode(tokens[-_END_TOKENS:].tolist()).rstrip()
@@ -110,8 +115,8 @@ def thinking_at_end(tokens: Tokens, codec: TextCodec) -> Thinking:
 
 
 def placed(asked: AskedGrammar | None, thinking: Thinking, codec: TextCodec) -> Grammar | None:
-    """Return the grammar, placed after the thinking if the answer may think. The grammar is
-    untried: see check_followable(). Raises InvalidField."""
+    """Return the engine's grammar for an answer. It holds only after the thinking, if the answer
+    may think. The grammar is not compiled yet: see check_followable(). Raises InvalidField."""
     if asked is None:
         return None
     tokenizer = codec.tokenizer
@@ -143,9 +148,9 @@ def _grammar_of(asked: AskedGrammar, terms: Mapping[str, Any]) -> Grammar:
 
 
 async def check_followable(asked: AskedGrammar | None, codec: TextCodec, caller: str) -> None:
-    """Wait until the grammar and its parts have passed their trials. caller: the trials use this
-    caller's share of the trial server. A cancelled caller gives its trial up. Raises InvalidField
-    if one cannot be compiled, Busy if one was not tried in time."""
+    """Wait until the node's trial server has compiled the grammar and its parts. caller: name of
+    the caller; its trials use its share of the server. If the task is cancelled, its trial is given
+    up. Raises InvalidField if a grammar cannot be compiled, Busy if one was not tried in time."""
     for part in () if asked is None else (*asked.parts, asked):
         try:
             await codec.grammars.check(caller, part.kind, part.source)

@@ -1,10 +1,10 @@
-"""Tools an answer may or must call, and their calls as a grammar.
+"""Tools an answer may or must call, and a grammar for their calls.
 
-CallGrammar is the calls of tools as a grammar. Calls have the syntax taught by the model's
-template. Arguments follow each tool's JSON schema, or a grammar of the tool's own. Pure functions.
-server/text/parsing/ reads a call's text; a call that follows the grammar is read there without
-change of meaning. For a string written between tags `format` is an annotation, as in JSON Schema,
-and is not enforced. Every other keyword is enforced, or rejected by its name.
+CallGrammar makes the grammar of tool calls. Calls have the syntax taught by the model's template.
+Arguments follow each tool's JSON schema, or a grammar of the tool's own. Pure functions.
+server/text/parsing/ reads a call's text; this parser does not change the meaning of a call
+following the grammar. For a string written between tags `format` is an annotation, as in JSON
+Schema, and is not enforced. Every other keyword is enforced, or rejected by its name.
 
 ToolChoice and OfferedTool are common to all APIs. Immutable values.
 """
@@ -30,9 +30,9 @@ from .tagged_text import ANY_TEXT, ANY_TEXT_RULE
 
 @dataclass(frozen=True)
 class OfferedTool:
-    """definition: in OpenAI's shape, as given to the template. strict: every call's arguments
-    follow its schema, whether or not a call is forced. input: grammar of the one parameter of a
-    free-text tool."""
+    """A tool shown to the model. definition: its function definition in OpenAI's shape, as given to
+    the template. strict: the arguments of every call follow its schema, even if no call is forced.
+    input: grammar for the one parameter of a free-text tool; None: the tool has a schema."""
 
     definition: Mapping[str, Any]
     strict: bool = False
@@ -49,7 +49,7 @@ class OfferedTool:
 
 
 MAX_CALLS = 32
-"""Calls in one answer, if a call is forced."""
+"""Largest number of calls in one answer, if a call is forced."""
 # Grammar of the text around calls: up to a call, and after the last one.
 _AROUND_CALLS = (
     "start: (before called)* BEHIND",
@@ -60,9 +60,10 @@ _AROUND_CALLS = (
 
 @dataclass(frozen=True)
 class CallGrammar:
-    """tools: the tools allowed to be called. in_tags: the template writes arguments between tags,
-    not as JSON. many: several calls may follow each other. field: the request's field, for errors.
-    ignored: formats of the schemas not enforced, known once the rules are made."""
+    """Maker of the grammar for tool calls. field: the request's field, for errors. tools: the tools
+    the model may call. in_tags: the template writes arguments between tags, not as JSON. many: an
+    answer may have several calls in a row. ignored: `format` values in the schemas not enforced by
+    the grammar, filled while rules are made."""
 
     field: str
     tools: Sequence[OfferedTool]
@@ -71,12 +72,12 @@ class CallGrammar:
     ignored: dict[str, None] = dataclass_field(default_factory=dict, init=False, compare=False)
 
     def forced(self) -> AskedGrammar:
-        """Return the grammar of an answer made of calls. Raises InvalidField."""
+        """Return the grammar of an answer made only of tool calls. Raises InvalidField."""
         return self._asked(self.field, chain(["start: calls"], self._calls()))
 
     def or_else(self, answer: AskedGrammar) -> AskedGrammar:
-        """Return the grammar of an answer made of calls, or of JSON by the schema in `answer`.
-        Raises InvalidField."""
+        """Return the grammar of an answer made only of tool calls, or only of JSON following the
+        schema in `answer`. Raises InvalidField."""
         body = _json(answer.field, json.loads(answer.source))
         rules = ["start: calls | answer", f"answer: {body}"]
         asked = self._asked(answer.field, chain(rules, self._calls()))
@@ -84,13 +85,14 @@ class CallGrammar:
         return replace(asked, ignored=tuple(islice(ignored, MOST_IGNORED_FORMATS)))
 
     def among_text(self) -> AskedGrammar:
-        """Return the grammar of any text, with or without calls in it. Only strict tools' arguments
-        follow their schema. Raises InvalidField."""
+        """Return the grammar of any text, with or without tool calls in it. Only the arguments of
+        strict tools follow their schema. Raises InvalidField."""
         return self._asked(self.field, chain(_AROUND_CALLS, self._called(loosely=True)))
 
     def _asked(self, field: str, rules: Iterable[str]) -> AskedGrammar:
-        """Return the grammar of the rules. Raises InvalidField once the rules are longer than any
-        grammar may be: thousands of rules could each contain a schema of megabytes."""
+        """Return a grammar made of Lark rules. field: the request's field, for errors. Raises
+        InvalidField once the rules exceed the largest size of a grammar, because thousands of rules
+        could each contain a schema of megabytes."""
         made: list[str] = []
         size = 0
         for rule in rules:
@@ -111,8 +113,8 @@ class CallGrammar:
         yield from self._called(loosely=False)
 
     def _called(self, *, loosely: bool) -> Iterator[str]:
-        """Yield the rules of calls after their opening tag. loosely: do not enforce the schema of a
-        tool without `strict`."""
+        """Yield the Lark rules of calls, without their opening tag. loosely: do not enforce the
+        schema of a tool without `strict`."""
         if self.in_tags:
             yield ANY_TEXT_RULE
         yield f"called: {' | '.join(f'call_{number}' for number in range(len(self.tools)))}"
@@ -126,7 +128,8 @@ class CallGrammar:
                 yield from self._call_in_json(number, tool)
 
     def _opening(self, name: str) -> str:
-        """Return the text after the call's own tag."""
+        """Return the Lark literal of a call's text between its opening tag and its arguments. name:
+        the tool's name."""
         if self.in_tags:
             return literal(f"\n<function={name}>\n")
         return literal(f'\n{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": ')
@@ -154,8 +157,9 @@ class CallGrammar:
 
 
 def _input(rule: str, key: str, grammar: AskedGrammar) -> Iterator[str]:
-    """Yield the rules of a parameter with a grammar of the tool's own for its text. If the grammar
-    takes any text to its end, the end of the parameter is a part of the text."""
+    """Yield the Lark rules of a free-text tool's parameter. rule: name of the first rule. key: the
+    parameter's name. grammar: grammar of its text. If the grammar accepts any text to the end, the
+    parameter's closing tag becomes part of the text."""
     opening = literal(f"<parameter={key}>\n")
     if grammar.kind is GrammarKind.REGEX:
         text = f"(/({expression(grammar.source)})/ & {ANY_TEXT})"
@@ -167,7 +171,8 @@ def _input(rule: str, key: str, grammar: AskedGrammar) -> Iterator[str]:
 
 
 def _with_input(schema: Mapping[str, Any], grammar: AskedGrammar) -> dict[str, Any]:
-    """Return the schema of a free-text tool, with a grammar for its text. Raises InvalidField."""
+    """Return the schema of a free-text tool with a pattern for its text, made from `grammar`.
+    Raises InvalidField for a grammar other than a regular expression."""
     if grammar.kind is not GrammarKind.REGEX:
         raise InvalidField(
             grammar.field, "cannot be followed: this template writes a tool's text as JSON"
@@ -183,8 +188,8 @@ def _parameters(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _json(field: str, schema: Any, of: str = "") -> str:
-    """Return the schema as a term of a rule. of: first words of an error's text. Raises
-    InvalidField."""
+    """Return a Lark term for JSON following the schema. field: the request's field, for errors. of:
+    first words of an error's text. Raises InvalidField."""
     try:
         return f"%json {json.dumps(with_options(schema))}"
     except GrammarError as error:
@@ -197,15 +202,17 @@ _TOOLS = "tools"
 
 @dataclass(frozen=True)
 class ToolChoice:
-    """forced: the answer is one call or several. name: the tool to call, once; None: any tool.
-    allowed: names of the callable tools, among the tools shown to the model; None: all."""
+    """The calls an answer may or must make. forced: the answer is one call or several. name: the
+    tool to call, once; None: any tool. allowed: names of the tools the model may call, among the
+    tools shown to it; None: all."""
 
     forced: bool = False
     name: str | None = None
     allowed: frozenset[str] | None = None
 
     def among(self, tools: Sequence[OfferedTool]) -> list[OfferedTool]:
-        """Return the callable tools. Raises InvalidField if a name belongs to none of them."""
+        """Return the tools the model may call, among the tools shown to it. Raises InvalidField if
+        a chosen name is not among them."""
         wanted = self.allowed if self.name is None else frozenset({self.name})
         if wanted is None:
             return list(tools)
@@ -223,10 +230,10 @@ def answer_grammar(
     *,
     parallel: bool,
 ) -> AskedGrammar | None:
-    """Return the grammar of the whole answer. tools: the tools shown to the model. asked: the
-    grammar asked for the text. If it is a JSON schema and no call is forced, calls are allowed
-    beside it. Any other kind is the grammar of the whole answer. parallel: more than one call may
-    be made. Raises InvalidField."""
+    """Return the grammar of the whole answer; None if any answer is allowed. tools: the tools shown
+    to the model. asked: grammar requested for the text. If it is a JSON schema and no call is
+    forced, calls are allowed in place of the JSON. Any other kind is the grammar of the whole
+    answer. parallel: the answer may hold more than one call. Raises InvalidField."""
     if choice.forced and not tools:
         raise InvalidField(FIELD, "forces a call, and there are no tools")
     called = choice.among(tools)

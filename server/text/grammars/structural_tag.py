@@ -1,8 +1,8 @@
-"""Structural tags: JSON definitions of the parts of an answer, as free text, by a schema or by an
-expression. vLLM, SGLang and gateways send them for XGrammar.
+"""Grammars from structural tags: JSON definitions of an answer's parts, as free text, by a schema
+or by a regular expression. vLLM, SGLang and gateways use them with XGrammar.
 
-Pure functions. Formats expressible as a grammar here are served. Other formats and unknown keys are
-rejected, and the error names their place.
+Pure functions. Formats expressible in a Lark grammar are supported. Other formats and unknown keys
+are rejected, and the error names their position.
 """
 
 import json
@@ -24,8 +24,9 @@ _LEGACY = ("structures", "triggers", "at_least_one")
 
 
 def of_structural_tag(field: str, tag: Any) -> AskedGrammar:
-    """Return the grammar of a structural tag. tag: an object, or the text of one, with a format or,
-    in the older shape, with structures and triggers. Raises InvalidField."""
+    """Return the grammar of a structural tag. tag: an object, or its JSON text. It has a `format`
+    or, in the older shape, `structures` and `triggers`. field: the request's field, for errors.
+    Raises InvalidField."""
     if isinstance(tag, str):
         tag = parsed(field, tag)
     if not isinstance(tag, dict) or tag.get("type") not in (None, "structural_tag"):
@@ -60,14 +61,17 @@ def _from_legacy(tag: Mapping[str, Any], field: str) -> dict[str, Any]:
 
 
 class _Rules:
-    """ignored: formats of the schemas not enforced."""
+    """The Lark rules of one structural tag. lines: the rules so far. ignored: `format` values in
+    its schemas not enforced by the grammar."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.ignored: dict[str, None] = {}
 
     def of(self, form: Any, place: str, *, is_last: bool) -> str:
-        """Return a rule's name, or a term of a rule. is_last: nothing follows it in the answer."""
+        """Add the rules of a format, and return their Lark term. form: the format's object. place:
+        its position in the request, for errors. is_last: nothing follows the format in the
+        answer."""
         if not isinstance(form, dict):
             raise InvalidField(place, "must be an object with a type")
         match form.get("type"):
@@ -119,7 +123,8 @@ class _Rules:
         return self._named((" " if kind == "sequence" else " | ").join(parts))
 
     def _behind(self, tag: Mapping[str, Any], place: str) -> str:
-        """Return a tag's content and its end."""
+        """Return the Lark terms of a tag's content and end, after its begin. place: position of the
+        tag, for errors."""
         ends = tag.get("end")
         ends = [ends] if isinstance(ends, str) else ends
         if not isinstance(ends, list) or not all(isinstance(end, str) for end in ends) or not ends:
@@ -135,7 +140,9 @@ class _Rules:
         return inner if ends == [""] else f"{inner} {end}"
 
     def _triggered(self, form: Mapping[str, Any], place: str, is_last: bool) -> str:
-        """Return the rule of any text, with one of the tags from each trigger on."""
+        """Return the rule for any text with tags: each trigger in the text must continue as one of
+        its tags. form: the format's object. place: its position, for errors. is_last: nothing
+        follows the format in the answer."""
         known = ("type", "triggers", "tags", "at_least_one", "stop_after_first")
         _refuse_others(form, place, known)
         triggers = _items(form, place, "triggers")
@@ -184,7 +191,7 @@ class _Rules:
 
 
 class _Shortest:
-    """A search over some texts for the shortest one at the beginning of another text."""
+    """A search over a set of texts for the shortest one at the beginning of another text."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         # Texts with a shorter listed text as a prefix are left out. In sorted order, a text
@@ -195,7 +202,7 @@ class _Shortest:
                 self._texts.append(text)
 
     def that_begins(self, text: str) -> str | None:
-        """Return the shortest of the texts at the beginning of `text`; None if there is none."""
+        """Return the shortest text of the set at the beginning of `text`; None if there is none."""
         place = bisect_right(self._texts, text)
         found = self._texts[place - 1] if place else None
         return found if found is not None and text.startswith(found) else None

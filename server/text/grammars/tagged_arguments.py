@@ -1,12 +1,12 @@
-"""The arguments of a tool's calls between tags, as rules of a grammar.
+"""Lark rules for the arguments of a tool's calls, if the template writes them between tags.
 
-A held schema (model/grammar/held_schema.py) defines the objects: alternatives of named properties,
-in the schema's order. A property with another name comes last, and once. A reader takes a second
-one of the same name for a part of the first.
+A schema with supported keywords (model/grammar/held_schema.py) defines the accepted objects as
+branches: alternatives of named properties, in the schema's order. A property with a name outside
+the schema comes last, and only one may come. The call parser would take a second property of the
+same name for text of the first.
 
-ObjectBranches are the objects accepted by a schema, as alternatives of named properties. Pure
-functions over held schemas (model/grammar/held_schema.py). References, allOf, anyOf and oneOf are
-followed. A keyword beyond a list of properties is rejected by its name.
+ObjectBranches: the branches of a schema. Pure functions over such schemas. References, allOf, anyOf
+and oneOf are followed. A keyword beyond a list of properties is rejected by its name.
 """
 
 import json
@@ -33,7 +33,7 @@ from .tagged_value import SchemaVisits, ShapeReader
 
 MOST_BRANCHES = 64
 _PARTS = 64
-"""Number of properties or values counted as one more schema."""
+"""Number of properties or values counted as one more schema in SchemaVisits."""
 # Types of a property able to tell branches apart. Equal values of other types may be written
 # differently.
 _CONSTANTS = frozenset({str, bool, int, type(None)})
@@ -45,9 +45,10 @@ _NOT_HELD = (
 
 @dataclass(frozen=True)
 class Branch:
-    """properties: by name, all the schemas of the value. required: names, in order. others: the
-    schemas of every other property; None: no schema mentions them. least, most: number of
-    properties."""
+    """One alternative of an object's properties. properties: by name, all schemas a property's
+    value must follow. required: names of required properties, in order. others: schemas for every
+    other property; None: the schema does not mention others. least, most: bounds of the number of
+    properties; None: no bound."""
 
     properties: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     required: Mapping[str, None] = field(default_factory=dict)
@@ -56,7 +57,7 @@ class Branch:
     most: int | None = None
 
     def of(self, name: str) -> tuple[Any, ...]:
-        """Return the schemas of a property's value."""
+        """Return the schemas the value of property `name` must follow."""
         return self.properties.get(name, self.others or ())
 
     def both(self, other: "Branch") -> "Branch":
@@ -74,23 +75,26 @@ class Branch:
 
 
 def _together(*schemas: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return each schema once: a branch may be met again by way of another."""
+    """Return all schemas of the tuples, each object once. Combining branches may meet a schema
+    twice."""
     return tuple({id(schema): schema for some in schemas for schema in some}.values())
 
 
 class ObjectBranches:
-    """The branches of one tool's parameters. One grammar, one thread."""
+    """Finder of the branches (alternatives of properties) in the schema of one tool's parameters.
+    One grammar, one thread."""
 
     def __init__(self, field: str, root: Mapping[str, Any], visits: SchemaVisits) -> None:
-        """field: the request's field, for errors. root: the whole schema, for references into
-        it."""
+        """field: the request's field, for errors. root: the whole schema, for references into it.
+        visits: bound on schemas read repeatedly."""
         self._field = field
         self._root = root
         self._visits = visits
 
     def of(self, place: str, schema: Any, depth: int = 0) -> list[Branch]:
-        """Return the branches of a schema. place: place of the schema, for errors. depth: number of
-        schemas around it. Raises InvalidField for an unenforceable schema."""
+        """Return the branches (alternatives of properties) accepted by a schema. place: position of
+        the schema, for errors. depth: number of schemas around it. Raises InvalidField for a schema
+        the grammar cannot enforce."""
         if schema is False:
             return []
         if not isinstance(schema, Mapping):
@@ -147,7 +151,8 @@ class ObjectBranches:
     def _each(
         self, place: str, branches: Sequence[Branch], others: Sequence[Branch]
     ) -> list[Branch]:
-        """Return every branch combined with every other."""
+        """Return each branch combined with each of `others`: an object must follow both. place:
+        position of the schema, for errors. Raises InvalidField for too many combinations."""
         if len(branches) * len(others) > MOST_BRANCHES:
             self._refuse(f"{place} has over {MOST_BRANCHES} alternatives: write fewer of them")
         for branch in branches:
@@ -156,7 +161,8 @@ class ObjectBranches:
         return [one.both(other) for one in branches for other in others]
 
     def _check_disjoint(self, place: str, options: Sequence[Sequence[Branch]]) -> None:
-        """Raise InvalidField if a call might follow two of the options."""
+        """Raise InvalidField if an object might follow two of the options of a oneOf. options:
+        branches of each option. place: position of the schema, for errors."""
         if sum(map(len, options)) > MOST_BRANCHES:
             self._refuse(f"{place} has over {MOST_BRANCHES} alternatives: write fewer of them")
         constants: dict[int, Mapping[str, frozenset[str]]] = {}
@@ -174,7 +180,8 @@ class ObjectBranches:
                         )
 
     def _constants(self, branch: Branch) -> dict[str, frozenset[str]]:
-        """Return the values, as JSON, of required properties with few values, by their names."""
+        """Return the allowed values of a branch's required properties, as JSON texts, by property
+        name. Only properties with `const` or `enum` are included."""
         found: dict[str, frozenset[str]] = {}
         for name in branch.required:
             for schema in branch.of(name):
@@ -227,18 +234,20 @@ def _of_values(values: Iterable[Any]) -> list[Branch]:
 END_OF_VALUE = "\n</parameter>\n"
 EMPTY = '""'
 _MOST_COUNTED = 1 << 10
-"""Bound of the number of rules for counting properties."""
+"""Largest number of rules made to count an object's properties."""
 # Name of a parameter in no schema.
 _NAME = r"[^\s>\x00-\x1f]([^>\x00-\x1f]{0,62}[^\s>\x00-\x1f])?"
 _Made: TypeAlias = Generator[str, None, str | None]
 
 
 class TaggedArguments:
-    """The arguments of one tool. One grammar, one thread."""
+    """Maker of the Lark rules for the arguments of one tool, written between tags. One grammar, one
+    thread."""
 
     def __init__(self, field: str, rule: str, function: Mapping[str, Any], parameters: Any) -> None:
-        """field: the request's field, for errors. rule: prefix of the rules' names. parameters: the
-        function's schema. Raises InvalidField."""
+        """field: the request's field, for errors. rule: prefix of the rules' names. function: the
+        tool's function definition. parameters: JSON schema of its arguments. Raises
+        InvalidField."""
         self._field = field
         self._rule = rule
         self._name = str(function["name"])
@@ -257,13 +266,13 @@ class TaggedArguments:
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """Return the formats of strings without quotes, known once their rules are made. No rule
-        enforces them."""
+        """Return the `format` values of strings written without quotes, found while rules were
+        made. No rule enforces them."""
         return tuple(self._shapes.formats)
 
     def rules(self, opening: str, closing: str) -> Iterator[str]:
-        """Yield the rules of a call. opening, closing: before and after its arguments, in a rule's
-        form. Raises InvalidField."""
+        """Yield the rules of a call. opening, closing: Lark terms before and after its arguments.
+        Raises InvalidField."""
         bodies = []
         for branch in self._branches.of(f"{self._name:.80}", self._root):
             parts: list[tuple[str, bool]] = []
@@ -288,8 +297,8 @@ class TaggedArguments:
         yield f"{self._rule}: {opening} {inner} {closing}"
 
     def _parameter(self, name: str, schemas: tuple[Any, ...]) -> _Made:
-        """Yield a parameter's rules. Return the first rule's name, or None if the parameter can
-        have no value."""
+        """Yield the rules of parameter `name`. Return the name of its first rule, or None if no
+        value of the parameter can be written. schemas: schemas its value must follow."""
         if not _can_be_read(name):
             return None
         opening = literal(f"<parameter={name}>\n")
@@ -297,7 +306,8 @@ class TaggedArguments:
         return (yield from self._value(name, opening, schemas, read_as))
 
     def _any_other(self, branch: Branch) -> _Made:
-        """Yield the rules of a parameter of any other name."""
+        """Yield the rules of a parameter with a name outside the branch. Return the name of its
+        first rule, or None if it can have no value."""
         named = " | ".join(literal(name) for name in branch.properties if name)
         name = f"(/{_NAME}/ & ~({named}))" if named else f"/{_NAME}/"
         terminal = f"{self._rule}_name_{len(self._rules)}".upper()
@@ -325,8 +335,9 @@ class TaggedArguments:
         return self._rules[key]
 
     def _counted(self, branch: Branch, parts: Sequence[tuple[str, bool]]) -> _Made:
-        """Yield rules to count the parameters if their number is bounded. Return the term for them
-        in a rule; None if no number is valid."""
+        """Yield rules to count an object's parameters, if their number is bounded. Return the Lark
+        term of all parameters; None if no number is valid. parts: for each parameter, the name of
+        its rule and True if it is required."""
         required = [is_required for _, is_required in parts]
         most = len(parts) if branch.most is None else branch.most
         least, total = branch.least, len(parts)
@@ -361,7 +372,7 @@ class TaggedArguments:
 
 
 def _can_be_read(name: str) -> bool:
-    """Return whether a reader takes the name of a parameter unchanged."""
+    """Return True if the call parser takes the parameter's name unchanged from its tag."""
     is_short = 0 < len(name) <= LONGEST_NAME
     return is_short and name == name.strip() and not {">", "\n"} & set(name)
 
@@ -371,7 +382,8 @@ def _both(schemas: tuple[Any, ...]) -> Any:
 
 
 def _standing_alone(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a parameter with the definitions it may refer to."""
+    """Return a parameter's schema together with the definitions it refers to. root: the tool's
+    whole schema."""
     if not isinstance(schema, Mapping):
         return {}
     if not has_references(schema):

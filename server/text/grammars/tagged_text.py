@@ -1,7 +1,8 @@
-"""A parameter between tags as rules of a grammar: the texts read as values of a shape.
+"""Lark rules for one parameter written between tags: the texts the call parser reads as values of a
+shape (accepted values, see tagged_value.py).
 
-Pure functions. Texts and JSON are separate terminals, and no first character may begin both. So a
-string is left out if its text begins like a list and a list is allowed.
+Pure functions. Plain texts and JSON values are separate terminals, and no first character may begin
+both. A string is therefore excluded if its text begins like a list and a list is allowed.
 """
 
 import json
@@ -16,14 +17,15 @@ from .asked_grammar import literal
 from .tagged_value import FREE, Shape, joined
 
 _Letters = dict[str, "_Letters"]
-"""By the next character of a tag: the possible continuations."""
+"""A tree of tags: the possible continuations, by the next character."""
 LONGEST_QUOTED = 4096
-"""Characters of a string in quotes. Quotes are used if the string's own text would be read as
-another value."""
+"""Largest number of characters of a string in quotes. A string is written in quotes if the call
+parser would read its plain text as another value."""
 
 _ENDS = ("/param", "/func", "/tool_call", "/toolcall", "parameter=")
-"""Beginnings of possible tags (parsing/call_reader.py), without their first character, in lower or
-upper case. The first character occurs nowhere else in them."""
+"""Beginnings of the tags known to the call parser (parsing/call_reader.py), without their first
+character `<`. Tags may be in lower or upper case. The first character occurs nowhere else in
+them."""
 _NUMBERS = frozenset({"integer", "number"})
 _SPACE = r"[\s\x1c-\x1f]*"
 _INTEGER, _FRACTION = "-?(0|[1-9][0-9]{0,99})", r"(\.[0-9]{1,99})?([eE][+-]?[0-9]{1,2})?"
@@ -48,14 +50,15 @@ def _letters(tags: Iterable[str]) -> _Letters:
 
 
 def _begun(letters: _Letters) -> str:
-    """Return a regular expression of incomplete beginnings of tags."""
+    """Return a regular expression of the incomplete beginnings of tags. letters: tree of the
+    tags."""
     ways = [_letter(letter) + _begun(inner) for letter, inner in letters.items() if inner]
     return f"({'|'.join(ways)})?" if ways else ""
 
 
 def _missed(letters: _Letters) -> str:
-    """Return a regular expression of a tag's beginning and one more character. The additional
-    character neither continues a tag nor begins one."""
+    """Return a regular expression of a tag's beginning followed by one character. The character
+    neither continues a tag nor begins one. letters: tree of the tags."""
     ways = [f"[^<{''.join(map(_either_case, letters))}]"]
     ways += [_letter(letter) + _missed(inner) for letter, inner in letters.items() if inner]
     return f"({'|'.join(ways)})"
@@ -73,14 +76,14 @@ def _either_case(letter: str) -> str:
 
 
 def _any_text() -> str:
-    """Return a regular expression of any text without an end. It uses no complement: with one, a
-    bound of a thousand characters is beyond llguidance."""
+    """Return a regular expression of any text without a tag ending it. The expression uses no
+    complement, because llguidance cannot combine one with a bound of a thousand characters."""
     begun, missed = _begun(_letters(_ENDS)), _missed(_letters(_ENDS))
     return f"/([^<]|(<{begun})*<{missed})*(<{begun})*/"
 
 
 ANY_TEXT = "ANY_TEXT"
-"""The name of the terminal of every text without a part read as its end."""
+"""Name of the Lark terminal for every text without a tag read as its end."""
 ANY_TEXT_RULE = f"{ANY_TEXT}: {_any_text()}"
 
 
@@ -92,9 +95,10 @@ def parameter_rules(
     read_as: frozenset[str],
     value: Mapping[str, Any],
 ) -> Iterator[str]:
-    """Yield the rules of a parameter; none if it can have no value. opening: before its text, in a
-    rule's form. end: after its text. read_as: the types a reader takes the text for. value: the
-    schema, with its definitions. Raises GrammarError."""
+    """Yield the rules of a parameter; none if no value can be written. rule: name of the first
+    rule. opening: Lark term before the parameter's text. end: text after it. shape: the accepted
+    values. read_as: JSON types the call parser may read the text as. value: schema of the value,
+    definitions included. Raises GrammarError."""
     text = _text(shape, read_as)
     if text is None:
         types = shape.all_types & read_as
@@ -116,8 +120,8 @@ def parameter_rules(
 
 
 def _text(shape: Shape, read_as: frozenset[str]) -> str | None:
-    """Return the terminal of values written without quotes or brackets; None if all values are
-    JSON."""
+    """Return the terminal of values written without quotes or brackets. Return None if all values
+    are written as JSON. read_as: JSON types the call parser may read the text as."""
     if shape.strings is None or "string" not in read_as:
         return None
     if _takes_any_text(shape, read_as):
@@ -133,7 +137,8 @@ def _text(shape: Shape, read_as: frozenset[str]) -> str | None:
 
 
 def _takes_any_text(shape: Shape, read_as: frozenset[str]) -> bool:
-    """Return True if any text is valid, for all types a reader may take it for."""
+    """Return True if every text is an accepted value, for each of the types the call parser may
+    read it as (`read_as`)."""
     open_types = (shape.types - shape.bounded) | {"string"}
     if None in shape.words:
         open_types |= {"null"}
@@ -143,7 +148,8 @@ def _takes_any_text(shape: Shape, read_as: frozenset[str]) -> bool:
 
 
 def _json_beside(shape: Shape, read_as: frozenset[str]) -> frozenset[str]:
-    """Return the types written as JSON beside the terminal of _text()."""
+    """Return the JSON types of accepted values written as JSON, beside values in the terminal of
+    _text()."""
     if _takes_any_text(shape, read_as):
         return frozenset()
     types = shape.types & read_as
@@ -152,8 +158,8 @@ def _json_beside(shape: Shape, read_as: frozenset[str]) -> frozenset[str]:
 
 
 def _read_otherwise(shape: Shape, read_as: frozenset[str]) -> Iterator[str]:
-    """Yield terms to exclude texts read as values outside the shape, and texts with the beginning
-    of JSON."""
+    """Yield Lark terms to exclude some plain strings. Excluded are texts the call parser would read
+    as a value outside the shape, and texts beginning like JSON."""
     for word, letters in _READ_WORDS.items():
         if word not in shape.words and _TYPES_OF_WORDS[word] in read_as:
             yield f"~/{_SPACE}{letters}{_SPACE}/"
@@ -172,7 +178,8 @@ def _read_otherwise(shape: Shape, read_as: frozenset[str]) -> Iterator[str]:
 
 
 def _only(schema: Mapping[str, Any], types: frozenset[str]) -> dict[str, Any]:
-    """Return a schema of these types' values only. Its references are into its definitions."""
+    """Return the schema restricted to values of these types. It still contains its definitions, for
+    references."""
     definitions = {name: schema[name] for name in DEFINITIONS if name in schema}
     inner = {name: value for name, value in schema.items() if name not in definitions}
     bounds = {"maxLength": LONGEST_QUOTED} if "string" in types else {}

@@ -1,9 +1,11 @@
-"""Values of a tool's parameters between tags: strings without quotes, every other value as JSON.
+"""Values of a tool's parameters written between tags: strings without quotes, every other value as
+JSON.
 
-Pure functions over held schemas (model/grammar/held_schema.py). A string is left out if its text is
-read as another value, outside the schema. `format` is an annotation of a string.
+Pure functions over schemas with supported keywords (model/grammar/held_schema.py). A string is
+excluded if the call parser would read its text as another value, outside the schema. The `format`
+of a string is not enforced.
 
-SchemaVisits bounds the work over schemas reached repeatedly by references. One grammar, one thread.
+SchemaVisits bounds the work on schemas reached repeatedly by references. One grammar, one thread.
 """
 
 import json
@@ -22,11 +24,12 @@ from .asked_grammar import literal
 
 _MOST_REPEATED = 1 << 11
 _PARTS = 64
-"""Number of keywords, values and characters counted as one more schema."""
+"""Number of keywords, values and characters of a schema counted as one more schema in
+SchemaVisits."""
 
 
 class SchemaVisits:
-    """The schemas read so far."""
+    """The schemas already read for one grammar, and a bound on reading schemas again."""
 
     def __init__(self, field: str) -> None:
         """field: the request's field, for errors."""
@@ -36,7 +39,8 @@ class SchemaVisits:
         self._left = _MOST_REPEATED
 
     def look_at(self, schema: Mapping[str, Any]) -> None:
-        """Count a schema if it was read before. Raises InvalidField once too many were."""
+        """Count a schema if it was read before, more for a large one. Raises InvalidField once too
+        many schemas were read again."""
         known = self._known.get(id(schema))
         if known is None:
             self._known[id(schema)] = schema, 1 + _parts(schema) // _PARTS
@@ -44,7 +48,8 @@ class SchemaVisits:
             self.repeat(known[1])
 
     def repeat(self, schemas: int) -> None:
-        """Count schemas read again. Raises InvalidField once these are too many."""
+        """Count `schemas` more schemas as read again. Raises InvalidField once too many schemas
+        were read again."""
         self._left -= schemas
         if self._left < 0:
             raise InvalidField(
@@ -55,7 +60,8 @@ class SchemaVisits:
 
 
 def _parts(schema: Mapping[str, Any]) -> int:
-    """Return the number of parts of a schema itself, without its inner schemas."""
+    """Return the size of a schema without its inner schemas: its number of keywords, values and
+    characters."""
     parts = len(schema)
     for value in schema.values():
         if isinstance(value, str | list | Mapping):
@@ -66,7 +72,8 @@ def _parts(schema: Mapping[str, Any]) -> int:
 
 
 FREE = "\0"
-"""Placeholder in terms for the texts read as strings. These texts depend on the whole schema."""
+"""Placeholder in Lark terms for all texts the call parser reads as strings. These texts depend on
+the whole schema, so they are filled in later."""
 _NUMBERS = frozenset({"integer", "number"})
 _BOUNDING = {
     **dict.fromkeys(
@@ -83,25 +90,25 @@ _BOUNDING = {
     ),
     **dict.fromkeys(("minProperties", "maxProperties", "dependentRequired"), frozenset({"object"})),
 }
-"""By keyword: the types with some values excluded."""
+"""JSON types with some values excluded by a schema keyword, by keyword."""
 _NOT_HELD = (
     *("not", "if", "$dynamicRef", "$recursiveRef", "dependentSchemas", "dependencies"),
     "unevaluatedProperties",
 )
 MOST_ASKED_LETTERS = 1 << 11
-"""Largest minLength of a string."""
+"""Largest `minLength` of a string the grammar can enforce, in characters."""
 _ENDS = re.compile(r"(?<!\\)(?:\\\\)*\$$")
 _TAGS = re.compile("</(parameter|function|tool_call)>")
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The values accepted by a schema, as far as their texts need it.
+    """The values accepted by a schema, in the detail needed to write their texts.
 
-    strings: terms of a terminal; a string's text follows them all. Empty: no string is read from
-    its own text. None: no string is accepted. listed: all accepted strings, if they are few. words:
-    accepted ones of null, true, false. types: accepted ones of numbers, lists and objects. bounded:
-    types with possibly excluded values.
+    strings: Lark terms matched by the text of every accepted string. An empty tuple: strings are
+    written only in quotes. None: no string is accepted. listed: the accepted strings, if the schema
+    lists them; else None. words: accepted values among null, true and false. types: accepted types
+    among integer, number, array and object. bounded: types with possibly some values excluded.
     """
 
     strings: tuple[str, ...] | None = (FREE,)
@@ -132,8 +139,8 @@ NOTHING = Shape(None, None, frozenset(), frozenset())
 def _all_terms(
     one: tuple[str, ...] | None, other: tuple[str, ...] | None, *, is_listed: bool
 ) -> tuple[str, ...] | None:
-    """Return the terms of both. is_listed: one of them lists its texts, so no other term need
-    define the texts read as strings."""
+    """Return the Lark terms of strings accepted by two shapes together; None if one accepts no
+    string. is_listed: one of the two lists its strings, so the placeholder FREE is left out."""
     if one is None or other is None:
         return None
     if not one or not other:
@@ -145,7 +152,7 @@ def _all_terms(
 
 
 def either(shapes: Sequence[Shape]) -> Shape:
-    """Return the shape of the values of any of the shapes."""
+    """Return the shape of the values accepted by at least one of the shapes."""
     with_strings = [shape for shape in shapes if shape.strings is not None]
     terms = dict.fromkeys(joined(shape.strings) for shape in with_strings if shape.strings)
     strings: tuple[str, ...] | None = () if with_strings else None
@@ -162,14 +169,15 @@ def either(shapes: Sequence[Shape]) -> Shape:
 
 
 def joined(terms: Sequence[str]) -> str:
-    """Return a terminal of the texts matching every term."""
+    """Return a Lark term for the texts matching all terms."""
     return terms[0] if len(terms) == 1 else f"({' & '.join(terms)})"
 
 
 @dataclass(frozen=True)
 class ShapeReader:
-    """field: the request's field, for errors. root: the whole schema, for references into it.
-    formats: formats of strings found so far. One grammar, one thread."""
+    """A reader of the shapes (accepted values) of schemas. field: the request's field, for errors.
+    root: the whole schema, for references into it. visits: bound on schemas read repeatedly.
+    formats: `format` values of strings found so far. One grammar, one thread."""
 
     field: str
     root: Mapping[str, Any]
@@ -177,9 +185,9 @@ class ShapeReader:
     formats: dict[str, None] = dataclass_field(default_factory=dict, init=False, compare=False)
 
     def of(self, place: str, schema: Any, read_as: frozenset[str], depth: int = 0) -> Shape:
-        """Return the shape of a schema. place: place of the parameter, for errors. read_as: the
-        types a reader takes its text for. depth: number of schemas around this one. Raises
-        InvalidField for an unenforceable schema."""
+        """Return the shape (accepted values) of a schema. place: position of the parameter, for
+        errors. read_as: JSON types the call parser may read the parameter's text as. depth: number
+        of schemas around this one. Raises InvalidField for a schema the grammar cannot enforce."""
         if schema is False:
             return NOTHING
         if not isinstance(schema, Mapping):
@@ -210,7 +218,8 @@ class ShapeReader:
         return found
 
     def _own(self, place: str, schema: Mapping[str, Any], read_as: frozenset[str]) -> Shape:
-        """Return the shape of a schema without its inner schemas."""
+        """Return the shape (accepted values) of a schema without its references, allOf, anyOf and
+        oneOf."""
         bounded = [types for keyword, types in _BOUNDING.items() if keyword in schema]
         terms = (FREE, *self._terms(place, schema))
         found = Shape(terms, bounded=frozenset().union(*bounded))
@@ -239,8 +248,8 @@ class ShapeReader:
                 yield f"/(?s:.{{{bounds}}})/"
 
     def _check_disjoint(self, place: str, shapes: Sequence[Shape]) -> None:
-        """Raise InvalidField if a text might follow two of the branches. Values written as JSON are
-        left to llguidance."""
+        """Raise InvalidField if a text might follow two options of a oneOf. shapes: accepted values
+        of each option. For values written as JSON, llguidance checks oneOf itself."""
         words: set[bool | None] = set()
         open_types: set[str] = set()
         listed: set[str] = set()
@@ -261,7 +270,9 @@ class ShapeReader:
             listed |= strings or frozenset()
 
     def _searched(self, place: str, pattern: str) -> str:
-        """Return a regular expression of the texts containing a match of the pattern."""
+        """Return a regular expression of all texts containing a match of a schema's `pattern`.
+        place: position of the parameter, for errors. Raises InvalidField for unsupported
+        anchors."""
         begins, ends = pattern.startswith("^"), bool(_ENDS.search(pattern))
         inner = pattern[begins : len(pattern) - ends]
         anchors, alternates = _marks(inner)
@@ -308,7 +319,8 @@ def _of_values(values: Sequence[Any], read_as: frozenset[str]) -> Shape:
 
 
 def _is_read_back(text: str, read_as: frozenset[str]) -> bool:
-    """Return True if a reader of the string's own text reads the same string."""
+    """Return True if the call parser reads the plain text `text` as this same string. read_as: JSON
+    types the parser may read it as."""
     if _TAGS.search(text):
         return False
     depth = JsonDepth()
@@ -317,7 +329,8 @@ def _is_read_back(text: str, read_as: frozenset[str]) -> bool:
 
 
 def _marks(pattern: str) -> tuple[bool, bool]:
-    """Return whether a held pattern has anchors, and whether it has a | outside of groups."""
+    """Return two flags of a regular expression: True if it has anchors, and True if it has a |
+    outside of groups."""
     anchors = alternates = in_brackets = escaped = False
     depth = 0
     for letter in pattern:

@@ -1,2 +1,3 @@
-"""From an answer's text to its parts: reasoning, content, tool calls. State machines fed with text
-as it comes. Their result does not depend on how the text was cut."""
+"""Parsers of an answer's text into its parts: reasoning, content, tool calls. They are state
+machines fed with text as it comes. The division of the text into segments does not change their
+result."""

@@ -1,22 +1,23 @@
 """A parser of an answer's text into its parts, as it comes: reasoning, then content and tool calls.
 
-Reasoning is split off first, so a call the model only thought of is not made. One answer, one
-thread.
+Reasoning is split off first, so a call inside the reasoning is not a call of the answer. One
+answer, one thread.
 
-ContentStops ends an answer's content at the first of its stop strings, and searches nothing else.
-It owns the content held back because a stop string could begin in it. One answer, one thread.
-Invariants: no stop string spans a tool call. White space counts as soon as it is written, even if a
-later call would leave it out; white space between calls never counts. Each character is read once.
+ContentStops ends an answer's content at the first stop string, and searches nothing else. It owns
+the content held back because a stop string could begin in it. One answer, one thread. Invariants:
+no stop string spans a tool call. White space is searched as soon as it is written, even if a later
+call would leave it out of the content. White space between calls is never searched. Each character
+is read once.
 
 WholeCalls holds each tool call back until it is finished, for clients running a call before they
-read the answer's ending. One answer, one thread. Invariant: a call cut off by the answer's length
-or a stop string is never returned.
+read the answer's ending. One answer, one thread. Invariant: a call cut off by the token limit or a
+stop string is never returned.
 
-ThoughtCalls finds tool calls in a thought. They count if the thought is never closed, because a
-model may begin a call without closing its thought. It owns the text from the first such call on,
-held back until the thought's end is known. One answer, one thread. Invariants: it returns the
-thought, character by character, up to the first call. The work for a piece does not grow with the
-text before it. The held text has a bound; beyond it, it is thought.
+ThoughtCalls finds tool calls in the reasoning. They count if the reasoning is never closed, because
+a model may begin a call without closing its reasoning. It owns the text from the first such call
+on, held back until the reasoning ends. One answer, one thread. Invariants: it returns the
+reasoning, character by character, up to the first call. The work for a segment does not grow with
+the text before it. The held text has a limit; beyond it, it is reasoning.
 """
 
 import re
@@ -55,11 +56,12 @@ class ContentStops:
 
     @property
     def found(self) -> str | None:
-        """Return the stop string found; None if none was. The answer ends at it."""
+        """Return the stop string ending the answer; None if none was found yet."""
         return self._stops.found
 
     def take(self, items: Iterable[AnswerItem], space: HeldSpace) -> list[AnswerItem]:
-        """Return the parts certain now. space: white space possibly beginning the next content."""
+        """Add the next parts of the answer. Return the parts certain to come before any stop
+        string. space: white space at the end of the text so far; it may begin the next content."""
         found: list[AnswerItem] = []
         for item in items:
             if self._stops.found is not None:
@@ -76,7 +78,7 @@ class ContentStops:
         return found
 
     def finish(self) -> list[AnswerItem]:
-        """Return the content held back, after the last part."""
+        """Return the content held back, once the answer has no more parts."""
         return [] if self._stops.found is not None else self._flush()
 
     def _content(self, text: str, found: list[AnswerItem]) -> None:
@@ -105,7 +107,7 @@ class ContentStops:
         self._passed.add(text[before:])
 
     def _flush(self) -> list[AnswerItem]:
-        """Return the content held back, without white space after the last content."""
+        """Return the content held back because of stop strings, without white space after it."""
         held = self._passed.take() + self._stops.finish()
         content = held[: len(held) - self._seen]
         self._seen = 0
@@ -118,7 +120,8 @@ class WholeCalls:
         self._arguments = StringIO()
 
     def push(self, items: Iterable[AnswerItem]) -> list[AnswerItem]:
-        """Take the next parts of the answer; return those to give out."""
+        """Add the next parts of the answer. Return the parts to give to the client: no part of a
+        call before its end."""
         given: list[AnswerItem] = []
         for item in items:
             match item:
@@ -137,22 +140,24 @@ class WholeCalls:
 
 
 MOST_HELD = 1 << 18
-"""Characters."""
+"""Largest number of characters of reasoning held back because of a call in it."""
 _HELD_OF_LETTER = 8
-"""Bytes of a held character: stored as thought, and again as a part of a call."""
+"""Bytes of memory for each held character: as reasoning, and again as a part of a call."""
 
 
 class ThoughtCalls:
-    """scanner: finds the calls."""
+    """Finder of tool calls in reasoning never closed. scanner: splits the reasoning's text into
+    text and calls."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]], most: int | None) -> None:
-        """tools, most: as in ToolCallScanner."""
+        """tools: the request's tool definitions. most: largest number of calls; None: any
+        number."""
         self._tools = tools
         self._most = most
         self._begin()
 
     def _begin(self) -> None:
-        """Reset to hold nothing."""
+        """Start anew with no text held back."""
         self.scanner = ToolCallScanner(self._tools, self._most, finds_bare=False)
         # Text with a held part, its number of letters, and the index of the first held one.
         self._text = StringIO()
@@ -166,11 +171,11 @@ class ThoughtCalls:
 
     @property
     def held_bytes(self) -> int:
-        """Return the memory of the held text in bytes."""
+        """Return the memory of the text held back, in bytes."""
         return _HELD_OF_LETTER * (self._letters - self._given)
 
     def push(self, text: str) -> str:
-        """Take the next piece of the thought. Return the text certain to be thought."""
+        """Add the next segment of the reasoning. Return the text certain to be reasoning."""
         if not self.holds and "<" not in text and not text[-1:].isspace():
             return text
         self._text.write(text)
@@ -186,19 +191,21 @@ class ThoughtCalls:
         return thought
 
     def close(self) -> str:
-        """Return the held text as thought: the thought is closed, so its calls do not count."""
+        """Return the text held back as reasoning, because the reasoning was closed and its calls do
+        not count."""
         held = self._held()
         self._begin()
         return held
 
     def finish(self, was_cut: bool) -> tuple[str, list[AnswerItem]]:
-        """Return the rest of the thought, and its calls with the text after them. Call it if the
-        answer has ended before its thought. was_cut: as in ToolCallScanner.finish()."""
+        """Return the rest of the reasoning, and the calls in it with the text after them. Called if
+        the answer has ended without closing its reasoning. was_cut: the token limit or a stop
+        string ended the answer."""
         thought = self._thought(self.scanner.finish(was_cut))
         return thought, self._calls.take()
 
     def _thought(self, items: Sequence[AnswerItem]) -> str:
-        """Return the text before the first call, and keep the parts from there on."""
+        """Return the text before the first call, and hold back the parts from the first call on."""
         texts: list[str] = []
         for item in items:
             if isinstance(item, Content) and not self._calls:
@@ -215,7 +222,8 @@ class ThoughtCalls:
 
 
 class _HeldParts:
-    """Parts in their order. Adjacent pieces of one text are joined."""
+    """Parts of an answer held back, in order. Adjacent pieces of one text are joined, to save
+    memory."""
 
     def __init__(self) -> None:
         self._parts: list[AnswerItem] = []
@@ -262,11 +270,12 @@ class AnswerParser:
         stops: StopRule = NO_STOPS,
         thinking_tokens: int | None = None,
     ) -> None:
-        """tools: the request's definitions; if empty, calls are content. parallel_calls: an answer
-        may hold more than one call; otherwise it is complete with the first. whole_calls: each call
-        is held back until it is finished. stops: end the content; reasoning and calls are not
-        searched. thinking_tokens: the most tokens counted as reasoning, because so many close it;
-        None: any number."""
+        """thinking: thinking state at the end of the prompt. tools: the request's tool definitions;
+        if empty, calls count as content. parallel_calls: True if an answer may hold more than one
+        call; if False, it is complete after the first. whole_calls: hold each call back until it is
+        finished. stops: stop strings searched in the content only. thinking_tokens: largest number
+        of tokens counted as reasoning, because the engine closes the reasoning after so many; None:
+        no limit."""
         self.may_complete = not parallel_calls or bool(stops.strings)
         self._splitter = ReasoningSplitter(thinking)
         most = None if parallel_calls else 1
@@ -284,26 +293,26 @@ class AnswerParser:
 
     @property
     def complete(self) -> bool:
-        """Return True if later text is unwanted, so the engine may stop."""
+        """Return True if the engine may stop: later text would be left out."""
         return self._scanner.full or self._found_stop is not None
 
     @property
     def may_hold(self) -> bool:
-        """Return whether a significant length of text may be held back."""
+        """Return True if the parser may hold back long text: calls in reasoning."""
         return self._thought_calls is not None
 
     @property
     def held_bytes(self) -> int:
-        """Return the memory of such text now, in bytes."""
+        """Return the memory of long text now held back (calls in reasoning), in bytes."""
         return 0 if self._thought_calls is None else self._thought_calls.held_bytes
 
     @property
     def passes_content(self) -> bool:
-        """Return whether all later text is content, unchanged."""
+        """Return True if all later text is content and returned unchanged."""
         return self._splitter.passing and self._scanner.passing and self._stops is None
 
     def push(self, piece: Piece) -> list[AnswerItem]:
-        """Return the parts certain now, in order."""
+        """Add the next piece of the answer. Return the parts certain now, in order."""
         if piece.token is not None:
             self._tokens += 1
         if self._splitter.passing:
@@ -316,7 +325,8 @@ class AnswerParser:
         return items
 
     def finish(self, ending: Ending) -> list[AnswerItem]:
-        """Return the parts held back, after the last piece."""
+        """Return the parts held back, once the last piece was added. ending: ending of the
+        answer."""
         items = self._parts(self._splitter.finish())
         if self._thought_calls is not None and self._splitter.reasoning:
             items += self._finish_thought(self._thought_calls, ending.is_cut)
@@ -327,7 +337,8 @@ class AnswerParser:
         return self._shown(items)
 
     def _finish_thought(self, calls: ThoughtCalls, was_cut: bool) -> list[AnswerItem]:
-        """Return the rest of a thought never closed, and the calls in it."""
+        """Return the rest of reasoning never closed, and the calls in it. was_cut: the token limit
+        or a stop string ended the answer."""
         thought, parts = calls.finish(was_cut)
         if parts:
             self._scanner = calls.scanner
@@ -335,8 +346,8 @@ class AnswerParser:
         return [*_reasoning(thought), *self._ended(parts)]
 
     def ending(self, ending: Ending) -> ChatEnding:
-        """Return the ending with its calls and reasoning counted. REQUIRES: all was pushed, and
-        finish() was called."""
+        """Return the answer's ending, with the result for its calls and the number of reasoning
+        tokens. REQUIRES: every piece was added, and finish() was called."""
         thought = self._splitter.thought
         tokens = self._reasoning_tokens if thought else 0
         if self._thinking_tokens is not None:
@@ -375,7 +386,7 @@ class AnswerParser:
         return items
 
     def _ended(self, items: list[AnswerItem]) -> list[AnswerItem]:
-        """Return the parts up to a stop string."""
+        """Return the parts before the first stop string in the content."""
         return items if self._stops is None else self._stops.take(items, self._scanner.space)
 
 

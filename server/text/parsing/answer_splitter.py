@@ -1,17 +1,17 @@
 """Splitters of an answer's text, as it comes, into its reasoning, its content and its tool calls.
 
 ReasoningSplitter finds the end of the reasoning. It owns the text held back: the possible beginning
-of a tag, and white space possibly at the reasoning's end. Invariants: tags and the white space
-around them belong to neither side. Everything after the first closing tag is content. Without a
-closing tag, text begun as reasoning is reasoning.
+of a tag, and white space possibly at the reasoning's end. Invariants: thinking tags and the white
+space around them belong neither to the reasoning nor to the content. Everything after the first
+closing tag is content. Without a closing tag, text begun as reasoning is reasoning.
 
-ToolCallScanner splits the text after the reasoning. It owns the text held back: the possible
-beginning of a tag, white space possibly before a call, and the call being read. Invariants: a
-call's arguments are returned as they are written. A call with a returned name stays a call. A call
-in no known format is content, including its tags.
+ToolCallScanner splits the text after the reasoning into content and calls. It owns the text held
+back: the possible beginning of a tag, white space possibly before a call, and the call being read.
+Invariants: a call's arguments are returned as they are written. Once its name is returned, a call
+stays a call. A call in no known format is content, including its tags.
 
-HeldSpace is white space held back until the characters after it decide its place. One answer, one
-thread. The work for a piece does not grow with the text before it.
+HeldSpace is white space held back until the characters after it decide if it is content. One
+answer, one thread. The work for a segment does not grow with the text before it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,8 @@ from .parameter_types import ParameterTypes
 
 
 class Split(NamedTuple):
-    """The text certain now. Either part may be empty."""
+    """Text certain now to be reasoning, and text certain to be content after it. Either may be
+    empty."""
 
     reasoning: str
     content: str
@@ -45,8 +46,8 @@ _NOTHING = Split("", "")
 
 
 class ReasoningSplitter:
-    """reasoning: the next text may still be reasoning. thought: the tags were opened, by the prompt
-    or by the answer."""
+    """Splitter of an answer's text into reasoning and content. reasoning: True if the next text may
+    still be reasoning. thought: True once the prompt or the answer has opened the thinking tags."""
 
     def __init__(self, thinking: Thinking) -> None:
         self.thought = thinking is Thinking.OPENED
@@ -61,11 +62,12 @@ class ReasoningSplitter:
 
     @property
     def passing(self) -> bool:
-        """Return whether all later text is content, unchanged."""
+        """Return True if all later text is content and returned unchanged."""
         return self._content_begun
 
     def push(self, text: str) -> Split:
-        """Take the next piece of text. Return the text certain now."""
+        """Add the next segment of the answer's text. Return the reasoning and content certain
+        now."""
         if not self.reasoning:
             return Split("", self._content(text))
         self._held += text
@@ -83,7 +85,7 @@ class ReasoningSplitter:
         return Split(self._certain(len(self._held) - held_back(self._held, (END_OF_THINK,))), "")
 
     def finish(self) -> Split:
-        """Return the text held back, after the last piece."""
+        """Return the text held back, once the last segment was added."""
         rest = self._release()
         if not (self.reasoning and self.thought):
             return Split("", rest)
@@ -92,8 +94,8 @@ class ReasoningSplitter:
         return Split(rest, "")
 
     def _begin(self) -> None:
-        """Read the text before the reasoning. The model may open the tag itself, even if the prompt
-        has opened it already."""
+        """Read the text before the reasoning: white space and an opening tag. The model may write
+        the tag even if the prompt has opened it already."""
         text = self._held.lstrip()
         self._space.add(self._held[: len(self._held) - len(text)])
         self._held = text
@@ -115,7 +117,8 @@ class ReasoningSplitter:
             self._content_begun = True
 
     def _certain(self, end: int) -> str:
-        """Return the text held up to a place, and hold the white space at its end."""
+        """Return the held text up to index `end`, without the white space at its end. Hold the
+        white space back."""
         text, self._held = self._held[:end], self._held[end:]
         shown = text.rstrip()
         certain = ""
@@ -137,29 +140,29 @@ class ReasoningSplitter:
 
 
 class HeldSpace:
-    """The white space held. Its memory depends on its characters, not on the number of its
-    segments."""
+    """White space held back. Its memory depends on its number of characters, not on the number of
+    its segments."""
 
     def __init__(self) -> None:
         # None: there is no text. Most segments of an answer leave none.
         self._text: StringIO | None = None
 
     def add(self, text: str) -> None:
-        """Append a piece to the held text."""
+        """Append a segment to the text held back."""
         if text:
             if self._text is None:
                 self._text = StringIO()
             self._text.write(text)
 
     def behind(self, place: int) -> str:
-        """Return the held text from character number `place` on."""
+        """Return the text held back from character index `place` on."""
         if self._text is None:
             return ""
         self._text.seek(place)
         return self._text.read()
 
     def take(self) -> str:
-        """Return the held text, and hold nothing."""
+        """Return the text held back, and hold none of it any longer."""
         if self._text is None:
             return ""
         text, self._text = self._text.getvalue(), None
@@ -167,17 +170,19 @@ class HeldSpace:
 
 
 _SLICE = 512
-"""Number of characters given to a reader at once. The text returned by a reader may hold more than
-a call's end."""
+"""Number of characters given to a call reader at once. Text after the call's end in these
+characters is read again."""
 _LONGEST_REREAD = 1024
-"""Characters. A rejected call up to this length is searched for another call."""
+"""Largest length in characters of a rejected call to be searched for another call."""
 _MOST_READINGS = 4
-"""The number of times a character is read as part of a call. Text rejected so often is content."""
+"""Largest number of times a character is read as part of a possible call. Text rejected so often is
+content."""
 
 
 class ToolCallScanner:
-    """calls: number begun. ended: number of these with an end. full: no more calls are wanted, and
-    later text is left out."""
+    """Splitter of an answer's text into content and tool calls. calls: number of calls begun.
+    ended: number of calls with an end. full: True once the allowed number of calls has ended; later
+    text is left out."""
 
     def __init__(
         self,
@@ -186,8 +191,9 @@ class ToolCallScanner:
         *,
         finds_bare: bool = True,
     ) -> None:
-        """tools: the request's definitions; if empty, all text is content. most: number of calls;
-        after these no text is wanted. finds_bare: also find calls without an opening tag."""
+        """tools: the request's tool definitions; if empty, all text is content. most: allowed
+        number of calls, later text is left out; None: any number. finds_bare: also find calls
+        without an opening <tool_call> tag."""
         self._tools = tools
         self._finds_bare = finds_bare
         self._most = most
@@ -221,17 +227,19 @@ class ToolCallScanner:
 
     @property
     def awaits_results(self) -> bool:
-        """Return whether the answer holds calls and each may be run. REQUIRES: all was pushed."""
+        """Return True if the answer holds at least one call, and each may be run. REQUIRES: every
+        segment was added."""
         return self.calls > 0 and self._may_run
 
     @property
     def passing(self) -> bool:
-        """Return whether all text is content."""
+        """Return True if all text is content, because the request has no tools."""
         return not self._tools
 
     @property
     def space(self) -> HeldSpace:
-        """Return the white space before a possible call. It is content if no call follows."""
+        """Return the white space held back at the end of the content, because a call may follow.
+        Without a call it is content."""
         return self._space
 
     @property
@@ -239,7 +247,7 @@ class ToolCallScanner:
         return self.ended == self._most
 
     def push(self, text: str) -> list[AnswerItem]:
-        """Take the next piece of text. Return the parts certain now, in order."""
+        """Add the next segment of text. Return the parts certain now, in order."""
         if not self._tools:
             return [Content(text)] if text else []
         self._letters += len(text)
@@ -252,8 +260,9 @@ class ToolCallScanner:
         return items
 
     def _plain(self, text: str) -> AnswerItem | None:
-        """Take text made only of characters of an open string, or of content. Return None if it may
-        be more. REQUIRES: no text is held."""
+        """Return a segment as one part if it has only characters of a call's open string, or only
+        content. Return None if it may have more; push() then has to read it. REQUIRES: no text is
+        held back."""
         if self._reader is not None:
             return self._reader.letters(text) if len(text) <= _SLICE else None
         if self._opened or self._closing or "<" in text or text[-1].isspace() or self.full:
@@ -262,8 +271,8 @@ class ToolCallScanner:
         return Content(self._space.take() + text)
 
     def finish(self, was_cut: bool) -> list[AnswerItem]:
-        """Return the parts held back, after the last segment. was_cut: as in
-        CallReader.finish()."""
+        """Return the parts held back, once the last segment was added. was_cut: the token limit or
+        a stop string ended the answer."""
         items: list[AnswerItem] = []
         while self._reader is not None:
             self._took(self._reader, self._reader.finish(was_cut), items)
@@ -315,8 +324,8 @@ class ToolCallScanner:
         return True
 
     def _next_bare(self, before: int) -> int | None:
-        """Return the place of the first call without an opening tag; None if there is none before
-        `before`."""
+        """Return the index of the first call without an opening tag; None if there is none before
+        index `before`."""
         at = self._text.find(FUNCTION_TAG, self._at, before) if self._finds_bare else -1
         while at >= 0:
             if self._at_line_start if at == self._at else self._text[at - 1] == "\n":
@@ -325,7 +334,8 @@ class ToolCallScanner:
         return None
 
     def _choose(self, items: list[AnswerItem]) -> bool:
-        """Find the reader of the call by its first characters."""
+        """Choose the reader of a call by the call's first characters, or reject the call. Return
+        False if more text is needed."""
         self._at = self._pass_space(self._behind)
         ahead = self._text[self._at : self._at + len(OPEN)]
         if ahead.startswith("{"):
@@ -351,7 +361,8 @@ class ToolCallScanner:
         return self._at < len(self._text)
 
     def _took(self, reader: CallReader, found: list[AnswerItem], items: list[AnswerItem]) -> None:
-        """Take a reader's parts, and take back the text outside its call."""
+        """Add a call reader's parts to the answer's parts. Take back the text it read beyond its
+        call. found: the reader's new parts. items: the answer's new parts."""
         items += found
         if found and self.calls == self.ended:
             self.calls += 1
@@ -378,7 +389,8 @@ class ToolCallScanner:
             self._pass_refused(items, max(0, reader.decided - (self._at - before)))
 
     def _pass_refused(self, items: list[AnswerItem], decided: int) -> None:
-        """Pass text read as a rejected call as content, if it is not to be read again."""
+        """Add the text of a rejected call to the content, if it is not to be searched for another
+        call. decided: number of characters read before the rejection."""
         place = self._letters - len(self._text) + self._at
         self._readings = self._readings + 1 if place < self._read_up_to else 1
         self._read_up_to = max(self._read_up_to, place + decided)
@@ -386,8 +398,8 @@ class ToolCallScanner:
             self._content(items, self._at + decided)
 
     def _pass_closing(self) -> bool:
-        """Pass the closing tags after a call, however many come. Another call may follow in the
-        same block."""
+        """Skip the closing tags after a call, however many come. Another call may follow in the
+        same <tool_call> block."""
         # After the block, white space may precede content.
         self._at = self._pass_space(HeldSpace() if self._in_block else self._space)
         follows, tag, end = tag_at(self._text, self._at)
@@ -404,7 +416,7 @@ class ToolCallScanner:
         return True
 
     def _refuse(self, items: list[AnswerItem]) -> None:
-        """Pass the opening tag as content: no call of a known format follows it."""
+        """Add the opening tag to the content, because no call of a known format follows it."""
         self._opened = False
         self._at_line_start = False
         if self._is_bare:
@@ -415,8 +427,8 @@ class ToolCallScanner:
         self._space.add(self._behind.take())
 
     def _content(self, items: list[AnswerItem], end: int) -> None:
-        """Pass content up to a place. Hold the white space at its end, because a call may
-        follow."""
+        """Add the text up to index `end` to the content. Hold back the white space at its end,
+        because a call may follow."""
         text = self._text[self._at : end]
         if text:
             self._at_line_start = text.endswith("\n")
@@ -427,7 +439,7 @@ class ToolCallScanner:
         self._space.add(text[len(shown) :])
 
     def _pass_space(self, passed: HeldSpace) -> int:
-        """Hold the white space at the current place. Return the place of the next other
+        """Move white space at the current index to `passed`. Return the index of the next other
         character."""
         start = self._at
         while start < len(self._text):

@@ -1,9 +1,9 @@
-"""The common part of the formats of a tool call between its tags, and the tags.
+"""The common interface of readers for the formats of a tool call, and the tags of a call.
 
-Tags: finds the tags of a tool call in text, whole or damaged. Pure functions; any thread. A closing
-tag may have any case, characters after its kind, a slash, and no bracket: `</Parameter>`,
-`</param>`, `</parameter1>`, `</parameter/>`, `</parameter`. An opening tag is exact, except for
-quotes around its name.
+Tags: functions to find the tags of a tool call in text, whole or damaged. Pure functions; any
+thread. A closing tag may have any case, characters after its kind, a slash, and no bracket:
+`</Parameter>`, `</param>`, `</parameter1>`, `</parameter/>`, `</parameter`. An opening tag is
+exact, except for quotes around its name.
 """
 
 import re
@@ -16,14 +16,16 @@ from tasuki.server.text.text_answer import AnswerItem, CallArguments, CallBegin
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FUNCTION_TAG = "<function="
-"""Begins a call with its arguments between tags. A call in JSON begins with a brace."""
+"""First characters of a call with its arguments between tags. A call in JSON begins with a
+brace."""
 LONGEST_NAME = 256
-"""Characters of a function's name, a parameter's name or a key. Text with a longer name is no
-call."""
+"""Largest number of characters of a function's name, a parameter's name or a key. Text with a
+longer name is no call."""
 
 
 class CallState(Enum):
-    """NO_CALL: the text is no call in this format, and no part of it was returned."""
+    """The state of a call reader. READING: the call has not ended. ENDED: the call has ended.
+    NO_CALL: the text is no call in this format, and no part of it was returned."""
 
     READING = "reading"
     ENDED = "ended"
@@ -31,10 +33,11 @@ class CallState(Enum):
 
 
 class CallReader(Protocol):
-    """A reader of the text after a call's opening tag and white space, in segments.
+    """A reader of one tool call. It gets the text after the call's opening tag and white space, in
+    segments.
 
-    left: once ENDED, the text after the call, closing tag included. If NO_CALL, all of the text.
-    decided: for NO_CALL, the number of characters of `left` before the deciding one. Invariant: the
+    left: if ENDED, the text after the call, closing tag included; if NO_CALL, all of the text.
+    decided: if NO_CALL, the number of characters of `left` before the deciding one. Invariant: the
     work for a segment does not grow with the text before it.
     """
 
@@ -43,25 +46,26 @@ class CallReader(Protocol):
     decided: int
 
     def letters(self, text: str) -> CallArguments | None:
-        """Take text made only of characters of a string, and return them. Return None if it may be
-        more: push() then has to read it. The result equals push()'s at a part of its cost, because
-        most tokens of a call are such text."""
+        """Return a segment as arguments if it has only characters of an open string. Return None if
+        it may have more; push() then has to read it. The result equals push()'s at less cost,
+        because most tokens of a call are such text."""
         ...
 
     def push(self, text: str) -> list[AnswerItem]:
-        """Return the parts of the call certain now. REQUIRES: it is READING."""
+        """Add the next segment of the call. Return the parts certain now. REQUIRES: the state is
+        READING."""
         ...
 
     def finish(self, was_cut: bool) -> list[AnswerItem]:
-        """Close the call because the answer has ended before it, and return the parts held back. A
-        call not begun is NO_CALL. was_cut: the answer's length or a stop string ended it, so its
-        last text may be incomplete."""
+        """Close the call because the answer has ended inside it. Return the parts held back. A call
+        without a begin is NO_CALL. was_cut: the token limit or a stop string ended the answer, so
+        the call's last text may be incomplete."""
         ...
 
 
 Step = Callable[[list[AnswerItem]], bool]
-"""Read on from one place of a call's format and add the parts certain now. Return whether the next
-step may read."""
+"""One step of a call reader: read from one position of the format, and add the parts certain now to
+the list. Return True if the next step may read."""
 
 
 def call_begin(number: int, name: str) -> CallBegin:
@@ -74,7 +78,8 @@ def call_arguments(number: int, text: str) -> list[AnswerItem]:
 
 PARAMETER_TAG = "<parameter="
 _MOST_SPACE = 256
-"""White space between tags. After more of it no tag counts."""
+"""Largest number of white space characters between tags. A tag after more of them does not
+count."""
 _CLOSING = re.compile(
     r"</(?i:(?P<parameter>param\w{0,16})|(?P<function>func\w{0,16})|(?P<call>tool_?call\w{0,8}))/?>?"
 )
@@ -103,8 +108,8 @@ _CLOSED = {
 
 
 class Follows(Enum):
-    """The result of comparing a place with the expected text. OPEN: more text is needed to
-    decide."""
+    """The answer to a question about the text at an index, such as: is there a tag? OPEN: more text
+    is needed to decide."""
 
     YES = "yes"
     NO = "no"
@@ -112,8 +117,9 @@ class Follows(Enum):
 
 
 class Found(NamedTuple):
-    """tag: None if there is none, or while more text decides. end: after the tag; for PARAMETER and
-    FUNCTION, the place of the name."""
+    """The tag found at an index of a text. tag: None without a tag, or if more text is needed to
+    decide. end: index after the tag; for PARAMETER and FUNCTION, the index of the name in the
+    tag."""
 
     follows: Follows
     tag: Tag | None
@@ -121,7 +127,7 @@ class Found(NamedTuple):
 
 
 def tag_at(text: str, at: int) -> Found:
-    """Return the tag at a place."""
+    """Return the tag at index `at` of the text."""
     for opening, tag in _OPENING.items():
         if text.startswith(opening, at):
             return Found(Follows.YES, tag, at + len(opening))
@@ -138,21 +144,22 @@ def tag_at(text: str, at: int) -> Found:
 
 
 def next_tag(text: str) -> int | None:
-    """Return the place of the first tag; None without one."""
+    """Return the index of the first tag in the text; None without one."""
     found = _TAG.search(text)
     return None if found is None else found.start()
 
 
 def next_end_of_value(text: str) -> tuple[int, int] | None:
-    """Return two places of the first tag ending a value: the place of its line break, if any, and
-    of its first character. Return None if there is no such tag."""
+    """Return two indices for the first tag ending a parameter's value. The first is the index of
+    the line break before the tag, or of the tag without one. The second is the index of the tag.
+    Return None without such a tag."""
     found = _END_OF_VALUE.search(text)
     return None if found is None else (found.start(), text.index("<", found.start()))
 
 
 def torn_tag(text: str) -> int:
-    """Return how many characters at the text's end may begin a tag, or the line break before
-    one."""
+    """Return the number of characters at the text's end possibly beginning a tag, or a line break
+    before a tag."""
     at = text.rfind("<", max(len(text) - _LONGEST_BEGINNING, 0))
     if at < 0:
         at = len(text)
@@ -166,16 +173,17 @@ def torn_tag(text: str) -> int:
 
 
 def space_end(text: str, at: int) -> int | None:
-    """Return the place of the first character after white space; None if there is too much white
-    space."""
+    """Return the index of the first character after white space from index `at` on. Return None if
+    there is too much white space."""
     space = text[at : at + _MOST_SPACE + 1]
     place = at + len(space) - len(space.lstrip())
     return None if place - at > _MOST_SPACE else place
 
 
 def name_end(text: str, at: int) -> tuple[Follows, int]:
-    """Return whether a name and its bracket are at a place. Also return the place of the bracket,
-    or of a character not allowed in names."""
+    """Return YES if a name and its closing bracket follow at index `at`, NO if not, OPEN if more
+    text decides. Also return the index of the bracket, or of the first character not in the
+    name."""
     found = _NAME.match(text, at)
     assert found is not None
     end = found.end()
@@ -185,7 +193,7 @@ def name_end(text: str, at: int) -> tuple[Follows, int]:
 
 
 def plain_name(text: str) -> str:
-    """Return the name without quotes around it."""
+    """Return the name without white space and quotes around it."""
     name = text.strip()
     if len(name) > 2 and name[0] in "\"'" and name[-1] == name[0]:
         return name[1:-1].strip()

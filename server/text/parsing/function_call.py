@@ -1,11 +1,11 @@
 """A reader of tool calls in the format of Qwen3-Coder and Qwen3.5, <function=...><parameter=...>.
-It turns the text, as it comes, into the text of a JSON object.
+It converts the call's text, as it comes, to the text of a JSON object.
 
 Owns the text not read yet: a few tags, a name and the white space among them. One call, one thread.
 Invariants: a closing tag counts only if the format continues after it, so a value may hold any of
 the tags. A value of type string is returned as it is written, any other value once it is complete.
-A key is returned with the first character of its value, so the object can be closed at any place.
-docs/tool-calls.md has the rules as a table.
+A key is returned with the first character of its value, so the object can be closed after any
+character. docs/tool-calls.md has the rules as a table.
 """
 
 import json
@@ -35,16 +35,17 @@ from .parameter_types import ParameterTypes, json_of
 
 _NULL = "null"
 _MOST_TAGS = 4
-"""Number of tags read after a closing tag to see whether the format continues."""
+"""Largest number of tags read after a closing tag to see if the format continues."""
 _TAG_BEGINNING = "<parameter"
 
 
 class FunctionCall:
-    """A CallReader of this format. REQUIRES: FUNCTION_TAG begins the text."""
+    """A CallReader for calls in the format <function=...><parameter=...>. REQUIRES: FUNCTION_TAG
+    begins the text."""
 
     def __init__(self, number: int, types: ParameterTypes, *, only_known: bool = False) -> None:
-        """types: parameter types of the request's tools. only_known: a call of an unknown function
-        is no call."""
+        """number: index of the call in the answer. types: parameter types of the request's tools.
+        only_known: reject a call of a function not among the tools."""
         self.state = CallState.READING
         self.left = ""
         self.decided = 0
@@ -108,7 +109,7 @@ class FunctionCall:
         return True
 
     def _between(self, items: list[AnswerItem]) -> bool:
-        """Read between parameters: nothing but tags counts."""
+        """Read the text between two parameters. Only tags count; other text is skipped."""
         at = next_tag(self._held)
         if at is None:
             self._held = self._held[len(self._held) - torn_tag(self._held) :]
@@ -129,7 +130,8 @@ class FunctionCall:
         return True
 
     def _open_next(self, tag: Tag, end: int, items: list[AnswerItem]) -> bool:
-        """Read a tag of another call, or of this one once more."""
+        """Read an opening tag of the next call, or a repeated tag of this call. end: index after
+        the tag."""
         follows = self._begins_call(tag, end)
         if follows is Follows.OPEN:
             return False
@@ -139,7 +141,8 @@ class FunctionCall:
         return True
 
     def _is_doubled(self, tag: Tag, at: int) -> bool:
-        """Return whether a tag is this call's, written twice."""
+        """Return True if the tag repeats this call's own function tag. at: index of the name in the
+        tag."""
         if tag is not Tag.FUNCTION or self._seen:
             return False
         return plain_name(self._held[at : name_end(self._held, at)[1]]) == self._function
@@ -164,7 +167,8 @@ class FunctionCall:
         return True
 
     def _pass_beginning(self, items: list[AnswerItem]) -> bool:
-        """Read a value's first characters, or a tag in its place."""
+        """Read the first characters of a parameter's value, or a parameter tag in place of the
+        value."""
         if not self._held.startswith(PARAMETER_TAG):
             if PARAMETER_TAG.startswith(self._held) and not self._finishing:
                 return False
@@ -219,7 +223,8 @@ class FunctionCall:
         return True
 
     def _ends_value(self, tag: Tag, end: int) -> Follows:
-        """Return whether a tag in a value ends it. end: the place after the tag."""
+        """Return YES if a tag inside a value ends the value, NO if it is text of the value, OPEN if
+        more text decides. end: index after the tag."""
         if tag is Tag.PARAMETER:
             follows, behind = name_end(self._held, end)
             if follows is not Follows.YES:
@@ -250,7 +255,8 @@ class FunctionCall:
         return Follows.NO
 
     def _begins_call(self, tag: Tag, at: int) -> Follows:
-        """Return whether a tag begins a call of a tool. at: the place after the tag."""
+        """Return YES if a tag begins a call of one of the tools, NO if not, OPEN if more text
+        decides. at: index after the tag."""
         if tag is Tag.CALL:
             place = space_end(self._held, at)
             if place is None:
@@ -280,8 +286,9 @@ class FunctionCall:
         return follows
 
     def _begins_next(self, name: str, bracket: int) -> Follows:
-        """Return whether a tag in a value begins a new parameter of the schema, alone on its line.
-        bracket: the place of the tag's end."""
+        """Return YES if a parameter tag inside a value begins the next parameter: the schema has
+        its name, and the tag ends its line. Return NO if not, OPEN if more text decides. bracket:
+        index of the tag's closing bracket."""
         if name in self._seen or not self._types.has(self._function, name):
             return Follows.NO
         if bracket + 1 == len(self._held):
@@ -290,12 +297,12 @@ class FunctionCall:
 
     @property
     def _undecided(self) -> Follows:
-        """Return the decision about a possible tag: OPEN, or YES once the answer ends in the middle
-        of tags."""
+        """Return the decision about a possible tag without its end: OPEN, or YES if the answer has
+        ended."""
         return Follows.YES if self._finishing else Follows.OPEN
 
     def _give(self, text: str, items: list[AnswerItem]) -> None:
-        """Add text of the open parameter to the parts."""
+        """Add text of the open parameter's JSON to the answer's parts."""
         if text:
             self._keys.add(self._key)
             items += call_arguments(self._number, text)
@@ -314,8 +321,9 @@ class FunctionCall:
 
 
 class _Value:
-    """A parameter's value as JSON text, as it comes. types: allowed by its schema. lead: its key
-    and the marks around it, returned before the value's first character."""
+    """Converter of one parameter's value to JSON text, as it comes. types: JSON types allowed by
+    its schema. lead: the key, colon and a comma before it, returned with the value's first
+    character."""
 
     def __init__(self, types: frozenset[str], lead: str) -> None:
         self._types = types
@@ -328,11 +336,11 @@ class _Value:
         self._is_empty = True
         self._end_of_text = ""
         self.holds_tag = False
-        """The value has the beginning of a parameter's tag in it."""
+        """True if the value contains the beginning of a parameter tag."""
 
     def letters(self, text: str) -> str:
-        """Return the JSON characters as push() does, for a string already begun and text without a
-        tag's beginning. Return nothing if no string was begun."""
+        """Return the text escaped for JSON, as push() does, if a string has begun. Otherwise return
+        no text. REQUIRES: the text has no beginning of a tag."""
         if not self._streaming:
             return ""
         self._end_of_text = ""
@@ -357,14 +365,15 @@ class _Value:
         return f'{self._lead}"{_letters(whole)}'
 
     def end(self) -> str:
-        """Return the rest of a value with an end."""
+        """Return the rest of the value's JSON text, at a tag ending the value."""
         if self._streaming:
             return '"'
         return self._lead + json_of(self._collected.getvalue(), self._types, self._depth)
 
     def finish(self, was_cut: bool) -> str:
-        """Return the rest of a value without an end. A string keeps the characters so far. Another
-        value must be complete; in a cut answer this is not sure, so it is left out."""
+        """Return the rest of the value's JSON text, if the answer ends inside the value. A string
+        keeps its characters so far. Any other value must be complete. If the answer was cut, this
+        is unsure, so the value is left out."""
         if self._streaming:
             return '"'
         if was_cut or self._is_empty:
@@ -374,8 +383,8 @@ class _Value:
         return "" if is_other else self._lead + found
 
     def _is_string(self, text: str) -> bool:
-        """Return whether the value is a string, judged by its characters up to the end of
-        `text`."""
+        """Return True if the value is certain to be a string, judged by its characters up to the
+        end of `text`."""
         if "string" not in self._types or self._types - {"string", "null"}:
             return False
         if self._types == {"string"}:
@@ -388,7 +397,7 @@ class _Value:
 
 
 class _Dropped(_Value):
-    """A second value of a parameter, left out."""
+    """The value of a parameter written a second time. It is left out."""
 
     def push(self, text: str) -> str:
         return ""

@@ -7,13 +7,13 @@ come. Each character is read once.
 
 JsonText finds the end of a JSON string, object or list in text arriving in segments. One value, one
 thread. The text is not checked: it is passed on as the model writes it. Invariants: a tag inside a
-string is part of the string, except after a line break, because no JSON string holds one. Each
-character is read once.
+string is part of the string, except after a line break, because no JSON string holds a line break.
+Each character is read once.
 
 ClosableJson passes on the text of a model's JSON object, only as far as it can be closed. One
-object, one thread. Invariants: at every place, the text so far and closing() form one JSON object.
-A key is passed on with the first character of its value. A number or a word is passed on once it is
-complete, so closing invents nothing. Each character is read once.
+object, one thread. Invariants: after any character, the text so far and closing() form one JSON
+object. A key is passed on with the first character of its value. A number or a word is passed on
+once it is complete, so closing invents nothing. Each character is read once.
 """
 
 import json
@@ -33,12 +33,12 @@ _CLOSERS = "}]"
 
 
 class JsonText:
-    """The position in one value. ended: the value is complete. broken: the tag came before its end,
-    or it nests too deeply."""
+    """Finder of the end of one JSON value. ended: True once the value is complete. broken: True if
+    the tag came before its end, or the value nests too deeply."""
 
     def __init__(self, tag: str, deepest: int | None = None) -> None:
-        """tag: ends the text around the value. deepest: allowed levels of objects and lists; None:
-        no bound."""
+        """tag: tag after the value; it ends the text even if the value is incomplete. deepest:
+        allowed nesting levels of objects and lists; None: no limit."""
         self._tag = tag
         self._deepest = deepest
         self._depth = 0
@@ -48,11 +48,12 @@ class JsonText:
         self.broken = False
 
     def read(self, text: str, at: int = 0) -> int:
-        """Return the place in `text` up to which the value was read. at: the first character not
-        read before.
+        """Read the value further. Return the index in `text` after the last read character. at:
+        index of the first character not read before.
 
-        While the value has not ended, the characters after the returned place may begin the tag: a
-        part of it, after a line break. REQUIRES: neither ended nor broken.
+        If the value has not ended, the characters from the returned index on may begin the tag;
+        pass them again with more text. Such a part of a tag may have a line break before it.
+        REQUIRES: the value is neither ended nor broken.
         """
         while at < len(text):
             if self._escaped:
@@ -84,7 +85,8 @@ class JsonText:
         return at
 
     def _nest(self, at: int, end: int, closing: bool) -> int:
-        """Read brackets of one kind. Return the place after the last counted one."""
+        """Count the brackets of one kind (opening or closing) in a range of text. Return the index
+        after the last counted one. closing: they are closing brackets."""
         if closing:
             closed = min(end - at, self._depth)
             self._depth -= closed
@@ -111,33 +113,37 @@ _LONGEST_WORD = 512
 
 
 class ClosableJson:
-    """ended: the object is complete. broken: the text was no JSON, or the tag came. keys: keys of
-    the object with a value begun."""
+    """Filter of a JSON object's text, to be closed after any character. ended: True once the object
+    is complete. broken: True if the text was no JSON, or the tag came. keys: top-level keys with a
+    value already begun."""
 
     def __init__(self, tag: str) -> None:
-        """tag: ends the text around the object. Inside a string it counts only after a line break,
-        because no JSON string holds one."""
+        """tag: tag after the object; it ends the text. Inside a string the tag counts only after a
+        line break, because no JSON string holds a line break."""
         self._line_and_tag = f"\n{tag}"
         self._closers: list[str] = []
         # Text read but not passed on: a comma, a key, a colon, and white space.
         self._pending: list[str] = []
         self._in_string = False
         self._key: str | None = None
-        """The key being read."""
+        """The key being read; None outside of keys."""
         self._last_key = ""
         self._word = ""
         self._awaits = "{"
-        """Allowed next: { the object, k a key, K a key or the end, : a colon, v a value, V a value
-        or the end of a list, and , a comma or the end after a value."""
+        """The tokens allowed next, as one character. { is the object. k is a key. K is a key, or
+        the object's end. : is a colon. v is a value. V is a value, or the list's end. The comma is
+        a comma, or the end after a value."""
         self.ended = False
         self.broken = False
         self.keys: set[str] = set()
 
     def read(self, text: str, at: int = 0) -> tuple[str, int]:
-        """Return the text to pass on, and the place up to which `text` was read. Pass the
-        characters after that place again with more text, unless it has ended or broken.
+        """Read the object further. Return the text to pass on, and the index in `text` after the
+        last read character. Unless the object is ended or broken, pass the characters from this
+        index on again, with more text.
 
-        REQUIRES: neither ended nor broken.
+        at: index of the first character not read before. REQUIRES: the object is neither ended nor
+        broken.
         """
         passed: list[str] = []
         while at < len(text) and not self.ended and not self.broken:
@@ -148,13 +154,14 @@ class ClosableJson:
         return "".join(passed), at
 
     def takes_letters(self, text: str) -> bool:
-        """Return True if the text has only characters of an open string and can be passed on
-        unread. REQUIRES: as read(), and all text before was read."""
+        """Return True if the text has only characters of an open string value, so it can be passed
+        on without read(). REQUIRES: the object is neither ended nor broken, and all text before was
+        read."""
         return self._in_string and self._key is None and _PLAIN.fullmatch(text) is not None
 
     def finish(self, was_cut: bool) -> str:
-        """Return the last text and the closing characters. was_cut: an open number or word may be
-        incomplete, and is left out."""
+        """Return the last text and the closing characters, once the answer has ended. was_cut: the
+        answer was cut, so an open number or word may be incomplete and is left out."""
         rest = ""
         if not was_cut and self._word and not self.ended:
             passed: list[str] = []
@@ -163,12 +170,14 @@ class ClosableJson:
         return rest + self.closing()
 
     def closing(self) -> str:
-        """Return the closing characters for the text so far. REQUIRES: it has the first brace."""
+        """Return the characters to close the object after the text so far. REQUIRES: the object's
+        first brace was read."""
         quote = '"' if self._in_string and self._key is None else ""
         return quote + "".join(reversed(self._closers))
 
     def _step(self, text: str, at: int, passed: list[str]) -> int:
-        """Read on from a place. Return the next place, or the same if more characters decide."""
+        """Read one token of the JSON text from index `at` on. Return the next index, or `at` if
+        more characters decide. passed: receives the text to pass on."""
         if self._in_string:
             return self._read_string(text, at, passed)
         if self._word:
@@ -225,7 +234,7 @@ class ClosableJson:
         return at + 1
 
     def _begin_value(self, passed: list[str]) -> None:
-        """Pass on the text before a value."""
+        """Pass on the text held back before a value: a comma, a key, a colon, white space."""
         if len(self._closers) == 1:
             self.keys.add(self._last_key)
         passed += self._pending
@@ -243,7 +252,7 @@ class ClosableJson:
         return found.end()
 
     def _take_word(self, passed: list[str]) -> None:
-        """Pass on a whole number or word."""
+        """Pass on a number or word (such as true), now complete."""
         word, self._word = self._word, ""
         try:
             json.loads(word, parse_constant=_refuse)
@@ -330,10 +339,12 @@ _WORD = re.compile(r'[^\s,}\]"<]*')
 
 
 class JsonCall:
-    """A CallReader of this format. REQUIRES: the first character is a brace."""
+    """A CallReader for calls in the format {"name": ..., "arguments": {...}}. REQUIRES: the text's
+    first character is a brace."""
 
     def __init__(self, number: int, types: ParameterTypes) -> None:
-        """types: parameter types of the request's tools."""
+        """number: index of the call in the answer. types: parameter types of the request's
+        tools."""
         self.state = CallState.READING
         self.left = ""
         self.decided = 0
@@ -447,7 +458,7 @@ class JsonCall:
         return self._value.ended and self._take(items)
 
     def _pass_word(self, items: list[AnswerItem]) -> bool:
-        """Read a number, true, false or null."""
+        """Read a value without quotes and brackets: a number, true, false or null."""
         found = _WORD.match(self._text, self._at)
         assert found is not None
         if not self._collect(found.end(), LONGEST_NAME):
@@ -471,7 +482,8 @@ class JsonCall:
         return True
 
     def _skip(self, items: list[AnswerItem]) -> bool:
-        """Skip the rest of a begun call: it continues in no known format."""
+        """Skip the rest of a begun call up to its closing tag, because it continues in no known
+        format."""
         place = self._text.find(CLOSE, self._at)
         if place < 0:
             self._at = max(self._at, len(self._text) - len(CLOSE) + 1)
@@ -480,7 +492,8 @@ class JsonCall:
         return self._end(items)
 
     def _letter_behind(self, passed: re.Pattern[str]) -> str:
-        """Skip characters of the pattern. Return the next character; empty if there is none yet."""
+        """Skip characters matching `passed`. Return the next character; empty if it has not arrived
+        yet."""
         found = passed.match(self._text, self._at)
         assert found is not None
         self._at = found.end()
@@ -493,14 +506,14 @@ class JsonCall:
         self._step = step
 
     def _read_on(self, longest: int | None) -> bool:
-        """Continue reading the value. Return False if it is broken or has more characters than
-        `longest`."""
+        """Continue reading the current value or key. Return False if it is broken, or has more than
+        `longest` characters."""
         within = self._collect(self._value.read(self._text, self._at), longest)
         return within and not self._value.broken
 
     def _collect(self, end: int, longest: int | None) -> bool:
-        """Take the characters up to a place. Return False if the value has more than `longest`; the
-        first surplus character is then the next one."""
+        """Take the characters of the current value up to index `end`. Return False if the value has
+        more than `longest` characters; the next character to read is then the first surplus one."""
         if longest is not None and self._size + end - self._at > longest:
             self._at += longest - self._size
             return False
@@ -511,7 +524,8 @@ class JsonCall:
         return True
 
     def _take(self, items: list[AnswerItem]) -> bool:
-        """Use the complete value."""
+        """Use the complete value of a key of the call: its name or its arguments. Return True if
+        the next step may read."""
         text = self._collected.getvalue()
         self._step = self._read_key
         if self._key == _NAME:
@@ -564,8 +578,8 @@ class JsonCall:
 
 
 def _object_text(text: str) -> str | None:
-    """Return the text of the arguments' object, written as an object, as a string with an object in
-    it, or as null. Return None for every other value."""
+    """Return the JSON text of the arguments' object. The model may write it as an object, as a
+    string with an object in it, or as null. Return None for every other value."""
     if text.startswith("{"):
         return text
     value = _loaded(text)
@@ -577,7 +591,7 @@ def _object_text(text: str) -> str | None:
 
 
 def _loaded(text: str) -> object:
-    """Return the value; None also for text other than JSON."""
+    """Return the value of a JSON text. Return None for null, and for text other than JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

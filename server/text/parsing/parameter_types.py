@@ -1,4 +1,5 @@
-"""The JSON types allowed by a parameter's schema, and the JSON value written in a text.
+"""The JSON types allowed by the schema of a tool's parameter, and conversion of a value's text to
+JSON.
 
 Pure functions. A schema comes from a client: parts of unknown shape allow every type.
 """
@@ -28,13 +29,15 @@ _NAMES = {
 }
 _LONGEST_TYPE = 16
 _DEFINITIONS = ""
-"""The key of the whole schema, for references into it. No parameter has this key."""
+"""Key of a tool's whole schema among the schemas of its parameters, for references into it. No
+parameter has this name."""
 _MAX_DEPTH = 8
 _MOST_LOOKED_AT = 1024
-"""Parts of a parameter's schema. References may lead to each of them many times."""
+"""Largest number of parts read of one parameter's schema. References may lead to each part many
+times."""
 _LONGEST_REFERENCE = 1024
 _MOST_SCHEMAS = 256
-"""Bound of the number of object schemas of a tool, at all places together."""
+"""Largest number of object schemas read in one tool's schema, at all places together."""
 # Python's own reader of literals is slow, and has no limit of their length.
 _LONGEST_LITERAL = 1 << 11
 # Building Python objects for all values would hold the event loop.
@@ -43,8 +46,8 @@ _NOTHING = object()
 
 
 def parameter_schemas(name: str, tools: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the schemas of the named function's parameters, by their names. Empty if no definition
-    has parameters."""
+    """Return the schemas of the parameters of function `name`, by parameter name. Return an empty
+    dict if no tool has this name or it has no parameters."""
     for tool in tools:
         function = tool.get("function")
         if not isinstance(function, Mapping) or function.get("name") != name:
@@ -57,19 +60,21 @@ def parameter_schemas(name: str, tools: Sequence[Mapping[str, Any]]) -> Mapping[
 
 
 class _Objects:
-    """The objects accepted by a tool's schema, written in it directly, by a reference or by
-    branches. One schema; the search ends after _MOST_SCHEMAS."""
+    """A search over the objects accepted by a tool's schema: written in it directly, by a reference
+    or by branches (allOf, anyOf, oneOf). One schema; the search ends after _MOST_SCHEMAS
+    schemas."""
 
     def __init__(self, root: Any) -> None:
         """root: the whole schema, for references into it."""
         self._root = root
         self._left = _MOST_SCHEMAS
         self._around: list[int] = []
-        """Schemas entered on the way here. A second visit adds nothing."""
+        """Ids of the schemas around the current one. Entering one of them again would add
+        nothing."""
 
     def properties(self, schema: Any) -> dict[str, Any]:
-        """Return a schema of each property's values by name, from every branch naming the
-        property."""
+        """Return one schema for the value of each property, by name. It combines all branches
+        naming the property."""
         found: dict[str, Any] = {}
         if not self._enters(schema):
             return found
@@ -90,7 +95,8 @@ class _Objects:
         return found
 
     def lacks(self, schema: Any, names: Collection[str]) -> bool:
-        """Return whether an object with these properties alone lacks a required one."""
+        """Return True if an object with only the properties `names` lacks a property required by
+        the schema."""
         if not self._enters(schema):
             return False
         required = schema.get("required")
@@ -117,23 +123,25 @@ class _Objects:
         return True
 
     def _all_of(self, schema: Mapping[str, Any]) -> list[Any]:
-        """Return the schemas `schema` combines by `$ref` and `allOf`: a value must satisfy all of
-        them."""
+        """Return the schemas combined by the `$ref` and `allOf` of a schema: a value must satisfy
+        all of them."""
         inner = schema.get("allOf")
         target = [_referred(schema["$ref"], self._root)] if "$ref" in schema else []
         return [*target, *(inner if isinstance(inner, list) else [])]
 
     def _unions(self, schema: Mapping[str, Any]) -> list[list[Any]]:
-        """Return lists of schemas. A value must satisfy one schema of each list."""
+        """Return the lists of schemas in a schema's anyOf and oneOf. A value must satisfy one
+        schema of each list."""
         listed = [schema.get(keyword) for keyword in ("anyOf", "oneOf")]
         return [items for items in listed if isinstance(items, list)]
 
 
 class ParameterTypes:
-    """The types of the parameters of a request's tools, each found once. One answer, one thread."""
+    """The JSON types of the parameters of a request's tools, each searched once. One answer, one
+    thread."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        """tools: the request's definitions."""
+        """tools: the request's tool definitions."""
         self._tools = tools
         # The first tool of each name, once a type is asked for.
         self._named: dict[str, Mapping[str, Any]] | None = None
@@ -141,15 +149,16 @@ class ParameterTypes:
         self._types: dict[tuple[str, str], frozenset[str]] = {}
 
     def knows(self, function: str) -> bool:
-        """Return True if one of the tools is named `function`."""
+        """Return True if one of the tools is a function of this name."""
         return function in self._tools_by_name
 
     def has(self, function: str, parameter: str) -> bool:
-        """Return whether the function's schema names the parameter."""
+        """Return True if the function's schema names the parameter."""
         return bool(parameter) and parameter in self._schemas_of(function)
 
     def lacks(self, function: str, parameters: Collection[str]) -> bool:
-        """Return whether these lack a required parameter of the function."""
+        """Return True if a call with only these parameters lacks a required parameter of the
+        function."""
         whole = self._schemas_of(function).get(_DEFINITIONS)
         return _Objects(whole).lacks(whole, parameters)
 
@@ -168,7 +177,8 @@ class ParameterTypes:
         return self._schemas[function]
 
     def of(self, function: str, parameter: str) -> frozenset[str]:
-        """Return the types allowed by the parameter's schema; all types if it has none."""
+        """Return the JSON types allowed for a function's parameter; all types if it has no
+        schema."""
         schemas = self._schemas_of(function)
         if not parameter or parameter not in schemas:
             return ANY
@@ -179,15 +189,17 @@ class ParameterTypes:
 
 
 def json_types(schema: Any, schemas: Mapping[str, Any]) -> frozenset[str]:
-    """Return the types allowed by a schema; all types if it is too large to search.
+    """Return the JSON types allowed by a parameter's schema; all types if it is too large to
+    search.
 
-    schemas: schemas of all parameters, as returned by parameter_schemas.
+    schemas: schemas of all parameters of the function, as returned by parameter_schemas().
     """
     return _Search(schemas.get(_DEFINITIONS)).types(schema, _MAX_DEPTH)
 
 
 class _Search:
-    """The search for the types of one schema. It ends after _MOST_LOOKED_AT parts."""
+    """The search for the JSON types allowed by one schema. It ends after _MOST_LOOKED_AT parts of
+    the schema."""
 
     def __init__(self, root: Any) -> None:
         """root: the whole schema, for references into it."""
@@ -195,7 +207,8 @@ class _Search:
         self._left = _MOST_LOOKED_AT
 
     def types(self, schema: Any, depth: int) -> frozenset[str]:
-        """Return the types allowed by a schema. depth: bound for references to themselves."""
+        """Return the JSON types allowed by a schema. depth: allowed nesting levels, because a
+        reference may lead back to its own schema."""
         if not isinstance(schema, Mapping) or not depth or not self._may_look_at(1):
             return ANY
         found = ANY
@@ -230,8 +243,9 @@ class _Search:
 
 
 def json_of(text: str, types: frozenset[str], depth: JsonDepth) -> str:
-    """Return the JSON text of a value written by a model as `text`. The value has an allowed type
-    if it can be read as one; otherwise it is a string. depth: nesting depth of the text."""
+    """Return the JSON text of a parameter's value, written by a model as `text` without quotes. If
+    the text can be read as one of the `types`, the result has this type; otherwise it is a string.
+    depth: nesting depth of the text."""
     word = text.strip()
     if types != {"string"}:
         value = _other_than_string(word, types, depth)
@@ -263,8 +277,8 @@ def _other_than_string(word: str, types: frozenset[str], depth: JsonDepth) -> st
 
 
 def _read(word: str) -> Any:
-    """Return the JSON value. Return _NOTHING if the text is no JSON, or nests too deeply to be
-    returned."""
+    """Return the value of a JSON text. Return _NOTHING if the text is no JSON, nests too deeply, or
+    is an infinite number."""
     try:
         value = json.loads(word, parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -275,7 +289,8 @@ def _read(word: str) -> Any:
 
 
 def _long_holder(word: str, types: frozenset[str], depth: JsonDepth) -> str | None:
-    """Return the long word if it is a list or an object of an allowed type; otherwise None."""
+    """Return the long text itself if it is a JSON list or object, and its type is allowed;
+    otherwise None."""
     for kind, opening in (("array", "["), ("object", "{")):
         if kind in types and word.startswith(opening):
             return word if depth.is_bounded() and is_json(word) else None
@@ -283,8 +298,8 @@ def _long_holder(word: str, types: frozenset[str], depth: JsonDepth) -> str | No
 
 
 def _literal(word: str, types: frozenset[str]) -> str | None:
-    """Return the JSON text of a list or an object in Python's spelling; None if it has no allowed
-    type."""
+    """Return the JSON text of a list or an object written in Python's syntax. Return None if the
+    text is neither, or its type is not allowed."""
     if len(word) > _LONGEST_LITERAL:
         return None
     try:
@@ -300,8 +315,8 @@ def _refuse(constant: str) -> None:
 
 
 def _referred(reference: Any, root: Any) -> Any:
-    """Return the target of a reference into the whole schema, as a grammar follows it; None if
-    there is no target."""
+    """Return the schema a `$ref` leads to inside the whole schema, found in the same way as by a
+    grammar. Return None if there is none."""
     if not isinstance(reference, str) or len(reference) > _LONGEST_REFERENCE:
         return None
     return referred(reference, root)

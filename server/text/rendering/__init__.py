@@ -1,2 +1,2 @@
-"""The inside of a chat template's rendering: the compiled template, its marks, hidden names, and
-the ends of messages."""
+"""Parts of chat template rendering: the compiled template, hiding of special token names, and the
+positions of message ends."""

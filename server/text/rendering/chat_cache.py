@@ -1,15 +1,14 @@
-"""A cache of rendered conversations: tokens of pieces, and digests of prefixes.
+"""Caches for rendered conversations: token ids of pieces of text, and digests of rendered prefixes.
 
-EncodedPieces encodes the pieces of rendered conversations between special tokens, and caches their
-tokens. It owns the cache. Thread rule: any thread. Invariants: tokens are keyed by their exact text
-and by the caller's salt. The result therefore equals a fresh encoding, whatever template, tools or
-messages the piece came from. If a conversation grows, forks or changes in its middle, only its new
-text is encoded. Timing reveals nothing about texts sent under another salt.
+EncodedPieces encodes the pieces of rendered text between special tokens, and caches their token
+ids. It owns the cache. Thread rule: any thread. Invariants: the key of cached tokens is their exact
+text and the caller's salt. The result therefore equals a fresh encoding, whatever template, tools
+or messages the piece came from. If a conversation grows, forks or changes in its middle, only its
+new text is encoded. Timing reveals nothing about texts sent under another salt.
 
-ConversationParts caches prefixes of conversations, each rendered alone, as far as needed to compare
-them with another text. Invariants: the key of a part covers everything its text depends on, and its
-salt, so no caller profits from another's conversations. Only the length and a digest of a text are
-kept.
+ConversationParts caches whether the first N messages, rendered alone, begin another rendered text.
+Invariants: the key of a part covers everything its text depends on, and the salt, so no caller
+profits from another's conversations. Only the length and a digest of a text are kept.
 """
 
 import hashlib
@@ -32,10 +31,11 @@ _BATCH_CHARACTERS = 1 << 16
 
 
 class EncodedPieces:
-    """encoded, remembered: tokens returned so far, split by whether they had to be encoded."""
+    """An encoder of pieces of text with a cache. encoded: number of tokens returned so far and
+    encoded anew. remembered: number of tokens returned from the cache."""
 
     def __init__(self, tokenizer: Tokenizer, capacity: int) -> None:
-        """capacity: bytes of cached texts and tokens."""
+        """capacity: largest size of the cached texts and tokens in bytes."""
         self._tokenizer = tokenizer
         self._cache: BoundedCache[tuple[bytes, str], Tokens] = BoundedCache(capacity)
         # One client's text must not evict all other texts.
@@ -45,12 +45,13 @@ class EncodedPieces:
 
     @property
     def used(self) -> int:
-        """Return the used bytes."""
+        """Return the used bytes of the cache."""
         return self._cache.used
 
     def tokens(self, salt: bytes, pieces: Sequence[str], most: int | None) -> dict[str, Tokens]:
-        """Return the tokens of each piece, int32 [T], read-only. most: the allowed number of tokens
-        of all pieces; more raise TooManyTokens."""
+        """Return the token ids of each piece, int32 [T], read-only. salt: cache salt of the caller.
+        most: allowed number of tokens of all pieces together; None: no limit. Raises TooManyTokens
+        above it."""
         found: dict[str, Tokens] = {}
         missing = []
         for piece in dict.fromkeys(pieces):
@@ -101,12 +102,14 @@ def _check(tokens: int, most: int | None) -> None:
 
 
 PARTS_BYTES = 4 << 20
-"""Bytes for some ten thousand parts. A turn of a long conversation adds two or three."""
+"""Size of the cache in bytes: room for some ten thousand parts. A turn of a long conversation adds
+two or three."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Values; any thread."""
+    """The rendered text of a conversation's first messages, as its length and digest. length: in
+    characters. Immutable; any thread."""
 
     length: int
     digest: bytes
@@ -122,7 +125,7 @@ _REFUSED = Part(0, b"")
 
 
 class ConversationParts:
-    """The parts of one conversation. One thread."""
+    """The cached parts (renderings of the first N messages) of one conversation. One thread."""
 
     def __init__(
         self,
@@ -132,8 +135,9 @@ class ConversationParts:
         tools: Sequence[Mapping[str, Any]],
         variables: Mapping[str, Any],
     ) -> None:
-        """remembered: cached parts of all conversations. REQUIRES: it is used for one template
-        only. variables: variables of the request; a template may read them anywhere."""
+        """remembered: cached parts of all conversations. salt, messages, tools: inputs of this
+        conversation. variables: the request's template variables; a template may read them
+        anywhere. REQUIRES: `remembered` is used for one template only."""
         self._remembered = remembered
         self._messages = messages
         self._rolling = hashlib.blake2b(
@@ -143,9 +147,10 @@ class ConversationParts:
         self._names = [self._rolling.digest()]
 
     def begins(self, count: int, text: str, render: Work[str]) -> int | None:
-        """Return the length of the first `count` messages rendered alone, if `text` begins with
-        them. Return None if it does not, or the template rejects them. render: renders them if they
-        are not cached; may raise ChatTemplateError."""
+        """Return the length in characters of the first `count` messages rendered alone, if `text`
+        begins with this rendering. Return None otherwise, or if the template rejects these
+        messages. render: function to render them if they are not cached; it may raise
+        ChatTemplateError."""
         part = self._remembered.get(self._name(count))
         if part is None:
             try:
@@ -155,12 +160,12 @@ class ConversationParts:
         return part.length if part.begins(text) else None
 
     def remember(self, count: int, text: str) -> Part:
-        """Cache a part. text: the first `count` messages rendered alone."""
+        """Cache the rendering of the first `count` messages alone. text: the rendering."""
         return self._put(count, Part(len(text), _digest(text)))
 
     def remember_asked(self, text: str) -> None:
-        """Cache the rendering of all messages with an answer's opening after them. text: the
-        rendering."""
+        """Cache the rendering of all messages followed by an answer's opening: a request's prompt.
+        text: the rendering."""
         name = self._name(len(self._messages)) + _ASKED
         part = Part(len(text), _digest(text))
         self._remembered.put(name, part, len(name) + len(part.digest))
@@ -168,11 +173,11 @@ class ConversationParts:
     def was_changed(
         self, answered: int, answer: Mapping[str, Any], text: str, places: MessagePlaces
     ) -> bool:
-        """Return True if `text` renders the conversation differently than the prompt of its first
-        `answered` messages. It does if the earlier prompt does not begin the text, or if the text
-        omits the thought of the answer. Return False if the earlier prompt is not cached or the
-        answer's end is unknown. answer: the message after them, as given to the template. places:
-        message places of `text`."""
+        """Return True if `text`, the rendering of this conversation, changes the previous turn. The
+        previous turn is the prompt of the first `answered` messages, and the answer. It is changed
+        if `text` does not begin with this prompt, or lacks the answer's reasoning. Return False if
+        the prompt is not cached, or the answer's end is unknown. answer: the answer's message, as
+        given to the template. places: positions of the messages in `text`."""
         asked = self._remembered.get(self._name(answered) + _ASKED)
         end = places.ends.get(answered + 1)
         if asked is None or end is None:

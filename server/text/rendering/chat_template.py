@@ -1,25 +1,27 @@
-"""Rendering of messages as tokens by the checkpoint's own jinja template, with their resume points.
+"""Rendering of messages as token ids by the checkpoint's own jinja template, with marks for
+checkpoints at message ends.
 
-ChatTemplate owns the compiled template and its caches of conversations: the tokens of their pieces,
+ChatTemplate owns the compiled template and its caches of conversations: token ids of their pieces,
 and digests of their prefixes. Any thread. Invariants: special tokens come only from the template,
-never from a message. A conversation is rendered whole, whatever is cached, so a template may look
-ahead and no prompt is stale. Caches change no result. Marks cost a bounded number of additional
-messages. The result of `continuation` depends on the new messages alone, so a log of tokens only
-ever grows and its prefix stays cached.
+never from a message. A conversation is always rendered whole, so a template may look ahead and no
+prompt is stale. Caches change no result. Marks cost a bounded number of additionally rendered
+messages. The result of `continuation` depends on the new messages alone, so a session's token log
+only ever grows and its prefix stays cached.
 
-message_ends(): a message's end counts if the messages up to it, rendered alone, are a prefix of the
-whole text. A template may render a turn differently once others follow. In a short conversation
-every part is rendered. In a long one all ends of one kind take the result of the shortest part of
-that kind. Pure. Invariant: the rendered parts have together at most twice the conversation's
-messages and _MORE_MESSAGES more. Parts cached by the caller are included, so no result depends on a
-cache. Ends covered by no part are left out: they cost a checkpoint and no token.
+message_ends(): finds the message ends to mark. A message's end counts if the messages up to it,
+rendered alone, are a prefix of the whole text. A template may render a turn differently once others
+follow. In a short conversation every such part is rendered. In a long one all ends of one kind of
+message take the result of the kind's shortest part. Pure. Invariant: the rendered parts have
+together at most twice the conversation's messages and _MORE_MESSAGES more. Parts cached by the
+caller are included, so no result depends on a cache. Ends not covered by a part are left out; this
+costs a checkpoint, but no wrong token.
 
-TurnEnds decides whether the next turn of a conversation may lose this turn's exact end, and
-continue from the last message's end. A turn loses its end in three ways. The client sends an answer
-back without its thought, the template drops the thought, or the template renders an old answer
-differently than a new one begins. It renders short conversations to find out. It reads only the
-shapes of the client's last messages. It owns the results of one template. Any thread. Invariant:
-every cached result comes from a rendering.
+TurnEnds predicts whether the next turn can continue from this turn's exact end. If not, the next
+turn continues from the last message's end, before the answer. There are three causes. First, the
+client sends an answer back without its reasoning. Second, the template drops the reasoning. Third,
+the template renders an old answer differently than a new one begins. TurnEnds renders short example
+conversations to find out. It reads only the kinds of the client's last messages. It owns the
+results for one template. Any thread. Invariant: every cached result comes from a rendering.
 """
 
 import hashlib
@@ -61,10 +63,10 @@ def message_ends(
     places: MessagePlaces,
     part: Callable[[int], int | None],
 ) -> set[int]:
-    """Return the positions of message ends in the text of all messages. places: places in the whole
-    text. part: function of a count. It returns the length of the text of the first `count` messages
-    alone, if the whole text begins with it. It returns None if not, or if the template rejects
-    them."""
+    """Return the positions of the message ends to mark, in the text of all messages. places:
+    positions of the messages in the text. part: function of a count N. It returns the length of the
+    first N messages rendered alone, if the text begins with this rendering. It returns None if not,
+    or if the template rejects them."""
     short = len(messages) * (len(messages) + 1) // 2 <= _MORE_MESSAGES
     left = 2 * len(messages) + _MORE_MESSAGES
     later_question = _later_question(messages)
@@ -92,8 +94,8 @@ def message_ends(
 
 
 def _kind(messages: Sequence[Mapping[str, Any]], count: int, later_question: bool) -> Hashable:
-    """Return the properties of a message with a possible effect on its rendering once others
-    follow."""
+    """Return the properties of message number `count` with a possible effect on its rendering once
+    others follow. later_question: a user's message follows later."""
     followed_by = messages[count]["role"] if count < len(messages) else None
     return (_shape(messages[count - 1]), followed_by, later_question)
 
@@ -112,7 +114,7 @@ def _shape(message: Mapping[str, Any]) -> Hashable:
 
 
 def _later_question(messages: Sequence[Mapping[str, Any]]) -> list[bool]:
-    """Return for each message whether a user's message follows later."""
+    """Return for each message True if a user's message follows at any later place."""
     found = []
     later = False
     for message in reversed(messages):
@@ -122,7 +124,7 @@ def _later_question(messages: Sequence[Mapping[str, Any]]) -> list[bool]:
 
 
 _REMEMBERED_BYTES = 1 << 18
-"""Bytes for some hundreds of clients' variables."""
+"""Size of the cache in bytes: room for the template variables of some hundreds of clients."""
 
 # Placeholders for arbitrary texts.
 _ANSWER = f"{MARK_BEGIN}answer{MARK_END}"
@@ -145,8 +147,9 @@ class TurnEnds:
         thinking: Thinking,
         variables: Mapping[str, Any],
     ) -> bool:
-        """Return True if the next turn may begin with the messages' text but not with their
-        answer's. thinking: thinking of the answer. variables: as given to the template."""
+        """Return True if the next turn's prompt may begin with these messages' text, but not with
+        their text and the generated answer. thinking: thinking state of the answer. variables:
+        template variables of the request."""
         last = messages[-1].role
         if last not in ("user", "tool"):
             return False
@@ -163,8 +166,9 @@ class TurnEnds:
     def _loses(
         self, last: str, thinking: Thinking, returned: bool, variables: Mapping[str, Any]
     ) -> bool:
-        """Return True if the end is lost for this kind of last message. returned: the client
-        returns thoughts."""
+        """Return True if the next turn's prompt does not begin with the text of this turn and its
+        answer, for an example conversation. last: role of its last message. returned: the client
+        sends reasoning back. thinking, variables: as for may_be_lost()."""
         thinks = returned and thinking is not Thinking.NEVER
         begun: list[_Shown] = [_QUESTION]
         if last == "tool":
@@ -187,7 +191,9 @@ class TurnEnds:
     def _next_turns(
         self, begun: Sequence[_Shown], thinks: bool, variables: Mapping[str, Any]
     ) -> Iterator[str]:
-        """Yield texts of conversations continuing after an answer, if the template accepts them."""
+        """Yield the rendered texts of example conversations continuing after an answer. Leave out
+        those rejected by the template. begun: messages before the answer. thinks: the answer has
+        reasoning."""
         for behind in (_QUESTION, _RESULT):
             answer = _answer(thinks, calls=behind is _RESULT)
             try:
@@ -197,7 +203,8 @@ class TurnEnds:
 
 
 def _goes_on(text: str, thinks: bool) -> bool:
-    """Return whether the text begins as the model's own answer did."""
+    """Return True if the text begins as the model's own answer did. thinks: the answer has
+    reasoning."""
     if thinks:
         return text.removeprefix(THINK).lstrip().startswith(_THOUGHT)
     return text.startswith(_ANSWER)
@@ -210,8 +217,8 @@ def _answer(thinks: bool, calls: bool) -> _Shown:
 
 
 def _returns_thoughts(messages: Sequence[ChatMessage]) -> bool | None:
-    """Return whether the client returns thoughts, as its latest answer shows; None without an
-    answer."""
+    """Return True if the client's latest assistant message has its reasoning; None without such a
+    message."""
     for message in reversed(messages):
         if message.role == "assistant":
             return bool(message.reasoning) or END_OF_THINK in message.content
@@ -220,9 +227,9 @@ def _returns_thoughts(messages: Sequence[ChatMessage]) -> bool | None:
 
 DEFAULT_CACHE_BYTES = 64 << 20
 SPECIAL_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token")
-"""Keys of tokenizer_config.json, and variables of templates."""
+"""Names of special tokens: keys of tokenizer_config.json, and variables of chat templates."""
 GENERAL_CLASS = "PreTrainedTokenizerFast"
-"""Transformers' class for any tokenizer.json."""
+"""Name of transformers' class for any tokenizer.json."""
 
 _NO_VARIABLES: Mapping[str, Any] = {}
 _NO_TOKENS: Tokens = np.zeros(0, dtype=np.int32)
@@ -230,11 +237,12 @@ _NO_TOKENS: Tokens = np.zeros(0, dtype=np.int32)
 
 @dataclass(frozen=True)
 class RenderedPrompt:
-    """tokens: int32 [T]. marks: ascending token counts at message ends, each before a special token
-    or the end of the prompt. thinking: thinking of an answer to the prompt. changed: the tokens
-    [begin, end) of the conversation rendered differently in the previous turn. None if they were
-    the same, or the previous turn is not cached. message_end: tokens before the answer's opening,
-    if the next turn may continue from there rather than from this turn's exact end."""
+    """A conversation rendered as token ids. tokens: int32 [T]. marks: ascending token counts at
+    message ends, each before a special token or at the end of the prompt. thinking: thinking state
+    of an answer to the prompt. changed: token range [begin, end) rendered differently in the
+    previous turn; None if there is none, or the previous turn is not cached. message_end: number of
+    tokens before the answer's opening, if the next turn may continue from there, not from this
+    turn's exact end; else None."""
 
     tokens: Tokens
     marks: tuple[int, ...] = ()
@@ -252,9 +260,10 @@ class ChatTemplate:
         cache_bytes: int = DEFAULT_CACHE_BYTES,
         tokenizer_class: str = GENERAL_CLASS,
     ) -> None:
-        """source: jinja text. variables: bos_token and similar, by the template's names.
-        cache_bytes: bound of the cache of tokens. tokenizer_class: transformers' name of the
-        checkpoint's tokenizer class. Raises ChatTemplateError."""
+        """source: jinja text of the template. variables: names of special tokens, such as
+        `bos_token`, for the template. cache_bytes: largest size of the cache of token ids.
+        tokenizer_class: transformers' name of the checkpoint's tokenizer class. Raises
+        ChatTemplateError."""
         self.source = source
         self.tokenizer_class = tokenizer_class
         self.variables = variables
@@ -276,16 +285,17 @@ class ChatTemplate:
 
     @property
     def calls_in_tags(self) -> bool:
-        """Return whether the template teaches the model to write arguments between tags, not as
-        JSON."""
+        """Return True if the template teaches the model to write a call's arguments between tags,
+        not as JSON."""
         return FUNCTION_TAG in self.source
 
     @staticmethod
     def load(
         model_dir: Path, tokenizer: Tokenizer, cache_bytes: int = DEFAULT_CACHE_BYTES
     ) -> "ChatTemplate | None":
-        """Load chat_template.jinja, else the template in tokenizer_config.json. Return None if
-        neither has a template."""
+        """Load chat_template.jinja of a checkpoint folder, or else the template in
+        tokenizer_config.json. Return None if neither exists. cache_bytes: largest size of the cache
+        of token ids. Raises ChatTemplateError."""
         config: dict[str, Any] = {}
         config_path = model_dir / "tokenizer_config.json"
         if config_path.exists():
@@ -319,15 +329,15 @@ class ChatTemplate:
         most: int | None = None,
         breakpoints: Sequence[int] = (),
     ) -> RenderedPrompt:
-        """Return a whole conversation as tokens. open_answer: end with the opening of the
+        """Return a whole conversation as token ids. open_answer: end with the opening of the
         assistant's turn.
 
-        tools: definitions in the form of OpenAI's clients, for the template's `tools` variable.
-        variables: further variables by name, such as `enable_thinking`; variables set by every
-        rendering cannot be overridden. salt: common to callers that share cached conversations.
-        most: the allowed number of tokens; more raise TooManyTokens. breakpoints: counts of
-        messages; their ends become the marks, in place of the ones chosen here. A count without a
-        visible end in the template is left out.
+        tools: definitions in OpenAI's shape, for the template's `tools` variable. variables:
+        further variables by name, such as `enable_thinking`; variables set by every rendering
+        cannot be overridden. salt: cache salt; callers with the same salt share cached
+        conversations. most: allowed number of tokens; more raise TooManyTokens. breakpoints: counts
+        of messages; the ends of the first N messages become the marks, in place of the marks chosen
+        here. A count is left out if its end cannot be found in the text.
         """
         shown, definitions = self._guard.messages(messages), self._guard.tools(tools)
         asked = self._guard.variables(variables)
@@ -362,8 +372,8 @@ class ChatTemplate:
         return replace(rendered, thinking=thinking, changed=changed, message_end=message_end)
 
     def _without(self, salt: bytes, tokens: Tokens, end: str) -> int | None:
-        """Return the number of tokens before those of `end`; None if the last tokens are not those
-        of `end`."""
+        """Return the number of tokens before those of the text `end`; None if `tokens` does not end
+        with them. salt: cache salt."""
         ending = self._encode(salt, end, set()).tokens
         left = len(tokens) - len(ending)
         return left if left > 0 and np.array_equal(tokens[left:], ending) else None
@@ -371,8 +381,9 @@ class ChatTemplate:
     def _difference(
         self, salt: bytes, before: str, tokens: Tokens, until: str
     ) -> tuple[int, int] | None:
-        """Return the range from the first token differing from `before` to the end of `until`, or
-        None if it is empty. The tokens' text begins with `until`."""
+        """Return the token range from the first token differing from the text `before` to the end
+        of the text `until`. Return None if the range is empty. REQUIRES: the text of `tokens`
+        begins with `until`."""
         earlier = self._encode(salt, before, set()).tokens
         both = min(len(earlier), len(tokens))
         differing = np.flatnonzero(earlier[:both] != tokens[:both])
@@ -381,8 +392,8 @@ class ChatTemplate:
         return (begin, end) if begin < end else None
 
     def takes(self, variables: Mapping[str, Any]) -> bool:
-        """Return True if the template can render a question with the variables. variables: as for
-        prompt()."""
+        """Return True if the template can render a short example question with the variables.
+        variables: as for prompt()."""
         asked = self._guard.variables(variables)
         try:
             self._template.text([{"role": "user", "content": "?"}], True, variables=asked)
@@ -393,8 +404,8 @@ class ChatTemplate:
     def continuation(
         self, messages: Sequence[ChatMessage], *, salt: bytes = b"", most: int | None = None
     ) -> RenderedPrompt:
-        """Return the tokens added by `messages` after any closed turn. salt, most: as for prompt().
-        Raises ChatTemplateError."""
+        """Return the token ids the template adds for `messages` after any closed turn. salt, most:
+        as for prompt(). Raises ChatTemplateError."""
         text = self._after_answer(self._guard.messages(messages), False)
         closing = self._closing
         if not text.startswith(closing):
@@ -404,8 +415,9 @@ class ChatTemplate:
         return self._encode(salt, text[len(closing) :], {len(text) - len(closing)}, most)
 
     def without_closing(self, rendered: RenderedPrompt) -> RenderedPrompt:
-        """Remove the closing of a conversation ending with an assistant's message. The answer then
-        continues that message. Raises ChatTemplateError."""
+        """Return a conversation ending with an assistant's message, without the message's closing
+        tokens. The model's answer then continues the message. Raises ChatTemplateError if the
+        closing is not at the end."""
         closing = self.answer_closing()
         left = len(rendered.tokens) - len(closing)
         if left < 0 or not np.array_equal(rendered.tokens[left:], closing):
@@ -423,8 +435,9 @@ class ChatTemplate:
         salt: bytes = b"",
         most: int | None = None,
     ) -> RenderedPrompt:
-        """Return the tokens of continuation() and of an answer's opening after them. variables: as
-        for prompt(). Raises ChatTemplateError."""
+        """Return the token ids for `messages` after any closed turn, as continuation() does,
+        followed by an answer's opening. variables, salt, most: as for prompt(). Raises
+        ChatTemplateError."""
         shown, asked = self._guard.messages(messages), self._guard.variables(variables)
         closed, opened = (self._after_answer(shown, flag, asked) for flag in (False, True))
         closing = self._closing
@@ -437,19 +450,18 @@ class ChatTemplate:
         return replace(rendered, thinking=thinking_behind(opened, self.source))
 
     def answer_opening(self) -> Tokens:
-        """Return the tokens, int32 [T], of the opening of an assistant's turn after a closed
-        one."""
+        """Return the token ids, int32 [T], of the template's opening of an assistant's turn."""
         return self._opening
 
     def answer_closing(self) -> Tokens:
-        """Return the tokens, int32 [T], after an answer's text. They include the end token sampled
-        by a model."""
+        """Return the token ids, int32 [T], of the template's closing of an assistant's turn. They
+        begin with the end token sampled by the model."""
         return self._encode(b"", self._closing, set()).tokens
 
     @cached_property
     def thought_end(self) -> str:
-        """Return the text between a thought and its closing tag; a line break if the template shows
-        no thought."""
+        """Return the template's text between the model's thinking and the closing tag. Return a
+        line break if the template shows no thinking."""
         answer = {"role": "assistant", "content": "?", "reasoning_content": _THOUGHT}
         try:
             text = self._template.text([_QUESTION, answer], False)
@@ -476,8 +488,8 @@ class ChatTemplate:
         open_answer: bool,
         variables: Mapping[str, Any] = _NO_VARIABLES,
     ) -> str:
-        """Return the text written by the template after an answer's text when `messages` follow
-        it."""
+        """Return the text the template writes after an answer's text if `messages` follow.
+        open_answer: end with an answer's opening."""
         answer = {"role": "assistant", "content": _ANSWER}
         text = self._template.text([_QUESTION, answer, *messages], open_answer, variables=variables)
         _, found, after = text.rpartition(_ANSWER)
@@ -488,8 +500,9 @@ class ChatTemplate:
     def _encode(
         self, salt: bytes, text: str, ends: set[int], most: int | None = None
     ) -> RenderedPrompt:
-        """Encode a text. Special tokens split it: the text between two of them is encoded alone, so
-        equal pieces have equal tokens everywhere."""
+        """Encode a rendered text as token ids with marks. Special tokens split the text, and each
+        piece between two of them is encoded alone. Equal pieces therefore have equal tokens
+        everywhere. ends: positions of message ends in the text. salt, most: as for prompt()."""
         specials = list(matches(self._added, text, self._longest))
         begins = [0, *(special.end() for special in specials)]
         stops = [*(special.start() for special in specials), len(text)]
@@ -531,7 +544,7 @@ def _special_names(config: dict[str, Any]) -> dict[str, str]:
 
 
 def _read(path: Path) -> str:
-    """Return the file's text. Raises ChatTemplateError."""
+    """Return the text of a file. Raises ChatTemplateError if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -1,22 +1,23 @@
-"""A checkpoint's jinja template, compiled to run in a sandbox, with clients' special tokens hidden.
+"""A checkpoint's jinja template, compiled to run in a sandbox, with special token names in clients'
+texts hidden.
 
-CompiledTemplate owns the compiled template and a copy of it with marks at the ends of messages.
+CompiledTemplate owns the compiled template, and a copy to write marks at the ends of messages.
 Immutable; any thread.
 
 SpecialTokenGuard hides the names of added tokens in clients' strings while a chat template runs. It
-owns the marks that replace the names. Immutable, one for each tokenizer; any thread. Invariants: no
-string of a client (content, tool results, tool definitions, arguments, template variables) reaches
-the template with such a name in it. MARK_BEGIN is hidden like a name, so every mark in a rendered
-text is this node's own. A message is hidden in the same way whatever surrounds it. In an
-assistant's content and reasoning only special tokens are hidden, because the model wrote the other
-added tokens (<think>, <tool_call>) as text.
+owns the placeholders (marks) replacing the names. Immutable, one for each tokenizer; any thread.
+Invariants: no string of a client (content, tool results, tool definitions, arguments, template
+variables) reaches the template with such a name in it. The character MARK_BEGIN is hidden like a
+name, so every mark in a rendered text is this node's own. A message is hidden in the same way
+whatever surrounds it. In an assistant's content and reasoning only special tokens are hidden,
+because the model wrote the other added tokens (<think>, <tool_call>) as text.
 
-Marks: finds the ends of messages in a rendered conversation, by a marking copy of the template.
-Pure. The copy writes a mark at the start of each loop's body if the item is a mapping. It writes
-one after each such loop, and one before the opening of an answer. Invariant: without the marks the
-text equals the output of the checkpoint's own template. Only loops that write directly into the
-text are marked. A loop inside a macro or a block is not marked, because the template may read or
-trim that text.
+mark_template(), message_places(): find the ends of messages in a rendered conversation, by a
+marking copy of the template. Pure. The copy writes a mark at the start of each loop's body if the
+item is a mapping. It writes one after each such loop, and one before the opening of an answer.
+Invariant: without the marks the text equals the output of the checkpoint's own template. Only loops
+that write directly into the text are marked. A loop inside a macro or a block is not marked,
+because the template may read or trim that text.
 
 matches() searches by regular expressions in texts of megabytes, a slice at a time. `re` holds the
 interpreter's lock until one search ends. Between two slices other threads, above all the event
@@ -69,16 +70,17 @@ class SpecialTokenGuard:
         )
 
     def messages(self, messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-        """Return the messages in the form of templates, with names hidden. `tool_calls` is set only
-        if there are calls. Raises ChatTemplateError for an unknown role."""
+        """Return the messages as dicts for a template, with the names of added tokens hidden.
+        `tool_calls` is set only if there are calls. Raises ChatTemplateError for an unknown
+        role."""
         return [self._message(index, message) for index, message in enumerate(messages)]
 
     def tools(self, tools: Sequence[Mapping[str, Any]]) -> list[Any]:
         return [_hidden(tool, self._all) for tool in tools]
 
     def variables(self, variables: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the variables with hidden values. Their own names stay, because a template reads
-        them by name."""
+        """Return the template variables with the names of added tokens hidden in their values. Keys
+        at the top stay, because a template reads variables by key."""
         return {name: _hidden(value, self._all) for name, value in variables.items()}
 
     def restore(self, text: str) -> str:
@@ -123,7 +125,7 @@ class SpecialTokenGuard:
 
 
 def _hidden(value: Any, hide: Hide) -> Any:
-    """Return a copy with every name in it, keys included, replaced by a mark."""
+    """Return a copy of a JSON value with every string, keys included, replaced by `hide`."""
     if isinstance(value, str):
         return hide(value)
     if isinstance(value, list | tuple):
@@ -134,7 +136,7 @@ def _hidden(value: Any, hide: Hide) -> Any:
 
 
 ITEM_MARK = "_tasuki_item_mark"
-"""Name of the filter for an item's mark."""
+"""Name of the jinja filter to write the mark of a loop's item."""
 
 _LOOP_END = f"{MARK_BEGIN}e{MARK_END}"
 _OPENING = f"{MARK_BEGIN}o{MARK_END}"
@@ -145,23 +147,24 @@ _FLAG = "add_generation_prompt"
 
 @dataclass(frozen=True)
 class MessagePlaces:
-    """Places in a text without its marks. ends: the end of the last message, by a count of
-    messages. It is the begin of the next message, or the end of the loop over all messages. closed:
-    the length of the text written without the opening of an answer; None if only a rendering can
-    show it."""
+    """The positions of messages in a rendered text, marks not counted. ends: for a count N, the
+    position of the end of the first N messages. It is the begin of the next message, or the end of
+    the loop over all messages. closed: length of the text without an answer's opening; None if only
+    another rendering can show it."""
 
     ends: Mapping[int, int]
     closed: int | None
 
 
 def item_mark(item: Any) -> str:
-    """Return the mark of a mapping, because it may be a message; an empty text for other items."""
+    """Return the mark of a loop's item. A mapping has one, because it may be a message; other items
+    have an empty text."""
     return f"{MARK_BEGIN}m{id(item)}{MARK_END}" if isinstance(item, dict) else ""
 
 
 def message_places(marked: str, messages: Sequence[Any]) -> MessagePlaces:
-    """Return the places marked in a text. messages: the same objects as given to the template, so
-    no other living object has their ids."""
+    """Return the positions of messages in a text rendered with marks. messages: the same objects as
+    given to the template; a mark contains a message's id()."""
     numbers = {id(message): number for number, message in enumerate(messages)}
     ends: dict[int, int] = {}
     closed: int | None = None
@@ -185,7 +188,7 @@ def message_places(marked: str, messages: Sequence[Any]) -> MessagePlaces:
 
 
 def mark_template(template: nodes.Template) -> nodes.Template:
-    """Mark a parsed template in place, and return it."""
+    """Add writing of marks to a parsed template, in place, and return it."""
     opens_last = _opens_last(template)
     template.body = _marked(template.body)
     if opens_last:
@@ -194,8 +197,8 @@ def mark_template(template: nodes.Template) -> nodes.Template:
 
 
 def _opens_last(template: nodes.Template) -> bool:
-    """Return True if the flag for an answer's opening affects only the template's last branch. If
-    so, the text before this branch is the output without the flag."""
+    """Return True if the variable `add_generation_prompt` affects only the template's last branch.
+    The text before this branch is then the output without an answer's opening."""
     last = template.body[-1] if template.body else None
     if not isinstance(last, nodes.If) or last.else_ or last.elif_:
         return False
@@ -251,8 +254,8 @@ _LOOP_ATTRIBUTES = frozenset(name for name in dir(LoopContext) if not name.start
 
 class CompiledTemplate:
     def __init__(self, source: str, variables: Mapping[str, str]) -> None:
-        """source: jinja text. variables: bos_token and similar, by the template's names. Raises
-        ChatTemplateError."""
+        """source: jinja text of the template. variables: names of special tokens, such as
+        `bos_token`. Raises ChatTemplateError."""
         environment = _Sandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
@@ -273,8 +276,8 @@ class CompiledTemplate:
         tools: Sequence[Any] = (),
         variables: Mapping[str, Any] = _NO_VARIABLES,
     ) -> str:
-        """Return the rendered text. variables: variables of this request, by name. Raises
-        ChatTemplateError."""
+        """Return the rendered text. open_answer: end with an answer's opening. variables: template
+        variables of this request, by name. Raises ChatTemplateError."""
         return self._run(self._plain, messages, open_answer, tools, variables)
 
     def text_and_places(
@@ -284,8 +287,8 @@ class CompiledTemplate:
         tools: Sequence[Any],
         variables: Mapping[str, Any],
     ) -> tuple[str, MessagePlaces]:
-        """Return the text of text(), and the places of its messages. REQUIRES: no string in
-        messages, tools and variables holds a mark. Raises ChatTemplateError."""
+        """Return the rendered text as text() does, and the positions of its messages. REQUIRES: no
+        string in messages, tools and variables holds a mark. Raises ChatTemplateError."""
         marked = self._run(self._marking, messages, open_answer, tools, variables)
         places = message_places(marked, messages)
         text = substituted(MARK, lambda _: "", marked, LONGEST_MARK)
@@ -314,8 +317,8 @@ class CompiledTemplate:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """A sandbox with fast paths for frequent accesses of templates: fields of messages, loops and
-    namespaces, and methods of strings. Each gives the base class's answer without its long
+    """A jinja sandbox with fast paths for frequent accesses of templates: fields of messages, loops
+    and namespaces, and methods of strings. Each gives the base class's result without its long
     checks."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
@@ -347,7 +350,8 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return the value as JSON. The parameters are those used by checkpoints' templates."""
+    """Return the value as JSON: the jinja filter `tojson`. Its parameters are those used by
+    checkpoints' templates."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -364,8 +368,9 @@ def _raise_exception(message: str) -> NoReturn:
 def matches(
     pattern: "re.Pattern[str]", text: str, longest: int, slice_characters: int = SLICE_CHARACTERS
 ) -> Iterator["re.Match[str]"]:
-    """Yield the matches of `pattern.finditer(text)`. REQUIRES: no match is empty or has more than
-    `longest` characters, and no match depends on the text around it."""
+    """Yield the matches of `pattern.finditer(text)`, searching a slice at a time. longest: largest
+    number of characters of a match. REQUIRES: no match is empty or longer, and no match depends on
+    the text around it."""
     position = 0
     for begin in range(0, len(text), slice_characters):
         end = begin + slice_characters
@@ -377,8 +382,8 @@ def matches(
 
 
 def any_of(names: Iterable[str]) -> "re.Pattern[str]":
-    """Return a pattern for the longest of the names at a place. Without names it matches
-    nothing."""
+    """Return a regular expression matching the longest of the names at a place. Without names it
+    matches nothing."""
     longest_first = sorted(names, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
@@ -390,7 +395,8 @@ def substituted(
     longest: int,
     slice_characters: int = SLICE_CHARACTERS,
 ) -> str:
-    """Return `pattern.sub(replace, text)`, under the requirements of `matches`."""
+    """Return `pattern.sub(replace, text)`, searching a slice at a time. The requirements are those
+    of matches()."""
     if len(text) <= slice_characters:
         return pattern.sub(replace, text)
     pieces = []

@@ -560,3 +560,8 @@ def test_front_workers_have_sockets_too(codec: TextCodec) -> None:
             with response_socket(front.server.address) as other:
                 assert other.response(previous_response_id=name)["status"] == "completed"
         assert len(front.engine.of(m.Submit)) == begun + 5
+
+
+def test_two_checks_fit_into_the_longest_silence() -> None:
+    """An event right after a check hides one more check, so a silence lasts two of them."""
+    assert 2 * served._SILENCE_SECONDS <= served.KEEP_ALIVE_SECONDS

@@ -1,4 +1,5 @@
-"""NIXL's agent: its environment, its libraries, the bound of its retries. Imports no torch."""
+"""NIXL's agent: its environment, its libraries, and the time limit of its retries. Imports no
+torch."""
 
 import ctypes
 import importlib
@@ -37,15 +38,15 @@ ENVIRONMENT = {
 
 
 def configure_environment() -> dict[str, str]:
-    """Set UCX's variables, read once at NIXL's import; the user's values stay. Return the effective
-    values."""
+    """Set UCX's environment variables, read once at NIXL's import; values set by the user stay.
+    Return the effective values."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     return {name: os.environ[name] for name in ENVIRONMENT}
 
 
 def installed_package() -> str | None:
-    """Return the name of the NIXL wheel importable here; None if there is none."""
+    """Return the package name of the NIXL wheel importable here; None if there is none."""
     return next((name for name in _PACKAGES if importlib.util.find_spec(name)), None)
 
 
@@ -95,7 +96,8 @@ def _nixl(package: str) -> str:
 
 
 def _ucx() -> str:
-    """Return the version of the mapped library, possibly not the one from NIXL's wheel."""
+    """Return the version of the UCX library mapped by this process, perhaps another than in NIXL's
+    wheel."""
     mapped = _LIBUCP.search(Path("/proc/self/maps").read_text())
     if mapped is None:
         raise TransportError("NIXL has loaded no UCX (libucp): reinstall the NIXL wheel")
@@ -111,8 +113,8 @@ _TIME = re.compile(r"([0-9]+(?:\.[0-9]*)?)(ns|us|ms|s|m|)")
 
 
 def retry_bound(timeout: str, retry_count: str) -> float:
-    """Return the longest time until a posted write of an RDMA NIC without answers has arrived,
-    failed or been given up, in seconds.
+    """Return the longest time until a write over an RDMA NIC has arrived, failed or been given up,
+    in seconds, if the peer does not answer.
 
     Pure. Turns UCX's settings into the bound of InfiniBand's specification. A reliable connection
     waits 4.096 us * 2^t for an answer, in fact up to four times as long, and tries retry_count

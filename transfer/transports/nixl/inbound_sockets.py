@@ -1,6 +1,7 @@
-"""TCP sockets of this process without handles from UCX, found by the kernel's table.
+"""TCP sockets opened in this process by UCX without handles for its users, found through the
+kernel's tables.
 
-Thread rule: any thread. The kernel's table is only read.
+Thread rule: any thread. The kernel's tables are only read.
 """
 
 import fcntl
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 Address = tuple[str, int]
-"""(numeric address, port), as getsockname() has it."""
+"""(numeric address, port) of a connection's end, as in getsockname()."""
 
 _TABLES = {
     Path("/proc/self/net/tcp"): socket.AF_INET,
@@ -24,12 +25,12 @@ _LOCAL, _REMOTE, _INODE = 1, 2, 9
 
 
 def owned_connections() -> frozenset[tuple[Address, Address]]:
-    """Return (local, remote) of every connection end held by a process, from /proc/net/tcp and
-    tcp6.
+    """Return (local address, remote address) of every TCP connection end held by a process, from
+    /proc/net/tcp and tcp6.
 
-    An end missing here is on another host or in another namespace, or its process is dead or has
-    closed it. Pure reading. Knows addresses and owners, nothing of a connection's use. Sees one
-    network namespace: this process's.
+    An end missing in the result is on another host or in another namespace, or its process is dead
+    or has closed it. Pure reading. Knows addresses and owners, nothing of a connection's use. Sees
+    one network namespace: this process's.
     """
     return frozenset(
         (_address(fields[_LOCAL], family), _address(fields[_REMOTE], family))
@@ -41,7 +42,7 @@ def owned_connections() -> frozenset[tuple[Address, Address]]:
 
 
 def is_ours(address: str) -> bool:
-    """Return True if the numeric address is one of this host's: only those can be bound."""
+    """Return True if the numeric address belongs to this host, tested by binding to it."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         try:
@@ -52,7 +53,8 @@ def is_ours(address: str) -> bool:
 
 
 def _address(text: str, family: socket.AddressFamily) -> Address:
-    """Return the address from the kernel's hexadecimal, with 32-bit words in the host's order."""
+    """Return the address given in the kernel table's hexadecimal form, with 32-bit words in the
+    host's byte order."""
     digits, port = text.split(":")
     words = bytes.fromhex(digits)
     packed = b"".join(words[i : i + 4][::-1] for i in range(0, len(words), 4))
@@ -64,11 +66,11 @@ _ESTABLISHED = 1
 
 
 class InboundSockets:
-    """TCP sockets opened in this process by a library without handles: UCX.
+    """TCP sockets opened in this process by UCX, a library giving its users no handles of them.
 
-    Owns no socket; finds them among this process's file descriptors, by their listeners' ports. A
-    peer may write over a connection opened by this node, because UCX uses one for both directions.
-    So connections to the peers' own listeners count as well. Thread rule: any thread.
+    Owns no socket; finds them among this process's file descriptors, by their ports. A peer may
+    write over a connection opened by this node, because UCX uses one for both directions. So
+    connections to the peers' own listeners count as well. Thread rule: any thread.
 
     Invariant: only two kinds of sockets are touched. Their ports began to listen between
     listening_ports() and the construction, or they lead to ports named by a peer. None is ever
@@ -81,27 +83,27 @@ class InboundSockets:
         self._peers: frozenset[int] = frozenset()
 
     def add_peer(self, ports: Iterable[int]) -> None:
-        """Add a peer. ports: listening ports of the peer's library."""
+        """Count connections to these ports as UCX's too. ports: listening ports of a peer's UCX."""
         self._peers |= frozenset(ports)
 
     def shut_down(self) -> int:
-        """Break every connection: bytes still to be sent by its peer are answered by RST. Arrived
+        """Break every connection of UCX: bytes its peer still sends are answered by RST. Received
         bytes can still be read. Return the number of broken connections."""
         return sum(map(_break, self._all()))
 
     def shut_down_orphans(self) -> int:
-        """Break the connections with the other end on this host and held by no process. A dead
-        process's bytes wait in the kernel and come as fast as they are read. Return the number of
-        broken connections."""
+        """Break the connections from this host with no process at their other end. A dead process's
+        bytes wait in the kernel and come as fast as they are read. Return the number of broken
+        connections."""
         owned = owned_connections()
         return sum(_break(found) for found in self._all() if _orphaned(found, owned))
 
     def unread(self) -> int:
-        """Return the bytes brought by broken connections and not read yet."""
+        """Return the number of bytes received over broken connections and not read yet."""
         return sum(_unread(found) for found in self._all() if not _established(found))
 
     def _all(self) -> Iterator[socket.socket]:
-        """Yield the sockets, each valid until the next."""
+        """Yield UCX's connected sockets, each valid until the next is yielded."""
         for handle in _handles():
             with _tcp_socket(handle) as found:
                 if found is not None and not _listens(found) and self._ours(found):
@@ -164,7 +166,8 @@ def _handles() -> list[int]:
 
 @contextmanager
 def _tcp_socket(handle: int) -> Iterator[socket.socket | None]:
-    """Yield a duplicate of the handle, closed afterwards; None if it is no TCP socket."""
+    """Yield a duplicate of the file descriptor's socket, closed afterwards; None if it is no TCP
+    socket."""
     try:
         if not stat.S_ISSOCK(os.fstat(handle).st_mode):
             yield None

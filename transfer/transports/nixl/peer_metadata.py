@@ -1,7 +1,7 @@
-"""NIXL metadata of peers: their form, and their trial before this process uses them.
+"""NIXL metadata of peers: their form, and a trial of them in another process.
 
-Thread rule: any thread. A peer's metadata is tried in another process, within a deadline, before
-this one uses it.
+Thread rule: any thread. A peer's metadata is tried in a separate process, within a deadline, before
+this process uses it.
 """
 
 import contextlib
@@ -24,7 +24,8 @@ from .probe_process import REQUEST
 
 _LONGEST_LINE = 4096
 _LARGEST_BLOB = 1 << 18
-"""Largest blob in bytes; a worker's address has some hundred bytes a network device."""
+"""Largest NIXL blob in bytes; UCX's address in it has some hundred bytes for each network
+device."""
 _MOST_PORTS = 64
 _HIGHEST_PORT = (1 << 16) - 1
 _MOST_DEVICES = 1 << 10
@@ -38,8 +39,9 @@ class NixlAddress:
     """Address of a node's arena for its peers' NIXL: a line of JSON, then NIXL's own blob.
 
     Pure. Invariant: unpacked values are bounded; the blob is opaque, and not safe to use before
-    MetadataProbe has tried it. The arena is bytes [address, address + size) of the peer's `memory`,
-    of its GPU `device`. ports: listening ports of its UCX.
+    MetadataProbe has tried it. address, size: the arena's bytes [address, address + size). memory,
+    device: NIXL's kind of memory, and the index of its GPU. ports: listening ports of the node's
+    UCX.
     """
 
     address: int
@@ -97,9 +99,10 @@ _MODULE = f"{__package__}.probe_process"
 
 @dataclass(frozen=True)
 class ProbeLimits:
-    """Limits of the probe. deadline: seconds of one try. start: additional seconds for the process
-    to start. share: part of the time spent on tries. burst: seconds of tries allowed at once.
-    waiting: callers at a time. remembered: number of metadata kept as usable."""
+    """Limits of the trial process. deadline: seconds for one trial. start: additional seconds for
+    the process to start. share: most of the time spent on trials, as a fraction. burst: seconds of
+    trials allowed at once. waiting: most callers at a time. remembered: most metadata remembered as
+    usable."""
 
     deadline: float = 3.0
     start: float = 20.0
@@ -110,14 +113,14 @@ class ProbeLimits:
 
 
 class MetadataProbe:
-    """Probe of a peer's NIXL metadata, in a separate process, before this process uses them. An
-    abort there harms no other process.
+    """Trial of a peer's NIXL metadata in a separate process, before this process uses them. An
+    abort of that trial harms no other process.
 
     Owns the separate process (probe_process.py): started at the first need, started again if it
     died, and ended by close(). Remembers usable metadata. Knows nothing of endpoints. Thread rule:
-    any thread; try_out() blocks for the duration of a try, at most `deadline` beside the start.
-    Invariants: one try at a time. Tries for unknown peers take at most a share of the machine.
-    Remembered metadata cost nothing.
+    any thread; try_out() blocks for the duration of a trial, at most `deadline` and the process's
+    start. Invariants: one trial at a time. Trials for unknown peers take at most a share of the
+    time. Remembered metadata need no trial.
     """
 
     def __init__(self, limits: ProbeLimits | None = None) -> None:
@@ -126,23 +129,24 @@ class MetadataProbe:
         self._callers = threading.BoundedSemaphore(self._limits.waiting)
         self._process: subprocess.Popen[bytes] | None = None
         self._memory = threading.Lock()
-        """Lock of the usable metadata: known peers do not wait for unknown ones."""
+        """Lock of the remembered metadata: known peers do not wait for trials of unknown ones."""
         self._usable: OrderedDict[bytes, str] = OrderedDict()
         self._credit = self._limits.burst
         self._credited = time.monotonic()
         self._closed = False
 
     def start(self) -> None:
-        """Begin to start the process and return at once, so the first try need not wait for it.
+        """Start the trial process and return at once, so the first trial need not wait for it.
         Raises MetadataUnusable."""
         with self._lock:
             self._running()
 
     def try_out(self, address: NixlAddress, strips: Sequence[Strip]) -> str:
-        """Return the agent's name in the blob of `address`, once a process has survived adding it
-        and preparing `strips` of its arena.
+        """Return the agent's name in the blob of `address`, after another process survived adding
+        it and preparing `strips` of its arena.
 
-        Raises MetadataUnusable if the process did not, or if too much is tried at once.
+        Raises MetadataUnusable if this process did not survive, or if too many trials are wanted at
+        once.
         """
         key = _digest(address, strips)
         known = self._remembered(key)
@@ -208,8 +212,8 @@ class MetadataProbe:
     def _ask(
         self, process: subprocess.Popen[bytes], request: bytes, blob: bytes
     ) -> dict[str, object]:
-        """Send a request and return the answer. Raises OSError if the process dies or is late,
-        ValueError on an invalid answer."""
+        """Send a trial request to the process and return its answer. Raises OSError if the process
+        dies or is late, ValueError on an invalid answer."""
         assert process.stdin is not None and process.stdout is not None
         deadline = time.monotonic() + self._limits.start + self._limits.deadline
         unsaid = memoryview(REQUEST.pack(len(request), len(blob)) + request + blob)
@@ -261,14 +265,15 @@ class MetadataProbe:
         process.wait()
 
     def close(self) -> None:
-        """End the process. Idempotent. Waits for a try under way."""
+        """End the trial process. Idempotent. Waits for a running trial."""
         with self._lock:
             self._closed = True
             self._end()
 
 
 def _wait(readable: list[int], writable: list[int], deadline: float) -> None:
-    """Wait for a pipe. Raises TimeoutError. A writable pipe takes PIPE_BUF bytes without a wait."""
+    """Wait until a pipe is readable or writable. Raises TimeoutError after the deadline. A writable
+    pipe takes PIPE_BUF bytes without a wait."""
     poller = select.poll()
     for handle in readable:
         poller.register(handle, select.POLLIN)
@@ -285,8 +290,8 @@ def _digest(address: NixlAddress, strips: Sequence[Strip]) -> bytes:
 
 
 def _environment() -> dict[str, str]:
-    """Return this process's environment, but without a GPU. At an abort UCX prints and keeps
-    nothing."""
+    """Return the trial process's environment: this process's, without a GPU, and with UCX printing
+    and dumping nothing at an abort."""
     return {
         **os.environ,
         "CUDA_VISIBLE_DEVICES": "",

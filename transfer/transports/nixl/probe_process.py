@@ -1,10 +1,10 @@
-"""Process for the first try of a peer's NIXL metadata: `python -m` this file.
+"""Process for the first trial of a peer's NIXL metadata, run as `python -m` of this file.
 
 UCX aborts the process on an address it cannot read. So each address is tried in a fork of its own,
 without an arena, a GPU or peers. Reads requests on stdin and answers on stdout, one after the
-other. Ends when stdin ends, at any end of the daemon. Imports neither torch nor the engine: 50 MB,
-half a second. Invariants: one fork at a time, ended and reaped before the answer. A fork ends by
-itself even if this process is killed.
+other. Ends when stdin ends, so at any end of the daemon. Imports neither torch nor the engine: 50
+MB, half a second. Invariants: one fork at a time, ended and reaped before the answer. A fork ends
+by itself even if this process is killed.
 """
 
 import json
@@ -21,14 +21,14 @@ from typing import Any, BinaryIO
 from .agent import new_agent
 
 REQUEST = struct.Struct("<II")
-"""Lengths of a request's two parts: JSON {memory, strips, seconds}, and NIXL's blob."""
+"""Lengths in bytes of a request's two parts: JSON {memory, strips, seconds}, and NIXL's blob."""
 _EXTRA_MEMORY = 2 << 30
 _LONGEST_ANSWER = 4096
 
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
-    """Answer requests until they end. Each answer is a line of JSON: {"agent": the name in the
-    blob}, or {"why": the failure of its fork}."""
+    """Answer trial requests until the input ends. Each answer is a line of JSON: {"agent": the name
+    in the blob}, or {"why": the failure of its fork}."""
     # UCX and the plugins are loaded once, here, for every fork.
     new_agent("probe-warm")
     while head := requests.read(REQUEST.size):
@@ -63,7 +63,7 @@ def _in_a_fork(request: dict[str, Any], blob: bytes) -> dict[str, str]:
 
 
 def _try(request: dict[str, Any], blob: bytes, answers: int) -> None:
-    """Try the blob in this fork, answer and exit. Never returns."""
+    """Try the NIXL blob in this forked process, write the answer and exit. Never returns."""
     try:
         signal.setitimer(signal.ITIMER_REAL, request["seconds"] + 1.0)
         _bound_memory()
@@ -90,7 +90,7 @@ def _bound_memory() -> None:
 
 
 def _read_until(handle: int, deadline: float) -> tuple[bytes, bool]:
-    """Return (all bytes until the end, True if the end did not come in time)."""
+    """Return all bytes until the end of the file, and True if the deadline came first."""
     said = b""
     while (left := deadline - time.monotonic()) > 0:
         if not select.select([handle], [], [], left)[0]:

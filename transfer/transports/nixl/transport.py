@@ -1,9 +1,9 @@
 """NIXL over UCX: one-sided writes over RDMA NICs, TCP and shared memory; the default transport.
 
 Owns one NIXL agent, the registration of the arena, the endpoints and the handles of posted
-transfers. Knows no layers and no rooms. Thread rule: base.py's; NIXL's agent is not thread-safe, so
-every call holds one lock. The arena's units are prepared once, so a chunk is posted as two arrays
-of indices.
+transfers. Knows no layers and no transfers. Thread rule: base.py's; NIXL's agent is not
+thread-safe, so every call holds one lock. The arena's units are prepared once, so a chunk is posted
+as two arrays of indices.
 
 Invariants: handles, endpoints, lists, registration and agent are released in that order and
 explicitly, because an agent alive at interpreter exit crashes the process. Metadata of a peer is
@@ -48,7 +48,7 @@ _OWN = "NIXL_INIT_AGENT"
 
 
 def nixl_memory(device: torch.device) -> tuple[str, int]:
-    """Return NIXL's name of a device's memory, and the index of the device."""
+    """Return NIXL's name for the device's kind of memory, and the index of the device."""
     if device.type == "cpu":
         return "DRAM", 0
     return "VRAM", torch.cuda.current_device() if device.index is None else device.index
@@ -63,7 +63,7 @@ class _NixlEndpoint(Endpoint):
     memory: str
     blob: bytes = field(repr=False)
     prepared: Any = field(default=None, repr=False)
-    """NIXL's list of every unit of the peer's arena; None if none was registered."""
+    """NIXL's prepared list of every unit of the peer's arena; None if no units were registered."""
     open: bool = True
 
     @property
@@ -74,7 +74,7 @@ class _NixlEndpoint(Endpoint):
 @dataclass(eq=False)
 class _NixlTransfer(Transfer):
     handle: Any = field(repr=False)
-    """None: a notification alone, done once it was sent."""
+    """NIXL's handle of the write; None for a notification alone, done once it was sent."""
 
 
 class NixlTransport(Transport):
@@ -103,13 +103,14 @@ class NixlTransport(Transport):
 
     @property
     def settle_seconds(self) -> float:
-        """Return the bound measured by tests/transfer/test_settling.py; bytes waiting on this side
-        are counted by unread()."""
+        """Return the seconds measured by tests/transfer/test_settling.py. Bytes waiting on this
+        node are counted by unread()."""
         return 0.1
 
     @property
     def retry_seconds(self) -> float:
-        """Return RDMA's bound. TCP repeats for minutes, but sever() ends its repeats."""
+        """Return the retry time of RDMA, in seconds. TCP retries for minutes, but sever() ends its
+        retries."""
         return max(1.0, retry_bound(os.environ["UCX_RC_TIMEOUT"], os.environ["UCX_RC_RETRY_COUNT"]))
 
     @property
@@ -175,8 +176,8 @@ class NixlTransport(Transport):
         return endpoint
 
     def _added(self, agent: str, address: NixlAddress) -> "_NixlEndpoint":
-        """Add the peer's agent and return its endpoint. Raises TransportError, and then leaves no
-        new agent behind."""
+        """Add the peer's NIXL agent and return its endpoint. Raises TransportError, and then leaves
+        no new agent."""
         sharing = [other for other in self._endpoints if other.agent == agent]
         if any(other.blob != address.blob for other in sharing):
             raise TransportError(f"NIXL: another peer is connected as {agent}")
@@ -201,7 +202,7 @@ class NixlTransport(Transport):
         return endpoint
 
     def _remove(self, agent: str) -> None:
-        """Remove the agent as far as it was added."""
+        """Remove the peer's NIXL agent, even if it was added only in part."""
         with contextlib.suppress(Exception):
             self._agent.remove_remote_agent(agent)
 
@@ -254,8 +255,8 @@ class NixlTransport(Transport):
     def _by_index(
         self, region: Region, endpoint: _NixlEndpoint, segments: Segments, notification: bytes
     ) -> Any:
-        """Return a transfer made from the prepared units; None if a segment is not made of whole
-        units."""
+        """Return a write made from the prepared units of both arenas; None if a segment is not made
+        of whole units."""
         if self._units is None or endpoint.prepared is None:
             return None
         indices = self._units.indices(segments, region.size, endpoint.size)

@@ -1,1 +1,1 @@
-"""Copies between GPUs of one host by CUDA IPC."""
+"""Transport by copies between GPUs of one host, with CUDA IPC."""

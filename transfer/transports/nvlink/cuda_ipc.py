@@ -1,6 +1,7 @@
-"""GPU memory across processes by CUDA IPC, and the gate to stop writers.
+"""GPU memory shared across processes by CUDA IPC, and the gate to stop writers.
 
-Thread rule: any thread. Word transfers block for microseconds and wait for no other stream.
+Thread rule: any thread. Reads and writes of single words block for microseconds and wait for no
+other stream.
 """
 
 import ctypes
@@ -25,33 +26,34 @@ class _Handle(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Export:
-    """Handle of exported memory. The handle opens a whole allocation; the exported memory is at
-    `offset` in it."""
+    """Handle of memory shared with other processes. handle: CUDA's handle of a whole allocation.
+    offset: byte offset of the shared memory in it."""
 
     handle: bytes
     offset: int
 
     def packed(self) -> bytes:
-        """Return the export as bytes, of a fixed length."""
+        """Return the handle and offset as bytes, of a fixed length."""
         return self.handle + self.offset.to_bytes(_OFFSET_BYTES, "little")
 
     @staticmethod
     def unpacked(packed: bytes) -> "tuple[Export, bytes]":
-        """Return the export and the bytes behind it. REQUIRES: they are from packed() on this
-        host."""
+        """Return the export at the beginning of `packed`, and the bytes behind it. REQUIRES: the
+        beginning is from packed() on this host."""
         handle, rest = packed[:HANDLE_BYTES], packed[HANDLE_BYTES:]
         offset = int.from_bytes(rest[:_OFFSET_BYTES], "little")
         return Export(handle, offset), rest[_OFFSET_BYTES:]
 
 
 class CudaIpc:
-    """One GPU's memory across processes: CUDA's own IPC handles, through the driver.
+    """One GPU's memory shared across processes: CUDA's own IPC handles, through the driver.
 
-    Not torch's handles: they free, cache and reference-count, but an importer's death must cost the
-    exporter nothing. Owns the device's primary context, a stream for single words, and its
-    allocations. Thread rule: any thread; word transfers block for microseconds and wait for no
-    other stream. Invariant: memory exported by a peer is written by no kernel here once it is
-    closed. device: the GPU's index in this process, as torch counts.
+    It does not use torch's handles: they free, cache and reference-count, but an importer's death
+    must cost the exporter nothing. Owns the device's primary context, a stream for single words,
+    and its allocations. Thread rule: any thread; reads and writes of single words block for
+    microseconds and wait for no other stream. Invariant: memory exported by a peer is written by no
+    kernel of this process once it is closed. device: the GPU's index in this process, as torch
+    counts.
     """
 
     def __init__(self, device: int) -> None:
@@ -71,7 +73,7 @@ class CudaIpc:
             self._call("cuStreamCreate", ctypes.byref(self._stream), ctypes.c_uint(_NON_BLOCKING))
 
     def export(self, address: int) -> Export:
-        """Return the export of the allocation with `address`, for mapping by another process.
+        """Return a handle of the allocation containing `address`, for mapping by another process.
 
         Raises TransportError for memory not from cudaMalloc.
         """
@@ -94,10 +96,10 @@ class CudaIpc:
         return Export(bytes(handle), address - base.value)
 
     def open(self, export: Export, size: int) -> int:
-        """Map a peer's memory; return the address here of its `size` exported bytes.
+        """Map a peer's exported memory of `size` bytes; return its address in this process.
 
-        Raises TransportError, also if its allocation does not hold them: a kernel writing behind
-        its end would destroy this process's context.
+        Raises TransportError, also if the allocation is smaller: a kernel writing behind its end
+        would destroy this process's context.
         """
         if len(export.handle) != HANDLE_BYTES:
             raise TransportError(
@@ -122,19 +124,21 @@ class CudaIpc:
         return base.value + export.offset
 
     def close(self, export: Export, address: int) -> None:
-        """Unmap the memory mapped by open(). REQUIRES: no kernel writing there is under way."""
+        """Unmap the memory mapped by open() at `address`. REQUIRES: no kernel still writes to
+        it."""
         with self._current():
             self._call("cuIpcCloseMemHandle", ctypes.c_uint64(address - export.offset))
 
     def allocate(self, size: int) -> int:
-        """Return the address of new memory in an allocation of its own. Raises TransportError."""
+        """Allocate `size` bytes of GPU memory in an allocation of its own; return the address.
+        Raises TransportError."""
         address = ctypes.c_uint64()
         with self._current():
             self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
         return address.value
 
     def clear(self, address: int, size: int) -> None:
-        """Write zeros there."""
+        """Write `size` bytes of zeros at `address`."""
         with self._current():
             self._call(
                 "cuMemsetD8Async",
@@ -150,7 +154,7 @@ class CudaIpc:
             self._call("cuMemFree_v2", ctypes.c_uint64(address))
 
     def read_word(self, address: int) -> int:
-        """Return the int64 at `address`, a peer's or this process's."""
+        """Return the int64 at `address`, in this process's or a peer's memory."""
         word = ctypes.c_int64()
         with self._current():
             self._call(
@@ -164,7 +168,7 @@ class CudaIpc:
         return word.value
 
     def write_word(self, address: int, value: int) -> None:
-        """Write the int64 at `address`. Every later read by a kernel returns `value`."""
+        """Write `value` as the int64 at `address`. Every later read by a kernel returns it."""
         word = ctypes.c_int64(value)
         with self._current():
             self._call(
@@ -178,7 +182,7 @@ class CudaIpc:
 
     @contextmanager
     def _current(self) -> Iterator[None]:
-        """Make the device's context current; a thread has none of its own."""
+        """Make the device's context current inside `with`; a thread has none of its own."""
         self._call("cuCtxPushCurrent_v2", self._context)
         try:
             yield
@@ -198,17 +202,17 @@ class CudaIpc:
 _ALLOCATION_BYTES = 2 << 20
 # As an argument of a kernel it must never fit 32 bits, or the kernel would be compiled anew.
 NOBODY = 1 << 40
-"""Permission never given by any gate."""
+"""Permission value never equal to any gate's word, so a kernel with it writes nothing."""
 
 
 class PeerGate:
     """Gate of an arena mapped by other processes: a word in GPU memory, permitting or stopping
     their writes.
 
-    CUDA cannot take a mapping back from a live process, so writers ask. Their kernels read the word
-    first, and write only if it still equals the value read at connect. Owns the word. Thread rule:
-    any thread. Invariants: a closed permission is never valid again. A kernel reads the word's
-    value when it runs, not at its launch.
+    CUDA cannot take a mapping back from a live process, so writers check the gate. Their kernels
+    read the word first, and write only if it still equals the value read at connect, their
+    permission. Owns the word. Thread rule: any thread. Invariants: a permission ended by shut() is
+    never valid again. A kernel reads the word's value when it runs, not at its launch.
     """
 
     def __init__(self, ipc: CudaIpc) -> None:
@@ -221,10 +225,11 @@ class PeerGate:
         return self._ipc.export(self.address)
 
     def shut(self) -> None:
-        """Shut the gate: kernels beginning from now on with an older permission write nothing."""
+        """Shut the gate by a new word: kernels beginning from now on with an older permission write
+        nothing."""
         self._ipc.write_word(self.address, NOBODY + 1 + secrets.randbits(60))
 
     def close(self) -> None:
-        """Free the gate's memory. REQUIRES: called once. It stays mapped in peers until they unmap
-        it."""
+        """Free the gate's memory. REQUIRES: called once. The memory stays mapped in peers until
+        they unmap it."""
         self._ipc.free(self.address)

@@ -1,4 +1,4 @@
-"""Addresses of GPU memory and notifications, between processes of one host.
+"""Addresses for writing between processes of one host: of GPU memory, and of notifications.
 
 Pure. Values come from peers, so their bounds are checked here.
 """
@@ -19,11 +19,11 @@ SECRET_BYTES = 16
 
 @dataclass(frozen=True)
 class MailboxAddress:
-    """Address of a process's notifications on one host: datagrams on a Unix socket, with compiled
+    """Address for a process's notifications on one host: datagrams on a Unix socket, with compiled
     ends (cpp_cache/dataplane/mailbox.h).
 
-    The thread rule and invariants are there. name: the socket's. secret: it must come before each
-    notification.
+    Its thread rule and invariants are in that header. name: the socket's name. secret: bytes
+    required before each notification.
     """
 
     name: str
@@ -35,7 +35,7 @@ class MailboxAddress:
         return MailboxAddress(name, secrets.token_bytes(SECRET_BYTES))
 
     def open(self) -> Mailbox:
-        """Open the reading end."""
+        """Open the mailbox for reading notifications."""
         return Mailbox(self.name, self.secret)
 
 
@@ -46,7 +46,8 @@ _HIGHEST_PID = 1 << 22
 
 @dataclass(frozen=True)
 class PeerArena:
-    """Exported arena of one rank. gpu: its UUID, because processes count GPUs differently."""
+    """Exported arena of one rank. gpu: UUID of its GPU, because processes count GPUs
+    differently."""
 
     gpu: str
     memory: Export
@@ -54,11 +55,12 @@ class PeerArena:
 
 @dataclass(frozen=True)
 class PeerAddress:
-    """Address of a node's GPU memory for its peers, to write from their own process.
+    """Address of a node's GPU memory, for peers to write to from their own process.
 
-    A holder of it may write anywhere in the allocation, so it is sent over the control connection
-    only. Pure. arenas: memory to write to, one for each of the node's ranks. size, stride: bytes of
-    each arena, and between the beginnings of two in its region. gate: see `PeerGate` (cuda_ipc.py).
+    Its holder may write anywhere in the allocation, so it is sent over the control connection only.
+    Pure. arenas: memory to write to, one for each of the node's ranks. size: bytes of each arena.
+    stride: bytes between the beginnings of two arenas in the region. gate: exported word of the
+    node's `PeerGate` (cuda_ipc.py). mailbox: address for notifications.
     """
 
     process: ProcessIdentity

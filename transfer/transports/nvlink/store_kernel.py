@@ -1,13 +1,13 @@
-"""Kernel for storing scattered segments of an arena into a peer's arena, mapped into this process.
+"""Kernel storing scattered segments of an arena into a peer's arena, mapped into this process.
 
-Segments are cut into blocks of CHUNK_BYTES; programs take turns of consecutive ones. Short turns
-keep the whole grid on few pages of memory at a time. Long ones let a program with few neighbours
+Segments are cut into blocks of CHUNK_BYTES; programs take turns of consecutive blocks. Short turns
+keep the whole grid on few pages of memory at a time. Long turns let a program with few neighbours
 look a segment up once for many blocks.
 
-Before it writes, a program reads the peer's gate. If the gate's value differs from its permission
-it writes nothing. After it wrote, it releases at system scope. The last program raises the flag, so
-a flag still down means a shut gate for some program. Bytes are read and written once: the floor is
-the link. Thread rule: the same as for any launch.
+Before it writes, a program reads the peer's gate. If the gate's word differs from its permission it
+writes nothing. After it wrote, it releases at system scope. The last program sets the flag to 1, so
+a flag still 0 means a shut gate for some program. Bytes are read and written once: the floor is the
+link. Thread rule: the same as for any launch.
 """
 
 from dataclasses import dataclass
@@ -23,15 +23,15 @@ from tasuki.transfer.chunks.descriptors import Segments
 from tasuki.utils.triton.kernel_spec import KernelSpec
 
 ALIGNMENT = 16
-"""Alignment in bytes of offsets and lengths of segments."""
+"""Alignment in bytes required of segments' offsets and lengths."""
 CHUNK_BYTES = 32 * 1024
 _WARPS = 16
 
 
 @dataclass(frozen=True)
 class Target:
-    """A peer's arena and gate as addresses in this process, and the permission: the gate's value
-    while writes are permitted."""
+    """A peer's arena and gate, as addresses in this process. permission: the gate's word while this
+    process may write."""
 
     arena: int
     gate: int
@@ -40,8 +40,8 @@ class Target:
 
 @dataclass(frozen=True)
 class Grid:
-    """programs: number of storing programs. turn: number of consecutive chunks taken by one at a
-    time."""
+    """Launch grid of the store kernel. programs: number of storing programs. turn: number of
+    consecutive blocks taken by a program at a time."""
 
     programs: int
     turn: int
@@ -50,13 +50,13 @@ class Grid:
 def launch_store(
     source: int, target: Target, table: torch.Tensor, segments: int, flag: int, grid: Grid
 ) -> Any:
-    """Write every segment of the filled table on the current stream, then 1 to the int32 at `flag`.
-    Return the compiled Triton kernel. Layer chunks are launched without it
+    """Write every segment of the table to the peer on the current stream, then 1 to the int32 at
+    `flag`. Return the compiled Triton kernel. Layer chunks are launched without this function
     (cpp_cache/dataplane/peer_writer.h).
 
-    source: address of this side's arena. table: on the device, as written by fill_piece_table with
-    chunks of CHUNK_BYTES. flag: in host memory writable by the device. Addresses and the permission
-    need more than 32 bits.
+    source: address of this process's arena. table: on the device, as written by fill_piece_table
+    with blocks of CHUNK_BYTES. flag: address in host memory writable by the device. Addresses and
+    the permission need more than 32 bits.
     """
     # No argument is specialised on, so the kernel is compiled once.
     return _store_kernel[(grid.programs,)](

@@ -1,9 +1,9 @@
 """Transport by a kernel storing into a peer GPU's memory, for processes and GPUs of one host.
 
 Owns the export of this node's arena, its gate and mailbox, and the mapped arenas of peers. Owns
-also the compiled writer (cpp_cache/dataplane/peer_writer.h). The writer launches, watches and
-announces without the interpreter's lock. Knows no layers and no rooms. Thread rule: base.py's; one
-lock.
+also the compiled writer (cpp_cache/dataplane/peer_writer.h). The writer launches kernels, watches
+them and sends notifications without the interpreter's lock. Knows no layers and no transfers of
+prompts. Thread rule: base.py's; one lock.
 
 Invariants:
 1. Nothing waits for the GPU except disconnect(), because it must not unmap memory still written by
@@ -107,7 +107,7 @@ class _PeerHeld(HeldTransfer):
 
 class PeerCopyTransport(Transport):
     def __init__(self, device: torch.device) -> None:
-        """device: the arena's GPU. Raises TransportError if it cannot be shared."""
+        """device: GPU of the arena. Raises TransportError if its memory cannot be shared."""
         if device.type != "cuda":
             raise TransportError("peer_copy writes GPU memory: give --device cuda, or use nixl")
         index = torch.cuda.current_device() if device.index is None else device.index
@@ -122,15 +122,16 @@ class PeerCopyTransport(Transport):
         self._exported: tuple[PeerArena, ...] = ()
         self._writer: PeerWriter | None = None
         self._bells: list[Bell] = []
-        """Bells of arrivals."""
+        """Bells rung when a notification arrives."""
         self._end_bells: list[Bell] = []
         self._digests: DigestQueue | None = None
-        """Digests of held chunks: all of them are sent from one arena."""
+        """Queue computing the digests of held chunks; None before the first. All of them are sent
+        from one arena."""
         self._endpoints: list[_PeerEndpoint] = []
         self._closed = False
 
     def _compile(self) -> object:
-        """Return the compiled store kernel, by one launch with a shut gate."""
+        """Compile the store kernel by one launch with a shut gate, and return it."""
         table = np.zeros(piece_table_words(0), dtype=np.int64)
         flag = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         own = self._gate.address
@@ -149,14 +150,14 @@ class PeerCopyTransport(Transport):
 
     @property
     def settle_seconds(self) -> float:
-        """Return the bound for the last stores to arrive. A dead writer's kernels end with it; a
-        live writer's end sooner once the gate is shut."""
+        """Return the seconds for the last stores to arrive. A dead writer's kernels end with it; a
+        live writer's kernels end sooner once the gate is shut."""
         return 0.1
 
     @property
     def retry_seconds(self) -> float:
-        """Return the bound for kernels launched in time: they run at once, because their streams
-        wait for nothing."""
+        """Return the seconds until a posted kernel has ended: it runs at once, because its stream
+        waits for nothing."""
         return 0.5
 
     def ring_at_ends(self, bell: Bell) -> None:
@@ -243,7 +244,7 @@ class PeerCopyTransport(Transport):
         return endpoint
 
     def _require_reachable(self, address: PeerAddress) -> None:
-        """Raise TransportError naming why this process cannot map the peer's memory."""
+        """Raise TransportError with the reason if this process cannot map the peer's memory."""
         if not address.process.here():
             raise TransportError("the peer is on another host, or in another pid namespace")
         if address.process == ProcessIdentity.own():
@@ -271,7 +272,7 @@ class PeerCopyTransport(Transport):
         return posted
 
     def post_all(self, endpoint: Endpoint, writes: Sequence[Write]) -> list[Transfer | Exception]:
-        """Post all writes; chunks within one table are stored by one launch."""
+        """Post all writes; as many chunks as fit one table are stored by one launch."""
         assert isinstance(endpoint, _PeerEndpoint)
         arenas, writer = self._registered()
         sides = arenas, endpoint.arenas
@@ -289,7 +290,8 @@ class PeerCopyTransport(Transport):
         return [found[number] for number in range(len(writes))]
 
     def holds(self, endpoint: Endpoint) -> bool:
-        """Return True: it works for chunks sent unchanged, from one arena into one."""
+        """Return True: this transport can hold writes of chunks sent unchanged, from one arena into
+        one."""
         return True
 
     def hold(
@@ -385,8 +387,8 @@ class PeerCopyTransport(Transport):
 
 
 def _placed(segments: Segments, here: Spread, there: Spread) -> Segments:
-    """Return the segments with offsets from the beginnings of both sides' memory. With one arena on
-    each side they stay unchanged, and are checked when posted. Raises OutOfBounds."""
+    """Return the segments with offsets from the lowest address of each side's arenas. With one
+    arena on each side they stay unchanged, and are checked when posted. Raises OutOfBounds."""
     if len(here.addresses) == len(there.addresses) == 1:
         return segments
     local, remote, lengths = segments.T
@@ -397,7 +399,8 @@ def _placed(segments: Segments, here: Spread, there: Spread) -> Segments:
 def _error(
     posted: PeerTransfer, segments: Segments, here: Spread, there: Spread
 ) -> Exception | None:
-    """Return the error of an unstarted transfer, else None. pieces: the posted segments."""
+    """Return the error of a write not started; None if it was started. segments: the segments to
+    post."""
     match posted.outcome:
         case PeerOutcome.OUTSIDE:
             try:
@@ -405,7 +408,7 @@ def _error(
             except OutOfBounds as error:
                 return error
         case PeerOutcome.MISALIGNED:
-            return OutOfBounds(f"peer_copy: pieces must be multiples of {ALIGNMENT} bytes")
+            return OutOfBounds(f"peer_copy: segments must be multiples of {ALIGNMENT} bytes")
         case PeerOutcome.REFUSED:
             return TransportError(f"peer_copy: {posted.why}")
     return None

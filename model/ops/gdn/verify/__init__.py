@@ -1,2 +1,2 @@
-"""Rows with drafts through a GDN layer: outputs now, states once the number of accepted tokens is
-known."""
+"""Verification of drafts in a GDN layer: outputs are computed now, states are stored once the
+number of accepted tokens is known."""

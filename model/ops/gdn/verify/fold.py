@@ -1,10 +1,10 @@
-"""States behind the accepted tokens of rows with drafts, from the kept inputs of these tokens: all
-layers of many rows in two launches.
+"""Folds: storing of the recurrent states after the accepted drafts, computed from the kept inputs
+of these tokens. Two launches serve all layers of many rows.
 
-A program owns one value head of one row and layer. It reads the head's state, takes the tokens one
-after another by the arithmetic of `gdn_verify`, and stores it once. One kernel serves every count,
-so a fold of n tokens is bit for bit n folds of one. Convolutions' columns are a launch of their
-own. Reference: `TorchOperators.gdn` of the same tokens, `stepped`, storing the state.
+A program owns one value head of one row and layer. It reads the head's state, applies the tokens
+one after another by the arithmetic of `gdn_verify`, and stores it once. One kernel serves every
+count, so a fold of n tokens is bit for bit n folds of one. Convolutions' columns are a launch of
+their own. Reference: `TorchOperators.gdn` of the same tokens, `stepped`, storing the state.
 """
 
 from collections.abc import Sequence
@@ -28,9 +28,10 @@ _CHANNEL_WARPS = 4
 
 @dataclass(frozen=True)
 class FoldRows:
-    """Folds, one per row, [n] int32 on the device. places: among the kept inputs. counts: accepted
-    tokens, 1 or more. read_slots: of the state before the row. write_slots: of the state behind
-    those tokens; no slot of the others, but possibly the row's own read slot."""
+    """Folds (states to store after accepted tokens), one per row, [n] int32 on the device. places:
+    index of each row among the kept inputs. counts: number of accepted tokens, 1 or more.
+    read_slots: slot of the state before the row's tokens. write_slots: slot for the state after the
+    accepted tokens. It is no slot of another row, but may be the row's own read slot."""
 
     places: Tensor
     counts: Tensor
@@ -49,8 +50,9 @@ def gdn_fold(
     ssm: Sequence[Tensor],
     folds: FoldRows,
 ) -> None:
-    """Store the states of all layers, conv columns included. conv, ssm: one per layer, views of one
-    arena as for `gdn_verify`, with equal distances between layers. Raises ValueError otherwise."""
+    """Store the states after the accepted tokens in all layers, convolution columns included. kept:
+    inputs of the verified tokens. conv, ssm: views of one arena, one per layer, as for
+    `gdn_verify`. Raises ValueError unless the layers have equal distances."""
     fold_columns(kept, config, conv, folds)
     fold_states(kept, config, ssm, folds)
 
@@ -62,8 +64,9 @@ def fold_columns(
     folds: FoldRows,
     turn: Tensor | None = None,
 ) -> None:
-    """Store the conv columns of gdn_fold() only; a row of no tokens is left alone. turn [1] int32:
-    of the coming step, if kept has both: the other one's is folded."""
+    """Store only the convolution columns after the accepted tokens, see gdn_fold(). A row without
+    accepted tokens stays unchanged. turn [1] int32: number of the coming step's set of inputs; the
+    other set is read. None if `kept` has one set."""
     layers, rows = len(conv), len(folds.counts)
     conv_step = _step_of(conv)
     raw = kept.raw
@@ -88,7 +91,7 @@ def fold_columns(
 def fold_states(
     kept: KeptInputs, config: ModelConfig, ssm: Sequence[Tensor], folds: FoldRows
 ) -> None:
-    """Store all of gdn_fold() except conv columns."""
+    """Store only the recurrent states after the accepted tokens, see gdn_fold()."""
     layers, rows = len(ssm), len(folds.counts)
     ssm_step = _step_of(ssm)
     _states_kernel[(config.value_heads, rows, layers)](
@@ -110,7 +113,8 @@ def fold_states(
 
 
 def _step_of(views: Sequence[Tensor]) -> int:
-    """Return the number of elements from one layer's view to the next one's."""
+    """Return the distance, in elements, between the views of successive layers. Raises ValueError
+    if the distances differ."""
     offsets = [int(view.storage_offset()) for view in views]
     steps = {after - before for before, after in pairwise(offsets)}
     if len(steps) > 1 or len({view.untyped_storage().data_ptr() for view in views}) > 1:
@@ -222,8 +226,8 @@ def _states_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs of 9B, 4B and 35B-A3B: 16 key and 32 value heads of 128, bfloat16
-    with float32 state."""
+    """Return the specs to compile the kernels ahead of time. They have the shapes of the models 9B,
+    4B and 35B-A3B: 16 key and 32 value heads of 128, bfloat16 with float32 state."""
     heads = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128, "LINE": 32}
     sizes = {"CHANNELS": 8192, "COLUMNS": 3, "PADDED": 4, "BLOCK": _CHANNELS}
     tables = "places counts read_slots write_slots"

@@ -1,6 +1,6 @@
-"""The gated norm at the end of a GDN layer, of rows with drafts.
+"""The gated norm at the end of a GDN layer, in a verification of drafts.
 
-Twin: `norm.reference.gated_rms_norm`.
+Reference: `norm.reference.gated_rms_norm`.
 """
 
 import triton
@@ -20,11 +20,11 @@ _WARPS = 4
 def gated_rows(
     projected: Tensor, read: Tensor, norm: Tensor, config: ModelConfig, counts: Tensor, rows: Tensor
 ) -> Tensor:
-    """Return norm(read) * silu(z), [B * T, value_heads * value_dim] in projected's dtype, as in
-    `gdn_verify`.
+    """Return the norm of `read` times silu(z), [B * T, value_heads * value_dim] in projected's
+    dtype, see `gdn_verify`.
 
-    projected: see `gdn_verify`. read [B * T, value_heads * value_dim] float32, undefined for tokens
-    from counts[r] on; norm [value_dim] float32.
+    projected: see `gdn_verify`. read [B * T, value_heads * value_dim] float32: read-outs of the
+    state, undefined for tokens from counts[r] on; norm [value_dim] float32.
     """
     batch, heads, dim = len(counts), config.value_heads, config.value_dim
     output = projected.new_empty(read.shape)
@@ -85,7 +85,8 @@ def _gated_rows_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs of 9B, 4B and 35B-A3B in bfloat16."""
+    """Return the specs to compile the kernels ahead of time, for the models 9B, 4B and 35B-A3B in
+    bfloat16."""
     sizes = {"VALUE_HEADS": 32, "VALUE_DIM": 128, "HEADS": _HEADS, "DEPENDENT": True}
     return [
         KernelSpec.of(

@@ -1,10 +1,11 @@
-"""First launch of a GDN layer over rows with drafts: the convolution of every token, the gates, and
-the inputs of a later fold.
+"""First launch of a GDN layer in a verification of drafts. It convolves every token and computes
+the gates. It keeps both as inputs of a later fold (storing the state after accepted tokens).
 
-A program owns heads of a row, of q, k or v, and goes through its tokens. With few rows a program
-has one token, and reads the tokens before it anew. Each window is summed as in `gdn_step_inputs`,
-for any number of a row's tokens. No slot is written. Slots and counts are read before the kernel
-ahead has ended; it may not write them. Reference: the same steps of `TorchOperators.gdn`.
+A program owns some heads of a row, of q, k or v, and goes through its tokens. With few rows a
+program has one token, and reads the tokens before it anew. Each window is summed as in
+`gdn_step_inputs`, for any number of a row's tokens. No slot is written. Slots and counts are read
+before the kernel ahead has ended; it may not write them. Reference: the same steps of
+`TorchOperators.gdn`.
 """
 
 import triton
@@ -23,7 +24,8 @@ from .kept_inputs import LayerInputs
 _HEADS = 2
 _WARPS = 2
 _FEW_ROWS = 8
-"""Largest number of rows for programs with one token each."""
+"""Largest number of rows for programs of one token each. With more rows a program goes through all
+tokens of its row."""
 
 
 def verify_inputs(
@@ -37,8 +39,8 @@ def verify_inputs(
     kept: LayerInputs,
     turn: Tensor,
 ) -> None:
-    """Fill the first counts[r] tokens of place r of the set `turn` of `kept`, for each of the first
-    rows[0] rows.
+    """Compute the recurrence's inputs of the first counts[r] tokens of each row r, for the first
+    rows[0] rows. Keep them at place r in set number `turn` of `kept`.
 
     projected [B * T, ...]: T tokens per row; other arguments as in `gdn_verify`.
     """
@@ -175,8 +177,8 @@ def _gdn_verify_inputs_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs of 9B, 4B and 35B-A3B: 16 key and 32 value heads of 128,
-    bfloat16."""
+    """Return the specs to compile the kernels ahead of time. They have the shapes of the models 9B,
+    4B and 35B-A3B: 16 key and 32 value heads of 128, bfloat16."""
     heads = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128, "DIM": 128}
     return [
         KernelSpec.of(

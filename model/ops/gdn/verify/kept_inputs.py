@@ -1,10 +1,12 @@
-"""Inputs of the recurrence of rows with drafts, kept on the device from their forward to their
-fold. The rows write no slot, because the number of accepted tokens is known later.
+"""Inputs of the GDN recurrence in a verification of drafts, kept on the device until the fold
+(storing the state after accepted tokens). The verification writes no slot, because the number of
+accepted tokens is known later.
 
-Owns the buffers; does not know batch indices. Inputs are kept, never updates: a fold computes these
-again from the state. So its error does not grow with every token. Launches that share it share a
-stream. There are two sets, and forwards alternate: one folds the other's set while it keeps its
-own. Invariant: place r of a set holds row r of the last forward of its turn.
+Owns the buffers; does not know batch indices. Inputs are kept, never state updates: a fold computes
+the updates again from the state. So its error does not grow with every token. All launches using
+the buffers must be on one stream. There are two sets of buffers, turns 0 and 1. Forwards alternate:
+each folds the set of the forward before, and keeps its inputs in the other. Invariant: place r of a
+set holds row r of the last forward with this turn.
 """
 
 from dataclasses import dataclass
@@ -17,8 +19,8 @@ from tasuki.model.config import ModelConfig
 
 @dataclass(frozen=True)
 class LayerInputs:
-    """One layer's part of both sets, with the fields of `KeptInputs`. The first dimension is the
-    turn."""
+    """One layer's part of both sets of kept inputs, with the fields of `KeptInputs`. The first
+    dimension is the turn (number of the set, 0 or 1)."""
 
     raw: Tensor
     mixed: Tensor
@@ -27,11 +29,13 @@ class LayerInputs:
 
 @dataclass(frozen=True)
 class KeptInputs:
-    """Kept inputs of `places` rows with at most `tokens` tokens each, in every GDN layer.
+    """One set of kept recurrence inputs: `places` rows with at most `tokens` tokens each, in every
+    GDN layer.
 
-    raw [layers, places, tokens, conv_channels]: of the convolution, in the activations' dtype.
-    mixed: the same shape and dtype: silu of its output. scalars [layers, places, tokens, one over
-    q's length, times key_dim ** -0.5 | one over k's length | decay | beta] float32, per head.
+    raw [layers, places, tokens, conv_channels]: inputs of the convolution, in the activations'
+    dtype. mixed: silu of the convolution's output, of the same shape and dtype. scalars [layers,
+    places, tokens, ...] float32, four groups with one number per head: key_dim ** -0.5 over q's
+    length | one over k's length | decay | beta.
     """
 
     raw: Tensor
@@ -66,7 +70,8 @@ class KeptInputs:
 
 @dataclass(frozen=True)
 class KeptTurns:
-    """Both sets, with the fields of `KeptInputs` behind a first dimension of 2."""
+    """Both sets of kept recurrence inputs, with the fields of `KeptInputs` and a first dimension of
+    2: the turn."""
 
     raw: Tensor
     mixed: Tensor
@@ -88,11 +93,12 @@ class KeptTurns:
         )
 
     def of(self, turn: int) -> KeptInputs:
-        """Return one set. turn: 0 or 1."""
+        """Return the set of kept inputs with this number. turn: 0 or 1."""
         return KeptInputs(self.raw[turn], self.mixed[turn], self.scalars[turn])
 
     def layer(self, index: int) -> LayerInputs:
-        """Return the inputs of one GDN layer, counted among the GDN layers."""
+        """Return both sets' inputs of one GDN layer. index: the layer's number among the GDN
+        layers."""
         return LayerInputs(self.raw[:, index], self.mixed[:, index], self.scalars[:, index])
 
     @property
@@ -105,6 +111,6 @@ def scalars_a_token(config: ModelConfig) -> int:
 
 
 def kept_bytes(config: ModelConfig, layers: int, itemsize: int) -> int:
-    """Return the bytes of one token of a row, in all layers. itemsize: bytes of an element of the
-    activations."""
+    """Return the size in bytes of one token's kept inputs, in all GDN layers. itemsize: bytes of
+    one element of the activations."""
     return layers * (2 * config.conv_channels * itemsize + 4 * scalars_a_token(config))

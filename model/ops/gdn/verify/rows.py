@@ -1,13 +1,13 @@
-"""Rows with drafts through a GDN layer, from in_proj's output to out_proj's input. A row with n
-tokens is like n decode steps, without writing the state behind them.
+"""Verification of drafts in a GDN layer, from in_proj's output to out_proj's input. A row with n
+tokens is like n decode steps, but the state after them is not written.
 
-Three launches. `verify_inputs` makes the recurrence's inputs and keeps them for a fold. Then a
-program owns half of one value head of one row. It reads its half of the state once and takes the
-row's tokens one after another, with the state in registers. Accepted tokens of the row's last step
-are folded on the way. The read state is then the one before those tokens. The one behind them is
-stored in the row's usual read slot. `gated_rows` norms the read-outs. Reference:
-`TorchOperators.gdn` of `stepped` sequences without stored states, after `TorchOperators.gdn` of the
-folded ones with stored states.
+Three launches. `verify_inputs` makes the recurrence's inputs and keeps them for a fold (storing the
+state after accepted tokens). In the second launch a program owns half of one value head of one row.
+It reads its half of the state once and applies the row's tokens one after another, with the state
+in registers. If the row's last step accepted tokens, the program reads the state before these
+tokens and applies them first. The resulting state is stored in the row's read slot. The third
+launch, `gated_rows`, norms the read-outs. Reference: `TorchOperators.gdn` of `stepped` sequences
+without stored states, after `TorchOperators.gdn` of the accepted tokens with stored states.
 
 No row may read a slot written by another row. The kernel before these in the stream may not write
 slots, counts or rows: they are read while it still runs.
@@ -40,9 +40,10 @@ _WARPS = 4
 
 @dataclass(frozen=True)
 class RowFolds:
-    """Folds before the rows, [B] int32 on the device. counts: tokens of the last step, 0 for a row
-    without a fold. places: of these rows, among that step's kept inputs. slots: of the state before
-    those tokens; the read slot of a row without a fold. Conv columns are folded before."""
+    """Folds at the start of a verification: tokens accepted in the last step, applied to the states
+    first; [B] int32 on the device. counts: number of these tokens, 0 for a row without a fold.
+    places: index of the row among the last step's kept inputs. slots: slot of the state before
+    these tokens; without a fold, the row's read slot. Convolution columns are folded before."""
 
     counts: Tensor
     places: Tensor
@@ -62,15 +63,17 @@ def gdn_verify(
     turn: Tensor,
     folds: RowFolds,
 ) -> Tensor:
-    """Return [B * T, value_heads * value_dim] in projected's dtype. In the first rows[0] rows,
-    tokens from counts[r] on give zeros; later rows are unwritten.
+    """Run T tokens of each row through a GDN mixer. Return [B * T, value_heads * value_dim] in
+    projected's dtype. In the first rows[0] rows, tokens from counts[r] on give zeros; later rows
+    are unwritten.
 
     projected: [B * T, conv_channels | value_heads * value_dim (z) | value_heads (b) | value_heads
-    (a)], any stride; row r has the T from r * T on. conv: [slots, channels, width - 1]. ssm:
-    [slots, value_heads, value_dim, key_dim]. Both are views of the arena, dense but for the slot
-    stride. read_slots: [B]. counts: [B], 1 to T. rows: [1]. turn: [1], 0 or 1. These four are int32
-    on the device. kept: at least B places and T tokens; this step keeps inputs in its turn and
-    folds the other one's. Head dimensions are powers of two.
+    (a)], any stride; row r's T tokens begin at r * T. conv: [slots, channels, width - 1]. ssm:
+    [slots, value_heads, value_dim, key_dim]. Both are views of the arena, dense except for the slot
+    stride. read_slots: [B]. counts: [B], number of valid tokens, 1 to T. rows: [1], number of valid
+    rows. turn: [1], 0 or 1. These four are int32 on the device. kept: two sets with at least B
+    places and T tokens. This step keeps its inputs in set `turn`, and folds those of the other set.
+    Head dimensions are powers of two.
     """
     verify_inputs(projected, weights, config, conv, read_slots, counts, rows, kept, turn)
     batch, heads = len(counts), config.value_heads
@@ -107,8 +110,8 @@ def gdn_verify(
 
 
 def _warps_of(rows: int, key_dim: int) -> int:
-    """Return the warps. Small heads, absent from published models, have as many as folds, so sums
-    have the same order."""
+    """Return the number of warps for a program. For small heads, absent from published models, it
+    is the number used by folds, so that sums have the same order."""
     is_whole = rows * key_dim >= _ROWS * _KEYS
     return _WARPS if is_whole else warps_of(FOLD_WARPS, rows, key_dim)
 
@@ -209,8 +212,8 @@ def _gdn_verify_kernel(
 
 
 def compile_specs() -> list[KernelSpec]:
-    """Return the compile specs of 9B, 4B and 35B-A3B: 16 key and 32 value heads of 128, bfloat16
-    with float32 state."""
+    """Return the specs to compile the kernels ahead of time. They have the shapes of the models 9B,
+    4B and 35B-A3B: 16 key and 32 value heads of 128, bfloat16 with float32 state."""
     heads = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEY_DIM": 128, "VALUE_DIM": 128}
     return [
         KernelSpec.of(

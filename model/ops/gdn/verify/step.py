@@ -1,8 +1,8 @@
-"""One token of the recurrence, on a head's state in registers. Rows with drafts and folds share it,
-so both use the same arithmetic.
+"""One token of the GDN recurrence, on a head's state in registers. Verification of drafts and folds
+(storing states after accepted tokens) share it, so both use the same arithmetic.
 
-Rows of a head's state [value_dim, key_dim] are held as [rows, lines, line], with lines of 128
-bytes. Layout and arithmetic are those of `gdn_decode`.
+Rows of a head's state [value_dim, key_dim] are arranged as [rows, lines, line]: `lines` runs of 128
+bytes with `line` elements each. Layout and arithmetic are those of `gdn_decode`.
 """
 
 import triton
@@ -10,9 +10,9 @@ import triton.language as tl
 
 
 def warps_of(most: int, rows: int, key_dim: int) -> int:
-    """Return the warps of a program with `rows` rows of a state, at most `most`. They are few
-    enough for every thread to hold four keys of a line, as with large heads. A thread sums its own
-    keys first, so fewer keys would give another order."""
+    """Return the number of warps, at most `most`, for a program with `rows` rows of a state. Every
+    thread then holds four keys of a 128-byte run, as with large heads. A thread sums its own keys
+    first, so fewer keys would change the order of sums."""
     return max(1, min(most, rows * key_dim // (32 * 4)))
 
 
@@ -29,8 +29,8 @@ def inputs_of(
     VALUE_DIM: tl.constexpr,
     LINE: tl.constexpr,
 ):
-    """Return q, k [lines, line], v [ROWS] from value `first` on, decay and beta of one head of the
-    kept token."""
+    """Return one kept token's inputs for one head: q, k [lines, line], v [ROWS] from value `first`
+    on, decay, beta."""
     LINES: tl.constexpr = KEY_DIM // LINE
     KEYS: tl.constexpr = KEY_HEADS * KEY_DIM
     key_head = head // (VALUE_HEADS // KEY_HEADS)
@@ -50,7 +50,8 @@ def inputs_of(
 
 @triton.jit
 def step(state, k, v, decay, beta):
-    """Return (the state [rows, lines, line] behind the token, its update [rows])."""
+    """Apply one token to a head's state. Return the state [rows, lines, line] after the token, and
+    its update [rows]."""
     read = tl.sum(tl.sum(state * k[None, :, :], axis=1), axis=1)
     delta = beta * (v - decay * read)
     return state * decay + delta[:, None, None] * k[None, :, :], delta
@@ -58,7 +59,8 @@ def step(state, k, v, decay, beta):
 
 @triton.jit
 def places_of_state(KEY_DIM: tl.constexpr, ROWS: tl.constexpr, LINE: tl.constexpr):
-    """Return the offsets of the elements of ROWS rows of a head's state, [rows, lines, line]."""
+    """Return the offsets, in elements, of ROWS rows of a head's state, arranged as [rows, lines,
+    line]."""
     row = tl.arange(0, ROWS)[:, None, None] * KEY_DIM
     line = tl.arange(0, KEY_DIM // LINE)[None, :, None] * LINE
     return row + line + tl.arange(0, LINE)[None, None, :]

@@ -1,4 +1,4 @@
-"""openai-agents: by chats, and by responses, its default."""
+"""Driver of openai-agents: over chat completions, and over the Responses API, its default."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""agno: agents over chats, Messages and Responses."""
+"""Driver of agno: agents over chat completions, Messages and Responses."""
 
 import anthropic
 import columns as c

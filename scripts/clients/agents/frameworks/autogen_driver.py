@@ -1,4 +1,4 @@
-"""autogen: OpenAIChatCompletionClient, and AssistantAgent with a function."""
+"""Driver of autogen: OpenAIChatCompletionClient, and AssistantAgent with a function."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""haystack: OpenAIChatGenerator, and Agent with a tool."""
+"""Driver of haystack: OpenAIChatGenerator, and Agent with a tool."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""langchain-openai: ChatOpenAI, OpenAI."""
+"""Driver of langchain-openai: ChatOpenAI, OpenAI."""
 
 import columns as c
 from langchain_core.messages import HumanMessage, ToolMessage

@@ -1,5 +1,5 @@
-"""langgraph and langchain-anthropic: Messages, and agents with a tool over Messages, chats and
-Responses. An agent's second question continues from a checkpoint of LangGraph."""
+"""Driver of langgraph and langchain-anthropic: Messages, and agents with a tool over Messages, chat
+completions and Responses. An agent's second question continues from a checkpoint of LangGraph."""
 
 from itertools import pairwise
 
@@ -26,7 +26,7 @@ def openai(**more) -> ChatOpenAI:
 
 
 def two_questions(model) -> list[dict]:
-    """Ask two questions, and return the usage of each answer."""
+    """Ask an agent two questions, and return the usage of each answer."""
     c.calls.clear()
     agent = create_agent(model, [get_weather], checkpointer=InMemorySaver())
     thread = {"configurable": {"thread_id": "1"}}
@@ -43,7 +43,7 @@ def thought() -> str:
 
 
 def agents() -> None:
-    """Check each turn's cached tokens: all of the previous turn except its last token."""
+    """Check the cached tokens of each turn: all tokens of the previous turn except the last one."""
     for before, after in pairwise(two_questions(messages())):
         c.same(after["input_token_details"]["cache_read"], before["total_tokens"] - 1)
 

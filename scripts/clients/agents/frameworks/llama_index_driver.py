@@ -1,4 +1,4 @@
-"""llama-index: OpenAILike, its structured predict, and FunctionAgent with a tool."""
+"""Driver of llama-index: OpenAILike, its structured predict, and FunctionAgent with a tool."""
 
 import asyncio
 

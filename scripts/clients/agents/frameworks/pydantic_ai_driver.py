@@ -1,4 +1,5 @@
-"""pydantic-ai: by chats, by responses, and its three ways to structured output."""
+"""Driver of pydantic-ai: over chat completions, over Responses, and its three ways to structured
+output."""
 
 import asyncio
 

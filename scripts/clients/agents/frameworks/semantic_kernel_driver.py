@@ -1,4 +1,4 @@
-"""semantic-kernel: OpenAIChatCompletion, and an agent with a plugin."""
+"""Driver of semantic-kernel: OpenAIChatCompletion, and an agent with a plugin."""
 
 import asyncio
 import json

@@ -1,4 +1,5 @@
-"""smolagents: OpenAIModel, and ToolCallingAgent, asking with `tool_choice: required`."""
+"""Driver of smolagents: OpenAIModel, and ToolCallingAgent with requests of `tool_choice:
+required`."""
 
 import json
 

@@ -5,7 +5,7 @@ from typing import Any, NoReturn
 
 
 class NoBenchmark(RuntimeError):
-    """A test asked for a benchmark of a large model."""
+    """A test asked for a benchmark of a large model. Such benchmarks are not run."""
 
 
 def run_eval(*_given: Any) -> NoReturn:

@@ -27,13 +27,13 @@ _CLIENT_SECONDS = 100.0
 
 
 class Gateway(NamedTuple):
-    """The fields of smg's gateway read by tests."""
+    """A stand-in for smg's gateway, with the fields read by its tests."""
 
     base_url: str
 
 
 class _Nodes:
-    """One node a model, from its first test to the session's end."""
+    """The running nodes, one for each model, from its first test to the session's end."""
 
     def __init__(self) -> None:
         self._running: dict[str, ServedNode] = {}
@@ -62,7 +62,8 @@ def _nodes(config: pytest.Config) -> _Nodes:
 
 @pytest.fixture(scope="class")
 def setup_backend(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Yield the backend's name, its model's, a client and the node as the gateway."""
+    """Yield the backend's name, the model's name, a client, and the node in place of the
+    gateway."""
     backend = request.param
     if not isinstance(backend, str) or backend.startswith(("pd_", "epd_")):
         pytest.skip("needs smg's own hand-over between its workers")

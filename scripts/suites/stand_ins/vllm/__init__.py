@@ -1,5 +1,5 @@
-"""A replacement for imports of vLLM in a suite: helpers needed by tests are here, and other names
-are stand-ins.
+"""A replacement for imports of vLLM in a test suite: helpers needed by tests are here, and other
+names are stand-ins.
 
 A test using any other class or function of vLLM fails with InternalOfVllm and its name. Such tests
 exercise vLLM's own code, absent from other servers.
@@ -16,18 +16,18 @@ __version__ = "0.33.0"
 
 
 class InternalOfVllm(Exception):
-    """A test used a class or function of vLLM's own."""
+    """A test used an internal class or function of vLLM."""
 
 
 class Uses:
-    """The names used by the running test. running: None while files are read; nothing raises
-    then."""
+    """A record of the vLLM names a test uses. running: names used by the running test; None while
+    files are read, and nothing raises then."""
 
     def __init__(self) -> None:
         self.running: list[str] | None = None
 
     def note(self, name: str) -> None:
-        """Raise InternalOfVllm inside a test; do nothing while files are read."""
+        """Raise InternalOfVllm for the used name inside a test; do nothing while files are read."""
         if self.running is not None:
             self.running.append(name)
             raise InternalOfVllm(f"the test uses vLLM's own {name}")
@@ -37,7 +37,8 @@ uses = Uses()
 
 
 class _Named(type):
-    """The type of a stand-in: a class usable as a base, an exception, a decorator, a value."""
+    """The metaclass of stand-ins. A stand-in serves as a base class, an exception, a decorator or a
+    value."""
 
     def __call__(cls, *given: Any, **named: Any) -> Any:
         uses.note(cls.__qualname__)
@@ -95,7 +96,7 @@ class _StandInModule(ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """A finder of every module of vLLM without a file here."""
+    """An import finder for every module of vLLM without a file in this folder."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -108,7 +109,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return _StandInModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run nothing: the module creates its names on access."""
+        """Run no code: the module creates its names on access."""
 
 
 sys.meta_path.append(_Finder())

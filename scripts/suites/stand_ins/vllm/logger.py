@@ -1,4 +1,4 @@
-"""Loggers by name, with the interface used by vLLM's tests."""
+"""A stand-in for vLLM's loggers, with the interface used by its tests."""
 
 import logging
 

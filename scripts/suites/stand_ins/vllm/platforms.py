@@ -1,4 +1,4 @@
-"""The machine seen by vLLM's tests: a CPU and nothing else."""
+"""A stand-in for vLLM's platforms: its tests see a CPU and nothing else."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""The version of the suite."""
+"""The vLLM version the copied tests belong to."""
 
 from vllm import __version__
 

@@ -8,7 +8,7 @@ import pytest
 from vllm import uses
 
 _LONG_TESTS = {"test_openapi_stateless": 1500}
-"""Time limits in seconds of tests with requests to every route."""
+"""Longer time limits, in seconds, of tests sending requests to every route."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -25,14 +25,14 @@ _CLIENT_SECONDS = 100.0
 
 
 def served_model(flags: list[str]) -> str:
-    """Return the name of the model for a server with these flags."""
+    """Return the name of the model served under these vLLM flags."""
     if "--reasoning-parser" in flags:
         return "tool_caller"
     return "tool_caller_quick" if "--tool-call-parser" in flags else "embedded"
 
 
 def kept_flags(model: str, flags: list[str]) -> list[str]:
-    """Return tasuki's flags for vLLM's. model: the suite's name of its model."""
+    """Return tasuki's flags for the given vLLM flags. model: name of the model in the suite."""
     kept: dict[str, str] = {"--served-model-name": model}
     for flag, value in zip(flags, [*flags[1:], ""], strict=True):
         name, given, joined = flag.partition("=")

@@ -1,4 +1,5 @@
-"""The tokenizer of the model on a test's server, under any name."""
+"""A stand-in for vLLM's tokenizers: under any name it gives the tokenizer of the model on the
+test's server."""
 
 from typing import Any
 
@@ -7,7 +8,7 @@ from transformers import AutoTokenizer
 
 
 class Served:
-    """The model of the last started server."""
+    """The model folder of the last started server."""
 
     model = "embedded"
 

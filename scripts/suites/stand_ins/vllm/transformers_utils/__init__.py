@@ -1,1 +1,1 @@
-"""The parts of this package imported by vLLM's tests: see repo_utils."""
+"""The parts of vLLM's transformers_utils imported by its tests: see repo_utils."""

@@ -1,1 +1,1 @@
-"""Helpers imported by vLLM's tests."""
+"""Stand-ins for the helpers of vLLM imported by its tests."""

@@ -1,4 +1,4 @@
-"""Ports, with the interface used by vLLM's tests."""
+"""Free network ports, with the interface used by vLLM's tests."""
 
 import socket
 
