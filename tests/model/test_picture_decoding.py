@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -223,6 +224,46 @@ def test_callers_share_the_processes(decoders: PictureDecoders) -> None:
     for each in slow:
         with pytest.raises(PictureError):
             each.result(HANG_SECONDS)
+
+
+def _animated(format: str, **options: Any) -> bytes:
+    frames = [Image.new("RGB", (32, 24), (value, 0, 9)) for value in (200, 100, 50)]
+    file = io.BytesIO()
+    frames[0].save(file, format, save_all=True, append_images=frames[1:], **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("format", ["GIF", "WEBP", "PNG", "MPO"])
+def test_the_first_of_several_frames_is_decoded(decoders: PictureDecoders, format: str) -> None:
+    """A child can load no further module of Pillow: all are there before."""
+    content = _animated(format, **({"lossless": True} if format == "WEBP" else {}))
+    found = np.asarray(pixels_of(decoders, content, read_header(content, BOUNDS)))
+    assert np.array_equal(found, read_pixels(content, BOUNDS))
+    assert abs(int(found[0, 0, 0]) - 200) <= 3
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "PA", "I;16", "CMYK", "RGBA"])
+def test_every_kind_of_pixels_is_decoded(decoders: PictureDecoders, mode: str) -> None:
+    format = "JPEG" if mode == "CMYK" else "PNG"
+    image = Image.linear_gradient("L").resize((30, 20))
+    image = image.convert("RGB").convert("CMYK") if mode == "CMYK" else _converted(image, mode)
+    file = io.BytesIO()
+    facts = Image.Exif()
+    facts[0x010E] = "described"
+    image.save(file, format, exif=facts, dpi=(72, 72), icc_profile=b"x" * 4000)
+    content = file.getvalue()
+    found = pixels_of(decoders, content, read_header(content, BOUNDS))
+    assert np.array_equal(np.asarray(found), read_pixels(content, BOUNDS))
+
+
+def _converted(image: Image.Image, mode: str) -> Image.Image:
+    if mode == "I;16":
+        return Image.fromarray(np.asarray(image).astype(np.uint16) * 257)
+    if mode == "PA":
+        palette = image.convert("P")
+        palette.info["transparency"] = 3
+        return palette
+    return image.convert(mode)
 
 
 def bomb(width: int, height: int) -> bytes:

@@ -173,6 +173,7 @@ def _load_decoders() -> None:
         from PIL import Image, ImageOps  # noqa: F401
     except ImportError as error:
         raise PillowMissing from error
+    Image.init()
     job = DecodeJob(1, 1, 1 << 20, 1)
     for name in FORMATS:
         # Pillow may be built without one of them.
