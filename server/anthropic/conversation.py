@@ -186,6 +186,10 @@ def read_conversation(fields: RequestFields, pictures: PictureReader | None = No
     return Conversation(tuple(reader.messages), tuple(reader.breakpoints))
 
 
+_Adds = Callable[[dict[str, Any], str], None]
+"""Adds a block to the conversation. Arguments: the block, its place."""
+
+
 class _Reader:
     """A reader of a request's messages, one after the other. One message of Anthropic's API may
     become several template messages, because a template takes each tool result as its own
@@ -194,6 +198,11 @@ class _Reader:
     def __init__(self, pictures: PictureReader | None) -> None:
         self._builder = ConversationBuilder()
         self._pictures = pictures
+        self._shown = ShownContent()
+        self._result_blocks: dict[str, _Adds] = {"text": self._add_text}
+        if pictures is not None:
+            self._result_blocks |= dict.fromkeys(MESSAGE_BLOCKS, self._add_picture)
+        self._user_blocks = {**self._result_blocks, "tool_result": self._add_tool_result}
         self.breakpoints: dict[int, None] = {}
         self._asked = 0
 
@@ -212,53 +221,31 @@ class _Reader:
         self._marks(content, place)
 
     def user(self, content: Any, place: str) -> None:
-        said = ShownContent()
-
-        def result(block: dict[str, Any], at: str) -> None:
-            nonlocal said
-            read = self._tool_result(block, at)
-            self._said(said)
-            said = ShownContent()
-            self._builder.tool(read.content, read.pictures)
-
-        self._read_shown(content, place, lambda: said, {"tool_result": result})
-        if not blocks_of(content, place):
-            said.text("")
-        self._said(said)
+        for _ in read_blocks(content, place, self._user_blocks):
+            pass
+        if self._shown.is_empty and not blocks_of(content, place):
+            self._shown.text("")
+        self._say()
         self._marks(content, place)
 
-    def _tool_result(self, block: dict[str, Any], place: str) -> ShownContent:
-        """Return the content of a tool result. `is_error` is ignored, because templates have no
-        field for it. The text describes the error."""
+    def _add_text(self, block: dict[str, Any], place: str) -> None:
+        self._shown.text(read_text(block, place))
+
+    def _add_picture(self, block: dict[str, Any], place: str) -> None:
+        assert self._pictures is not None
+        self._pictures.message_block(block, place)
+        self._shown.picture()
+
+    def _add_tool_result(self, block: dict[str, Any], place: str) -> None:
+        """Add a tool result as a message of its own. `is_error` is ignored, because templates have
+        no field for it. The text describes the error."""
         required(block, "tool_use_id", str, place)
-        shown = ShownContent()
+        self._say()
         if block.get("content") is not None:
-            self._read_shown(block["content"], f"{place}.content", lambda: shown, {})
-        return shown
-
-    def _read_shown(
-        self,
-        content: Any,
-        place: str,
-        shown: Callable[[], ShownContent],
-        others: dict[str, Callable[[dict[str, Any], str], None]],
-    ) -> None:
-        """Read blocks of text and pictures. shown: returns the content for the next block. others:
-        readers of other types."""
-
-        def text(block: dict[str, Any], at: str) -> None:
-            shown().text(read_text(block, at))
-
-        def picture(block: dict[str, Any], at: str) -> None:
-            assert self._pictures is not None
-            self._pictures.message_block(block, at)
-            shown().picture()
-
-        readers = {"text": text, **others}
-        if self._pictures is not None:
-            readers |= dict.fromkeys(MESSAGE_BLOCKS, picture)
-        for _ in read_blocks(content, place, readers):
-            pass
+            for _ in read_blocks(block["content"], f"{place}.content", self._result_blocks):
+                pass
+        self._builder.tool(self._shown.content, self._shown.pictures)
+        self._shown = ShownContent()
 
     def assistant(self, content: Any, place: str) -> None:
         thoughts: list[str] = []
@@ -279,9 +266,11 @@ class _Reader:
     def breakpoint_here(self) -> None:
         self.breakpoints[len(self.messages)] = None
 
-    def _said(self, shown: ShownContent) -> None:
-        if not shown.is_empty:
-            self._builder.user(shown.content, shown.pictures)
+    def _say(self) -> None:
+        """Add the user's content read so far, if there is any."""
+        if not self._shown.is_empty:
+            self._builder.user(self._shown.content, self._shown.pictures)
+            self._shown = ShownContent()
 
     def _marks(self, content: Any, place: str) -> None:
         """Set a checkpoint at the message's end if any of its blocks has `cache_control`. Raises

@@ -54,6 +54,8 @@ class ChatMessage:
 class ShownContent:
     """The content of one message while its parts are read: texts, and places of pictures."""
 
+    __slots__ = ("_length", "_pictures", "_texts")
+
     def __init__(self) -> None:
         self._texts: list[str] = []
         self._length = 0
