@@ -87,7 +87,8 @@ def _parts() -> dict[str, list[str]]:
 
 
 def _found(letters: Sequence[tuple[str, str]], number: int, end: str) -> str:
-    """Return the tool's result: letter `number`, another letter, and the paragraph `end`."""
+    """Return the tool's result: written letter `number`, another, and the paragraph `end`. letters:
+    paragraph pairs."""
     first, second = letters[number]
     beside = " ".join(letters[(number + 4) % len(letters)])
     return (

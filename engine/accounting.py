@@ -107,8 +107,8 @@ class TimeCounter:
 
 
 class StepTimes:
-    """Seconds of steps, idle seconds of the device between two steps, and numbers of drafts in
-    steps.
+    """Seconds of steps, idle seconds of the device between two steps, and steps counted by most
+    drafts of an answer.
 
     Owns histograms and sums, nothing else. Thread rule: the engine loop's.
     """

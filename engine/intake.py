@@ -94,8 +94,8 @@ class Intake:
         return None
 
     def prediction_refusal(self, prediction: m.Tokens) -> m.RequestError | None:
-        """Return the reason, if any, why an answer cannot be drafted from the request's prediction.
-        Drafts go through the model like a prompt."""
+        """Return an error if the request's prediction (source of drafts) has a token outside the
+        vocabulary, else None. Drafts go through the model like a prompt."""
         if not len(prediction):
             return None
         if self.is_token(int(prediction.min())) and self.is_token(int(prediction.max())):

@@ -63,8 +63,8 @@ class _Connection:
 
 
 class ConnectionOwner(Protocol):
-    """Owner of the connections: it supplies the content of heartbeats and is notified about
-    receivers."""
+    """Owner of the connections: it supplies heartbeats' content, and is told of lost connections
+    and of drained pulls."""
 
     @property
     def leaves(self) -> bool:

@@ -1,10 +1,10 @@
-"""One transfer on the prefill node, of a hand-over, a copy or a fetch. It connects the receiver's
-stream, the engine and the sender.
+"""One transfer on the prefill node: sent (hand-over, copy, fetch) or received (pull). It connects
+the peer's stream, the engine, and the sender or receiver.
 
-Turns messages into events of the pure side (transfer/lifecycle/sending.py) and performs its
-actions. Knows no gRPC. Thread rule: the event loop. Invariants: the engine is given PrefillEnd
-exactly once, after the sender drained (or gave up draining). The receiver gets the end of the
-transfer exactly once, and nothing after it.
+Turns messages into events of the pure side (transfer/lifecycle/sending.py, receiving.py) and
+performs its actions. Knows no gRPC. Thread rule: the event loop. Invariants of a sent transfer: the
+engine is given PrefillEnd exactly once, after the sender drained (or gave up draining). The
+receiver gets the end of the transfer exactly once, and nothing after it.
 """
 
 import asyncio

@@ -132,7 +132,7 @@ def renamed(
     submits: Sequence[m.Submit], names: Sequence[m.RequestId], context: RequestContext
 ) -> list[m.Submit]:
     """Return the submits with the engine's request ids in place of the callers'. names: the
-    engine's ids for all answers in order, forks included."""
+    engine's ids for all answers in order, forks included. context: names each submit's queue."""
     rest = iter(names)
     return [
         replace(

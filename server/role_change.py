@@ -123,7 +123,8 @@ class RoleChange:
         stop()
 
     def _carried(self, role: str) -> dict[str, Setting]:
-        """Return the settings of this daemon used by the new role too. Raises ConfigFileError."""
+        """Return settings for the new role: this daemon's changed ones, then other_role_config's.
+        Raises ConfigFileError."""
         known = _fields_of(role)
         carried = {
             name: value

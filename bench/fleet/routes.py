@@ -75,7 +75,8 @@ class ByRule:
 
 
 class StickyRoute(ByRule):
-    """A route by rendezvous hashing of the session: a session stays on one node."""
+    """A route by rendezvous hashing of the session. Its node changes if nodes change or a try
+    failed."""
 
     def __init__(self, members: Members, workload: Workload, seconds: PrefillSeconds) -> None:
         super().__init__(members, workload, seconds)

@@ -98,9 +98,9 @@ class DrainTargets(OfferedStates):
         """True once a drain target's pull was refused for having more bytes than remained."""
 
     def next(self, beside: int) -> Request | None:
-        """Return a state to be offered now, as a one-token request behind it; None if there is none
-        now. The caller opens its transfer and calls opened(). beside: number of requests in
-        flight."""
+        """Return a request for a state to be offered now; None if there is none now. Its prompt has
+        the state's tokens and one more. The caller opens its transfer and calls opened(). beside:
+        number of requests in flight."""
         if not self.leaving.begun:
             return None
         self.leaving.look_again(beside)

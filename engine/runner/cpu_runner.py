@@ -86,7 +86,7 @@ class HeldInputs:
         return len(self._rows)
 
     def hold(self, batch_index: int, row: HeldRow) -> None:
-        """Keep the row, in place of the previous one at the batch index."""
+        """Keep a row with drafts for its fold; it replaces the batch index's previous one."""
         self._rows[batch_index] = row
 
     def drop(self, batch_indices: Iterable[int]) -> None:

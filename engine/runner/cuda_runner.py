@@ -304,8 +304,8 @@ class CudaRunner:
         return CudaForward(len(rows), parts, verified, guessed, scores, before, started, ended)
 
     def _folded(self, plan: ForwardPlan, rows: ResolvedRows) -> ResolvedRows:
-        """Launch the plan's folds (storing states after accepted drafts). Return its rows. Only as
-        many rows verify drafts as there is space for."""
+        """Launch the plan's folds (storing states after accepted drafts), or leave them to its
+        rows. Return its rows. Without space, rows with drafts become one-token rows."""
         if self._drafter is None and (plan.guesses or plan.first_guesses):
             raise PlanError(f"plan {plan.number} asks for guesses; no draft layer is loaded here")
         if self._verifier is None:

@@ -286,11 +286,12 @@ class GuessRows:
     ) -> None:
         """Fill the rows, for later work in the stream.
 
-        rows: one token each, the last one before the guesses, at its position if no draft of the
-        forward was accepted. wanted: number of guesses of each row, at least one. places: each
-        row's index among the last step's rows with drafts. -1: the row had no drafts; it begins
-        with the last token at its batch index and the hidden state stored with its slot. width:
-        tokens per row in the last step.
+        rows: one token each, the last one before the guesses. Its position assumes no accepted
+        draft in the forward. wanted: number of guesses of each row, at least one. places: each
+        row's index among the last step's rows with drafts. -1: no drafts; the row begins with its
+        batch index's last token and its slot's stored hidden state. slots: each row's slot, read
+        for place -1. width: tokens per row in the last step. sampling: the rows' sampling settings
+        by batch index.
         """
         self._numbers.fill(rows, sampling)
         host = torch.zeros(self._seats.shape, dtype=torch.int32, pin_memory=True)

@@ -22,7 +22,8 @@ class StoreLoads(Protocol):
     time."""
 
     def up(self, job: CopyJob) -> RunningCopy:
-        """Return the copy of a load, not begun yet. Its digests cover the arena's bytes."""
+        """Return the copy of a load from the store, not begun yet. Its digests come from the
+        arena's bytes."""
 
 
 class HostLoads:

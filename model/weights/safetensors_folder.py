@@ -376,8 +376,9 @@ class Checkpoint:
         return None
 
     def check_left_over(self, elsewhere: Elsewhere = nowhere_else, *, drafts: bool) -> None:
-        """Raise WeightsError if read values are damaged, or if no rank read a scale or a quantised
-        tensor. Call it after all reading. drafts: the draft layer was read too."""
+        """Raise WeightsError if read values are damaged, or no rank read a quantised tensor or
+        scale. KV-cache scales are exempt. Call it last. elsewhere: true if another rank reads it.
+        drafts: the draft layer was read too."""
         self._tensors.checks.done()
         check_left_over(self._tensors, self._prefix, elsewhere, drafts=drafts)
 

@@ -41,8 +41,7 @@ class World(Pair):
         """Start the daemons. prefill, decode, oracle: flags of the nodes; without oracle flags
         there is no oracle. faults: faults allowed for disturb(). Node faults are always possible;
         connection faults need a proxy, started if one is named. patience: factor on timeouts.
-        storm_clients: number of clients in an abort storm; they send a request and disconnect at
-        once."""
+        storm_clients: number of requests in an abort storm; all are aborted at the fault's end."""
         self.patience = patience
         self._proxy: TcpProxy | None = None
         self._has_proxy = any(fault.is_of_link for fault in faults)

@@ -66,7 +66,8 @@ _MOST_NAMED = {"logit_bias": MAX_BIASES, "allowed_token_ids": MAX_ALLOWED_TOKENS
 
 
 def read_prompt(request: pb.GenerateRequest, salt: bytes, codec: TextCodec) -> RenderedPrompt:
-    """Return the request's whole prompt as tokens. salt: the prompt's cache salt in the engine."""
+    """Return the request's whole prompt as tokens, rendering messages, with its marks. salt: its
+    cache salt in the engine."""
     kind = request.WhichOneof("input")
     if kind == "messages":
         rendered = ChatRenderer(codec).conversation(

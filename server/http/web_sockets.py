@@ -116,8 +116,9 @@ class TextSocket:
         self._sockets.connections.count_received(request.transport, self._wanted)
 
     async def text(self) -> bytearray | None:
-        """Wait for the client's next text and return it as UTF-8; None: the socket has ended. Only
-        one task may wait. Raises ConnectionError if the client disconnects during a pong."""
+        """Wait for the client's next text or binary message and return its bytes; None: the socket
+        has ended. Only one task may wait. Raises ConnectionError if the client disconnects during a
+        pong."""
         while (message := await self.response.receive()).type in _BEATS:
             if message.type is WSMsgType.PING:
                 await self.response.pong(message.data)

@@ -345,8 +345,9 @@ def opens_answer(fields: RequestFields) -> bool:
 def render_chat(
     fields: RequestFields, codec: TextCodec, *, open_answer: bool, salt: bytes
 ) -> RenderedPrompt:
-    """Render `messages` and `tools` with the checkpoint's chat template. open_answer: end the
-    prompt with the opening of an assistant turn. salt: cache salt of the prompt."""
+    """Render `messages` and `tools` as prompt tokens with the checkpoint's chat template.
+    open_answer: end the prompt with the opening of an assistant turn. salt: cache salt of the
+    prompt. Raises InvalidField."""
     messages, renderer = read_chat_messages(fields), ChatRenderer(codec)
     goes_on = fields.flag("continue_final_message")
     if goes_on:

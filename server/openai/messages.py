@@ -77,8 +77,8 @@ def _of_thinking(fields: RequestFields) -> dict[str, Any]:
 
 
 def _effort(fields: RequestFields, variables: dict[str, Any]) -> str | None:
-    """Return the effort word of SGLang's `reasoning` object. Store its `enabled` in `variables`.
-    Raises InvalidField."""
+    """Return the effort word of SGLang's `reasoning` object. Store its `enabled` in `variables` as
+    `enable_thinking` unless set. Raises InvalidField."""
     reasoning = fields.fields("reasoning", REASONING)
     if reasoning.get("enabled") is not None:
         variables.setdefault("enable_thinking", reasoning.flag("enabled"))

@@ -1,2 +1,2 @@
-"""One layer chunk (layers of one forward sent together): its rows, their places, digests and
-counts."""
+"""Layer chunks (layers of one forward sent together): their rows (blocks or states), places,
+digests and step counter."""

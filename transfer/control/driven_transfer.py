@@ -271,8 +271,8 @@ class LiveTransfers(Generic[Key, TransferT]):
     """
 
     def __init__(self, over: Callable[[TransferT, Exception | None], None] | None = None) -> None:
-        """over: called once a transfer has ended, with the transfer and its error; None: it ended
-        without one."""
+        """over: called with an ended transfer and its error, after its removal here. None as error:
+        it ended without one."""
         self._over = over
         self._transfers: dict[Key, TransferT] = {}
         self._emptied = asyncio.Event()

@@ -81,7 +81,8 @@ class Beating:
 
 
 class Renewing:
-    """Decode node's end of the heartbeats: it takes heartbeats and sends renewals."""
+    """Decode node's end of the heartbeats: it takes heartbeats, and its caller sends the
+    renewals."""
 
     def __init__(self, heartbeat_timeout: HeartbeatTimeout, now: float) -> None:
         """Begin with renewal 0, sent at `now` to open the heartbeats."""

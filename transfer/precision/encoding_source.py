@@ -227,8 +227,8 @@ class EncodingSource:
 
 
 class _EncodedChunk:
-    """Layer chunk encoded into a cell. places: byte offset in the arena of each posted part, in the
-    order of the chunk's rows."""
+    """Layer chunk with its encoded parts in a cell of the arena. places: byte offset in the arena
+    of each posted part, encoded or not, in the chunk's row order."""
 
     def __init__(
         self,

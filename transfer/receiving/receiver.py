@@ -192,8 +192,8 @@ class Receiver:
         return any(arena.transport.unread() for arena in self._arenas)
 
     def _wait_passes(self) -> None:
-        """Wait until the receiver thread's loop has begun and ended a whole pass over all
-        arenas."""
+        """Wait until the receiver thread's loop has begun and ended a whole pass over all arenas,
+        or until stop()."""
         with self._passed:
             enough = self._passes + 2
             self._awaited_passes = max(self._awaited_passes, enough)

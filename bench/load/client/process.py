@@ -54,7 +54,8 @@ class Target:
 
 
 class LoadClient:
-    """The `loads.Client` of one process. Thread rule: one event loop's thread."""
+    """Sender of a load's prompts in a process (`loads.Client`). Thread rule: one event loop's
+    thread."""
 
     def __init__(self, target: Target, load: Load, sessions: Sequence[int]) -> None:
         """Set up a client. sessions: numbers of the sessions run by this process."""

@@ -98,8 +98,7 @@ def digests_of(sums: NDArray[np.int64]) -> list[int]:
     shows. Changes of several words are missed only if their differences cancel in both sums. This
     is one pair in 2^128, as far as the mixing is random. The order of additions does not matter, so
     a page is digested block by block on arrival. Like XXH3, the digest is not cryptographic: it
-    protects against corrupt memory and misplaced copies. Thread rule: one thread at a time. Work
-    joins the current stream.
+    protects against corrupt memory and misplaced copies.
     """
     pairs = sums.view(np.uint64).tolist()
     return [first << 64 | second for first, second in pairs]

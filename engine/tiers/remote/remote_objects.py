@@ -294,8 +294,8 @@ class RemoteObjects:
             self._slots.pop(job.slot[1], None)
 
     def kept(self, job: CopyJob, written: TierDigests) -> None:
-        """Publish the written state for other nodes: write its manifest. REQUIRES: the job has a
-        label."""
+        """Publish the state's manifest for other nodes, unless it is short or its path is unknown.
+        REQUIRES: the job has a label."""
         label, slot = job.label, job.slot
         assert label is not None and slot is not None
         targets = [target for _, target in job.pages]

@@ -247,7 +247,8 @@ class ToolCallScanner:
         return self.ended == self._most
 
     def push(self, text: str) -> list[AnswerItem]:
-        """Add the next segment of text. Return the parts certain now, in order."""
+        """Add the next segment of text. Return the parts (content and calls) certain now, in
+        order."""
         if not self._tools:
             return [Content(text)] if text else []
         self._letters += len(text)

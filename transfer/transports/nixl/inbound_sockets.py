@@ -103,7 +103,7 @@ class InboundSockets:
         return sum(_unread(found) for found in self._all() if not _established(found))
 
     def _all(self) -> Iterator[socket.socket]:
-        """Yield UCX's connected sockets, each valid until the next is yielded."""
+        """Yield UCX's connected or broken sockets, each valid until the next is yielded."""
         for handle in _handles():
             with _tcp_socket(handle) as found:
                 if found is not None and not _listens(found) and self._ours(found):
