@@ -89,6 +89,18 @@ class InvalidField(InvalidRequest):
         self.field = field
 
 
+class PictureMissing(InvalidField, kind="picture_missing"):
+    """A token id of the prompt is a picture's placeholder, and no picture is there."""
+
+
+class PictureTooLarge(InvalidField, kind="picture_too_large"):
+    """A picture, or all pictures of the request together, are beyond the node's bounds."""
+
+
+class PictureNotFetched(InvalidField, kind="picture_not_fetched"):
+    """A picture is given by an address, and the node fetches none."""
+
+
 class PromptTooLong(InvalidRequest, kind="too_long"):
     """The model's context, or this node's memory, cannot hold the prompt and its answer."""
 

@@ -13,7 +13,7 @@ from tasuki.engine.messages import Fork, RequestId, Targets, Tokens
 from tasuki.model.ops.sampling.params import MIN_TEMPERATURE, MIN_TOP_P, SamplingParams
 from tasuki.server.text.text_codec import TextCodec
 
-from .errors import InvalidField, InvalidRequest, PromptTooLong
+from .errors import InvalidField, InvalidRequest, PictureMissing, PromptTooLong
 
 MAX_CHOICES = 128
 """Largest number of answers to one prompt, as at OpenAI."""
@@ -174,6 +174,29 @@ def _is_token_id(value: object) -> bool:
         return False
     assert isinstance(value, int | float)
     return 0 <= value < 2**31 and value == int(value)
+
+
+def check_prompt_ids(
+    field: str,
+    tokens: NDArray[np.int32] | NDArray[np.int64],
+    vocab_size: int,
+    placeholders: frozenset[int],
+    within: str = "",
+) -> None:
+    """Check a caller's token ids before they enter a prompt. A sampled id needs no check: it is
+    text. placeholders: ids that stand for pictures. within: index of the prompt among those of
+    the field, such as `[1]`. Raises InvalidField, PictureMissing."""
+    check_vocabulary(field, tokens, vocab_size)
+    if not placeholders:
+        return
+    found = np.isin(tokens, sorted(placeholders))
+    if found.any():
+        place = int(found.argmax())
+        raise PictureMissing(
+            f"{field}{within}[{place}]",
+            f"is {tokens[place]}, the placeholder of a picture: send the picture itself, not its "
+            "id",
+        )
 
 
 def check_vocabulary(

@@ -27,6 +27,7 @@ _ONLY: tuple[tuple[str, object], ...] = (
     ("in_channels", COLOURS),
     ("deepstack_visual_indexes", []),
 )
+_PLACEHOLDERS = ("image_token_id", "video_token_id")
 _THETA = 10000.0
 _SECTIONS = (11, 11, 10)
 _NORM_EPS = 1e-6
@@ -104,6 +105,23 @@ class VisionConfig:
         weights. Two nodes compare their texts."""
         shape = f"patches of {self.patch} pixels x {self.frames} frames, merged by {self.merge}"
         return f"{shape}; {self.heads} heads of base {self.rope_theta!r}"
+
+
+def placeholder_ids(directory: Path | str) -> frozenset[int]:
+    """Return the token ids that stand for pictures, from the outer object of config.json. Return
+    none for a checkpoint of text only, and for a folder without a readable config. Raises
+    ModelConfigError."""
+    path = Path(directory) / "config.json"
+    try:
+        outer = ConfigFields(read_object(path), str(path))
+    except ModelConfigError:
+        # The reader of the model's shape reports this. A folder of text files alone may be read.
+        return frozenset()
+    found = {name: outer.get(name) for name in _PLACEHOLDERS}
+    for name, token in found.items():
+        if token is not None and (type(token) is not int or token < 0):
+            raise outer.error(name, f"is {token!r:.80}", "copy it from the published config")
+    return frozenset(token for token in found.values() if token is not None)
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -185,7 +203,7 @@ def _sections(outer: ConfigFields) -> tuple[int, int, int]:
 def _tokens(outer: ConfigFields) -> PictureTokens:
     text = outer.object("text_config") or outer
     vocab = text.size("vocab_size")
-    names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
+    names = ("vision_start_token_id", "vision_end_token_id", *_PLACEHOLDERS)
     ids: list[int] = []
     for name in names:
         found = outer.get(name)

@@ -3,12 +3,15 @@
 A picture is one image or one pair of video frames. Its patches come in squares of merge x merge,
 one square a token. The order is square row, square column, row in the square, column in it. All
 functions are pure. Source: transformers 5.24, `vision_utils.py`.
+
+A front computes sizes of grids without torch, so functions over tensors import it themselves.
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class PictureError(ValueError):
@@ -48,13 +51,15 @@ class PictureGrid:
     def tokens(self) -> int:
         return self.token_rows * self.token_columns
 
-    def places(self) -> tuple[Tensor, Tensor]:
+    def places(self) -> "tuple[Tensor, Tensor]":
         """Return the row and the column of each patch, in patch order, both [patches] int64."""
+        import torch
+
         rows = torch.arange(self.rows)[:, None].expand(self.rows, self.columns)
         columns = torch.arange(self.columns).expand(self.rows, self.columns)
         return self._in_order(rows), self._in_order(columns)
 
-    def _in_order(self, raster: Tensor) -> Tensor:
+    def _in_order(self, raster: "Tensor") -> "Tensor":
         """Rearrange [rows, columns] into patch order, [patches]."""
         squares = (self.token_rows, self.merge, self.token_columns, self.merge)
         return raster.reshape(squares).transpose(1, 2).flatten()
@@ -65,8 +70,8 @@ class PositionTaps:
     """Interpolation of each patch's position from four learned positions. index [patches, 4] int64:
     rows of the table; weight [patches, 4] float32, with sum 1."""
 
-    index: Tensor
-    weight: Tensor
+    index: "Tensor"
+    weight: "Tensor"
 
     @staticmethod
     def of(grid: PictureGrid, side: int) -> "PositionTaps":
@@ -76,6 +81,8 @@ class PositionTaps:
         Corners are aligned: the grid's first and last patch take the table's first and last
         position.
         """
+        import torch
+
         rows, columns = grid.places()
         upper, lower, down = _taps(rows, grid.rows, side)
         left, right, across = _taps(columns, grid.columns, side)
@@ -90,9 +97,11 @@ class PositionTaps:
             torch.stack([by_row * by_column for _, by_row, _, by_column in corners], dim=1),
         )
 
-    def rows(self, table: Tensor) -> Tensor:
+    def rows(self, table: "Tensor") -> "Tensor":
         """Return the patches' positions, [patches, hidden] float32, interpolated from the table of
         learned positions [side * side, hidden]. The result is on the table's device."""
+        import torch
+
         index, weight = self.index.to(table.device), self.weight.to(table.device)
         total = table.new_zeros(len(index), table.shape[1], dtype=torch.float32)
         for tap in range(index.shape[1]):
@@ -100,7 +109,7 @@ class PositionTaps:
         return total
 
 
-def _taps(index: Tensor, count: int, side: int) -> tuple[Tensor, Tensor, Tensor]:
+def _taps(index: "Tensor", count: int, side: int) -> "tuple[Tensor, Tensor, Tensor]":
     """Interpolate along one axis. Return, for indices [n] of `count` patches, the learned position
     before, the one after, and the weight of the one after."""
     source = index.float() * (side - 1) / max(count - 1, 1)
@@ -109,13 +118,15 @@ def _taps(index: Tensor, count: int, side: int) -> tuple[Tensor, Tensor, Tensor]
     return first, (first + 1).clamp(max=side - 1), source - before
 
 
-def rotary_angles(grid: PictureGrid, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
+def rotary_angles(grid: PictureGrid, head_dim: int, theta: float) -> "tuple[Tensor, Tensor]":
     """Return cos and sin of the rotary angles, each [patches, 1, head_dim / 2] float32. Element j
     of a head rotates with element j + head_dim / 2.
 
     The first half of the pairs rotates with the patch's row, the second with its column, both from
     the highest frequency down. REQUIRES: head_dim is a multiple of 4.
     """
+    import torch
+
     exponents = torch.arange(0, head_dim // 2, 2).float() / (head_dim // 2)
     frequencies = 1.0 / theta**exponents
     angles = [places.float()[:, None] * frequencies for places in grid.places()]

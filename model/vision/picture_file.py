@@ -1,10 +1,11 @@
 """Decoding of picture files to RGB: only named formats, bounds checked before pixels, orientation,
 transparency.
 
-read_header reads a file's format and size, without its pixels. decode returns the pixels. Both are
-pure functions of the bytes and of Pillow's version. Decoding may take long even within the bounds,
-so untrusted bytes are decoded in a process of their own. Pillow is the optional extra `vision`, and
-is imported at the first call.
+read_header reads a file's format and size, without its pixels. read_pixels returns the pixels,
+decode the same as a tensor. All are pure functions of the bytes and of Pillow's version. Decoding
+may take long even within the bounds, so untrusted bytes are decoded in a process of their own.
+Pillow is the optional extra `vision`, and is imported at the first call. A front and a decoding
+process have no torch, so decode alone imports it.
 
 Colours follow transformers 5.24: EXIF's orientation first, then transparency on white, then RGB.
 The first frame of an animation is decoded.
@@ -19,14 +20,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from .grid import PictureError
 from .processor import Size
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from torch import Tensor
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 """The supported picture formats, by Pillow's names. No other decoder of Pillow is tried."""
@@ -41,6 +42,10 @@ _MOST_READS = 2**17
 """Largest number of reads of one file. Pillow reads a damaged header byte by byte, and so many
 reads take a tenth of a second."""
 _TOO_MANY = "a picture's file is in too many parts; save it again"
+
+
+class OversizedPicture(PictureError):
+    """A picture beyond its bounds of bytes or pixels."""
 
 
 class PillowMissing(RuntimeError):
@@ -75,7 +80,14 @@ def read_header(content: bytes, bounds: PictureBounds) -> PictureHeader:
         return _header(image, content)
 
 
-def decode(content: bytes, bounds: PictureBounds) -> Tensor:
+def decode(content: bytes, bounds: PictureBounds) -> "Tensor":
+    """Return the pixels of read_pixels() as a tensor. Raises PictureError, PillowMissing."""
+    import torch
+
+    return torch.from_numpy(read_pixels(content, bounds))
+
+
+def read_pixels(content: bytes, bounds: PictureBounds) -> NDArray[np.uint8]:
     """Decode a picture file. Return its pixels [height, width, 3] uint8, upright and in RGB. Raises
     PictureError, PillowMissing."""
     with _opened(content, bounds) as image:
@@ -84,7 +96,7 @@ def decode(content: bytes, bounds: PictureBounds) -> Tensor:
         wanted = _header(image, content).size
         image.load()
         upright = ImageOps.exif_transpose(image)
-        found = torch.from_numpy(np.array(_on_white(upright)))
+        found = np.array(_on_white(upright), dtype=np.uint8)
         if Size(*found.shape[:2]) != wanted:
             raise PictureError(
                 f"the picture has {found.shape[1]} x {found.shape[0]} pixels, its header says "
@@ -116,7 +128,7 @@ def _opened(content: bytes, bounds: PictureBounds) -> Iterator["Image"]:
     except ImportError as error:
         raise PillowMissing from error
     if len(content) > bounds.most_bytes:
-        raise PictureError(
+        raise OversizedPicture(
             f"a picture has {len(content)} bytes, {bounds.most_bytes} are allowed; send a smaller "
             "file"
         )
@@ -127,7 +139,7 @@ def _opened(content: bytes, bounds: PictureBounds) -> Iterator["Image"]:
     except PictureError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise PictureError(f"a picture is too large ({error}); send fewer pixels") from error
+        raise OversizedPicture(f"a picture is too large ({error}); send fewer pixels") from error
     except UnidentifiedImageError as error:
         raise PictureError(f"a file is no picture; send {', '.join(FORMATS)}") from error
     except Exception as error:
@@ -140,7 +152,7 @@ def _opened(content: bytes, bounds: PictureBounds) -> Iterator["Image"]:
 
 def _check_size(size: Size, bounds: PictureBounds) -> None:
     if size.pixels > bounds.most_pixels:
-        raise PictureError(
+        raise OversizedPicture(
             f"a picture has {size.width} x {size.height} pixels, {bounds.most_pixels} are allowed; "
             "send a smaller one"
         )

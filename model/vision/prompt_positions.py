@@ -8,7 +8,8 @@ later token i has position i + delta on all axes, until the next picture.
 
 PromptLayout: the pictures of a prompt by token index. The positions of any part follow from it, so
 none are stored. Only rotary embeddings read positions: masks, pages and limits count tokens. All is
-immutable and pure. Source: transformers 5.24, `Qwen3_5Model.get_rope_index`.
+immutable and pure. A front places pictures without torch, so functions over tensors import it
+themselves. Source: transformers 5.24, `Qwen3_5Model.get_rope_index`.
 """
 
 from bisect import bisect_right
@@ -17,12 +18,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from itertools import accumulate
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from .config import PictureTokens
 from .grid import PictureGrid
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 AXES = 3
 
@@ -104,9 +106,11 @@ class PromptLayout:
         token."""
         return self._shifts[-1]
 
-    def positions(self, start: int, stop: int) -> Tensor:
+    def positions(self, start: int, stop: int) -> "Tensor":
         """Return the three-axis positions [3, stop - start] int64 of the tokens start to stop - 1,
         on the host. REQUIRES: 0 <= start <= stop."""
+        import torch
+
         found = torch.arange(start, stop).repeat(AXES, 1)
         # The first run that may reach into the part.
         first = bisect_right(self.runs, start, key=lambda run: run.end)
@@ -183,19 +187,21 @@ def _check_run(
 
 def prompt_positions(
     tokens: Sequence[int], pictures: Sequence[PromptPicture], ids: PictureTokens
-) -> tuple[Tensor, int]:
+) -> "tuple[Tensor, int]":
     """Return the three-axis positions [3, tokens] int64 of a whole prompt, and its delta (position
     minus token index after the last picture). Raises PicturePlaceError."""
     layout = prompt_layout(tokens, pictures, ids)
     return layout.positions(0, len(tokens)), layout.delta
 
 
-def rotary_axes(sections: tuple[int, int, int], pairs: int) -> Tensor:
+def rotary_axes(sections: tuple[int, int, int], pairs: int) -> "Tensor":
     """Return the axis of each rotary pair of a head, [pairs] int64: 0 frames, 1 rows, 2 columns.
 
     Axes are interleaved: pair j follows rows for j = 1, 4, .. below 3 * sections[1], columns for j
     = 2, 5, .. below 3 * sections[2], and frames otherwise.
     """
+    import torch
+
     axes = torch.zeros(pairs, dtype=torch.int64)
     for axis in (1, 2):
         axes[axis : 3 * sections[axis] : AXES] = axis

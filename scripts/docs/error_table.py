@@ -8,7 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tasuki.engine.messages.types import ErrorKind, RequestError
-from tasuki.server.errors import RateLimited, RequestRejected, Retry, ServerError, error_classes
+from tasuki.server.errors import (
+    InvalidField,
+    RateLimited,
+    RequestRejected,
+    Retry,
+    ServerError,
+    error_classes,
+)
 from tasuki.server.http.errors import error_body, error_status
 
 _REJECTED = {
@@ -60,10 +67,15 @@ def table() -> str:
 def _errors() -> Iterator[tuple[ServerError, str]]:
     for kind_of in error_classes():
         if "kind" in vars(kind_of):
-            blank = RateLimited("", 0) if kind_of is RateLimited else kind_of("")
-            yield blank, " ".join((kind_of.__doc__ or "").split())
+            yield _blank(kind_of), " ".join((kind_of.__doc__ or "").split())
     for kind, meaning in _REJECTED.items():
         yield RequestRejected(RequestError(kind, "")), meaning
+
+
+def _blank(kind_of: type[ServerError]) -> ServerError:
+    if issubclass(kind_of, RateLimited):
+        return kind_of("", 0)
+    return kind_of("", "") if issubclass(kind_of, InvalidField) else kind_of("")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 Pure functions; an error names the position of the wrong value.
 
-Content: a text, or blocks of text, thinking, tool calls and tool results. Images, documents and
-blocks of Anthropic's own tools are rejected by type.
+Content: a text, or blocks of text, thinking, tool calls and tool results. Documents and blocks of
+Anthropic's own tools are rejected by type, and so are images without a PictureReader.
 
 Thinking: the request's settings, and the thinking blocks sent back by the client. A thinking block
 carries a signature, and clients send both back. If the thinking text is not shown to the client,
@@ -23,7 +23,13 @@ from tasuki.server.errors import InvalidField
 from tasuki.server.openai.messages import message_items
 from tasuki.server.openai.request_fields import RequestFields, is_among, required
 from tasuki.server.openapi.anthropic_fields import ABSENT, DISPLAYS
-from tasuki.server.text.chat_message import ChatMessage, ConversationBuilder, ToolCall
+from tasuki.server.pictures.part_reader import MESSAGE_BLOCKS, PictureReader
+from tasuki.server.text.chat_message import (
+    ChatMessage,
+    ConversationBuilder,
+    ShownContent,
+    ToolCall,
+)
 from tasuki.server.text.chat_renderer import effort_of_budget
 
 _CARRIED = "tasuki.text."
@@ -131,23 +137,11 @@ def read_tool_use(block: dict[str, Any], place: str) -> ToolCall:
     return ToolCall(required(block, "name", str, place), required(block, "input", dict, place))
 
 
-def read_tool_result(block: dict[str, Any], place: str) -> str:
-    """Return the text of a tool result. `is_error` is ignored, because templates have no field for
-    it. The text describes the error."""
-    required(block, "tool_use_id", str, place)
-    content = block.get("content")
-    return "" if content is None else texts_of(content, f"{place}.content")
-
-
 def read_thinking_block(block: dict[str, Any], place: str) -> str:
     thinking, signature = required(block, "thinking", str, place), block.get("signature")
     return read_thinking(thinking, signature if isinstance(signature, str) else "")
 
 
-USER_BLOCKS: dict[str, Callable[[dict[str, Any], str], str]] = {
-    "text": read_text,
-    "tool_result": read_tool_result,
-}
 ASSISTANT_BLOCKS: dict[str, Callable[[dict[str, Any], str], str | ToolCall]] = {
     "text": read_text,
     "thinking": read_thinking_block,
@@ -170,11 +164,11 @@ class Conversation:
     breakpoints: tuple[int, ...]
 
 
-def read_conversation(fields: RequestFields) -> Conversation:
-    """Return the messages of a request, `system` included, and the requested checkpoints. Raises
-    InvalidField, PromptTooLong."""
+def read_conversation(fields: RequestFields, pictures: PictureReader | None = None) -> Conversation:
+    """Return the messages of a request, `system` included, and the requested checkpoints. pictures:
+    collects the pictures; None: refuse them. Raises InvalidField, PromptTooLong."""
     messages = message_items(fields)
-    reader = _Reader()
+    reader = _Reader(pictures)
     if fields.get("system") is not None:
         reader.instructions(fields.get("system"), "system")
     for index, message in enumerate(messages):
@@ -192,13 +186,23 @@ def read_conversation(fields: RequestFields) -> Conversation:
     return Conversation(tuple(reader.messages), tuple(reader.breakpoints))
 
 
+_Adds = Callable[[dict[str, Any], str], None]
+"""Adds a block to the conversation. Arguments: the block, its place."""
+
+
 class _Reader:
     """A reader of a request's messages, one after the other. One message of Anthropic's API may
     become several template messages, because a template takes each tool result as its own
     message."""
 
-    def __init__(self) -> None:
+    def __init__(self, pictures: PictureReader | None) -> None:
         self._builder = ConversationBuilder()
+        self._pictures = pictures
+        self._shown = ShownContent()
+        self._result_blocks: dict[str, _Adds] = {"text": self._add_text}
+        if pictures is not None:
+            self._result_blocks |= dict.fromkeys(MESSAGE_BLOCKS, self._add_picture)
+        self._user_blocks = {**self._result_blocks, "tool_result": self._add_tool_result}
         self.breakpoints: dict[int, None] = {}
         self._asked = 0
 
@@ -217,16 +221,31 @@ class _Reader:
         self._marks(content, place)
 
     def user(self, content: Any, place: str) -> None:
-        texts: list[str] = []
-        for kind, text in read_blocks(content, place, USER_BLOCKS):
-            if kind == "text":
-                texts.append(text)
-                continue
-            self._said(texts)
-            self._builder.tool(text)
-        if texts or not blocks_of(content, place):
-            self._said(texts or [""])
+        for _ in read_blocks(content, place, self._user_blocks):
+            pass
+        if self._shown.is_empty and not blocks_of(content, place):
+            self._shown.text("")
+        self._say()
         self._marks(content, place)
+
+    def _add_text(self, block: dict[str, Any], place: str) -> None:
+        self._shown.text(read_text(block, place))
+
+    def _add_picture(self, block: dict[str, Any], place: str) -> None:
+        assert self._pictures is not None
+        self._pictures.message_block(block, place)
+        self._shown.picture()
+
+    def _add_tool_result(self, block: dict[str, Any], place: str) -> None:
+        """Add a tool result as a message of its own. `is_error` is ignored, because templates have
+        no field for it. The text describes the error."""
+        required(block, "tool_use_id", str, place)
+        self._say()
+        if block.get("content") is not None:
+            for _ in read_blocks(block["content"], f"{place}.content", self._result_blocks):
+                pass
+        self._builder.tool(self._shown.content, self._shown.pictures)
+        self._shown = ShownContent()
 
     def assistant(self, content: Any, place: str) -> None:
         thoughts: list[str] = []
@@ -247,10 +266,11 @@ class _Reader:
     def breakpoint_here(self) -> None:
         self.breakpoints[len(self.messages)] = None
 
-    def _said(self, texts: list[str]) -> None:
-        if texts:
-            self._builder.user("".join(texts))
-            texts.clear()
+    def _say(self) -> None:
+        """Add the user's content read so far, if there is any."""
+        if not self._shown.is_empty:
+            self._builder.user(self._shown.content, self._shown.pictures)
+            self._shown = ShownContent()
 
     def _marks(self, content: Any, place: str) -> None:
         """Set a checkpoint at the message's end if any of its blocks has `cache_control`. Raises

@@ -32,6 +32,7 @@ from tasuki.server.request_checks import (
     MAX_STOP_TOKENS,
     asked_sampling,
     check_length,
+    check_prompt_ids,
     check_seconds,
     check_vocabulary,
 )
@@ -94,8 +95,9 @@ def read_plain_input(
 
 
 def read_token_ids(field: str, ids: Sequence[int], codec: TextCodec) -> Tokens:
+    """Return a caller's token ids, int32 [T]. Raises InvalidField, PictureMissing."""
     tokens = np.array(ids, dtype=np.int32)
-    check_vocabulary(field, tokens, codec.vocab_size)
+    check_prompt_ids(field, tokens, codec.vocab_size, codec.placeholders)
     return tokens
 
 

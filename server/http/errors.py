@@ -37,6 +37,8 @@ _HTTP = {
     grpc.StatusCode.UNIMPLEMENTED: 501,
     grpc.StatusCode.UNAVAILABLE: 503,
 }
+_OWN_STATUS = {"picture_too_large": 413}
+"""Statuses by kind, if HTTP has a better one than gRPC."""
 _TYPE = {
     401: "authentication_error",
     403: "permission_error",
@@ -89,7 +91,9 @@ def _count(request: web.Request, kind: str) -> None:
 def error_status(error: Exception) -> int:
     if isinstance(error, HttpRefusal):
         return error.status
-    return _HTTP[error.status] if isinstance(error, ServerError) else 500
+    if not isinstance(error, ServerError):
+        return 500
+    return _OWN_STATUS.get(error.kind, _HTTP[error.status])
 
 
 def error_body(error: Exception) -> dict[str, Any]:

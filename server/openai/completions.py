@@ -16,7 +16,7 @@ from tasuki.model.ops.sampling.params import TopLogprobs
 from tasuki.server.auth.limits import ids_bytes, score_bytes, submit_bytes
 from tasuki.server.errors import InvalidField
 from tasuki.server.openapi.openai_fields import MAX_PROMPTS, OF_COMPLETIONS
-from tasuki.server.request_checks import check_vocabulary, to_tokens
+from tasuki.server.request_checks import check_prompt_ids, to_tokens
 from tasuki.server.text.chat_renderer import ChatRenderer
 from tasuki.server.text.grammars.asked_grammar import AskedGrammar, thinking_at_end
 from tasuki.server.text.rendering.chat_template import RenderedPrompt
@@ -181,7 +181,8 @@ def read_prompts(fields: RequestFields, codec: TextCodec) -> list[AskedPrompt]:
     if kinds - _PROMPTS:
         raise InvalidField("prompt", "mixes token ids with prompts: send one list of either")
     return [
-        _of_ids(item, codec) if isinstance(item, list) else _of_text(item, codec) for item in prompt
+        _of_ids(item, codec, f"[{index}]") if isinstance(item, list) else _of_text(item, codec)
+        for index, item in enumerate(prompt)
     ]
 
 
@@ -200,9 +201,9 @@ def _of_text(prompt: object, codec: TextCodec) -> AskedPrompt:
     return AskedPrompt(ChatRenderer(codec).text("prompt", prompt), prompt)
 
 
-def _of_ids(ids: list[object], codec: TextCodec) -> AskedPrompt:
+def _of_ids(ids: list[object], codec: TextCodec, within: str = "") -> AskedPrompt:
     tokens = to_tokens("prompt", ids)
-    check_vocabulary("prompt", tokens, codec.vocab_size)
+    check_prompt_ids("prompt", tokens, codec.vocab_size, codec.placeholders, within)
     return AskedPrompt(tokens, None)
 
 

@@ -13,7 +13,14 @@ from typing import Any
 
 from tasuki.server.errors import InvalidField, PromptTooLong
 from tasuki.server.openapi.openai_fields import REASONING, TAKEN_VARIABLES, THINKING, THINKING_TYPES
-from tasuki.server.text.chat_message import ROLES, ChatMessage, ConversationBuilder, ToolCall
+from tasuki.server.pictures.part_reader import CHAT_PARTS, PictureReader, check_part_type
+from tasuki.server.text.chat_message import (
+    ROLES,
+    ChatMessage,
+    ConversationBuilder,
+    ShownContent,
+    ToolCall,
+)
 from tasuki.server.text.chat_renderer import MAX_MESSAGES, MAX_TOOLS, effort_of_budget
 from tasuki.server.text.grammars.call_grammar import OfferedTool, ToolChoice
 from tasuki.server.text.json_reading import (
@@ -82,6 +89,7 @@ def _effort(fields: RequestFields, variables: dict[str, Any]) -> str | None:
 _ROLE = {"developer": "system"}
 # An assistant may only have called or thought, and a tool may return nothing.
 _MAY_BE_EMPTY = ("assistant", "tool")
+_SHOW_PICTURES = ("user", "tool")
 # Clients may omit the type, because there is no other.
 _FUNCTION = "function"
 # The field with the text, by the part's type. The Responses API's names are with its items.
@@ -93,11 +101,15 @@ _TEXT_OF_PART = {
 }
 
 
-def read_chat_messages(fields: RequestFields) -> list[ChatMessage]:
+def read_chat_messages(
+    fields: RequestFields, pictures: PictureReader | None = None
+) -> list[ChatMessage]:
     """Return the messages of a chat request. Templates take one system message, the first. A later
-    system message is joined to the message before it."""
+    system message is joined to the message before it. pictures: collects the pictures of users
+    and tools; None: refuse them."""
     read = [
-        _message(item, f"messages[{index}]") for index, item in enumerate(message_items(fields))
+        _message(item, f"messages[{index}]", pictures)
+        for index, item in enumerate(message_items(fields))
     ]
     if any(message.role == "system" for message in read[1:]):
         return _joined(read)
@@ -203,7 +215,7 @@ def parallel_calls(fields: RequestFields) -> bool:
     return fields.flag("parallel_tool_calls", default=True)
 
 
-def _message(item: Any, place: str) -> ChatMessage:
+def _message(item: Any, place: str, pictures: PictureReader | None) -> ChatMessage:
     if not isinstance(item, dict) or not isinstance(item.get("role"), str):
         raise InvalidField(place, "must be an object with a role")
     role: str = item["role"]
@@ -214,12 +226,35 @@ def _message(item: Any, place: str) -> ChatMessage:
     calls = [] if item.get("tool_calls") is None else item["tool_calls"]
     if not isinstance(calls, list) or (calls and role != "assistant"):
         raise InvalidField(f"{place}.tool_calls", "must be a list, in an assistant's message")
-    content = read_content(item.get("content"), f"{place}.content", optional=role in _MAY_BE_EMPTY)
+    given, at = item.get("content"), f"{place}.content"
+    shown: tuple[int, ...] = ()
+    if pictures is not None and role in _SHOW_PICTURES and isinstance(given, list):
+        content, shown = _with_pictures(given, at, pictures)
+    else:
+        content = read_content(given, at, optional=role in _MAY_BE_EMPTY)
     reasoning = _reasoning(item, place) if role == "assistant" else None
     tool_calls = tuple(
         _tool_call(call, f"{place}.tool_calls[{index}]") for index, call in enumerate(calls)
     )
-    return ChatMessage(role, content, tool_calls, reasoning)
+    return ChatMessage(role, content, tool_calls, reasoning, shown)
+
+
+def _with_pictures(
+    parts: list[Any], place: str, pictures: PictureReader
+) -> tuple[str, tuple[int, ...]]:
+    """Return the text of the parts, and the places of their pictures."""
+    shown = ShownContent()
+    for index, part in enumerate(parts):
+        at = f"{place}[{index}]"
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in CHAT_PARTS:
+            pictures.chat_part(part, at)
+            shown.picture()
+            continue
+        if isinstance(kind, str):
+            check_part_type(kind, at)
+        shown.text(_text(part, at))
+    return shown.content, shown.pictures
 
 
 def _reasoning(item: dict[str, Any], place: str) -> str | None:

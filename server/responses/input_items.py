@@ -16,11 +16,18 @@ import binascii
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tasuki.server.errors import InvalidField, PromptTooLong
 from tasuki.server.openai.request_fields import required
-from tasuki.server.text.chat_message import ChatMessage, ConversationBuilder, ToolCall
+from tasuki.server.pictures.part_reader import RESPONSE_PARTS, PictureReader, check_part_type
+from tasuki.server.text.chat_message import (
+    ChatMessage,
+    ConversationBuilder,
+    ShownContent,
+    ToolCall,
+)
 from tasuki.server.text.chat_renderer import MAX_MESSAGES
 from tasuki.server.text.json_reading import holds_too_many_values, read_arguments
 
@@ -41,11 +48,16 @@ _REFERENCE = "item_reference"
 
 
 def read_input(
-    value: Any, before: Sequence[ChatMessage], stored: StoredItems, field: str = "input"
+    value: Any,
+    before: Sequence[ChatMessage],
+    stored: StoredItems,
+    field: str = "input",
+    pictures: PictureReader | None = None,
 ) -> list[ChatMessage]:
     """Return the messages `before`, followed by the messages of a request's input. value: a text,
     or a list of items. stored: items of stored responses, for references by id. field: name of the
-    input in errors. Raises InvalidField, PromptTooLong."""
+    input in errors. pictures: collects the input's pictures; None: refuse them. Raises
+    InvalidField, PromptTooLong."""
     if isinstance(value, str):
         return [*before, ChatMessage("user", value)]
     if not isinstance(value, list):
@@ -67,7 +79,7 @@ def read_input(
         if not isinstance(kind, str) or kind not in _ITEMS:
             known = ", ".join((*_ITEMS, _REFERENCE))
             raise InvalidField(place, f"is of type {kind!r:.60}, which is not served: use {known}")
-        _ITEMS[kind](item, place, builder)
+        _ITEMS[kind](item, place, _Reading(builder, pictures))
     builder.end_turn()
     return builder.messages
 
@@ -80,12 +92,41 @@ def _referred(item: dict[str, Any], place: str, stored: StoredItems) -> dict[str
     return found
 
 
-def _message(item: dict[str, Any], place: str, builder: ConversationBuilder) -> None:
-    role = item.get("role")
-    text = _text(item.get("content"), f"{place}.content")
+@dataclass(frozen=True)
+class _Reading:
+    """The conversation being read. pictures: None refuses them."""
+
+    builder: ConversationBuilder
+    pictures: PictureReader | None
+
+    def shown(self, content: Any, place: str) -> ShownContent:
+        """Return the text and the pictures of a string or of parts."""
+        shown = ShownContent()
+        if self.pictures is None or not isinstance(content, list):
+            shown.text(_text(content, place))
+            return shown
+        for index, part in enumerate(content):
+            at = f"{place}[{index}]"
+            kind = part.get("type") if isinstance(part, dict) else None
+            if kind in RESPONSE_PARTS:
+                self.pictures.response_part(part, at)
+                shown.picture()
+                continue
+            if isinstance(kind, str):
+                check_part_type(kind, at)
+            shown.text(_part_text(part, at))
+        return shown
+
+
+def _message(item: dict[str, Any], place: str, reading: _Reading) -> None:
+    role, builder = item.get("role"), reading.builder
+    at = f"{place}.content"
+    if role == "user":
+        shown = reading.shown(item.get("content"), at)
+        builder.user(shown.content, shown.pictures)
+        return
+    text = _text(item.get("content"), at)
     match role:
-        case "user":
-            builder.user(text)
         case "assistant":
             builder.content(text)
         case "system" | "developer":
@@ -101,30 +142,29 @@ def _text(content: Any, place: str) -> str:
         return content
     if not isinstance(content, list):
         raise InvalidField(place, "must be a string or a list of text parts")
-    texts = []
-    for index, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get("refusal" if kind == "refusal" else "text") if kind else None
-        if kind not in (*_TEXT_PARTS, "refusal") or not isinstance(text, str):
-            raise InvalidField(
-                f"{place}[{index}]", f"is of type {kind!r:.60}: only parts of text are served"
-            )
-        texts.append(text)
-    return "".join(texts)
+    return "".join(_part_text(part, f"{place}[{index}]") for index, part in enumerate(content))
 
 
-def _call(item: dict[str, Any], place: str, builder: ConversationBuilder) -> None:
+def _part_text(part: Any, place: str) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    text = part.get("refusal" if kind == "refusal" else "text") if kind else None
+    if kind not in (*_TEXT_PARTS, "refusal") or not isinstance(text, str):
+        raise InvalidField(place, f"is of type {kind!r:.60}: only parts of text are served")
+    return text
+
+
+def _call(item: dict[str, Any], place: str, reading: _Reading) -> None:
     arguments = item.get("arguments")
     if not isinstance(arguments, str):
         raise InvalidField(f"{place}.arguments", "must be a string of JSON")
     if holds_too_many_values(arguments.encode(errors="surrogatepass")):
         raise InvalidField(f"{place}.arguments", "holds too many values")
-    builder.call(ToolCall(_name(item, place), read_arguments(arguments)))
+    reading.builder.call(ToolCall(_name(item, place), read_arguments(arguments)))
 
 
-def _custom_call(item: dict[str, Any], place: str, builder: ConversationBuilder) -> None:
+def _custom_call(item: dict[str, Any], place: str, reading: _Reading) -> None:
     text = required(item, "input", str, place)
-    builder.call(ToolCall(_name(item, place), {CUSTOM_INPUT: text}))
+    reading.builder.call(ToolCall(_name(item, place), {CUSTOM_INPUT: text}))
 
 
 def _name(item: dict[str, Any], place: str) -> str:
@@ -134,23 +174,24 @@ def _name(item: dict[str, Any], place: str) -> str:
     return template_name(name, namespace)
 
 
-def _output(item: dict[str, Any], place: str, builder: ConversationBuilder) -> None:
+def _output(item: dict[str, Any], place: str, reading: _Reading) -> None:
     output = item.get("output")
     if isinstance(output, dict):
         # Some clients send a tool's output unchanged.
         output = json.dumps(output, ensure_ascii=False)
-    builder.tool(_text(output, f"{place}.output"))
+    shown = reading.shown(output, f"{place}.output")
+    reading.builder.tool(shown.content, shown.pictures)
 
 
-def _reasoning(item: dict[str, Any], place: str, builder: ConversationBuilder) -> None:
-    builder.reasoning(read_reasoning(item, place))
+def _reasoning(item: dict[str, Any], place: str, reading: _Reading) -> None:
+    reading.builder.reasoning(read_reasoning(item, place))
 
 
-def _compaction(item: dict[str, Any], place: str, builder: ConversationBuilder) -> None:
-    builder.user(read_compaction(item, place))
+def _compaction(item: dict[str, Any], place: str, reading: _Reading) -> None:
+    reading.builder.user(read_compaction(item, place))
 
 
-_ITEMS: dict[str, Callable[[dict[str, Any], str, ConversationBuilder], None]] = {
+_ITEMS: dict[str, Callable[[dict[str, Any], str, _Reading], None]] = {
     "message": _message,
     "function_call": _call,
     "function_call_output": _output,

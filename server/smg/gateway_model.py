@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tasuki.engine.config import EngineConfig
 from tasuki.model.config import ModelConfig
+from tasuki.model.vision.config import placeholder_ids
 from tasuki.server.config import ServerConfig
 
 
@@ -16,7 +17,7 @@ from tasuki.server.config import ServerConfig
 class GatewayModel:
     """The served model's properties for a gateway. folder: checkpoint folder. max_tokens: limit for
     prompt and answer together. eos_ids: ids of the tokens ending an answer, unless the request
-    ignores them."""
+    ignores them. placeholders: token ids standing for pictures."""
 
     folder: Path
     name: str
@@ -26,6 +27,7 @@ class GatewayModel:
     vocab_size: int
     max_tokens: int
     eos_ids: tuple[int, ...]
+    placeholders: frozenset[int] = frozenset()
 
     @staticmethod
     def of(
@@ -45,4 +47,5 @@ class GatewayModel:
             vocab_size=model.vocab,
             max_tokens=max_tokens,
             eos_ids=model.eos_ids,
+            placeholders=placeholder_ids(folder),
         )

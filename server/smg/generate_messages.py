@@ -35,6 +35,7 @@ from tasuki.server.errors import InvalidField, InvalidRequest, PromptTooLong
 from tasuki.server.request_checks import (
     MAX_STOP_TOKENS,
     asked_sampling,
+    check_prompt_ids,
     check_stops,
     check_vocabulary,
     read_request_id,
@@ -86,9 +87,10 @@ def read_gateway_request(
     """Return the parsed request of a gateway. tenant: tenant of the caller; part of the cache salt.
     codec: codec of this node, if it samples the answer; None: another node gets the same request,
     samples and checks the grammar. Raises InvalidRequest."""
-    prompt = _prompt(request, model)
+    # Before the prompt: its ids have placeholders for such inputs.
     if request.HasField("mm_inputs") or request.HasField("encode_bootstrap_info"):
         raise InvalidField("mm_inputs", "is not supported here: this model reads text only")
+    prompt = _prompt(request, model)
     if not 0 <= request.top_logprobs_num <= MAX_TOP_LOGPROBS:
         raise InvalidField("top_logprobs_num", f"must be in [0, {MAX_TOP_LOGPROBS}]")
     if request.token_ids_logprob:
@@ -125,7 +127,7 @@ def _prompt(request: pb.GenerateRequest, model: GatewayModel) -> Tokens:
             "answer: send less"
         )
     ids = np.array(given, dtype=np.int64)
-    check_vocabulary("tokenized.input_ids", ids, model.vocab_size)
+    check_prompt_ids("tokenized.input_ids", ids, model.vocab_size, model.placeholders)
     return ids.astype(np.int32)
 
 

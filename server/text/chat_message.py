@@ -1,7 +1,7 @@
 """The messages of a conversation, in the form chat templates take. Plain values, any thread.
 
 ConversationBuilder makes these messages for APIs with another division of a conversation. One
-conversation, one thread.
+conversation, one thread. ShownContent joins the parts of one message.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,12 +28,59 @@ class ToolCall:
 class ChatMessage:
     """One message of a conversation. role: one of ROLES. tool_calls, reasoning: only in an
     assistant's message. reasoning: None if it is unknown; a template may then search the content
-    for it."""
+    for it. pictures: ascending places of pictures in the content, in characters. The pictures
+    themselves are beside the messages, in the same order."""
 
     role: str
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
     reasoning: str | None = None
+    pictures: tuple[int, ...] = ()
+
+    def content_parts(self) -> list[str | None]:
+        """Return the content cut at its pictures: texts, and None for each picture."""
+        parts: list[str | None] = []
+        begin = 0
+        for place in self.pictures:
+            if place > begin:
+                parts.append(self.content[begin:place])
+            parts.append(None)
+            begin = place
+        if begin < len(self.content):
+            parts.append(self.content[begin:])
+        return parts
+
+
+class ShownContent:
+    """The content of one message while its parts are read: texts, and places of pictures."""
+
+    __slots__ = ("_length", "_pictures", "_texts")
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._length = 0
+        self._pictures: list[int] = []
+
+    @property
+    def is_empty(self) -> bool:
+        """Return True if no part was added, not even an empty text."""
+        return not self._texts and not self._pictures
+
+    @property
+    def content(self) -> str:
+        return "".join(self._texts)
+
+    @property
+    def pictures(self) -> tuple[int, ...]:
+        """Return the pictures' places in the content, as ChatMessage.pictures."""
+        return tuple(self._pictures)
+
+    def text(self, text: str) -> None:
+        self._texts.append(text)
+        self._length += len(text)
+
+    def picture(self) -> None:
+        self._pictures.append(self._length)
 
 
 class ConversationBuilder:
@@ -54,7 +101,7 @@ class ConversationBuilder:
         if self._joining:
             last = self._messages[-1]
             content = "".join([last.content, *self._joining])
-            self._messages[-1] = ChatMessage(last.role, content)
+            self._messages[-1] = ChatMessage(last.role, content, pictures=last.pictures)
             self._joining.clear()
         return self._messages
 
@@ -73,19 +120,19 @@ class ConversationBuilder:
         else:
             self._joining.append(f"\n{_reminder(text)}")
 
-    def user(self, text: str) -> None:
+    def user(self, text: str, pictures: tuple[int, ...] = ()) -> None:
         self.end_turn()
-        self.messages.append(ChatMessage("user", text))
+        self.messages.append(ChatMessage("user", text, pictures=pictures))
 
     def message(self, message: ChatMessage) -> None:
         """Add a complete message unchanged. Its role is not system: see system()."""
         self.end_turn()
         self.messages.append(message)
 
-    def tool(self, text: str) -> None:
+    def tool(self, text: str, pictures: tuple[int, ...] = ()) -> None:
         """Add the result of a tool call."""
         self.end_turn()
-        self.messages.append(ChatMessage("tool", text))
+        self.messages.append(ChatMessage("tool", text, pictures=pictures))
 
     def reasoning(self, text: str) -> None:
         """Add reasoning to the assistant's turn. In a turn reasoning comes first, so reasoning

@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from tasuki.model.grammar.trials.client import GrammarTrials
 from tasuki.model.grammar.vocabulary import ALL_BYTES
+from tasuki.model.vision.config import placeholder_ids
 from tasuki.server.errors import Busy, InvalidRequest
 from tasuki.server.text.rendering.chat_template import DEFAULT_CACHE_BYTES, ChatTemplate
 from tasuki.utils.fair_threads import FairThreads, LinesFull
@@ -90,13 +91,15 @@ def _tidied(work: Work[Result], memory: FreeMemory) -> Result:
 class TextCodec:
     """A checkpoint's tokenizer, template and limits. Immutable, any thread. tokenizer, template:
     None if the checkpoint has none. Without a tokenizer, requests with token ids work, answers have
-    no text, and requests with text are rejected. max_tokens: the model's context in tokens. work:
-    threads for CPU work. grammars: trials of requested grammars."""
+    no text, and requests with text are rejected. max_tokens: the model's context in tokens.
+    placeholders: token ids standing for pictures. work: threads for CPU work. grammars: trials of
+    requested grammars."""
 
     vocab_size: int
     max_tokens: int
     tokenizer: Tokenizer | None
     template: ChatTemplate | None
+    placeholders: frozenset[int] = frozenset()
     work: WorkThreads = field(default_factory=WorkThreads, repr=False, compare=False)
     grammars: GrammarTrials = field(
         default_factory=lambda: GrammarTrials.of(ALL_BYTES), repr=False, compare=False
@@ -112,14 +115,15 @@ class TextCodec:
     ) -> "TextCodec":
         """Load the codec of a checkpoint folder. max_tokens: the model's context in tokens.
         cache_bytes: largest size of the cache of conversations' tokens. grammars: trials of
-        requested grammars; None: a new trial server without a vocabulary. Raises TokenizerError and
-        ChatTemplateError if a file is broken."""
+        requested grammars; None: a new trial server without a vocabulary. Raises TokenizerError,
+        ChatTemplateError and ModelConfigError if a file is broken."""
         tokenizer = Tokenizer.load(model_dir)
         template = None
         if tokenizer is not None:
             template = ChatTemplate.load(model_dir, tokenizer, cache_bytes)
         trials = GrammarTrials.of(ALL_BYTES) if grammars is None else grammars
-        return TextCodec(vocab_size, max_tokens, tokenizer, template, grammars=trials)
+        placeholders = placeholder_ids(model_dir)
+        return TextCodec(vocab_size, max_tokens, tokenizer, template, placeholders, grammars=trials)
 
     def require_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:

@@ -5,6 +5,7 @@ import hashlib
 import io
 import zipfile
 from collections.abc import AsyncGenerator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from tasuki.engine import messages as m
 from tasuki.pycache._cpp_cache import CheckpointKind, PrefixCache, TreeConfig, prefix_hashes
 from tasuki.pycache.packed import pack_events
-from tasuki.server.errors import InvalidRequest
+from tasuki.server.errors import InvalidRequest, PictureMissing
 from tasuki.server.smg.gateway_model import GatewayModel
 from tasuki.server.text.grammars.asked_grammar import check_followable
 from tasuki.server.text.tokenizer import IncrementalDetokenizer, Tokenizer
@@ -65,6 +66,17 @@ def test_every_token_is_every_token_however_it_is_written(top_k: int) -> None:
     wanted = pb.SamplingParams(top_k=top_k, top_p=1e-30, temperature=1e-30)
     sampling = read_gateway_request(request(sampling_params=wanted), MODEL).submit.sampling
     assert (sampling.top_k, sampling.top_p, sampling.temperature) == (0, 1e-6, 0.0)
+
+
+@pytest.mark.parametrize("token", [262, 263])
+def test_a_placeholder_of_a_picture_is_refused_by_its_place(token: int) -> None:
+    model = replace(MODEL, placeholders=frozenset({262, 263}))
+    with pytest.raises(PictureMissing, match=rf"tokenized.input_ids\[1\] is {token}") as refused:
+        read_gateway_request(request(tokenized=pb.TokenizedInput(input_ids=[5, token])), model)
+    assert refused.value.field == "tokenized.input_ids[1]"
+    # Without placeholders in the config, the id is text.
+    text = request(tokenized=pb.TokenizedInput(input_ids=[5, token]))
+    assert read_gateway_request(text, MODEL).submit.prompt.tolist() == [5, token]
 
 
 def test_a_room_names_its_prefill_node() -> None:

@@ -23,11 +23,12 @@ import msgspec
 
 from tasuki.model.grammar.grammar import GrammarsUnavailable
 from tasuki.model.grammar.vocabulary import Vocabulary
+from tasuki.utils.bounded_child import BoundedChild
 from tasuki.utils.system import FreeMemory, die_with_parent
 
 from .messages import Ask, BrokenFrame, FrameBuffer, Leave, Outcome, Reply, Verdict, frame_of
 from .queue import Action, Answer, Asker, Kill, QueueBounds, Source, Start, TrialId, TrialQueue
-from .trial import Child, Trees, Try, fork_trial
+from .trial import Trees, Try, fork_trial, verdict_of
 
 _LOOK_SECONDS = 0.5
 """Seconds between two checks for trials running for too long."""
@@ -70,7 +71,7 @@ class TrialServer:
         self._try_source = try_source
         self._selector = selectors.DefaultSelector()
         self._clients: dict[int, _Client] = {}
-        self._children: dict[TrialId, Child] = {}
+        self._children: dict[TrialId, BoundedChild] = {}
         self._next_client = 0
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
@@ -174,7 +175,7 @@ class TrialServer:
         )
         return []
 
-    def _read_answer(self, child: Child) -> None:
+    def _read_answer(self, child: BoundedChild) -> None:
         # A child reaped in this turn of the selector has a closed pipe.
         if not child.is_reaped and not child.read():
             self._selector.unregister(child.pipe)
@@ -187,7 +188,8 @@ class TrialServer:
                 if child.pipe in self._selector.get_map():
                     self._selector.unregister(child.pipe)
                 child.close()
-                self._do(self._queue.ended(trial, *ended, time.monotonic()))
+                now = time.monotonic()
+                self._do(self._queue.ended(trial, verdict_of(ended), ended.cpu_seconds, now))
 
     def _tell(self, asker: Asker, verdict: Verdict) -> None:
         client = self._clients.get(asker.connection)

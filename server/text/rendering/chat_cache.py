@@ -195,6 +195,8 @@ class ConversationParts:
         for message in self._messages[len(self._names) - 1 : count]:
             value = (message.role, message.content, message.tool_calls, message.reasoning)
             self._rolling.update(repr(value).encode())
+            if message.pictures:
+                self._rolling.update(repr(message.pictures).encode())
             self._names.append(self._rolling.digest())
         return self._names[count]
 

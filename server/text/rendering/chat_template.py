@@ -101,12 +101,13 @@ def _kind(messages: Sequence[Mapping[str, Any]], count: int, later_question: boo
 
 
 def _shape(message: Mapping[str, Any]) -> Hashable:
-    content = message["content"]
+    given = message["content"]
+    content = given if isinstance(given, str) else "".join(part.get("text", "") for part in given)
     return (
         message["role"],
         bool(message.get("tool_calls")),
         bool(message.get("reasoning_content")),
-        not content,
+        not given,
         END_OF_THINK in content,
         content.startswith("<tool_response>"),
     )

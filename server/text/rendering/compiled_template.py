@@ -51,6 +51,9 @@ MARK_END = "\ue001"
 _HIDDEN = re.compile(f"{MARK_BEGIN}([0-9]+){MARK_END}")
 _LONGEST_MARK = 24
 
+_PICTURE = {"type": "image"}
+"""A picture, as templates read it."""
+
 Hide = Callable[[str], str]
 
 
@@ -109,6 +112,12 @@ class SpecialTokenGuard:
             # Templates of different makers use one or the other.
             shown["reasoning_content"] = shown["reasoning"] = hide(message.reasoning)
         shown["content"] = hide(message.content)
+        if message.pictures:
+            # Parts of this node's own making: templates look for names of fields in them.
+            shown["content"] = [
+                _PICTURE if text is None else {"type": "text", "text": hide(text)}
+                for text in message.content_parts()
+            ]
         return shown
 
     def _mark(self, name: "re.Match[str]") -> str:

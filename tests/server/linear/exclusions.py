@@ -62,7 +62,6 @@ _BY_REASON: Mapping[str, tuple[Place, ...]] = {
         "model/grammar/trials/server.py:_named",
         "model/grammar/trials/server.py:_unavailable",
         "model/grammar/trials/server.py:main",
-        "model/grammar/trials/trial.py:_verdict_of",
         "server/grpc/generate_messages.py:with_text_rules",
         "server/text/grammars/asked_grammar.py:check_followable",
     ),

@@ -22,6 +22,7 @@ from .measure import (
     processor_seconds,
     time_growth,
 )
+from .pictures import pictures
 from .readers import readers
 
 QUICK_SECONDS = 0.001
@@ -39,7 +40,7 @@ LARGEST_ANSWER = 1 << 18
 @pytest.fixture(scope="module")
 def entries(tmp_path_factory: pytest.TempPathFactory) -> list[Entry]:
     served = Served.of(tmp_path_factory.mktemp("served"))
-    return [*answers(), *bodies(served), *readers(served)]
+    return [*answers(), *bodies(served), *readers(served), *pictures()]
 
 
 def complaint(case: Case, base: float, quick: int | None) -> str:

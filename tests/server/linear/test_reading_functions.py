@@ -14,6 +14,7 @@ from .answers import answers
 from .bodies import Served, bodies
 from .entries import Case, Entry, cases_of
 from .exclusions import EXCLUDED, is_excluded, matching
+from .pictures import pictures
 from .readers import readers
 from .walk import ROOT, Place, Walk
 
@@ -26,7 +27,7 @@ TO_DO = (
 @pytest.fixture(scope="module")
 def entries(tmp_path_factory: pytest.TempPathFactory) -> list[Entry]:
     served = Served.of(tmp_path_factory.mktemp("served"))
-    return [*answers(), *bodies(served), *readers(served)]
+    return [*answers(), *bodies(served), *readers(served), *pictures()]
 
 
 @pytest.fixture(scope="module")

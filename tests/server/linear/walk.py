@@ -20,6 +20,7 @@ WALKED = (
     "server/anthropic",
     "server/grpc",
     "server/smg",
+    "server/pictures",
     "model/grammar",
     "engine/apart/frames.py",
 )

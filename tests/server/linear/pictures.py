@@ -1,0 +1,216 @@
+"""Entries for pictures: their parts in every API's form, base64, `data:` URLs, headers of files."""
+
+import base64
+import struct
+from collections.abc import Callable, Mapping
+
+from tasuki.model.vision.picture_file import PictureBounds
+from tasuki.model.vision.processor import PixelRules
+from tasuki.server.anthropic.conversation import read_conversation
+from tasuki.server.auth.tenants import ANONYMOUS
+from tasuki.server.errors import ServerError
+from tasuki.server.openai.messages import read_chat_messages
+from tasuki.server.openai.request_fields import RequestFields
+from tasuki.server.pictures.part_reader import PictureReader, check_part_type
+from tasuki.server.pictures.picture_sizes import PictureSizes
+from tasuki.server.pictures.sent_picture import Detail, PictureLimits, SentPicture
+from tasuki.server.responses.input_items import read_input
+from tasuki.server.responses.stored_responses import ResponseStore, StoredItems
+from tests.harness.picture_files import picture_file, png_chunk, png_of
+
+from .entries import Entry, Input, Whole
+
+_LIMITS = PictureLimits()
+_RULES = PixelRules(16, 2, 2, 65536, 1 << 24, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+_FOLDER = "server/pictures"
+_HEAD = "data:image/png;base64,"
+_PNG = picture_file()
+
+
+def pictures() -> list[Entry]:
+    return [
+        Whole(
+            "picture of a chat",
+            (f"{_FOLDER}/part_reader.py:PictureReader.chat_part",),
+            _urls(),
+            _refusable(lambda url: _read(lambda reader: reader.chat_part({"image": url}, "a"))),
+        ),
+        Whole(
+            "picture of a message",
+            (f"{_FOLDER}/part_reader.py:PictureReader.message_block",),
+            _texts(),
+            _refusable(lambda text: _read(lambda reader: reader.message_block(_block(text), "a"))),
+        ),
+        Whole(
+            "picture of a response",
+            (f"{_FOLDER}/part_reader.py:PictureReader.response_part",),
+            {"bytes": _urls()["bytes"], "detail": lambda size: "a" * size},
+            _refusable(_read_response),
+        ),
+        Whole(
+            "type of a part",
+            (f"{_FOLDER}/part_reader.py:check_part_type",),
+            {"one word": lambda size: "a" * size, "a file": lambda size: "file"},
+            _refusable(lambda kind: check_part_type(kind, "a")),
+        ),
+        Whole(
+            "header of a picture",
+            (f"{_FOLDER}/picture_sizes.py:PictureSizes.measured",),
+            _files(),
+            _refusable(_measured),
+            20 << 20,
+        ),
+        *_conversations(),
+    ]
+
+
+def _conversations() -> list[Entry]:
+    """Return the entries of messages with many parts."""
+    stored = StoredItems(ResponseStore(lambda: 0.0, 1 << 20, 0, 1.0), ANONYMOUS)
+
+    def chat(parts: list[object]) -> object:
+        return read_chat_messages(_fields(parts), _many())
+
+    def message(parts: list[object]) -> object:
+        return read_conversation(_fields(parts), _many())
+
+    def response(parts: list[object]) -> object:
+        items = [{"role": "user", "content": parts}]
+        return read_input(items, (), stored, pictures=_many())
+
+    url = _HEAD + base64.b64encode(_PNG).decode()
+    picture = {"type": "image_url", "image_url": {"url": url}}
+    of_response = {"type": "input_image", "image_url": url}
+    block = {"type": "image", **_block(url.removeprefix(_HEAD))}
+    return [
+        Whole(
+            "chat with pictures",
+            ("server/openai/messages.py:read_chat_messages",),
+            _parts(picture),
+            _refusable(chat),
+        ),
+        Whole(
+            "message with pictures",
+            ("server/anthropic/conversation.py:read_conversation",),
+            _parts(block),
+            _refusable(message),
+        ),
+        Whole(
+            "response with pictures",
+            ("server/responses/input_items.py:read_input",),
+            _parts(of_response),
+            _refusable(response),
+        ),
+    ]
+
+
+def _fields(parts: list[object]) -> RequestFields:
+    return RequestFields({"messages": [{"role": "user", "content": parts}]})
+
+
+def _many() -> PictureReader:
+    return PictureReader(PictureLimits(most_pictures=1 << 30))
+
+
+def _parts(picture: dict[str, object]) -> Mapping[str, Input]:
+    text = {"type": "text", "text": "so"}
+    size_of = 300
+    return {
+        "texts": lambda size: [text] * (size // 30),
+        "pictures": lambda size: [picture] * (size // size_of),
+        "texts between pictures": lambda size: [text, picture] * (size // size_of),
+        "other parts": lambda size: [text] * (size // 30) + [{"type": "video"}],
+    }
+
+
+def _read(ask: Callable[[PictureReader], None], limits: PictureLimits = _LIMITS) -> None:
+    reader = PictureReader(limits)
+    ask(reader)
+    for picture in reader.pictures:
+        PictureSizes(_RULES, limits, cache_bytes=0).measured(b"", [picture])
+
+
+def _read_response(url: str) -> None:
+    part = {"image_url": url} if url.startswith("data:") else {"image_url": "a", "detail": url}
+    # Within these limits, all but the smallest are refused by their length.
+    limits = PictureLimits(each=PictureBounds(most_bytes=1000))
+    _read(lambda reader: reader.response_part(part, "a"), limits)
+
+
+def _measured(content: bytes) -> None:
+    # Without a cache: otherwise a second measurement would not do the same work.
+    sizes = PictureSizes(_RULES, _LIMITS, cache_bytes=0)
+    sizes.measured(b"", [SentPicture("a", content, Detail.AUTO)])
+
+
+def _refusable(read: Callable[..., object]) -> Callable[..., object]:
+    def refusing(made: object) -> object:
+        try:
+            return read(made)
+        except ServerError:
+            # A refusal may cost no more than an answer.
+            return None
+
+    return refusing
+
+
+def _block(text: str) -> dict[str, object]:
+    return {"source": {"type": "base64", "media_type": "image/png", "data": text}}
+
+
+def _texts() -> Mapping[str, Input]:
+    def encoded(size: int) -> str:
+        return base64.b64encode(_PNG + bytes(size * 3 // 4)).decode()
+
+    return {
+        "bytes": encoded,
+        "lines": lambda size: encoded(size).replace("AAAA" * 19, "AAAA" * 18 + "A\r\nAAA"),
+        "white space": lambda size: " " * size,
+        "letters and spaces": lambda size: "A " * (size // 2),
+        "no base64": lambda size: "%" * size,
+        "padding": lambda size: "=" * size,
+        "halves of characters": lambda size: "\ud83d" * size,
+        "bytes of no picture": lambda size: "A" * size,
+    }
+
+
+def _urls() -> Mapping[str, Input]:
+    def of(make: Input) -> Input:
+        return lambda size: _HEAD + make(size)
+
+    return {
+        **{name: of(make) for name, make in _texts().items()},
+        "no comma": lambda size: "data:" + "a" * size,
+        "parameters": lambda size: "data:" + ";a=b" * (size // 4) + ",",
+        "a scheme": lambda size: "a" * size + ":",
+        "a media type": lambda size: f"data:{'a' * size},",
+    }
+
+
+def _files() -> Mapping[str, Input]:
+    """Return files that are long in one part of their format."""
+    text, empty = png_chunk(b"tEXt", b"a\0b"), png_chunk(b"IDAT", b"")
+    comment = b"\xff\xfe" + struct.pack(">H", 4) + b"ab"
+    extension = b"!\xfe\x01a\x00"
+
+    def riff(body: bytes) -> bytes:
+        return b"RIFF" + struct.pack("<I", len(body) + 4) + b"WEBP" + body
+
+    return {
+        "pixels": lambda size: png_of(640, 480, png_chunk(b"IDAT", bytes(size))),
+        "chunks": lambda size: png_of(640, 480, *[text] * (size // len(text))),
+        "empty chunks": lambda size: png_of(640, 480, *[empty] * (size // len(empty))),
+        "one chunk": lambda size: png_of(640, 480, png_chunk(b"prVt", bytes(size))),
+        "a text": lambda size: png_of(640, 480, png_chunk(b"tEXt", b"a\0" + b"b" * size)),
+        "facts behind pixels": lambda size: png_of(
+            640, 480, png_chunk(b"IDAT", bytes(size)), png_chunk(b"eXIf", b"MM\0*" + bytes(8))
+        ),
+        "comments": lambda size: b"\xff\xd8" + comment * (size // len(comment)) + b"\xff\xd9",
+        "filling": lambda size: b"\xff\xd8" + b"\xff" * size,
+        "no markers": lambda size: b"\xff\xd8\xff\xe0\x00\x02" + bytes(size),
+        "extensions": lambda size: (
+            b"GIF89a" + struct.pack("<HHBBB", 640, 480, 0, 0, 0) + extension * (size // 5)
+        ),
+        "parts": lambda size: riff((b"abcd" + struct.pack("<I", 0)) * (size // 8)),
+        "zeros": lambda size: bytes(size),
+    }
