@@ -101,37 +101,25 @@ class PlacedPictures:
 
 
 def placed_pictures(submit: m.Submit, shape: PictureShape) -> PlacedPictures | None:
-    """Return the prompt's pictures; None if it has none. Raises PicturePlaceError for pictures that
-    disagree with the prompt's tokens, for placeholders without a picture, and for pixels of another
+    """Return the prompt's pictures; None if it has none. A placeholder outside all pictures is
+    text, because the model may have sampled it; the servers refuse those of callers. Raises
+    PicturePlaceError for pictures that disagree with the prompt's tokens, and for pixels of another
     shape."""
-    prompt, image, video = submit.prompt, *shape.placeholders
-    pads = ((prompt == image) | (prompt == video)).nonzero()[0]
-    if not len(pads) and not submit.pictures:
+    if not submit.pictures:
         return None
-    _check_count(submit, pads)
-    pictures = tuple(_placed(prompt, one, shape) for one in submit.pictures)
+    if len(submit.pictures) > MOST_PICTURES:
+        raise PicturePlaceError(
+            f"{len(submit.pictures)} pictures are more than {MOST_PICTURES}; send fewer",
+            len(submit.prompt),
+        )
+    pictures = tuple(_placed(submit.prompt, one, shape) for one in submit.pictures)
     ends = [0, *(picture.run.end for picture in pictures)]
     for end, picture in zip(ends, pictures, strict=False):
         if picture.run.start <= end:
             raise PicturePlaceError(
                 "a picture begins inside the one before; order them", picture.run.start
             )
-    covered = sum(picture.run.tokens for picture in pictures)
-    if covered != len(pads):
-        raise _uncovered(pads, pictures)
     return PlacedPictures(pictures, submit.keys)
-
-
-def _check_count(submit: m.Submit, pads: NDArray[np.intp]) -> None:
-    if not submit.pictures:
-        raise PicturePlaceError(
-            "a placeholder has no picture; attach one, or remove it", int(pads[0])
-        )
-    if len(submit.pictures) > MOST_PICTURES:
-        raise PicturePlaceError(
-            f"{len(submit.pictures)} pictures are more than {MOST_PICTURES}; send fewer",
-            len(submit.prompt),
-        )
 
 
 def _placed(prompt: m.Tokens, one: m.PromptPicture, shape: PictureShape) -> PlacedPicture:
@@ -161,14 +149,3 @@ def _placed(prompt: m.Tokens, one: m.PromptPicture, shape: PictureShape) -> Plac
         )
     grid = PictureGrid(one.rows * merge, one.columns * merge, merge)
     return PlacedPicture(PictureRun(start, one.rows, one.columns), grid, one.digest, one.levels)
-
-
-def _uncovered(pads: NDArray[np.intp], pictures: tuple[PlacedPicture, ...]) -> PicturePlaceError:
-    """Return the error of the first placeholder outside all pictures."""
-    starts = np.array([picture.run.start for picture in pictures])
-    ends = np.array([picture.run.end for picture in pictures])
-    owner = np.searchsorted(starts, pads, side="right") - 1
-    outside = (owner < 0) | (pads >= ends[owner])
-    return PicturePlaceError(
-        "a placeholder has no picture; attach one, or remove it", int(pads[outside][0])
-    )

@@ -45,7 +45,7 @@ BROKEN = ("[", "{}", "[]", "[1.5]", "[true]", '["a"]', "[-1]", "[320]", "[" * 10
 @pytest.mark.parametrize("text", BROKEN, ids=range(len(BROKEN)))
 def test_a_list_that_is_none_is_refused_by_name(text: str, tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(text, encoding="utf-8")
-    with pytest.raises(ModelConfigError, match=f"{FILE}.*mend it or remove it"):
+    with pytest.raises(ModelConfigError, match=f"{FILE}.*fix it or remove it"):
         draft_ids(tmp_path, 320, ())
 
 
