@@ -48,8 +48,9 @@ _CLOSE_SECONDS = 5.0
 _GATHERING_SECONDS = 0.002
 """Longest wait for messages at a time, in seconds. It is short, because the forward in flight may
 end earlier than expected."""
-_COMPILING_SECONDS = 0.002
-"""Seconds until an otherwise idle loop checks again if a grammar is compiled."""
+_POLLING_SECONDS = 0.002
+"""Seconds until an otherwise idle loop checks again if a grammar is compiled, or a picture
+decoded."""
 
 
 @dataclass(frozen=True)
@@ -185,6 +186,8 @@ class Engine:
         the computations behind them."""
         if self._behind is not None:
             self._behind.close()
+        if self._pictures is not None:
+            self._pictures.close()
         if self._tiers is not None and not self._tiers.close(_CLOSE_SECONDS):
             log.error("a copy between tiers has not ended within %g s", _CLOSE_SECONDS)
 
@@ -316,8 +319,8 @@ class Engine:
     def idle_seconds(self) -> float | None:
         """Return the seconds until the engine may have work again, after step() returned False and
         if no message comes. None: it has none without a message."""
-        if self._grammars.compiling:
-            return _COMPILING_SECONDS
+        if self._grammars.compiling or (self._pictures is not None and self._pictures.is_decoding):
+            return _POLLING_SECONDS
         ends = (self._queue.idle_seconds, None if self._tiers is None else self._tiers.idle_seconds)
         return min((each for each in ends if each is not None), default=None)
 

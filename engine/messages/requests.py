@@ -3,6 +3,7 @@
 Plain, immutable values.
 """
 
+import binascii
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field, replace
@@ -144,19 +145,47 @@ class Purpose(Enum):
     INHERIT = "inherit"
 
 
+class FileCoding(StrEnum):
+    """Form of an encoded picture's bytes: the file itself, or its base64 text."""
+
+    PLAIN = "plain"
+    BASE64 = "base64"
+
+
+class PictureFile(Message):
+    """An encoded picture, decoded only if its rows must be computed.
+
+    data: the file, in the form of `coding`. height, width: upright, by its header. place: of the
+    picture in its request, for errors.
+    """
+
+    data: bytes = field(repr=False)
+    coding: FileCoding
+    height: int
+    width: int
+    place: str
+
+    def content(self) -> bytes:
+        """Return the encoded file. Raises ValueError for text other than base64."""
+        if self.coding is FileCoding.PLAIN:
+            return self.data
+        return binascii.a2b_base64(self.data.translate(None, b" \t\r\n"), strict_mode=True)
+
+
 class PromptPicture(Message):
     """A picture in a prompt: one image, or one pair of video frames.
 
     start: index of its first placeholder, right behind its opening token. rows, columns: of its
-    tokens. digest: names its content and size. levels [patches, values] uint8: its patches, in the
-    tower's order.
+    tokens. digest: names its content and size. It comes as a file, or as levels [patches, values]
+    uint8: its patches, in the tower's order.
     """
 
     start: int
     rows: int
     columns: int
     digest: PictureDigest
-    levels: NDArray[np.uint8]
+    levels: NDArray[np.uint8] | None = None
+    file: PictureFile | None = None
 
     @property
     def run(self) -> KeyedRun:

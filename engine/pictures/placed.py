@@ -39,12 +39,13 @@ class PictureShape:
 
 @dataclass(frozen=True)
 class PlacedPicture:
-    """One picture of a prompt. levels [patches, values] uint8."""
+    """One picture of a prompt. levels [patches, values] uint8; None: to be read from the file."""
 
     run: PictureRun
     grid: PictureGrid
     digest: PictureDigest
-    levels: NDArray[np.uint8]
+    levels: NDArray[np.uint8] | None
+    file: m.PictureFile | None = None
 
 
 @dataclass(frozen=True)
@@ -140,12 +141,15 @@ def _placed(prompt: m.Tokens, one: m.PromptPicture, shape: PictureShape) -> Plac
         raise PicturePlaceError(
             f"no {tokens} equal placeholders stand for the picture; use its count", start
         )
+    if one.levels is None and one.file is None:
+        raise PicturePlaceError("a picture has neither a file nor patches; send one", start)
     wanted = (tokens * merge * merge, shape.patch_values)
-    if one.levels.shape != wanted or one.levels.dtype != np.uint8:
+    if one.levels is not None and (one.levels.shape != wanted or one.levels.dtype != np.uint8):
         raise PicturePlaceError(
             f"patches of shape {list(one.levels.shape)} do not fit {one.rows} x {one.columns} "
             f"tokens, which take {list(wanted)} uint8; use the model's own processor",
             start,
         )
     grid = PictureGrid(one.rows * merge, one.columns * merge, merge)
-    return PlacedPicture(PictureRun(start, one.rows, one.columns), grid, one.digest, one.levels)
+    run = PictureRun(start, one.rows, one.columns)
+    return PlacedPicture(run, grid, one.digest, one.levels, one.file)

@@ -9,6 +9,9 @@ Each prompt pins the rows of its pictures, up to the first missing one, until it
 a prompt with pins can always go on, and one with a wish waits for prompts that can. Rows are
 reserved whole when an encode begins.
 
+Files of the first wishes are decoded beside the encodes. A wish without patches is passed over
+until they are there.
+
 Owns wishes, pins and the encode in progress; shares the store with the runner. Thread rule: the
 engine loop's. Invariant: a request that is over, or retracted, has neither pin nor wish.
 """
@@ -16,11 +19,14 @@ engine loop's. Invariant: a request that is over, or retracted, has neither pin 
 import logging
 import math
 import time
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import islice
 
 import torch
 
 from tasuki.engine import messages as m
+from tasuki.engine.pictures.file_levels import FileLevels, Levels, unreadable
 from tasuki.engine.pictures.placed import PictureShape, PlacedPicture
 from tasuki.engine.pictures.row_store import PictureName, PictureNumber, RowStore
 from tasuki.engine.request import Prefilling, Request
@@ -32,6 +38,8 @@ log = logging.getLogger(__name__)
 
 _BESIDE_ANSWERS = 0.01
 """Seconds of blocks between two steps while answers run."""
+_DECODED_AHEAD = 4
+"""Largest number of wishes with pixels of their own in memory."""
 _ALONE = 0.1
 """Seconds of blocks at a time without answers. A message waits as long."""
 
@@ -39,9 +47,11 @@ _ALONE = 0.1
 @dataclass
 class PictureCounts:
     """Counters. encoded: pictures through the tower. kept: rows found in the store, once a prompt.
-    dropped: encodes given up because no request waits any more."""
+    dropped: encodes given up because no request waits any more. decoded: files whose decoding
+    began."""
 
     encoded: int = 0
+    decoded: int = 0
     kept: int = 0
     dropped: int = 0
 
@@ -52,6 +62,21 @@ class _Wish:
 
     picture: PlacedPicture
     waiting: dict[Request, int] = field(default_factory=dict)
+    decoding: "Future[Levels] | None" = None
+
+    @property
+    def is_ready(self) -> bool:
+        """True if its patches are there, or will never be."""
+        if self.picture.levels is not None:
+            return True
+        return self.decoding is not None and self.decoding.done()
+
+    def levels(self) -> Levels:
+        """Return its patches. Raises the decoder's errors. REQUIRES: it is ready."""
+        if self.picture.levels is not None:
+            return self.picture.levels
+        assert self.decoding is not None
+        return self.decoding.result(0.0)
 
 
 @dataclass
@@ -60,6 +85,14 @@ class _Running:
 
     name: PictureName
     encode: Encode | None = None
+
+
+class _Unreadable(Exception):
+    """A picture's file gives no patches."""
+
+    def __init__(self, error: m.RequestError) -> None:
+        super().__init__(error.message)
+        self.error = error
 
 
 @dataclass(frozen=True)
@@ -72,9 +105,15 @@ class Unseen:
 
 class PictureEncoder:
     def __init__(
-        self, tower: VisionTower, store: RowStore, clock: Clock = time.perf_counter
+        self,
+        tower: VisionTower,
+        store: RowStore,
+        clock: Clock = time.perf_counter,
+        files: FileLevels | None = None,
     ) -> None:
+        """files: reads pictures' files; None: one with default decoders."""
         self._tower = tower
+        self._files = FileLevels(tower.rules) if files is None else files
         self._store = store
         self._clock = clock
         self._held: dict[Request, dict[int, PictureNumber]] = {}
@@ -98,8 +137,18 @@ class PictureEncoder:
 
     @property
     def is_busy(self) -> bool:
-        """True if blocks are left to run for some request."""
-        return bool(self._wishes)
+        """Return True if blocks are left to run for some request, except those of pictures being
+        decoded."""
+        return any(wish.is_ready for wish in self._wishes.values())
+
+    @property
+    def is_decoding(self) -> bool:
+        """Return True if a picture's file is being decoded for some request."""
+        return not all(wish.is_ready for wish in self._wishes.values())
+
+    def close(self) -> None:
+        """End the decoders' processes."""
+        self._files.close()
 
     def ready_until(self, request: Request, start: int) -> int:
         """Return the end of the tokens from `start` on whose rows are stored: the request's length,
@@ -144,6 +193,7 @@ class PictureEncoder:
         if not self._held:
             return []
         self._unpin_passed()
+        self._decode_ahead()
         limit = _BESIDE_ANSWERS if beside_answers else _ALONE
         began = self._clock()
         while self._begin_next():
@@ -151,9 +201,12 @@ class PictureEncoder:
             assert running is not None
             try:
                 failure = self._run_block(running)
+            except _Unreadable as error:
+                failure = error.error
             except Exception as error:
                 log.exception("a picture's encode failed")
-                failure = f"a picture's encode failed: {error}; send it again"
+                reason = f"a picture's encode failed: {error}; send it again"
+                failure = m.RequestError(m.ErrorKind.INTERNAL, reason)
             if failure is not None:
                 return self._fail(running.name, failure)
             if self._clock() - began + self._block_seconds > limit:
@@ -164,20 +217,33 @@ class PictureEncoder:
         """Return True if an encode is in progress, or begins now."""
         if self._running is not None:
             return True
-        if not self._wishes:
+        ready = ((name, wish) for name, wish in self._wishes.items() if wish.is_ready)
+        name, wish = next(ready, (None, None))
+        if name is None or wish is None:
             return False
-        name, wish = next(iter(self._wishes.items()))
         if not self._store.reserve(name, wish.picture.run.tokens):
             return False
         self._running = _Running(name)
         return True
 
-    def _run_block(self, running: _Running) -> str | None:
+    def _decode_ahead(self) -> None:
+        """Begin to decode the files of the first wishes. Their pixels take memory."""
+        for wish in islice(self._wishes.values(), _DECODED_AHEAD):
+            if wish.picture.levels is None and wish.decoding is None:
+                line = next(iter(wish.waiting)).caller
+                wish.decoding = self._files.begin(line, wish.picture)
+                self.counts.decoded += wish.decoding is not None
+
+    def _run_block(self, running: _Running) -> m.RequestError | None:
         """Run one block; store the rows behind the last. Return a failure, if any."""
         began, encode = self._clock(), running.encode
         if encode is None:
-            picture = self._wishes[running.name].picture
-            patches = PicturePatches(torch.from_numpy(picture.levels), picture.grid)
+            wish = self._wishes[running.name]
+            try:
+                levels = wish.levels()
+            except Exception as error:
+                raise _Unreadable(unreadable(wish.picture, error)) from error
+            patches = PicturePatches(torch.from_numpy(levels), wish.picture.grid)
             encode = running.encode = self._tower.begin(patches)
         encode.run(1)
         self._block_seconds = self._clock() - began
@@ -185,7 +251,8 @@ class PictureEncoder:
             return None
         rows = encode.rows()
         if not math.isfinite(float(rows.abs().sum())):
-            return "a picture's rows are NaN or infinite: check the checkpoint and its dtype"
+            reason = "a picture's rows are NaN or infinite: check the checkpoint and its dtype"
+            return m.RequestError(m.ErrorKind.INTERNAL, reason)
         self._store.put(running.name, rows)
         self._running = None
         self.counts.encoded += 1
@@ -211,15 +278,16 @@ class PictureEncoder:
             for index in [index for index in held if index < passed]:
                 self._store.unpin(held.pop(index))
 
-    def _fail(self, name: PictureName, reason: str) -> list[Unseen]:
+    def _fail(self, name: PictureName, error: m.RequestError) -> list[Unseen]:
         """Forget the picture. Return the requests that wait for it."""
-        error = m.RequestError(m.ErrorKind.INTERNAL, reason)
         waiting = list(self._wishes[name].waiting)
         self._forget(name)
         return [Unseen(request, error) for request in waiting]
 
     def _forget(self, name: PictureName) -> None:
-        del self._wishes[name]
+        wish = self._wishes.pop(name)
+        if wish.decoding is not None:
+            wish.decoding.cancel()
         if self._running is not None and self._running.name == name:
             self._running = None
             self._store.cancel(name)

@@ -15,7 +15,9 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -23,6 +25,7 @@ from numpy.typing import NDArray
 
 from tasuki.model.vision.grid import PictureError
 from tasuki.model.vision.picture_file import PictureBounds, PictureHeader
+from tasuki.model.vision.processor import Size
 from tasuki.utils.fair_threads import FairThreads, LinesFull
 
 from .messages import MOST_MESSAGE_BYTES, DecodeBounds, DecodeJob, DecodeReply, Outcome
@@ -30,6 +33,7 @@ from .shared_bytes import mapped_pixels, shared_content, shared_pixels
 
 log = logging.getLogger(__name__)
 
+Result = TypeVar("Result")
 Pixels = NDArray[np.uint8]
 """Pixels [height, width, 3] uint8, upright, on white."""
 
@@ -84,15 +88,22 @@ class PictureDecoders:
         The future raises PictureError for a file that cannot be decoded or is not as its header
         says, DecoderLost, DecodersBusy and DecodersMissing. Raises DecodersBusy.
         """
-        job = DecodeJob(
-            header.size.height,
-            header.size.width,
-            bounds.most_bytes,
-            bounds.most_pixels,
-            self._cost,
-        )
+        return self.decode_and(line, lambda: content, header.size, bounds, lambda pixels: pixels)
+
+    def decode_and(
+        self,
+        line: str,
+        content: Callable[[], bytes],
+        size: Size,
+        bounds: PictureBounds,
+        then: Callable[[Pixels], Result],
+    ) -> "Future[Result]":
+        """Begin to decode a picture, as decode(). content: gives its encoded bytes. size: by its
+        header. then: makes the result of its pixels. Both run on a thread of this object, and the
+        future raises their exceptions too."""
+        job = DecodeJob(size.height, size.width, bounds.most_bytes, bounds.most_pixels, self._cost)
         try:
-            return self._threads.submit(line, lambda: self._decoded(job, content))
+            return self._threads.submit(line, lambda: then(self._decoded(job, content())))
         except LinesFull as error:
             raise DecodersBusy("too many pictures wait to be decoded; ask again") from error
 
