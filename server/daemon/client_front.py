@@ -16,6 +16,7 @@ from tasuki.server.grpc.server import Service
 from tasuki.server.grpc.services import grpc_services, session_store
 from tasuki.server.openai.generation import ServedModel
 from tasuki.server.openai.routes import model_routes, openai_routes, served_model
+from tasuki.server.pictures.node_pictures import NodePictures
 from tasuki.server.responses.endpoints.routes import response_routes
 from tasuki.server.responses.stored_responses import ResponseStore
 from tasuki.server.role_change import RoleChange
@@ -94,9 +95,11 @@ class ClientFront:
         max_batch: int,
         status: HandoverStatusSource = HandoverStatus,
         role_change: RoleChange | None = None,
+        pictures: NodePictures | None = None,
     ) -> None:
         """Set up the services. max_request_tokens, max_batch: limits of the engine, in tokens and
-        in requests. status, role_change: arguments of AdminService."""
+        in requests. status, role_change: arguments of AdminService. pictures: reads those of
+        requests over HTTP; None: they are refused."""
         self.folder = engine_config.model
         """Path of the checkpoint's folder."""
         self._config = config
@@ -105,7 +108,7 @@ class ClientFront:
         self._max_request_tokens = max_request_tokens
         self._status = status
         self._role_change = role_change
-        self._served = served_model(self.folder, config, max_request_tokens, codec)
+        self._served = served_model(self.folder, config, max_request_tokens, codec, pictures)
         self._responses = response_store(config)
         self._sessions: dict[EngineClient, SessionStore] = {}
         self._gateway = gateway_of(

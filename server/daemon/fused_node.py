@@ -9,6 +9,7 @@ from tasuki.engine.assembly.engines import build_cache, build_fused_engine
 from tasuki.engine.assembly.parts import BuildParts, asked_model
 from tasuki.engine.config import EngineConfig, Role
 from tasuki.server.config import ServerConfig
+from tasuki.server.pictures.node_pictures import NodePictures
 from tasuki.server.workers.links import NodeSockets, node_sockets
 from tasuki.server.workers.pool import NodeWorkers
 from tasuki.transfer.control.link_status import HandoverStatus
@@ -51,6 +52,7 @@ async def serve(
         codec,
         engine.max_request_tokens,
         engine.max_batch,
+        pictures=side.pictures,
     )
     node = _front(NearEngine(engine), engine_config, server_config, front, name)
     async with StopRequest(
@@ -122,6 +124,8 @@ class FusedSide:
             self._ranks.on_loss(end)
         self.model = parts.model_config
         self.grammars = parts.grammars.trials
+        tower = parts.tower
+        self.pictures = None if tower is None else NodePictures(tower.config.tokens, tower.rules)
         self.engine = build_fused_engine(
             config, parts, build_cache(config, parts), progress_bar("decode graphs")
         )

@@ -271,7 +271,7 @@ def read_chat(model: ServedModel, request: web.Request, fields: RequestFields) -
     prompt_logprobs = read_prompt_logprobs(fields)
     submit, options, parsers = read_chat_request(model, request, fields, prompt_logprobs, _HONOURED)
     check_scores("prompt_logprobs", [submit], 1)
-    scored = None if prompt_logprobs is None else ScoredPrompt(submit.prompt)
+    scored = None if prompt_logprobs is None else ScoredPrompt(submit.prompt, submit.pictures)
     head = ReplyHead(f"chatcmpl-{submit.request_id}", model.named(fields.text("model")))
     shapes = [
         ChatReply(
@@ -304,7 +304,7 @@ def read_chat_request(
     request, the answer's options, and a function to make the parser of one answer."""
     check_account_fields(fields)
     salt = prompt_salt(request, fields)
-    rendered = render_chat(fields, model.codec, open_answer=opens_answer(fields), salt=salt)
+    rendered = render_chat(fields, model, open_answer=opens_answer(fields), salt=salt)
     # Without a limit an answer may use the rest of the context, as in other servers.
     left = max(1, model.max_tokens - len(rendered.tokens))
     top = read_top_logprobs(fields, "top_logprobs")
@@ -343,12 +343,13 @@ def opens_answer(fields: RequestFields) -> bool:
 
 
 def render_chat(
-    fields: RequestFields, codec: TextCodec, *, open_answer: bool, salt: bytes
+    fields: RequestFields, model: ServedModel, *, open_answer: bool, salt: bytes
 ) -> RenderedPrompt:
     """Render `messages` and `tools` as prompt tokens with the checkpoint's chat template.
     open_answer: end the prompt with the opening of an assistant turn. salt: cache salt of the
-    prompt. Raises InvalidField."""
-    messages, renderer = read_chat_messages(fields), ChatRenderer(codec)
+    prompt. Raises InvalidField, PictureTooLarge, PictureNotFetched."""
+    reader, renderer = model.picture_reader(), ChatRenderer(model.codec)
+    messages = read_chat_messages(fields, reader)
     goes_on = fields.flag("continue_final_message")
     if goes_on:
         _check_goes_on(messages, open_answer)
@@ -359,7 +360,9 @@ def render_chat(
         tools=read_tools(fields),
         variables=read_template_variables(fields),
     )
-    return renderer.without_closing(rendered) if goes_on else rendered
+    if goes_on:
+        rendered = renderer.without_closing(rendered)
+    return model.with_pictures(rendered, reader, salt)
 
 
 def _check_goes_on(messages: Sequence[ChatMessage], open_answer: bool) -> None:

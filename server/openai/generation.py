@@ -25,6 +25,8 @@ from tasuki.server.http.bounded_reading import read_body
 from tasuki.server.http.errors import HttpRefusal
 from tasuki.server.http.headers import add_header, http_request_id
 from tasuki.server.http.reply import AnswerWriter, Choice, StreamedReply, WholeReply
+from tasuki.server.pictures.node_pictures import NodePictures
+from tasuki.server.pictures.part_reader import PictureReader
 from tasuki.server.request_checks import (
     check_answer_fits,
     check_length,
@@ -82,7 +84,7 @@ class ServedModel:
     Messages requests without the field `thinking`. aliases: further model names accepted from
     clients; ANY_NAME accepts any name. whole_calls: hold back a tool call until it is complete.
     held: bytes of memory held by the requests of all routes. strict_fields: reject unknown fields
-    of chats and completions."""
+    of chats and completions. pictures: reads those of chats; None: they are refused."""
 
     name: str
     created: int
@@ -95,6 +97,7 @@ class ServedModel:
     whole_calls: bool = False
     held: HeldBytes = field(default_factory=HeldBytes, repr=False, compare=False)
     strict_fields: bool = False
+    pictures: NodePictures | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -112,6 +115,20 @@ class ServedModel:
         raise HttpRefusal(
             404, "model_not_found", f"model {asked!r:.200} is not served here: use {self.name!r}"
         )
+
+    def picture_reader(self) -> PictureReader | None:
+        """Return the reader of one request's pictures; None to refuse them."""
+        return None if self.pictures is None else self.pictures.reader()
+
+    def with_pictures(
+        self, rendered: RenderedPrompt, reader: PictureReader | None, salt: bytes
+    ) -> RenderedPrompt:
+        """Return the prompt with the pictures of its messages. reader: has read them, in the order
+        of the messages. salt: of the prompt. Raises InvalidField, PictureTooLarge, PromptTooLong,
+        NotServedHere."""
+        if self.pictures is None or reader is None:
+            return rendered
+        return self.pictures.placed(rendered, reader.pictures, salt, self.codec.max_tokens)
 
     def parser(
         self,
@@ -213,6 +230,7 @@ def read_submit(
         targets=read_targets(lambda name: request.headers.getall(name, ())),
         prompt_logprobs=prompt_logprobs,
         forks=forks_of(own_id, choices, options.sampling.seed),
+        pictures=prompt.pictures,
     )
 
 

@@ -23,6 +23,7 @@ from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import Answering
 from tasuki.server.errors import InvalidField, PromptTooLong
 from tasuki.server.http.reply import send_json
+from tasuki.server.pictures.node_pictures import NodePictures
 from tasuki.server.request_checks import check_vocabulary, to_tokens
 from tasuki.server.text.rendering.chat_template import GENERAL_CLASS, SPECIAL_NAMES
 from tasuki.server.text.stop_strings import StopPlace
@@ -114,17 +115,17 @@ class TokenHandlers:
 def tokenized(model: ServedModel, request: web.Request, fields: RequestFields) -> bytes:
     """Return the JSON body of the reply to POST /tokenize. On any thread but the event loop's:
     writing half a million token ids would block the loop for too long."""
-    tokens = _tokens(model.codec, request, fields).tolist()
+    tokens = _tokens(model, request, fields).tolist()
     named = _names_of(tokens, model.codec) if fields.flag("return_token_strs") else None
     reply = {"count": len(tokens), "max_model_len": model.max_tokens, "tokens": tokens}
     return json.dumps({**reply, "token_strs": named}).encode()
 
 
-def _tokens(codec: TextCodec, request: web.Request, fields: RequestFields) -> Tokens:
+def _tokens(model: ServedModel, request: web.Request, fields: RequestFields) -> Tokens:
     if fields.get("messages") is None:
-        return read_prompt(fields, codec)
+        return read_prompt(fields, model.codec)
     salt = prompt_salt(request, fields)
-    return render_chat(fields, codec, open_answer=opens_answer(fields), salt=salt).tokens
+    return render_chat(fields, model, open_answer=opens_answer(fields), salt=salt).tokens
 
 
 def detokenized(codec: TextCodec, fields: RequestFields) -> bytes:
@@ -179,11 +180,15 @@ def openai_routes(engine: Answering, model: ServedModel) -> list[web.RouteDef]:
 
 
 def served_model(
-    folder: str, config: ServerConfig, max_tokens: int, codec: TextCodec
+    folder: str,
+    config: ServerConfig,
+    max_tokens: int,
+    codec: TextCodec,
+    pictures: NodePictures | None = None,
 ) -> ServedModel:
     """Return the model served by the HTTP routes. folder: checkpoint folder; also the source of the
-    name if the config has none. max_tokens: limit for prompt and answer together. Raises
-    GenerationConfigError."""
+    name if the config has none. max_tokens: limit for prompt and answer together. pictures: reads
+    those of chats; None: they are refused. Raises GenerationConfigError."""
     name, *aliases = config.model_names(Path(folder))
     return ServedModel(
         name=name,
@@ -197,4 +202,5 @@ def served_model(
         whole_calls=config.whole_calls,
         strict_fields=config.strict_fields,
         held=HeldBytes.for_messages(config.max_message_mib * 2**20),
+        pictures=pictures,
     )

@@ -30,7 +30,7 @@ import msgspec
 from aiohttp import web
 
 from tasuki.engine import messages as m
-from tasuki.engine.messages import PromptScored, Submit, Tokens
+from tasuki.engine.messages import PromptPicture, PromptScored, Submit, Tokens
 from tasuki.model.ops.sampling.params import TopLogprobs
 from tasuki.server.errors import InvalidField
 from tasuki.server.text.tokenizer import Tokenizer
@@ -167,14 +167,20 @@ class ScoredToken:
 
 
 class ScoredPrompt:
-    def __init__(self, tokens: Tokens) -> None:
-        """tokens: token ids of the prompt, int32 [T]."""
+    def __init__(self, tokens: Tokens, pictures: Sequence[PromptPicture] = ()) -> None:
+        """tokens: token ids of the prompt, int32 [T]. pictures: those of the prompt, whose
+        placeholders are not scored."""
         self.tokens = tokens
+        self._runs = [one.run for one in pictures]
         self._pieces: list[PromptScored] = []
 
     def take(self, piece: PromptScored) -> None:
         """Add the scores of the next segment of the prompt. Segments come in order."""
         self._pieces.append(piece)
+
+    def unscored(self) -> frozenset[int]:
+        """Return the places of all placeholders of pictures."""
+        return frozenset(place for run in self._runs for place in range(run.start, run.end))
 
     def scored(self, top: int) -> Iterator[ScoredToken]:
         """Yield the prompt's tokens with their scores, from the second token on. top: largest
@@ -215,15 +221,18 @@ def json_prompt_logprobs(
     prompt: ScoredPrompt, top: int, tokenizer: Tokenizer | None
 ) -> msgspec.Raw:
     """Return vLLM's `prompt_logprobs` as JSON: for each position, an object from token id to its
-    logprob, rank and text. The first position has null, because no token precedes it.
+    logprob, rank and text. The first position has null, because no token precedes it. Those inside
+    pictures have null, because no text stands there.
 
     Each position is encoded before the next is made. Python objects would take several times the
     memory.
     """
     written = bytearray(b"[null")
-    for scored in prompt.scored(top):
+    unscored = prompt.unscored()
+    for place, scored in enumerate(prompt.scored(top), 1):
         written += b","
-        written += msgspec.json.encode(_place(scored, tokenizer))
+        found = None if place in unscored else _place(scored, tokenizer)
+        written += msgspec.json.encode(found)
     written += b"]"
     return msgspec.Raw(written)
 

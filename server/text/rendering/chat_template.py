@@ -36,7 +36,7 @@ from typing import Any
 
 import numpy as np
 
-from tasuki.engine.messages import Tokens
+from tasuki.engine.messages import PromptPicture, Tokens
 from tasuki.server.text.chat_message import ChatMessage, ChatTemplateError
 from tasuki.server.text.parsing.call_reader import FUNCTION_TAG
 from tasuki.server.text.text_answer import END_OF_THINK, THINK, Thinking, thinking_behind
@@ -242,13 +242,15 @@ class RenderedPrompt:
     of an answer to the prompt. changed: token range [begin, end) rendered differently in the
     previous turn; None if there is none, or the previous turn is not cached. message_end: number of
     tokens before the answer's opening, if the next turn may continue from there, not from this
-    turn's exact end; else None."""
+    turn's exact end; else None. pictures: those of the prompt, by ascending place; a template gives
+    none."""
 
     tokens: Tokens
     marks: tuple[int, ...] = ()
     thinking: Thinking = Thinking.NEVER
     changed: tuple[int, int] | None = None
     message_end: int | None = None
+    pictures: tuple[PromptPicture, ...] = ()
 
 
 class ChatTemplate:

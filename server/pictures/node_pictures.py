@@ -1,0 +1,67 @@
+"""Pictures of a node with a vision tower: read, measured, and placed in prompts.
+
+NodePictures makes the engine's pictures of the clients'. No pixel is decoded here: the engine reads
+a file only if its rows are missing. Owns the cache of PictureSizes. Any thread.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tasuki.engine.messages import FileCoding, PictureFile, PromptPicture
+from tasuki.model.vision.config import PictureTokens
+from tasuki.model.vision.processor import PixelRules
+from tasuki.model.vision.prompt_positions import PictureRun
+from tasuki.pycache.keys import PictureSource
+from tasuki.server.text.rendering.chat_template import RenderedPrompt
+
+from .expansion import expanded
+from .part_reader import PictureReader
+from .picture_sizes import MeasuredPicture, PictureSizes
+from .sent_picture import PictureLimits, SentPicture
+
+_KIND = "image"
+_ORIENTATION = "exif"
+
+
+class NodePictures:
+    def __init__(
+        self, tokens: PictureTokens, rules: PixelRules, limits: PictureLimits | None = None
+    ) -> None:
+        """tokens: the checkpoint's ids of pictures. rules: its processor's, as the tower's. limits:
+        of a request; None: the defaults."""
+        self._tokens = tokens
+        self._limits = PictureLimits() if limits is None else limits
+        self._sizes = PictureSizes(rules, self._limits)
+
+    def reader(self) -> PictureReader:
+        """Return the reader of one request's pictures."""
+        return PictureReader(self._limits)
+
+    def placed(
+        self, rendered: RenderedPrompt, sent: Sequence[SentPicture], salt: bytes, most: int
+    ) -> RenderedPrompt:
+        """Return the prompt with its pictures, and one placeholder for each token of them. sent: in
+        the order of the conversation; without one the prompt itself is returned. salt: of the
+        prompt. most: allowed number of tokens. Raises as PictureSizes.measured() and expanded()."""
+        if not sent:
+            return rendered
+        measured = self._sizes.measured(salt, sent)
+        found = expanded(rendered, measured, self._tokens, most)
+        pairs = zip(measured, found.layout.runs, strict=True)
+        return replace(found.rendered, pictures=tuple(self._picture(*pair) for pair in pairs))
+
+    def _picture(self, measured: MeasuredPicture, run: PictureRun) -> PromptPicture:
+        sent, size, header = measured.sent, measured.size, measured.header
+        constants = self._sizes.rules(sent.detail).constants
+        source = PictureSource(
+            *(_KIND, _ORIENTATION, (measured.sha256,), size.height, size.width, constants)
+        )
+        is_file = isinstance(sent.data, bytes)
+        file = PictureFile(
+            data=sent.data if isinstance(sent.data, bytes) else sent.data.text,
+            coding=FileCoding.PLAIN if is_file else FileCoding.BASE64,
+            height=header.size.height,
+            width=header.size.width,
+            place=sent.place,
+        )
+        return PromptPicture(run.start, run.rows, run.columns, source.digest, file=file)
