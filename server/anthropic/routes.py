@@ -25,6 +25,7 @@ from tasuki.server.openai.request_fields import RequestFields, is_among, optiona
 from tasuki.server.openai.sampling import AnswerOptions, AskedThinking, read_options
 from tasuki.server.openai.token_details import wants_hit
 from tasuki.server.openapi.anthropic_fields import DIRECT, EFFORTS, MAX_USER_ID, OF_MESSAGES
+from tasuki.server.pictures.part_reader import pictures_read
 from tasuki.server.request_checks import check_stops
 from tasuki.server.text.chat_renderer import EFFORT, MAX_TOOLS, ChatRenderer, effort_of_template
 from tasuki.server.text.grammars.asked_grammar import AskedGrammar, of_schema
@@ -159,17 +160,18 @@ def _read_prompt(
     settings."""
     fields.refuse_unknown(OF_MESSAGES)
     _check_context_edits(fields)
-    conversation = read_conversation(fields)
-    tools = read_message_tools(fields)
+    reader = model.picture_reader()
+    conversation = read_conversation(fields, reader)
+    tools, salt = read_message_tools(fields), prompt_salt(request, fields)
     rendered = ChatRenderer(model.codec).conversation(
         conversation.messages,
         open_answer=True,
-        salt=prompt_salt(request, fields),
+        salt=salt,
         tools=tools.definitions,
         variables=_template_variables(model.codec, fields, choice),
         breakpoints=conversation.breakpoints,
     )
-    return rendered, tools
+    return model.with_pictures(rendered, pictures_read(reader), salt), tools
 
 
 def _read_options(

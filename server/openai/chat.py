@@ -17,6 +17,7 @@ from tasuki.engine.messages import Submit, Tokens
 from tasuki.server.auth.limits import ids_bytes, score_bytes, submit_bytes, value_bytes
 from tasuki.server.errors import InvalidField
 from tasuki.server.openapi.openai_fields import OF_CHATS
+from tasuki.server.pictures.part_reader import pictures_read
 from tasuki.server.request_checks import check_length, checked_prediction
 from tasuki.server.text.chat_message import ChatMessage
 from tasuki.server.text.chat_renderer import ChatRenderer
@@ -362,7 +363,7 @@ def render_chat(
     )
     if goes_on:
         rendered = renderer.without_closing(rendered)
-    return model.with_pictures(rendered, reader, salt)
+    return model.with_pictures(rendered, pictures_read(reader), salt)
 
 
 def _check_goes_on(messages: Sequence[ChatMessage], open_answer: bool) -> None:

@@ -27,6 +27,7 @@ from tasuki.server.http.headers import add_header, http_request_id
 from tasuki.server.http.reply import AnswerWriter, Choice, StreamedReply, WholeReply
 from tasuki.server.pictures.node_pictures import NodePictures
 from tasuki.server.pictures.part_reader import PictureReader
+from tasuki.server.pictures.sent_picture import SentPicture
 from tasuki.server.request_checks import (
     check_answer_fits,
     check_length,
@@ -116,19 +117,21 @@ class ServedModel:
             404, "model_not_found", f"model {asked!r:.200} is not served here: use {self.name!r}"
         )
 
-    def picture_reader(self) -> PictureReader | None:
-        """Return the reader of one request's pictures; None to refuse them."""
-        return None if self.pictures is None else self.pictures.reader()
+    def picture_reader(self, before: Sequence[SentPicture] = ()) -> PictureReader | None:
+        """Return the reader of one request's pictures; None to refuse them. before: those of the
+        conversation's stored part."""
+        return None if self.pictures is None else self.pictures.reader(before)
 
     def with_pictures(
-        self, rendered: RenderedPrompt, reader: PictureReader | None, salt: bytes
+        self, rendered: RenderedPrompt, sent: Sequence[SentPicture], salt: bytes
     ) -> RenderedPrompt:
-        """Return the prompt with the pictures of its messages. reader: has read them, in the order
-        of the messages. salt: of the prompt. Raises InvalidField, PictureTooLarge, PromptTooLong,
-        NotServedHere."""
-        if self.pictures is None or reader is None:
+        """Return the prompt with the pictures of its messages. sent: in the order of the messages.
+        salt: of the prompt. Raises InvalidField, PictureTooLarge, PromptTooLong, NotServedHere."""
+        if not sent:
             return rendered
-        return self.pictures.placed(rendered, reader.pictures, salt, self.codec.max_tokens)
+        if self.pictures is None:
+            raise InvalidField(sent[0].place, "is a picture, and this node sees none")
+        return self.pictures.placed(rendered, sent, salt, self.codec.max_tokens)
 
     def parser(
         self,

@@ -33,9 +33,9 @@ class NodePictures:
         self._limits = PictureLimits() if limits is None else limits
         self._sizes = PictureSizes(rules, self._limits)
 
-    def reader(self) -> PictureReader:
-        """Return the reader of one request's pictures."""
-        return PictureReader(self._limits)
+    def reader(self, before: Sequence[SentPicture] = ()) -> PictureReader:
+        """Return the reader of one request's pictures. before: those of its stored part."""
+        return PictureReader(self._limits, before)
 
     def placed(
         self, rendered: RenderedPrompt, sent: Sequence[SentPicture], salt: bytes, most: int

@@ -11,7 +11,7 @@ see PictureSizes. Files, stored files, audio and video are refused by name. One 
 An error names the place.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasuki.server.errors import InvalidField, PictureTooLarge
@@ -45,12 +45,18 @@ def check_part_type(kind: str, place: str) -> None:
         raise InvalidField(place, f"is of type {kind}: {_REFUSED[kind]}")
 
 
+def pictures_read(reader: "PictureReader | None") -> Sequence[SentPicture]:
+    """Return the pictures read so far; none without a reader."""
+    return () if reader is None else reader.pictures
+
+
 class PictureReader:
     """pictures: those read so far, in the order of the request."""
 
-    def __init__(self, limits: PictureLimits) -> None:
+    def __init__(self, limits: PictureLimits, before: Sequence[SentPicture] = ()) -> None:
+        """before: pictures of the conversation's stored part."""
         self._limits = limits
-        self.pictures: list[SentPicture] = []
+        self.pictures: list[SentPicture] = [*before]
 
     def chat_part(self, part: Mapping[str, Any], place: str) -> None:
         """Read a picture part of a chat. REQUIRES: its type is one of CHAT_PARTS. Raises

@@ -65,6 +65,11 @@ class SentPicture:
     data: bytes | Base64
     detail: Detail = Detail.AUTO
 
+    @property
+    def size(self) -> int:
+        """Return the bytes of the data as sent."""
+        return len(self.data) if isinstance(self.data, bytes) else len(self.data.text)
+
     @cached_property
     def name(self) -> bytes:
         """Return a digest of the data as sent. Equal names have equal content."""

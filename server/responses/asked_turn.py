@@ -10,7 +10,7 @@ Pure functions; any thread.
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from aiohttp import web
 
-from tasuki.engine.messages import Tokens
+from tasuki.engine.messages import Submit, Tokens
 from tasuki.server.errors import InvalidField, InvalidRequest, PromptTooLong
 from tasuki.server.http.access import http_request_context
 from tasuki.server.http.errors import HttpRefusal
@@ -27,6 +27,9 @@ from tasuki.server.openai.messages import NO_EFFORT, read_template_variables
 from tasuki.server.openai.request_fields import RequestFields
 from tasuki.server.openapi.common_fields import MAX_ID
 from tasuki.server.openapi.responses_fields import PRESERVES
+from tasuki.server.pictures.part_reader import pictures_read
+from tasuki.server.pictures.sent_picture import SentPicture
+from tasuki.server.pictures.turn_pictures import TurnPictures, moved
 from tasuki.server.text.chat_message import ChatMessage
 from tasuki.server.text.chat_renderer import EFFORT, ChatRenderer, effort_of_template
 from tasuki.server.text.rendering.chat_template import RenderedPrompt
@@ -54,19 +57,20 @@ class PromptSettings:
 
 
 def turn_prompt(
-    codec: TextCodec,
+    model: ServedModel,
     settings: PromptSettings,
     messages: Sequence[ChatMessage],
     before: StoredTurn | None,
     old: int,
     salt: bytes,
+    sent: Sequence[SentPicture] = (),
 ) -> RenderedPrompt:
     """Return the prompt of the whole conversation. It continues the stored tokens of the previous
     turn if possible.
 
     messages: messages of the previous turn, then the new ones. before: the stored previous turn;
     None: there is none. old: number of messages of the previous turn. salt: cache salt of the
-    prompt. Raises InvalidRequest, PromptTooLong.
+    prompt. sent: pictures of all messages, in their order. Raises InvalidRequest, PromptTooLong.
     """
     new = messages[old:]
     if not new:
@@ -75,28 +79,31 @@ def turn_prompt(
         raise InvalidField("input", "must not end with an assistant's: no answer is continued here")
     goes_on = before is not None and before.context == settings.digest
     if before is not None and goes_on and new[0].role in ("user", "tool"):
-        exact = _behind(codec, settings, new, before, salt)
+        exact = _behind(model, settings, new, before, salt, sent)
         if exact is not None:
             return exact
-    return ChatRenderer(codec).conversation(
+    rendered = ChatRenderer(model.codec).conversation(
         _instructed(settings.instructions, messages),
         open_answer=True,
         salt=salt,
         tools=settings.tools,
         variables=settings.variables,
     )
+    return model.with_pictures(rendered, sent, salt)
 
 
 def _behind(
-    codec: TextCodec,
+    model: ServedModel,
     settings: PromptSettings,
     new: Sequence[ChatMessage],
     before: StoredTurn,
     salt: bytes,
+    sent: Sequence[SentPicture],
 ) -> RenderedPrompt | None:
     """Return the stored tokens of turn `before`, followed by the rendered new messages. Return None
-    if the template cannot continue a turn without rendering it again."""
-    renderer = ChatRenderer(codec)
+    if the template cannot continue a turn without rendering it again. sent: pictures of all
+    messages, those of `before` first."""
+    renderer = ChatRenderer(model.codec)
     try:
         rendered = renderer.next_turn(new, salt=salt, variables=settings.variables)
         closing = renderer.answer_closing()
@@ -104,10 +111,12 @@ def _behind(
         raise
     except InvalidRequest:
         return None
+    rendered = model.with_pictures(rendered, sent[len(before.pictures.sent) :], salt)
     begun = _closed(before.tokens, closing)
     tokens = np.concatenate([begun, rendered.tokens])
     marks = tuple(len(begun) + mark for mark in rendered.marks)
-    return RenderedPrompt(tokens, marks, rendered.thinking)
+    pictures = (*before.pictures.placed, *moved(rendered.pictures, len(begun)))
+    return RenderedPrompt(tokens, marks, rendered.thinking, pictures=pictures)
 
 
 def _closed(tokens: Tokens, closing: Tokens) -> Tokens:
@@ -137,7 +146,7 @@ class AskedTurn:
     """The conversation of a request, and the inputs of its prompt. messages: all messages, the
     stored ones first. before: the stored turn to continue, if any. old: number of messages of
     `before`. salt: cache salt of the prompt. named: the stored conversation named by the client, if
-    any."""
+    any. sent: pictures of all messages, in their order."""
 
     messages: Sequence[ChatMessage]
     settings: PromptSettings
@@ -145,12 +154,20 @@ class AskedTurn:
     old: int
     salt: bytes
     named: Conversation | None
+    sent: Sequence[SentPicture] = ()
 
-    def prompt(self, codec: TextCodec, *more: ChatMessage) -> RenderedPrompt:
+    def kept_pictures(self, prompt: Submit) -> TurnPictures:
+        """Return the pictures to store with the turn. prompt: of this turn."""
+        # Copies, because the given ones may hold their decoded files too.
+        return TurnPictures(tuple(replace(one) for one in self.sent), prompt.pictures)
+
+    def prompt(self, model: ServedModel, *more: ChatMessage) -> RenderedPrompt:
         """Return the prompt for an answer to the conversation, with the messages `more` at its end.
         Raises InvalidRequest, PromptTooLong."""
         messages = [*self.messages, *more]
-        return turn_prompt(codec, self.settings, messages, self.before, self.old, self.salt)
+        return turn_prompt(
+            *(model, self.settings, messages, self.before, self.old, self.salt, self.sent)
+        )
 
 
 def read_turn(
@@ -168,15 +185,19 @@ def read_turn(
         before = named.turn
     old = () if before is None else before.messages()
     stored = StoredItems(store, http_request_context(request))
-    begun = old if named is None else read_input(named.uncovered, old, stored, "conversation")
-    messages = read_input(fields.get("input"), begun, stored)
+    reader = model.picture_reader(() if before is None else before.pictures.sent)
+    begun: Sequence[ChatMessage] = old
+    if named is not None:
+        begun = read_input(named.uncovered, old, stored, "conversation", reader)
+    messages = read_input(fields.get("input"), begun, stored, pictures=reader)
     if before is not None:
         _check_outputs(messages, len(old))
     settings = PromptSettings(
         fields.text("instructions"), tools.definitions, template_variables(model.codec, fields)
     )
     salt = prompt_salt(request, fields)
-    return AskedTurn(messages, settings, before, len(old), salt, named)
+    sent = pictures_read(reader)
+    return AskedTurn(messages, settings, before, len(old), salt, named, sent)
 
 
 def previous_response(

@@ -48,6 +48,10 @@ class AskedPage:
 
 def listed_items(response: StoredResponse, page: AskedPage) -> bytes:
     """Return a page of the response's input items as JSON. Raises InvalidField."""
+    if response.turn.pictures.sent:
+        raise InvalidField(
+            "input_items", "has pictures, which are not listed as yet: keep them with the client"
+        )
     # The last message is the answer.
     messages = response.turn.messages()[:-1]
     items = _items(response.id, messages)

@@ -100,7 +100,7 @@ def count_response_tokens(
     refuse_unserved(fields)
     model.named(fields.text("model"))
     turn = read_turn(model, store, request, fields, read_response_tools(fields))
-    return len(turn.prompt(model.codec).tokens)
+    return len(turn.prompt(model).tokens)
 
 
 def _of_input(error: PromptTooLong) -> PromptTooLong:
@@ -117,7 +117,7 @@ def _read(
     refuse_unserved(fields)
     tools = read_response_tools(fields)
     turn = read_turn(model, store, request, fields, tools)
-    rendered = turn.prompt(model.codec)
+    rendered = turn.prompt(model)
     room = max(1, model.max_tokens - len(rendered.tokens))
     options = read_response_options(model, fields, room)
     asked = answer_grammar(
@@ -138,7 +138,8 @@ def _read(
     kept = submit_bytes(submit) + value_bytes(tools.definitions) + head.kept_bytes
     keep = keeper(store, request, fields, turn.named)
     if keep is not None:
-        record = TurnRecord(submit.prompt, turn.messages, turn.settings.digest)
+        pictures = turn.kept_pictures(submit)
+        record = TurnRecord(submit.prompt, turn.messages, turn.settings.digest, pictures)
         writer.keep(record, keep)
         kept += record.kept_bytes
     return AskedResponse(submit, options, writer, kept, fields.flag("background"))

@@ -36,6 +36,7 @@ import numpy as np
 
 from tasuki.engine.messages import Tokens
 from tasuki.server.auth.tenants import RequestContext
+from tasuki.server.pictures.turn_pictures import NO_PICTURES, TurnPictures
 from tasuki.server.text.chat_message import ChatMessage, ToolCall
 from tasuki.server.text.json_reading import read_arguments
 from tasuki.server.text.text_answer import (
@@ -62,11 +63,13 @@ _Owner = tuple[str, str | None]
 class StoredTurn:
     """The exact tokens of a response's turn, and its messages. tokens: the prompt and its answer,
     int32 [T]. conversation: all messages without the instructions, encoded by written_messages().
-    context: digest of the prompt's other inputs (instructions, tools, template variables)."""
+    context: digest of the prompt's other inputs (instructions, tools, template variables).
+    pictures: those of all messages."""
 
     tokens: Tokens
     conversation: bytes
     context: bytes
+    pictures: TurnPictures = NO_PICTURES
 
     @staticmethod
     def of(tokens: Tokens, messages: Sequence[ChatMessage], context: bytes) -> "StoredTurn":
@@ -77,7 +80,8 @@ class StoredTurn:
     @property
     def size(self) -> int:
         """Return the memory of the turn in bytes, a few objects not counted."""
-        return len(self.conversation) + len(self.context) + self.tokens.nbytes
+        own = len(self.conversation) + len(self.context) + self.tokens.nbytes
+        return own + self.pictures.size
 
     def messages(self) -> tuple[ChatMessage, ...]:
         """Return all messages of the turn, answer included. Each call decodes them anew."""
@@ -295,10 +299,17 @@ class StoredItems:
 
 
 class TurnRecord:
-    def __init__(self, prompt: Tokens, messages: Sequence[ChatMessage], context: bytes) -> None:
+    def __init__(
+        self,
+        prompt: Tokens,
+        messages: Sequence[ChatMessage],
+        context: bytes,
+        pictures: TurnPictures = NO_PICTURES,
+    ) -> None:
         """prompt: token ids of the prompt. messages: conversation before the answer. context:
-        digest of the prompt's other inputs, as in StoredTurn."""
+        digest of the prompt's other inputs, as in StoredTurn. pictures: those of the messages."""
         self._prompt = prompt
+        self._pictures = pictures
         self._before = written_messages(messages)
         self._context = context
         self._tokens = array("i")
@@ -309,8 +320,8 @@ class TurnRecord:
 
     @property
     def kept_bytes(self) -> int:
-        """Return the bytes of memory for the messages before the answer. The prompt's tokens are
-        not counted."""
+        """Return the bytes of memory for the messages before the answer. The prompt's tokens and
+        pictures are not counted."""
         return len(self._before)
 
     def add_token(self, token: int) -> None:
@@ -338,12 +349,12 @@ class TurnRecord:
         answer = written_answer(str(self._content), str(self._reasoning), calls)
         tokens = np.concatenate([self._prompt, np.array(self._tokens, dtype=np.int32)])
         conversation = joined_messages(self._before, answer)
-        return StoredTurn(tokens, conversation, self._context)
+        return StoredTurn(tokens, conversation, self._context, self._pictures)
 
     def unanswered(self) -> StoredTurn:
         """Return the turn of a response without an answer. Its tokens are not continued: a later
         request renders all messages anew."""
-        return StoredTurn(self._prompt, self._before, NO_CONTEXT)
+        return StoredTurn(self._prompt, self._before, NO_CONTEXT, self._pictures)
 
 
 NO_MESSAGES = b"[]"
@@ -357,6 +368,8 @@ def written_messages(messages: Iterable[ChatMessage]) -> bytes:
             message.content,
             message.reasoning,
             [(call.name, call.arguments) for call in message.tool_calls],
+            # Texts are stored as before pictures were served.
+            *([message.pictures] if message.pictures else []),
         )
         for message in messages
     ]
@@ -382,11 +395,12 @@ def joined_messages(first: bytes, second: bytes) -> bytes:
 
 def read_messages(written: bytes) -> tuple[ChatMessage, ...]:
     """Return the messages of a list encoded by written_messages()."""
-    listed: list[tuple[str, str, str | None, list[tuple[str, Any]]]]
-    listed = json.loads(written.decode(errors="surrogatepass"))
+    listed: list[list[Any]] = json.loads(written.decode(errors="surrogatepass"))
     return tuple(
-        ChatMessage(role, content, tuple(_call(*call) for call in calls), reasoning)
-        for role, content, reasoning, calls in listed
+        ChatMessage(
+            role, content, tuple(_call(*call) for call in calls), reasoning, tuple(*pictures)
+        )
+        for role, content, reasoning, calls, *pictures in listed
     )
 
 

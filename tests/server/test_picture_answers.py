@@ -1,91 +1,35 @@
 """Tests of answers to pictures over HTTP: golden answers, hits, refusals."""
 
 import io
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from PIL import Image
 
-from tasuki.model.vision.config import VisionConfig
 from tests.harness.daemons import Node, flags
-from tests.harness.goldens import BESIDE
 from tests.harness.http_calls import Reply, ask
+from tests.harness.picture_answers import (
+    CASES,
+    FOLDER,
+    IMAGE,
+    START,
+    cached,
+    chat,
+    messages_of,
+    part_of,
+)
 from tests.harness.picture_files import data_url, picture_file, png_of
 from tests.harness.picture_goldens import needs_goldens
 from tests.harness.running_nodes import HTTP, running
 
-MODEL = "vision-dense"
-FOLDER = BESIDE / MODEL
-CHAT = "/v1/chat/completions"
-
 pytestmark = needs_goldens
-
-
-def special_ids() -> tuple[int, int]:
-    """Return the ids of a picture's opening token and of its placeholder."""
-    config = VisionConfig.load(FOLDER) if FOLDER.is_dir() else None
-    return (0, 0) if config is None else (config.tokens.start, config.tokens.image)
-
-
-def golden_cases() -> dict[str, dict[str, Any]]:
-    """Return the cases of chats with images, by name."""
-    file = FOLDER / "golden.json"
-    cases = json.loads(file.read_text())["cases"] if file.exists() else []
-    return {
-        case["name"]: case
-        for case in cases
-        if case.get("raw_text") is None and all(item["kind"] == "image" for item in case["items"])
-    }
-
-
-CASES = golden_cases()
-START, IMAGE = special_ids()
 
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Node]:
     with running(Node("serve", *flags(FOLDER, arena_mib=16), *HTTP)) as found:
         yield found
-
-
-def url_of(name: str) -> str:
-    kind = "image/png" if name.endswith("png") else "image/jpeg"
-    return data_url((FOLDER / "images" / name).read_bytes(), kind)
-
-
-def part_of(part: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a part of a golden message in OpenAI's form."""
-    if part["type"] == "image":
-        return {"type": "image_url", "image_url": {"url": url_of(part["image"])}}
-    return dict(part)
-
-
-def messages_of(case: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [
-        {**message, "content": [part_of(part) for part in message["content"]]}
-        if isinstance(message["content"], list)
-        else message
-        for message in case["messages"]
-    ]
-
-
-def chat(node: Node, messages: object, tokens: int = 20, **fields: object) -> Reply:
-    body = {
-        "messages": messages,
-        "max_tokens": tokens,
-        "temperature": 0,
-        "return_token_ids": True,
-        "ignore_eos": True,
-        **fields,
-    }
-    return ask(node.http_address, "POST", CHAT, body)
-
-
-def cached(reply: Reply) -> int:
-    found: int = reply.json["usage"]["prompt_tokens_details"]["cached_tokens"]
-    return found
 
 
 def asked(name: str) -> list[dict[str, Any]]:

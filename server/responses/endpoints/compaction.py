@@ -146,6 +146,10 @@ def read_compact_request(
     check_account_fields(fields)
     previous = previous_response(store, request, fields)
     before = None if previous is None else previous.turn
+    if before is not None and before.pictures.sent:
+        raise InvalidField(
+            "previous_response_id", "has pictures, which are not summarised as yet: send its texts"
+        )
     old = () if before is None else before.messages()
     given = fields.get("input")
     stored = StoredItems(store, http_request_context(request))
@@ -192,7 +196,7 @@ def _prompt(
         before = replace(before, context=quiet.digest)
     while True:
         try:
-            prompt = turn_prompt(model.codec, quiet, [*messages, _QUESTION], before, old, salt)
+            prompt = turn_prompt(model, quiet, [*messages, _QUESTION], before, old, salt)
             if len(prompt.tokens) <= most:
                 return prompt
             error = PromptTooLong(

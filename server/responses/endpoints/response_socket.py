@@ -79,7 +79,6 @@ from tasuki.server.text.chat_message import ChatMessage
 from tasuki.server.text.parsing.answer_parser import AnswerParser
 from tasuki.server.text.rendering.chat_template import RenderedPrompt
 from tasuki.server.text.text_answer import Thinking, first_looks
-from tasuki.server.text.text_codec import TextCodec
 from tasuki.server.unread_answer import AnswerPart
 
 
@@ -149,7 +148,9 @@ def read_warm_up(
     if fields.get("input") is None:
         fields = fields.changed(input=[])
     turn = read_turn(model, turns, request, fields, tools)
-    begun = _beginning(model.codec, turn)
+    if turn.sent:
+        raise InvalidField("input", "has pictures, which are not computed ahead: send it as a turn")
+    begun = _beginning(model, turn)
     options = read_response_options(model, fields, model.max_tokens)
     sampling = replace(options.sampling, max_new_tokens=0, min_tokens=0)
     options = replace(options, sampling=sampling)
@@ -168,14 +169,14 @@ def read_warm_up(
     return AskedResponse(submit, options, writer, size + submit_bytes(submit))
 
 
-def _beginning(codec: TextCodec, turn: AskedTurn) -> RenderedPrompt:
+def _beginning(model: ServedModel, turn: AskedTurn) -> RenderedPrompt:
     """Return the prefix shared by the prompts of this conversation with any next question. It ends
     at the last mark (message end) in the shared tokens, or after them without a mark. Return an
     empty prompt if nothing precedes the question."""
     settings = turn.settings
     if not turn.messages and settings.instructions is None and not settings.tools:
         return RenderedPrompt(np.empty(0, dtype=np.int32))
-    first, second = (turn.prompt(codec, question) for question in _QUESTIONS)
+    first, second = (turn.prompt(model, question) for question in _QUESTIONS)
     length = min(len(first.tokens), len(second.tokens))
     differ = np.flatnonzero(first.tokens[:length] != second.tokens[:length])
     common = int(differ[0]) if len(differ) else length
