@@ -89,7 +89,7 @@ def encoder(engine: Lone) -> PictureEncoder:
 def assert_idle(engine: Lone) -> None:
     """Assert that no picture is pinned, wished for, or in the tower."""
     own = encoder(engine)
-    assert not own.is_busy and not own._held and own._running is None
+    assert not own.is_busy and not own.is_decoding and not own._held and own._running is None
     assert own.store.pinned == own.store.reservations == 0
 
 
