@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 class PromptFileError(ValueError):
-    """--prompt-ids or --prediction cannot be used; the message names the cause and the fix."""
+    """A file of --prompt-ids, --prediction or --image cannot be used; the message names the cause
+    and the fix."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class GenerateConfig:
         "", "folder of a Qwen3.5-family checkpoint; the embedded one if empty", argument="MODEL"
     )
     prompt: str | None = option(None, "one prompt as text")
+    image: str = option("", "picture files, separated by commas; with the prompt they are a chat")
     prompt_ids: str | None = option(None, "JSON file: a list of token-id lists, run concurrently")
     max_new_tokens: int = option(64, "tokens of an answer at most")
     dtype: str = option(
@@ -69,6 +71,8 @@ class GenerateConfig:
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.prompt_ids is None):
             raise ValueError("give either --prompt TEXT or --prompt-ids FILE.json")
+        if self.image and (self.prompt is None or self.disaggregated):
+            raise ValueError("--image needs --prompt TEXT, and one daemon: no --disaggregated")
         if self.prefill_tensor_parallel is not None and not self.disaggregated:
             raise ValueError(
                 "--prefill-tensor-parallel needs a prefill daemon: add --disaggregated"
@@ -160,7 +164,10 @@ def read_prompts(config: GenerateConfig) -> "list[Prompt]":
     from tasuki.client.prompt import Prompt
 
     if config.prompt_ids is None:
-        return [Prompt(text=config.prompt)]
+        if not config.image:
+            return [Prompt(text=config.prompt)]
+        parts = [*map(_read_picture, config.image.split(",")), config.prompt]
+        return [Prompt(messages=[{"role": "user", "parts": parts}])]
     lists = _read_ids("--prompt-ids", config.prompt_ids)
     return [Prompt(token_ids=ids) for ids in lists]
 
@@ -177,6 +184,13 @@ def read_predictions(config: GenerateConfig, prompts: int) -> list[list[int]]:
             f"{prompts} prompts, [] where nothing is known"
         )
     return lists
+
+
+def _read_picture(file: str) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise PromptFileError(f"--image {file}: cannot be read ({error}); name a file") from error
 
 
 def _read_ids(flag: str, file: str) -> list[list[int]]:

@@ -42,11 +42,14 @@ class SamplingOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt: exactly one of text, token_ids and messages (each with role and content)."""
+    """A prompt: exactly one of text, token_ids and messages.
+
+    A message has a role, and content or parts: texts, and the bytes of picture files.
+    """
 
     text: str | None = None
     token_ids: Sequence[int] | None = None
-    messages: Sequence[Mapping[str, str]] | None = None
+    messages: Sequence[Mapping[str, Any]] | None = None
 
     def __post_init__(self) -> None:
         given = (self.text, self.token_ids, self.messages)
@@ -61,8 +64,20 @@ class Prompt:
             "token_ids": None if ids is None else pb.TokenIds(ids=ids),
             "messages": None
             if messages is None
-            else pb.Messages(items=[pb.Message(**message) for message in messages]),
+            else pb.Messages(items=[_to_proto(message) for message in messages]),
         }
+
+
+def _to_proto(message: Mapping[str, Any]) -> pb.Message:
+    if "parts" not in message:
+        return pb.Message(**message)
+    parts = [
+        pb.MessagePart(text=part)
+        if isinstance(part, str)
+        else pb.MessagePart(picture=pb.Picture(file=part))
+        for part in message["parts"]
+    ]
+    return pb.Message(**{**message, "parts": parts})
 
 
 def sampling_to_proto(sampling: SamplingOptions) -> pb.Sampling:

@@ -99,7 +99,7 @@ class ClientFront:
     ) -> None:
         """Set up the services. max_request_tokens, max_batch: limits of the engine, in tokens and
         in requests. status, role_change: arguments of AdminService. pictures: reads those of
-        requests over HTTP; None: they are refused."""
+        requests; None: they are refused."""
         self.folder = engine_config.model
         """Path of the checkpoint's folder."""
         self._config = config
@@ -129,6 +129,7 @@ class ClientFront:
         ours = grpc_services(
             *(client, self._codec, self._config, self._status, self._role_change, store),
             held=self._served.held,
+            pictures=self._served.pictures,
         )
         return (*ours, *self._gateway(client))
 

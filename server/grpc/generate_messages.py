@@ -26,7 +26,9 @@ from tasuki.model.grammar.grammar import Grammar, GrammarKind
 from tasuki.model.ops.sampling.params import MAX_ALLOWED_TOKENS, MAX_BIASES, SamplingParams
 from tasuki.model.ops.sampling.thinking_budget import ThinkingBudget
 from tasuki.proto import inference_pb2 as pb
-from tasuki.server.errors import InvalidRequest, PromptTooLong
+from tasuki.server.errors import InvalidField, InvalidRequest, PromptTooLong
+from tasuki.server.pictures.node_pictures import NodePictures
+from tasuki.server.pictures.part_reader import PictureReader, pictures_read
 from tasuki.server.request_checks import (
     MAX_CHOICES,
     MAX_STOP_TOKENS,
@@ -36,7 +38,7 @@ from tasuki.server.request_checks import (
     check_seconds,
     check_vocabulary,
 )
-from tasuki.server.text.chat_message import ChatMessage
+from tasuki.server.text.chat_message import ChatMessage, ShownContent
 from tasuki.server.text.chat_renderer import (
     MAX_MESSAGES,
     ChatRenderer,
@@ -65,14 +67,22 @@ _WITH_DEFAULTS = (
 _MOST_NAMED = {"logit_bias": MAX_BIASES, "allowed_token_ids": MAX_ALLOWED_TOKENS}
 
 
-def read_prompt(request: pb.GenerateRequest, salt: bytes, codec: TextCodec) -> RenderedPrompt:
+def read_prompt(
+    request: pb.GenerateRequest,
+    salt: bytes,
+    codec: TextCodec,
+    pictures: NodePictures | None = None,
+) -> RenderedPrompt:
     """Return the request's whole prompt as tokens, rendering messages, with its marks. salt: its
-    cache salt in the engine."""
+    cache salt in the engine. pictures: reads those of messages; None: they are refused."""
     kind = request.WhichOneof("input")
     if kind == "messages":
-        rendered = ChatRenderer(codec).conversation(
-            read_messages(request.messages), open_answer=True, salt=salt
-        )
+        reader = None if pictures is None else pictures.reader()
+        messages = read_messages(request.messages, reader)
+        rendered = ChatRenderer(codec).conversation(messages, open_answer=True, salt=salt)
+        if pictures is not None:
+            sent = pictures_read(reader)
+            rendered = pictures.placed(rendered, sent, salt, codec.max_tokens)
     else:
         rendered = RenderedPrompt(read_plain_input(request, codec))
     tokens = rendered.tokens
@@ -101,14 +111,47 @@ def read_token_ids(field: str, ids: Sequence[int], codec: TextCodec) -> Tokens:
     return tokens
 
 
-def read_messages(messages: pb.Messages) -> list[ChatMessage]:
+def read_messages(
+    messages: pb.Messages, pictures: PictureReader | None = None
+) -> list[ChatMessage]:
+    """Return the messages. pictures: collects their pictures; None: refuse them. Raises
+    InvalidRequest, PromptTooLong."""
     if not messages.items:
         raise InvalidRequest("messages is empty: send at least one message")
     if len(messages.items) > MAX_MESSAGES:
         raise PromptTooLong(
             f"messages has {len(messages.items)}: send at most {MAX_MESSAGES}, or join some"
         )
-    return [ChatMessage(item.role, item.content) for item in messages.items]
+    return [
+        _message(item, f"messages.items[{index}]", pictures) if item.parts else _plain(item)
+        for index, item in enumerate(messages.items)
+    ]
+
+
+def _plain(item: pb.Message) -> ChatMessage:
+    return ChatMessage(item.role, item.content)
+
+
+def _message(item: pb.Message, place: str, pictures: PictureReader | None) -> ChatMessage:
+    """Return a message of parts."""
+    if item.content:
+        raise InvalidField(place, "has both content and parts: send one of them")
+    if item.role not in ("user", "tool"):
+        raise InvalidField(f"{place}.parts", "need the role user or tool: send content")
+    shown = ShownContent()
+    for index, part in enumerate(item.parts):
+        at = f"{place}.parts[{index}]"
+        match part.WhichOneof("part"):
+            case "text":
+                shown.text(part.text)
+            case "picture":
+                if pictures is None:
+                    raise InvalidField(at, "is a picture: only text is served")
+                pictures.file(part.picture.file, part.picture.detail, at)
+                shown.picture()
+            case _:
+                raise InvalidField(at, "is empty: set text or picture")
+    return ChatMessage(item.role, shown.content, pictures=shown.pictures)
 
 
 def read_marks(marks: Sequence[int], prompt_tokens: int) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from tasuki.server.auth.tenants import salt_of
 from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import Answering, EngineClient
 from tasuki.server.errors import CallContext, InvalidRequest, RoleFixed, UnknownNode
+from tasuki.server.pictures.node_pictures import NodePictures
 from tasuki.server.request_checks import checked_prediction, forks_of, read_request_id
 from tasuki.server.role_change import RoleChange
 from tasuki.server.sessions import SessionStore
@@ -55,10 +56,13 @@ class InferenceService(pb_grpc.InferenceServicer):
         codec: TextCodec,
         keys: ApiKeys = NO_KEYS,
         held: HeldBytes | None = None,
+        pictures: NodePictures | None = None,
     ) -> None:
         """Set up the service. keys: API keys of the callers. A call counts against its caller's
-        limits. held: counts the bytes of memory held by calls; None: a new count."""
+        limits. held: counts the bytes of memory held by calls; None: a new count. pictures: reads
+        those of messages; None: they are refused."""
         self._keys = keys
+        self._pictures = pictures
         self._held = HeldBytes() if held is None else held
         self._engine = engine
         self._codec = codec
@@ -84,7 +88,9 @@ class InferenceService(pb_grpc.InferenceServicer):
         await self._engine.admit(request_context.caller)
         salt = salt_of(request_context.tenant, request.cache_salt)
         prompt = await self._codec.work.run(
-            request_context.line, partial(read_prompt, request, salt, self._codec), hold.size
+            request_context.line,
+            partial(read_prompt, request, salt, self._codec, self._pictures),
+            hold.size,
         )
         sampling = read_sampling(request.sampling, self._codec, least_new_tokens=0)
         sampling = await with_text_rules(
@@ -105,6 +111,7 @@ class InferenceService(pb_grpc.InferenceServicer):
             prompt_logprobs=request.prompt_logprobs if asks_scores else None,
             forks=forks_of(request_id, choices, sampling.seed),
             prediction=checked_prediction(request.prediction, self._codec),
+            pictures=prompt.pictures,
         )
         hold.grow(submit_bytes(submit) + score_bytes(submit))
         scores: list[PromptScored] = []
@@ -254,14 +261,16 @@ def grpc_services(
     role_change: RoleChange | None = None,
     store: SessionStore | None = None,
     held: HeldBytes | None = None,
+    pictures: NodePictures | None = None,
 ) -> tuple[Service, ...]:
     """Return the services Inference, Session and CacheAdmin. handover, role_change: fields of
     AdminService. store: the sessions; None: a new store. held: counts the bytes of memory held by
-    calls; None: a new count."""
+    calls; None: a new count. pictures: reads those of messages outside sessions; None: they are
+    refused."""
     held = HeldBytes.for_messages(config.access.max_message_bytes) if held is None else held
     store = session_store(engine, config) if store is None else store
     keys = config.access.keys
-    inference = InferenceService(engine, codec, keys, held)
+    inference = InferenceService(engine, codec, keys, held, pictures)
     session = SessionService(engine, codec, store, keys, held)
     return (
         Service(

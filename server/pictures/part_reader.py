@@ -95,6 +95,20 @@ class PictureReader:
                 raise InvalidField(f"{at}.type", "must be base64 or url")
         self.pictures.append(SentPicture(place, found))
 
+    def file(self, content: bytes, detail: str, place: str) -> None:
+        """Read a file of gRPC. detail: as in chats; may be empty. Raises InvalidField,
+        PictureTooLarge."""
+        self._check_count(place)
+        most = self._limits.each.most_bytes
+        if not content:
+            raise InvalidField(f"{place}.picture.file", "is empty: send the file's bytes")
+        if len(content) > most:
+            raise PictureTooLarge(
+                place, f"has {len(content)} bytes, and {most} are allowed: shrink it"
+            )
+        read = read_detail(detail or None, f"{place}.picture.detail")
+        self.pictures.append(SentPicture(place, content, read))
+
     def _of_url(self, part: Mapping[str, Any], name: str, place: str) -> None:
         self._check_count(place)
         if part.get("file_id") is not None:

@@ -1,10 +1,15 @@
 """Tests of pictures over HTTP in Messages and Responses: golden answers, stored turns, refusals."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 
+from tasuki.cli.generate import GenerateConfig, PromptFileError, read_prompts
+from tasuki.cli.prompt_answers import answer_all
+from tasuki.client.errors import ClientError
+from tasuki.client.prompt import Prompt, SamplingOptions
 from tests.harness.daemons import Node, flags
 from tests.harness.http_calls import ANTHROPIC, Reply, ask
 from tests.harness.picture_answers import CASES, FOLDER, cached, chat, messages_of, url_of
@@ -12,6 +17,8 @@ from tests.harness.picture_goldens import needs_goldens
 from tests.harness.running_nodes import HTTP, running
 
 pytestmark = needs_goldens
+
+FILES = ("tiny.png", "photo.jpg")
 
 
 @pytest.fixture(scope="module")
@@ -191,3 +198,46 @@ def test_chats_hit_what_messages_left(node: Node) -> None:
     messages = [{**only, "content": [block_of(part) for part in only["content"]]}]
     assert message(node, messages, cache_salt="shared").status == 200
     assert cached(chat(node, messages_of(CASES["big"]), cache_salt="shared")) == 128
+
+
+def test_grpc_answers_parts_and_refuses_them_by_name(node: Node) -> None:
+    case = CASES["two"]
+    (only,) = case["messages"]
+    shown = [
+        (FOLDER / "images" / part["image"]).read_bytes() if "image" in part else part["text"]
+        for part in only["content"]
+    ]
+    prompt = Prompt(messages=[{"role": "user", "parts": shown}])
+    options: SamplingOptions = {"max_new_tokens": len(case["greedy"]), "ignore_eos": True}
+    answer = node.client.generate(prompt, cache_salt=b"grpc", **options).result()
+    assert [*answer.token_ids] == case["greedy"]
+    assert answer.usage.prompt_tokens == len(case["prompt"])
+    refused: dict[str, tuple[dict[str, object], str]] = {
+        "role": ({"role": "system", "parts": ["a"]}, "need the role user or tool"),
+        "both": ({"role": "user", "content": "a", "parts": ["a"]}, "both content and parts"),
+        "file": ({"role": "user", "parts": ["a", b"words"]}, "items[0].parts[1]"),
+        "empty": ({"role": "user", "parts": [b""]}, "parts[0].picture.file is empty"),
+    }
+    for message, complaint in refused.values():
+        with pytest.raises(ClientError, match=re.escape(complaint)):
+            node.client.generate(Prompt(messages=[message])).result()
+    with (
+        node.client.open_session() as session,
+        pytest.raises(ClientError, match="is a picture: only text is served"),
+    ):
+        session.append(Prompt(messages=[{"role": "user", "parts": [shown[1]]}]))
+
+
+def test_generate_shows_files(node: Node) -> None:
+    files = [str(FOLDER / "images" / name) for name in FILES]
+    config = GenerateConfig(str(FOLDER), prompt="N3mL", image=",".join(files), max_new_tokens=8)
+    (answer,) = answer_all(node.client, read_prompts(config), [[]], config.sampling())
+    parts = [{"type": "image_url", "image_url": {"url": url_of(name)}} for name in FILES]
+    content = [*parts, {"type": "text", "text": "N3mL"}]
+    asked = chat(node, [{"role": "user", "content": content}], 8, ignore_eos=False)
+    assert [*answer.token_ids] == asked.json["choices"][0]["token_ids"]
+    assert answer.usage.prompt_tokens == asked.json["usage"]["prompt_tokens"]
+    with pytest.raises(PromptFileError, match=r"--image missing.png: cannot be read"):
+        read_prompts(GenerateConfig(prompt="a", image="missing.png"))
+    with pytest.raises(ValueError, match="--image needs --prompt TEXT"):
+        GenerateConfig(prompt_ids="a.json", image="missing.png")
