@@ -4,24 +4,32 @@ import base64
 import struct
 from collections.abc import Callable, Mapping
 
+import numpy as np
+
+from tasuki.model.vision.config import PictureTokens
 from tasuki.model.vision.picture_file import PictureBounds
 from tasuki.model.vision.processor import PixelRules
+from tasuki.proto import inference_pb2 as pb
 from tasuki.server.anthropic.conversation import read_conversation
 from tasuki.server.auth.tenants import ANONYMOUS
 from tasuki.server.errors import ServerError
+from tasuki.server.grpc.generate_messages import read_messages
 from tasuki.server.openai.messages import read_chat_messages
 from tasuki.server.openai.request_fields import RequestFields
+from tasuki.server.pictures.node_pictures import NodePictures
 from tasuki.server.pictures.part_reader import PictureReader, check_part_type
 from tasuki.server.pictures.picture_sizes import PictureSizes
 from tasuki.server.pictures.sent_picture import Detail, PictureLimits, SentPicture
 from tasuki.server.responses.input_items import read_input
 from tasuki.server.responses.stored_responses import ResponseStore, StoredItems
+from tasuki.server.text.rendering.chat_template import RenderedPrompt
 from tests.harness.picture_files import picture_file, png_chunk, png_of
 
 from .entries import Entry, Input, Whole
 
 _LIMITS = PictureLimits()
 _RULES = PixelRules(16, 2, 2, 65536, 1 << 24, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+_IDS = PictureTokens(start=1, end=2, image=3, video=4)
 _FOLDER = "server/pictures"
 _HEAD = "data:image/png;base64,"
 _PNG = picture_file()
@@ -60,8 +68,36 @@ def pictures() -> list[Entry]:
             _refusable(_measured),
             20 << 20,
         ),
+        Whole(
+            "parts over gRPC",
+            (
+                "server/grpc/generate_messages.py:_message",
+                f"{_FOLDER}/part_reader.py:PictureReader.file",
+            ),
+            {"texts": lambda size: _sent(b"", size), "pictures": lambda size: _sent(_PNG, size)},
+            _refusable(lambda messages: read_messages(messages, _many())),
+        ),
+        Whole(
+            "pictures of a prompt",
+            (f"{_FOLDER}/node_pictures.py:NodePictures.placed",),
+            {"pictures": lambda size: size // 300},
+            _refusable(_placed),
+        ),
         *_conversations(),
     ]
+
+
+def _sent(file: bytes, size: int) -> pb.Messages:
+    """Return a message of texts, each with a picture behind it if a file is given."""
+    text, picture = pb.MessagePart(text="so"), pb.MessagePart(picture=pb.Picture(file=file))
+    parts = [text, picture] * (size // 300) if file else [text] * (size // 10)
+    return pb.Messages(items=[pb.Message(role="user", parts=parts)])
+
+
+def _placed(count: int) -> object:
+    pictures = NodePictures(_IDS, _RULES, _many_limits())
+    rendered = RenderedPrompt(np.array([_IDS.start, _IDS.image, _IDS.end] * count, dtype=np.int32))
+    return pictures.placed(rendered, [SentPicture("a", _PNG)] * count, b"", 1 << 30)
 
 
 def _conversations() -> list[Entry]:
@@ -109,7 +145,11 @@ def _fields(parts: list[object]) -> RequestFields:
 
 
 def _many() -> PictureReader:
-    return PictureReader(PictureLimits(most_pictures=1 << 30))
+    return PictureReader(_many_limits())
+
+
+def _many_limits() -> PictureLimits:
+    return PictureLimits(most_pictures=1 << 30, most_pixels=1 << 60)
 
 
 def _parts(picture: dict[str, object]) -> Mapping[str, Input]:
