@@ -34,7 +34,7 @@ _OTHER_ROLE = "other_role_config"
 TUNING = frozenset(
     {
         *(
-            "arena_mib",
+            *("arena_mib", "picture_rows_mib"),
             *("host_cache_gib", "disk_cache_gib", "disk_write_budget"),
             *("remote_cache_gib", "remote_write_budget"),
             "gpu_memory_utilization",

@@ -9,6 +9,7 @@ future was cancelled. At the capacity, a new piece replaces the last piece of th
 
 import threading
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -25,11 +26,20 @@ class LinesFull(Exception):
 
 
 class FairThreads:
-    def __init__(self, threads: int, of_a_line: int, name: str, most: int | None = None) -> None:
+    def __init__(
+        self,
+        threads: int,
+        of_a_line: int,
+        name: str,
+        most: int | None = None,
+        refusal: Callable[[], Exception] = LinesFull,
+    ) -> None:
         """Set up the threads. threads: number of threads; they start with the first work and have
         the name `name`. of_a_line: largest number of running pieces of one line. most: largest
-        number of waiting and running pieces of work; None: no bound."""
+        number of waiting and running pieces of work; None: no bound. refusal: makes the error of
+        work beyond `most`."""
         self._threads, self._of_a_line, self._most = threads, of_a_line, most
+        self._refusal = refusal
         self._executor = ThreadPoolExecutor(
             threads, thread_name_prefix=name, initializer=name_this_thread
         )
@@ -43,8 +53,7 @@ class FairThreads:
 
     def submit(self, line: str, work: Work[Result]) -> "Future[Result]":
         """Add a piece of work to a line (a caller's queue), and return the future of its result.
-        Raises LinesFull. A piece removed in favour of another line raises LinesFull in its
-        future."""
+        Raises the refusal. A piece removed in favour of another line raises it in its future."""
         piece: Future[Result] = Future()
         with self._lock:
             displaced = self._make_room(line)
@@ -52,7 +61,7 @@ class FairThreads:
             starts = self._active < self._threads
             self._active += starts
         if displaced is not None:
-            displaced.set_exception(LinesFull())
+            displaced.set_exception(self._refusal())
         piece.add_done_callback(lambda done: self._leave(line, done))
         if starts:
             self._executor.submit(self._work_off)
@@ -60,13 +69,13 @@ class FairThreads:
 
     def _make_room(self, line: str) -> Piece | None:
         """If the capacity is used up, remove and return a piece of the longest line; else return
-        None. Raises LinesFull. REQUIRES: the caller holds the lock."""
+        None. Raises the refusal. REQUIRES: the caller holds the lock."""
         held = Counter({name: len(pieces) for name, pieces in self._lines.items()}) + self._running
         if self._most is None or held.total() < self._most:
             return None
         longest = max(self._lines, key=lambda name: held[name], default=line)
         if held[longest] <= held[line] + 1:
-            raise LinesFull
+            raise self._refusal()
         displaced = next(reversed(self._lines[longest]))
         # A future just being cancelled has made space already.
         self._drop(longest, displaced)

@@ -189,8 +189,8 @@ def build_parts(
     host = host_arena(config, arena.layout)
     dtype = getattr(torch, config.compute_dtype)
     weights = load_weights(config.model, model_config, dtype, device, progress)
-    contract = partial(_contract, config, model_config, weights, arena.layout)
     tower = build_tower(config, device, role)
+    contract = partial(_contract, config, model_config, weights, arena.layout, tower)
     disk = None if host is None else disk_memory(config, arena.layout, contract)
     remote = None if host is None else remote_memory(config, arena.layout, contract)
     vocabulary = Vocabulary.load(Path(config.model), model_config.vocab, model_config.eos_ids)
@@ -235,20 +235,32 @@ def _axes(tower: VisionTower | None, model: ModelConfig) -> Tensor | None:
 
 
 def _contract(
-    config: EngineConfig, model: ModelConfig, weights: ModelWeights, layout: CacheLayout
+    config: EngineConfig,
+    model: ModelConfig,
+    weights: ModelWeights,
+    layout: CacheLayout,
+    tower: VisionTower | None,
 ) -> dict[str, str]:
     digest = digest_of_weights(config.model, config.disk_cache)
-    return kept_contract(digest, model, weights, layout, DigestKind.of(torch_device(config)))
+    kind = DigestKind.of(torch_device(config))
+    return kept_contract(digest, model, weights, layout, kind, tower)
 
 
 def kept_contract(
-    digest: str, model: ModelConfig, weights: ModelWeights, layout: CacheLayout, kind: DigestKind
+    digest: str,
+    model: ModelConfig,
+    weights: ModelWeights,
+    layout: CacheLayout,
+    kind: DigestKind,
+    tower: VisionTower | None = None,
 ) -> dict[str, str]:
     """Return the settings to compare between two nodes. If they are equal, the same bytes have the
     same meaning, and their digests can be compared. digest: digest of the weights. kind: the kind
-    of page and slot digests."""
+    of page and slot digests. tower: the vision tower in use. Its constants count only if there is
+    one, because text does not depend on them."""
     whole = Contract(digest, layout, constants=model.constants, weights_format=weights.formats)
-    return {**whole.flat(), "page_digests": kind.value}
+    seen = {} if tower is None else {"pictures": tower.config.constants}
+    return {**whole.flat(), "page_digests": kind.value, **seen}
 
 
 def asked_model(config: EngineConfig) -> ModelConfig:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from tasuki.engine.forward_plan import Ints
 from tasuki.engine.progress import BatchIndices, ProgressTable
-from tasuki.engine.request import Active, Prefilling, Request
+from tasuki.engine.request import Active, Encoding, Prefilling, Request
 from tasuki.engine.speculation.drafting import Drafting
 from tasuki.pycache.layout import PAGE_TOKENS
 from tasuki.pycache.prefix_cache import HybridPrefixCache
@@ -184,7 +184,9 @@ class RunningRequests(Collection[Request]):
             for request in self._suspects
             if request.suspect and request in self._batch_indices
         ]
-        return self._suspects[0] if self._suspects else None
+        # One without its picture's rows waits for pins of the others, so they run meanwhile.
+        ready = (one for one in self._suspects if not isinstance(one.state, Encoding))
+        return next(ready, None)
 
     def _in_order(self) -> BatchIndices:
         if self._reordered:

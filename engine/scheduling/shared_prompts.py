@@ -23,6 +23,8 @@ from tasuki.pycache._cpp_cache import Allocation, CheckpointKind
 from tasuki.pycache.keys import Keys, PromptTokens
 from tasuki.pycache.layout import PAGE_TOKENS
 
+from .checkpoints import before_picture
+
 _LEAST_SAVED = 2 * PAGE_TOKENS
 """Fewest saved tokens for a request to wait for another one's common prefix."""
 _MOST_KEPT = 8
@@ -98,7 +100,8 @@ def leader_of(request: Request, computing: Iterable[Request]) -> Leader | None:
         if other.salt != request.salt or not isinstance(state, AwaitingGrant | Prefilling):
             continue
         common = min(common_tokens(request.keys, other.keys), len(request.prompt) - 1)
-        position = common // PAGE_TOKENS * PAGE_TOKENS
+        runs = request.pictures.runs if request.pictures else ()
+        position = before_picture(common // PAGE_TOKENS * PAGE_TOKENS, runs)
         if position > (0 if best is None else best.position) and _may_keep(other, position):
             best = Leader(other, state.allocation, position)
     return best

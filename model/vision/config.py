@@ -101,10 +101,11 @@ class VisionConfig:
 
     @property
     def constants(self) -> str:
-        """Return a text of the settings with an effect on the tower's output but none on its
-        weights. Two nodes compare their texts."""
+        """Return a text of the settings with an effect on a picture's keys and values but none on
+        the weights. Nodes with a tower compare their texts."""
         shape = f"patches of {self.patch} pixels x {self.frames} frames, merged by {self.merge}"
-        return f"{shape}; {self.heads} heads of base {self.rope_theta!r}"
+        axes = "/".join(map(str, self.rotary_sections))
+        return f"{shape}; {self.heads} heads of base {self.rope_theta!r}; positions by {axes} pairs"
 
 
 def placeholder_ids(directory: Path | str) -> frozenset[int]:

@@ -5,7 +5,8 @@ last checkpoint of its path. A router counting such pages would route to nonexis
 cached pages with their tokens, because gateways compute hashes of their own. One watch, one thread.
 Invariants: a page is announced exactly while a checkpoint exists at its end or below. Parents are
 announced before their children and withdrawn after them. Only blocks of the wanted namespace are
-announced, and two namespaces never share a block.
+announced, and two namespaces never share a block. No page with a picture's keys is announced, and
+no page behind it.
 
 GatewayEvents: encoder of changes of the usable blocks as KvEventBatch messages. Pure except for the
 clock. A stream's sequence numbers continue from the subscriber's last one. The subscriber therefore
@@ -100,7 +101,9 @@ class UsableBlocks:
         if root is None or self._namespace not in (None, root):
             return ()
         if event.kind == "page_stored":
-            if parent == root or parent in self._pages:
+            known = parent == root or parent in self._pages
+            # A gateway's token ids are unsigned: it sees no page of a picture and none behind it.
+            if known and min(event.page, default=0) >= 0:
                 self._pages[prefix] = Block(prefix, parent, array("i", event.page))
         elif event.kind == "page_removed":
             self._pages.pop(prefix, None)

@@ -13,8 +13,10 @@ import torch
 from tasuki.engine import messages as m
 from tasuki.engine.assembly.engines import build_pictures
 from tasuki.engine.config import EngineConfig, EngineConfigError
+from tasuki.engine.forward_plan import ForwardPlan
 from tasuki.engine.messages.types import packer, reader_of
 from tasuki.engine.pictures.row_store import RowsGone, RowStore
+from tasuki.engine.runner.cpu_runner import CpuRunner
 from tasuki.engine.scheduling import scheduler as scheduling
 from tasuki.engine.scheduling.scheduler import Demand
 from tasuki.model.ops.sampling.params import SamplingParams
@@ -457,6 +459,67 @@ def test_pictures_that_do_not_fit_are_refused_by_their_place(name: str) -> None:
     error = engine.rejected("r")
     assert error.kind is m.ErrorKind.INVALID and f"prompt: {message}" in error.message
     assert not engine.step()
+
+
+class FailedForward:
+    """A forward that failed on the device."""
+
+    busy_seconds = idle_seconds = 0.0
+    guesses = None
+
+    def ready(self) -> bool:
+        return True
+
+    def result(self) -> None:
+        raise RuntimeError("boom")
+
+
+def test_a_request_of_a_failed_forward_without_rows_holds_up_no_other(
+    cut_at: Cut, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows find no memory beside the pins of another one, so that one goes on meanwhile."""
+    cut_at(16)
+    engine = seeing_engine()
+    encoder(engine).store._budget = 100 * ROW_BYTES
+    ask(engine, Prompt().text(text(4)).picture("c", 9, 11).text(text(9, 3)), "before")
+    post(engine, Prompt().text(text(4)).picture("c", 9, 11).text(text(9, 1)), "hit")
+    post(engine, Prompt().text(text(6, 5)).picture("a", 9, 11).text(text(40, 7)), "other")
+    post(engine, Prompt().text(text(300, 9)), "words")
+    launch, compute = CpuRunner.launch, CpuRunner._compute
+    failed: list[int] = []
+
+    def computed(self: CpuRunner, plan: ForwardPlan, rows: Any) -> Any:
+        if not failed and len(rows) > 1 and plan.pictures:
+            failed.append(plan.number)
+            raise RuntimeError("boom")
+        return compute(self, plan, rows)
+
+    def launched(self: CpuRunner, plan: ForwardPlan) -> object:
+        try:
+            return launch(self, plan)
+        except RuntimeError:
+            return FailedForward()
+
+    monkeypatch.setattr(CpuRunner, "_compute", computed)
+    monkeypatch.setattr(CpuRunner, "launch", launched)
+    for _ in range(2000):
+        if not engine.step():
+            break
+    assert failed
+    assert [len(answer(engine, name)) for name in ("hit", "other", "words")] == [8, 8, 8]
+
+
+def test_a_followed_prompt_keeps_no_state_inside_its_picture() -> None:
+    engine = seeing_engine()
+    prompts = [Prompt().text(text(4)).picture("a", 15, 15).text(text(80, seed)) for seed in (3, 8)]
+    for name, made in zip("ab", prompts, strict=True):
+        post(engine, made, name)
+    (picture,) = prompts[0].pictures
+    kept: set[int] = set()
+    while engine.step():
+        for request in engine.engine._scheduler.running.prompts:
+            kept |= {each.position for each in request.state.checkpoints}  # type: ignore[attr-defined]
+    assert kept and not [each for each in kept if picture.start <= each < picture.run.end]
 
 
 @pytest.mark.parametrize("token", [IMAGE, VIDEO])

@@ -37,6 +37,7 @@ from tasuki.transfer.chunks.digest import word_keys
 from tests.harness.engines import alone, prompt, submit, tiny_parts
 from tests.harness.fork_server import forked_peer
 from tests.harness.tiers import FaultyDisk, TieredEngine
+from tests.harness.tiny_pictures import seeing_parts
 from tests.harness.waiting import HANG_SECONDS
 
 SLABS = 200
@@ -424,6 +425,16 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
         KeptIndex(folder, LAYOUT, 4)
     assert outside.read_bytes() == b"others"
     folder.close()
+
+
+def test_a_tower_s_constants_are_part_of_the_contract_and_text_s_contract_stays() -> None:
+    parts = seeing_parts()
+    assert parts.tower is not None
+    weights, kind = parts.model.weights, DigestKind.of(torch.device("cpu"))
+    text = kept_contract("w", parts.model_config, weights, LAYOUT, kind)
+    seen = kept_contract("w", parts.model_config, weights, LAYOUT, kind, parts.tower)
+    assert seen == {**text, "pictures": parts.tower.config.constants}
+    assert f"{parts.tower.config.rotary_sections[0]}/" in seen["pictures"]
 
 
 def test_nodes_on_a_cpu_and_on_a_gpu_leave_each_others_folder_alone(tmp_path: Path) -> None:

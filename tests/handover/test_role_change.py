@@ -58,7 +58,7 @@ FIXED = frozenset(
             "kv_dtype",
             "ssm_dtype",
             "draft_layer",
-            "device",
+            *("device", "vision"),
             "disk_cache",
             "transport",
         ),

@@ -215,6 +215,47 @@ def test_waiting_pictures_are_bounded_and_never_begun_once_cancelled() -> None:
             each.result(HANG_SECONDS)
 
 
+def test_a_displaced_picture_is_told_to_come_again() -> None:
+    decoders = PictureDecoders(workers=1, most_waiting=4, decode_source=OBEYS)
+    try:
+        waiting = [decoders.decode("ann", b"sleep", HEADER, BOUNDS) for _ in range(4)]
+        decoders.decode("ben", b"pass", HEADER, BOUNDS)
+        with pytest.raises(DecodersBusy, match="ask again"):
+            waiting[-1].result(HANG_SECONDS)
+    finally:
+        decoders.close()
+
+
+def test_any_error_of_a_picture_ends_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise MemoryError
+
+    decoders = PictureDecoders(workers=1, decode_source=OBEYS)
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(pool, "mapped_pixels", full)
+            with pytest.raises(MemoryError):
+                pixels_of(decoders, b"pass")
+        assert not decoders._all and decoders.lost == 1
+        assert (pixels_of(decoders, b"pass") == 7).all()
+    finally:
+        decoders.close()
+
+
+def test_a_worker_that_starts_during_a_close_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoders = PictureDecoders(workers=1, decode_source=OBEYS)
+    start = pool._Worker.__init__
+
+    def started(self: pool._Worker, source: str) -> None:
+        start(self, source)
+        decoders.close()
+
+    monkeypatch.setattr(pool._Worker, "__init__", started)
+    with pytest.raises(DecoderLost, match="stops"):
+        pixels_of(decoders, b"pass")
+    assert not decoders._all
+
+
 def test_callers_share_the_processes(decoders: PictureDecoders) -> None:
     """One caller's pictures leave a process for another's."""
     slow = [decoders.decode("ann", b"spin", HEADER, BOUNDS) for _ in range(2)]

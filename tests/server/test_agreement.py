@@ -185,7 +185,7 @@ def test_a_story_has_its_hand_over_drawn(
     assert explain(["plain-3", "--target", traffic.node.address]) == 0
     said = capsys.readouterr().out
     transfer = traffic.streams["plain-3"].result().usage.transfer
-    assert transfer is not None and f"in {transfer.windows} windows" in said
+    assert transfer is not None and f"in {transfer.windows} layer chunks" in said
     rows = [line for line in said.splitlines() if "layers " in line]
     assert len(rows) == min(12, transfer.windows) and all("|" in row for row in rows)
     assert "sender   accepted" in said and "verified" in said

@@ -310,6 +310,25 @@ def test_exactly_the_pages_that_lead_to_a_state_are_announced(seed: int) -> None
     assert joined.parents == router.parents
 
 
+def test_pages_of_pictures_and_pages_behind_them_are_not_announced() -> None:
+    """A gateway's token ids are unsigned; a picture's keys are negative."""
+    tokens = np.arange(64 * 4, dtype=np.int32)
+    tokens[64 + 5 : 64 + 20] = -7
+    tree = PrefixCache(TreeConfig(slabs=24, blocks_per_slab=4, pages_per_slab=3))
+    watch = tree.watch("spelled")
+    blocks, own = UsableBlocks(namespace_of(b"")), namespace_of(b"")
+    sent = []
+    for length in (64, 64 * 4):
+        found = tree.allocate(tokens[:length], capacity_tokens=length, working_slots=1)
+        assert found is not None
+        tree.insert(found, length, found.working_slots[0], CheckpointKind.TURN_END)
+        tree.release(found)
+        changes = blocks.apply(pack_events(tree.drain_events(watch)))
+        sent += [event for each in GatewayEvents(0, own).batches(changes) for event in each.events]
+    stored = [block for event in sent for block in event.stored.blocks]
+    assert [block.block_hash for block in stored] == [block_hash(prefix_hashes(tokens[:64])[1])]
+
+
 def test_a_stream_goes_on_from_what_its_subscriber_saw_in_bounded_messages() -> None:
     tokens = np.arange(64 * 5000, dtype=np.int32)
     tree = PrefixCache(TreeConfig(slabs=2000, blocks_per_slab=4, pages_per_slab=3))

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from tasuki.model.vision.grid import PictureError
 from tasuki.model.vision.picture_file import PictureBounds, PictureHeader
 from tasuki.model.vision.processor import Size
-from tasuki.utils.fair_threads import FairThreads, LinesFull
+from tasuki.utils.fair_threads import FairThreads
 
 from .messages import MOST_MESSAGE_BYTES, DecodeBounds, DecodeJob, DecodeReply, Outcome
 from .shared_bytes import mapped_pixels, shared_content, shared_pixels
@@ -48,6 +48,9 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THR
 
 class DecodersBusy(RuntimeError):
     """Too many pictures wait. The same one may be decoded a moment later."""
+
+    def __init__(self) -> None:
+        super().__init__("too many pictures wait to be decoded; ask again")
 
 
 class DecoderLost(RuntimeError):
@@ -72,7 +75,9 @@ class PictureDecoders:
         self._source = decode_source
         self._cost = DecodeBounds() if cost is None else cost
         # A caller alone uses no more than half of the processes.
-        self._threads = FairThreads(workers, max(1, workers // 2), "tasuki-decode", most_waiting)
+        self._threads = FairThreads(
+            workers, max(1, workers // 2), "tasuki-decode", most_waiting, DecodersBusy
+        )
         self._lock = threading.Lock()
         self._idle: list[_Worker] = []
         self._all: set[_Worker] = set()
@@ -102,10 +107,7 @@ class PictureDecoders:
         header. then: makes the result of its pixels. Both run on a thread of this object, and the
         future raises their exceptions too."""
         job = DecodeJob(size.height, size.width, bounds.most_bytes, bounds.most_pixels, self._cost)
-        try:
-            return self._threads.submit(line, lambda: then(self._decoded(job, content())))
-        except LinesFull as error:
-            raise DecodersBusy("too many pictures wait to be decoded; ask again") from error
+        return self._threads.submit(line, lambda: then(self._decoded(job, content())))
 
     def close(self) -> None:
         """End all processes. Pictures in work end with DecoderLost, as do later ones."""
@@ -126,6 +128,10 @@ class PictureDecoders:
         except (OSError, msgspec.MsgspecError) as error:
             self._drop(worker)
             raise DecoderLost(f"the process of a picture has ended ({error}); ask again") from error
+        except BaseException:
+            # The reply may be half read.
+            self._drop(worker)
+            raise
         self._put_back(worker)
         if pixels is not None:
             return pixels
@@ -150,7 +156,10 @@ class PictureDecoders:
             raise DecoderLost(f"no process can be started ({error}); ask again") from error
         with self._lock:
             self._all.add(worker)
-        return worker
+            if not self._is_closed:
+                return worker
+        self._drop(worker)
+        raise DecoderLost(_CLOSED)
 
     def _put_back(self, worker: "_Worker") -> None:
         with self._lock:
