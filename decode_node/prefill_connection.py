@@ -76,8 +76,8 @@ class TransferStream:
         self._carrying: asyncio.Task[None] | None = None
 
     def join(self, transfer: TransferOnStream) -> None:
-        """Add a transfer to the stream. REQUIRES: `open` is True, and no transfer with its id is on
-        the stream."""
+        """Add a transfer to the stream; the first one starts the stream's call. REQUIRES: `open` is
+        True, and no transfer with its id is on the stream."""
         self._transfers[transfer.transfer_id] = transfer
         if self._carrying is None:
             self._carrying = asyncio.get_running_loop().create_task(self._run(), name="rooms")
@@ -224,8 +224,9 @@ class PrefillNodeLoad(NodeLoad):
         self._as_of = -math.inf
 
     def take(self, load: pb.Load, sent_by: float, now: float) -> None:
-        """Take the node's load report. sent_by: all work sent before this time had reached the
-        node. Raises PeerInvalid, and then keeps the previous values."""
+        """Take the node's load report; pull times are None unless the report has both. sent_by: all
+        work sent before this time had reached the node. Raises PeerInvalid, and then keeps the
+        previous values."""
         wait = peer_values.seconds(load.wait_seconds, "load.wait_seconds")
         seconds = PrefillSeconds(
             peer_values.seconds(load.fixed_seconds, "load.fixed_seconds"),

@@ -376,8 +376,8 @@ class PrefillLinks:
         return any(link.takes_transfers for link in self._links.values())
 
     def follow(self, targets: Iterable[str]) -> None:
-        """Make these targets, HOST:PORT each, the member nodes: begin new links, and let the others
-        leave. REQUIRES: called on the event loop."""
+        """Make these targets, HOST:PORT each, the member nodes: begin new links, or reuse a link
+        still leaving. The links of other nodes leave. REQUIRES: called on the event loop."""
         wanted = dict.fromkeys(targets)
         for target in [target for target in self._links if target not in wanted]:
             log.info("prefill node %s is no member any more", target)

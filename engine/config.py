@@ -365,7 +365,8 @@ class EngineConfig:
 
     @property
     def compute_dtype(self) -> str:
-        """Return the dtype of the computation on this machine, with `auto` resolved."""
+        """Return the dtype of the computation. `auto` is float32 on a CPU without bf16 units, else
+        bfloat16."""
         if self.dtype != AUTO_DTYPE:
             return self.dtype
         on_cpu = self.device.split(":")[0] == "cpu"

@@ -201,7 +201,8 @@ class Completion:
         self._handover = handover
 
     def commit(self, forward: ScheduledForward, all_sampled: SampledTokens) -> None:
-        """Record the sampled tokens of a completed forward for its requests."""
+        """Record the sampled tokens of a completed forward for its requests; skip requests ended
+        since. Reject a request with unsound values."""
         count = len(forward.answers)
         if count:
             self._answers(forward.answers, all_sampled.take(slice(count)))

@@ -157,7 +157,7 @@ class Intake:
                 self._answer(at_rest=False)
 
     def at_rest(self) -> None:
-        """Answer pending drains, because no request is left."""
+        """Answer pending drains, if there are any, because no request is left."""
         if self._drains:
             self._answer(at_rest=True)
 

@@ -246,7 +246,8 @@ class ReceiverConnections:
                 self._sender.renew(name, asked)
 
     def drop(self, name: str) -> None:
-        """End the connection with this name. Idempotent."""
+        """End the connection with this name, if any. Notify its owner, and disconnect the sender.
+        Idempotent."""
         connection = self._connections.pop(name, None)
         if connection is None:
             return

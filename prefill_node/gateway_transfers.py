@@ -114,7 +114,8 @@ class GatewayTransfers:
             raise DuplicateTransfer(f"transfer {transfer.id} has arrived on the remote side before")
 
     def first_token(self, transfer_id: m.TransferId, token: m.PrefillToken) -> None:
-        """Answer the gateway's call for this transfer with the first token."""
+        """Answer the gateway's call for this transfer with the first token, if the call is still
+        open."""
         if (call := self._open.get(transfer_id)) is not None:
             call.answer(token)
 

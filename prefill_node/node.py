@@ -78,7 +78,8 @@ class PrefillNode:
         return self._side.handover_address
 
     async def startup(self) -> str:
-        """Start the node. Return HOST:PORT of the front's server."""
+        """Start the node. Return HOST:PORT of the front's server. After an error, end the started
+        parts and raise it."""
         side = self._side
         side.begin()
         try:

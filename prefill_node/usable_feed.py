@@ -128,7 +128,8 @@ class UsableFeed:
             reader.start_over()
 
     async def batches(self, wanted: Callable[[], bool]) -> AsyncGenerator[pb.UsableBatch, None]:
-        """Yield batches of changes for one reader, as long as wanted() returns True."""
+        """Yield batches of changes for one reader, as long as wanted() returns True. Nothing is
+        yielded before the engine's first read."""
         with self._reading() as reader:
             while wanted():
                 if not self._asked:

@@ -114,7 +114,8 @@ def answer_terms(config: EngineConfig, parts: EngineParts) -> AnswerTerms:
 
 
 def build_speculation(config: EngineConfig, parts: EngineParts) -> Speculation:
-    """Return the choice of draft sources for answers. Raises EngineConfigError."""
+    """Return the choice of draft sources for answers: the parts' own if they have one, else by the
+    config. On a GPU, `auto` leaves out drafts forced by grammars. Raises EngineConfigError."""
     on_gpu = parts.arena.bytes.device.type != "cpu"
     # Not measured on a GPU yet, so `auto` leaves it out there.
     forced = config.speculate != "auto" or not on_gpu
@@ -160,8 +161,8 @@ def most_drafts(config: EngineConfig, parts: EngineParts) -> int:
 
 
 def draft_limit(config: EngineConfig, most: int, *, on_gpu: bool) -> DraftLimit:
-    """Return the limit of drafts, fixed or measured. most: largest number of drafts of an answer in
-    a step."""
+    """Return the limit of drafts: fixed if `draft_count` is "most" or `most` is 0, else measured.
+    most: largest number of drafts of an answer in a step."""
     if config.draft_count == "most" or not most:
         return FixedLimit(most)
     return MeasuredLimit(widths(most) if on_gpu else range(2, most + 2))

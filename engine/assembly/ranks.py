@@ -126,8 +126,8 @@ class RankSource:
 def build_node_parts(
     config: EngineConfig, progress: Progress = no_progress, role: Role = Role.FUSED
 ) -> EngineParts:
-    """Build the parts like build_parts(), for the configured number of ranks. Raises RankLost in
-    addition."""
+    """Build the parts: by build_parts() for one rank, else as the leader of several. Raises
+    RankLost in addition."""
     if config.tensor_parallel == 1:
         return build_parts(config, progress, role)
     return build_leader_parts(config, progress, role)

@@ -238,7 +238,7 @@ class Fetches:
 
     def done(self, message: m.RemoteDone) -> None:
         """Insert the fetched pages and state into the prefix tree: every layer chunk arrived and
-        its digest matched."""
+        its digest matched. Do nothing if the fetch has no allocation or is in quarantine."""
         fetch = self.transfers[message.transfer_id]
         if fetch.allocation is None or fetch.quarantine is not None:
             return

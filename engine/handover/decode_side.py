@@ -92,7 +92,8 @@ class HandBacks:
         return None
 
     def advance(self) -> None:
-        """Begin waiting hand-backs, as many as AT_A_TIME allows."""
+        """Begin waiting hand-backs, as many as AT_A_TIME allows. Skip requests no longer in state
+        Waiting."""
         while self._waiting and self._transfers.count(m.Purpose.HAND_BACK) < AT_A_TIME:
             request = self._waiting.popleft()
             if isinstance(request.state, Waiting):
@@ -100,8 +101,8 @@ class HandBacks:
                 self._transfers.ask(request, match)
 
     def lost(self, request: Request, message: m.HandoverFailed) -> None:
-        """Retry or reject a request after the loss of its transfer. REQUIRES: the request is
-        Waiting."""
+        """Handle the loss of a request's transfer. Retry it first in line if another prefill node
+        may be asked; else reject it. REQUIRES: the request is Waiting."""
         if message.elsewhere:
             self._waiting.appendleft(request)
         else:

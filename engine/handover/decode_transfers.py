@@ -285,7 +285,8 @@ class DecodeTransfers:
 
     def give_up(self, transfer: DecodeTransfer) -> None:
         """Quarantine the transfer's granted allocation and discard the token of its early decode
-        step. REQUIRES: the transfer is live."""
+        step. Only forget the transfer if its request is not Receiving. REQUIRES: the transfer is
+        live."""
         self._coming -= goes_on_here(transfer.request)
         state = transfer.request.state
         if not isinstance(state, Receiving):

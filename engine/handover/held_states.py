@@ -106,7 +106,8 @@ class HeldStates:
         loaded(end is LoadEnd.LANDED)
 
     def let_go(self, held: HeldState) -> None:
-        """Release a state kept by hold(). REQUIRES: no sender reads it any more."""
+        """Release a state kept by hold(); give up its load if nothing could be sent yet. REQUIRES:
+        no sender reads it any more."""
         if held.sent is None:
             assert self._tiers is not None
             self._tiers.give_up(held.allocation)
@@ -209,8 +210,8 @@ class HeldSender:
         self.sources = AtRestQueue(context.runner, self._accept)
 
     def reserve(self, message: m.FetchReserve) -> None:
-        """Pin or load the state of a fetch, or refuse the fetch. REQUIRES: no other transfer has
-        the same transfer id."""
+        """Pin or load the state of a fetch. Refuse it with BUSY beyond the limits of tokens, or
+        with NOT_HELD. REQUIRES: no other transfer has the same transfer id."""
         transfer_id, peer, tokens = (
             message.transfer_request.transfer_id,
             message.peer,

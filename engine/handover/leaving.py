@@ -129,8 +129,8 @@ class Leaving:
     def ended(
         self, outcome: m.DrainTargetOutcome, tokens: int, size: int = 0, drain_target: str = ""
     ) -> None:
-        """Report the outcome of a handed-on state of `tokens` tokens. size: bytes pulled by the
-        drain target. drain_target: its name."""
+        """Report the outcome of a handed-on state of `tokens` tokens. Only a taken state adds to
+        the totals. size: bytes pulled by the drain target. drain_target: its name."""
         self._outcomes[outcome] += 1
         if outcome is m.DrainTargetOutcome.TAKEN:
             self._tokens += tokens
@@ -200,8 +200,9 @@ class SoleReceivers:
         """Decode node by prefix name; None for a prefix of several prompts."""
 
     def note(self, salt: bytes, tokens: Keys, peer: str) -> None:
-        """Record a prompt handed over to the decode node `peer`. tokens: the prompt's first tokens,
-        covered by the stored state."""
+        """Record a prompt handed over to the decode node `peer`. A second record of a prompt leaves
+        it without a sole receiver. Only the newest MOST are kept. tokens: the prompt's first
+        tokens, covered by the stored state."""
         name = _name(salt, tokens)
         self._peers[name] = None if name in self._peers else peer
         self._peers.move_to_end(name)
@@ -250,7 +251,8 @@ class LeftStates:
         None as its decode node goes to any node, once the byte budget suffices."""
 
     def begin(self, query_id: int, beside: int) -> None:
-        """Accept a query to hand this engine's states on. beside: number of requests in flight."""
+        """Accept a query to hand this engine's states on. Emit LeavingBegun at the first one, if
+        this does not finish it. beside: number of requests in flight."""
         if self._leaving.begin(query_id, beside):
             self.end_if_over(beside)
             if self._leaving.begun:

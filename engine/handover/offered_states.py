@@ -320,8 +320,8 @@ class Offers:
         return False
 
     def taken(self, transfer: DecodeTransfer, message: m.RemoteReady) -> None:
-        """Record an offered state as taken by its drain target, with the bytes pulled. The message
-        with a token sampled behind the state shows this."""
+        """Record an offered state as taken by its drain target, with the bytes pulled, or as lost
+        without a pull. The message with a token sampled behind the state shows this."""
         offer, pulled = self._closed(transfer.id), message.pulled
         if pulled is None:
             offer.states.ended(offer.request, m.DrainTargetOutcome.LOST)
@@ -331,7 +331,8 @@ class Offers:
         self._end(transfer, Finished())
 
     def held(self, transfer_id: m.TransferId) -> None:
-        """Record the offered state as already held by the drain target, and end the transfer."""
+        """Record the offered state as already held by the drain target, and end the transfer. Do
+        nothing if it is no longer live."""
         transfer = self._transfers.live(transfer_id)
         if transfer is not None:
             offer = self._closed(transfer_id)

@@ -273,7 +273,7 @@ class TokensOut(Message):
         return len(self.request_ids)
 
     def at(self, places: list[int]) -> "TokensOut":
-        """Return the tokens of these places, in their order."""
+        """Return a TokensOut with only the tokens at these places (indices), in their order."""
         return TokensOut(
             tuple(self.request_ids[place] for place in places),
             self.tokens[places],
@@ -316,7 +316,7 @@ class PromptScored(Message):
 
 
 def tokens_apart(messages: Iterable[Any]) -> Iterator[Any]:
-    """Yield the messages in order, with one message per token."""
+    """Yield the messages in order, with each TokensOut split into one message per token."""
     for message in messages:
         if isinstance(message, TokensOut):
             yield from message.each()

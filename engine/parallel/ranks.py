@@ -54,8 +54,8 @@ class RankProcess:
             self.connection.shutdown(socket.SHUT_RDWR)
 
     def ended_how(self) -> str:
-        """Return a text for the way the process ended, such as its status or signal. REQUIRES: it
-        has ended."""
+        """Return a text for the way the process ended: its status or signal, if this process
+        started it. REQUIRES: it has ended."""
         status = None if self.child is None else self.child.wait()
         if status is None:
             return "has ended"
@@ -80,8 +80,8 @@ class RankProcess:
 
 
 def start_ranks(jobs: Sequence[Job]) -> list[RankProcess]:
-    """Start a process for each job (a follower's work). REQUIRES: the calling thread lives as long
-    as the processes should."""
+    """Start a process for each job (a follower's work); return them in order. If one fails to
+    start, end the others. REQUIRES: the calling thread lives as long as the processes should."""
     started: list[RankProcess] = []
     try:
         for job in jobs:
@@ -289,7 +289,8 @@ class Ranks:
             call(reason)
 
     def close(self) -> None:
-        """End the followers and the reading thread, within seconds. Idempotent."""
+        """End the followers and the reading thread, within seconds; kill followers still running
+        then. Idempotent."""
         with self._changed:
             if self._closing:
                 return

@@ -306,8 +306,8 @@ class Answers(Handover):
             self._finish_if_over(request)
 
     def until_end(self, request: Request, tokens: Sequence[Sampled]) -> int:
-        """Return the number of these consecutive tokens in the request's answer: up to the first
-        end token, within its length."""
+        """Return the number of these consecutive tokens in the request's answer. It ends with the
+        first end token, or at its length."""
         within = tokens[: request.tokens_left]
         ends = (i for i, token in enumerate(within, 1) if self._stops.ends(request.id, token.token))
         return next(ends, len(within))
@@ -380,7 +380,8 @@ class Answers(Handover):
                 self._speculation.ended(request.tokens(), request.salt, cached)
 
     def end(self, request: Request, reason: m.FinishReason, hint: str = "unknown") -> None:
-        """Report the end of a request. REQUIRES: the request holds no memory any more."""
+        """Report the end of a request; for a carrier of forks, only requeue the forks. REQUIRES:
+        the request holds no memory any more."""
         self._forget(request)
         if request.forks:
             self._release_forks(request)

@@ -95,7 +95,8 @@ class HeldInputs:
             self._rows.pop(batch_index, None)
 
     def fold(self, folds: Iterable[Fold], model: Qwen35Model, arena: Arena) -> None:
-        """Store the states requested by the folds. Raises PlanError."""
+        """Store the states requested by the folds, and forget the held inputs of their sequences.
+        Raises PlanError if fewer tokens are held."""
         slices: list[SequenceSlice] = []
         inputs: list[Mapping[int, Tensor]] = []
         for fold in folds:

@@ -145,8 +145,8 @@ class DraftVerifier:
     def verify(
         self, plan: ForwardPlan, rows: ResolvedRows, numbers: NDArray[np.int64]
     ) -> VerifiedRows:
-        """Compute the rows with these indices in the plan and sample after each token. There is at
-        least one row, and no more than seated() left."""
+        """Compute the rows with these indices in the plan, sample after each token, and return the
+        results. There is at least one row, and no more than seated() left."""
         batch_indices = rows.batch_indices[numbers].tolist()
         numbers = numbers[
             self._table.seat([self._sequences.pages(batch_index) for batch_index in batch_indices])

@@ -129,7 +129,7 @@ class PictureEncoder:
         return self._held[request][index]
 
     def release(self, request: Request) -> None:
-        """Drop a request's pins and wishes. Idempotent."""
+        """Drop a request's pins, and the wishes no other request waits for. Idempotent."""
         for number in self._held.pop(request, {}).values():
             self._store.unpin(number)
         for name in [name for name, wish in self._wishes.items() if request in wish.waiting]:

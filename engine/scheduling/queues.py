@@ -306,8 +306,8 @@ class WaitingQueue:
         return 1 if self.lines[caller][0][-1].overtaken >= _OVERTAKEN else _TRIED
 
     def begun(self, request: Request) -> None:
-        """Remove a begun request from its line. Count it as having overtaken each request before
-        it."""
+        """Remove a begun request from its line. Count it as having overtaken each earlier one of
+        the first _TRIED."""
         place = self._places.pop(request)
         for before in self.lines[request.caller][:_TRIED]:
             if before is place:

@@ -275,8 +275,8 @@ class Scheduler:
         self.running.add(request)
 
     def drop(self, request: Request) -> None:
-        """Remove a request from the running and waiting ones; the caller releases its
-        allocation."""
+        """Remove a request from the running and waiting ones, and release its pictures. The caller
+        releases its allocation."""
         self.running.discard(request)
         self.waiting.discard(request)
         if self._pictures is not None:
@@ -302,7 +302,8 @@ class Scheduler:
         return left if 0 < left < math.inf else None
 
     def completed(self, forward: ScheduledForward, seconds: float) -> None:
-        """Record a forward's duration."""
+        """Record a forward's duration: for prompt tokens if it computed any, else for steps of
+        answers."""
         self._chunk.completed(forward, seconds)
         if tokens := forward.prompt_tokens:
             self._chunk_seconds.add(tokens, seconds)
@@ -456,7 +457,8 @@ class Scheduler:
 
     def parked(self, request: Request) -> bool:
         """Park a waiting request (let it wait outside its line) if another one computes or loads
-        its prefix. Return True if parked."""
+        its prefix. Return True if parked. Return False if waiting does not pay, or for a request
+        with output or a gateway's transfer."""
         if request.output or request.gateway_transfer is not None:
             return False
         if self._follows_load(request):

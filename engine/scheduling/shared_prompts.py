@@ -115,8 +115,8 @@ def pays(leader: Leader, usable: int) -> bool:
 
 
 def follow(leader: Leader) -> None:
-    """Make the leader keep its state after `position` tokens. REQUIRES: no forward has reached this
-    position."""
+    """Make the leader keep its state after `position` tokens, unless this is planned already.
+    REQUIRES: no forward has reached this position."""
     planned = _planned(leader.request)
     if all(checkpoint.position != leader.position for checkpoint in planned):
         planned.append(PlannedCheckpoint(leader.position, CheckpointKind.BRANCH))

@@ -223,12 +223,13 @@ class Drafting:
 
     def left_at_index(self, count: int, behind: int) -> None:
         """Record `count` drafts of the draft layer kept by the runner, made after `behind` tokens
-        of the answer."""
+        of the answer. Do nothing without a draft layer."""
         if self._mtp is not None:
             self._mtp.left_at_index(count, behind)
 
     def guessed(self, tokens: tuple[int, ...], behind: int) -> None:
-        """Store the draft layer's drafts, made after `behind` tokens of the answer."""
+        """Store the draft layer's drafts, made after `behind` tokens of the answer. Do nothing
+        without a draft layer."""
         if self._mtp is not None:
             self._mtp.guessed(tokens, behind)
 

@@ -57,7 +57,7 @@ class SuffixIndex:
             self._salts.popleft()
 
     def append(self, tokens: Ints) -> None:
-        """Append tokens to the latest text."""
+        """Append tokens to the latest text; if more than the buffer holds, only the last ones."""
         tokens = tokens[-len(self._ring) :]
         if not len(tokens):
             return

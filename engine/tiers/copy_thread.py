@@ -111,8 +111,8 @@ class CopyThread:
             self._cancelled.add(transfer)
 
     def empty(self) -> None:
-        """Invalidate all earlier writes to the tier. The journal records this before any later
-        job."""
+        """Invalidate all earlier writes to the tier. The journal records this before any later job;
+        without a journal, do nothing."""
         if self._journal is None:
             return
         with self._asked:

@@ -237,8 +237,8 @@ class LowerTiers:
             self._end_late()
 
     def write_down(self) -> None:
-        """Begin the next writes to lower tiers, within MOST_WRITES. Called after the launch of a
-        forward, so the writes need no launch of their own."""
+        """Begin writes to lower tiers, until MOST_WRITES to the nearest tier are in flight or none
+        remains. Called after the launch of a forward, so the writes need no launch of their own."""
         while sum(tier == 0 for tier, _ in self._writes.values()) < MOST_WRITES:
             write = self._cache.next_write()
             if write is None:
