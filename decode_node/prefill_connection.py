@@ -246,8 +246,8 @@ class PrefillNodeLoad(NodeLoad):
         self._report(wait, sent_by, now, stored)
 
     def answered(self, wait: float, sent_at: float, now: float) -> None:
-        """Record the node's answer to a prompt sent at time `sent_at`: `wait` seconds of prefill
-        were before the prompt."""
+        """Record the node's answer to a prompt sent at time `sent_at`, unless a later report is
+        known. `wait` seconds of prefill were before the prompt."""
         self._report(wait, math.nextafter(sent_at, -math.inf), now)
 
     def others_wait(self, now: float) -> float:

@@ -2,7 +2,7 @@
 
 Owns the index of the prefixes held by each node while its connection lives, and the task reading
 them. The load belongs to the connection. Thread rule: the hand-over's event loop. Invariant: a lost
-node is forgotten at once, and its number is not reused before.
+node is forgotten immediately, and its number is not reused before.
 """
 
 import asyncio

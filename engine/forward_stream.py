@@ -54,10 +54,10 @@ class PlanningTime:
     A late plan includes requests arriving during the forward in flight. With an early plan a new
     request waits for the rest of this forward and for the whole next one. Owns the durations of the
     last forwards by size, and the lead: the time between the next plan and the forward's end.
-    Thread rule: the engine loop's. Invariants: the next plan begins at once if the duration of the
-    forward in flight is not known. The lead grows by a third whenever the device ran out of work
-    after a late plan. It shrinks by a thousandth with every other forward: one forward of some 300
-    begins late.
+    Thread rule: the engine loop's. Invariants: the next plan begins immediately if the duration of
+    the forward in flight is not known. The lead grows by a third whenever the device ran out of
+    work after a late plan. It shrinks by a thousandth with every other forward: one forward of some
+    300 begins late.
     """
 
     def __init__(self, clock: Clock = time.monotonic) -> None:

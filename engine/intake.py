@@ -107,7 +107,7 @@ class Intake:
 
     def scoring_refusal(self, prompt: m.Tokens, top: int | None) -> m.RequestError | None:
         """Return the reason, if any, why a prompt cannot be scored. top: likeliest tokens to report
-        beside each of its tokens; None: no scoring, never rejected."""
+        with each of its tokens; None: no scoring, never rejected."""
         if top is None:
             return None
         if not 0 <= top <= MAX_TOP_LOGPROBS:

@@ -1,6 +1,6 @@
 """The progress of every running sequence's forwards, by batch index.
 
-The rows of a forward are read and advanced all at once, as columns. All other code sees one
+The rows of a forward are read and advanced all together, as columns. All other code sees one
 sequence (Progress). Owns these token counts from begin() to end(). Knows no requests, tokens or
 pages. Thread rule: the engine loop's.
 

@@ -332,7 +332,8 @@ class Request:
 
     @property
     def expected_length(self) -> int:
-        """Return the number of its tokens, including tokens being sampled."""
+        """Return the number of the request's tokens, prompt and output, including tokens being
+        sampled."""
         state = self.state
         sampled = state.progress.sampling_in_flight if isinstance(state, Active) else 0
         return self.length + sampled

@@ -166,8 +166,8 @@ class PrefillLoad:
     """The seconds of prefill left in an engine's transfers, and the times to report them. Thread
     rule: the engine loop's.
 
-    Invariant: an empty load is reported at once, and so is a new transfer. Otherwise there is at
-    most one report every REPORT_SECONDS.
+    Invariant: an empty load is reported immediately, and so is a new transfer. Otherwise there is
+    at most one report every REPORT_SECONDS.
     """
 
     def __init__(self, speed: PrefillSpeed) -> None:

@@ -1,4 +1,4 @@
-"""The engine loop on its own thread: take messages, step, deliver the step's messages at once."""
+"""The engine loop on its own thread: take messages, step, deliver the step's messages together."""
 
 import logging
 import math
@@ -127,7 +127,7 @@ class EngineThread:
 
     def _take_messages(self, wait: float | None) -> None:
         """Handle all messages in the inbox. If there are none, wait up to `wait` seconds for the
-        first one; None: wait without a limit. Answers to queries leave at once, before any
+        first one; None: wait without a limit. Answers to queries leave immediately, before any
         forward."""
         messages = self._messages(wait)
         self._moved = time.monotonic()

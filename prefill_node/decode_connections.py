@@ -347,7 +347,8 @@ class ReceiverStream:
             self.lose()
 
     def _take_batch(self, batch: pb.ReceiverBatch) -> None:
-        """Handle the messages of a batch from the receiver. Raises InvalidRequest."""
+        """Handle the messages of a batch from the receiver. Raises InvalidRequest, also for too
+        many messages."""
         if len(batch.messages) > MOST_MESSAGES:
             raise InvalidRequest(
                 f"a batch has {len(batch.messages)} messages, at most {MOST_MESSAGES}"

@@ -34,7 +34,7 @@ class _Reader:
         self._starts_over = True
         self._sequence = 0
         self.hurry = asyncio.Event()
-        """Event set when the unsent changes are to be sent at once."""
+        """Event set when the unsent changes are to be sent immediately."""
         self._sent_at = time.monotonic()
 
     def came(self, prefix: UsablePrefix) -> None:

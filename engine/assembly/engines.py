@@ -138,7 +138,7 @@ def _drafting(config: EngineConfig, parts: EngineParts) -> EngineConfig:
 
 def most_drafts(config: EngineConfig, parts: EngineParts) -> int:
     """Return the largest number of drafts of an answer in a step. Raises EngineConfigError if the
-    runner cannot verify the configured drafts, or the draft layer is missing."""
+    runner cannot verify the configured drafts or so many, or the draft layer is missing."""
     config = _drafting(config, parts)
     if config.drafts_by_layer and not parts.layout.draft_layers:
         raise EngineConfigError(
@@ -169,8 +169,8 @@ def draft_limit(config: EngineConfig, most: int, *, on_gpu: bool) -> DraftLimit:
 
 
 def runner_sizes(config: EngineConfig, role: Role, parts: EngineParts) -> RunnerSizes:
-    """Return the sizes of the runner's buffers, equal on all ranks of a node. Raises
-    EngineConfigError."""
+    """Return the sizes of the runner's buffers, equal on all ranks of a node; a prefill node has no
+    drafts. Raises EngineConfigError."""
     on_gpu = parts.arena.bytes.device.type != "cpu"
     batch = max_batch(config, parts.layout, role, parts.arena.slabs, on_gpu=on_gpu)
     # A prefill node has no answers.
@@ -230,7 +230,7 @@ def build_pictures(config: EngineConfig, parts: EngineParts) -> PictureEncoder |
 
 
 def build_tiers(parts: EngineParts) -> MakeTiers | None:
-    """Return a maker of the tiers below the arena; None if the parts have none."""
+    """Return a maker of the tiers below the arena; None without host memory."""
     if parts.host is None:
         return None
     disk = parts.disk
@@ -286,7 +286,7 @@ def _model_beside(parts: EngineParts) -> tuple[Qwen35Model, Notice]:
 
 def build_early_start(parts: EngineParts, barriers: Barriers, on_end: Notice) -> EarlyStart:
     """Make the early start of answers: decode steps begun before their prompt has arrived. on_end:
-    called after each step, on the steps' thread; must return at once."""
+    called after each step, on the steps' thread; must return without waiting."""
     model, prepare = _model_beside(parts)
     steps = EarlySteps(model, parts.arena, parts.grammars, on_end, prepare)
     return EarlyStart(steps, barriers)
@@ -300,9 +300,9 @@ def build_runner(
     progress: Progress = no_progress,
     rows: RowStore | None = None,
 ) -> Runner:
-    """Make the runner. On a GPU this captures the decode graphs. hands_on: True if steps are
-    counted, because the engine hands prompts over. rows: stored rows of pictures; None: prompts
-    have none."""
+    """Make the runner, by the parts' own maker if they have one. On a GPU this captures the decode
+    graphs. hands_on: True if steps are counted, because the engine hands prompts over. rows: stored
+    rows of pictures; None: prompts have none."""
     if parts.runner is not None:
         return parts.runner(parts, hands_on)
     runner = _runner_here(parts, sizes, hands_on, progress, rows)

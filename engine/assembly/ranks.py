@@ -2,8 +2,8 @@
 rank without the engine).
 
 The leader's process has the engine and rank 0; it starts a process for each other rank. All ranks
-load at once and connect. Their arenas have equally many slabs, so a page or slot id means the same
-on every rank.
+load their weights at the same time, then connect. Their arenas have equally many slabs, so a page
+or slot id means the same on every rank.
 """
 
 import socket

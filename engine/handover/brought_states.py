@@ -191,8 +191,8 @@ class Fetches:
 
     def fetch(self, request: Request, holder: str, tokens: int, seconds: float) -> None:
         """Fetch the state after the first `tokens` tokens of the request's prompt; the request
-        waits for it. If the accept window has no space for another fetch, release the request at
-        once. REQUIRES: the request is Waiting, and in no queue."""
+        waits for it. If the accept window has no space for another fetch, release the request
+        immediately. REQUIRES: the request is Waiting, and in no queue."""
         request.fetch_tried = True
         if not 0 < tokens < len(request.prompt):
             self.released.append(request)

@@ -46,7 +46,7 @@ AT_A_TIME = 16
 sent while answers continue."""
 MOST_WAITING = 1024
 """Most waiting hand-backs (states sent back to a prefill node). All sessions of a draining node are
-handed back at once."""
+handed back together."""
 
 
 class HandBacks:
@@ -69,8 +69,9 @@ class HandBacks:
         """Requests waiting to be handed back; some may have been aborted."""
 
     def submit(self, message: m.Submit, available: bool) -> None:
-        """Accept a request to hand a state back to a prefill node. available: True if a prefill
-        node is connected."""
+        """Accept a request to hand a state back to a prefill node. Finish it without a transfer if
+        less than a page is cached. Reject it if too many wait. available: True if a prefill node is
+        connected."""
         match = self._cache.match(message.keys, message.salt, message.cursor)
         held = message.prompt[: match.usable_tokens + 1]
         request = self._answers.take_aside(replace(message, prompt=held), self._refusal(available))

@@ -196,7 +196,7 @@ class DecodeTransfers:
 
     def want_grant(self, transfer: DecodeTransfer) -> None:
         """Queue the transfer for its allocation, because its sender is about to start. If only the
-        first token is needed, emit an empty destination at once. REQUIRES: the transfer is
+        first token is needed, emit an empty destination immediately. REQUIRES: the transfer is
         ASKED."""
         if goes_on_here(transfer.request):
             transfer.move(DecodeTransferState.WANTED)

@@ -244,8 +244,9 @@ class HeldSender:
             self._emit(m.PrefillAccepted(transfer_id))
 
     def start(self, grant: m.Grant) -> None:
-        """Plan to send at once all pages missing at the receiver, because the receiver granted a
-        destination. REQUIRES: the transfer's state is in `held`."""
+        """Plan to send all pages missing at the receiver together, because the receiver granted a
+        destination. Do nothing if the state is not loaded. REQUIRES: the transfer's state is in
+        `held`."""
         _, held = self.held[grant.transfer_id]
         if held.sent is None:
             return

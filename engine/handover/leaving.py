@@ -138,8 +138,9 @@ class Leaving:
         self._emit(m.StateLeft(outcome, tokens, size, drain_target))
 
     def look_again(self, beside: int) -> None:
-        """Form the queue of untried states again if requests have ended since the last time,
-        because their states are the most valuable. beside: number of requests in flight."""
+        """Form the queue of untried states again if requests have ended since the last time. Their
+        states are the most valuable. Keep a queue with states while requests are in flight. beside:
+        number of requests in flight."""
         if self.begun and beside < self._beside and not (self._line and beside):
             self._form_line(beside)
 
@@ -155,7 +156,7 @@ class Leaving:
 
     def draw(self) -> Request | None:
         """Select the next state. Return it as a one-token request behind the state; None if the
-        queue is empty."""
+        queue is empty or MOST_STATES were selected. Skip states gone from the cache."""
         while self._line and len(self._drawn) < MOST_STATES:
             state = self._line.popleft()
             self._drawn.add(state.name)

@@ -185,7 +185,8 @@ class PassedOn(OfferedStates):
         """Query id of each state's PassOn, by request id."""
 
     def take(self, message: m.PassOn) -> None:
-        """Fetch the ending node's state if this node lacks it. The state is offered afterwards."""
+        """Fetch the ending node's state if this node lacks it, and offer it afterwards. Decline a
+        state too long for this node. Report one as held if its conversation continues here."""
         state = message.state
         prompt = repeat_last(state.prompt)
         name = m.RequestId(f"{self._name}-{next(self._names)}")
@@ -206,7 +207,8 @@ class PassedOn(OfferedStates):
 
     def next(self, available: bool) -> Request | None:
         """Return a state to be offered now, as a one-token request behind it; None if there is none
-        now. available: True if a prefill node is connected."""
+        now. Report states gone meanwhile as lost; without a prefill node, all of them. available:
+        True if a prefill node is connected."""
         while self._line:
             request = self._line[0]
             if not (available and stands(self._cache, request)):
@@ -267,8 +269,9 @@ class Offers:
         self._passed_on.once_more(request)
 
     def advance(self, available: bool, beside: int) -> None:
-        """Offer as many states as the limits allow. available: True if a prefill node is connected.
-        beside: number of requests in flight."""
+        """Offer as many states as the limits allow. End leaving without a prefill node and any
+        request in flight. available: True if a prefill node is connected. beside: number of
+        requests in flight."""
         if not (available or beside) and self._drain_targets.leaving.begun:
             self.end_leaving()
         while available and (own := self._drain_targets.next(beside)) is not None:
@@ -290,7 +293,7 @@ class Offers:
 
     def may_pull(self, message: m.PullAsked) -> bool:
         """Return True if the transfer's drain target may pull the part of the state it lacks.
-        Refuse the pull otherwise."""
+        Otherwise return False and refuse the pull."""
         offer = self._offers[message.transfer_id]
         size = self._router.state_bytes(message.first_page * PAGE_TOKENS, message.tokens)
         if offer.states.allows(size):
@@ -309,8 +312,8 @@ class Offers:
         offer.bytes, offer.refused = 0, m.DrainTargetOutcome.LOST
 
     def is_pulled(self, transfer: DecodeTransfer) -> bool:
-        """Return True if the drain target pulls the offered state. Otherwise end the transfer,
-        because the drain target would recompute the prompt."""
+        """Return True if the drain target pulls the offered state. Otherwise return False and end
+        the transfer, because the drain target would recompute the prompt."""
         if self._offers[transfer.id].bytes > 0:
             return True
         self._emit(m.HandoverCancelled(transfer.id))

@@ -165,8 +165,8 @@ class PrefillHandover(Handover):
         self._load.enter(transfer_id, usable_here(match), len(request.prompt), peer)
 
     def _show_what_was_left(self, request: Request | None) -> None:
-        """Emit the usable states at once, after the pull for a transfer of one token. Its session
-        moves to another decode node, and the new node chooses a prefill node soon."""
+        """Emit the usable states immediately, after the pull for a transfer of one token. Its
+        session moves to another decode node, and the new node chooses a prefill node soon."""
         if self._usable is None or request is None or request.sampling.max_new_tokens != 1:
             return
         self._read_usable()

@@ -173,7 +173,7 @@ class Submit(Message):
 
     caller: differently named callers get equal parts of a scarce engine. priority: among a caller's
     requests the lowest goes first. patience: seconds until its client stops waiting for an answer
-    to begin. targets: the request is refused at once if it is expected to miss them. changed:
+    to begin. targets: the request is refused immediately if it is expected to miss them. changed:
     tokens [begin, end) of the prompt that differed in the conversation's previous turn.
 
     prompt_logprobs: answered by PromptScored too, with this many likeliest tokens per position. The

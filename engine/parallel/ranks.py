@@ -192,8 +192,8 @@ class Ranks:
         return [follower.process.pid for follower in self._followers]
 
     def on_loss(self, call: EndNotice) -> None:
-        """Set the function called with the reason when a rank is lost. It is called at once if a
-        rank is already lost."""
+        """Set the function called with the reason when a rank is lost. It is called immediately if
+        a rank is already lost."""
         with self._changed:
             self._on_loss = call
             reason = self._reason
@@ -223,7 +223,8 @@ class Ranks:
         self._send(join)
 
     def joined(self) -> None:
-        """Wait until every follower is ready for plans. Raises RankLost."""
+        """Wait until every follower is ready for plans. End the node if this takes too long. Raises
+        RankLost."""
         if not self._wait(
             lambda: all(follower.joined for follower in self._followers), _MEETING_SECONDS
         ):

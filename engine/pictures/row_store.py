@@ -49,7 +49,7 @@ class RowStore:
 
     @property
     def most_tokens(self) -> int:
-        """Return the tokens of the largest picture that fits."""
+        """Return the largest number of tokens of one picture the budget has space for."""
         return self._budget // self._row_bytes
 
     @property

@@ -123,7 +123,7 @@ class Handover(ABC):
         return allocation
 
     def _note_hit(self, request: Request, allocation: Allocation) -> None:
-        """Record the cache hit of the request's first allocation."""
+        """Record the cache hit of the request's first allocation; ignore later ones."""
         if request.hit is None:
             hit = breakdown(allocation.match, self._ledger.lost(allocation.match))
             request.hit = with_failed(hit, request.load_failed)
@@ -182,7 +182,8 @@ class Handover(ABC):
         raise AssertionError("a load in an engine that loads nothing")
 
     def _begin_prefill(self, request: Request, allocation: Allocation) -> Prefilling:
-        """Return the request's new state for its prefill, with planned checkpoints."""
+        """Return the request's new state for its prefill, with planned checkpoints; none for a
+        scored prompt."""
         ahead, request.ahead = request.ahead, None
         slots = tuple(allocation.working_slots)
         computed, slot = allocation.cached_tokens, 0
@@ -207,7 +208,8 @@ class Handover(ABC):
         return Prefilling(allocation, progress, checkpoints=planned)
 
     def _learn_prefill_cost(self, request: Request) -> None:
-        """Record the measured time of the prompt computed just now, for routing."""
+        """Record the measured time of the prompt computed just now, for routing, unless a part was
+        computed during its load."""
         if request.started is not None:
             at, cached = request.started
             tokens = len(request.prompt) - cached

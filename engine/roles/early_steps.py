@@ -65,7 +65,7 @@ class HostStream:
         return nullcontext()
 
     def synchronize(self) -> None:
-        """Return at once: on the host, all work has ended when its call returns."""
+        """Return immediately: on the host, all work has ended when its call returns."""
 
 
 class DeviceStream:
@@ -159,7 +159,7 @@ class EarlySteps:
     """Runs early steps (forwards begun before all their input has arrived) on one thread.
 
     grammars: the engine's grammar compiler. prepare: called once on the thread, before the first
-    step. on_end: called on the thread after each step; must return at once.
+    step. on_end: called on the thread after each step; must return without waiting.
     """
 
     def __init__(

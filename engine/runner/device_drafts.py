@@ -56,9 +56,9 @@ class DraftVerifier:
 
     Owns the rows' inputs on the device, their page table, their graphs and the kept inputs of their
     last steps. Shares model, arena and samplers with the runner. A row continuing with drafts folds
-    its last step inside the next one (model/ops/gdn/verify/rows.py). Any other row is folded at
-    once. The engine folds before it drafts again, because drafts follow the accepted tokens. Thread
-    rule: the runner's; one stream.
+    its last step inside the next one (model/ops/gdn/verify/rows.py). Any other row is folded
+    immediately. The engine folds before it drafts again, because drafts follow the accepted tokens.
+    Thread rule: the runner's; one stream.
     """
 
     def __init__(

@@ -313,8 +313,9 @@ class Scheduler:
     def completed_after(
         self, forward: ScheduledForward, tokens: int, seconds: float, *, planned: bool
     ) -> None:
-        """Record a decode-only forward. tokens: number of tokens it produced. seconds: time since
-        the previous forward ended. planned: True if it was planned while the previous one ran."""
+        """Record a decode-only forward; ignore others. tokens: number of tokens it produced.
+        seconds: time since the previous forward ended. planned: True if it was planned while the
+        previous one ran."""
         if forward and not forward.prompts:
             self._drafts.completed(forward.shape, tokens, seconds, planned=planned)
 
@@ -351,8 +352,8 @@ class Scheduler:
         return self._drafts.next(len(self.running), drafting) if drafting else 0
 
     def _draft(self, batch_indices: BatchIndices, most: int) -> list[ScheduledSequence]:
-        """Return rows with drafts, or followed by the draft layer's guesses, among the answers of
-        the next forward."""
+        """Return the rows with drafts, or followed by the draft layer's guesses, among the answers
+        of the next forward."""
         proposed = self._proposed(batch_indices, most)
         counts = [(one.drafting, len(one.drafts)) for one in proposed]
         most = self._drafts.of_step(len(batch_indices), counts)
@@ -584,7 +585,8 @@ class Scheduler:
         self.requeue(request)
 
     def _cut(self, request: Request, state: Prefilling, stop: int) -> ScheduledSequence:
-        """Return the prompt's tokens up to `stop`, with slots for the checkpoints among them."""
+        """Return the prompt's tokens up to `stop`, with slots for the checkpoints among them; skip
+        checkpoints without a free slot."""
         start = state.progress.num_scheduled
         kept = []
         for planned in state.checkpoints:
@@ -610,7 +612,8 @@ class Scheduler:
     def _rows_among(
         self, request: Request, start: int, stop: int
     ) -> tuple[tuple[PictureSpan, PictureNumber], ...]:
-        """Return the rows of pictures among the prompt's tokens [start, stop)."""
+        """Return the rows of pictures among the prompt's tokens [start, stop): pairs of a span and
+        its stored rows' number."""
         encoder, pictures = self._pictures, request.pictures
         if encoder is None or pictures is None:
             return ()
@@ -619,8 +622,8 @@ class Scheduler:
 
 
 def _guesses(request: Request, state: Active, stop: int) -> int:
-    """Return the number of tokens its draft layer may propose after position `stop` and the token
-    sampled there, limited by its pages."""
+    """Return the number of tokens the request's draft layer may propose after `stop` and the token
+    sampled there. The request's pages limit it."""
     if request.drafting is None:
         return 0
     return max(0, min(request.drafting.guesses, state.allocation.capacity_tokens - stop - 1))
