@@ -252,7 +252,7 @@ class PrefillNodeLoad(NodeLoad):
 
     def others_wait(self, now: float) -> float:
         """Return the least part of wait(), in seconds, caused by other decode nodes, from the
-        latest report."""
+        latest report. now: monotonic seconds."""
         return max(0.0, self._others - (now - self._others_at))
 
     def _report(self, wait: float, sent_by: float, now: float, stored: float | None = None) -> None:

@@ -117,7 +117,8 @@ class UsableIndex:
         self._followed[number] = _Followed()
 
     def apply(self, number: int, batch: pb.UsableBatch, now: float) -> int:
-        """Apply the next batch of the node's stream; return the number of prefixes in it. Raises
+        """Apply the next batch of the node's stream; return the number of prefixes in it, removed
+        and stored. Prefixes beyond the limits are not stored. now: monotonic seconds. Raises
         PeerInvalid if it is not the next batch; the caller then calls start_over()."""
         node = self._followed[number]
         if batch.sequence != node.sequence + 1:
@@ -426,8 +427,8 @@ class PrefillRouter:
 
     def holder(self, wanted: m.HandoverWanted, chosen: Chosen, at_least: int) -> Holder | None:
         """Return a node with a state of the prompt cheaper to copy than to compute on the chosen
-        node; None if there is none. It may be a draining node, because a fetch is no prompt.
-        at_least: argument of copy_pays."""
+        node. Return None if there is none, or a gateway chose the node. It may be a draining node,
+        because a fetch is no prompt. at_least: argument of copy_pays."""
         if not wanted.may_fetch or chosen.choice.reason is Reason.GATEWAY:
             return None
         held = {node: n for node, n in chosen.held.items() if n < len(wanted.prompt)}

@@ -62,14 +62,14 @@ class Intake:
 
     def refusal(self, prompt: m.Tokens, final_length: int) -> m.RequestError | None:
         """Return the error to reject a prompt with, including one for a draining node; None to
-        accept it."""
+        accept it. final_length: most tokens ever forwarded for it."""
         if self._draining:
             return m.RequestError(m.ErrorKind.DRAINING, "this node is draining; try another")
         return self.misfit(prompt, final_length)
 
     def misfit(self, prompt: m.Tokens, final_length: int) -> m.RequestError | None:
-        """Return the error for a prompt this engine can never serve, with the possible number of
-        tokens; None if it can."""
+        """Return the error for a prompt this engine can never serve: empty, with unknown tokens, or
+        too long. Return None if it can. final_length: most tokens ever forwarded for it."""
         if len(prompt) == 0:
             return m.RequestError(m.ErrorKind.INVALID, "prompt is empty: send at least one token")
         if not (self.is_token(int(prompt.min())) and self.is_token(int(prompt.max()))):
@@ -86,7 +86,8 @@ class Intake:
         return None
 
     def placed(self, submit: m.Submit) -> PlacedPictures | m.RequestError | None:
-        """Return the prompt's pictures, or the reason to reject it; None for a prompt of text."""
+        """Return the prompt's pictures, or the reason to reject it, also if this engine takes none.
+        Return None for a prompt of text."""
         shape = self._limits.pictures
         if shape is None:
             return m.RequestError(m.ErrorKind.INVALID, _BLIND) if submit.pictures else None

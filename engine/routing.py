@@ -228,8 +228,8 @@ class PrefillLoad:
             self._reported_at = -math.inf
 
     def report(self, now: float, pull_seconds: Callable[[], Line | None]) -> m.PrefillLoad | None:
-        """Return a report if one is due, else None. now: monotonic seconds. pull_seconds: returns
-        the line of a pull's seconds over its tokens, if known."""
+        """Return a report if one is due and something has changed, else None. now: monotonic
+        seconds. pull_seconds: returns the line of a pull's seconds over its tokens, if known."""
         if not self._changed or now - self._reported_at < REPORT_SECONDS:
             return None
         self._changed, self._reported_at = False, now

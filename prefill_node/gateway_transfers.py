@@ -104,7 +104,7 @@ class GatewayTransfers:
 
     def receiver_arrived(self, transfer: OutgoingTransfer) -> None:
         """Match a transfer reserved by a decode node with the gateway's call, or let it wait for
-        the call. Raises DuplicateTransfer."""
+        the call. Raises DuplicateTransfer for a second one."""
         parked = self._parked.get(transfer.id)
         if parked is None:
             self._park(transfer.id, transfer)

@@ -80,7 +80,7 @@ def build_prefill_engine(
     progress: Progress = no_progress,
 ) -> Engine:
     """Make an engine to hand prompts to decode nodes. REQUIRES: the cache is over the arena of the
-    parts; the sender counts the parts' steps."""
+    parts; the sender counts the parts' steps. progress: shows the warm-up."""
     speed = PrefillSpeed(parts.attention_cost, config.prefill_chunk_tokens)
     side = partial(PrefillHandover, sender=sender, speed=speed)
     return _assemble(config, Role.PREFILL, parts, cache, side, progress)
@@ -94,7 +94,8 @@ def build_decode_engine(
     progress: Progress = no_progress,
 ) -> Engine:
     """Make an engine to decode answers, with an option to send prompts to prefill nodes. REQUIRES:
-    the cache and `early` (early decode steps) use the arena of the parts."""
+    the cache and `early` (early decode steps) use the arena of the parts. progress: shows the
+    warm-up."""
 
     def side(context: HandoverContext) -> DecodeHandover:
         return DecodeHandover(context, answer_terms(config, parts), early)
@@ -285,8 +286,9 @@ def _model_beside(parts: EngineParts) -> tuple[Qwen35Model, Notice]:
 
 
 def build_early_start(parts: EngineParts, barriers: Barriers, on_end: Notice) -> EarlyStart:
-    """Make the early start of answers: decode steps begun before their prompt has arrived. on_end:
-    called after each step, on the steps' thread; must return without waiting."""
+    """Make the early start of answers: decode steps begun before their prompt has arrived.
+    barriers: returns a transfer's layer barrier. on_end: called after each step, on the steps'
+    thread; must return without waiting."""
     model, prepare = _model_beside(parts)
     steps = EarlySteps(model, parts.arena, parts.grammars, on_end, prepare)
     return EarlyStart(steps, barriers)

@@ -274,8 +274,8 @@ def asked_model(config: EngineConfig) -> ModelConfig:
 
 
 def with_context(model: ModelConfig, config: EngineConfig) -> ModelConfig:
-    """Return the model config with the configured context length. Raises EngineConfigError if it is
-    longer than the model's own."""
+    """Return the model config with the configured context length; unchanged if none is configured.
+    Raises EngineConfigError if it is longer than the model's own."""
     asked = config.max_model_len
     if asked is None:
         return model

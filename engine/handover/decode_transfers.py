@@ -298,8 +298,9 @@ class DecodeTransfers:
         transfer.quarantine = self._cache.quarantine(state.allocation)
 
     def fenced(self, transfer_id: m.TransferId) -> None:
-        """Free the pages and slots of a lost transfer, because its sender writes no more. If its
-        early decode step still runs, free them at the step's end."""
+        """Free the quarantined pages and slots of a lost transfer, because its sender writes no
+        more. Ignore other transfers. If its early decode step still runs, free them at the step's
+        end."""
         transfer = self._transfers.get(transfer_id)
         if transfer is None or transfer.state is not DecodeTransferState.QUARANTINED:
             return

@@ -135,8 +135,8 @@ class PullSender:
         return transfer_id in self._pinned
 
     def asked(self, message: m.PullAsked, request: Request | None) -> None:
-        """Pin or load the state asked for by a prefill node, or refuse the pull. request: the
-        transfer's request; None if the transfer is over."""
+        """Pin or load the state asked for by a prefill node. Refuse a second pull, or one of a
+        state not held. request: the transfer's request; None if the transfer is over."""
         transfer_id, tokens = message.transfer_id, message.tokens
         if request is None or transfer_id in self._pinned:
             self._emit(m.PullRefused(transfer_id, "the transfer is over, or is pulled already"))

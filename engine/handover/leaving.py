@@ -104,8 +104,8 @@ class Leaving:
         return self._over
 
     def begin(self, query_id: int, beside: int) -> bool:
-        """Accept a query to hand states on. Return True if it is the first. beside: number of
-        requests in flight."""
+        """Accept a query to hand states on. Return True if it is the first and not after the end; a
+        query after the end is answered immediately. beside: number of requests in flight."""
         first = not (self._asked or self._over)
         self._asked.append(query_id)
         if self._over:

@@ -275,7 +275,8 @@ class Ranks:
         self.lose(f"rank 0: the forward failed: {line_of(error)}")
 
     def lose(self, reason: str) -> None:
-        """End the node: kill every follower. Only the first reason counts. Idempotent."""
+        """End the node: kill every follower. Only the first reason counts. Do nothing during or
+        after close(). Idempotent."""
         with self._changed:
             if self._reason is not None or self._closing:
                 return

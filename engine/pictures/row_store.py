@@ -65,8 +65,8 @@ class RowStore:
         return len(self._stored)
 
     def pin(self, name: PictureName) -> PictureNumber | None:
-        """Keep a picture's rows until unpin(). Return the picture's number; None if its rows are
-        not stored."""
+        """Keep a picture's rows until unpin(). name: its salt and digest. Return the picture's
+        number; None if its rows are not stored."""
         number = self._numbers.get(name)
         if number is not None:
             self._stored[number].pins += 1

@@ -287,7 +287,8 @@ class Answers(Handover):
             self._finish_if_over(request)
 
     def on_token(self, request: Request, sampled: Sampled) -> None:
-        """Record and emit the sampled token. End the request if this was its last."""
+        """Record and emit the sampled token. End the request if it is Decoding and this was its
+        last."""
         state = request.state
         if isinstance(state, Prefilling):
             request.move(Decoding(state.allocation, state.progress))

@@ -333,9 +333,10 @@ class PrefillsBehind:
         self, request: Request, allocation: Allocation, barrier: LoadBarrier, *, draws: bool
     ) -> PrefillBehind | None:
         """Begin a forward of the tokens behind the allocation's load, as many as fit. Return None
-        if there are none, or another forward runs. draws: the token after the request's last one
-        may be sampled here, if the request samples and is not scored. Else the last token is left
-        out. REQUIRES: no data of the load has arrived or is waited for yet."""
+        if there are none, another forward runs, or the request has pictures. draws: the token after
+        the request's last one may be sampled here, if the request samples and is not scored. Else
+        the last token is left out. REQUIRES: no data of the load has arrived or is waited for
+        yet."""
         assert allocation.load is not None
         start = allocation.load.boundary
         is_sampled = draws and request.sampling.draws and request.scoring is None

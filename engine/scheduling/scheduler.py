@@ -69,7 +69,8 @@ class ChunkLimit:
         return self._beside_answers if beside_answers else self._chunk
 
     def completed(self, forward: ScheduledForward, seconds: float) -> None:
-        """Record a forward's duration. Forwards without answers or without prompts are ignored."""
+        """Record a forward's duration, to adapt the limit. Forwards without answers or without
+        prompts are ignored, and all without a limit of seconds."""
         if self._most_seconds is None:
             return
         prompts = sum(not item.decodes for item in forward.prompts)
@@ -127,7 +128,8 @@ def share_chunk(
 ) -> list[int]:
     """Return each demand's stop in the next forward; its start if it gets nothing. A stop inside a
     prompt is on a page boundary. demands: the oldest first. budget: tokens in all. turn: number of
-    the chunk. speed: prompt tokens a second; infinite if unknown."""
+    the chunk. speed: prompt tokens a second; infinite if unknown. owed: tokens owed to callers from
+    earlier chunks."""
     stops = [demand.start for demand in demands]
     if not demands:
         return stops

@@ -92,8 +92,9 @@ def load_leader_of(
 
 
 def leader_of(request: Request, computing: Iterable[Request]) -> Leader | None:
-    """Return the request about to compute the longest common prefix with this one; None without
-    one. computing: requests with a prompt in computation, or just before it."""
+    """Return as leader the request of equal salt about to compute the longest common prefix,
+    up to a page boundary. Return None without one. computing: requests with a prompt in
+    computation, or just before it."""
     best: Leader | None = None
     for other in computing:
         state = other.state

@@ -204,7 +204,7 @@ class Drafting:
 
     def first_guesses(self, output: Sequence[int], most: int) -> int:
         """Return the number of drafts the draft layer should make before the forward, for this
-        forward. Above 0 if the previous forward could not make them, because it ran on another
+        forward. Above 0 only if the previous forward could not make them, because it ran on another
         node. REQUIRES: propose() returned none."""
         if self._mtp is None or self._mtp.asked(len(output)):
             return 0
@@ -212,8 +212,8 @@ class Drafting:
         return min(most, self._most)
 
     def drafts_at_index(self, output: Sequence[int], most: int) -> int:
-        """Return the number of the draft layer's drafts kept by the runner, at most `most`.
-        REQUIRES: propose() returned none."""
+        """Return the number of the draft layer's drafts kept by the runner, at most `most`; 0
+        without a draft layer. REQUIRES: propose() returned none."""
         if self._mtp is None:
             return 0
         count = min(most, self._most, self._mtp.at_index(len(output)))
@@ -241,8 +241,8 @@ class Drafting:
 
     def watch(self, output: Sequence[int]) -> None:
         """Learn during steps without drafts if drafts would be accepted: compare a proposal with
-        the answer once it has grown. The draft layer cannot be watched, because only a forward
-        shows its proposals."""
+        the answer once it has grown. Do nothing with a draft layer, because only a forward shows
+        its proposals."""
         if self._mtp is not None:
             return
         if self._watched is not None:

@@ -328,7 +328,8 @@ class Speculation:
         self._left = SuffixIndex(_LEFT_TOKENS) if draft_tokens and from_tree else None
 
     def drafting(self, message: m.Submit) -> Drafting | None:
-        """Return the drafting of the message's answer; None if no draft is possible."""
+        """Return the drafting of the message's answer; None if no draft is possible. An answer with
+        a grammar gets no draft layer."""
         drafters: list[Drafter] = []
         if len(message.prediction):
             drafters.append(PredictionDrafter(message.prediction))

@@ -133,7 +133,7 @@ class IoThreads:
 
     def run(self, calls: Sequence[Work[None]]) -> None:
         """Run the calls concurrently and wait for all of them. Then raise one of their errors, if
-        any."""
+        any. A single call runs on the calling thread."""
         if len(calls) == 1:
             calls[0]()
             return
