@@ -349,7 +349,8 @@ class PrefillRouter:
 
     @contextmanager
     def standing(self, link: PrefillLink, connection: PrefillConnection) -> Iterator[None]:
-        """Read the connection's held prefixes and let its node be chosen, inside `with`."""
+        """Let the connection's node be chosen, inside `with`. Its held prefixes are read only if
+        the route is `auto` or `cost`."""
         number = connection.number = self.index.add()
         self._standing[number] = link, connection
         self._numbers = self._turned()
@@ -428,7 +429,8 @@ class PrefillRouter:
     def holder(self, wanted: m.HandoverWanted, chosen: Chosen, at_least: int) -> Holder | None:
         """Return a node with a state of the prompt cheaper to copy than to compute on the chosen
         node. Return None if there is none, or a gateway chose the node. It may be a draining node,
-        because a fetch is no prompt. at_least: argument of copy_pays."""
+        because a fetch is no prompt. at_least: while pull times are unknown, a copy needs twice as
+        many missing tokens."""
         if not wanted.may_fetch or chosen.choice.reason is Reason.GATEWAY:
             return None
         held = {node: n for node, n in chosen.held.items() if n < len(wanted.prompt)}

@@ -97,7 +97,7 @@ class Intake:
             return m.RequestError(m.ErrorKind.INVALID, f"prompt: {error}")
 
     def handed_refusal(self, keys: Keys) -> m.RequestError | None:
-        """Return the reason, if any, why a peer's prompt cannot be computed here: its pictures stay
+        """Return an error if a peer's prompt has pictures, else None. A prompt with pictures stays
         with the peer, as yet."""
         if not has_pictures(keys):
             return None
@@ -107,8 +107,8 @@ class Intake:
         )
 
     def scoring_refusal(self, prompt: m.Tokens, top: int | None) -> m.RequestError | None:
-        """Return the reason, if any, why a prompt cannot be scored. top: likeliest tokens to report
-        with each of its tokens; None: no scoring, never rejected."""
+        """Return the error for a prompt impossible to score; None if it can be scored. top:
+        likeliest tokens to report with each of its tokens; None: no scoring, never rejected."""
         if top is None:
             return None
         if not 0 <= top <= MAX_TOP_LOGPROBS:
@@ -136,8 +136,8 @@ class Intake:
         )
 
     def sampling_refusal(self, sampling: SamplingParams) -> m.RequestError | None:
-        """Return the reason, if any, why the requested logit adjustments are impossible. On a GPU a
-        token outside the vocabulary would end the process."""
+        """Return the error if a logit adjustment names a token outside the vocabulary, else None.
+        On a GPU this would end the process."""
         for field, tokens in sampling.named_tokens.items():
             outside = [token for token in tokens if not self.is_token(token)]
             if outside:

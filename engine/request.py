@@ -311,7 +311,8 @@ class Request:
 
     @property
     def told_as(self) -> m.RequestId:
-        """Return the request id known to the client: the first fork's, if the request has forks."""
+        """Return the request id known to the client: the first fork's, if the request has forks,
+        else its own."""
         return self.forks[0].id if self.forks else self.id
 
     @property

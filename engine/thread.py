@@ -55,7 +55,8 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="tasuki-engine", daemon=True)
 
     def start(self) -> None:
-        """Start the thread. Return when the engine is ready to step, or has failed."""
+        """Start the thread. Return when the engine is ready to step, or has failed. Start the
+        watchdog too, if its timeout is finite."""
         self._thread.start()
         self._prepared.wait()
         if math.isfinite(self._watchdog_timeout):
@@ -63,8 +64,8 @@ class EngineThread:
 
     @property
     def still_seconds(self) -> float:
-        """Return the seconds since the last step ended; 0.0 while there is nothing to do. Any
-        thread."""
+        """Return the seconds since the loop last took messages, before each step; 0.0 while there
+        is nothing to do. Any thread."""
         moved = self._moved
         return 0.0 if moved is None else time.monotonic() - moved
 

@@ -121,7 +121,7 @@ class GatewayTransfers:
 
     def over(self, transfer: OutgoingTransfer) -> None:
         """Handle a transfer's end: answer its gateway call without a token, if it is still
-        unanswered."""
+        unanswered. Without a call, forget the transfer waiting for one."""
         call = self._open.pop(transfer.id, None)
         if call is not None:
             call.answer(None)

@@ -226,8 +226,8 @@ class WorkerLinks:
         link.start(lambda messages: self._take(number, messages), lambda reason: self._lose(number))
 
     async def let_in(self, door: socket.socket) -> None:
-        """Add a link for each connecting worker, until cancelled. door: the listening socket from
-        opened_door()."""
+        """Add a link for each connecting worker, until cancelled; close a connection ended before
+        its number arrived. door: the listening socket from opened_door()."""
         loop = asyncio.get_running_loop()
         with door:
             while True:

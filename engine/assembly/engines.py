@@ -260,8 +260,8 @@ def build_tiers(parts: EngineParts) -> MakeTiers | None:
 def build_behind(
     config: EngineConfig, parts: EngineParts, cache: HybridPrefixCache
 ) -> PrefillsBehind | None:
-    """Return the computation of prompt tokens during loads. Return None if there are no loads, or
-    several ranks would have to compute together."""
+    """Return the computation of prompt tokens during loads. Return None without host memory, or
+    with several ranks: they would have to compute together."""
     if parts.host is None or parts.ranks is not None:
         return None
     model, prepare = _model_beside(parts)

@@ -303,7 +303,7 @@ class LeftStates:
 
     def end(self) -> None:
         """Give no more states, count given states without an outcome as cut, and answer all
-        queries."""
+        queries. Idempotent."""
         if self._leaving.over:
             return
         for given in self._given.values():

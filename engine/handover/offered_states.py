@@ -343,8 +343,8 @@ class Offers:
             self._end(transfer, Finished())
 
     def lost(self, transfer_id: m.TransferId, elsewhere: bool) -> None:
-        """Handle the loss of an offer's transfer. elsewhere: True if another drain target may be
-        asked."""
+        """Handle the loss of an offer's transfer: offer the state again, or record it as lost.
+        elsewhere: True if another drain target may be asked."""
         offer = self._closed(transfer_id)
         if elsewhere:
             offer.states.once_more(offer.request)

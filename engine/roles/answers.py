@@ -257,8 +257,8 @@ class Answers(Handover):
             self.reject(request, unsound(request))
 
     def take_over(self, request: Request, second: Sampled | None) -> None:
-        """Decode a request with a prompt received by a hand-over. second: the answer's second
-        token, sampled by an early decode step; None without one."""
+        """Decode a request with a prompt received by a hand-over; end it if its answer is over.
+        second: the answer's second token, sampled by an early decode step; None without one."""
         self._scheduler.start(request)
         if second is None:
             self._finish_if_over(request)

@@ -231,7 +231,8 @@ class Handover(ABC):
         """Handle a message about requests. Raises ValueError for a message of another role."""
 
     def leave_nothing(self, message: m.LeaveToDrainTargets | m.EndLeaving) -> None:
-        """Answer LeaveToDrainTargets with no states handed on, in a role without prefill nodes."""
+        """Answer LeaveToDrainTargets with no states handed on, in a role without prefill nodes.
+        Ignore EndLeaving."""
         if isinstance(message, m.LeaveToDrainTargets):
             self._emit(m.LeftToDrainTargets(message.query_id))
 

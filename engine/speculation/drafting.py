@@ -134,8 +134,8 @@ class MtpDrafter:
         self._guessed, self._at_index, self._behind = (), count, behind
 
     def at_index(self, behind: int) -> int:
-        """Return the number of drafts kept by the runner and made after `behind` tokens of the
-        answer."""
+        """Return the number of drafts kept by the runner, if they were made after `behind` tokens
+        of the answer; else 0."""
         return self._at_index if behind == self._behind else 0
 
     def asked(self, behind: int) -> bool:
@@ -199,7 +199,8 @@ class Drafting:
 
     @property
     def guesses(self) -> int:
-        """Number of tokens to be proposed by the model's draft layer after each forward."""
+        """Number of tokens to be proposed by the model's draft layer after each forward; 0 without
+        one."""
         return 0 if self._mtp is None else self._most
 
     def first_guesses(self, output: Sequence[int], most: int) -> int:
