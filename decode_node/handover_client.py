@@ -297,8 +297,8 @@ class HandoverClient:
         self._post(m.FetchAdvised(transfer_id, holder.link.target, holder.tokens, seconds))
 
     def _fetch(self, wanted: m.FetchWanted) -> None:
-        """Begin the transfer of a wanted fetch. On an error report its loss to the engine, because
-        prompts wait for the fetch."""
+        """Begin the transfer of a wanted fetch. If it cannot be opened, report its loss to the
+        engine, because prompts wait for the fetch."""
         try:
             is_open = self._open_fetch(wanted)
         except Exception:

@@ -385,7 +385,7 @@ def usage_of(request: Request) -> m.Usage:
 
 
 def _drafted(request: Request) -> dict[str, Any]:
-    """Return the fields about drafts in the request's usage report."""
+    """Return the fields about drafts in the request's usage report; none without a drafter."""
     if request.drafting is None:
         return {}
     counts = request.drafting.counts

@@ -234,8 +234,9 @@ class Completion:
     def _drafted(
         self, drafted: Sequence[ScheduledSequence], sampled: SampledTokens, first: int
     ) -> None:
-        """Record the accepted tokens of each row with drafts, up to the answer's end. first: index
-        in the forward of the first row with drafts."""
+        """Record the accepted tokens of each row with drafts, up to the answer's end. Skip ended
+        requests; reject a request with unsound tokens. first: index in the forward of the first row
+        with drafts."""
         counted: list[tuple[ScheduledSequence, list[Sampled]]] = []
         for row, item in enumerate(drafted, first):
             if not item.live:
@@ -264,8 +265,8 @@ class Completion:
     def _prompt(
         self, item: ScheduledSequence, sampled: Sampled | None, scores: PromptScores | None
     ) -> None:
-        """Record the computation of a prompt chunk, its sampled token and its scores. REQUIRES: its
-        request still runs."""
+        """Record the computation of a prompt chunk, its sampled token and its scores; reject the
+        request if they are unsound. REQUIRES: its request still runs."""
         request, allocation = item.request, item.active.allocation
         request.suspect = False
         sampled_unsoundly = sampled is not None and not all_sound([sampled])

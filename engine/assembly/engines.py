@@ -273,7 +273,7 @@ def build_behind(
 
 def _model_beside(parts: EngineParts) -> tuple[Qwen35Model, Notice]:
     """Return a model with the engine's weights for forwards concurrent with the engine's. Call the
-    second value on these forwards' thread before the first of them."""
+    second value on these forwards' thread before the first of them; on a CPU it does nothing."""
     model = parts.model
     if parts.arena.bytes.device.type == "cpu":
         return model, lambda: None

@@ -319,8 +319,8 @@ class DecodeHandover(Answers):
         self._pulls.sources.advance()
 
     def _go_on(self, request: Request) -> None:
-        """Continue a request after its fetch, with any outcome. The request may have been aborted
-        meanwhile."""
+        """Continue a request after its fetch, with any outcome: offer an inherited state, else
+        requeue. Skip a request aborted meanwhile."""
         if not isinstance(request.state, Waiting):
             return
         if request.purpose is m.Purpose.INHERIT:

@@ -280,7 +280,7 @@ class PrefillHandover(Handover):
 
     def _start(self, message: m.PrefillStart) -> None:
         """Start the request of a transfer, or the sending of a fetched state, because the receiver
-        granted a destination."""
+        granted a destination. Ignore a transfer not awaiting one."""
         if message.grant.transfer_id in self._fetched.held:
             self._fetched.start(message.grant)
         request = self._transfers.get(message.grant.transfer_id)
@@ -293,7 +293,8 @@ class PrefillHandover(Handover):
         self._scheduler.start(request)
 
     def _plan_chunks(self, prompts: Sequence[ScheduledSequence], first_tick: int) -> None:
-        """Plan the layer chunks of the coming forward: the pages it completes, layer by layer."""
+        """Plan the layer chunks of the coming forward: the pages it completes, layer by layer. At
+        the prompt's end, add the state and the partial page."""
         ending = sum(item.num_sampled > 0 for item in prompts)
         for item in prompts:
             state = item.active

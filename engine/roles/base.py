@@ -129,8 +129,9 @@ class Handover(ABC):
             request.hit = with_failed(hit, request.load_failed)
 
     def _begin_load(self, request: Request, allocation: Allocation) -> None:
-        """Begin the request's load from lower tiers; the request continues in _loaded(). REQUIRES:
-        the allocation has a load."""
+        """Begin the request's load from lower tiers; the request continues in _loaded(). A load
+        from the nearest tier alone may have a computation behind it. REQUIRES: the allocation has a
+        load."""
         assert self._tiers is not None and allocation.load is not None
         before = allocation.match.usable_tokens
         brought = brought_by(allocation.load, self._tiers.names)

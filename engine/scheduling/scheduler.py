@@ -487,8 +487,8 @@ class Scheduler:
         return True
 
     def _chunks_of(self, budget: int, rows: int) -> list[ScheduledSequence]:
-        """Return the prompt chunks of the forward. budget: most prompt tokens. rows: number of the
-        forward's other rows."""
+        """Return the prompt chunks of the forward, without prompts waiting for picture rows.
+        budget: most prompt tokens. rows: number of the forward's other rows."""
         unfinished = self.running.unfinished_prompts()
         if self._pictures is not None:
             unfinished = [request for request in unfinished if self._has_rows(request)]
