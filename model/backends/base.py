@@ -41,8 +41,8 @@ class Operators(Protocol):
         self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Matrix
     ) -> Tensor:
         """Return the logits [n, vocab] of any rows of the forward: the product of norm_project()
-        with the model's head. It always has the precision of `Phase.STEP`, because a prompt's last
-        logits are an answer's first."""
+        with the model's head. branch None: the residual alone is normed. It always has the
+        precision of `Phase.STEP`, because a prompt's last logits are an answer's first."""
 
     def project(self, x: Tensor, weight: Matrix) -> Tensor:
         """Return x [T, k] times weight [hidden, k] transposed, summed over ranks: [T, hidden]."""
@@ -130,12 +130,12 @@ class StepEntries(Protocol):
         kv: Tensor,
         carry: Tensor,
     ) -> None:
-        """Write the draft layer's keys and values, see EntryOperators.write(). Every token is the
-        first of its sequence in this step."""
+        """Write the draft layer's keys and values, see EntryOperators.write(). hidden is None,
+        because every token is the first of its sequence in this step."""
 
     def carry_over(self, branch: Tensor, residual: Tensor, norm: Tensor, carry: Tensor) -> None:
-        """Write the normed branch + residual, see norm_project(), into the slots written by the
-        step. Neither input is changed."""
+        """Write the normed branch + residual, see norm_project(), into the slots of `carry` written
+        by the step. Neither input is changed."""
 
 
 class DraftOperators(Protocol):

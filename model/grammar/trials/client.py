@@ -175,8 +175,8 @@ _read_reply = msgspec.msgpack.Decoder(Reply)
 
 
 def outcome_raised(verdict: Verdict) -> None:
-    """Raise the verdict's error (GrammarError, GrammarsBusy or GrammarsUnavailable). Return if the
-    grammar passed its trial."""
+    """Raise the verdict's error (GrammarError, GrammarsBusy or GrammarsUnavailable). Do nothing if
+    the grammar passed its trial."""
     match verdict.outcome:
         case Outcome.REFUSED:
             raise GrammarError(verdict.reason)
@@ -210,8 +210,8 @@ class GrammarTrials:
         return self._address()
 
     def verdict(self, caller: str, kind: GrammarKind, source: str) -> "Future[Verdict]":
-        """Begin the trial of a grammar source, or return its remembered verdict. caller: name of
-        the client charged for the trial."""
+        """Return the future verdict on a grammar source: a remembered one, or a new trial's.
+        Without a server it is UNAVAILABLE. caller: name of the client charged for the trial."""
         known = self._remembered.get((kind, source)) or self._closed
         future: Future[Verdict] = Future()
         if known is None and not _is_text(source):

@@ -101,7 +101,7 @@ class QueueBounds:
 
     @property
     def most_of_a_caller(self) -> int:
-        """Return the largest number of trials running at once for one caller."""
+        """Return the largest number of trials running simultaneously for one caller."""
         return max(1, self.most_running // 2)
 
 
@@ -167,8 +167,9 @@ class TrialQueue:
         return len(self._running)
 
     def ask(self, asker: Asker, caller: str, source: Source, now: float) -> list[Action]:
-        """Add one request for a trial. Return the actions for the server: an answer at once,
-        starts, or none yet. REQUIRES: the asker is new."""
+        """Add one request for a trial. Return the actions for the server: an immediate answer
+        (remembered, or FULL), starts, or none yet. A request displaced by this one is answered too.
+        REQUIRES: the asker is new."""
         known = self._verdicts.get(source)
         if known is not None:
             return [Answer(asker, known)]

@@ -63,8 +63,9 @@ class ContextBlocks:
         block_rows: int,
         attend: DenseAttention,
     ) -> "ContextBlocks":
-        """Divide each sequence's rows into blocks. A remainder of at most half a block, or with few
-        keys before it, makes no block, because our own kernel is as fast there."""
+        """Divide each sequence's rows into blocks, and return these. A remainder of at most half a
+        block, or with few keys before it, makes no block, because our own kernel is as fast there.
+        lengths, context_lens: tokens of each sequence in this forward, and before it."""
         blocks = []
         start = 0
         for sequence, (length, before) in enumerate(zip(lengths, context_lens, strict=True)):
@@ -177,7 +178,7 @@ def cudnn_attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 def gathered_bytes(config: ModelConfig, tokens: int, dtype: torch.dtype) -> int:
     """Return the largest size in bytes of the gathered keys and values, for contexts of up to
-    `tokens` tokens."""
+    `tokens` tokens; 0 unless dtype has 16 bits."""
     if dtype.itemsize != 2:
         return 0
     keys = min(served_keys(tokens), MOST_KEYS)

@@ -49,8 +49,8 @@ class PrefillTiles:
         dtype: torch.dtype,
         device: torch.device,
     ) -> "PrefillTiles":
-        """Divide the rows of a forward into tiles. lengths: tokens of each sequence in this
-        forward; context_lens: tokens of each sequence before this forward."""
+        """Divide the rows of a forward into tiles, and return these. lengths: tokens of each
+        sequence in this forward; context_lens: tokens of each sequence before this forward."""
         context = ContextBlocks((), tile_rows(dtype), cudnn_attention)
         if device.type == "cuda" and dtype.itemsize == 2:
             rows = block_rows_of(config, device)
@@ -70,8 +70,8 @@ class PrefillTiles:
         dtype: torch.dtype,
         device: torch.device,
     ) -> "PrefillTiles":
-        """Make tiles for the keys not attended to in the blocks of `context`. Their contexts are
-        not split."""
+        """Return tiles for the keys not attended to in the blocks of `context`. Their contexts are
+        not split. Other arguments: see of()."""
         rows = tile_rows(dtype)
         served = context.served(rows)
         tiles: list[PlannedTile] = []

@@ -39,8 +39,9 @@ _LEAST_FILLED = 0.75
 
 
 def is_one_round(weight: Tensor) -> bool:
-    """Return true if this kernel suits the matrix: it is bf16, and makes a program for nearly every
-    multiprocessor of its device, but not more programs."""
+    """Return true if this kernel suits the matrix: it is bf16 on a GPU, with whole tiles of
+    columns. It makes a program for nearly every multiprocessor of its device, but not more
+    programs."""
     if weight.dtype is not torch.bfloat16 or weight.shape[1] % _TILE.columns or not weight.is_cuda:
         return False
     processors = torch.cuda.get_device_properties(weight.device).multi_processor_count

@@ -35,7 +35,8 @@ def grouped_fp8(
 ) -> Tensor:
     """Multiply pairs, sorted by expert, by their expert's FP8 matrix. Return [P, rows] bf16. pairs:
     bf16, or e4m3 codes with scales [P, groups of 128 columns] float32, both contiguous; weight:
-    laid out for kernels; ends [experts] int32, ascending: end of each expert's rows."""
+    laid out for kernels; ends [experts] int32, ascending: end of each expert's rows. tile: None:
+    chosen by the number of pairs."""
     tile = tile or (_FEW if are_few(len(pairs), weight.shape[0]) else _MANY)
     operands = (scales, weight.values, weight.scales)
     return multiply(
