@@ -21,7 +21,7 @@ Tensors = Mapping[str, Tensor]
 def reference_rows(
     values: Tensor, grid: PictureGrid, tensors: Tensors, config: VisionConfig
 ) -> Tensor:
-    """Compute the tower's output for a picture, [tokens, out_hidden] float32. values [patches,
+    """Return the tower's output for a picture, [tokens, out_hidden] float32. values [patches,
     patch_values] float32: normalised patches."""
     places = patch_places(grid)
     kernel = tensors["patch_embed.proj.weight"].float().flatten(1)
@@ -126,8 +126,8 @@ def _layer_norm(x: Tensor, name: str, tensors: Tensors, config: VisionConfig) ->
 def reference_positions(
     tokens: Sequence[int], grids: Sequence[PictureGrid], ids: PictureTokens
 ) -> tuple[Tensor, int]:
-    """Compute the three-axis positions [3, tokens] int64 and the delta of a valid prompt, token by
-    token.
+    """Return the three-axis positions [3, tokens] int64 and the delta of a valid prompt, computed
+    token by token.
 
     grids: grids of the prompt's pictures, in their order.
     """

@@ -72,8 +72,8 @@ def _cubic(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def resample(image: Tensor, height: int, width: int) -> Tensor:
-    """Resize the image [H, W, 3] uint8 to [height, width, 3] uint8, on the same device. An axis of
-    unchanged size is not filtered. REQUIRES: both sizes are positive."""
+    """Return the image [H, W, 3] uint8 resized to [height, width, 3] uint8, on the same device. An
+    axis of unchanged size is not filtered. REQUIRES: both sizes are positive."""
     if rows_first(image.shape[0], image.shape[1], height, width):
         return _across(_down(image, height), width)
     return _down(_across(image, width), height)

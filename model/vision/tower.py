@@ -56,8 +56,8 @@ class VisionTower:
         return Encode(self, grid, hidden + learned.to(hidden.dtype))
 
     def rows(self, patches: PicturePatches) -> Tensor:
-        """Encode a picture at once. Return its rows [tokens, out_hidden] in the weights' dtype.
-        Raises PictureError."""
+        """Encode a whole picture in one call. Return its rows [tokens, out_hidden] in the weights'
+        dtype. Raises PictureError."""
         encode = self.begin(patches)
         encode.run(self.config.depth)
         return encode.rows()

@@ -115,8 +115,8 @@ class Segment(ABC):
 
     @staticmethod
     def stack(segments: "Sequence[Segment]") -> "Segment":
-        """Stack segments in a new first dimension, such as experts. REQUIRES: all have one storage
-        format, and equal shapes of each tensor."""
+        """Return the stack of segments in a new first dimension, such as experts. REQUIRES: all
+        have one storage format, and equal shapes of each tensor."""
         together = [segment._tensors() for segment in segments]
         stacked = {name: torch.stack([of[name] for of in together]) for name in together[0]}
         return replace(segments[0], **stacked)  # type: ignore[type-var]

@@ -109,7 +109,7 @@ class SafetensorsFile:
 
     def read(self, name: str, part: Part = WHOLE) -> Tensor:
         """Return a tensor, or a part of it, contiguous. A tensor read whole is a view of the mapped
-        file."""
+        file, or a copy if misaligned there. Raises WeightsError for an unserved dtype."""
         found = self._entries[name]
         dtype = DTYPES.get(found.dtype)
         if dtype is None:

@@ -230,8 +230,8 @@ class GrammarTrials:
         return future
 
     async def check(self, caller: str, kind: GrammarKind, source: str) -> None:
-        """Compile a grammar in the trial process, and wait for the verdict. Raises GrammarError
-        for a rejected grammar, GrammarsBusy, GrammarsUnavailable."""
+        """Compile a grammar in the trial process, or recall its verdict, and wait for it. Raises
+        GrammarError for a rejected grammar, GrammarsBusy, GrammarsUnavailable."""
         outcome_raised(await asyncio.wrap_future(self.verdict(caller, kind, source)))
 
     def warm_up(self) -> None:

@@ -89,9 +89,9 @@ Action = Start | Kill | Answer
 
 @dataclass(frozen=True)
 class QueueBounds:
-    """Bounds of the trial queue. most_running: number of trials at once. most_waiting: number of
-    waiting sources of all callers. most_waiting_bytes: memory of these sources. patience: seconds
-    before a running trial times out. kept_bytes: memory of remembered verdicts."""
+    """Bounds of the trial queue. most_running: number of trials running together. most_waiting:
+    number of waiting sources of all callers. most_waiting_bytes: memory of these sources. patience:
+    seconds before a running trial times out. kept_bytes: memory of remembered verdicts."""
 
     most_running: int
     most_waiting: int = 256

@@ -21,7 +21,7 @@ class ContextPlan:
     pages [n] int64: ids of the pages of its `context` tokens, this forward's included. mask
     [length, context] bool: true for keys seen. None: all keys are seen, or plain causal attention
     without earlier context, or stepped. stepped: each token is a query by itself, as in successive
-    forwards. A CPU's rounding of bf16 depends on the number of queries at once."""
+    forwards. A CPU's rounding of bf16 depends on the number of queries computed together."""
 
     start: int
     length: int

@@ -22,7 +22,7 @@ from tasuki.pycache.layout import PAGE_TOKENS
 from .long_context import MOST_KEYS
 
 LEAST_KEYS = 2**16
-"""Number of keys of FP8 pages converted at once, at least. With 4 heads of 256 two-byte elements,
+"""Number of keys of FP8 pages converted together, at least. With 4 heads of 256 two-byte elements,
 keys and values take 256 MiB."""
 
 PlannedTile = tuple[int, int, int, int, int]

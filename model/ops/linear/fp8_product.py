@@ -97,12 +97,12 @@ def tallest(device: torch.device) -> int:
 
 
 def tile_for(batch: int, rows: int, columns: int, dtype: torch.dtype, most: int = _TALL) -> Tile:
-    """Choose a tile by shapes alone, so a captured graph holds one of them.
+    """Return a tile chosen by shapes and dtype alone, so a captured graph holds one of them.
 
-    Tuned for the layers of 9B in sequence on an H200. The next kernel begins beside the last
-    programs of a wide product. So a narrow product has two programs per multiprocessor, with too
-    little memory left for a third. A batch above 64 rows gets tiles of 128 rows in two cases, to
-    convert weights half as often. In one case tiles are few, and their shares fill the
+    Tuned for the layers of 9B in sequence on an H200. The next kernel begins while the last
+    programs of a wide product run. So a narrow product has two programs per multiprocessor, with
+    too little memory left for a third. A batch above 64 rows gets tiles of 128 rows in two cases,
+    to convert weights half as often. In one case tiles are few, and their shares fill the
     multiprocessors once. In the other tiles are so many that few multiprocessors are idle at the
     end. most: largest number of x's rows in a tile, from tallest().
     """

@@ -36,9 +36,9 @@ def sample(
     positions: Sequence[int],
     scores: Tensor | None = None,
 ) -> list[Sampled]:
-    """Sample one token per row. logits: [B, vocab] float32; positions: position of each sampled
-    token. scores [B, vocab] float32: adjusted logits (logit_adjustments.py) to sample from; by
-    default the logits."""
+    """Sample one token per row, and return the results in row order. logits: [B, vocab] float32;
+    positions: position of each sampled token. scores [B, vocab] float32: adjusted logits
+    (logit_adjustments.py) to sample from; by default the logits."""
     drawn_from = logits if scores is None else scores
     chosen = [
         _best(drawn_from[row])

@@ -60,7 +60,7 @@ Decode = Callable[[bytes, DecodeJob], NDArray[np.uint8]]
 
 
 def decoded(content: bytes, job: DecodeJob) -> NDArray[np.uint8]:
-    """Decode with Pillow. Raises PictureError."""
+    """Return the pixels, decoded with Pillow in the job's bounds. Raises PictureError."""
     return read_pixels(content, job.bounds)
 
 
