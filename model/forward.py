@@ -259,7 +259,8 @@ class Phase(Enum):
     Otherwise a verified draft, or a partly cached prompt, would give other tokens than the same
     tokens one by one.
 
-    STEP: tokens of an answer, one by one or several verified at once; activations stay unquantised.
+    STEP: tokens of an answer, one by one or several verified together; activations stay
+    unquantised.
 
     PROMPT: tokens of prompts; activations may be quantised like the weights.
     """

@@ -45,7 +45,7 @@ class NodeLoad:
     prompts sent since.
 
     Owns no clock: callers pass seconds. Thread rule: one thread at a time. Invariants: a sent
-    prompt counts at once, until a report made after it. A wait falls as time passes. Without a
+    prompt counts immediately, until a report made after it. A wait falls as time passes. Without a
     report for STALE_SECONDS only sent prompts count.
     """
 

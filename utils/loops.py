@@ -53,8 +53,8 @@ class LoopThread:
         """Set up the thread, not started. on_failure: called once with a reason if the loop dies,
         on the dying thread; not after stop()."""
         self.loop = asyncio.new_event_loop()
-        """The event loop of the thread. Callbacks may be given to it at once; they run from start()
-        on."""
+        """The event loop of the thread. Callbacks may be given to it before start(); they run after
+        it."""
         self._name = name
         self._on_failure = on_failure
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)

@@ -191,7 +191,7 @@ def _moved(schema: Any, place: str) -> Any:
 
 
 class _Holding:
-    """State during the rewriting of one schema. _letters: number of letters still allowed in
+    """State during the rewriting of one schema. _letters: number of characters still allowed in
     patterns and property names."""
 
     def __init__(self, root: Any) -> None:
@@ -299,8 +299,8 @@ class _Holding:
 
 
 def _meant(schema: Mapping[str, Any], alone: bool) -> Mapping[str, Any]:
-    """Return the keywords with a restriction of values. alone: keywords beside a `$ref` have no
-    meaning, as in old drafts."""
+    """Return the keywords with a restriction of values. alone: true if keywords next to a `$ref`
+    have no meaning, as in old drafts."""
     if alone and "$ref" in schema:
         return {key: value for key, value in schema.items() if key in _BESIDE_REFERENCE}
     kept = {
@@ -362,7 +362,7 @@ def _without(schema: Any, keywords: tuple[str, ...], only: str) -> Any:
 
 
 def _size(schema: Any, most: int) -> int:
-    """Return the number of values and letters in a schema. Counting stops beyond `most`."""
+    """Return the number of values and characters in a schema. Counting stops beyond `most`."""
     left, found = [schema], 0
     while left and found <= most:
         item = left.pop()

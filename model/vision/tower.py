@@ -41,8 +41,8 @@ class VisionTower:
 
     @torch.inference_mode()
     def begin(self, patches: PicturePatches) -> "Encode":
-        """Begin to encode a picture: return it as input of the first block. Raises PictureError
-        unless the patches fit the tower."""
+        """Begin to encode a picture. Return it as an Encode, before the first block. Raises
+        PictureError unless the patches fit the tower."""
         config, weights, grid = self.config, self.weights, patches.grid
         wanted = (grid.patches, config.patch_values)
         if tuple(patches.levels.shape) != wanted or grid.merge != config.merge:

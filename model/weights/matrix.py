@@ -48,7 +48,7 @@ def bounds(part: Part, shape: tuple[int, ...]) -> list[tuple[int, int]]:
 
 
 _PIECE_ELEMENTS = 2**22
-"""Number of elements dequantised at once: 16 MiB in float32, a small part of any quantised
+"""Number of elements dequantised together: 16 MiB in float32, a small part of any quantised
 layer."""
 _ROWS = 128
 

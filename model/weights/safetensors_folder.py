@@ -230,8 +230,8 @@ def rows_together(directory: Path | str, config: ModelConfig) -> int:
 
 
 _DIGESTED_AT_ONCE = 8
-"""Number of files hashed at once. A core hashes 0.7 to 1.9 GB/s, and Python's global lock is free
-meanwhile."""
+"""Number of files hashed simultaneously. A core hashes 0.7 to 1.9 GB/s, and Python's global lock is
+free meanwhile."""
 
 
 def file_digest(path: Path) -> bytes:

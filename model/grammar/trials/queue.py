@@ -186,7 +186,7 @@ class TrialQueue:
 
     def leave(self, asker: Asker, now: float) -> list[Action]:
         """Forget a client's request for a trial, and return the actions for the server. Do nothing
-        if the request has been answered."""
+        if the request has been answered. A running trial is killed if nobody else waits for it."""
         for trial, running in self._running.items():
             if running.wanted.askers.pop(asker, None) is not None:
                 return [] if running.wanted.askers else [Kill(trial)]
@@ -209,7 +209,8 @@ class TrialQueue:
         self, trial: TrialId, verdict: Verdict, cpu_seconds: float, now: float
     ) -> list[Action]:
         """Record the end of a trial's child process, normal or killed. Return the answers to its
-        askers and the next starts. cpu_seconds: processor time of the child."""
+        askers and the next starts. A final verdict with askers is remembered. cpu_seconds:
+        processor time of the child."""
         running = self._running.pop(trial)
         self._use.add(running.caller, cpu_seconds, now)
         found = verdict if running.verdict is None else running.verdict

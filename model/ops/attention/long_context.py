@@ -170,7 +170,7 @@ def block_rows_of(config: ModelConfig, device: torch.device) -> int:
 
 
 def cudnn_attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute `DenseAttention` with cuDNN, in a 16-bit dtype."""
+    """Compute `DenseAttention` with cuDNN, in a 16-bit dtype. Return its output and weights."""
     q, k, v = (x.unsqueeze(0).transpose(1, 2) for x in (q, k, v))
     result = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True)
     return result[0].squeeze(0).transpose(0, 1), result[1].view(q.shape[1:3]).transpose(0, 1)

@@ -91,7 +91,7 @@ def plan_gdn_prefill(
 def _tables(
     tables: Sequence[tuple[list[int], int]], device: torch.device | str
 ) -> tuple[Tensor, ...]:
-    """Copy several tables, each (entries, columns), to the device at once. Return each as [rows,
+    """Copy several tables, each (entries, columns), to the device together. Return each as [rows,
     columns] int32."""
     packed: list[int] = []
     begins: list[int] = []

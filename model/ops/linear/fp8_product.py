@@ -148,7 +148,7 @@ def fp8_product(
     """Return x times the FP8 weight and the plain tail, transposed: [B, rows + tail rows] in x's
     dtype. x: [B, columns], any row stride. weight: [rows, columns], laid out for kernels. tail:
     plain rows below the FP8 rows, [tail rows, columns] contiguous in x's dtype. output: tensor to
-    write instead of new memory, any row stride."""
+    write instead of new memory, any row stride. By default the tile is from tile_for()."""
     rows, columns = weight.shape
     tile = tile or tile_for(x.shape[0], rows, columns, x.dtype, tallest(x.device))
     launch = partial(_launch, x, weight, tail, tile=tile)
@@ -173,7 +173,8 @@ def multiply(
 
 def fp8_product_swiglu(x: Tensor, gate_up: Fp8, tile: Tile | None = None) -> Tensor:
     """Return silu(gate) * up, [B, width] in x's dtype, for the product of x with gate_up [2 *
-    width, columns]. The product is not rounded in between."""
+    width, columns]. The product is not rounded in between. By default the tile is from
+    tile_for()."""
     rows, columns = gate_up.shape
     tile = tile or tile_for(x.shape[0], rows, columns, x.dtype, tallest(x.device))
     output = x.new_empty(x.shape[0], rows // 2)

@@ -48,8 +48,8 @@ def nvfp4_product(
     x: Tensor, weight: NvFp4Halves, output: Tensor | None = None, tile: Tile | None = None
 ) -> Tensor:
     """Return x times the NVFP4 weight transposed, [B, rows], in x's dtype. x: [B, columns], any row
-    stride. output: tensor to write instead of new memory, any row stride. tile: None: from
-    tile_for()."""
+    stride. output: tensor to write instead of new memory, any row stride. By default the tile is
+    from tile_for()."""
     rows, columns = weight.shape
     tile = tile or tile_for(x.shape[0], rows, columns, x.dtype)
     return multiply(partial(_launch, x, weight, tile=tile), x, rows, tile, output)

@@ -3,8 +3,8 @@
 
 For narrow outputs a library splits the inner dimension and adds the parts in a launch of its own.
 Here a program owns 32 weight rows over all columns, and as many programs as there are
-multiprocessors read everything at once. The first weights are loaded before the kernel waits for
-the kernel before it (instructions.py). Reference: `torch.nn.functional.linear`.
+multiprocessors read everything simultaneously. The first weights are loaded before the kernel waits
+for the kernel before it (instructions.py). Reference: `torch.nn.functional.linear`.
 """
 
 from dataclasses import dataclass

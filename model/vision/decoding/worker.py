@@ -44,8 +44,8 @@ from .shared_bytes import mapped_content, mapped_pixels
 
 BASE_BYTES = 128 << 20
 BYTES_A_PIXEL = 40
-"""Address space of a child beside the worker's own: a base, and for each pixel. Orientation,
-transparency and conversion hold copies of 4 bytes a pixel."""
+"""Address space of a child in addition to the worker's own: a base, and for each pixel.
+Orientation, transparency and conversion hold copies of 4 bytes a pixel."""
 _UNKNOWN_BYTES = 1 << 30
 """Address space of the worker, if the system does not report it."""
 _SET_NO_NEW_PRIVILEGES = 38
