@@ -86,8 +86,8 @@ def bids(candidates: Sequence[Candidate], prompt_tokens: int, seconds: PrefillSe
 
 
 def should_move(chosen: Bid, second: Bid, present_wait: float) -> bool:
-    """Return True if the second bid is cheaper than the chosen one by over TIE_SECONDS, given the
-    chosen node's present wait in seconds."""
+    """Return True if the second bid is cheaper than the chosen one by over TIE_SECONDS.
+    present_wait: the chosen node's wait now, in seconds."""
     return chosen.cost + present_wait - chosen.candidate.wait > second.cost + TIE_SECONDS
 
 
@@ -161,7 +161,7 @@ class Choice:
 
 
 def looked_at(nodes: Sequence[int], known: Collection[int], random: Random) -> Sequence[int]:
-    """Return the numbers of the nodes to consider: all in a fleet of up to SAMPLED_ABOVE, else the
+    """Return the numbers of the nodes to consider. Up to SAMPLED_ABOVE nodes they are all; else the
     known and DRAWN random ones. known: at most HOLDERS nodes with the longest cached prefixes, and
     the nodes sent similar prompts."""
     if len(nodes) <= SAMPLED_ABOVE:

@@ -62,9 +62,8 @@ layer chunk each cost several switches."""
 
 
 def shorten_lock_turns() -> None:
-    """Shorten the interpreter's switch interval for all threads of this process, because some
-    threads answer promptly (an event loop, a sender) while others compute. A shorter interval
-    stays."""
+    """Shorten the interpreter's switch interval for all threads of this process; a shorter one
+    stays. Some threads answer promptly (an event loop, a sender) while others compute."""
     sys.setswitchinterval(min(sys.getswitchinterval(), _SECONDS))
 
 

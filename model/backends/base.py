@@ -98,9 +98,9 @@ class EntryOperators(Protocol):
         carry: Tensor,
     ) -> None:
         """Write the draft layer's key and value of every token into its page. tokens [T]: token
-        ids; hidden [T, hidden]: the model's final hidden states; embedding [vocab, hidden]; kv: the
-        draft layer's pages, as for attention(). carry [slots, hidden]: the hidden state before a
-        sequence's first token, at its read slot."""
+        ids; hidden [T, hidden]: the model's final hidden states. embedding: [vocab, hidden]. kv:
+        the draft layer's pages, as for attention(). carry [slots, hidden]: the hidden state before
+        a sequence's first token, at its read slot."""
 
     def carry_over(self, hidden: Tensor, carry: Tensor) -> None:
         """Copy the hidden state at each position with a stored state into the same slot of

@@ -98,8 +98,9 @@ def prefill_nodes(
     """Return the least number of prefill nodes meeting the first-token target, at most `most`; 0
     without load. Pure.
 
-    If no number meets it or service is None, return the least number with a utilization of at most
-    BUSY_AT_MOST. work: offered load, in busy nodes. service: prefill times; None if unknown.
+    If no number meets it, return the least number with a utilization of at most BUSY_AT_MOST. work:
+    offered load, in busy nodes. service: prefill times; None if unknown: utilization alone then
+    decides.
     """
     if work <= 0:
         return 0

@@ -178,7 +178,7 @@ def cudnn_attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 def gathered_bytes(config: ModelConfig, tokens: int, dtype: torch.dtype) -> int:
     """Return the largest size in bytes of the gathered keys and values, for contexts of up to
-    `tokens` tokens; 0 unless dtype has 16 bits."""
+    `tokens` tokens. It is 0 unless dtype has 16 bits."""
     if dtype.itemsize != 2:
         return 0
     keys = min(served_keys(tokens), MOST_KEYS)

@@ -29,8 +29,9 @@ def tile_keys(q: Tensor) -> int:
 
 
 def page_tiles(kv: Tensor, tile: int) -> PageTiles:
-    """Return two descriptors for a kernel: of tiles of `tile` tokens of kv, and of their scales
-    (None for plain numbers). kv: as in page_rows.py. Raises ValueError unless kv is dense."""
+    """Return two descriptors for a kernel: of tiles of `tile` tokens of kv, and of their scales.
+    The second is None for plain numbers. kv: as in page_rows.py. Raises ValueError unless kv is
+    dense."""
     if not kv.is_contiguous():
         raise ValueError(f"kv has strides {kv.stride()}: pages must be dense, as arena views are")
     if not holds_fp8(kv):

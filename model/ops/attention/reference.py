@@ -32,7 +32,7 @@ class ContextPlan:
 
     def queries(self) -> Iterator[tuple[slice, int, Tensor | None]]:
         """Yield one item for each attention call: its batch rows, the number of keys seen, and
-        their mask (None: all are seen). A stepped sequence has a call for each token."""
+        their mask. Without a mask, all are seen. A stepped sequence has a call for each token."""
         if not self.stepped:
             yield slice(self.start, self.start + self.length), self.context, self.mask
             return

@@ -68,7 +68,7 @@ def tile_groups(tiles: Sequence[PlannedTile], device: torch.device) -> tuple[Til
 
 def turned_bytes(config: ModelConfig, tokens: int, dtype: torch.dtype) -> int:
     """Return the largest size in bytes of the converted pages, for contexts of up to `tokens`
-    tokens; 0 unless dtype has 16 bits."""
+    tokens. It is 0 unless dtype has 16 bits."""
     if dtype.itemsize != 2:
         return 0
     keys = min(max(LEAST_KEYS, tokens + -tokens % PAGE_TOKENS), MOST_KEYS)

@@ -40,7 +40,7 @@ def plan_gdn_prefill(
     device: torch.device | str,
 ) -> GdnPrefillPlan:
     """Divide a forward's sequences into chunks, and return the plan. lengths: tokens of each
-    sequence; read_slots: its slot of the state before; saves: states to store, as (sequence, tokens
+    sequence; read_slots: its slot of the state before. saves: states to store, as (sequence, tokens
     of this forward before the state, slot), final states included.
 
     Raises ValueError for a save outside its sequence. The copy to the device is asynchronous.
