@@ -91,8 +91,8 @@ class HintTrust:
             self.doubted = share < _DOUBTED_BELOW and self._prompts >= _LEAST_PROMPTS
 
     def believed(self, usable: int) -> int:
-        """Return the number of tokens to expect in the node's cache: `usable`, or the found share
-        of it for a doubted node. usable: tokens reported by the node."""
+        """Return the number of tokens to expect in the node's cache. It is `usable`, or for a
+        doubted node the found share of it. usable: tokens reported by the node."""
         return int(usable * self._share) if self.doubted else usable
 
     @property

@@ -99,8 +99,7 @@ def prefill_nodes(
     without load. Pure.
 
     If no number meets it, return the least number with a utilization of at most BUSY_AT_MOST. work:
-    offered load, in busy nodes. service: prefill times; None if unknown: utilization alone then
-    decides.
+    offered load, in busy nodes. service: prefill times; None if unknown, for utilization alone.
     """
     if work <= 0:
         return 0
