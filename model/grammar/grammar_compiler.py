@@ -277,8 +277,8 @@ class GrammarCompiler:
 
 
 def _timed(tree: Any, grammar: Grammar) -> _Compiled:
-    """Compile the grammar and measure the processor time. Any thread may call it. Raises
-    GrammarError."""
+    """Compile the grammar, and return it with the processor time taken. Any thread may call it.
+    Raises GrammarError."""
     begun = time.thread_time()
     matcher = compiled(tree, grammar)
     return _Compiled(matcher, time.thread_time() - begun)

@@ -58,7 +58,8 @@ def ignored_formats(schema: Any) -> tuple[str, ...]:
 
 
 def _schemas_in(keyword: str, value: Any) -> Iterable[Any]:
-    """Return the subschemas in the value of a JSON Schema keyword."""
+    """Return the subschemas in the value of a JSON Schema keyword; none if the keyword has no
+    such."""
     if keyword in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
         return value.values()
     return () if keyword in _WITHOUT_SCHEMAS else (value,)
@@ -232,7 +233,7 @@ class _Holding:
         return made
 
     def _at(self, name: str, schema: Any) -> Any:
-        """Rewrite a subschema inside a keyword's value. name: its key there."""
+        """Return a subschema inside a keyword's value, rewritten. name: its key there."""
         self._place.append(name)
         made = self.of(schema)
         self._place.pop()

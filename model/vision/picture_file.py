@@ -197,7 +197,7 @@ def _facts_first(content: bytes) -> bytes:
 
 
 def _on_white(image: "Image") -> "Image":
-    """Convert the image to RGB, with transparent parts on white."""
+    """Return the image in RGB, with transparent parts on white."""
     from PIL import Image
 
     if "A" not in image.getbands() and image.info.get("transparency") is None:

@@ -99,8 +99,8 @@ def _block(
 
 
 def _turned(x: Tensor, places: Sequence[tuple[int, int]], config: VisionConfig) -> Tensor:
-    """Apply the rotary embedding to x [patches, head_dim]: rotate each pair of elements j and j +
-    head_dim / 2."""
+    """Return x [patches, head_dim] after the rotary embedding: rotate each pair of elements j and j
+    + head_dim / 2."""
     half, quarter = config.head_dim // 2, config.head_dim // 4
     found = torch.empty_like(x)
     for patch, (row, column) in enumerate(places):

@@ -323,8 +323,8 @@ class _Link:
                 self._wake()
 
     def _end(self, number: int, verdict: Verdict) -> None:
-        """End the wait for one verdict from this side, with another verdict. The server is asked to
-        stop the trial."""
+        """End the wait for one verdict from this side, with another verdict, if it still lasts. The
+        server is asked to stop the trial."""
         with self._lock:
             waiting = self._waiting.get(number)
         if waiting is None:

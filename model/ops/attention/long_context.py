@@ -197,8 +197,9 @@ def _join(output: Tensor, sums: Tensor, attended: Tensor, weights: Tensor) -> No
 def _gather(
     kv: Tensor, table: Tensor, start: int, keys: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Gather keys and values, each [keys, kv_heads, head_dim], of a sequence from position `start`
-    on. `start` and `keys` are whole pages. dtype: dtype of the result for FP8 rows."""
+    """Gather and return keys and values, each [keys, kv_heads, head_dim], of a sequence from
+    position `start` on. `start` and `keys` are whole pages. dtype: dtype of the result for FP8
+    rows."""
     if holds_fp8(kv):
         pages = table[start // PAGE_TOKENS :]
         # Import it here: a CPU's memory plan uses this file too, and need not have Triton.

@@ -94,7 +94,7 @@ class PrefillTiles:
 
 def _splits(programs: int, longest: int, device: torch.device) -> int:
     """Return the number of parts of each tile's context: enough to fill the device, but each long
-    enough for a program of its own."""
+    enough for a program of its own. It is 1 on a CPU."""
     if device.type != "cuda":
         return 1
     processors = torch.cuda.get_device_properties(device).multi_processor_count

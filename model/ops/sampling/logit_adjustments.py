@@ -274,7 +274,7 @@ class AdjustedRows:
 
 def _masks(masks: Sequence[Mask | None]) -> Tensor:
     """Pack the masks of all rows into [n, bytes] uint8. Bit t % 8 of byte t // 8 belongs to token
-    t. A row without a mask allows all."""
+    t. A row without a mask allows all. Without any mask the shape is [0, 0]."""
     words = next((len(mask) for mask in masks if mask is not None), 0)
     if not words:
         return torch.empty(0, 0, dtype=torch.uint8)

@@ -86,8 +86,8 @@ def _draw(logits: Tensor, params: SamplingParams, position: int) -> tuple[int, f
 
 
 def _restrict(scaled: Tensor, params: SamplingParams) -> Tensor:
-    """Apply top_k and top_p: set the scores to -inf outside the top_k likeliest tokens, then
-    outside the smallest set with probability mass top_p."""
+    """Return the scores after top_k and top_p. They are -inf outside the top_k likeliest tokens,
+    then outside the smallest set with probability mass top_p."""
     if params.top_k == 0 and params.top_p == 1:
         return scaled
     # A stable sort cuts equal logits in the order of their ids.

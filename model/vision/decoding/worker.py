@@ -114,7 +114,7 @@ class DecodeWorker:
 def _in_child(
     decode: Decode, job: DecodeJob, content: bytes, wanted: NDArray[np.uint8]
 ) -> DecodeReply:
-    """Decode into the memory of the pixels."""
+    """Decode into the memory of the pixels (`wanted`), and return the reply."""
     try:
         found = decode(content, job)
         if found.shape != wanted.shape or found.dtype != np.uint8:
