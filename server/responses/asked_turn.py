@@ -62,7 +62,8 @@ def turn_prompt(
     salt: bytes,
 ) -> RenderedPrompt:
     """Return the prompt of the whole conversation. It continues the stored tokens of the previous
-    turn if possible.
+    turn if `settings` equal the turn's, and the template can continue it. The first new message
+    must then be a user's or a tool's.
 
     messages: messages of the previous turn, then the new ones. before: the stored previous turn;
     None: there is none. old: number of messages of the previous turn. salt: cache salt of the
@@ -261,7 +262,8 @@ def _check_outputs(messages: Sequence[ChatMessage], old: int) -> None:
 
 def template_variables(codec: TextCodec, fields: RequestFields) -> dict[str, Any]:
     """Return the chat template's variables, under the names used by chat requests.
-    `reasoning.summary` is ignored: no summaries are made, and the reasoning's text is shown."""
+    `reasoning.summary` is ignored: no summaries are made, and the reasoning's text is shown. Raises
+    InvalidField."""
     reasoning = fields.fields("reasoning")
     context = reasoning.text("context")
     if context not in PRESERVES:
