@@ -144,7 +144,7 @@ class ServedModel:
         runs on one of the codec's threads. Its exceptions are raised here.
 
         hold: counts the body's bytes from now on, until the caller sets the size of the result.
-        Raises HttpRefusal, InvalidRequest, Busy.
+        Raises HttpRefusal, also for a model not served here; InvalidRequest, Busy.
         """
         check_is_json(request)
         body = await read_body(request, hold)
@@ -365,7 +365,8 @@ async def asked_choices(
     writers: Sequence[AnswerWriter],
 ) -> list[Choice]:
     """Return the choices of a reply, in the order of `writers`: each decodes the text of one answer
-    for its writer. Raises InvalidRequest if the answers' grammar cannot be compiled."""
+    for its writer. Name the ignored formats of the grammar in a header of the reply. Raises
+    InvalidRequest if the answers' grammar cannot be compiled."""
     request_context = http_request_context(request)
     codec = model.codec
     await check_followable(options.asked, codec, request_context.line)

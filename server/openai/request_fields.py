@@ -120,7 +120,7 @@ class RequestFields:
 
     def items_by_name(self, name: str) -> dict[str, Any]:
         """Return the members of a field with an object, by name. Return an empty dict if the field
-        is absent."""
+        is absent. Raises InvalidField for no object."""
         return self._of(name, dict) or {}
 
     def refuse_but(self, name: str, harmless: Sequence[Any]) -> None:
@@ -196,7 +196,7 @@ def _decoded(body: bytearray) -> Any:
 
 def check_account_fields(fields: RequestFields) -> None:
     """Raise InvalidField if a field about the client's account (`user`, `metadata` and others) is
-    too long or has too many entries."""
+    too long, has too many entries, or is of another type."""
     for name in IDS:
         fields.short_text(name, MAX_ID)
     pairs = fields.items_by_name("metadata")

@@ -162,7 +162,8 @@ def read_turn(
     tools: ResponseTools,
 ) -> AskedTurn:
     """Return the conversation of a request: the stored part it names, and its own input. Raises
-    InvalidField, PromptTooLong, PermissionDenied, HttpRefusal."""
+    InvalidField, also for a tool output without its call; PromptTooLong, PermissionDenied,
+    HttpRefusal."""
     previous, named = previous_response(store, request, fields), _named(store, request, fields)
     before = None if previous is None else previous.turn
     if named is not None:
@@ -223,8 +224,9 @@ def conversation_id(fields: RequestFields) -> str | None:
 def keeper(
     store: Responses, request: web.Request, fields: RequestFields, named: Conversation | None
 ) -> Store | None:
-    """Return a function to store the response of this request at its end. Return None if it is not
-    stored. named: conversation to add the response to; None: none."""
+    """Return a function to store the response of this request at its end. For a response not to be
+    stored, return `store.unstored` for the caller, or None. named: conversation to add the response
+    to; None: none."""
     context = http_request_context(request)
     if not is_stored(fields):
         return None if store.unstored is None else partial(store.unstored, context)
