@@ -79,8 +79,8 @@ def signature_of(thinking: str, choice: ThinkingChoice) -> str:
 
 def read_thinking(thinking: str, signature: str) -> str:
     """Return the text of a thinking block sent back by the client. If `thinking` is empty, decode
-    the text from the signature; a foreign signature gives an empty text. Raises InvalidField for a
-    damaged signature."""
+    the text from the signature. Return an empty text if neither contains it. Raises InvalidField
+    for a damaged signature."""
     if thinking or not signature.startswith(_CARRIED):
         return thinking
     try:

@@ -326,7 +326,7 @@ async def answer_with(
     writer: AnswerWriter,
 ) -> web.StreamResponse:
     """Send the request to the engine, and its answer to the client, as one JSON body or as a stream
-    of events. writer: writes the answer in the API's shape."""
+    of events. writer: writes the answer in the API's shape. Return the HTTP reply."""
     return await answer_all(engine, model, request, hold, [submit], options, [writer], [None])
 
 
@@ -342,7 +342,7 @@ async def answer_all(
 ) -> web.StreamResponse:
     """Send all prompts of a request to the engine, and one reply with all choices to the client.
     submits: one engine request for each prompt. writers: one for each choice. scored: receiver of
-    each prompt's scores; None for a prompt without scores."""
+    each prompt's scores; None for a prompt without scores. Return the HTTP reply."""
     request_context = http_request_context(request)
     choices = await asked_choices(engine, model, request, hold, submits, options, writers)
     # Writing thousands of scores would hold the loop for too long.

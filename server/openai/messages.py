@@ -40,7 +40,8 @@ NameOf = Callable[[Mapping[str, Any]], str | None]
 
 def read_template_variables(fields: RequestFields) -> dict[str, Any]:
     """Return the chat template's variables by name. A value in `chat_template_kwargs` overrides a
-    request field of the same name. Raises InvalidField, also for names in TAKEN_VARIABLES."""
+    request field of the same name. Raises InvalidField, also for variables of every rendering
+    (TAKEN_VARIABLES)."""
     variables = _of_thinking(fields)
     for name in _FLAGS:
         if fields.get(name) is not None:

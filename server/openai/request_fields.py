@@ -62,7 +62,8 @@ class RequestFields:
         return RequestFields({**self._values, **values})
 
     def only(self, *names: str, **values: Any) -> "RequestFields":
-        """Return only the fields with these names, and add the fields `values`."""
+        """Return only the fields with these names, absent ones as null, and add the fields
+        `values`."""
         return RequestFields({name: self.get(name) for name in names} | values)
 
     def get(self, name: str) -> Any:
@@ -170,7 +171,7 @@ def check_is_json(request: web.Request) -> None:
 
 def read_fields(body: bytearray) -> RequestFields:
     """Return the fields of a request's body, a JSON object. Empties `body`, so its memory is freed
-    on this thread. Raises InvalidRequest."""
+    on this thread. Raises InvalidRequest, also beyond MAX_VALUES or MAX_DEPTH."""
     try:
         values = _decoded(body)
     finally:

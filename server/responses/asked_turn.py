@@ -62,8 +62,8 @@ def turn_prompt(
     salt: bytes,
 ) -> RenderedPrompt:
     """Return the prompt of the whole conversation. It continues the stored tokens of the previous
-    turn if `settings` equal the turn's, and the template can continue it. The first new message
-    must then be a user's or a tool's.
+    turn if the template can. `settings` must equal the turn's, and a user's or tool's message come
+    first. Otherwise all messages are rendered anew.
 
     messages: messages of the previous turn, then the new ones. before: the stored previous turn;
     None: there is none. old: number of messages of the previous turn. salt: cache salt of the

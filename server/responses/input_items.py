@@ -211,7 +211,7 @@ def compaction_item(item_id: str, summary: str) -> dict[str, Any]:
 
 def read_compaction(item: dict[str, Any], place: str) -> str:
     """Return the summary in a compaction item sent by a client, after the text SUMMARY_LEAD. Raises
-    InvalidField for a damaged item, and for one not made here."""
+    InvalidField for a damaged item, and for one of another service."""
     field = f"{place}.encrypted_content"
     content = item.get("encrypted_content")
     if not isinstance(content, str) or not content.startswith(_COMPACTION_PREFIX):

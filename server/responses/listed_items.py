@@ -34,8 +34,8 @@ class AskedPage:
 
     @staticmethod
     def of(query: Mapping[str, str]) -> "AskedPage":
-        """Return the page requested by a query's fields `limit` (by default 20), `order` (desc) and
-        `after`. Raises InvalidField."""
+        """Return the page requested by a query's fields `limit` (default: 20), `order` (default:
+        desc) and `after`. Raises InvalidField."""
         limit = query.get("limit", str(_DEFAULT))
         is_short = limit.isascii() and limit.isdigit() and len(limit) <= len(str(_MOST))
         if not is_short or not 1 <= int(limit) <= _MOST:

@@ -204,8 +204,8 @@ class ResponseWriter:
         return events + self._whole_event(f"response.{status}")
 
     def unanswered(self, ending: Ending | None) -> bytes:
-        """Return the last event of a response without output, and store it after keep(). ending:
-        ending of the engine's work on the prompt; None: the prompt is empty."""
+        """Return the last event of a response without output. Store the response if keep() was
+        called. ending: ending of the engine's work on the prompt; None: the prompt is empty."""
         usage = _NO_USAGE if ending is None else self._usage(self._parser.ending(ending))
         self._end = {**_not_ended("completed"), "completed_at": int(time.time()), "usage": usage}
         if self._record is not None:

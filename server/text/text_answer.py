@@ -48,7 +48,8 @@ class Thinking(Enum):
 
 def thinking_behind(prompt: str, source: str) -> Thinking:
     """Return the thinking state at the end of a prompt: opened, allowed or never. prompt: rendered
-    text with the answer's opening. source: the template's source."""
+    text with the answer's opening. source: the template's source; without a thinking tag in it, the
+    state is never."""
     if END_OF_THINK not in source and THINK not in source:
         return Thinking.NEVER
     end = prompt[-64:].rstrip()
@@ -160,7 +161,7 @@ async def first_looks(
     streams: Sequence[AsyncGenerator[Item, None]], seconds: float
 ) -> AsyncIterator[list[AsyncIterator[Item]]]:
     """Apply first_look() to several streams together. Wait until each has its first item, one has
-    failed, or `seconds` have passed. Raise the first error."""
+    failed, or `seconds` have passed. Raise the error of a failed one."""
     firsts = [asyncio.ensure_future(anext(items)) for items in streams]
     try:
         await asyncio.wait(firsts, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
