@@ -301,7 +301,8 @@ def read_chat_request(
     """Read a chat request for a reply of any API, on any thread. fields: fields of
     /v1/chat/completions. prompt_logprobs: value of `Submit.prompt_logprobs`. honoured: names of
     fields accepted in spite of read_options(), because the caller reads them. Return the engine
-    request, the answer's options, and a function to make the parser of one answer."""
+    request, the answer's options, and a function to make the parser of one answer. Raises as
+    read_chat()."""
     check_account_fields(fields)
     salt = prompt_salt(request, fields)
     rendered = render_chat(fields, model.codec, open_answer=opens_answer(fields), salt=salt)
@@ -346,8 +347,9 @@ def render_chat(
     fields: RequestFields, codec: TextCodec, *, open_answer: bool, salt: bytes
 ) -> RenderedPrompt:
     """Render `messages` and `tools` as prompt tokens with the checkpoint's chat template.
-    open_answer: end the prompt with the opening of an assistant turn. salt: cache salt of the
-    prompt. Raises InvalidField."""
+    open_answer: end the prompt with the opening of an assistant turn. For `continue_final_message`,
+    the last message is left unclosed. salt: cache salt of the prompt. Raises InvalidRequest,
+    PromptTooLong."""
     messages, renderer = read_chat_messages(fields), ChatRenderer(codec)
     goes_on = fields.flag("continue_final_message")
     if goes_on:

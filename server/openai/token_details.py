@@ -215,7 +215,8 @@ def json_prompt_logprobs(
     prompt: ScoredPrompt, top: int, tokenizer: Tokenizer | None
 ) -> msgspec.Raw:
     """Return vLLM's `prompt_logprobs` as JSON: for each position, an object from token id to its
-    logprob, rank and text. The first position has null, because no token precedes it.
+    logprob, rank and text. The first position has null, because no token precedes it. top: largest
+    number of likeliest tokens at each position. tokenizer: None leaves texts empty.
 
     Each position is encoded before the next is made. Python objects would take several times the
     memory.
