@@ -29,7 +29,8 @@ class Tracing(Protocol):
         return ""
 
     def observe(self, message: ObservedMessage) -> None:
-        """End the trace span of the request or transfer ended by this message."""
+        """End the trace span of the request or transfer ended by this message. Other messages are
+        ignored."""
         return
 
     def close(self) -> None:
