@@ -496,8 +496,8 @@ class EngineClient:
         await self.calls.over()
 
     async def leave_to_drain_targets(self) -> m.LeftToDrainTargets:
-        """Migrate the most valuable cached states to prefill nodes without them, and return the
-        engine's account. Returns when no state is left to migrate and no request is in flight, or
+        """Migrate the most valuable cached states to prefill nodes without them, and return their
+        counts by outcome. Returns when no state is left to migrate and no request is in flight, or
         soon after end_leaving()."""
         return await self._query(m.LeftToDrainTargets, m.LeaveToDrainTargets)
 

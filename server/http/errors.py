@@ -78,7 +78,8 @@ def error_kind(error: Exception) -> str:
 
 
 def count_failure(request: web.Request, error: Exception) -> None:
-    """Count the request as failed or rejected, by the error's kind."""
+    """Count the request as failed or rejected, by the error's kind. Requests outside CHARGED are
+    not counted."""
     _count(request, error_kind(error))
 
 
@@ -97,8 +98,8 @@ def error_status(error: Exception) -> int:
 
 
 def error_body(error: Exception) -> dict[str, Any]:
-    """Return the JSON body for an error in OpenAI's shape. An error without a type shows no details
-    to the client."""
+    """Return the JSON body for an error in OpenAI's shape. An error other than ServerError and
+    HttpRefusal shows no details to the client."""
     message, code = "internal error: see this node's log", "internal"
     if isinstance(error, HttpRefusal):
         message, code = str(error), error.code
@@ -110,8 +111,8 @@ def error_body(error: Exception) -> dict[str, Any]:
 
 @web.middleware
 async def typed_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn a handler's exception into an HTTP answer with the error's status and body. A
-    middleware."""
+    """Turn a handler's exception into an HTTP answer with the error's status and body.
+    ConnectionError passes unchanged. A middleware."""
     try:
         return await handler(request)
     except (ServerError, HttpRefusal) as error:
@@ -172,7 +173,8 @@ def _shape(status: int, message: str, code: str, field: str | None) -> dict[str,
 
 
 def retry_seconds(error: Exception) -> int:
-    """Return the seconds until a new try may help, for the header Retry-After."""
+    """Return the seconds until a new try may help, for the header Retry-After; at least
+    _RETRY_SECONDS."""
     if isinstance(error, ServerError) and error.retry_after is not None:
         return max(_RETRY_SECONDS, math.ceil(error.retry_after))
     return _RETRY_SECONDS
