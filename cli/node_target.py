@@ -24,7 +24,8 @@ FIX = "give the HOST:PORT of its HTTP or gRPC, as its start shows them, and --ca
 @contextmanager
 def asking(target: str) -> Iterator[None]:
     """Convert errors of calls inside `with` to a node without an answer. The raised ClientError
-    names the target and the fix, instead of gRPC's text. target: HOST:PORT."""
+    names the target and the fix, instead of gRPC's text. A node's own rejections pass unchanged.
+    target: HOST:PORT."""
     import grpc
 
     from tasuki.client.errors import ClientError
@@ -61,16 +62,19 @@ class NodeTarget:
     api_key: str = option("", "key of the node, if it requires one")
 
     def grpc_address(self) -> str:
-        """Return HOST:PORT of the node's gRPC server. Raises ClientError."""
+        """Return HOST:PORT of the node's gRPC server. Without a target, the default addresses are
+        tried. Raises ClientError."""
         return grpc_address(self.target or _usual(), self.ca, self.api_key)
 
     def http_address(self) -> str:
-        """Return HOST:PORT of the node's HTTP server. Raises ClientError."""
+        """Return HOST:PORT of the node's HTTP server. Without a target, the default addresses are
+        tried. Raises ClientError."""
         return http_address(self.target or _usual(), self.ca, self.api_key)
 
 
 def grpc_address(target: str, ca: str, api_key: str) -> str:
-    """Return the gRPC address of the node with HTTP or gRPC at `target`. Raises ClientError."""
+    """Return the gRPC address of the node with HTTP or gRPC at `target`. It is `target` itself if
+    no HTTP is spoken there. Raises ClientError."""
     answer = _asked(target, ca, api_key)
     if answer is None:
         # The first call shows if the port speaks gRPC.
@@ -87,7 +91,8 @@ def grpc_address(target: str, ca: str, api_key: str) -> str:
 
 
 def http_address(target: str, ca: str, api_key: str) -> str:
-    """Return the HTTP address of the node with HTTP or gRPC at `target`. Raises ClientError."""
+    """Return the HTTP address of the node with HTTP or gRPC at `target`. It is `target` itself if
+    HTTP is spoken there. Raises ClientError, also if the node has no HTTP server."""
     if _asked(target, ca, api_key) is not None:
         return target
     known = _http_by_grpc(target, ca, api_key)
@@ -100,7 +105,8 @@ def http_address(target: str, ca: str, api_key: str) -> str:
 
 
 def answers_http(address: str, ca: str, api_key: str) -> bool:
-    """Return True if a node answers HTTP at `address`."""
+    """Return True if an HTTP server answers at `address`, False if none or if it cannot be
+    reached."""
     from tasuki.client.errors import ClientError
 
     try:

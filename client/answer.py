@@ -120,7 +120,7 @@ class TurnOwner(Protocol):
 
     def turn_failed(self, error: ClientError) -> bool:
         """Record a failed call of the turn. Its effect on the node is unknown. Return True if the
-        turn should be tried at once on another node."""
+        turn should be tried on another node without a pause."""
 
     def turn_finished(self, answer: Answer) -> None:
         """Record the turn's whole answer, once it has been read."""
@@ -161,7 +161,8 @@ class AsyncAnswer:
         return self._parts.finished
 
     async def begin(self) -> None:
-        """Call the node until a call has begun. Failed calls are retried by the retry policy."""
+        """Call the node until a call has begun; do nothing if one has. Failed calls are retried by
+        the retry policy, and the last failure is raised."""
         while self._call is None:
             try:
                 self._call = await self._start()
@@ -169,7 +170,8 @@ class AsyncAnswer:
                 await self._wire.sleep(self._pause_after(error))
 
     async def next_piece(self) -> Piece | None:
-        """Return the next segment of an answer, or None once the stream has ended."""
+        """Return the next segment of an answer, or None once the stream has ended. Raises
+        ClientError, again at each later call."""
         while not self._ended:
             if self._failure is not None:
                 raise self._failure
@@ -196,17 +198,19 @@ class AsyncAnswer:
             yield piece
 
     async def result(self) -> Answer:
-        """Read the rest of the stream and return the whole answer, the first of several."""
+        """Read the rest of the stream and return the whole answer, the first of several. Raises
+        ClientError, and ConnectionError if the stream ended early."""
         return (await self.results())[0]
 
     async def results(self) -> list[Answer]:
-        """Read the rest of the stream and return every answer."""
+        """Read the rest of the stream and return every answer. Raises ClientError, and
+        ConnectionError if the stream ended early."""
         while await self.next_piece() is not None:
             pass
         return self._parts.answers()
 
     def cancel(self) -> None:
-        """Abort the request on the node."""
+        """Abort the request on the node. A failed call is then not retried."""
         self.cancelled = True
         if self._call is not None:
             self._call.cancel()
@@ -246,13 +250,15 @@ class AnswerStream:
             yield piece
 
     def result(self) -> Answer:
-        """Read the rest of the stream and return the whole answer, the first of several."""
+        """Read the rest of the stream and return the whole answer, the first of several. Raises
+        ClientError, and ConnectionError if the stream ended early."""
         return run(self._answer.result())
 
     def results(self) -> list[Answer]:
-        """Read the rest of the stream and return every answer."""
+        """Read the rest of the stream and return every answer. Raises ClientError, and
+        ConnectionError if the stream ended early."""
         return run(self._answer.results())
 
     def cancel(self) -> None:
-        """Abort the request on the node."""
+        """Abort the request on the node. A failed call is then not retried."""
         self._answer.cancel()

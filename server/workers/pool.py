@@ -63,7 +63,7 @@ class WorkerPool:
 
     async def start(self, registry: Registry) -> tuple[str, str | None]:
         """Start the workers. Return the HOST:PORT of gRPC and of HTTP for clients, once all workers
-        take calls. Raises BindError, WorkerError."""
+        take calls. HTTP's is None without an HTTP server. Raises BindError, WorkerError."""
         self._registry = registry
         config = self._job.config
         try:
@@ -98,7 +98,7 @@ class WorkerPool:
         self._tell(w.EngineDied(reason))
 
     async def calls_over(self) -> None:
-        """Wait until no worker has a call in progress."""
+        """Wait until no worker has a call in progress. A worker ended meanwhile has none."""
         workers = self._standing()
         for worker in workers:
             worker.send([w.AwaitCalls()])
