@@ -94,7 +94,7 @@ class ClientRequests(Generic[AnswerOf]):
 
         Client makes the call before it returns, AsyncClient when the answer is first awaited.
         request_id: empty for a new one. cache_salt: only requests of one salt share cached
-        prefixes. marks: token counts at boundaries within the prompt. priority: the lowest of a
+        prefixes. marks: token counts for checkpoints of the prompt. priority: the lowest of a
         caller's requests begins first. n: number of answers; answer i is sampled with seed + i.
         prompt_logprobs: number of likeliest tokens returned with each of the prompt's tokens; None:
         no scores. prediction: expected tokens of the answer; the answer may then come sooner.

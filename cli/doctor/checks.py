@@ -89,7 +89,7 @@ def python() -> Finding:
 
 
 def tree() -> Finding:
-    """Check that the compiled radix tree can be loaded."""
+    """Check that the compiled radix tree can be loaded, and return the finding."""
     try:
         module = importlib.import_module("tasuki.pycache._cpp_cache")
     except ImportError as error:
@@ -121,8 +121,8 @@ def gpu() -> Finding:
 
 
 def compiler() -> Finding:
-    """Check for a C compiler. Triton compiles a launcher of each kernel in C, only on a node with a
-    GPU."""
+    """Check for a C compiler: CC, or gcc, cc or clang on PATH. Without a GPU none is needed. Triton
+    compiles a launcher of each kernel in C."""
     if not torch.cuda.is_available():
         return ok("compiler", "not needed: only a GPU's kernels are compiled at run time")
     asked = os.environ.get("CC")
@@ -234,7 +234,8 @@ def hub_folder() -> Path:
 
 
 def disk() -> Finding:
-    """Check the free space on the disk of the download folder."""
+    """Check the free space on the disk of the download folder. Little space, or no right to write,
+    is a warning."""
     folder = hub_folder()
     there = next(each for each in (folder, *folder.parents) if each.exists())
     status = os.statvfs(there)
@@ -253,8 +254,8 @@ def disk() -> Finding:
 
 
 def hub() -> Finding:
-    """Check the connection to the model hub within a timeout. Send no request. A failed connection
-    is no fault."""
+    """Check the connection to the model hub within a timeout; skipped if HF_HUB_OFFLINE is set.
+    Send no request. A failed connection is no fault."""
     if os.environ.get("HF_HUB_OFFLINE"):
         return ok("hub", "HF_HUB_OFFLINE is set: only models that are here are served by name")
 
@@ -292,7 +293,8 @@ _PEER_SECONDS = 3.0
 
 
 def findings(config: DoctorConfig) -> Iterator[Finding]:
-    """Run every check of `tasuki doctor`, in order, and return their findings."""
+    """Run the checks of `tasuki doctor` in order, and yield their findings. The checks of HTTP's
+    port, model, weights and peers run only if configured."""
     for check in MACHINE:
         yield check()
     yield memory()
@@ -309,7 +311,7 @@ def findings(config: DoctorConfig) -> Iterator[Finding]:
 
 
 def port(subject: str, bind: str, flag: str) -> Finding:
-    """Check that a server can bind its port: bind it, and release it at once. flag: the port's flag
+    """Check that a server can bind its port: bind it, and release it again. flag: the port's flag
     in `tasuki doctor`."""
     try:
         host, number = parse_bind(bind, Access(insecure=True))

@@ -63,7 +63,8 @@ class Recording:
 
     @classmethod
     def load(cls, path: Path) -> "Recording":
-        """Load a recording from the file at `path`. Raises RecordingError."""
+        """Return the recording loaded from the file at `path`, up to a truncated line. Raises
+        RecordingError."""
         try:
             head, *events = _values(path)
         except OSError as error:

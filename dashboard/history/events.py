@@ -68,7 +68,8 @@ _SHOWN = {"transfer_id": "room"}
 
 
 def event_of(message: ObservedMessage) -> Event:
-    """Return an engine's message as an event, without its time."""
+    """Return an engine's message as an event, without its time. A prompt's tokens and a pull's
+    timeline are left out."""
     match message:
         case m.Submit(request_id=request, prompt=prompt, session=session, caller=caller):
             return _event(
