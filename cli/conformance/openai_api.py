@@ -23,7 +23,8 @@ _ERROR = {"error": {"message": str, "type": str, "param?": str, "code?": (str, i
 
 
 def usage_of(value: Any) -> Usage:
-    """Parse a usage object. Raises Departure if its total is not the sum of its parts."""
+    """Return the token counts of a usage object. Raises Departure if a field is missing, or its
+    total is not the sum of its parts."""
     must_have(USAGE, value, "usage")
     prompt, answer = value["prompt_tokens"], value["completion_tokens"]
     must_equal("usage.total_tokens", prompt + answer, value["total_tokens"])

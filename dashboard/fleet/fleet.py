@@ -87,8 +87,7 @@ class FleetNode:
 
     @property
     def state(self) -> str:
-        """Return the name of the worst fault's level, in lower case; `unasked` before the first
-        request."""
+        """Return the name of the worst fault's level; `unasked` before the first request."""
         if self.answered_at is None and self._silent_since is None:
             return "unasked"
         return self.level.name.lower()
@@ -101,8 +100,7 @@ class FleetNode:
         self._draw(troubles(self.recent, self._targets))
 
     def failed(self, now: float, reason: str) -> None:
-        """Record a poll without an answer; the node's samples are dropped. now: seconds since 1970.
-        reason: the cause, in words."""
+        """Record a poll without an answer. now: seconds since 1970. reason: the cause, in words."""
         if self._silent_since is None:
             self._silent_since = now
         # Drop its last answer: it is from an earlier time, and would be taken for the present.

@@ -164,7 +164,8 @@ class HitIntervals:
             self._intervals.popleft()
 
     def latest(self, now: float, seconds: int) -> Counter[str]:
-        """Return the sums of the last `seconds`, under the names in `totals`. now: seconds since 1970."""
+        """Return the sums of the last `seconds`, under the names in `totals`. now: seconds since
+        1970."""
         sums: Counter[str] = Counter()
         for second, tokens in reversed(self._intervals):
             if second <= now - seconds:
