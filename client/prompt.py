@@ -99,7 +99,7 @@ class ClientRequests(Generic[AnswerOf]):
         prompt_logprobs: number of likeliest tokens returned with each of the prompt's tokens; None:
         no scores. prediction: expected tokens of the answer; the answer may then come sooner.
         targets: latency targets; a node rejects the request on arrival if it expects to miss one,
-        with a ClientError of kind `overloaded` and retry_after. Raises ValueError, also for n below 1.
+        with a ClientError of kind `overloaded` and retry_after. Raises ValueError.
         """
         if n < 1:
             raise ValueError(f"n must be at least 1, not {n}")
