@@ -145,8 +145,8 @@ def row(turn: str, usage: Usage) -> str:
 
 
 def lost(usage: Usage) -> str:
-    """Return a turn's recomputed prompt tokens by miss reason, largest first, as text; `none`
-    without any. The reason `new` is left out. Also marks a lost transfer."""
+    """Return a turn's recomputed prompt tokens by miss reason except `new`, largest first, as text.
+    Also marks a lost transfer."""
     causes = {} if usage.hit is None else usage.hit.causes
     parts = [
         f"{cause} {count}"

@@ -151,7 +151,7 @@ class Daemon:
 
 @contextmanager
 def fused(flags: Sequence[str]) -> Iterator[str]:
-    """Run one `tasuki serve` daemon inside `with`. Yields its HOST:PORT of gRPC."""
+    """Run one `tasuki serve` daemon in `with`. Yields its HOST:PORT."""
     with ExitStack() as stack:
         yield _started(stack, "serve", flags).wait_ready()
 

@@ -62,19 +62,17 @@ class NodeTarget:
     api_key: str = option("", "key of the node, if it requires one")
 
     def grpc_address(self) -> str:
-        """Return HOST:PORT of the node's gRPC server. Without a target, the default addresses are
-        tried. Raises ClientError."""
+        """Return HOST:PORT of the node's gRPC server. Raises ClientError."""
         return grpc_address(self.target or _usual(), self.ca, self.api_key)
 
     def http_address(self) -> str:
-        """Return HOST:PORT of the node's HTTP server. Without a target, the default addresses are
-        tried. Raises ClientError."""
+        """Return HOST:PORT of the node's HTTP server. Raises ClientError."""
         return http_address(self.target or _usual(), self.ca, self.api_key)
 
 
 def grpc_address(target: str, ca: str, api_key: str) -> str:
-    """Return the gRPC address of the node with HTTP or gRPC at `target`. It is `target` itself if
-    no HTTP is spoken there. Raises ClientError."""
+    """Return the gRPC address of the node with HTTP or gRPC at `target`, unchanged without HTTP.
+    Raises ClientError."""
     answer = _asked(target, ca, api_key)
     if answer is None:
         # The first call shows if the port speaks gRPC.
@@ -91,8 +89,8 @@ def grpc_address(target: str, ca: str, api_key: str) -> str:
 
 
 def http_address(target: str, ca: str, api_key: str) -> str:
-    """Return the HTTP address of the node with HTTP or gRPC at `target`. It is `target` itself if
-    HTTP is spoken there. Raises ClientError, also if the node has no HTTP server."""
+    """Return the HTTP address of the node with HTTP or gRPC at `target`. Raises ClientError, also
+    if it has none."""
     if _asked(target, ca, api_key) is not None:
         return target
     known = _http_by_grpc(target, ca, api_key)
@@ -105,8 +103,7 @@ def http_address(target: str, ca: str, api_key: str) -> str:
 
 
 def answers_http(address: str, ca: str, api_key: str) -> bool:
-    """Return True if an HTTP server answers at `address`, False if none or if it cannot be
-    reached."""
+    """Return True if HTTP is answered at `address`, False otherwise."""
     from tasuki.client.errors import ClientError
 
     try:

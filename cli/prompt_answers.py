@@ -33,8 +33,8 @@ def answer_all(
     predictions: Sequence[Sequence[int]],
     sampling: SamplingOptions,
 ) -> list[Answer]:
-    """Send the prompts concurrently, at most _MAX_CONCURRENT at a time, and return their answers in
-    the prompts' order. Raises the first ClientError."""
+    """Send the prompts, _MAX_CONCURRENT at a time, and return their answers in the prompts' order.
+    Raises the first ClientError."""
 
     def answer(prompt: Prompt, prediction: Sequence[int]) -> Answer:
         return client.generate(prompt, prediction=prediction, **sampling).result()

@@ -41,8 +41,8 @@ class NodeCalls:
         self._retry = retry or RetryPolicy()
 
     def answer(self, request: pb.GenerateRequest, choices: int) -> AsyncAnswer:
-        """Return the request's answer, not yet read; the request is sent at its first read.
-        choices: number of answers."""
+        """Return the request's answer, not yet read; reading sends the request. choices: number of
+        answers."""
 
         async def start() -> ResponseStream:
             return self.wire.stream(self.wire.stubs().inference.Generate, request)
@@ -50,7 +50,7 @@ class NodeCalls:
         return AsyncAnswer(self.wire, start, self._retry, choices=choices)
 
     async def abort(self, request_id: str) -> None:
-        """End the request if it is still running. Idempotent; an unknown id is ignored."""
+        """End the request if it is still running. Idempotent."""
         request = pb.AbortRequest(request_id=request_id)
         await self.wire.call(self.wire.stubs().inference.Abort, request)
 

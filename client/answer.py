@@ -131,7 +131,7 @@ class AsyncAnswer:
     reading task aborts the request.
 
     A call failing before its first segment is retried if useful. After the first segment, the
-    caller handles a failure. Raises ClientError.
+    caller handles a failure. Raises ClientError, and ConnectionError if the stream ended early.
     """
 
     def __init__(
@@ -161,8 +161,8 @@ class AsyncAnswer:
         return self._parts.finished
 
     async def begin(self) -> None:
-        """Call the node until a call has begun; do nothing if one has. Failed calls are retried by
-        the retry policy, and the last failure is raised."""
+        """Call the node, unless a call has begun. Failed calls are retried by the retry policy.
+        Raises the last failure."""
         while self._call is None:
             try:
                 self._call = await self._start()
@@ -171,7 +171,7 @@ class AsyncAnswer:
 
     async def next_piece(self) -> Piece | None:
         """Return the next segment of an answer, or None once the stream has ended. Raises
-        ClientError, again at each later call."""
+        ClientError."""
         while not self._ended:
             if self._failure is not None:
                 raise self._failure
@@ -198,19 +198,17 @@ class AsyncAnswer:
             yield piece
 
     async def result(self) -> Answer:
-        """Read the rest of the stream and return the whole answer, the first of several. Raises
-        ClientError, and ConnectionError if the stream ended early."""
+        """Read the rest of the stream and return the whole answer, the first of several."""
         return (await self.results())[0]
 
     async def results(self) -> list[Answer]:
-        """Read the rest of the stream and return every answer. Raises ClientError, and
-        ConnectionError if the stream ended early."""
+        """Read the rest of the stream and return every answer."""
         while await self.next_piece() is not None:
             pass
         return self._parts.answers()
 
     def cancel(self) -> None:
-        """Abort the request on the node. A failed call is then not retried."""
+        """Abort the request on the node."""
         self.cancelled = True
         if self._call is not None:
             self._call.cancel()
@@ -232,7 +230,7 @@ class AnswerStream:
     `cancel` aborts the request.
 
     It retries as AsyncAnswer, and makes the first attempt at construction. Owned by one thread; any
-    thread may call cancel. Raises ClientError.
+    thread may call cancel. Raises ClientError, and ConnectionError if the stream ended early.
     """
 
     def __init__(self, answer: AsyncAnswer) -> None:
@@ -250,15 +248,13 @@ class AnswerStream:
             yield piece
 
     def result(self) -> Answer:
-        """Read the rest of the stream and return the whole answer, the first of several. Raises
-        ClientError, and ConnectionError if the stream ended early."""
+        """Read the rest of the stream and return the whole answer, the first of several."""
         return run(self._answer.result())
 
     def results(self) -> list[Answer]:
-        """Read the rest of the stream and return every answer. Raises ClientError, and
-        ConnectionError if the stream ended early."""
+        """Read the rest of the stream and return every answer."""
         return run(self._answer.results())
 
     def cancel(self) -> None:
-        """Abort the request on the node. A failed call is then not retried."""
+        """Abort the request on the node."""
         self._answer.cancel()

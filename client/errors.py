@@ -31,8 +31,7 @@ class LaunchError(RuntimeError):
 
 
 def client_error(error: grpc.RpcError) -> ClientError:
-    """Return gRPC's error as a ClientError; kind None if the server reported none. error: from
-    blocking or asyncio calls."""
+    """Return gRPC's error as a ClientError. error: from blocking or asyncio calls."""
     if not isinstance(error, grpc.Call | grpc.aio.AioRpcError):
         return ClientError(str(error), grpc.StatusCode.UNKNOWN, None)
     trailing: dict[str, str | bytes] = dict(error.trailing_metadata() or ())  # type: ignore[arg-type]
@@ -70,7 +69,7 @@ class RetryPolicy:
 
     def pauses(self) -> Iterator[float]:
         """Yield the seconds to wait before each further attempt. Ends when no attempt is left, or
-        its start would come after the deadline."""
+        at the deadline."""
         begun = time.monotonic()
         pause = self.first_pause
         for _ in range(self.attempts - 1):

@@ -31,7 +31,7 @@ class FleetCalls:
         self, cache_salt: bytes = b"", targets: SessionTargets = ANY
     ) -> AsyncSession:
         """Open a session on the better of two nodes. The session moves if its node rejects it,
-        dies, or misses a latency target. cache_salt: as for Client.open_session. targets: latency
+        dies, or misses a latency target. cache_salt: see Client.open_session. targets: latency
         targets of the session."""
         life = MovingSession(Conversation(cache_salt), self._retry, self._nodes, targets)
         return await opened(life, self._wire)
@@ -67,7 +67,7 @@ class Fleet:
 
     def open_session(self, cache_salt: bytes = b"", targets: SessionTargets = ANY) -> Session:
         """Open a session on the better of two nodes. The session moves if its node rejects it,
-        dies, or misses a latency target. cache_salt: as for Client.open_session. targets: latency
+        dies, or misses a latency target. cache_salt: see Client.open_session. targets: latency
         targets of the session."""
         return Session(run(self._calls.open_session(cache_salt, targets)))
 

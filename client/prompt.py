@@ -133,8 +133,8 @@ class SessionRequests(Generic[AnswerOf]):
         **sampling: Unpack[SamplingOptions],
     ) -> AnswerOf:
         """Request an answer to the conversation so far. A finished answer, unless aborted, becomes
-        part of the conversation. request_id: empty for a new one. priority: the lowest of a
-        caller's requests begins first. targets: latency targets."""
+        part of the conversation. request_id: empty: a new one. priority: the lowest of a caller's
+        requests begins first."""
         request = pb.SessionGenerateRequest(
             request_id=request_id,
             sampling=sampling_to_proto(sampling),

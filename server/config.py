@@ -283,8 +283,8 @@ class ServerConfig:
         return self.chat_cache_mib * 2**20
 
     def model_names(self, folder: Path) -> tuple[str, ...]:
-        """Return the clients' names for the model in the folder. The folder's name comes first,
-        unless `served_model_name` gives another first name. A first name `*` keeps the folder's."""
+        """Return the clients' names for the model: those listed. Its folder's is first if none or
+        `*` leads."""
         listed = _listed(self.served_model_name)
         return listed if listed and listed[0] != "*" else (folder.resolve().name, *listed)
 
@@ -344,8 +344,8 @@ class ServerConfig:
 
     @property
     def key_sessions(self) -> int:
-        """Return the largest number of open sessions for one of several keys; 0: no limit. If
-        unset, it is half of max_sessions, at least 1."""
+        """Return the most open sessions for one of several keys; 0: no limit; unset: half of
+        max_sessions."""
         given = self.sessions_per_key
         return max(1, self.max_sessions // 2) if given is None else given
 

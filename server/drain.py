@@ -45,15 +45,15 @@ class Rotation:
             self._show()
 
     def come_back(self) -> None:
-        """Return to the load balancers' rotation, and wake the waits for the grace. Does nothing if
-        the node is in rotation."""
+        """Return to the load balancers' rotation, if out of it, and wake the waits for the
+        grace."""
         if self._left_at is not None:
             self._left_at = None
             self._show()
 
     def hurry(self) -> bool:
-        """End the grace now, even before it begins; later ones are skipped too. Return True if any
-        grace was skipped, False if none was left."""
+        """End the grace now, even before it begins, and skip later ones. Return True if any grace
+        was skipped."""
         if self._hurried or self._owed() <= 0:
             return False
         self._hurried = True
@@ -114,5 +114,5 @@ class CallsInProgress:
         self.failures[kind] += 1
 
     async def over(self) -> None:
-        """Wait until no call is in progress. Return immediately if there is none."""
+        """Wait until no call is in progress."""
         await self._none.wait()

@@ -214,7 +214,7 @@ class EngineClient:
     def deliver(self, messages: Sequence[m.Outbox]) -> None:
         """Deliver the messages of an engine's step, on the engine's thread. All messages for
         callers wake the event loop once; each hand-over message wakes its own loop. Raises
-        TypeError for a hand-over message without a hand-over."""
+        TypeError if the role has no hand-over."""
         mine, others = parted(messages)
         if mine:
             self._loop.call_soon_threadsafe(self.take, mine)
@@ -226,8 +226,8 @@ class EngineClient:
             self._handover(message)
 
     def engine_lost(self, reason: str) -> None:
-        """End all requests and queries in flight and reject new calls, because the engine has died.
-        A grace in progress ends too. reason: the error's text."""
+        """End all requests, queries and graces in flight and reject new calls with `reason`,
+        because the engine has died."""
         self._lost = m.RequestError(m.ErrorKind.INTERNAL, reason)
         self.rotation.hurry()
         for name, unread in self._unread.items():
@@ -245,9 +245,8 @@ class EngineClient:
         return None if self._lost is None else self._lost.message
 
     async def admit(self, caller: Caller) -> None:
-        """Count one request against its caller's limit per minute, before any of it is read. Raises
-        RateLimited. Raises RequestLimit if the caller has its most requests in flight; the request
-        is then not counted."""
+        """Count one request against its caller's limit a minute, before any of it is read. Raises
+        RequestLimit (too many in flight; the request is then not counted) and RateLimited."""
         self._requests.check(caller)
         self._limits.admit_request(caller)
 
@@ -264,8 +263,8 @@ class EngineClient:
         return self._names.reserved(caller, given)
 
     def awaits_end(self, name: m.RequestId) -> bool:
-        """Return True until the engine has ended the request, then False; False for an unknown
-        request. name: the engine's id of the request."""
+        """Return True from admission until the engine has ended the request. name: the engine's id
+        of the request."""
         return name in self._unread
 
     def answered(self, caller: Caller, tokens: int) -> None:

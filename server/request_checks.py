@@ -45,8 +45,8 @@ class LogitFields(TypedDict, total=False):
 
 
 def read_request_id(request_id: str) -> RequestId:
-    """Return the client's request id, or a new id for an empty one. Raises InvalidRequest if it is
-    too long or not printable ASCII."""
+    """Return the client's request id, or a new id for an empty one. Raises InvalidRequest for a
+    long or non-ASCII one."""
     if len(request_id) > MAX_REQUEST_ID or not request_id.isprintable() or not request_id.isascii():
         raise InvalidRequest(
             f"request_id must be at most {MAX_REQUEST_ID} printable ASCII characters, or empty"
@@ -107,8 +107,8 @@ def checked_prediction(tokens: Sequence[int], codec: TextCodec) -> Tokens:
 
 
 def read_targets(headers: Callable[[str], Sequence[str]]) -> Targets:
-    """Return the latency targets in the headers x-slo-*. A missing header sets no target. headers:
-    returns the values of one header; the last counts. Raises InvalidField."""
+    """Return the latency targets in the headers x-slo-*, if any. headers: returns the values of one
+    header; the last counts. Raises InvalidField."""
     given = {}
     for name, field in TARGET_HEADERS.items():
         if values := headers(name):
@@ -141,8 +141,7 @@ def check_priority(priority: int) -> int:
 
 
 def check_stops(field: str, stops: Sequence[object]) -> tuple[str, ...]:
-    """Return the stop strings of an answer, checked. Raises InvalidField for too many, and for an
-    empty, too long or non-string item."""
+    """Return the stop strings of an answer, checked. Raises InvalidField."""
     if len(stops) > MAX_STOPS:
         raise InvalidField(field, f"may hold at most {MAX_STOPS} strings")
     texts = tuple(text for text in stops if isinstance(text, str))

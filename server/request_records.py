@@ -50,14 +50,14 @@ class RequestNames:
             self._reserved.discard((caller.name, given))
 
     def is_in_flight(self, caller: Caller, given: RequestId) -> bool:
-        """Return True if a request of this caller with the id `given` is in flight, False if it has
-        ended or is unknown."""
+        """Return True if a request of this caller with the id `given` is in flight, not if it has
+        ended."""
         name = self._names.get((caller.name, given))
         return name is not None and name not in self._ended
 
     def take(self, caller: Caller, given: RequestId) -> RequestId:
-        """Return the engine's id for the caller's request, and mark `given` as in flight. A
-        remembered id keeps its engine's id. REQUIRES: not is_in_flight."""
+        """Return the engine's id for the caller's request, new unless remembered, and mark `given`
+        as in flight. REQUIRES: not is_in_flight."""
         owned = (caller.name, given)
         name = self._names.get(owned) or self._unused(given)
         self._ended.pop(name, None)
@@ -133,8 +133,8 @@ class RequestLog:
         self._evictions = 0
 
     def add(self, end: Finished | Rejected) -> None:
-        """Add an ended request; the oldest beyond `capacity` is dropped. A reused id then refers to
-        the newer request."""
+        """Add an ended request; drop the oldest if full. A reused id then refers to the newer
+        request."""
         name = end.request_id
         self._with_timeline.pop(name, None)
         bare = _without_timeline(end)
@@ -148,8 +148,7 @@ class RequestLog:
             self._with_timeline.popitem(last=False)
 
     def evicted(self, message: Evicted) -> None:
-        """Record the cache's evictions, by the id of the request causing them. Evictions caused by
-        no request are skipped."""
+        """Record the cache's evictions by the id of their request; skip those without one."""
         for eviction in message.evictions:
             if eviction.taken_by is None:
                 continue
@@ -164,13 +163,13 @@ class RequestLog:
             self._evictions -= len(forgotten)
 
     def took(self, request_id: str) -> tuple[Eviction, ...]:
-        """Return the cache's evictions for the request, oldest first. Only the last _MOST_EVICTIONS
-        are kept; empty if none are remembered."""
+        """Return the cache's remembered evictions for the request, oldest first; only the last
+        _MOST_EVICTIONS."""
         return tuple(self._took.get(request_id, ()))
 
     def find(self, request_id: str) -> tuple[EndedRequest, float] | None:
-        """Return the ended request and the seconds since its end; None if it is not remembered. Its
-        transfer timeline may be missing."""
+        """Return the ended request, perhaps without timeline, and the seconds since its end; None
+        if it is not remembered."""
         found = self._ended.get(request_id)
         if found is None:
             return None

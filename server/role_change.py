@@ -99,15 +99,13 @@ class RoleChange:
 
     def offer(self, address: str, http: str | None, stop: Notice) -> None:
         """Accept role changes from now on. address, http: HOST:PORT of the gRPC and the HTTP
-        server, kept by the new role; http None: no HTTP server. stop: makes the daemon drain and
-        end."""
+        server, kept by the new role; None: no server. stop: makes the daemon drain and end."""
         self._standing = {"bind": address, "http_bind": http or ""}, stop
 
     def ask(self, role: str, given: Mapping[str, str]) -> None:
-        """Begin the change to `role` and return before it ends. Does nothing if the node has this
-        role already or is changing to it. given: settings of the new role by name. Raises
-        InvalidRequest. Raises RoleFixed while the node starts or changes to another role, or if
-        other_role_config cannot be read."""
+        """Begin the change to `role` and return before its end. Does nothing if the node has or
+        takes this role already. given: settings of the new role by name. Raises InvalidRequest, and
+        RoleFixed if it cannot change now."""
         if role not in ROLES:
             raise InvalidRequest(f"role must be one of {', '.join(ROLES)}")
         if self.wanted is not None and self.wanted.role != role:

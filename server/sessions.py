@@ -68,7 +68,7 @@ class TokenLog:
         self._read = self.length
 
     def truncate(self, length: int) -> None:
-        """Remove all tokens of the log after the first `length`, and the marks behind them."""
+        """Remove all tokens and marks of the log after its first `length` tokens."""
         self.length = length
         while self._marks and self._marks[-1] > length:
             self._marks.pop()
@@ -203,8 +203,8 @@ class SessionStore:
         return self._add(caller, log, origin.salt, cursor, tail, origin.tenant)
 
     def idle(self, caller: Caller, session_id: str) -> Session:
-        """Return the session, for an immediate change of its log, and record its use. Raises
-        UnknownSession, also for another caller's session, and SessionBusy during a turn."""
+        """Return the session, for an immediate change of its log, as just used. Raises
+        UnknownSession, and SessionBusy during a turn."""
         session = self._find(caller, session_id)
         if session.busy:
             raise SessionBusy(
@@ -219,8 +219,8 @@ class SessionStore:
         return Turn(self.idle(caller, session_id), self)
 
     async def cursor(self, session: Session) -> int:
-        """Return the session's cursor in the engine's tree; opens one if there is none. REQUIRES:
-        its turn is entered."""
+        """Return the session's cursor in the engine's tree, opened if missing. REQUIRES: its turn
+        is entered."""
         if session.cursor is None:
             session.cursor = await self._engine.open_cursor(session.salt)
         return session.cursor
@@ -262,8 +262,8 @@ class SessionStore:
         return session
 
     def turn_ended(self, session: Session, kept: bool) -> None:
-        """Record the end of a session's turn. kept: the turn's answer joined the log. The session's
-        cursor is closed if not kept, or if the session was closed."""
+        """Record the end of a session's turn. kept: the turn's answer joined the log; if not, close
+        the cursor."""
         session.last_used = self._clock()
         if not kept or session.id not in self._sessions:
             # The engine may have published the tokens just removed from the log.
@@ -333,8 +333,8 @@ class SessionInput:
     closing: tuple[int, ...] = ()
 
     def behind(self, log: TokenLog) -> tuple[Tokens, tuple[int, ...]]:
-        """Return the tokens to append to `log`, with the closing of its last answer, and the marks
-        among them. The closing's first token is left out if the log ends with it."""
+        """Return the tokens to append to `log`, with the closing of its last answer if still
+        missing, and the marks among them."""
         closing = self.closing
         if closing and log.ends_with(closing[0]):
             closing = closing[1:]
@@ -393,9 +393,8 @@ class Sessions(Protocol):
     def turn(
         self, caller: Caller, tenant: str | None, session_id: str
     ) -> AbstractAsyncContextManager[OpenTurn]:
-        """Hold the session for one turn inside `with`. tenant: the call's tenant; InvalidRequest if
-        the session has another. Raises UnknownSession, SessionBusy, and InvalidRequest for an empty
-        session."""
+        """Hold the session for one turn inside `with`. tenant: the call's tenant, equal to the
+        session's. Raises UnknownSession, SessionBusy, InvalidRequest."""
 
 
 class HeldSessions:
@@ -446,7 +445,7 @@ class HeldSessions:
     def _open_answer(self, session: Session) -> None:
         """Append the template's opening of the assistant's turn, only if the log ends with
         messages. If the turn is removed, the opening is removed too. Raises InvalidRequest for an
-        empty session."""
+        empty log."""
         if session.tail is Tail.EMPTY:
             raise InvalidRequest("session has no tokens: append text, token_ids or messages first")
         if session.tail is Tail.MESSAGES:

@@ -23,8 +23,8 @@ _ERROR = {"error": {"message": str, "type": str, "param?": str, "code?": (str, i
 
 
 def usage_of(value: Any) -> Usage:
-    """Return the token counts of a usage object. Raises Departure if a field is missing, or its
-    total is not the sum of its parts."""
+    """Return the counts of a usage object. Raises Departure for a missing field or a wrong
+    total."""
     must_have(USAGE, value, "usage")
     prompt, answer = value["prompt_tokens"], value["completion_tokens"]
     must_equal("usage.total_tokens", prompt + answer, value["total_tokens"])

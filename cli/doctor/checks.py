@@ -89,7 +89,7 @@ def python() -> Finding:
 
 
 def tree() -> Finding:
-    """Check that the compiled radix tree can be loaded, and return the finding."""
+    """Check for a loadable compiled radix tree."""
     try:
         module = importlib.import_module("tasuki.pycache._cpp_cache")
     except ImportError as error:
@@ -121,8 +121,8 @@ def gpu() -> Finding:
 
 
 def compiler() -> Finding:
-    """Check for a C compiler: CC, or gcc, cc or clang on PATH. Without a GPU none is needed. Triton
-    compiles a launcher of each kernel in C."""
+    """Check for a C compiler. Triton compiles a launcher of each kernel in C, only on a node with a
+    GPU."""
     if not torch.cuda.is_available():
         return ok("compiler", "not needed: only a GPU's kernels are compiled at run time")
     asked = os.environ.get("CC")
@@ -234,8 +234,7 @@ def hub_folder() -> Path:
 
 
 def disk() -> Finding:
-    """Check the free space on the disk of the download folder. Little space, or no right to write,
-    is a warning."""
+    """Check the free space and write access of the download folder's disk."""
     folder = hub_folder()
     there = next(each for each in (folder, *folder.parents) if each.exists())
     status = os.statvfs(there)
@@ -293,8 +292,7 @@ _PEER_SECONDS = 3.0
 
 
 def findings(config: DoctorConfig) -> Iterator[Finding]:
-    """Run the checks of `tasuki doctor` in order, and yield their findings. The checks of HTTP's
-    port, model, weights and peers run only if configured."""
+    """Yield the findings of each check of `tasuki doctor`, in order; unset settings are skipped."""
     for check in MACHINE:
         yield check()
     yield memory()
@@ -311,8 +309,8 @@ def findings(config: DoctorConfig) -> Iterator[Finding]:
 
 
 def port(subject: str, bind: str, flag: str) -> Finding:
-    """Check that a server can bind its port: bind it, and release it again. flag: the port's flag
-    in `tasuki doctor`."""
+    """Check for a free server port: bind it, and release it again. flag: the port's flag in `tasuki
+    doctor`."""
     try:
         host, number = parse_bind(bind, Access(insecure=True))
         family = socket.AF_INET6 if ":" in host else socket.AF_INET

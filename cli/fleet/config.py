@@ -162,8 +162,7 @@ class FleetConfig:
 
     @property
     def credentials(self) -> Credentials:
-        """Return the credentials for polling nodes. Raises FleetConfigError if the key's or the
-        CA's file cannot be used."""
+        """Return the credentials for polling nodes. Raises FleetConfigError."""
         try:
             tls = ssl.create_default_context(cafile=self.ca) if self.ca else None
         except OSError as error:

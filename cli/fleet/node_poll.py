@@ -89,8 +89,7 @@ class NodePoll:
             await self.ask_these(addresses)
 
     async def ask_these(self, addresses: Iterable[str]) -> None:
-        """Poll the nodes at these addresses from now on, and no others. The first polls of new
-        nodes are spread over one interval."""
+        """Poll the nodes at these addresses from now on, and no others."""
         wanted = list(dict.fromkeys(addresses))
         self._fleet.set_members(wanted)
         await self._end([address for address in self._asking if address not in set(wanted)])

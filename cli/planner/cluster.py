@@ -47,8 +47,7 @@ class Cluster(Protocol):
     changes its role."""
 
     def nodes(self) -> Sequence[ClusterNode]:
-        """Return the current state of all nodes not yet ended, and move each node's next step
-        on."""
+        """Return the current state of all nodes not yet ended."""
 
     def place(self, role: NodeRole) -> None: ...
 

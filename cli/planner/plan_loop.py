@@ -152,8 +152,8 @@ class FleetObserver:
         self._before.pop(address, None)
 
     def least_busy(self, nodes: Sequence[ClusterNode]) -> list[ClusterNode]:
-        """Return the nodes by load, least first: by current requests, then by recent busy time. A
-        node without figures counts as idle."""
+        """Return the nodes by load, least or unknown first: by current requests, then by recent
+        busy time."""
 
         def load(node: ClusterNode) -> tuple[float, float]:
             known = self._figures.get(node.http)
@@ -277,7 +277,7 @@ class PlanLoop:
         self._history: deque[Observation] = deque(maxlen=round(policy.pace.window / seconds) + 2)
 
     async def run(self) -> None:
-        """Plan repeatedly until cancelled. An error is logged, and drops the past observations."""
+        """Plan until cancelled, despite errors."""
         while True:
             try:
                 await self.step()
@@ -289,8 +289,7 @@ class PlanLoop:
             await asyncio.sleep(self._seconds)
 
     async def step(self) -> FleetPlan | None:
-        """Make one plan, act on it and return it. Returns None while too few observations exist. A
-        role without any node gets its minimum even then."""
+        """Make one plan, act on it and return it. Returns None while too few observations exist."""
         nodes = await asyncio.to_thread(self._cluster.nodes)
         await self._poll.ask_these(
             node.http for node in nodes if node.http and node.phase is NodePhase.READY

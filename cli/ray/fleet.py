@@ -97,7 +97,7 @@ class RayFleet:
 
     def drain(self, timeout: float = 60.0) -> None:
         """Drain all nodes, decode nodes first, because they still need the prefill nodes. timeout:
-        seconds for each role; slower nodes are left."""
+        seconds for each role."""
         for role in ("decode-", "prefill-"):
             calls = [
                 node.drain.remote(timeout)

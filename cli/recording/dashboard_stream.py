@@ -37,8 +37,7 @@ Value = dict[str, Any]
 @dataclass(frozen=True)
 class HttpTarget(NodeTarget):
     def values(self, path: str) -> Iterator[Value]:
-        """Yield the values of followed(), without its None items. Raises ClientError, as followed()
-        does."""
+        """Yield the values of followed(), without its None items."""
         for value in self.followed(path):
             if value is not None:
                 yield value

@@ -63,8 +63,7 @@ class Recording:
 
     @classmethod
     def load(cls, path: Path) -> "Recording":
-        """Return the recording loaded from the file at `path`, up to a truncated line. Raises
-        RecordingError."""
+        """Return the recording in the file at `path`, as far as whole. Raises RecordingError."""
         try:
             head, *events = _values(path)
         except OSError as error:

@@ -71,8 +71,8 @@ def _fix(recording: Recording) -> str:
 
 
 def trace_of(recording: Recording) -> Trace:
-    """Return the trace of a recording. Its rows are the answered requests with recorded blocks, in
-    order of arrival. Aborted requests have none."""
+    """Return the trace of a recording. Its rows are the answered, not aborted requests with blocks,
+    in order of arrival."""
     ends = {
         event["request"]: event
         for event in recording.events

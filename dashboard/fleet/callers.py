@@ -59,7 +59,7 @@ class CallerLoad:
 
 
 def callers_of(recent: RecentSamples) -> dict[str, CallerLoad]:
-    """Return a node's recent loads by caller's name; empty before two samples."""
+    """Return a node's recent loads by caller; empty at first."""
     gained = recent.gained
     if gained is None:
         return {}

@@ -45,8 +45,7 @@ class LinkedNode:
 
 
 def links_of(recent: RecentSamples) -> dict[str, Link]:
-    """Return a decode node's links by the prefill node's name. Before two samples they have a state
-    only."""
+    """Return a decode node's links by the prefill node's name."""
     states = {
         named.get(_PEER, ""): named.get("state", "")
         for named in map(dict, recent.latest.get(LINK_STATE, {}))
@@ -67,9 +66,9 @@ def links_of(recent: RecentSamples) -> dict[str, Link]:
 
 
 def matrix(nodes: Iterable[LinkedNode], wanted: str) -> dict[str, Any]:
-    """Return the links as JSON. wanted: lower-case text in the name or address of a decode node or
-    the name of a prefill node; empty: all. At most MOST_LINES rows and columns are shown: the nodes
-    with the most lost links first, then those with the most traffic."""
+    """Return the links as JSON. wanted: lower-case text in a node's name or a decode node's
+    address; empty: all. At most MOST_LINES rows and columns are shown. The nodes with the most lost
+    links come first, then those with the most traffic."""
     shown = [(node, _matching(node, wanted)) for node in nodes]
     shown = [(node, links) for node, links in shown if links]
     senders: dict[str, tuple[int, float]] = {}

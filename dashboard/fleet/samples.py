@@ -160,8 +160,7 @@ def one(samples: Samples, name: str) -> float | None:
 
 
 def by_label(samples: Samples, name: str, label: str) -> dict[str, float]:
-    """Return the sums of a metric's samples, by the value of one label. Samples without the label
-    are left out."""
+    """Return the sums of a metric's samples with this label, by the label's value."""
     sums: dict[str, float] = {}
     for labels, value in samples.get(name, {}).items():
         key = dict(labels).get(label)
@@ -176,8 +175,7 @@ def labels_of(samples: Samples, name: str) -> Mapping[str, str]:
 
 
 def difference(later: Samples, earlier: Samples) -> Samples:
-    """Return the gain of each sample from `earlier` to `later`. A new sample began at zero; one
-    missing in `later` is left out."""
+    """Return the gain of each of the later samples over `earlier`. A new sample began at zero."""
     return {
         name: {
             labels: value - earlier.get(name, {}).get(labels, 0.0)
@@ -318,8 +316,7 @@ class RecentSamples:
         """Recent gains of the node's counters; None before two samples."""
 
     def take(self, at: float, samples: Samples) -> None:
-        """Record a node's samples, and set `gained`. A restart of the node drops the earlier
-        samples. at: seconds of a monotonic clock."""
+        """Record a node's samples; set `gained`. at: seconds of a monotonic clock."""
         if _began_anew(self.latest, samples):
             self._kept.clear()
         self.latest = samples

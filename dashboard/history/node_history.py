@@ -54,7 +54,7 @@ class RequestHistory:
 
     def ended(self, event: Event) -> dict[str, Any]:
         """Add and return the record of a finished or rejected request, or of a transfer for another
-        node. The oldest record over the limit is dropped."""
+        node. Drop the oldest beyond a limit."""
         name = event["request"] if "request" in event else f"room-{event['room']}"
         submit = self._in_flight.pop(name, None)
         record = {
@@ -229,8 +229,8 @@ class NodeHistory:
         self.evictions: deque[dict[str, Any]] = deque(maxlen=_EVICTIONS)
 
     def apply(self, event: Event) -> None:
-        """Add one event to the history; one of an unlisted kind enters the journal only. REQUIRES:
-        its `at` is not before the last event's."""
+        """Add one event to the history, and to its journal. REQUIRES: its `at` is not before the
+        last event's."""
         self.journal.add(event)
         self.faults.take(event)
         match event["kind"]:
@@ -310,8 +310,8 @@ class FaultLedger:
         return list(self._entries)[: -count - 1 : -1]
 
     def recent(self, since: float) -> Counter[str]:
-        """Return the number of remembered faults at or after `since`, by kind; kinds without faults
-        are missing. since: seconds since 1970."""
+        """Return the number of remembered faults at or after `since`, by kind. since: seconds since
+        1970."""
         counts: Counter[str] = Counter()
         for entry in reversed(self._entries):
             if entry["at"] < since:

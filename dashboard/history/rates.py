@@ -164,8 +164,7 @@ class HitIntervals:
             self._intervals.popleft()
 
     def latest(self, now: float, seconds: int) -> Counter[str]:
-        """Return the sums of the last `seconds`, under the names in `totals`. now: seconds since
-        1970."""
+        """Return the sums of the last `seconds` before `now`, under the names in `totals`."""
         sums: Counter[str] = Counter()
         for second, tokens in reversed(self._intervals):
             if second <= now - seconds:
@@ -216,10 +215,10 @@ class WhatIf:
         self._prompts.append(_Prompt(prompt_tokens, recoverable, slabs))
 
     def answer(self) -> dict[str, Any]:
-        """Return the estimate for larger arenas, from the remembered prompts. curve: pairs (number
-        of additional slots, prompt tokens saved), ascending. slots: the fewest additional slots
-        with 80 % of the largest saving; 0 without any saving. tokens, points: the saving of these
-        slots, in tokens and as a percentage of all prompt tokens. of_tokens: all prompt tokens."""
+        """Return the estimate for larger arenas. curve: pairs (number of additional slots, prompt
+        tokens saved), ascending. slots: the fewest additional slots with 80 % of the largest
+        saving; 0: none. tokens, points: the saving of these slots, also as a percentage of all
+        prompt tokens."""
         total = sum(prompt.tokens for prompt in self._prompts)
         saved = 0
         curve: list[tuple[int, int]] = []
@@ -250,8 +249,7 @@ class DraftTotals:
         self._accepted: dict[str, Counter[int]] = {}
 
     def add(self, usage: dict[str, Any]) -> None:
-        """Add the drafted and accepted tokens of an ended request; none if its usage has no
-        drafts."""
+        """Add the drafted and accepted tokens of an ended request, if any."""
         for use in usage.get("drafts", ()):
             for sums, name in ((self._drafted, "drafted"), (self._accepted, "accepted")):
                 sums.setdefault(use["source"], Counter()).update(dict(enumerate(use[name])))
@@ -297,8 +295,7 @@ class PoolHistory:
 
     def series(self, seconds: int, points: int) -> dict[str, Any]:
         """Return series of the arena's memory and of the answers' tokens a second, over the last
-        `seconds`, thinned to at most `points` samples. Each list has an entry a sample; the first
-        rate is None."""
+        `seconds`. They are thinned to at most `points` samples. The first rate is None."""
         kept = self._since(seconds)
         stride = max(1, -(-len(kept) // points))
         kept = kept[::-1][::stride][::-1]

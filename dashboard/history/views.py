@@ -85,7 +85,7 @@ def handovers(history: NodeHistory) -> list[dict[str, Any]]:
 
 
 def sessions(history: NodeHistory) -> list[dict[str, Any]]:
-    """Return the last _SESSIONS used sessions with their last _TURNS turns, the last used session
+    """Return the last _SESSIONS used sessions with their last _TURNS turns, the last used one
     first."""
     latest = history.sessions.latest(_SESSIONS)
     return [{**session, "turns": session["turns"][-_TURNS:]} for session in latest]

@@ -359,8 +359,8 @@ class Exposition:
         ]
 
     def text(self, report: NodeReport | None, front: FrontReport = READY) -> bytes:
-        """Return all metrics as text in Prometheus' format, with the dialect's names if there is a
-        report. report, front: arguments of families()."""
+        """Return all metrics, the dialect's included, as text in Prometheus' format. report, front:
+        arguments of families()."""
         families = self.families(report, front)
         others = () if report is None else translated(families, self._dialect)
         return generate_latest(_Families(chain(families, others)))

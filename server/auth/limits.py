@@ -66,8 +66,8 @@ class ConcurrencyCaps:
 
     @contextmanager
     def held(self, caller: Caller, count: int = 1) -> Iterator[None]:
-        """Hold `count` more of the limited things inside `with`. Raises an error of the class
-        `refusal` beyond a cap; nothing is then held."""
+        """Hold `count` more of the limited things inside `with`. Raises an error of class `refusal`
+        beyond a cap."""
         self.check(caller, count)
         self._held[caller.name] += count
         try:
@@ -78,8 +78,8 @@ class ConcurrencyCaps:
                 del self._held[caller.name]
 
     def check(self, caller: Caller, count: int = 1) -> None:
-        """Raise an error of the class `refusal` if the caller may not hold `count` more of the
-        limited things now. per_key applies only to a key from a file of keys. Counts nothing."""
+        """Raise an error of class `refusal` if the caller may not hold `count` more of the limited
+        things now."""
         held = self._held[caller.name]
         if self._is_capped(caller) and held + count > self._per_key:
             if count > 1:
@@ -190,8 +190,8 @@ class RateLimits:
         return self._tokens.per_minute > 0
 
     def answered(self, caller: Caller, tokens: int) -> None:
-        """Take the tokens of an answer, or of a part of it, from the caller's allowance. It may
-        become a debt. Does nothing without a token limit."""
+        """Take the tokens of an answer, or of a part of it, from the caller's allowance, if
+        limited. It may become a debt."""
         self._tokens.spend(caller, tokens)
 
 
@@ -248,7 +248,7 @@ class HeldBytes:
     @contextmanager
     def hold(self, caller: Caller, size: int = 0) -> Iterator["Hold"]:
         """Count `size` bytes as held by the caller inside `with`, until resize() sets another size.
-        Yields the Hold; its bytes are released at the end. Raises as resize() does."""
+        Yields the Hold, then releases it. Raises as resize() does."""
         held = Hold(self, caller)
         try:
             held.resize(size)

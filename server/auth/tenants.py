@@ -72,8 +72,8 @@ class RequestContext:
 
     @property
     def line(self) -> str:
-        """Return the name of the request's queue: its tenant, or without one its caller. Queues
-        take turns for fairness between callers."""
+        """Return the name of the request's queue: its tenant or caller. Queues take turns for
+        fairness between callers."""
         return self.tenant or self.caller.name
 
 
@@ -105,9 +105,9 @@ class WatchScope:
 
 
 def tenant_of(caller: Caller, named: Sequence[str]) -> str | None:
-    """Return the tenant of a call's prompts: the named one, or else the caller's. None: they share
+    """Return the tenant of a call's prompts: the named one, or the caller's. None: they share
     cached prefixes with all other calls without a tenant. named: the call's values under
-    TENANT_KEY. Raises InvalidField, and PermissionDenied if the caller may name no tenant."""
+    TENANT_KEY. Raises PermissionDenied, InvalidField."""
     if not named:
         return caller.tenant
     _check_may_name(caller)
@@ -132,7 +132,7 @@ def watch_scope(caller: Caller, named: Sequence[str]) -> WatchScope:
 
 def salt_of(tenant: str | None, cache_salt: bytes) -> bytes:
     """Return the salt of a prompt in the engine. tenant: the prompt's tenant. cache_salt: the
-    client's own salt. Raises InvalidField if it is too long, or begins like a tenant's."""
+    client's own salt. Raises InvalidField, also for a tenant's mark."""
     if len(cache_salt) > MAX_SALT:
         raise InvalidField("cache_salt", f"has {len(cache_salt)} bytes: send at most {MAX_SALT}")
     if tenant is None:

@@ -118,7 +118,7 @@ class ClientFront:
         return self._codec.grammars
 
     def chat_tokens(self) -> dict[str, int]:
-        """Return the tokens of rendered conversations, by source (NodeReport.chat_tokens)."""
+        """Return the token counts of rendered conversations, by source."""
         return self._codec.chat_tokens()
 
     def services(self, client: EngineClient) -> tuple[Service, ...]:

@@ -114,8 +114,7 @@ class EngineProcess:
         self._on_worker_gone = call
 
     def status(self) -> HandoverStatus:
-        """Return the hand-over's status, as sent with the last StatsReply; empty before the
-        first."""
+        """Return the hand-over's status, as sent with the last StatsReply, if any."""
         return self._status
 
     def attach(self, front: Front) -> None:
@@ -145,13 +144,13 @@ class EngineProcess:
                 self._loop.call_soon(self._front.take, rejected)
 
     async def retire_handover(self) -> None:
-        """Run EngineSide.retire in the engine's process, and wait for its end. A timeout is only
-        logged. Call it before the front drains."""
+        """Run EngineSide.retire in the engine's process to its end or a timeout. Call it before the
+        front drains."""
         await self._answered(c.RetireHandover(), self._handover_retired)
 
     async def end_handover(self) -> None:
-        """Run EngineSide.end_handover in the engine's process, and wait for its end. A timeout is
-        only logged. REQUIRES: retire_handover()."""
+        """Run EngineSide.end_handover in the engine's process to its end or a timeout. REQUIRES:
+        retire_handover()."""
         await self._answered(c.EndHandover(), self._handover_over)
 
     async def _answered(self, asked: c.FrontControl, answer: "asyncio.Future[None]") -> None:
@@ -178,8 +177,7 @@ class EngineProcess:
             self._link.write(frame_of(messages))
 
     def take(self, messages: Sequence[Any]) -> None:
-        """Handle the messages in one frame from the engine's process. Messages for the front are
-        kept until attach()."""
+        """Handle the messages in one frame from the engine's process."""
         others: list[Any] = []
         for message in messages:
             match message:

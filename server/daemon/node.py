@@ -75,7 +75,7 @@ class NodeFront(Protocol):
         """Return the HTTP routes for clients. client: client of the engine."""
 
     def chat_tokens(self) -> Mapping[str, int]:
-        """Return the tokens of rendered conversations, by source (NodeReport.chat_tokens)."""
+        """Return the token counts of rendered conversations, by source."""
 
     @property
     def grammars(self) -> GrammarTrials | None:

@@ -127,9 +127,8 @@ class ActivityLog:
         self._output = 0
 
     def observe(self, message: ObservedMessage) -> None:
-        """Count the prompt of an ended request, for the next line. On a prefill node, count the
-        prompt of an ended transfer. Requests rejected, or ended without cache counts, are left
-        out."""
+        """Count the prompt of an ended, not rejected request, for the next line. On a prefill node,
+        count the prompt of an ended transfer."""
         match message:
             case Finished(usage=usage):
                 self._count_prompt(usage.prompt_tokens, usage.hit)
@@ -146,8 +145,8 @@ class ActivityLog:
         self._output += count
 
     async def run(self, ask: AskNode) -> None:
-        """Write an activity line every PERIOD_SECONDS, except while idle. Ends when cancelled, or
-        when the engine has died. ask: returns the node's current counters."""
+        """Write lines of activity, none while idle, until cancelled, or until the engine has died.
+        ask: returns the node's current counters."""
         begun = time.monotonic()
         while True:
             await asyncio.sleep(PERIOD_SECONDS)

@@ -70,8 +70,8 @@ class NodeFiles:
 
 
 def folders_of(config: EngineConfig) -> dict[str, str]:
-    """Return the paths of the folders written by the engine, by the name of their setting; empty
-    without a disk cache."""
+    """Return the paths of the folders written by the engine, if any, by the name of their
+    setting."""
     return {} if config.disk_cache is None else {"disk_cache": config.disk_cache}
 
 
@@ -93,9 +93,8 @@ class DiskRooms:
         self._looking: asyncio.Future[dict[str, DiskRoom]] | None = None
 
     async def within(self, seconds: float) -> dict[str, DiskRoom]:
-        """Return the free space of each folder by setting; an unreadable folder is left out. Wait
-        at most `seconds` for a new check; without its result, return the previous one, empty before
-        the first."""
+        """Return the free space of each readable folder by setting. Wait at most `seconds` for a
+        new check; without its result, return the previous one, at first empty."""
         if not self._folders:
             return {}
         looking = self._looking = self._looking or self._look()
@@ -203,8 +202,8 @@ class NodeWatch:
         self._certificates = files.certificate_ends(tls)
 
     async def reports(self) -> tuple[NodeReport | None, FrontReport]:
-        """Return the engine's report and the front's own. If the engine is late, its last report is
-        returned. It is None before the first answer, or once the engine has died."""
+        """Return the engine's report and the front's own. The engine's is its last one if it is
+        late. It is None before the first, or if the engine has died."""
         report = await self._counters.within(_ENGINE_SECONDS)
         disks = await self._disks.within(_DISK_SECONDS)
         if self._standing().lost is not None:

@@ -83,8 +83,8 @@ _REPORT_SECONDS = 1.0
 
 
 def alone_seconds(drain_timeout: float) -> float:
-    """Return the seconds for migrating states to drain targets after the last request in flight has
-    ended. They are a third of drain_timeout, at most MOST_SECONDS."""
+    """Return the seconds for migrating states after the last request in flight has ended: a third
+    of drain_timeout, at most MOST_SECONDS."""
     return min(MOST_SECONDS, drain_timeout / _PART_OF_DRAIN)
 
 
@@ -102,8 +102,8 @@ class TimeForDrainTargets:
         self._left = self._loop.create_task(engine.leave_to_drain_targets(), name="heirs")
 
     async def end(self) -> None:
-        """Wait until all states have migrated or the migration time is over, and log the result.
-        Call it when the requests in flight have ended or were cut."""
+        """Wait until the migration has ended or its time is over, and log it. Call it when the
+        requests in flight have ended or were cut."""
         began = self._loop.time()
         await self._wait(min(self._alone, self._until - began))
         if not self._left.done():

@@ -29,9 +29,9 @@ this: some megabytes."""
 def with_local_checkpoint(
     engine_config: EngineConfig, server_config: ServerConfig
 ) -> tuple[EngineConfig, ServerConfig]:
-    """Return the configs with a local folder as the model; unchanged if it is one already. A model
-    from huggingface.co keeps its name for HTTP clients, unless served_model_name is set. Blocks
-    during the download. Raises HubError, EngineConfigError."""
+    """Return the configs with a local folder as the model. A model from huggingface.co keeps its
+    name for HTTP clients, unless served_model_name is set. Blocks during the download. Raises
+    HubError, EngineConfigError."""
     name, revision = engine_config.model, engine_config.revision
     if not name:
         raise EngineConfigError(

@@ -61,8 +61,7 @@ class Etcd:
         self._session = aiohttp.ClientSession(connector=connector)
 
     async def grant(self, seconds: int) -> int:
-        """Create a new lease and return its id. It ends `seconds` after its last renewal. Raises
-        EtcdError."""
+        """Create a new lease and return its id. It ends `seconds` after its last renewal."""
         return int((await self._ask("lease/grant", {"TTL": seconds}))["ID"])
 
     async def renew(self, lease: int) -> None:
@@ -87,8 +86,8 @@ class Etcd:
         return Snapshot(tuple(entries), int(reply["header"]["revision"]))
 
     async def changed(self, prefix: str, after: int) -> AsyncGenerator[None, None]:
-        """Yield once for each message of etcd with changes under the prefix, after the store's
-        revision `after`. Raises EtcdError, also when etcd ends the watch."""
+        """Yield once for each message of changes under the prefix after the store's revision
+        `after`. Raises EtcdError, also at the watch's end."""
         create = {**_prefix_range(prefix), "start_revision": after + 1}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_SECONDS)
         headers = await self._headers()

@@ -39,8 +39,7 @@ class FileMembership:
 
     async def changes(self) -> AsyncIterator[tuple[str, ...]]:
         """Yield the addresses of the prefill nodes, now and after each change. Raises
-        MembershipError if the first reading fails. A later failure is logged, and the addresses
-        stay."""
+        MembershipError if the first reading fails; later failures are logged."""
         known = self._read()
         yield known
         complaint = ""

@@ -67,7 +67,7 @@ _MOST_NAMED = {"logit_bias": MAX_BIASES, "allowed_token_ids": MAX_ALLOWED_TOKENS
 
 def read_prompt(request: pb.GenerateRequest, salt: bytes, codec: TextCodec) -> RenderedPrompt:
     """Return the request's whole prompt as tokens, rendering messages, with its marks. salt: its
-    cache salt in the engine. Raises InvalidRequest, also for an empty prompt, and PromptTooLong."""
+    cache salt in the engine. Raises InvalidRequest, PromptTooLong."""
     kind = request.WhichOneof("input")
     if kind == "messages":
         rendered = ChatRenderer(codec).conversation(
@@ -123,8 +123,7 @@ def read_marks(marks: Sequence[int], prompt_tokens: int) -> tuple[int, ...]:
 
 
 def read_choices(request: pb.GenerateRequest) -> int:
-    """Return the number of answers requested for the prompt; 0 counts as 1. Raises
-    InvalidRequest."""
+    """Return the number of answers requested for the prompt; 0 means 1."""
     if not 0 <= request.n <= MAX_CHOICES:
         raise InvalidRequest(f"n must be in [0, {MAX_CHOICES}], not {request.n}")
     return max(request.n, 1)
@@ -182,9 +181,8 @@ def read_targets(targets: pb.Targets) -> Targets:
 def read_sampling(
     sampling: pb.Sampling, codec: TextCodec, least_new_tokens: int = 1
 ) -> SamplingParams:
-    """Return the sampling parameters in the message; missing fields have the defaults of
-    SamplingParams. least_new_tokens: fewest tokens of the answer; 0 if it may be empty. Raises
-    InvalidRequest."""
+    """Return the sampling parameters in the message, with defaults for missing fields.
+    least_new_tokens: fewest tokens of the answer; 0 if it may be empty. Raises InvalidRequest."""
     if not math.isfinite(sampling.temperature):
         raise InvalidRequest("sampling.temperature must be finite: use 0 for greedy")
     if len(sampling.stop_token_ids) > MAX_STOP_TOKENS:

@@ -205,9 +205,9 @@ class SessionService(TurnService):
     async def HandBack(
         self, request: pb.SessionHandBackRequest, context: CallContext
     ) -> pb.SessionHandBackResponse:
-        """Hand the session's state back to a prefill node. The call counts as a request of its
-        caller. No turn of the session can run meanwhile. The response has the transfer's figures if
-        one took place."""
+        """Hand the session's state back to a prefill node, and return the transfer's figures, if
+        any. The call counts as a request of its caller. No turn of the session can run
+        meanwhile."""
         request_context = grpc_request_context(self._keys, context)
         caller, tenant = request_context.caller, request_context.tenant
         await self._engine.admit(caller)

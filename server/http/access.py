@@ -40,10 +40,9 @@ _OPEN_PATHS = frozenset({"/health", "/healthz", "/ping", "/ready"})
 
 
 def require_host(bound: str, allowed: Sequence[str]) -> Middleware:
-    """Return a middleware to reject requests with other Host names. bound: the served address.
-    allowed: additional names, without ports; ANY_HOST accepts every name. Loopback names and
-    _OPEN_PATHS are always accepted. If the address is not loopback and `allowed` is empty, every
-    name is accepted."""
+    """Return a middleware to reject requests with other Host names, loopback and health checks
+    excepted. bound: the served address. allowed: additional names, without ports. If the address is
+    not loopback and `allowed` is empty, every name is accepted."""
     checked = ANY_HOST not in allowed and (bool(allowed) or is_loopback(bound))
     names = frozenset(name.strip("[]").lower() for name in (bound, *allowed))
 
@@ -74,7 +73,7 @@ _CALLER = web.RequestKey("caller", Caller)
 
 
 def http_caller(request: web.Request) -> Caller:
-    """Return the caller of a request admitted by require_scope(); NOBODY without a key."""
+    """Return the caller of a request admitted by require_scope(), or NOBODY."""
     caller: Caller = request.get(_CALLER, NOBODY)
     return caller
 
@@ -177,8 +176,8 @@ class AllowedOrigins:
         return answer
 
     async def mark(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Add the header for the browser page's permission to read the answer, only for allowed
-        origins and clients' paths. For `on_response_prepare`."""
+        """Add the header for the permission of an allowed origin's page to read the answer. For
+        `on_response_prepare`."""
         if self._allowed and request.path.startswith(self._paths):
             response.headers.add("Vary", "Origin")
             if self._allows(request):

@@ -78,8 +78,7 @@ def error_kind(error: Exception) -> str:
 
 
 def count_failure(request: web.Request, error: Exception) -> None:
-    """Count the request as failed or rejected, by the error's kind. Requests outside CHARGED are
-    not counted."""
+    """Count the request as failed or rejected, by error kind, if its path is CHARGED."""
     _count(request, error_kind(error))
 
 
@@ -111,8 +110,8 @@ def error_body(error: Exception) -> dict[str, Any]:
 
 @web.middleware
 async def typed_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn a handler's exception into an HTTP answer with the error's status and body.
-    ConnectionError passes unchanged. A middleware."""
+    """Turn a handler's exception, except ConnectionError, into an HTTP answer with the error's
+    status and body. A middleware."""
     try:
         return await handler(request)
     except (ServerError, HttpRefusal) as error:
@@ -173,8 +172,7 @@ def _shape(status: int, message: str, code: str, field: str | None) -> dict[str,
 
 
 def retry_seconds(error: Exception) -> int:
-    """Return the seconds until a new try may help, for the header Retry-After; at least
-    _RETRY_SECONDS."""
+    """Return the seconds until a new try may help, for the header Retry-After."""
     if isinstance(error, ServerError) and error.retry_after is not None:
         return max(_RETRY_SECONDS, math.ceil(error.retry_after))
     return _RETRY_SECONDS

@@ -50,8 +50,7 @@ def asks_as_anthropic(request: web.Request) -> bool:
 
 
 async def send_request_id(request: web.Request, response: web.StreamResponse) -> None:
-    """Add the request's id to the answer's headers, on Anthropic's paths also under Anthropic's
-    name. For `on_response_prepare`."""
+    """Add the request's id to the answer's headers, also Anthropic's. For `on_response_prepare`."""
     if _ID in request:
         response.headers[REQUEST_ID_HEADER] = request[_ID]
         if asks_as_anthropic(request):
@@ -65,8 +64,8 @@ _HEADERS = web.RequestKey("answer_headers", dict[str, str])
 
 
 def add_header(request: web.Request, name: str, value: str) -> None:
-    """Add a header to the request's answer; it replaces an earlier one of this name. value:
-    printable ASCII. REQUIRES: the answer has not begun."""
+    """Set a header of the request's answer, in place of an earlier one. value: printable ASCII.
+    REQUIRES: the answer has not begun."""
     request.setdefault(_HEADERS, {})[name] = value
 
 

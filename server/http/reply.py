@@ -138,8 +138,7 @@ class EventStream:
 
     @property
     def flows(self) -> bool:
-        """Return True if a write now would not have to wait for the client. False before the first
-        write(), without chunks, and after a disconnect."""
+        """Return True if a write now would not wait for the client; False before the first."""
         transport = self._transport
         return (
             transport is not None
@@ -260,8 +259,8 @@ class Choice:
         self._counted = 0
 
     def written(self, tokens: Sequence[TokenOut]) -> bytes:
-        """Return the events for these tokens; tokens after the answer's stop are dropped. Raises
-        Busy and InvalidRequest if the kept part of the answer exceeds its caller's limit."""
+        """Return the events for these tokens up to the answer's stop. Raises Busy and
+        InvalidRequest if the kept part of the answer exceeds its caller's limit."""
         answer, writer = self._answer, self.writer
         events: list[bytes] = []
         for token in tokens:
@@ -307,7 +306,7 @@ class WholeReply:
 
     async def send(self, answers: Sequence[AsyncGenerator[AnswerPart, None]]) -> web.StreamResponse:
         """Wait for all answers, send the reply and return it. answers: the engine's streams, one
-        for each choice. Raises the answers' errors."""
+        for each choice."""
         await together([self._read(*pair) for pair in zip(self._choices, answers, strict=True)])
         body = self._body() if self._work is None else await self._work(self._body)
         return await send_json(self._request, body)
@@ -342,8 +341,7 @@ class StreamedReply:
 
     @property
     def sinks(self) -> list[TokenSink]:
-        """Return one token sink for each answer. A sink takes no tokens while the client is
-        slow."""
+        """Return one token sink for each answer."""
         return [partial(self._take, choice) for choice in self._choices]
 
     def _take(self, choice: Choice, tokens: Sequence[TokenOut]) -> bool:
@@ -353,9 +351,8 @@ class StreamedReply:
         return flows
 
     async def send(self, answers: Sequence[AsyncGenerator[AnswerPart, None]]) -> web.StreamResponse:
-        """Send the reply while the answers are generated, and return it, also after a disconnect.
-        answers: the engine's streams, one for each choice. Raises their errors before the
-        headers."""
+        """Send the reply while the answers are generated, and return it. answers: the engine's
+        streams, one for each choice."""
         stream, first = self._stream, self._choices[0].writer
         last = b""
         async with first_looks(answers, FIRST_LOOK_SECONDS) as looked:

@@ -104,17 +104,16 @@ class HttpServer:
         self.address = join_address(host, port)
 
     async def drain(self) -> None:
-        """Leave load balancers' rotation and take no new requests. Let requests in progress end
-        within the last-writes time, then cancel them."""
+        """Leave the rotation, take no new requests, let requests in progress end within the
+        last-writes time, then cancel them."""
         self._rotation.leave()
         self._listening.close()
         await self._runner.cleanup()
 
 
 class Probes:
-    """The routes for load balancers: health and readiness, and /version. Both answer 503 once the
-    engine has died; readiness also out of rotation. lost: returns the cause of the engine's death;
-    None while it is alive."""
+    """The routes for load balancers: health and readiness, and /version. lost: returns the cause of
+    the engine's death; None while it is alive."""
 
     def __init__(self, lost: LossReason, rotation: Rotation, grpc: str = "") -> None:
         """Set up the probes. rotation: the node's place in load balancers' rotation. grpc:
@@ -159,7 +158,7 @@ async def start_http_server(
     rotation: Rotation | None = None,
     grpc: str = "",
 ) -> HttpServer:
-    """Start the HTTP server. bind: HOST:PORT; port 0 selects a free one. lost: as for Probes.
+    """Start the HTTP server. bind: HOST:PORT; port 0 selects a free one. lost: see Probes.
     admitted: admits a caller's request before its body is read, like EngineClient.admitted();
     default: every request, under its own id. calls: counts the admitted requests while they are
     answered, and the failures. last_writes_seconds: time for requests in progress at drain().

@@ -98,7 +98,7 @@ class WorkerPool:
         self._tell(w.EngineDied(reason))
 
     async def calls_over(self) -> None:
-        """Wait until no worker has a call in progress. A worker ended meanwhile has none."""
+        """Wait until no worker has a call in progress."""
         workers = self._standing()
         for worker in workers:
             worker.send([w.AwaitCalls()])

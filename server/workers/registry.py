@@ -139,8 +139,8 @@ class AskTable(Generic[BegunT]):
         entry.state = _AT_GRANT[entry.state]
 
     def end(self, call: int) -> AskState | None:
-        """Record the end of the whole ask. Return the ask's previous state; None: it had no entry.
-        An end before its ask is kept for begin()."""
+        """Record the end of the whole ask, even before it. Return the ask's previous state; None:
+        it had no entry."""
         entry = self._entries.get(call)
         if entry is None:
             if call > self._highest:

@@ -174,8 +174,7 @@ class WorkerClient:
             self._post([m.Abort(name)])
 
     def take(self, messages: Sequence[Any]) -> None:
-        """Pass on the messages of an engine's step for this worker's requests. A failing message is
-        logged and does not stop the others."""
+        """Pass on the messages of an engine's step for this worker's requests, despite errors."""
         for message in m.tokens_apart(messages):
             try:
                 self._dispatch(message)
