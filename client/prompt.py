@@ -98,8 +98,8 @@ class ClientRequests(Generic[AnswerOf]):
         caller's requests begins first. n: number of answers; answer i is sampled with seed + i.
         prompt_logprobs: number of likeliest tokens returned with each of the prompt's tokens; None:
         no scores. prediction: expected tokens of the answer; the answer may then come sooner.
-        targets: latency targets; a node rejects the request on arrival if it expects to miss one,
-        with a ClientError of kind `overloaded` and retry_after. Raises ValueError.
+        targets: latency targets. A node rejects the request on arrival if it expects to miss one.
+        The ClientError then has the kind `overloaded` and retry_after. Raises ValueError.
         """
         if n < 1:
             raise ValueError(f"n must be at least 1, not {n}")

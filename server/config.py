@@ -283,8 +283,8 @@ class ServerConfig:
         return self.chat_cache_mib * 2**20
 
     def model_names(self, folder: Path) -> tuple[str, ...]:
-        """Return the clients' names for the model: those listed. Its folder's is first if none or
-        `*` leads."""
+        """Return the listed names of the model for clients. Its folder's comes first if none or `*`
+        leads."""
         listed = _listed(self.served_model_name)
         return listed if listed and listed[0] != "*" else (folder.resolve().name, *listed)
 

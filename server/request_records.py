@@ -133,8 +133,7 @@ class RequestLog:
         self._evictions = 0
 
     def add(self, end: Finished | Rejected) -> None:
-        """Add an ended request; drop the oldest if full. A reused id then refers to the newer
-        request."""
+        """Add an ended request; drop an old one if full. A reused id means the newer request."""
         name = end.request_id
         self._with_timeline.pop(name, None)
         bare = _without_timeline(end)

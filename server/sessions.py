@@ -262,7 +262,7 @@ class SessionStore:
         return session
 
     def turn_ended(self, session: Session, kept: bool) -> None:
-        """Record the end of a session's turn. kept: the turn's answer joined the log; if not, close
+        """Record the end of a session's turn. kept: the turn's answer joined the log; else close
         the cursor."""
         session.last_used = self._clock()
         if not kept or session.id not in self._sessions:
@@ -333,8 +333,8 @@ class SessionInput:
     closing: tuple[int, ...] = ()
 
     def behind(self, log: TokenLog) -> tuple[Tokens, tuple[int, ...]]:
-        """Return the tokens to append to `log`, with the closing of its last answer if still
-        missing, and the marks among them."""
+        """Return the tokens to append to `log`, and the marks among them. A missing closing of its
+        last answer comes first."""
         closing = self.closing
         if closing and log.ends_with(closing[0]):
             closing = closing[1:]

@@ -26,8 +26,8 @@ class NodeAccess:
     drain_seconds: float = 600.0
 
     def flags(self, host: str, given: Sequence[str]) -> list[str]:
-        """Return the flags needed by a planned daemon and missing in `given`: an HTTP server for
-        its metrics on `host`, and time to drain."""
+        """Return the flags needed by a planned daemon and missing in `given`. They are time to
+        drain, and an HTTP server on `host` for its metrics."""
         wanted = {
             "--http-bind": join_address(host, 0),
             "--drain-timeout": f"{self.drain_seconds:g}",

@@ -253,8 +253,8 @@ def seconds_per_token(usage: Usage) -> float | None:
 
 
 def missed_targets(usage: Usage) -> list[str]:
-    """Return the names of the latency targets missed by the answer; empty if it missed none or the
-    request had none."""
+    """Return the names of the latency targets missed by the answer; empty if it missed or had
+    none."""
     targets = usage.targets
     if targets is None:
         return []

@@ -108,8 +108,8 @@ def suffices(needs: Needs, caller: Caller | None) -> bool:
 
 
 def is_for_peers(service: str) -> bool:
-    """Return True if a gRPC service is known and for nodes only: its methods need a peer's
-    certificate and no key."""
+    """Return True if a gRPC service is for nodes only. Its methods then need a peer's certificate
+    and no key."""
     ours = [needs for name, needs in GRPC.items() if name.startswith(f"/{service}/")]
     return bool(ours) and all(needs is Unscoped.PEER for needs in ours)
 

@@ -188,8 +188,8 @@ def visible_usage(usage: Usage, request_context: RequestContext) -> Usage:
 
 
 def _sees_exact_hits(request_context: RequestContext) -> bool:
-    """Return True if the caller may see exact cache hits: every cached prefix of its prompts is its
-    own, or open to it."""
+    """Return True if the caller may see exact cache hits. Every cached prefix of its prompts is
+    then its own, or open to it."""
     return request_context.tenant is not None or request_context.caller.may(Scope.OPERATOR)
 
 

@@ -83,8 +83,8 @@ _REPORT_SECONDS = 1.0
 
 
 def alone_seconds(drain_timeout: float) -> float:
-    """Return the seconds for migrating states after the last request in flight has ended: a third
-    of drain_timeout, at most MOST_SECONDS."""
+    """Return the seconds for migrating states after the last request in flight. They are a third of
+    drain_timeout, at most MOST_SECONDS."""
     return min(MOST_SECONDS, drain_timeout / _PART_OF_DRAIN)
 
 
