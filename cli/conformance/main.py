@@ -227,8 +227,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def checked(url: str, config: ConformanceConfig) -> tuple[str, list[Row]]:
-    """Run the checks of the endpoint at `url`. Return the rows and the model used, by default the
-    first listed. Raises EndpointError, ConformanceError."""
+    """Run the checks of the endpoint at `url`. Return the model used (by default the first listed)
+    and the rows. Raises EndpointError, ConformanceError."""
     names = config.apis
     async with open_endpoint(url, config.key, config.request_timeout, config.ca) as endpoint:
         model = config.model or await _first_model(endpoint)
