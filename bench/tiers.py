@@ -66,7 +66,7 @@ class Mover:
     @contextmanager
     def moving(self, direction: Direction, bytes_a_second: float) -> Iterator[None]:
         """Copy at the given rate in the given direction until the block ends. Raises BenchError if
-        the reached rate was lower."""
+        the reached rate was lower than nine tenths of it."""
         ends = threading.Event()
         self._moved = 0
         thread = threading.Thread(target=self._move, args=(direction, bytes_a_second, ends))

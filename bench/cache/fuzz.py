@@ -111,7 +111,8 @@ class Fuzzer:
         return self.draw.choice((None, *own, *own, self.number()))
 
     def step(self) -> None:
-        """Make one call to the tree. Raises Finding."""
+        """Make one random call to the tree; after every 50 calls check its integrity. Raises
+        Finding if the call fails, or is refused and changes the tree."""
         name, call = self.draw.choice(self._calls())
         before = state_of(self.tree)
         self.calls += 1

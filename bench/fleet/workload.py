@@ -99,7 +99,8 @@ class Workload:
         return turn.stream, int(blocks[min(1, len(blocks) - 1)])
 
     def first_turns(self) -> Iterator[Turn]:
-        """Yield each conversation's first turn in its stream, in no order."""
+        """Yield each conversation's first turn in its stream, in no order; with open arrivals,
+        every turn."""
         before = {after: index for index, after in self._after.items()}
         for number, stream in enumerate(self._streams):
             for index in range(len(self._times)):

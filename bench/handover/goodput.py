@@ -125,8 +125,8 @@ def _in_a_process(tls: str) -> tuple[Measured, str]:
 
 
 def put_protocols(log: str) -> str:
-    """Return the protocols of puts, for example "zero-copy tcp/lo". log: UCX's log with its used
-    protocols (UCX_PROTO_INFO)."""
+    """Return the protocols of puts, for example "zero-copy tcp/lo"; "unknown" without any. log:
+    UCX's log with its used protocols (UCX_PROTO_INFO)."""
     used: list[str] = []
     writing = False
     for line in log.splitlines():

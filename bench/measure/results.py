@@ -40,8 +40,8 @@ class RunFile:
 
     @classmethod
     def of(cls, out: str | Path, name: str) -> "RunFile":
-        """Return the place of a run. out: a path in the form of OUT. name: name of the run if `out`
-        names none; a taken name gets a number."""
+        """Return the place of a run. out: a path in the form of OUT; without .jsonl the run has its
+        own file. name: name of the run if `out` names none; a taken name gets a number."""
         file, _, run = str(out).partition("#")
         path = Path(file)
         if path.suffix != ".jsonl":

@@ -109,7 +109,8 @@ def run(settings: SweepSettings, say: Callable[[str], None]) -> Tally:
 
 
 def sweep(settings: SweepSettings, tally: Tally) -> list[Death]:
-    """Kill a node at every point in turn. Raises ValueError if the settings select no place."""
+    """Kill a node at every point in turn, and return the deaths; a failed check is a trouble
+    instead. Raises ValueError if the settings select no place."""
     deaths = []
     (question,) = questions((_PROMPT_TOKENS,))
     # A few tokens, because the answer itself does not die here, and the death after Done comes at

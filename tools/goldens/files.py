@@ -61,7 +61,8 @@ def write_model(shape: Shape, folder: Path) -> int:
 
 
 def differing(made: Path, kept: Path) -> list[str]:
-    """Return the paths below either folder with differing or missing files."""
+    """Return the paths below either folder with differing or missing files; none for one and the
+    same folder."""
     if made == kept:
         return []
     names = {path.relative_to(root) for root in (made, kept) for path in root.glob("*/*")}

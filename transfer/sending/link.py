@@ -91,7 +91,7 @@ class LinkCost:
 
     def flushed(self, size: int, posted_at: float, now: float) -> None:
         """Record flushed chunks of `size` bytes in all. posted_at: post time of the first. Times
-        are of one monotonic clock."""
+        are of one monotonic clock. The cost learns nothing from 0 bytes or 0 seconds."""
         self.in_flight_bytes -= size
         seconds = now - max(posted_at, self.last_flush)
         self.last_flush = max(self.last_flush, now)
@@ -244,8 +244,8 @@ class WriteLeases:
             return peer
 
     def renew(self, name: str, asked_at: float) -> None:
-        """Renew the peer's lease from asked_at on. An unknown name is ignored: the peer was removed
-        before its answer came."""
+        """Renew the peer's lease from asked_at on; an older asked_at changes nothing. An unknown
+        name is ignored: the peer was removed before its answer came."""
         with self._lock:
             peer = self._peers.get(name)
             if peer is not None:
@@ -268,7 +268,8 @@ class WriteLeases:
             return [item for item in self._leaving.items() if item[0] not in busy]
 
     def forget(self, name: str) -> None:
-        """Forget a removed peer, once its endpoints are closed."""
+        """Forget a removed peer, once its endpoints are closed. REQUIRES: it was removed, and not
+        forgotten yet."""
         with self._lock:
             del self._leaving[name]
 

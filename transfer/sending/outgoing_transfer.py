@@ -108,7 +108,8 @@ class OutgoingTransfer:
 
     @property
     def has_something_to_end(self) -> bool:
-        """Return True if a chunk is in flight, or the transfer itself can end."""
+        """Return True if a chunk is in flight, the transfer is stopped, or its last chunk was
+        taken."""
         if self.posted or self.stop_reason is not None:
             return True
         return self._last_planned and not self.waiting
@@ -124,8 +125,9 @@ class OutgoingTransfer:
             return None
 
     def accept(self, plan: FinishedLayers) -> FinishedLayers:
-        """Record the plan, and return the part of it to send: without pages held by the receiver.
-        Raises ChunkPlanError, and then records nothing."""
+        """Record the plan, and return the part of it to send: without pages held by the receiver,
+        and without a state if no slot was granted. Raises ChunkPlanError, and then records
+        nothing."""
         if self._last_planned:
             raise ChunkPlanError(
                 f"transfer {self.transfer_id}: a forward was planned after the one with the state"
@@ -243,12 +245,13 @@ class OutgoingTransfer:
 
     @property
     def all_taken(self) -> bool:
-        """Return True if the transfer's last chunk was taken from the queue to be posted."""
+        """Return True if the transfer's last forward is planned and no chunk waits in the queue."""
         return self._last_planned and not self.waiting
 
     @property
     def complete(self) -> bool:
-        """Return True if every chunk of the transfer is posted and flushed."""
+        """Return True if every chunk of the transfer is posted and flushed, and the transfer was
+        not stopped."""
         return self.all_taken and not self.stopped and not self.posted
 
     def stop(self, reason: str, now: float) -> None:

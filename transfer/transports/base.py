@@ -161,8 +161,8 @@ class Transport(ABC):
         return {}
 
     def expect_peers(self) -> None:
-        """Begin preparing for the first connect(), so it need not wait; return at once. Raises
-        TransportError."""
+        """Begin preparing for the first connect(), so it need not wait; return without waiting.
+        Raises TransportError."""
         return None
 
     @abstractmethod

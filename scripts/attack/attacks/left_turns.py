@@ -40,8 +40,8 @@ _WRONG_WORDS = ("Traceback", "failed", "still in flight", "never retrieved")
 
 
 def left_turns(attempt: Attempt) -> None:
-    """Cancel turns at a node with front workers. A cancelled turn must be over, in any order of its
-    beginning and its end at the node's registry."""
+    """Cancel turns at a node with two, then three front workers. A cancelled turn must be over, in
+    any order of its beginning and its end at the node's registry."""
     for workers, _ in zip((2, 3), attempt.rounds(), strict=False):
         plan = Plan(workers, attempt.rng.randrange(2**31))
         with tempfile.TemporaryDirectory() as folder:
