@@ -33,7 +33,7 @@ _END_SECONDS = 30.0
 
 
 class Mover:
-    """Copies at a steady rate between two arenas of its own, as load beside other work. Thread
+    """Copies at a steady rate between two arenas of its own, to disturb other measured work. Thread
     rule: the caller's thread. During moving() a separate thread copies."""
 
     def __init__(self, copies: SegmentCopies, layout: CacheLayout, slabs: int) -> None:

@@ -68,8 +68,8 @@ LAYOUT = CacheLayout(
 @dataclass
 class Measured:
     """The measurements of one UCX setting. bytes: bytes of a transfer. windows: layer chunks of a
-    transfer. pairs: seconds of a transfer, seconds of the raw put beside it. posts: host seconds of
-    each chunk's post. prepared: the post's seconds before the UCX call."""
+    transfer. pairs: seconds of a transfer, seconds of the raw put compared with it. posts: host
+    seconds of each chunk's post. prepared: the post's seconds before the UCX call."""
 
     bytes: int = 0
     windows: int = 0

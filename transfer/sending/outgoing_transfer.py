@@ -150,8 +150,8 @@ class OutgoingTransfer:
         return lacked if self.destination.slot is not None else replace(lacked, state_slot=None)
 
     def _end_after(self, plan: FinishedLayers) -> int:
-        """Return the end page of all plans, this plan included. Raises ChunkPlanError on a gap or
-        an overlap."""
+        """Return the end page of all plans, this plan included; the destination's first page if
+        none has pages. Raises ChunkPlanError on a gap or an overlap."""
         lacks = self.destination.first_page
         if not plan.local_pages:
             return lacks if self._planned_end is None else self._planned_end
@@ -220,7 +220,7 @@ class OutgoingTransfer:
 
     def _finished(self, posted: Posted) -> tuple[tuple[float, ...], float]:
         """Return the finish time of each of the chunk's layers, and the time when sending the chunk
-        began."""
+        began. A layer without a known time counts as finished when loading began."""
         header, tick = posted.chunk.header, posted.chunk.tick
         first = tick - (header.end_layer - header.first_layer) + 1
         times = self.link.source.steps.times_of(first, tick + 1)

@@ -55,7 +55,7 @@ def left_turns(attempt: Attempt) -> None:
 class Plan:
     """The sizes of one run. workers: number of the node's front workers. turns: number of session
     turns. leave: share of turns cancelled by their client. within: longest time before a cancel,
-    seconds. calls: number of abandoned HTTP completions beside the turns. sessions: number of
+    seconds. calls: number of abandoned HTTP completions during the turns. sessions: number of
     concurrent sessions, each with one turn after the other. step_ms: duration of the cost-free
     model's forwards."""
 

@@ -100,9 +100,9 @@ _MODULE = f"{__package__}.probe_process"
 @dataclass(frozen=True)
 class ProbeLimits:
     """Limits of the trial process. deadline: seconds for one trial. start: additional seconds for
-    the process to start. share: most of the time spent on trials, as a fraction. burst: seconds of
-    trials allowed at once. waiting: most callers at a time. remembered: most metadata remembered as
-    usable."""
+    the process to start. share: most of the time spent on trials, as a fraction. burst: most
+    seconds of unused trial time to save up. waiting: most callers at a time. remembered: most
+    metadata remembered as usable."""
 
     deadline: float = 3.0
     start: float = 20.0
@@ -136,8 +136,8 @@ class MetadataProbe:
         self._closed = False
 
     def start(self) -> None:
-        """Start the trial process and return at once, so the first trial need not wait for it.
-        Raises MetadataUnusable."""
+        """Start the trial process without waiting for it, so the first trial need not wait. Raises
+        MetadataUnusable."""
         with self._lock:
             self._running()
 
