@@ -140,7 +140,8 @@ class Workload:
 
 
 def _next_turns(trace: Trace) -> dict[int, int]:
-    """Return a map from a request's index to the index of the next request of its conversation."""
+    """Return a map from a request's index to the index of the next request of its conversation. The
+    last request, and requests without one, are left out."""
     latest: dict[tuple[int, int], int] = {}
     found = {}
     for index, request in enumerate(trace.requests):

@@ -144,7 +144,8 @@ def _points(settings: SweepSettings, chunks: int) -> tuple[Point, ...]:
 
 
 def _chunks_of(nodes: Victims, question: Question) -> int:
-    """Return the number of layer chunks of an undisturbed transfer."""
+    """Return the number of layer chunks of an undisturbed transfer. Raises AssertionError if none
+    of three prompts is transferred."""
     for salt in (b"undisturbed", b"on a slow host", b"on a very slow host"):
         before = nodes.other.arrived()
         answer = _ask(nodes.other, question, salt).result()

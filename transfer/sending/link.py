@@ -168,8 +168,8 @@ class Link:
 
     @cached_property
     def rings(self) -> bool:
-        """Return True if the transport rings a bell (wakes the sender's thread) when a posted write
-        ends; else it must be polled."""
+        """Return True if the transport rings a bell when a posted write ends, to wake the sender's
+        thread. Else it must be polled."""
         return self.source.transport.rings(self.endpoint)
 
     @property

@@ -125,8 +125,8 @@ class OutgoingTransfer:
             return None
 
     def accept(self, plan: FinishedLayers) -> FinishedLayers:
-        """Record the plan, and return the part of it to send: without pages held by the receiver,
-        and without a state if no slot was granted. Raises ChunkPlanError, and then records
+        """Record the plan, and return the part of it to send. This part has no pages held by the
+        receiver, and no state if no slot was granted. Raises ChunkPlanError, and then records
         nothing."""
         if self._last_planned:
             raise ChunkPlanError(

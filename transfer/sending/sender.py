@@ -272,8 +272,8 @@ class Sender:
         """Post nothing more for this transfer. Return a future of its Drain, for the end of its
         posted chunks.
 
-        Idempotent. An ended transfer, or one of another peer, gets a resolved future: FORCED if its
-        drain was given up, else DRAINED. An aborted transfer's on_end is not called.
+        Idempotent. An ended transfer, or one of another peer, gets a resolved future: FORCED for a
+        given-up drain, else DRAINED. An aborted transfer's on_end is not called.
         """
         now = self._clock()
         with self._lock:

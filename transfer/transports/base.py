@@ -141,7 +141,7 @@ class Transport(ABC):
 
     def ring_at_ends(self, bell: Bell) -> None:
         """Ring the bell (wake its waiting thread) from now on whenever a write to an endpoint has
-        ended, if rings() is True for the endpoint."""
+        ended. Endpoints with rings() False are left out."""
         return None
 
     def rings(self, endpoint: "Endpoint") -> bool:

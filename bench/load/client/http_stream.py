@@ -82,8 +82,8 @@ class HttpStream(asyncio.Protocol):
             self._transport.abort()
 
     def _read_head(self) -> bool:
-        """Parse the response head if it is complete. Returns True once the chunked body has
-        begun."""
+        """Parse the response head if it is complete. Returns True once the chunked body has begun.
+        A status other than 200 ends the answer."""
         head, found, rest = self._received.partition(_END_OF_HEAD)
         if not found:
             return False

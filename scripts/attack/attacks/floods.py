@@ -103,8 +103,8 @@ def unread_streams(attempt: Attempt) -> None:
 
 
 def _unread(address: str, sent: bytes, seconds: float) -> bytes:
-    """Send a request, and return the first bytes of its answer. The rest stays unread in the
-    socket."""
+    """Send a request, and return the first bytes of its answer after `seconds`. The rest stays
+    unread in the socket."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=seconds) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

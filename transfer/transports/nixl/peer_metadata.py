@@ -142,10 +142,10 @@ class MetadataProbe:
             self._running()
 
     def try_out(self, address: NixlAddress, strips: Sequence[Strip]) -> str:
-        """Return the agent's name in the blob of `address`, after another process survived adding
-        it and preparing `strips` of its arena. A remembered address is not tried again. Raises
-        MetadataUnusable if the other process did not survive, or if too many trials are wanted
-        concurrently."""
+        """Return the agent's name in the blob of `address`. Another process has then survived
+        adding it and preparing `strips` of its arena. A remembered address is not tried again.
+        Raises MetadataUnusable if the other process did not survive, or if too many trials are
+        wanted concurrently."""
         key = _digest(address, strips)
         known = self._remembered(key)
         if known is not None:
