@@ -138,8 +138,8 @@ class ExchangeRank:
         return self._symmetric("two_shot_all_reduce_", elements)
 
     def _timed(self, call: Callable[[], object], *, in_graph: bool) -> float:
-        """Return the median seconds of one `call`, over repeated runs of many calls. in_graph: True
-        if a run replays a CUDA graph of the calls."""
+        """Return the median seconds of one `call`, over repeated runs of many calls: graph replays
+        if in_graph."""
         for _ in range(3):
             call()
         torch.cuda.synchronize()

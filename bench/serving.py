@@ -174,8 +174,8 @@ def _measured(
 
 
 def _warm_up(config: ServingConfig, front: NodeProcess) -> None:
-    """Send the agents' common prefix to the node before the measurement, if the settings ask for
-    it. Raises BenchError if a request fails."""
+    """Send the agents' common prefix to the node before measuring, if configured. Raises
+    BenchError."""
     if not config.kind.has_agents or not config.warm:
         return
     load = WarmUp(config.agents_load, config.warm)

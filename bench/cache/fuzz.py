@@ -111,8 +111,7 @@ class Fuzzer:
         return self.draw.choice((None, *own, *own, self.number()))
 
     def step(self) -> None:
-        """Make one random call to the tree; after every 50 calls check its integrity. Raises
-        Finding if the call fails, or is refused and changes the tree."""
+        """Make one call; check the tree at times. Raises Finding."""
         name, call = self.draw.choice(self._calls())
         before = state_of(self.tree)
         self.calls += 1

@@ -90,8 +90,7 @@ def write_page(path: Path, describe: Describe) -> None:
 
 
 def put_below_mark(path: Path, text: str) -> None:
-    """Replace the text below the mark on a page; text above it stays. path: the file of runs; its
-    page has the suffix .md, and is made if missing."""
+    """Replace the text below the mark on the page (made if missing) of the file of runs `path`."""
     page = path.with_suffix(".md")
     by_hand = page.read_text().partition(_MARK)[0] if page.exists() else ""
     head = by_hand.rstrip() or f"# {path.stem.replace('_', ' ')}"

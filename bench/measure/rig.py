@@ -162,8 +162,7 @@ class Rig:
         self._engine.close()
 
     def run_until_tokens(self, answers: Sequence[Answer], tokens: int) -> None:
-        """Run steps until each of the answers has `tokens` tokens. Raises BenchError if an answer
-        ends before."""
+        """Run steps until each of the answers has `tokens` tokens. Raises BenchError."""
         while any(len(answer.tokens) < tokens for answer in answers):
             if not self.step():
                 raise BenchError("an answer ended early: give a larger --arena-mib")

@@ -50,8 +50,7 @@ class Trace:
 
 def load_trace(path: Path, limit: int | None = None) -> Trace:
     """Read a trace file: .jsonl, .jsonl.gz or .jsonl.zst; blank lines are left out. limit: largest
-    number of requests to read. Raises ReplayError naming the line, or the file if it has no
-    request."""
+    number of requests to read. Raises ReplayError naming the line."""
     requests: list[TraceRequest] = []
     try:
         with _lines(path) as lines:

@@ -170,7 +170,7 @@ def _inference_perf_settings(url: str, tokenizer: Path, folder: Path) -> Path:
 
 def _hub(tokenizer: Path, home: Path) -> dict[str, str]:
     """Make a Hugging Face cache listing the tokenizer folder under a hub name, because some clients
-    accept only hub names. Returns the environment variables for its use."""
+    accept only hub names. Returns its environment variables."""
     model = home / "hub" / f"models--{_HUB_NAME.replace('/', '--')}"
     snapshot = model / "snapshots" / "0"
     snapshot.mkdir(parents=True)

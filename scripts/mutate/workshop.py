@@ -114,8 +114,8 @@ class Workshop:
         return Status.CAUGHT, failed[1] if failed else Path(command[0]).name
 
     def _measure(self, file: str) -> Sequence[Ran]:
-        """Record the executed lines and the seconds of a test file's tests. Raises BrokenWorkshop
-        if the file does not end."""
+        """Record the executed lines and the seconds of a test file's tests. Raises
+        BrokenWorkshop."""
         out = self._copy.log.with_name("touched.json")
         out.unlink(missing_ok=True)
         more = {FILES: os.pathsep.join(map(str, self._touched.mutated)), OUT: str(out)}

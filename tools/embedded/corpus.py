@@ -93,7 +93,7 @@ def _novels(package: Path) -> Iterator[list[str]]:
 
 def _member(package: Path) -> bytes:
     """Return the bytes of the lazy-load file inside data.tar.* inside the .deb's ar archive. Raises
-    CorpusError if it is not there."""
+    CorpusError."""
     raw = package.read_bytes()
     if not raw.startswith(b"!<arch>\n"):
         raise CorpusError(f"{package}: is no Debian package; download r-cran-janeaustenr again")
@@ -110,8 +110,8 @@ def _member(package: Path) -> bytes:
 
 
 def _string_vector(record: bytes, package: Path) -> list[str]:
-    """Parse one R serialisation (XDR, version 3) of a plain character vector. Return its strings.
-    Raises CorpusError for another value."""
+    """Parse one R serialisation (XDR, version 3) of a plain character vector. Raises
+    CorpusError."""
     encoding_length = struct.unpack_from(">i", record, 14)[0]
     at = 18 + encoding_length
     kind, count = struct.unpack_from(">ii", record, at)

@@ -267,8 +267,8 @@ def _train(
     settings: argparse.Namespace,
     started: float,
 ) -> tuple[list[dict[str, float | None]], nn.Module]:
-    """Train the model, until its steps, its time or its patience end. Returns the loss curve and
-    the weights with the best result on `validation`."""
+    """Train the model, perhaps ending early. Returns the loss curve and the weights with the best
+    result on `validation`."""
     step = TrainingStep(model, settings.weight_decay)
     batches = _batches(data, settings)
     steps = settings.epochs * data.text_tokens // settings.batch_tokens

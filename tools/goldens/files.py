@@ -61,8 +61,7 @@ def write_model(shape: Shape, folder: Path) -> int:
 
 
 def differing(made: Path, kept: Path) -> list[str]:
-    """Return the paths below either folder with differing or missing files; none for one and the
-    same folder."""
+    """Return the paths below either folder with differing or missing files."""
     if made == kept:
         return []
     names = {path.relative_to(root) for root in (made, kept) for path in root.glob("*/*")}

@@ -215,6 +215,6 @@ def check_slot(slabs: int, slot: int) -> None:
 
 
 def granted_pages(destination: Destination, header: ChunkHeader) -> tuple[int, ...]:
-    """Return the receiver's page ids for the chunk's pages. REQUIRES: the destination has them."""
+    """Return the receiver's page ids for the chunk's pages."""
     first = header.first_page - destination.first_page
     return destination.pages[first : first + header.pages]

@@ -41,8 +41,8 @@ class HeartbeatTimeout:
         self._late = 0
 
     def tick(self, now: float) -> bool:
-        """Count the peer's silence since the last call. Return True if the peer is lost. A late
-        tick counts no silence, but LATE_TICKS of them without a message lose the peer."""
+        """Count the peer's silence since the last call. Return True if lost: too silent, or
+        LATE_TICKS calls were late."""
         gap, self._ticked = now - self._ticked, now
         if gap > 2 * self.period:
             self._late += 1

@@ -83,8 +83,7 @@ class Sending:
         return self._terms.look
 
     def step(self, event: Event, now: float) -> list[Action]:
-        """Take one event and return the actions to perform, in order; none once the side has ended.
-        An illegal event stops the transfer."""
+        """Take one event and return the actions to perform, in order; none once ended."""
         if self.is_over:
             return []
         try:

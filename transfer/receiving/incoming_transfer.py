@@ -91,7 +91,7 @@ class IncomingTransfer:
     def arrive(
         self, header: ChunkHeader, digest: int, landed_at: float, verified_at: float
     ) -> None:
-        """Record an arrived chunk. landed_at, verified_at: as in ArrivedChunk. REQUIRES:
+        """Record an arrived chunk. landed_at, verified_at: of ArrivedChunk. REQUIRES:
         pages_of(header) did not raise, and has(header) is False."""
         self._arrived[header.sequence] = ChunkDigest(header, digest)
         self.arrivals.append(ArrivedChunk(header.sequence, landed_at, verified_at))
@@ -119,13 +119,12 @@ class IncomingTransfer:
 
     def wait_for(self, sent: Sequence[ChunkDigest], timeout: float) -> None:
         """Wait until all chunks in `sent` have arrived, the transfer is forgotten, or `timeout`
-        seconds are over. REQUIRES: the receiver's lock is held."""
+        seconds are over. REQUIRES: the lock is held."""
         self.changed.wait_for(lambda: self.forgotten or not self.missing(sent), timeout)
 
     def verify(self, sent: Sequence[ChunkDigest]) -> None:
         """Raise ChunksMissing or DigestMismatch unless exactly the chunks in `sent` arrived,
-        unchanged, and fill the whole destination. After success the transfer is sealed: later
-        chunks are no part of it."""
+        unchanged, and fill the whole destination. Success seals the transfer."""
         missing = self.missing(sent)
         if missing:
             raise ChunksMissing(

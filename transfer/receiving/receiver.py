@@ -161,8 +161,8 @@ class Receiver:
     def verify_arrived(
         self, transfer_id: int, generation: int, sent: Sequence[ChunkDigest]
     ) -> bool:
-        """Compare digests as verify() does, but without a wait; return True if they match. Return
-        False if some chunks of `sent` have not arrived. Raises the errors of verify()."""
+        """Compare digests as verify() does, with its errors, but without a wait. Return False if
+        some chunks of `sent` have not arrived, else True."""
         with self._lock:
             incoming = self._expected(transfer_id, generation)
             if incoming.missing(sent):

@@ -91,7 +91,7 @@ class LinkCost:
 
     def flushed(self, size: int, posted_at: float, now: float) -> None:
         """Record flushed chunks of `size` bytes in all. posted_at: post time of the first. Times
-        are of one monotonic clock. The cost learns nothing from 0 bytes or 0 seconds."""
+        are of one monotonic clock. Chunks without bytes teach no cost."""
         self.in_flight_bytes -= size
         seconds = now - max(posted_at, self.last_flush)
         self.last_flush = max(self.last_flush, now)
@@ -268,8 +268,7 @@ class WriteLeases:
             return [item for item in self._leaving.items() if item[0] not in busy]
 
     def forget(self, name: str) -> None:
-        """Forget a removed peer, once its endpoints are closed. REQUIRES: it was removed, and not
-        forgotten yet."""
+        """Forget a removed peer, once its endpoints are closed."""
         with self._lock:
             del self._leaving[name]
 

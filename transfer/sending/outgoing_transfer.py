@@ -125,9 +125,8 @@ class OutgoingTransfer:
             return None
 
     def accept(self, plan: FinishedLayers) -> FinishedLayers:
-        """Record the plan, and return the part of it to send. This part has no pages held by the
-        receiver, and no state if no slot was granted. Raises ChunkPlanError, and then records
-        nothing."""
+        """Record the plan; return its part to send: no pages held by the receiver, no state without
+        a slot. Raises ChunkPlanError, and then records nothing."""
         if self._last_planned:
             raise ChunkPlanError(
                 f"transfer {self.transfer_id}: a forward was planned after the one with the state"
@@ -150,8 +149,8 @@ class OutgoingTransfer:
         return lacked if self.destination.slot is not None else replace(lacked, state_slot=None)
 
     def _end_after(self, plan: FinishedLayers) -> int:
-        """Return the end page of all plans, this plan included; the destination's first page if
-        none has pages. Raises ChunkPlanError on a gap or an overlap."""
+        """Return the end page of all plans, this plan included, or the destination's first page.
+        Raises ChunkPlanError on a gap or an overlap."""
         lacks = self.destination.first_page
         if not plan.local_pages:
             return lacks if self._planned_end is None else self._planned_end
@@ -219,8 +218,8 @@ class OutgoingTransfer:
         )
 
     def _finished(self, posted: Posted) -> tuple[tuple[float, ...], float]:
-        """Return the finish time of each of the chunk's layers, and the time when sending the chunk
-        began. A layer without a known time counts as finished when loading began."""
+        """Return the finish time of each of the chunk's layers (if unknown, the start of loading).
+        Also return the time when sending began."""
         header, tick = posted.chunk.header, posted.chunk.tick
         first = tick - (header.end_layer - header.first_layer) + 1
         times = self.link.source.steps.times_of(first, tick + 1)
@@ -250,8 +249,7 @@ class OutgoingTransfer:
 
     @property
     def complete(self) -> bool:
-        """Return True if every chunk of the transfer is posted and flushed, and the transfer was
-        not stopped."""
+        """Return True if every chunk of the unstopped transfer is posted and flushed."""
         return self.all_taken and not self.stopped and not self.posted
 
     def stop(self, reason: str, now: float) -> None:

@@ -83,7 +83,7 @@ class HttpStream(asyncio.Protocol):
 
     def _read_head(self) -> bool:
         """Parse the response head if it is complete. Returns True once the chunked body has begun.
-        A status other than 200 ends the answer."""
+        Other statuses than 200 fail."""
         head, found, rest = self._received.partition(_END_OF_HEAD)
         if not found:
             return False

@@ -241,8 +241,8 @@ async def _play(node: NodeProcess, plan: Plan, tally: Tally) -> None:
 
 
 def _seconds_to_end(node: NodeProcess, most: float) -> float:
-    """Return the seconds from SIGTERM to the node's end. most: the longest time to wait; then about
-    this time is returned."""
+    """Return the seconds from SIGTERM to the node's end, or `most`. most: the longest time to
+    wait."""
     begun = time.monotonic()
     os.kill(node.pid, signal.SIGTERM)
     while time.monotonic() < begun + most and not ended(node.pid):
