@@ -27,9 +27,6 @@ MAX_SECONDS = 2
 """Limit of a trial's processor time, in seconds."""
 MAX_ADDRESS_BYTES = 512 << 20
 """Limit of a trial's address space in bytes, the vocabulary's token tree included."""
-_STACK_BYTES = 2 << 20
-"""Limit of a trial's stack in bytes. Any later thread for compiling the grammar has a larger
-stack."""
 
 TOO_COSTLY = Verdict(
     Outcome.REFUSED, "takes too much time, memory or nesting to compile: simplify it"
@@ -79,7 +76,8 @@ def tried(trees: Trees, source: Source) -> Verdict:
 def fork_trial(try_source: Try, trees: Trees, source: Source) -> BoundedChild:
     """Fork a child process to try the grammar source, and return it. REQUIRES: this process has one
     thread. Raises OSError if no process can be started."""
-    bounds = ChildBounds(MAX_SECONDS, MAX_ADDRESS_BYTES, _STACK_BYTES)
+    # The stack of any later thread for compiling the grammar is larger than this child's.
+    bounds = ChildBounds(MAX_SECONDS, MAX_ADDRESS_BYTES)
     return fork_bounded(lambda: msgspec.msgpack.encode(try_source(trees, source)), bounds)
 
 
