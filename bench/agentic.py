@@ -175,7 +175,8 @@ def _percentiles(
 
 
 def hit_rate(answers: Sequence[Answer]) -> float:
-    """Return the share of eligible prompt tokens read from the cache instead of computed again."""
+    """Return the share of eligible (not new) prompt tokens read from the cache instead of computed
+    again; 0 without any."""
     usable = eligible = 0
     for answer in answers:
         hit = _hit(answer)

@@ -50,12 +50,13 @@ def captured(graph: torch.cuda.CUDAGraph) -> AbstractContextManager[None]:
 class ExchangeRank:
     """One of several ranks exchanging tensors on GPUs during a bench.
 
-    Owns its mailboxes and, beside them, NCCL and PyTorch's symmetric memory over the same ranks.
+    Owns its mailboxes, and for comparison NCCL and PyTorch's symmetric memory over the same ranks.
     Every rank calls the same methods in the same order. Multicast stays off, like in the engine.
     """
 
     def __init__(self, meeting: Path, rank: int, ranks: int) -> None:
-        """Join the ranks. meeting: path of a file for one use; NCCL uses another file beside it."""
+        """Join the ranks. meeting: path of a file for one use; NCCL uses the file with `.nccl`
+        appended."""
         os.environ.update(_OFF)
         self.rank, self.ranks = rank, ranks
         self.device = torch.device("cuda", rank)
@@ -137,7 +138,8 @@ class ExchangeRank:
         return self._symmetric("two_shot_all_reduce_", elements)
 
     def _timed(self, call: Callable[[], object], *, in_graph: bool) -> float:
-        """Return the median seconds of one `call`, over repeated runs of many calls."""
+        """Return the median seconds of one `call`, over repeated runs of many calls: graph replays
+        if in_graph."""
         for _ in range(3):
             call()
         torch.cuda.synchronize()

@@ -116,7 +116,7 @@ class BenchConfig:
 
     @property
     def forms(self) -> list[StoredForm]:
-        """Return the formats measured with one rank, in order of measurement."""
+        """Return the formats measured with one rank, in order of measurement; perhaps none."""
         asked = self.asked_form
         if self.alone and self.tensor_parallel > 1:
             return []

@@ -91,7 +91,7 @@ def _at_a_pace(
     """Return the figures of `measure` at a pace the API server can follow. With forwards of no
     duration a cost-free model runs ahead: answers end in the engine before clients have them, and
     its steps have few rows. So the node's highest rate is measured first, then the figures at a
-    lower pace."""
+    lower pace. Any other model is measured once, as configured."""
     if config.step_ms or not config.free_model:
         return measure(config)
     fastest = replace(
@@ -174,7 +174,8 @@ def _measured(
 
 
 def _warm_up(config: ServingConfig, front: NodeProcess) -> None:
-    """Send the agents' common prefix to the node before the measurement."""
+    """Send the agents' common prefix to the node before measuring, if configured. Raises
+    BenchError."""
     if not config.kind.has_agents or not config.warm:
         return
     load = WarmUp(config.agents_load, config.warm)

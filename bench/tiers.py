@@ -33,7 +33,7 @@ _END_SECONDS = 30.0
 
 
 class Mover:
-    """Copies at a steady rate between two arenas of its own, as load beside other work. Thread
+    """Copies at a steady rate between two arenas of its own, to disturb other measured work. Thread
     rule: the caller's thread. During moving() a separate thread copies."""
 
     def __init__(self, copies: SegmentCopies, layout: CacheLayout, slabs: int) -> None:
@@ -66,7 +66,7 @@ class Mover:
     @contextmanager
     def moving(self, direction: Direction, bytes_a_second: float) -> Iterator[None]:
         """Copy at the given rate in the given direction until the block ends. Raises BenchError if
-        the reached rate was lower."""
+        the reached rate was lower than nine tenths of it."""
         ends = threading.Event()
         self._moved = 0
         thread = threading.Thread(target=self._move, args=(direction, bytes_a_second, ends))

@@ -19,8 +19,8 @@ HELP = """/new    forget the conversation and begin another
 
 
 class Chat:
-    """A chat on one client. Call run() once. run() raises ClientError if the node is gone before
-    the first turn."""
+    """A chat on one client. Call run() once. Construction raises ClientError if the node is gone.
+    run() reports a failed turn and goes on."""
 
     def __init__(self, client: Client, system: str, sampling: SamplingOptions, out: TextIO) -> None:
         """Open the chat. system: text of the system message at the start of every conversation;

@@ -40,7 +40,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def described(name: str) -> Command:
-    """Return the command `name` with the description of its flags. Imports the command's module."""
+    """Return the command `name` with the description of its own flags, if any. Imports the
+    command's module."""
     module = importlib.import_module(f"{PACKAGE}.{COMMANDS[name][0]}")
     printed = io.StringIO()
     with redirect_stdout(printed), redirect_stderr(io.StringIO()), suppress(SystemExit):

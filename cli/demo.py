@@ -87,8 +87,8 @@ def _parts() -> dict[str, list[str]]:
 
 
 def _found(letters: Sequence[tuple[str, str]], number: int, end: str) -> str:
-    """Return the tool's result: written letter `number`, another, and the paragraph `end`. letters:
-    paragraph pairs."""
+    """Return the tool's result: letter (mail) `number`, another letter, and the paragraph `end`.
+    letters: paragraph pairs."""
     first, second = letters[number]
     beside = " ".join(letters[(number + 4) % len(letters)])
     return (
@@ -145,8 +145,8 @@ def row(turn: str, usage: Usage) -> str:
 
 
 def lost(usage: Usage) -> str:
-    """Return a turn's recomputed prompt tokens by miss reason, largest first, as text. Also marks a
-    lost transfer."""
+    """Return a turn's recomputed prompt tokens by miss reason except `new`, largest first, as text.
+    Also marks a lost transfer."""
     causes = {} if usage.hit is None else usage.hit.causes
     parts = [
         f"{cause} {count}"
@@ -170,8 +170,8 @@ def handed_over(transfer: TransferReport | None) -> str:
 
 
 def pages_sent(usage: Usage) -> str:
-    """Return as text the number of pages sent by the transfer, of all pages of the prompt. The
-    decode node had the other pages already."""
+    """Return as text the number of pages sent by the transfer, of all pages of the prompt. Returns
+    a dash without a transfer. The decode node had the other pages already."""
     if usage.transfer is None:
         return "-"
     return f"{usage.transfer.pages} of {_pages(usage)}"
@@ -179,7 +179,7 @@ def pages_sent(usage: Usage) -> str:
 
 def hidden_share(transfer: TransferReport | None) -> str:
     """Return the share of the transfer's time overlapped with the prefill forward, as text. Returns
-    a dash if the transfer took no time."""
+    a dash without a transfer, or if it took no time."""
     if transfer is None:
         return "-"
     whole = transfer.hidden_seconds + transfer.exposed_seconds
@@ -271,7 +271,7 @@ class Verdict:
 
 def compare(answers: Sequence[Answer], oracle: Sequence[Answer]) -> Verdict:
     """Return the comparison of a session's answers, turn by turn, with the oracle's answers in the
-    same session."""
+    same session. It ends at the first divergence."""
     tokens = 0
     for turn, (ours, theirs) in enumerate(zip(answers, oracle, strict=True), 1):
         rows = zip_longest(ours.token_ids, theirs.token_ids, theirs.margins)
@@ -303,7 +303,8 @@ class DemoConfig:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command. Returns 0 only if the daemons and the single process gave equal tokens."""
+    """Run the command. Returns 0 if the daemons and the single process gave equal tokens, near ties
+    aside; else 1."""
     config = parse_config("tasuki demo", "Ten turns of an agent.", argv, DemoConfig)
     model = config.model or str(embedded_model())
     flags = ["--model", model, "--dtype", "float32", "--arena-mib", str(config.arena_mib)]
@@ -341,9 +342,9 @@ def play(
     write: Callable[[str], None],
     given_up: threading.Event,
 ) -> list[Answer]:
-    """Run the whole session through these daemons, writing a table row at the end of each turn. The
-    session has the ten turns, then the last one again with other endings. Raises CancelledError
-    before a turn once `given_up` is set."""
+    """Run the whole session through these daemons, writing a table row at the end of each turn.
+    Return the answers, one a turn. The session has the ten turns, then the last one again with
+    other endings. Raises CancelledError before a turn once `given_up` is set."""
     sampling: SamplingOptions = {**SAMPLING, "max_new_tokens": answer_tokens}
     answers = []
 

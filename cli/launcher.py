@@ -85,7 +85,7 @@ class Daemon:
 
     def wait_ready(self, timeout: float = READY_SECONDS) -> str:
         """Wait until the daemon takes calls, and return its gRPC HOST:PORT. timeout: seconds.
-        Raises LaunchError with the end of the daemon's stderr."""
+        Raises LaunchError with the end of the daemon's stderr if the daemon ends or is late."""
         deadline = time.monotonic() + timeout
         while True:
             try:
@@ -103,8 +103,8 @@ class Daemon:
                 return announced["ready"]
 
     def ask_to_stop(self) -> None:
-        """Send SIGTERM to the daemon once, so it drains and ends. A second SIGTERM would end it at
-        once."""
+        """Send SIGTERM to the daemon once, so it drains and ends. Later calls do nothing: a second
+        SIGTERM would cut its drain short."""
         if not self._asked and self._process.poll() is None:
             self._process.terminate()
         self._asked = True
@@ -151,7 +151,7 @@ class Daemon:
 
 @contextmanager
 def fused(flags: Sequence[str]) -> Iterator[str]:
-    """Run one `tasuki serve` daemon. Yields its HOST:PORT."""
+    """Run one `tasuki serve` daemon in `with`. Yields its HOST:PORT."""
     with ExitStack() as stack:
         yield _started(stack, "serve", flags).wait_ready()
 
@@ -160,8 +160,8 @@ def fused(flags: Sequence[str]) -> Iterator[str]:
 def disaggregated(
     flags: Sequence[str], decode_flags: Sequence[str] = (), prefill_flags: Sequence[str] = ()
 ) -> Iterator[str]:
-    """Run a prefill daemon and a decode daemon. flags: flags of both. decode_flags, prefill_flags:
-    flags of one. Yields the HOST:PORT of the decode daemon, for clients."""
+    """Run a prefill daemon and a decode daemon inside `with`. flags: flags of both. decode_flags,
+    prefill_flags: flags of one. Yields the gRPC HOST:PORT of the decode daemon, for clients."""
     with ExitStack() as stack:
         daemon = _started(stack, "prefill", [*flags, *prefill_flags])
         address = daemon.wait_ready()

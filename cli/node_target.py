@@ -24,7 +24,8 @@ FIX = "give the HOST:PORT of its HTTP or gRPC, as its start shows them, and --ca
 @contextmanager
 def asking(target: str) -> Iterator[None]:
     """Convert errors of calls inside `with` to a node without an answer. The raised ClientError
-    names the target and the fix, instead of gRPC's text. target: HOST:PORT."""
+    names the target and the fix, instead of gRPC's text. A node's own rejections pass unchanged.
+    target: HOST:PORT."""
     import grpc
 
     from tasuki.client.errors import ClientError
@@ -70,7 +71,8 @@ class NodeTarget:
 
 
 def grpc_address(target: str, ca: str, api_key: str) -> str:
-    """Return the gRPC address of the node with HTTP or gRPC at `target`. Raises ClientError."""
+    """Return the gRPC address of the node with HTTP or gRPC at `target`, unchanged without HTTP.
+    Raises ClientError."""
     answer = _asked(target, ca, api_key)
     if answer is None:
         # The first call shows if the port speaks gRPC.
@@ -87,7 +89,8 @@ def grpc_address(target: str, ca: str, api_key: str) -> str:
 
 
 def http_address(target: str, ca: str, api_key: str) -> str:
-    """Return the HTTP address of the node with HTTP or gRPC at `target`. Raises ClientError."""
+    """Return the HTTP address of the node with HTTP or gRPC at `target`. Raises ClientError, also
+    if it has none."""
     if _asked(target, ca, api_key) is not None:
         return target
     known = _http_by_grpc(target, ca, api_key)
@@ -100,7 +103,7 @@ def http_address(target: str, ca: str, api_key: str) -> str:
 
 
 def answers_http(address: str, ca: str, api_key: str) -> bool:
-    """Return True if a node answers HTTP at `address`."""
+    """Return True if HTTP is answered at `address`, False otherwise."""
     from tasuki.client.errors import ClientError
 
     try:

@@ -18,8 +18,8 @@ _LOOK_SECONDS = 0.02
 
 
 def wait_until_met(client: Client) -> None:
-    """Wait for the node's connection to each prefill node, at most READY_SECONDS. A decode daemon
-    takes calls earlier, and would then prefill the prompts itself."""
+    """Wait for the node's connection to each prefill node, at most READY_SECONDS; a late one is no
+    error. A decode daemon takes calls earlier, and would then prefill the prompts itself."""
     deadline = time.monotonic() + READY_SECONDS
     while time.monotonic() < deadline and any(
         node.state != pb.PREFILL_NODE_STATE_CONNECTED for node in client.stats().prefill_nodes
@@ -33,8 +33,8 @@ def answer_all(
     predictions: Sequence[Sequence[int]],
     sampling: SamplingOptions,
 ) -> list[Answer]:
-    """Send all prompts at once, and return their answers in the prompts' order. Raises the first
-    ClientError."""
+    """Send the prompts, _MAX_CONCURRENT at a time, and return their answers in the prompts' order.
+    Raises the first ClientError."""
 
     def answer(prompt: Prompt, prediction: Sequence[int]) -> Answer:
         return client.generate(prompt, prediction=prediction, **sampling).result()

@@ -62,8 +62,9 @@ def main(argv: Sequence[str]) -> int:
 def change_role(
     channel: "grpc.Channel", role: str, settings: Mapping[str, str], wait_seconds: float
 ) -> None:
-    """Change a node's role and return once the node serves in it. settings: settings of the new
-    role by name. wait_seconds: timeout. Raises ClientError, RoleNotTaken."""
+    """Change a node's role and return once the node serves in it. role: `prefill` or `decode`.
+    settings: settings of the new role by name. wait_seconds: timeout. Raises ClientError, and
+    RoleNotTaken after the timeout."""
     import grpc
 
     from tasuki.client.errors import client_error

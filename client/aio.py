@@ -41,7 +41,8 @@ class NodeCalls:
         self._retry = retry or RetryPolicy()
 
     def answer(self, request: pb.GenerateRequest, choices: int) -> AsyncAnswer:
-        """Send the request and return its answer, not yet read. choices: number of answers."""
+        """Return the request's answer, not yet read; reading sends the request. choices: number of
+        answers."""
 
         async def start() -> ResponseStream:
             return self.wire.stream(self.wire.stubs().inference.Generate, request)
@@ -54,7 +55,8 @@ class NodeCalls:
         await self.wire.call(self.wire.stubs().inference.Abort, request)
 
     async def open_session(self, cache_salt: bytes = b"") -> "AsyncSession":
-        """Open a conversation. cache_salt: only conversations of one salt share cached prefixes."""
+        """Open a conversation and return its session. cache_salt: only conversations of one salt
+        share cached prefixes."""
         life = SessionLife(Conversation(cache_salt), self._retry, id="")
         return await opened(life, self.wire)
 
@@ -118,7 +120,7 @@ class AsyncClient(NodeCalls, ClientRequests[AsyncAnswer]):
 
 class AsyncSession(SessionRequests[AsyncAnswer]):
     """A conversation with its tokens on the server. One task at a time may use it. `async with`
-    closes it."""
+    closes it, unless left by an exception."""
 
     def __init__(self, wire: Wire, life: SessionLife) -> None:
         self._wire = wire
@@ -146,7 +148,7 @@ class AsyncSession(SessionRequests[AsyncAnswer]):
         return await self.take(self._life.append(prompt))
 
     def answer(self, request: pb.SessionGenerateRequest) -> AsyncAnswer:
-        """Request the next turn's answer and return it, not yet read."""
+        """Return the next turn's answer, not yet read; it is requested at its first read."""
         life = self._life
 
         async def start() -> ResponseStream:

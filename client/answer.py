@@ -120,7 +120,7 @@ class TurnOwner(Protocol):
 
     def turn_failed(self, error: ClientError) -> bool:
         """Record a failed call of the turn. Its effect on the node is unknown. Return True if the
-        turn should be tried at once on another node."""
+        turn should be tried on another node without a pause."""
 
     def turn_finished(self, answer: Answer) -> None:
         """Record the turn's whole answer, once it has been read."""
@@ -131,7 +131,7 @@ class AsyncAnswer:
     reading task aborts the request.
 
     A call failing before its first segment is retried if useful. After the first segment, the
-    caller handles a failure. Raises ClientError.
+    caller handles a failure. Raises ClientError, and ConnectionError if the stream ended early.
     """
 
     def __init__(
@@ -161,7 +161,8 @@ class AsyncAnswer:
         return self._parts.finished
 
     async def begin(self) -> None:
-        """Call the node until a call has begun. Failed calls are retried by the retry policy."""
+        """Call the node, unless a call has begun. Failed calls are retried by the retry policy.
+        Raises the last failure."""
         while self._call is None:
             try:
                 self._call = await self._start()
@@ -169,7 +170,8 @@ class AsyncAnswer:
                 await self._wire.sleep(self._pause_after(error))
 
     async def next_piece(self) -> Piece | None:
-        """Return the next segment of an answer, or None once the stream has ended."""
+        """Return the next segment of an answer, or None once the stream has ended. Raises
+        ClientError."""
         while not self._ended:
             if self._failure is not None:
                 raise self._failure
@@ -228,7 +230,7 @@ class AnswerStream:
     `cancel` aborts the request.
 
     It retries as AsyncAnswer, and makes the first attempt at construction. Owned by one thread; any
-    thread may call cancel. Raises ClientError.
+    thread may call cancel. Raises ClientError, and ConnectionError if the stream ended early.
     """
 
     def __init__(self, answer: AsyncAnswer) -> None:

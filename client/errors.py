@@ -68,7 +68,8 @@ class RetryPolicy:
     deadline: float = 60.0
 
     def pauses(self) -> Iterator[float]:
-        """Yield the seconds to wait before each further attempt. Ends when no attempt is left."""
+        """Yield the seconds to wait before each further attempt. Ends when no attempt is left, or
+        at the deadline."""
         begun = time.monotonic()
         pause = self.first_pause
         for _ in range(self.attempts - 1):

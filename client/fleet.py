@@ -31,7 +31,8 @@ class FleetCalls:
         self, cache_salt: bytes = b"", targets: SessionTargets = ANY
     ) -> AsyncSession:
         """Open a session on the better of two nodes. The session moves if its node rejects it,
-        dies, or misses a latency target. targets: latency targets of the session."""
+        dies, or misses a latency target. cache_salt: see Client.open_session. targets: latency
+        targets of the session."""
         life = MovingSession(Conversation(cache_salt), self._retry, self._nodes, targets)
         return await opened(life, self._wire)
 
@@ -66,7 +67,8 @@ class Fleet:
 
     def open_session(self, cache_salt: bytes = b"", targets: SessionTargets = ANY) -> Session:
         """Open a session on the better of two nodes. The session moves if its node rejects it,
-        dies, or misses a latency target. targets: latency targets of the session."""
+        dies, or misses a latency target. cache_salt: see Client.open_session. targets: latency
+        targets of the session."""
         return Session(run(self._calls.open_session(cache_salt, targets)))
 
     def close(self) -> None:

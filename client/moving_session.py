@@ -37,8 +37,8 @@ _LEFT_ALONE_SECONDS = 5.0
 
 class DecodeNodes:
     def __init__(self, addresses: Sequence[str], clock: Clock = time.monotonic) -> None:
-        """Set up the choice of nodes. addresses: HOST:PORT of each node. At least one; no
-        repeats."""
+        """Set up the choice of nodes. addresses: HOST:PORT of each node. Raises ValueError for
+        none, or a repeated one."""
         if not addresses or len({*addresses}) != len(addresses):
             raise ValueError(f"name decode nodes, each once: not {list(addresses)}")
         self.addresses = tuple(addresses)

@@ -107,12 +107,14 @@ class ClientRequests(Generic[AnswerOf]):
         """Send one request with its whole prompt. The answer may outlive this call, but not this
         client.
 
-        Client makes the call at once, AsyncClient when the answer is first awaited. priority: the
-        lowest of a caller's requests begins first. n: number of answers; answer i is sampled with
-        seed + i. prompt_logprobs: number of likeliest tokens returned with each of the prompt's
-        tokens; None: no scores. prediction: expected tokens of the answer; the answer may then come
-        sooner. targets: latency targets; a node rejects the request at once if it expects to miss
-        one, with a ClientError of kind `overloaded` and retry_after. Raises ValueError.
+        Client makes the call before it returns, AsyncClient when the answer is first awaited.
+        request_id: empty for a new one. cache_salt: only requests of one salt share cached
+        prefixes. marks: token counts for checkpoints of the prompt. priority: the lowest of a
+        caller's requests begins first. n: number of answers; answer i is sampled with seed + i.
+        prompt_logprobs: number of likeliest tokens returned with each of the prompt's tokens; None:
+        no scores. prediction: expected tokens of the answer; the answer may then come sooner.
+        targets: latency targets. A node rejects the request on arrival if it expects to miss one.
+        The ClientError then has the kind `overloaded` and retry_after. Raises ValueError.
         """
         if n < 1:
             raise ValueError(f"n must be at least 1, not {n}")
@@ -145,8 +147,9 @@ class SessionRequests(Generic[AnswerOf]):
         targets: Targets = NO_TARGETS,
         **sampling: Unpack[SamplingOptions],
     ) -> AnswerOf:
-        """Request an answer to the conversation so far. A finished answer becomes part of the
-        conversation. priority: the lowest of a caller's requests begins first."""
+        """Request an answer to the conversation so far. A finished answer, unless aborted, becomes
+        part of the conversation. request_id: empty: a new one. priority: the lowest of a caller's
+        requests begins first."""
         request = pb.SessionGenerateRequest(
             request_id=request_id,
             sampling=sampling_to_proto(sampling),

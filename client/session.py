@@ -30,8 +30,8 @@ class Client(ClientRequests[AnswerStream]):
         api_key: str = "",
         retry: RetryPolicy | None = None,
     ) -> None:
-        """Open the channel. target: HOST:PORT. tls: None for plain text. retry: rule for failed
-        calls. Raises TlsError."""
+        """Open the channel. target: HOST:PORT. tls: None for plain text. api_key: empty for none.
+        retry: rule for failed calls. Raises TlsError."""
         self._calls = NodeCalls(BlockingWire({"": open_channel(target, tls)}, api_key), retry)
 
     def _ask(self, request: pb.GenerateRequest, choices: int) -> AnswerStream:

@@ -159,7 +159,7 @@ class SessionLife:
 
     def attempt_turn(self, request: pb.SessionGenerateRequest) -> Steps[None]:
         """Put the session's present id into the request, before each attempt. Open the session
-        again if it is lost."""
+        again if it is lost, or should move."""
         yield from self._reopen_if_lost()
         request.session_id = self.id
 
@@ -168,7 +168,7 @@ class SessionLife:
 
     def turn_failed(self, error: ClientError) -> bool:
         """Mark the session as lost after a failed attempt of its turn, because the node may or may
-        not have the answer. Return True if another node should be tried at once."""
+        not have the answer. Return True if another node should be tried without a pause."""
         self._lost = True
         return self._goes_elsewhere(error)
 

@@ -54,8 +54,8 @@ def memory_use(
     page_bytes: float,
 ) -> MemoryUse | None:
     """Return the memory use of an arena; None if the size of the arena or of a page is not known.
-    pages, slots: number of each by owner. slabs: number of slabs in the arena. page_bytes: bytes of
-    one page, over all layers."""
+    pages, slots: number of each by owner. slabs: number of slabs in the arena. slab_bytes: bytes of
+    one slab. page_bytes: bytes of one page, over all layers."""
     if slabs <= 0 or slab_bytes <= 0 or page_bytes <= 0:
         return None
     page = slab_bytes / max(1, slab_bytes // page_bytes)

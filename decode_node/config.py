@@ -83,8 +83,8 @@ class DecodeConfig(WireOptions):
             check_target(target, "prefill")
 
     def membership(self, access: EtcdAccess) -> Membership:
-        """Return the source of prefill nodes named by the settings: a list, a file or etcd. access:
-        access to etcd. Raises EtcdAccessError."""
+        """Return the source of prefill nodes named by the settings: etcd if set, else the file,
+        else the list. access: access to etcd. Raises EtcdAccessError."""
         if self.etcd:
             # This loads aiohttp, and no command line should wait for that.
             from tasuki.server.discovery.etcd import Etcd
@@ -98,8 +98,8 @@ class DecodeConfig(WireOptions):
 
     @property
     def targets(self) -> list[str]:
-        """Return the prefill nodes named by the settings, as HOST:PORT; others may be discovered
-        later."""
+        """Return the prefill nodes listed by the settings, as HOST:PORT; empty entries are skipped.
+        Others may be discovered later."""
         return [target.strip() for target in self.prefill.split(",") if target.strip()]
 
 

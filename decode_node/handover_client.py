@@ -6,9 +6,9 @@ events and back; knows no bytes and no caches.
 Thread rule: the hand-over's event loop; deliver() may be called from any thread.
 
 Invariants: every HandoverWanted is answered, because the engine waits for the answer without a
-deadline of its own. The answer comes at once if no prefill node is connected. It comes also if a
-transfer fails in an unforeseen way. A transfer unknown to this client has no writer. So a
-destination or a cancellation arriving after its end is answered as fenced at once.
+deadline of its own. The answer comes immediately if no prefill node is connected. It comes also if
+a transfer fails in an unforeseen way. A transfer unknown to this client has no writer. So a
+destination or a cancellation arriving after its end is answered as fenced immediately.
 """
 
 import asyncio
@@ -174,7 +174,7 @@ class HandoverClient:
 
     async def start(self) -> None:
         """Begin to connect. Return once each prefill node is connected or its first attempt has
-        failed. Raises MembershipError."""
+        failed. Wait at most `connect` seconds of the settings. Raises MembershipError."""
         self._links.follow(await anext(self._membership))
         self._following = self._loop.create_task(self._follow(), name="membership")
         await self._links.first_contact(self._settings.connect)
@@ -190,8 +190,8 @@ class HandoverClient:
             log.exception("prefill nodes that come or go are not seen any more: restart this node")
 
     async def stop(self) -> None:
-        """Cancel every transfer and wait for its fence, at most `patience` seconds of the settings;
-        then stop the links."""
+        """Stop passing states on; then cancel every transfer, fetch and pull, and wait for their
+        ends. Then stop the links. Each wait lasts at most `patience` seconds of the settings."""
         await self._passing.stop(self._settings.patience)
         for transfer in self._transfers:
             transfer.put(on.Cancelled())
@@ -297,8 +297,8 @@ class HandoverClient:
         self._post(m.FetchAdvised(transfer_id, holder.link.target, holder.tokens, seconds))
 
     def _fetch(self, wanted: m.FetchWanted) -> None:
-        """Begin the transfer of a wanted fetch. On an error report its loss to the engine, because
-        prompts wait for the fetch."""
+        """Begin the transfer of a wanted fetch. If it cannot be opened, report its loss to the
+        engine, because prompts wait for the fetch."""
         try:
             is_open = self._open_fetch(wanted)
         except Exception:
@@ -428,7 +428,7 @@ class HandoverClient:
 
     def loads_changed(self) -> None:
         """Report to the engine the least prefill wait on any prefill node caused by other decode
-        nodes. Reports at most twice a second, because nodes send their loads all the time."""
+        nodes. Reports only a changed value, at most twice a second; 0 without a connection."""
         now = time.monotonic()
         if now - self._busy_looked_at < _BUSY_SECONDS:
             return

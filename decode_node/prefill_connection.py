@@ -76,8 +76,8 @@ class TransferStream:
         self._carrying: asyncio.Task[None] | None = None
 
     def join(self, transfer: TransferOnStream) -> None:
-        """Add a transfer to the stream. REQUIRES: `open` is True, and no transfer with its id is on
-        the stream."""
+        """Add a transfer to the stream; the first one starts the stream's call. REQUIRES: `open` is
+        True, and no transfer with its id is on the stream."""
         self._transfers[transfer.transfer_id] = transfer
         if self._carrying is None:
             self._carrying = asyncio.get_running_loop().create_task(self._run(), name="rooms")
@@ -224,8 +224,9 @@ class PrefillNodeLoad(NodeLoad):
         self._as_of = -math.inf
 
     def take(self, load: pb.Load, sent_by: float, now: float) -> None:
-        """Take the node's load report. sent_by: all work sent before this time had reached the
-        node. Raises PeerInvalid, and then keeps the previous values."""
+        """Take the node's load report; pull times are None unless the report has both. sent_by: all
+        work sent before this time had reached the node. Raises PeerInvalid, and then keeps the
+        previous values."""
         wait = peer_values.seconds(load.wait_seconds, "load.wait_seconds")
         seconds = PrefillSeconds(
             peer_values.seconds(load.fixed_seconds, "load.fixed_seconds"),
@@ -245,13 +246,13 @@ class PrefillNodeLoad(NodeLoad):
         self._report(wait, sent_by, now, stored)
 
     def answered(self, wait: float, sent_at: float, now: float) -> None:
-        """Record the node's answer to a prompt sent at time `sent_at`: `wait` seconds of prefill
-        were before the prompt."""
+        """Record the node's answer to a prompt sent at time `sent_at`, unless a later report is
+        known. `wait` seconds of prefill were before the prompt."""
         self._report(wait, math.nextafter(sent_at, -math.inf), now)
 
     def others_wait(self, now: float) -> float:
         """Return the least part of wait(), in seconds, caused by other decode nodes, from the
-        latest report."""
+        latest report. now: monotonic seconds."""
         return max(0.0, self._others - (now - self._others_at))
 
     def _report(self, wait: float, sent_by: float, now: float, stored: float | None = None) -> None:

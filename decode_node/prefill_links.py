@@ -195,7 +195,7 @@ class PrefillLink:
 
     async def run(self) -> None:
         """Connect, answer heartbeats and reconnect until cancelled. If connecting to the target is
-        forbidden, report it once, and stay rejected."""
+        forbidden, log it once and return; the link stays rejected."""
         refusal = self._dialling.refusal(self.target)
         if refusal is not None:
             self.refused = (refusal,)
@@ -376,8 +376,8 @@ class PrefillLinks:
         return any(link.takes_transfers for link in self._links.values())
 
     def follow(self, targets: Iterable[str]) -> None:
-        """Make these targets, HOST:PORT each, the member nodes: begin new links, and let the others
-        leave. REQUIRES: called on the event loop."""
+        """Make these targets, HOST:PORT each, the member nodes: begin new links, or reuse a link
+        still leaving. The links of other nodes leave. REQUIRES: called on the event loop."""
         wanted = dict.fromkeys(targets)
         for target in [target for target in self._links if target not in wanted]:
             log.info("prefill node %s is no member any more", target)
@@ -421,8 +421,8 @@ class PrefillLinks:
         return [*self._leaving, *closed]
 
     def end_idle(self, busy: Iterable[PrefillConnection]) -> None:
-        """End the links of nodes no longer members, if no live transfer uses them. busy:
-        connections with live transfers."""
+        """End the links of nodes no longer members, if no live transfer uses them. A usable link
+        stays for LINGER_SECONDS. busy: connections with live transfers."""
         used, now = set(busy), time.monotonic()
         for link, until in list(self._leaving.items()):
             if link.connection in used or (link.takes_transfers and now < until):

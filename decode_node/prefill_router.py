@@ -2,7 +2,7 @@
 
 Owns the index of the prefixes held by each node while its connection lives, and the task reading
 them. The load belongs to the connection. Thread rule: the hand-over's event loop. Invariant: a lost
-node is forgotten at once, and its number is not reused before.
+node is forgotten immediately, and its number is not reused before.
 """
 
 import asyncio
@@ -117,7 +117,8 @@ class UsableIndex:
         self._followed[number] = _Followed()
 
     def apply(self, number: int, batch: pb.UsableBatch, now: float) -> int:
-        """Apply the next batch of the node's stream; return the number of prefixes in it. Raises
+        """Apply the next batch of the node's stream; return the number of prefixes in it, removed
+        and stored. Prefixes beyond the limits are not stored. now: monotonic seconds. Raises
         PeerInvalid if it is not the next batch; the caller then calls start_over()."""
         node = self._followed[number]
         if batch.sequence != node.sequence + 1:
@@ -348,7 +349,8 @@ class PrefillRouter:
 
     @contextmanager
     def standing(self, link: PrefillLink, connection: PrefillConnection) -> Iterator[None]:
-        """Read the connection's held prefixes and let its node be chosen, inside `with`."""
+        """Let the connection's node be chosen, inside `with`. Its held prefixes are read only if
+        the route is `auto` or `cost`."""
         number = connection.number = self.index.add()
         self._standing[number] = link, connection
         self._numbers = self._turned()
@@ -426,8 +428,9 @@ class PrefillRouter:
 
     def holder(self, wanted: m.HandoverWanted, chosen: Chosen, at_least: int) -> Holder | None:
         """Return a node with a state of the prompt cheaper to copy than to compute on the chosen
-        node; None if there is none. It may be a draining node, because a fetch is no prompt.
-        at_least: argument of copy_pays."""
+        node. Return None if there is none, or a gateway chose the node. It may be a draining node,
+        because a fetch is no prompt. at_least: while pull times are unknown, a copy needs twice as
+        many missing tokens."""
         if not wanted.may_fetch or chosen.choice.reason is Reason.GATEWAY:
             return None
         held = {node: n for node, n in chosen.held.items() if n < len(wanted.prompt)}

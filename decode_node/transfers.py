@@ -106,8 +106,8 @@ class PullSender(SendingTransfer):
 
 
 def event_of(message: m.PullPinned | m.PullRefused) -> Event:
-    """Return the event for a pull's state machine from the engine's answer to PullAsked: pinned or
-    rejected."""
+    """Return the event for a pull's state machine from the engine's answer to PullAsked: Pinned for
+    PullPinned, else Refusal."""
     if isinstance(message, m.PullPinned):
         return on.Pinned(message.source)
     return on.Refusal(message.reason)

@@ -221,7 +221,8 @@ class EvictionLedger:
         self._unreported: list[Eviction] = []
 
     def collect(self) -> None:
-        """Record the evictions since the last call."""
+        """Record the cache's evictions since the last call. Only the newest `_REMEMBERED` are kept
+        for later look-ups."""
         decisions = self._cache.drain_evictions()
         if not decisions:
             return
@@ -266,7 +267,7 @@ class EvictionLedger:
 
 def brought_by(load: TierLoad, names: Sequence[str]) -> tuple[tuple[str, int], ...]:
     """Return the tokens of KV loaded from each tier: (tier name, tokens) pairs. The last pair is
-    the tier with the state. names: the tiers' names, by number."""
+    the tier with the state; its tokens may be 0. names: the tiers' names, by number."""
     state_from = load.state[0]
     pages = Counter(tier for tier, *_ in load.pages)
     others = sorted(tier for tier in pages if tier != state_from)
@@ -384,7 +385,7 @@ def usage_of(request: Request) -> m.Usage:
 
 
 def _drafted(request: Request) -> dict[str, Any]:
-    """Return the fields about drafts in the request's usage report."""
+    """Return the fields about drafts in the request's usage report; none without a drafter."""
     if request.drafting is None:
         return {}
     counts = request.drafting.counts
@@ -432,7 +433,7 @@ class TransferNames:
     def told_here(self, hit: HitBreakdown) -> HitBreakdown:
         """Return the hit with this node's request id for the request causing the eviction of the
         prompt's state. The prefill node's report names this request by its transfer. A transfer of
-        another decode node keeps its name."""
+        another decode node keeps its name. A hit without such a request is returned unchanged."""
         if hit.lost is None or hit.lost.eviction is None or hit.lost.eviction.taken_by is None:
             return hit
         taker = RequestId(hit.lost.eviction.taken_by)

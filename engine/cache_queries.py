@@ -1,6 +1,6 @@
 """Answers to questions of API servers about an engine: its cache, counters and free capacity.
 
-Thread rule: the engine loop's. Each question is answered at once, between two steps.
+Thread rule: the engine loop's. Each question is answered immediately, between two steps.
 """
 
 from collections import Counter
@@ -45,7 +45,7 @@ def _stored(weights: str, layout: CacheLayout) -> dict[str, str]:
 class CacheQueries:
     """The handler of queries about the cache, its cursors and watches, and the engine's counters.
 
-    Thread rule: the engine loop's. Each query is answered at once, between two steps.
+    Thread rule: the engine loop's. Each query is answered immediately, between two steps.
     """
 
     def __init__(

@@ -28,8 +28,8 @@ class Role(Enum):
 
     @property
     def working_slots(self) -> int:
-        """Return the number of working slots of a request. Decoding alternates between two slots,
-        so the state one step back stays intact."""
+        """Return the number of working slots of a request: 1 on a prefill node, else 2. Decoding
+        alternates between two slots, so the state one step back stays intact."""
         return 1 if self is Role.PREFILL else 2
 
 
@@ -365,7 +365,8 @@ class EngineConfig:
 
     @property
     def compute_dtype(self) -> str:
-        """Return the dtype of the computation on this machine, with `auto` resolved."""
+        """Return the dtype of the computation. `auto` is float32 on a CPU without bf16 units, else
+        bfloat16."""
         if self.dtype != AUTO_DTYPE:
             return self.dtype
         on_cpu = self.device.split(":")[0] == "cpu"
@@ -407,8 +408,8 @@ class EngineConfig:
         return 0 if self.speculate in ("auto", "off") else self.draft_tokens
 
     def usable_of(self, free: int, total: int) -> int:
-        """Return the bytes of a GPU available to this process. free, total: the GPU's free and
-        total bytes."""
+        """Return the bytes of a GPU available to this process, at most `gpu_memory_utilization` of
+        all if set. free, total: the GPU's free and total bytes."""
         part = self.gpu_memory_utilization
         return free if part is None else min(free, int(total * part))
 

@@ -209,7 +209,9 @@ class Engine:
         return 0 if self._behind is None else self._behind.counts["joined"]
 
     def handle(self, message: m.Inbox) -> None:
-        """Handle a message. Raises ValueError for a message meant for another role."""
+        """Handle a message: cache queries and drains here, all others by the role's hand-over.
+        FlushCache also clears stored pictures. Raises ValueError for a message meant for another
+        role."""
         if isinstance(message, m.CacheQuery):
             if isinstance(message, m.FlushCache) and self._pictures is not None:
                 self._pictures.store.clear()
@@ -303,8 +305,8 @@ class Engine:
 
     @property
     def planning_wait(self) -> float:
-        """Return the seconds left to gather messages before step() plans the next forward. 0.0:
-        step now."""
+        """Return the seconds left to gather messages before step() plans the next forward. Return
+        0.0 (step now) if no forward is in flight, or it has ended."""
         if self._flight is None or self._flight.launched.in_flight.has_ended:
             return 0.0
         return min(self._planning.wait, _GATHERING_SECONDS)

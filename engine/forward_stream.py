@@ -54,10 +54,10 @@ class PlanningTime:
     A late plan includes requests arriving during the forward in flight. With an early plan a new
     request waits for the rest of this forward and for the whole next one. Owns the durations of the
     last forwards by size, and the lead: the time between the next plan and the forward's end.
-    Thread rule: the engine loop's. Invariants: the next plan begins at once if the duration of the
-    forward in flight is not known. The lead grows by a third whenever the device ran out of work
-    after a late plan. It shrinks by a thousandth with every other forward: one forward of some 300
-    begins late.
+    Thread rule: the engine loop's. Invariants: the next plan begins immediately if the duration of
+    the forward in flight is not known. The lead grows by a third whenever the device ran out of
+    work after a late plan. It shrinks by a thousandth with every other forward: one forward of some
+    300 begins late.
     """
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
@@ -201,7 +201,8 @@ class Completion:
         self._handover = handover
 
     def commit(self, forward: ScheduledForward, all_sampled: SampledTokens) -> None:
-        """Record the sampled tokens of a completed forward for its requests."""
+        """Record the sampled tokens of a completed forward for its requests; skip requests ended
+        since. Reject a request with unsound values."""
         count = len(forward.answers)
         if count:
             self._answers(forward.answers, all_sampled.take(slice(count)))
@@ -233,8 +234,9 @@ class Completion:
     def _drafted(
         self, drafted: Sequence[ScheduledSequence], sampled: SampledTokens, first: int
     ) -> None:
-        """Record the accepted tokens of each row with drafts, up to the answer's end. first: index
-        in the forward of the first row with drafts."""
+        """Record the accepted tokens of each row with drafts, up to the answer's end. Skip ended
+        requests; reject a request with unsound tokens. first: index in the forward of the first row
+        with drafts."""
         counted: list[tuple[ScheduledSequence, list[Sampled]]] = []
         for row, item in enumerate(drafted, first):
             if not item.live:
@@ -263,8 +265,8 @@ class Completion:
     def _prompt(
         self, item: ScheduledSequence, sampled: Sampled | None, scores: PromptScores | None
     ) -> None:
-        """Record the computation of a prompt chunk, its sampled token and its scores. REQUIRES: its
-        request still runs."""
+        """Record the computation of a prompt chunk, its sampled token and its scores; reject the
+        request if they are unsound. REQUIRES: its request still runs."""
         request, allocation = item.request, item.active.allocation
         request.suspect = False
         sampled_unsoundly = sampled is not None and not all_sound([sampled])

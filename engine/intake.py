@@ -62,14 +62,14 @@ class Intake:
 
     def refusal(self, prompt: m.Tokens, final_length: int) -> m.RequestError | None:
         """Return the error to reject a prompt with, including one for a draining node; None to
-        accept it."""
+        accept it. final_length: most tokens ever forwarded for it."""
         if self._draining:
             return m.RequestError(m.ErrorKind.DRAINING, "this node is draining; try another")
         return self.misfit(prompt, final_length)
 
     def misfit(self, prompt: m.Tokens, final_length: int) -> m.RequestError | None:
-        """Return the error for a prompt this engine can never serve, with the possible number of
-        tokens; None if it can."""
+        """Return the error for a prompt this engine can never serve: empty, with unknown tokens, or
+        too long. Return None if it can. final_length: most tokens ever forwarded for it."""
         if len(prompt) == 0:
             return m.RequestError(m.ErrorKind.INVALID, "prompt is empty: send at least one token")
         if not (self.is_token(int(prompt.min())) and self.is_token(int(prompt.max()))):
@@ -86,7 +86,8 @@ class Intake:
         return None
 
     def placed(self, submit: m.Submit) -> PlacedPictures | m.RequestError | None:
-        """Return the prompt's pictures, or the reason to reject it; None for a prompt of text."""
+        """Return the prompt's pictures, or the reason to reject it, also if this engine takes none.
+        Return None for a prompt of text."""
         shape = self._limits.pictures
         if shape is None:
             return m.RequestError(m.ErrorKind.INVALID, _BLIND) if submit.pictures else None
@@ -96,7 +97,7 @@ class Intake:
             return m.RequestError(m.ErrorKind.INVALID, f"prompt: {error}")
 
     def handed_refusal(self, keys: Keys) -> m.RequestError | None:
-        """Return the reason, if any, why a peer's prompt cannot be computed here: its pictures stay
+        """Return an error if a peer's prompt has pictures, else None. A prompt with pictures stays
         with the peer, as yet."""
         if not has_pictures(keys):
             return None
@@ -106,8 +107,8 @@ class Intake:
         )
 
     def scoring_refusal(self, prompt: m.Tokens, top: int | None) -> m.RequestError | None:
-        """Return the reason, if any, why a prompt cannot be scored. top: likeliest tokens to report
-        beside each of its tokens; None: no scoring, never rejected."""
+        """Return the error for a prompt impossible to score; None if it can be scored. top:
+        likeliest tokens to report with each of its tokens; None: no scoring, never rejected."""
         if top is None:
             return None
         if not 0 <= top <= MAX_TOP_LOGPROBS:
@@ -135,8 +136,8 @@ class Intake:
         )
 
     def sampling_refusal(self, sampling: SamplingParams) -> m.RequestError | None:
-        """Return the reason, if any, why the requested logit adjustments are impossible. On a GPU a
-        token outside the vocabulary would end the process."""
+        """Return the error if a logit adjustment names a token outside the vocabulary, else None.
+        On a GPU this would end the process."""
         for field, tokens in sampling.named_tokens.items():
             outside = [token for token in tokens if not self.is_token(token)]
             if outside:
@@ -157,7 +158,7 @@ class Intake:
                 self._answer(at_rest=False)
 
     def at_rest(self) -> None:
-        """Answer pending drains, because no request is left."""
+        """Answer pending drains, if there are any, because no request is left."""
         if self._drains:
             self._answer(at_rest=True)
 

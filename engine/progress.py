@@ -1,6 +1,6 @@
 """The progress of every running sequence's forwards, by batch index.
 
-The rows of a forward are read and advanced all at once, as columns. All other code sees one
+The rows of a forward are read and advanced all together, as columns. All other code sees one
 sequence (Progress). Owns these token counts from begin() to end(). Knows no requests, tokens or
 pages. Thread rule: the engine loop's.
 
@@ -57,8 +57,9 @@ class ProgressTable:
         self.sampling_in_flight: Ints = np.zeros(batch_indices, dtype=np.int32)
 
     def begin(self, working_slots: tuple[int, ...], num_computed: int, slot: int = 0) -> "Progress":
-        """Begin a sequence. num_computed: number of its tokens without need of a forward; the state
-        after them is in the working slot of index `slot`. REQUIRES: its batch index is free."""
+        """Begin a sequence and return its Progress. working_slots: its slots; the first is its
+        batch index. num_computed: number of its tokens without need of a forward. The state after
+        them is in the working slot of index `slot`. REQUIRES: its batch index is free."""
         batch_index = working_slots[0]
         assert self.holders[batch_index] == 0, f"batch index {batch_index} has a sequence already"
         self._begun += 1
@@ -71,7 +72,7 @@ class ProgressTable:
 
     def schedule_next(self, batch_indices: BatchIndices) -> NextTokens:
         """Schedule one more token of each sequence in a forward, with one token sampled after it.
-        REQUIRES: no batch index comes twice."""
+        Return the tokens' positions and slots. REQUIRES: no batch index comes twice."""
         starts, read_index = self.num_scheduled[batch_indices], self.scheduled_slot[batch_indices]
         write_index = (read_index + 1) % self._slots[batch_indices]
         sampled_before = self.sampling_in_flight[batch_indices] != 0
@@ -140,7 +141,7 @@ class Progress:
 
     def complete(self, stop: int, slot: int, num_sampled: int) -> None:
         """Record the end of a forward: tokens before `stop` are computed, and the state is in
-        `slot`. The next forward may be in flight already."""
+        `slot`. num_sampled: tokens sampled by it. The next forward may be in flight already."""
         table, batch_index = self._table, self.batch_index
         table.num_computed[batch_index], table.slot[batch_index] = stop, slot
         if num_sampled and table.num_scheduled[batch_index] == stop:

@@ -311,7 +311,8 @@ class Request:
 
     @property
     def told_as(self) -> m.RequestId:
-        """Return the request id known to the client: the first fork's, if the request has forks."""
+        """Return the request id known to the client: the first fork's, if the request has forks,
+        else its own."""
         return self.forks[0].id if self.forks else self.id
 
     @property
@@ -332,7 +333,8 @@ class Request:
 
     @property
     def expected_length(self) -> int:
-        """Return the number of its tokens, including tokens being sampled."""
+        """Return the number of the request's tokens, prompt and output, including tokens being
+        sampled."""
         state = self.state
         sampled = state.progress.sampling_in_flight if isinstance(state, Active) else 0
         return self.length + sampled

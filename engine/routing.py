@@ -140,8 +140,8 @@ class PrefillSpeed:
         self._forwards = LineFit()
 
     def add(self, parts: Iterable[tuple[int, int]], seconds: float) -> None:
-        """Add a measured forward. parts: ranges [first, last) of prompt tokens computed in it.
-        seconds: duration of the forward alone."""
+        """Add a measured forward; ignore one without work. parts: ranges [first, last) of prompt
+        tokens computed in it. seconds: duration of the forward alone."""
         work = sum(self._work(last) - self._work(first) for first, last in parts)
         if work > 0:
             self._forwards.add(work, seconds)
@@ -166,8 +166,8 @@ class PrefillLoad:
     """The seconds of prefill left in an engine's transfers, and the times to report them. Thread
     rule: the engine loop's.
 
-    Invariant: an empty load is reported at once, and so is a new transfer. Otherwise there is at
-    most one report every REPORT_SECONDS.
+    Invariant: an empty load is reported immediately, and so is a new transfer. Otherwise there is
+    at most one report every REPORT_SECONDS.
     """
 
     def __init__(self, speed: PrefillSpeed) -> None:
@@ -208,8 +208,8 @@ class PrefillLoad:
         self._reported_at = -math.inf
 
     def computes(self, transfer_id: m.TransferId, stop: int, tokens: int) -> None:
-        """Record a transfer's prompt as computed up to token `stop` by the next forward. tokens:
-        the prompt's length."""
+        """Record a transfer's prompt as computed up to token `stop` by the next forward. Ignore an
+        unknown transfer. tokens: the prompt's length."""
         if transfer_id in self._left:
             before = self._left[transfer_id]
             left = self._speed.seconds.between(stop, tokens) if stop < tokens else 0.0
@@ -218,7 +218,8 @@ class PrefillLoad:
             self._changed = True
 
     def leave(self, transfer_id: m.TransferId) -> None:
-        """Remove a transfer: its prompt is computed, or no longer needed."""
+        """Remove a transfer: its prompt is computed, or no longer needed. Idempotent. After the
+        last one, the next report is due."""
         if self._left.pop(transfer_id, None) is None:
             return
         del self._peers[transfer_id]
@@ -227,8 +228,8 @@ class PrefillLoad:
             self._reported_at = -math.inf
 
     def report(self, now: float, pull_seconds: Callable[[], Line | None]) -> m.PrefillLoad | None:
-        """Return a report if one is due, else None. now: monotonic seconds. pull_seconds: returns
-        the line of a pull's seconds over its tokens, if known."""
+        """Return a report if one is due and something has changed, else None. now: monotonic
+        seconds. pull_seconds: returns the line of a pull's seconds over its tokens, if known."""
         if not self._changed or now - self._reported_at < REPORT_SECONDS:
             return None
         self._changed, self._reported_at = False, now
@@ -320,7 +321,8 @@ def report(decision: RoutingDecision) -> RouteReport:
 
 
 def joined(here: m.RouteReport | None, there: m.RouteReport | None) -> m.RouteReport | None:
-    """Return this node's route report with the prefill node's choice and estimates added."""
+    """Return this node's route report with the prefill node's choice and estimates added. If either
+    report is None, return this node's unchanged."""
     if here is None or there is None:
         return here
     return m.RouteReport(there.choice, {**here.estimates, **there.estimates})

@@ -1,4 +1,4 @@
-"""The engine loop on its own thread: take messages, step, deliver the step's messages at once."""
+"""The engine loop on its own thread: take messages, step, deliver the step's messages together."""
 
 import logging
 import math
@@ -55,7 +55,8 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="tasuki-engine", daemon=True)
 
     def start(self) -> None:
-        """Start the thread. Return when the engine is ready to step, or has failed."""
+        """Start the thread. Return when the engine is ready to step, or has failed. Start the
+        watchdog too, if its timeout is finite."""
         self._thread.start()
         self._prepared.wait()
         if math.isfinite(self._watchdog_timeout):
@@ -63,8 +64,8 @@ class EngineThread:
 
     @property
     def still_seconds(self) -> float:
-        """Return the seconds since the last step ended; 0.0 while there is nothing to do. Any
-        thread."""
+        """Return the seconds since the loop last took messages, before each step; 0.0 while there
+        is nothing to do. Any thread."""
         moved = self._moved
         return 0.0 if moved is None else time.monotonic() - moved
 
@@ -127,7 +128,7 @@ class EngineThread:
 
     def _take_messages(self, wait: float | None) -> None:
         """Handle all messages in the inbox. If there are none, wait up to `wait` seconds for the
-        first one; None: wait without a limit. Answers to queries leave at once, before any
+        first one; None: wait without a limit. Answers to queries leave immediately, before any
         forward."""
         messages = self._messages(wait)
         self._moved = time.monotonic()

@@ -96,7 +96,7 @@ class ModelConfig:
 
     @staticmethod
     def load(directory: Path | str) -> "ModelConfig":
-        """Read the model's shape from a folder's config.json and, if present,
+        """Return the model's shape, read from a folder's config.json and, if present,
         generation_config.json. Raises ModelConfigError."""
         path = Path(directory) / "config.json"
         generation = Path(directory) / "generation_config.json"
@@ -107,8 +107,8 @@ class ModelConfig:
     def from_dict(
         raw: dict[str, Any], generation: dict[str, Any] | None = None, source: str = "config"
     ) -> "ModelConfig":
-        """Read the model's shape from the parsed config.json (`raw`) and generation_config.json.
-        source: the config's name in error messages."""
+        """Return the model's shape, read from the parsed config.json (`raw`) and
+        generation_config.json. source: the config's name in error messages."""
         return _Reader(raw, generation or {}, source).config()
 
     @property

@@ -110,8 +110,9 @@ class QuantizationConfig:
 
     @staticmethod
     def load(directory: Path) -> "QuantizationConfig":
-        """Read the quantisation settings from a folder's config.json, at any nesting level used by
-        publishers. Raises ModelConfigError."""
+        """Return the quantisation settings in a folder's config.json, at any nesting level used by
+        publishers. If the file cannot be read, return settings without a method. Raises
+        ModelConfigError."""
         path = directory / "config.json"
         try:
             raw = json.loads(path.read_text(encoding="utf-8"))
@@ -122,7 +123,8 @@ class QuantizationConfig:
 
     @staticmethod
     def from_dict(raw: dict[str, Any], source: str = "config") -> "QuantizationConfig":
-        """Read the quantisation settings from a parsed config.json. Raises ModelConfigError."""
+        """Return the quantisation settings in a parsed config.json; without any, their method is
+        None. Raises ModelConfigError."""
         outer = ConfigFields(raw, source)
         found = None
         for name in ("quantization_config", "compression_config"):
@@ -175,7 +177,7 @@ _OFF = "one layer over the model's own embedding is served; give --draft-layer o
 
 def check_draft_layer_config(directory: Path) -> None:
     """Check the config of a checkpoint folder with a draft layer: at most one such layer, over the
-    model's own embedding. Raises ModelConfigError."""
+    model's own embedding. Do nothing if config.json cannot be read. Raises ModelConfigError."""
     path = directory / "config.json"
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
@@ -232,8 +234,8 @@ class RopeSettings:
 
     @staticmethod
     def of(text: ConfigFields, outer: ConfigFields) -> "RopeSettings":
-        """Read the rotary settings. text: the text model's config; outer: the config object around
-        it, or `text` itself. Raises ModelConfigError."""
+        """Return the rotary settings of a config. text: the text model's config; outer: the config
+        object around it, or `text` itself. Raises ModelConfigError."""
         _refuse_misplaced(text, outer)
         scaling = text.object("rope_scaling")
         rope = scaling or text.object("rope_parameters") or ConfigFields({}, text.source)

@@ -78,8 +78,9 @@ class WeightSizes:
     def of(
         config: ModelConfig, dtype: torch.dtype, source: TensorSource | None = None
     ) -> "WeightSizes":
-        """Count the bytes of a model's weights. source: shapes of the stored tensors, without
-        memory; None: all weights unquantised. Raises WeightsError from the source."""
+        """Count and return the bytes of a model's weights. dtype: of unquantised weights. source:
+        shapes of the stored tensors, without memory; None: all weights unquantised. Raises
+        WeightsError from the source."""
         weights = assemble(config, source or ShapesOnly(), dtype, "meta")
         routed = sum(
             layer.mlp.gate_up.nbytes + layer.mlp.down.nbytes

@@ -110,7 +110,8 @@ class RowSpan:
 
 
 def put_rows(embedded: Tensor, spans: Sequence[RowSpan]) -> Tensor:
-    """Write the rows of pictures over embeddings [T, hidden], and return these."""
+    """Write the rows of pictures over embeddings [T, hidden] in place, and return these. spans: the
+    rows, and their places in the batch."""
     for span in spans:
         rows = span.rows.to(embedded.device, embedded.dtype)
         embedded[span.first : span.first + len(rows)] = rows
@@ -149,11 +150,12 @@ class SequenceSlice:
 
     @property
     def turns_as_text(self) -> bool:
-        """True if each token's rotary position is its position."""
+        """Return true if each token's rotary position is its position."""
         return self.rope_positions is None and not self.rope_delta
 
     def rope(self) -> Tensor:
-        """Return the rotary positions [3, 1 + tokens] int64, that of the token before first."""
+        """Return the rotary positions [3, 1 + tokens] int64: of the token before, then of the
+        tokens."""
         if self.rope_positions is not None:
             return self.rope_positions.long()
         first = self.start + self.rope_delta - 1
@@ -170,7 +172,8 @@ class RopePositions:
 
     @staticmethod
     def of(slices: Sequence[SequenceSlice], device: torch.device | str) -> "RopePositions | None":
-        """Return the positions of all slices; None if all are text."""
+        """Return the positions of all slices; None if every rotary position is the token's
+        position, as in text."""
         if all(item.turns_as_text for item in slices):
             return None
         each = [item.rope() for item in slices]
@@ -256,7 +259,8 @@ class Phase(Enum):
     Otherwise a verified draft, or a partly cached prompt, would give other tokens than the same
     tokens one by one.
 
-    STEP: tokens of an answer, one by one or several verified at once; activations stay unquantised.
+    STEP: tokens of an answer, one by one or several verified together; activations stay
+    unquantised.
 
     PROMPT: tokens of prompts; activations may be quantised like the weights.
     """

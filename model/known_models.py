@@ -51,8 +51,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 
 def published_or_folder(name: str) -> ModelConfig:
-    """Return the config of a published model, by its size or its huggingface.co name. For any other
-    name, return the config of the checkpoint folder with this path. Raises ModelConfigError."""
+    """Return the config of the checkpoint folder with this path. Without such a folder, return that
+    of a published model, by its size or its huggingface.co name. Raises ModelConfigError."""
     size = name.lower().removeprefix("qwen/").removeprefix("qwen3.5-")
     if size in PUBLISHED and not Path(name).is_dir():
         return ModelConfig.from_dict(dict(PUBLISHED[size]), source=name)
@@ -67,8 +67,8 @@ def published_or_folder(name: str) -> ModelConfig:
 
 def with_draft_layer(model: ModelConfig, name: str, draft_layer: str) -> ModelConfig:
     """Return the model's config as served with `--draft-layer` set to `draft_layer` (auto or off).
-    name: a published model, or a checkpoint folder. All published models have a draft layer. Raises
-    WeightsError."""
+    It is unchanged for off, and for a folder without a draft layer. name: a published model, or a
+    checkpoint folder. All published models have a draft layer. Raises WeightsError."""
     if draft_layer == "off" or (Path(name).is_dir() and not has_draft_layer(name)):
         return model
     return replace(model, draft_layers=1)

@@ -43,9 +43,10 @@ def is_hub_name(model: str) -> bool:
 
 
 def hub_checkpoint(name: str, revision: str) -> Path:
-    """Return the local folder of a huggingface.co model, after downloading its missing files.
-    revision: a branch, tag or commit; empty: main. Without a network, the snapshot in the local
-    cache is used. REQUIRES: is_hub_name(name). Raises HubError."""
+    """Return the local folder of a huggingface.co model, after downloading its missing files of
+    configs, chat templates and weights. revision: a branch, tag or commit; empty: main. Without a
+    network, the snapshot in the local cache is used. REQUIRES: is_hub_name(name). Raises
+    HubError."""
     # The import takes half a second, and reads the environment then.
     from huggingface_hub import constants, errors, snapshot_download
 

@@ -246,7 +246,8 @@ class ReceiverConnections:
                 self._sender.renew(name, asked)
 
     def drop(self, name: str) -> None:
-        """End the connection with this name. Idempotent."""
+        """End the connection with this name, if any. Notify its owner, and disconnect the sender.
+        Idempotent."""
         connection = self._connections.pop(name, None)
         if connection is None:
             return
@@ -346,7 +347,8 @@ class ReceiverStream:
             self.lose()
 
     def _take_batch(self, batch: pb.ReceiverBatch) -> None:
-        """Handle the messages of a batch from the receiver. Raises InvalidRequest."""
+        """Handle the messages of a batch from the receiver. Raises InvalidRequest, also for too
+        many messages."""
         if len(batch.messages) > MOST_MESSAGES:
             raise InvalidRequest(
                 f"a batch has {len(batch.messages)} messages, at most {MOST_MESSAGES}"

@@ -158,8 +158,8 @@ class PrefillSide(PairSide):
         self._registration.start()
 
     async def retire(self) -> None:
-        """Unregister and refuse new calls before the front drains. So decode nodes no longer find
-        this node and ask it for nothing more."""
+        """Unregister (if registered) and refuse new calls before the front drains. So decode nodes
+        no longer find this node and ask it for nothing more."""
         if self._registration is not None:
             await self.loop.end(self._registration.stop(), LOOP_SECONDS)
         if self._server is not None:

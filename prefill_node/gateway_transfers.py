@@ -104,7 +104,7 @@ class GatewayTransfers:
 
     def receiver_arrived(self, transfer: OutgoingTransfer) -> None:
         """Match a transfer reserved by a decode node with the gateway's call, or let it wait for
-        the call. Raises DuplicateTransfer."""
+        the call. Raises DuplicateTransfer for a second one."""
         parked = self._parked.get(transfer.id)
         if parked is None:
             self._park(transfer.id, transfer)
@@ -114,13 +114,14 @@ class GatewayTransfers:
             raise DuplicateTransfer(f"transfer {transfer.id} has arrived on the remote side before")
 
     def first_token(self, transfer_id: m.TransferId, token: m.PrefillToken) -> None:
-        """Answer the gateway's call for this transfer with the first token."""
+        """Answer the gateway's call for this transfer with the first token, if the call is still
+        open."""
         if (call := self._open.get(transfer_id)) is not None:
             call.answer(token)
 
     def over(self, transfer: OutgoingTransfer) -> None:
         """Handle a transfer's end: answer its gateway call without a token, if it is still
-        unanswered."""
+        unanswered. Without a call, forget the transfer waiting for one."""
         call = self._open.pop(transfer.id, None)
         if call is not None:
             call.answer(None)

@@ -7,7 +7,7 @@ Thread rule: the hand-over's event loop; deliver() and peers() may be called fro
 
 Invariants: a reply to Abort comes after the drain. An Abort is answered only for transfers of the
 connection named in it; no other peer can guess the name. Every wait for a receiver has a deadline.
-Every PullWanted is answered, at once if its transfer or its decode node is gone.
+Every PullWanted is answered, immediately if its transfer or its decode node is gone.
 """
 
 import asyncio

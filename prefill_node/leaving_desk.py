@@ -62,8 +62,9 @@ class LeavingDesk:
             self._post(m.LeftTakenOver(message.state.number, m.DrainTargetOutcome.LOST))
 
     async def take_over(self, request: pb.TakeOverRequest) -> pb.TakeOverResponse:
-        """Answer a decode node's question for a state to pass on. REQUIRES: its connection is live.
-        Raises PeerInvalid."""
+        """Answer a decode node's question for a state to pass on. The answer is `over` if this node
+        passes none on. It is empty if the peer declines or the engine is late. REQUIRES: its
+        connection is live. Raises PeerInvalid."""
         peer = request.connection_id
         if request.HasField("done"):
             self._done(peer, wire.TAKEN_OVER.from_wire(request.done))

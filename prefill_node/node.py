@@ -78,7 +78,8 @@ class PrefillNode:
         return self._side.handover_address
 
     async def startup(self) -> str:
-        """Start the node. Return HOST:PORT of the front's server."""
+        """Start the node. Return HOST:PORT of the front's server. After an error, end the started
+        parts and raise it."""
         side = self._side
         side.begin()
         try:
@@ -163,7 +164,8 @@ class PrefillDaemon(PairDaemon[PrefillConfig]):
 
     def engine_apart(self) -> bool:
         """Return True if the engine has its own process. It has none if decode nodes or a gateway
-        use the front's port, because decode nodes are served in the engine's process."""
+        use the front's port, because decode nodes are served in the engine's process. Raises
+        EngineConfigError for several ranks then."""
         if not super().engine_apart():
             return False
         if self.config.handover_bind and not self.server_config.gateway:

@@ -249,7 +249,8 @@ class OutgoingTransfer(SendingTransfer):
         return on.Announced(wire.ready(self.generation, message, tail))
 
     def hear_pull(self, message: pb.PullDone | pb.PullFailed) -> None:
-        """Handle the receiver's message about this hand-over's pull."""
+        """Handle the receiver's message about this hand-over's pull; drop it if there is no
+        pull."""
         if self._pull is not None:
             self._pull.take_message(message)
 
@@ -295,8 +296,8 @@ class OutgoingTransfer(SendingTransfer):
                 self._speak(pb.SenderMessage(failed=failed))
 
     def closed(self) -> None:
-        """Report the transfer's end: post PrefillEnd to the engine, end the pull, and set how the
-        posted writes ended."""
+        """Report the transfer's end: end the pull, and set how the posted writes ended. Post
+        PrefillEnd to the engine if the state machine is over; else the drain counts as FORCED."""
         drain = self._side.drain if self._side.is_over else Drain.FORCED
         if self._pull is not None:
             self._pull.put(on.Stopped("its transfer is over"))

@@ -34,7 +34,7 @@ class _Reader:
         self._starts_over = True
         self._sequence = 0
         self.hurry = asyncio.Event()
-        """Event set when the unsent changes are to be sent at once."""
+        """Event set when the unsent changes are to be sent immediately."""
         self._sent_at = time.monotonic()
 
     def came(self, prefix: UsablePrefix) -> None:
@@ -128,7 +128,8 @@ class UsableFeed:
             reader.start_over()
 
     async def batches(self, wanted: Callable[[], bool]) -> AsyncGenerator[pb.UsableBatch, None]:
-        """Yield batches of changes for one reader, as long as wanted() returns True."""
+        """Yield batches of changes for one reader, as long as wanted() returns True. Nothing is
+        yielded before the engine's first read."""
         with self._reading() as reader:
             while wanted():
                 if not self._asked:

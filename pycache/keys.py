@@ -5,7 +5,7 @@ detokenisers and echoes. Its keys go to the tree, events, prefix hashes, peers a
 The arrays differ at pictures only. For a prompt without pictures both are the same object.
 
 A picture is one image or one pair of video frames. Its placeholders have negative keys, made from
-the picture's digest. No vocabulary has a negative id, so a key among tokens fails at once. The
+the picture's digest. No vocabulary has a negative id, so a key among tokens fails immediately. The
 token that opens a picture is keyed too. A page that ends right behind the first placeholder then
 compares 62 bits of the picture instead of 31. An opening token alone in its page may collide: its
 keys and values depend on nothing of the picture.

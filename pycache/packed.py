@@ -20,7 +20,7 @@ _CHECKPOINT_KINDS = (None, *(kind.value for kind in CheckpointKind))
 _NAMES = Struct("16s16s16s")
 _UNNAMED = (None, None, None)
 _ROWS_AT_ONCE = 256
-"""Number of event rows unpacked at once. It limits the time until a reader has the first event."""
+"""Number of event rows unpacked together. It limits the time until a reader has the first event."""
 
 
 class CacheEvent(NamedTuple):

@@ -94,8 +94,9 @@ class HybridPrefixCache(PrefixCache):
         working_slots: int,
         cursor: int | None = None,
     ) -> Allocation | None:
-        """Return an allocation for a prompt to compute. After the queued copies, working_slots[0]
-        holds the state after cached_tokens tokens."""
+        """Return an allocation for a prompt to compute; None if it fits only after others are
+        released. After the queued copies, working_slots[0] holds the state after cached_tokens
+        tokens."""
         self.advance_to(self._clock())
         allocation = super().allocate(
             tokens,
@@ -119,8 +120,8 @@ class HybridPrefixCache(PrefixCache):
         cursor: int | None = None,
         load_wait: float = 0.0,
     ) -> Allocation | None:
-        """Return an allocation to load cached tokens from a tier. Without such a load, return the
-        same as allocate()."""
+        """Return an allocation to fill with cached tokens from a lower tier. If no tier is of use,
+        return the same as allocate(). load_wait: tokens of prefill until such a copy begins."""
         self.advance_to(self._clock())
         allocation = super().allocate_or_load(
             tokens,
@@ -160,8 +161,8 @@ class HybridPrefixCache(PrefixCache):
         working_slots: int,
         cursor: int | None = None,
     ) -> Allocation | None:
-        """Return an allocation for another node to write. It is marked as granted at once, so that
-        its ids cannot be released by mistake."""
+        """Return an allocation for another node to write; None as for allocate(). It counts as
+        granted immediately, so that its ids cannot be released by mistake."""
         allocation = super().allocate_to_receive(
             tokens,
             salt=salt,
@@ -183,8 +184,8 @@ class HybridPrefixCache(PrefixCache):
         self, allocation: Allocation, boundary: int, slot: int, kind: CheckpointKind
     ) -> tuple[int, int] | None:
         """Insert a checkpoint at `boundary` tokens, in the middle of an allocation. If it needs a
-        page copy, the copy is queued for take_copies(). REQUIRES: the KV before the boundary is
-        written."""
+        page copy, the copy is queued for take_copies(). Return this copy's two pages, or None.
+        REQUIRES: the KV before the boundary is written."""
         copy = super().insert_midway(allocation, boundary, slot, kind)
         self._follow_moves()
         if copy is not None:

@@ -86,8 +86,8 @@ def bids(candidates: Sequence[Candidate], prompt_tokens: int, seconds: PrefillSe
 
 
 def should_move(chosen: Bid, second: Bid, present_wait: float) -> bool:
-    """Return True if the second bid is cheaper than the chosen one, given the chosen node's present
-    wait in seconds."""
+    """Return True if the second bid is cheaper than the chosen one by over TIE_SECONDS.
+    present_wait: the chosen node's wait now, in seconds."""
     return chosen.cost + present_wait - chosen.candidate.wait > second.cost + TIE_SECONDS
 
 
@@ -161,8 +161,9 @@ class Choice:
 
 
 def looked_at(nodes: Sequence[int], known: Collection[int], random: Random) -> Sequence[int]:
-    """Return the numbers of the nodes to consider. known: at most HOLDERS nodes with the longest
-    cached prefixes, and the nodes sent similar prompts."""
+    """Return the numbers of the nodes to consider. Up to SAMPLED_ABOVE nodes they are all; else the
+    known and DRAWN random ones. known: at most HOLDERS nodes with the longest cached prefixes, and
+    the nodes sent similar prompts."""
     if len(nodes) <= SAMPLED_ABOVE:
         return nodes
     return [*dict.fromkeys([*known, *random.sample(nodes, DRAWN)])]
@@ -185,7 +186,7 @@ def by_transfers(nodes: Sequence[int], transfers: Mapping[int, int]) -> int:
 
 def reason_of(route: RouteName, fresh: bool) -> Reason:
     """Return the rule for choosing between several nodes, as the reason for the choice. fresh: True
-    if the contents of the nodes' caches are known."""
+    if the contents of the nodes' caches are known; else route `auto` is by hash."""
     if route in ("fewest-rooms", "fixed"):
         return Reason.FEWEST_TRANSFERS
     if route == "sticky":
@@ -200,8 +201,9 @@ def choose(
     seconds: PrefillSeconds,
     picked: int | None,
 ) -> Choice:
-    """Return the choice of a prefill node, with all bids. picked: number of a node chosen by
-    another rule than cost; None: choose by cost. REQUIRES: there is a candidate."""
+    """Return the choice of a prefill node, with all bids. Its reason is ONLY with one candidate,
+    unless `reason` is MOVED or GATEWAY. picked: number of a node chosen by another rule than cost;
+    None: choose by cost. REQUIRES: there is a candidate."""
     found = bids(candidates, prompt_tokens, seconds)
     if len(found) == 1 and reason not in (Reason.MOVED, Reason.GATEWAY):
         return Choice(Reason.ONLY, found[0], found)
@@ -278,8 +280,9 @@ class DecodeLoad:
 
 
 def choose_decode_node(loads: Mapping[str, DecodeLoad]) -> str:
-    """Return the name of the best decode node by load. loads: by name. REQUIRES: there is a
-    node."""
+    """Return the name of the best decode node by load. A draining or full node is chosen only
+    without any other. Of nearly equal step times the least busy node is best. loads: by name.
+    REQUIRES: there is a node."""
     left = {node: load for node, load in loads.items() if not load.draining} or dict(loads)
     left = {node: load for node, load in left.items() if load.has_room} or left
     shortest = min(load.pace or 0.0 for load in left.values())
@@ -289,7 +292,8 @@ def choose_decode_node(loads: Mapping[str, DecodeLoad]) -> str:
 
 def is_worth_a_move(here: DecodeLoad, there: DecodeLoad, target: float) -> bool:
     """Return True if a session should move from node `here` to node `there`, because `here` missed
-    its target. target: seconds between tokens."""
+    its target. `there` must have room, not drain, and be clearly faster (less busy, if a pace is
+    unknown). target: seconds between tokens."""
     if there.draining or not there.has_room:
         return False
     if here.pace is None or there.pace is None:

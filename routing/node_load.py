@@ -45,7 +45,7 @@ class NodeLoad:
     prompts sent since.
 
     Owns no clock: callers pass seconds. Thread rule: one thread at a time. Invariants: a sent
-    prompt counts at once, until a report made after it. A wait falls as time passes. Without a
+    prompt counts immediately, until a report made after it. A wait falls as time passes. Without a
     report for STALE_SECONDS only sent prompts count.
     """
 
@@ -78,7 +78,8 @@ class NodeLoad:
         self._stored, self._stored_at = self.stored(at) + work, at
 
     def wait(self, now: float) -> float:
-        """Return the estimated seconds until the node would begin a prompt sent now."""
+        """Return the estimated seconds until the node would begin a prompt sent now. Without a
+        recent report only the prompts sent here count."""
         if now - self._reported_at > STALE_SECONDS:
             return max(0.0, self._own_ends - now)
         ends = self._reported_at + self._reported

@@ -31,7 +31,7 @@ class SentPrefixes:
 
     def known(self, prompt: Sequence[Beginning], now: float) -> dict[int, int]:
         """Return, by node number, the length in tokens of the prompt's longest prefix sent to the
-        node."""
+        node. Prompts older than REMEMBERED_SECONDS do not count."""
         found: dict[int, int] = {}
         for tokens, name in reversed(prompt):
             for node, at in self._sent.get(name, {}).items():
@@ -91,8 +91,8 @@ class HintTrust:
             self.doubted = share < _DOUBTED_BELOW and self._prompts >= _LEAST_PROMPTS
 
     def believed(self, usable: int) -> int:
-        """Return the number of tokens to expect in the node's cache. usable: tokens reported by the
-        node."""
+        """Return the number of tokens to expect in the node's cache. It is `usable`, or for a
+        doubted node the found share of it. usable: tokens reported by the node."""
         return int(usable * self._share) if self.doubted else usable
 
     @property

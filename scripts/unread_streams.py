@@ -148,8 +148,8 @@ class Measured:
 def measured(
     node: NodeProcess, engine: int, settings: Settings, api: str, streams: int
 ) -> tuple[Measured, Measured]:
-    """Open streams of one API, and measure the memory of the API server's and the engine's
-    process."""
+    """Measure the memory of the API server's and the engine's process, in this order, with open
+    streams of one API. Raises RuntimeError."""
     path, made = APIS[api]
     body = _filled(lambda text: made(text, settings.tokens))
     keys = [KEYS[number % len(KEYS)] for number in range(streams)]

@@ -40,8 +40,8 @@ def parse_bind(bind: str, access: Access, field: str = "bind") -> tuple[str, int
 
 
 def require_callers_known(bind: str, access: Access, field: str = "bind") -> None:
-    """Raise BindError if a caller on another host would need neither a key nor a certificate.
-    field: the setting's name."""
+    """Raise BindError if a caller on another host would need neither a key nor a certificate. Also
+    raises it as parse_bind() does. field: the setting's name."""
     host, _ = parse_bind(bind, access, field)
     shows_certificate = access.tls is not None and access.tls.client_ca
     if not (is_loopback(host) or access.keys or shows_certificate):
@@ -54,7 +54,8 @@ def require_callers_known(bind: str, access: Access, field: str = "bind") -> Non
 
 def check_binds(binds: Mapping[str, str], access: Access) -> None:
     """Check the addresses of the client-facing servers before anything is loaded for them. binds:
-    HOST:PORT by the setting's name; empty: none. Raises BindError, as these servers would."""
+    HOST:PORT by the setting's name; an empty address is skipped. Raises BindError, as these servers
+    would."""
     for field, bind in binds.items():
         if bind:
             require_callers_known(bind, access, field)
@@ -80,7 +81,8 @@ class PortClaim:
 
     def __init__(self, field: str, bind: str, access: Access) -> None:
         """Bind a socket and keep it. field: the setting's name. bind: HOST:PORT; port 0 selects a
-        free one. Raises BindError, also if another node shares the port among its own processes."""
+        free one. Raises BindError, also for a port in use and for an address refused by
+        require_callers_known()."""
         host, port = parse_bind(bind, access, field)
         require_callers_known(bind, access, field)
         try:

@@ -266,9 +266,9 @@ class ServerConfig:
             )
 
     def engine_apart(self, device: str, ranks: int = 1) -> bool:
-        """Return True if the engine has a process of its own. device: the engine's device. ranks:
-        number of processes computing its model. Raises EngineConfigError if the settings contradict
-        each other."""
+        """Return True if the engine has a process of its own, False if it is a thread. device: the
+        engine's device, such as cpu. ranks: number of processes computing its model. Raises
+        EngineConfigError for several ranks on a thread."""
         if ranks > 1 and self.engine_process == "thread":
             raise EngineConfigError(
                 f"an engine of {ranks} ranks ends with any of them, and so has a process of its "
@@ -283,7 +283,8 @@ class ServerConfig:
         return self.chat_cache_mib * 2**20
 
     def model_names(self, folder: Path) -> tuple[str, ...]:
-        """Return the clients' names for the model in the folder, the model's own name first."""
+        """Return the listed names of the model for clients. Its folder's comes first if none or `*`
+        leads."""
         listed = _listed(self.served_model_name)
         return listed if listed and listed[0] != "*" else (folder.resolve().name, *listed)
 
@@ -343,7 +344,8 @@ class ServerConfig:
 
     @property
     def key_sessions(self) -> int:
-        """Return the largest number of open sessions for one of several keys; 0: no limit."""
+        """Return the most open sessions for one of several keys; 0: no limit; unset: half of
+        max_sessions."""
         given = self.sessions_per_key
         return max(1, self.max_sessions // 2) if given is None else given
 

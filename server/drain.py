@@ -34,7 +34,8 @@ class Rotation:
         return self._left_at is not None
 
     def watch(self, call: Notice) -> None:
-        """Call `call` whenever the node has left the load balancers' rotation or come back."""
+        """Call `call`, without arguments, whenever the node has left the load balancers' rotation
+        or come back."""
         self._watchers.append(call)
 
     def leave(self) -> None:
@@ -44,13 +45,15 @@ class Rotation:
             self._show()
 
     def come_back(self) -> None:
-        """Return to the load balancers' rotation, and wake the waits for the grace."""
+        """Return to the load balancers' rotation, if out of it, and wake the waits for the
+        grace."""
         if self._left_at is not None:
             self._left_at = None
             self._show()
 
     def hurry(self) -> bool:
-        """End the grace now, even before it begins. Return True if any grace was skipped."""
+        """End the grace now, even before it begins, and skip later ones. Return True if any grace
+        was skipped."""
         if self._hurried or self._owed() <= 0:
             return False
         self._hurried = True
@@ -59,7 +62,7 @@ class Rotation:
 
     async def grace(self) -> None:
         """Wait for the end of the grace: requests may then be refused. Return early if the node has
-        come back."""
+        come back, or on hurry()."""
         while self.left and not self._hurried and (owed := self._owed()) > 0:
             changed = self._changed
             try:

@@ -213,7 +213,8 @@ class EngineClient:
 
     def deliver(self, messages: Sequence[m.Outbox]) -> None:
         """Deliver the messages of an engine's step, on the engine's thread. All messages for
-        callers wake the event loop once; each hand-over message wakes its own loop."""
+        callers wake the event loop once; each hand-over message wakes its own loop. Raises
+        TypeError if the role has no hand-over."""
         mine, others = parted(messages)
         if mine:
             self._loop.call_soon_threadsafe(self.take, mine)
@@ -225,8 +226,8 @@ class EngineClient:
             self._handover(message)
 
     def engine_lost(self, reason: str) -> None:
-        """End all requests and queries in flight and reject new calls, because the engine has
-        died."""
+        """End all requests, queries and graces in flight and reject new calls with `reason`,
+        because the engine has died."""
         self._lost = m.RequestError(m.ErrorKind.INTERNAL, reason)
         self.rotation.hurry()
         for name, unread in self._unread.items():
@@ -244,15 +245,15 @@ class EngineClient:
         return None if self._lost is None else self._lost.message
 
     async def admit(self, caller: Caller) -> None:
-        """Count one request against its caller's limits, before any of it is read. Raises
-        RequestLimit (the request is then not counted) and RateLimited."""
+        """Count one request against its caller's limit a minute, before any of it is read. Raises
+        RequestLimit (too many in flight; the request is then not counted) and RateLimited."""
         self._requests.check(caller)
         self._limits.admit_request(caller)
 
     @asynccontextmanager
     async def admitted(self, caller: Caller, given: m.RequestId) -> AsyncIterator[m.RequestId]:
-        """Call admit(). Inside `with`, reserve a request id unique among the caller's calls. It is
-        `given` if no other request has it."""
+        """Call admit(). Inside `with`, reserve a request id unique among the caller's calls, and
+        yield it. It is `given` unless another of these calls has it."""
         await self.admit(caller)
         with self.reserved(caller, given) as reserved:
             yield reserved
@@ -262,8 +263,8 @@ class EngineClient:
         return self._names.reserved(caller, given)
 
     def awaits_end(self, name: m.RequestId) -> bool:
-        """Return True until the engine has ended the request. name: the engine's id of the
-        request."""
+        """Return True from admission until the engine has ended the request. name: the engine's id
+        of the request."""
         return name in self._unread
 
     def answered(self, caller: Caller, tokens: int) -> None:
@@ -384,14 +385,16 @@ class EngineClient:
 
     def abort(self, request_id: m.RequestId, caller: Caller) -> None:
         """Abort the request. Its iterator ends with Finished(ABORT) if it was still running.
-        Idempotent. Ignored if the request is another caller's, unless the caller is an operator."""
+        Idempotent; an unknown id is ignored. Ignored if the request is another caller's, unless the
+        caller is an operator."""
         name = self._names.find(caller, request_id)
         if name is not None:
             self._post(m.Abort(name))
 
     def story(self, request_id: str, request_context: RequestContext) -> Story:
-        """Return the record of an ended request, as visible to its caller. Raises UnknownRequest,
-        also for another caller's request, unless the caller is an operator."""
+        """Return the record of an ended request, as visible to its caller. Raises UnknownRequest if
+        its end is not remembered. It is raised for another caller's request too, unless the caller
+        is an operator."""
         name = self._names.find(request_context.caller, request_id)
         found = None if name is None else self.ended.find(name)
         if name is None or found is None:
@@ -441,9 +444,9 @@ class EngineClient:
     async def watch(
         self, stream: str, poll_seconds: float, caller: Caller = ANYBODY
     ) -> AsyncGenerator[PackedEvents, None]:
-        """Yield the cache's events as batches, a snapshot first; no empty batches. `stream`: all,
-        usable or spelled. Close the iterator (contextlib.aclosing) to end the watch. Raises
-        WatcherLimit."""
+        """Yield the cache's events as batches, a snapshot first; no empty batches except snapshots.
+        `stream`: all, usable or spelled. poll_seconds: pause after an empty batch. Close the
+        iterator (contextlib.aclosing) to end the watch. Raises WatcherLimit."""
         with self.watchers.held(caller):
             opened = await self._query(m.WatchOpened, lambda query: m.WatchCache(query, stream))
             try:
@@ -460,8 +463,8 @@ class EngineClient:
 
     async def drain(self) -> None:
         """Leave the load balancers' rotation. After the grace, the engine rejects new requests.
-        Returns when all requests in flight have ended. Raises RequestAborted if undrain() came
-        first."""
+        Return when all requests in flight have ended. Raises RequestAborted if undrain() came
+        first, RequestRejected if the engine has died."""
         self.rotation.leave()
         await self.rotation.grace()
         if not self.rotation.left or not (await self._query(m.Drained, m.Drain)).at_rest:
@@ -469,7 +472,7 @@ class EngineClient:
 
     def undrain(self) -> None:
         """Take requests again, and return to the load balancers' rotation. Raises RequestRejected
-        once the node retires."""
+        once the node retires or its engine has died."""
         self._check_alive()
         if self._retires:
             raise RequestRejected(
@@ -492,8 +495,9 @@ class EngineClient:
         await self.calls.over()
 
     async def leave_to_drain_targets(self) -> m.LeftToDrainTargets:
-        """Migrate the most valuable cached states to prefill nodes without them. Returns when no
-        state is left to migrate and no request is in flight, or soon after end_leaving()."""
+        """Migrate the most valuable cached states to prefill nodes without them, and return their
+        counts by outcome. Returns when no state is left to migrate and no request is in flight, or
+        soon after end_leaving()."""
         return await self._query(m.LeftToDrainTargets, m.LeaveToDrainTargets)
 
     def end_leaving(self) -> None:

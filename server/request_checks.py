@@ -45,7 +45,8 @@ class LogitFields(TypedDict, total=False):
 
 
 def read_request_id(request_id: str) -> RequestId:
-    """Return the client's request id, or a new id for an empty one. Raises InvalidRequest."""
+    """Return the client's request id, or a new id for an empty one. Raises InvalidRequest for a
+    long or non-ASCII one."""
     if len(request_id) > MAX_REQUEST_ID or not request_id.isprintable() or not request_id.isascii():
         raise InvalidRequest(
             f"request_id must be at most {MAX_REQUEST_ID} printable ASCII characters, or empty"
@@ -82,9 +83,9 @@ def check_length(field: str, tokens: int, codec: TextCodec) -> None:
 def check_answer_fits(
     fields: Mapping[str, int | None], prompt_tokens: int, new_tokens: int, most: int
 ) -> None:
-    """Raise PromptTooLong if a limit given by the client is the cause, and not the prompt. fields:
-    names of possible sources of new_tokens. most: limit of a prompt and its answer together, in
-    tokens."""
+    """Raise PromptTooLong if the answer does not fit, but the prompt does, and the client set the
+    answer's length. fields: by name, values of possible sources of new_tokens; None: not given.
+    most: limit of a prompt and its answer together, in tokens."""
     asked = next((name for name, value in fields.items() if value is not None), None)
     # The last token of an answer needs no space in the context.
     fit = most - prompt_tokens + 1
@@ -106,8 +107,8 @@ def checked_prediction(tokens: Sequence[int], codec: TextCodec) -> Tokens:
 
 
 def read_targets(headers: Callable[[str], Sequence[str]]) -> Targets:
-    """Return the latency targets in the headers x-slo-*. headers: returns the values of one header.
-    Raises InvalidField."""
+    """Return the latency targets in the headers x-slo-*, if any. headers: returns the values of one
+    header; the last counts. Raises InvalidField."""
     given = {}
     for name, field in TARGET_HEADERS.items():
         if values := headers(name):

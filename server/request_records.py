@@ -50,13 +50,14 @@ class RequestNames:
             self._reserved.discard((caller.name, given))
 
     def is_in_flight(self, caller: Caller, given: RequestId) -> bool:
-        """Return True if a request of this caller with the id `given` is in flight."""
+        """Return True if a request of this caller with the id `given` is in flight, not if it has
+        ended."""
         name = self._names.get((caller.name, given))
         return name is not None and name not in self._ended
 
     def take(self, caller: Caller, given: RequestId) -> RequestId:
-        """Return the engine's id for the caller's request, and mark `given` as in flight. REQUIRES:
-        not is_in_flight."""
+        """Return the engine's id for the caller's request, new unless remembered, and mark `given`
+        as in flight. REQUIRES: not is_in_flight."""
         owned = (caller.name, given)
         name = self._names.get(owned) or self._unused(given)
         self._ended.pop(name, None)
@@ -76,7 +77,8 @@ class RequestNames:
 
     def find(self, caller: Caller, given: str) -> RequestId | None:
         """Return the engine's id for the caller's request `given`; None if there is none, or if it
-        is another caller's. Operators may give any of the engine's ids."""
+        is another caller's. Operators may give any of the engine's ids: theirs is returned
+        unchecked."""
         own = self._names.get((caller.name, RequestId(given)))
         if own is None and caller.may(Scope.OPERATOR):
             return RequestId(given)
@@ -131,7 +133,7 @@ class RequestLog:
         self._evictions = 0
 
     def add(self, end: Finished | Rejected) -> None:
-        """Add an ended request. A reused id then refers to the newer request."""
+        """Add an ended request; drop an old one if full. A reused id means the newer request."""
         name = end.request_id
         self._with_timeline.pop(name, None)
         bare = _without_timeline(end)
@@ -145,7 +147,7 @@ class RequestLog:
             self._with_timeline.popitem(last=False)
 
     def evicted(self, message: Evicted) -> None:
-        """Record the cache's evictions, by the id of the request causing them."""
+        """Record the cache's evictions by the id of their request; skip those without one."""
         for eviction in message.evictions:
             if eviction.taken_by is None:
                 continue
@@ -160,12 +162,13 @@ class RequestLog:
             self._evictions -= len(forgotten)
 
     def took(self, request_id: str) -> tuple[Eviction, ...]:
-        """Return the cache's evictions for the request, oldest first; only the last
+        """Return the cache's remembered evictions for the request, oldest first; only the last
         _MOST_EVICTIONS."""
         return tuple(self._took.get(request_id, ()))
 
     def find(self, request_id: str) -> tuple[EndedRequest, float] | None:
-        """Return the ended request and the seconds since its end; None if it is not remembered."""
+        """Return the ended request, perhaps without timeline, and the seconds since its end; None
+        if it is not remembered."""
         found = self._ended.get(request_id)
         if found is None:
             return None

@@ -76,9 +76,10 @@ class RoleChange:
     daemon has drained; None: the daemon ends."""
 
     def __init__(self, role: str, configs: Sequence[object]) -> None:
-        """Read and check the settings of both roles. role: the daemon's present role, one of ROLES.
-        configs: its dataclasses. Raises ConfigFileError, and InvalidRequest if the other role
-        cannot start with other_role_config."""
+        """Read the settings of both roles. role: the daemon's present role, one of ROLES. configs:
+        its dataclasses. The other role is checked only if other_role_config is set. Raises
+        ConfigFileError, and InvalidRequest if the other role cannot start with
+        other_role_config."""
         self.role = role
         self.wanted: NextRole | None = None
         self._settings = {
@@ -98,12 +99,13 @@ class RoleChange:
 
     def offer(self, address: str, http: str | None, stop: Notice) -> None:
         """Accept role changes from now on. address, http: HOST:PORT of the gRPC and the HTTP
-        server, kept by the new role. stop: makes the daemon drain and end."""
+        server, kept by the new role; None: no server. stop: makes the daemon drain and end."""
         self._standing = {"bind": address, "http_bind": http or ""}, stop
 
     def ask(self, role: str, given: Mapping[str, str]) -> None:
-        """Begin the change to `role` and return at once. Does nothing if the node has this role
-        already. given: settings of the new role by name. Raises InvalidRequest, RoleFixed."""
+        """Begin the change to `role` and return before its end. Does nothing if the node has or
+        takes this role already. given: settings of the new role by name. Raises InvalidRequest, and
+        RoleFixed if it cannot change now."""
         if role not in ROLES:
             raise InvalidRequest(f"role must be one of {', '.join(ROLES)}")
         if self.wanted is not None and self.wanted.role != role:

@@ -68,7 +68,7 @@ class TokenLog:
         self._read = self.length
 
     def truncate(self, length: int) -> None:
-        """Remove all tokens of the log after the first `length`."""
+        """Remove all tokens and marks of the log after its first `length` tokens."""
         self.length = length
         while self._marks and self._marks[-1] > length:
             self._marks.pop()
@@ -203,8 +203,8 @@ class SessionStore:
         return self._add(caller, log, origin.salt, cursor, tail, origin.tenant)
 
     def idle(self, caller: Caller, session_id: str) -> Session:
-        """Return the session, for an immediate change of its log. Raises UnknownSession, and
-        SessionBusy during a turn."""
+        """Return the session, for an immediate change of its log, as just used. Raises
+        UnknownSession, and SessionBusy during a turn."""
         session = self._find(caller, session_id)
         if session.busy:
             raise SessionBusy(
@@ -219,7 +219,8 @@ class SessionStore:
         return Turn(self.idle(caller, session_id), self)
 
     async def cursor(self, session: Session) -> int:
-        """Return the session's cursor in the engine's tree. REQUIRES: its turn is entered."""
+        """Return the session's cursor in the engine's tree, opened if missing. REQUIRES: its turn
+        is entered."""
         if session.cursor is None:
             session.cursor = await self._engine.open_cursor(session.salt)
         return session.cursor
@@ -261,7 +262,8 @@ class SessionStore:
         return session
 
     def turn_ended(self, session: Session, kept: bool) -> None:
-        """Record the end of a session's turn. kept: the turn's answer joined the log."""
+        """Record the end of a session's turn. kept: the turn's answer joined the log; else close
+        the cursor."""
         session.last_used = self._clock()
         if not kept or session.id not in self._sessions:
             # The engine may have published the tokens just removed from the log.
@@ -297,9 +299,9 @@ class SessionStore:
                 del self._opening[caller.name]
 
     def _make_room(self, most: int, owner: str | None, complaint: str) -> None:
-        """If `most` or more sessions are open, close the idle ones. Raises SessionLimit with the
-        text `complaint` if `most` are still open. owner: count only this caller's sessions; None:
-        all."""
+        """If `most` or more sessions are open, close those unused for idle_seconds and without a
+        turn. Raises SessionLimit with the text `complaint` if `most` are still open. owner: count
+        and close only this caller's sessions; None: all."""
         if self._count(owner) < most:
             return
         deadline = self._clock() - self._idle_seconds
@@ -331,8 +333,8 @@ class SessionInput:
     closing: tuple[int, ...] = ()
 
     def behind(self, log: TokenLog) -> tuple[Tokens, tuple[int, ...]]:
-        """Return the tokens to append to `log`, with the closing of its last answer, and the marks
-        among them."""
+        """Return the tokens to append to `log`, and the marks among them. A missing closing of its
+        last answer comes first."""
         closing = self.closing
         if closing and log.ends_with(closing[0]):
             closing = closing[1:]
@@ -391,8 +393,8 @@ class Sessions(Protocol):
     def turn(
         self, caller: Caller, tenant: str | None, session_id: str
     ) -> AbstractAsyncContextManager[OpenTurn]:
-        """Hold the session for one turn inside `with`. tenant: the call's tenant. Raises
-        UnknownSession, SessionBusy, InvalidRequest."""
+        """Hold the session for one turn inside `with`. tenant: the call's tenant, equal to the
+        session's. Raises UnknownSession, SessionBusy, InvalidRequest."""
 
 
 class HeldSessions:
@@ -441,8 +443,9 @@ class HeldSessions:
             yield _HeldTurn(turn, TurnPrompt(tokens, session.salt, cursor, marks, session.label))
 
     def _open_answer(self, session: Session) -> None:
-        """Append the template's opening of the assistant's turn, if the log ends with messages. If
-        the turn is removed, the opening is removed too."""
+        """Append the template's opening of the assistant's turn, only if the log ends with
+        messages. If the turn is removed, the opening is removed too. Raises InvalidRequest for an
+        empty log."""
         if session.tail is Tail.EMPTY:
             raise InvalidRequest("session has no tokens: append text, token_ids or messages first")
         if session.tail is Tail.MESSAGES:

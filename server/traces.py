@@ -29,7 +29,7 @@ class Tracing(Protocol):
         return ""
 
     def observe(self, message: ObservedMessage) -> None:
-        """End the trace span of the request or transfer ended by this message."""
+        """End the trace span of the request or transfer ended by this message, if any."""
         return
 
     def close(self) -> None:

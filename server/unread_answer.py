@@ -99,8 +99,8 @@ class UnreadAnswer:
         self._scheduled = False
 
     def put(self, token: m.TokenOut) -> bool:
-        """Add a token of the answer. Return False if it exceeds the limit; this token and later
-        ones are dropped."""
+        """Add a token of the answer. Return True, or False if it exceeds the limit; this token and
+        later ones are dropped."""
         if self._closed:
             return True
         if len(self._tokens) >= self._most_objects and not self._make_room():
@@ -123,7 +123,7 @@ class UnreadAnswer:
             self._wake()
 
     def close(self) -> None:
-        """Drop all waiting tokens, because the reader has gone."""
+        """Drop all waiting and later tokens, because the reader has gone."""
         self._closed = True
         self._clear()
 
@@ -143,7 +143,7 @@ class UnreadAnswer:
         return self._end
 
     def feed(self) -> None:
-        """Give waiting tokens to the answer's sink. REQUIRES: there is a sink."""
+        """Give waiting tokens to the answer's sink if a reader waits. REQUIRES: there is a sink."""
         self._scheduled = False
         if self._reader is None or not (self._tokens or self._packed):
             return  # The reader has read all, or must read earlier tokens first.

@@ -94,8 +94,8 @@ class Failpoint:
 
 
 def parse(text: str) -> Mapping[Place, Failpoint]:
-    """Return the failpoints named by the variable's text, at most one for each place. Raises
-    FailpointSyntax."""
+    """Return the failpoints named by the variable's text, at most one for each place: the last one.
+    Raises FailpointSyntax."""
     armed = {}
     for item in filter(None, text.split(",")):
         try:
@@ -132,8 +132,9 @@ def warn_if_armed() -> None:
 
 
 def reach(place: Place, chunk: int | None = None) -> None:
-    """Perform the armed action of `place`, if there is one. chunk: sequence number of the layer
-    chunk, for a place in CHUNK_PLACES. Raises FailpointReached if the action is `raise`."""
+    """Perform the armed action of `place`, if there is one for this chunk or for any. chunk:
+    sequence number of the layer chunk, for a place in CHUNK_PLACES. Raises FailpointReached if the
+    action is `raise`."""
     failpoint = ARMED.get(place)
     if failpoint is not None and failpoint.chunk in (None, chunk):
         _act(place, failpoint)

@@ -20,8 +20,8 @@ _HIGHEST_PID = 1 << 22
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """Identity of a process on one boot of a host. start_ticks: start time of the process; it
-    distinguishes a reused pid from the pid's first owner."""
+    """Identity of a process on one boot of a host. start_ticks: start time of the process in clock
+    ticks; it distinguishes a reused pid from the pid's first owner."""
 
     boot_id: Name
     pid_namespace: int

@@ -195,8 +195,8 @@ class PhaseMarks:
 
 
 def sender_track(report: SendReport, phases: PhaseMarks) -> SenderTrack:
-    """Return the sender's track of times. REQUIRES: the report's times and `phases` use one
-    clock."""
+    """Return the sender's track of times, with the last KEPT_CHUNKS chunks. REQUIRES: the report's
+    times and `phases` use one clock."""
     headers = {chunk.header.sequence: chunk.header for chunk in report.digests}
     began = phases.began
     chunks = []

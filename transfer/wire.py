@@ -106,12 +106,10 @@ class Wire(Generic[ValueT, MessageT]):
         self, prefix: str, judge: Turn | None = None, **bounds: "Bound | Wire[Any, Any]"
     ) -> "Wire[ValueT, MessageT]":
         """Return this table for a peer's messages: each field is checked by the bound in the
-        value's metadata.
-
-        prefix: prefix of field names in errors. judge: function taking the whole value last, and
-        returning the value to keep. bounds: other checks, by the value's field name; a table
-        replaces the field's own table.
-        """
+        value's metadata. prefix: prefix of field names in errors. judge: function taking the whole
+        value last, and returning the value to keep. bounds: other checks, by the value's field
+        name; a table replaces the field's own table. Raises TypeError on an unknown name in
+        `bounds`."""
         if unknown := bounds.keys() - self._fields.keys():
             raise TypeError(f"{self._value.__name__} has no fields {sorted(unknown)} to bound")
         table = copy(self)

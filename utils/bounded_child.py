@@ -57,8 +57,8 @@ class BoundedChild:
             os.kill(self.pid, signal.SIGKILL)
 
     def read(self) -> bool:
-        """Read the child's output. Return true if more may come. Kill a child after output beyond
-        one answer."""
+        """Read the child's present output, without a wait. Return true if more may come. Kill a
+        child after output beyond one answer."""
         while len(self.answer) <= MAX_ANSWER_BYTES:
             try:
                 data = os.read(self.pipe, MAX_ANSWER_BYTES)
@@ -75,7 +75,8 @@ class BoundedChild:
         return self._reaped(os.WNOHANG)
 
     def wait(self) -> ChildEnd:
-        """Wait for the child's end. REQUIRES: it was killed, or its pipe is at its end."""
+        """Wait for the child's end, and return it. REQUIRES: it was killed, or its pipe is at its
+        end."""
         ended = self._reaped(0)
         assert ended is not None
         return ended
@@ -96,8 +97,9 @@ class BoundedChild:
 def fork_bounded(
     run: Callable[[], bytes], bounds: ChildBounds, kept: Sequence[int] = ()
 ) -> BoundedChild:
-    """Fork a child. run: returns its answer, in the child. kept: descriptors that stay open there.
-    REQUIRES: this process has one thread. Raises OSError if no process can be started."""
+    """Fork a child, and return it. run: returns its answer, in the child. kept: descriptors that
+    stay open there. REQUIRES: this process has one thread. Raises OSError if no process can be
+    started."""
     read_end, write_end = os.pipe()
     os.set_blocking(read_end, False)
     parent = os.getpid()

@@ -45,9 +45,10 @@ async def start_child(
 
 
 def start_child_at_once(module: str, job: Job) -> "tuple[subprocess.Popen[bytes], socket.socket]":
-    """Start a child process outside an event loop, as start_child() does. REQUIRES: the calling
-    thread lives as long as the process; the pickled job has at most a few kilobytes and fits the
-    socket's buffer."""
+    """Start a child process outside an event loop, as start_child() does. Return the process and
+    the parent's end of the socket, after sending the job. REQUIRES: the calling thread lives as
+    long as the process; the pickled job has at most a few kilobytes and fits the socket's
+    buffer."""
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
@@ -78,7 +79,8 @@ def run_job(argv: Sequence[str]) -> int:
 
 
 def end_after(status: int) -> NoReturn:
-    """End this process at once with `status`. Call it after the process's job has ended in order.
+    """End this process immediately with `status`, after flushing the log and the output. Call it
+    after the process's job has ended in order.
 
     The interpreter's own end frees all imported objects one by one. This takes up to a second, and
     a node at SIGTERM would wait for it.

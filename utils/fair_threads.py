@@ -53,7 +53,8 @@ class FairThreads:
 
     def submit(self, line: str, work: Work[Result]) -> "Future[Result]":
         """Add a piece of work to a line (a caller's queue), and return the future of its result.
-        Raises the refusal. A piece removed in favour of another line raises it in its future."""
+        Raises the refusal if all room is taken. A piece removed in favour of another line raises it
+        in its future."""
         piece: Future[Result] = Future()
         with self._lock:
             displaced = self._make_room(line)

@@ -292,14 +292,14 @@ def parse_configs(
 def parse_configs(
     program: str, description: str, argv: Sequence[str], /, *configs: type[Any]
 ) -> tuple[Any, ...]:
-    """Read several configs from one command line and from the TOML file of --config. The command
+    """Return several configs, read from one command line and the TOML file of --config. The command
     line wins. Exits with status 2 and one line on a bad flag, with 0 on --help."""
     return _read(FlagParser(program, description), argv, configs)
 
 
 def read_configs(argv: Sequence[str], /, *configs: type[Any]) -> tuple[Any, ...]:
-    """Read configs as parse_configs() does, for a running daemon. A bad flag raises FlagError with
-    the error's one line."""
+    """Return configs, read as by parse_configs(), for a running daemon. A bad flag raises FlagError
+    with the error's one line."""
     return _read(RaisingFlagParser("", ""), argv, configs)
 
 
@@ -319,7 +319,7 @@ def _read(parser: FlagParser, argv: Sequence[str], configs: Sequence[type[Any]])
 
 
 def parse_config(program: str, description: str, argv: Sequence[str], config: type[First]) -> First:
-    """Read one config from a command line, as parse_configs() does."""
+    """Return one config from a command line alone, without --config; exits as parse_configs()."""
     parser = FlagParser(program, description)
     parser.add_config(config)
     return parser.build(config, parser.parse_args(argv))

@@ -25,7 +25,8 @@ _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "task
 
 
 def configure_logging(shape: str, level: str) -> None:
-    """Write this process's log to stderr. shape: one of LOG_FORMATS. level: one of LOG_LEVELS."""
+    """Write this process's log to stderr alone, without records refused by is_no_hang_up(). shape:
+    one of LOG_FORMATS. level: one of LOG_LEVELS."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if shape == "json" else TextLines())
     handler.addFilter(is_no_hang_up)
@@ -39,8 +40,8 @@ def writes_json() -> bool:
 
 
 def is_no_hang_up(record: logging.LogRecord) -> bool:
-    """Return False for gRPC's log record of a caller hanging up during an answer. Its traceback
-    shows no defect of the node, and any caller could fill the log with it."""
+    """Return False for gRPC's log record of a caller hanging up during an answer, True for any
+    other. Its traceback shows no defect of the node, and any caller could fill the log with it."""
     raised = record.exc_info[0] if record.exc_info else None
     return (
         raised is None or raised.__name__ != "ExecuteBatchError" or record.name.startswith("tasuki")

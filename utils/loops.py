@@ -53,8 +53,8 @@ class LoopThread:
         """Set up the thread, not started. on_failure: called once with a reason if the loop dies,
         on the dying thread; not after stop()."""
         self.loop = asyncio.new_event_loop()
-        """The event loop of the thread. Callbacks may be given to it at once; they run from start()
-        on."""
+        """The event loop of the thread. Callbacks may be given to it before start(); they run after
+        it."""
         self._name = name
         self._on_failure = on_failure
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -159,7 +159,8 @@ class GuardedTasks:
             self._broke(error)
 
     async def end(self) -> None:
-        """Cancel the group's running tasks and wait for their end."""
+        """Cancel the group's running tasks and wait for their end, at most _END_SECONDS. Log the
+        tasks still running then."""
         tasks = set(self._tasks)
         for task in tasks:
             task.cancel()
@@ -170,7 +171,7 @@ class GuardedTasks:
 
 
 async def together(works: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run all works at once and wait for them. The first exception cancels the others and is
+    """Run all works simultaneously and wait for them. The first exception cancels the others and is
     raised. All have ended when the call returns."""
     if len(works) == 1:
         await works[0]
@@ -190,8 +191,8 @@ class LoopPulse:
         probe: Callable[[Notice], object],
         clock: Clock = time.monotonic,
     ) -> None:
-        """Set up the measurement of a loop's delay. probe: posts a function to the loop and returns
-        at once."""
+        """Set up the measurement of a loop's delay. probe: posts a function to the loop, without
+        waiting for it."""
         self._probe = probe
         self._clock = clock
         self._asked: float | None = None

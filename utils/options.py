@@ -75,7 +75,7 @@ def file_flags(path: str, fields: Sequence[str]) -> list[str]:
 
 
 def flags_of(settings: Mapping[str, Setting]) -> list[str]:
-    """Return settings as a list of command-line flags."""
+    """Return settings as a list of command-line flags. A false setting gives no flag."""
     flags: list[str] = []
     for name, value in settings.items():
         flag = "--" + name.replace("_", "-")

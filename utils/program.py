@@ -47,7 +47,7 @@ def package_version() -> str:
 
 def is_expected(error: Exception) -> bool:
     """Return True for tasuki's typed errors and the system's errors: their messages name the fix.
-    Any other error is a bug with a traceback."""
+    Return False for any other error, a bug with a traceback."""
     return isinstance(error, OSError) or type(error).__module__.startswith(f"{PACKAGE}.")
 
 

@@ -9,11 +9,11 @@ Clock: TypeAlias = Callable[[], float]
 """A function returning the time now in seconds. Its owner defines the clock and its zero."""
 
 Notice: TypeAlias = Callable[[], None]
-"""A function called when an event happens. The parameter's name gives the event. Returns at
-once."""
+"""A function called when an event happens. The parameter's name gives the event. Returns without a
+wait."""
 
 EndNotice: TypeAlias = Callable[[str], None]
-"""A function called with the reason once something has ended for good. Returns at once."""
+"""A function called with the reason once something has ended for good. Returns without a wait."""
 
 Counts: TypeAlias = Callable[[], Mapping[str, int]]
 """A function returning the counts so far, by name."""

@@ -62,8 +62,8 @@ layer chunk each cost several switches."""
 
 
 def shorten_lock_turns() -> None:
-    """Shorten the interpreter's switch interval for all threads of this process, because some
-    threads answer at once (an event loop, a sender) while others compute."""
+    """Shorten the interpreter's switch interval for all threads of this process; a shorter one
+    stays. Some threads answer promptly (an event loop, a sender) while others compute."""
     sys.setswitchinterval(min(sys.getswitchinterval(), _SECONDS))
 
 
@@ -73,14 +73,14 @@ _VARIABLE = "NOTIFY_SOCKET"
 
 
 def report_ready(status: str) -> None:
-    """Report to the service manager: the service takes calls. status: a line for `systemctl
-    status`."""
+    """Report to the service manager, if there is one: the service takes calls. status: a line for
+    `systemctl status`."""
     _send(f"READY=1\nSTATUS={status}")
 
 
 def report_stopping(status: str) -> None:
-    """Report to the service manager: the service begins to end. status: a line for `systemctl
-    status`."""
+    """Report to the service manager, if there is one: the service begins to end. status: a line for
+    `systemctl status`."""
     _send(f"STOPPING=1\nSTATUS={status}")
 
 

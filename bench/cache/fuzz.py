@@ -111,7 +111,7 @@ class Fuzzer:
         return self.draw.choice((None, *own, *own, self.number()))
 
     def step(self) -> None:
-        """Make one call to the tree. Raises Finding."""
+        """Make one call; check the tree at times. Raises Finding."""
         name, call = self.draw.choice(self._calls())
         before = state_of(self.tree)
         self.calls += 1

@@ -35,7 +35,7 @@ class BytesDraw(random.Random):
 
 
 def calls(data: bytes) -> None:
-    """Make calls to the prefix tree, chosen by the bytes `data`. Raises Finding."""
+    """Make at most _CALLS calls to the prefix tree, chosen by the bytes `data`. Raises Finding."""
     draw = BytesDraw(data)
     fuzzer = Fuzzer(draw)
     while draw.left and fuzzer.calls < _CALLS:

@@ -246,8 +246,8 @@ def blocked(row: Row) -> None:
 
 
 def crowded(row: Row, crowd: Crowd, count: int, *, label: str, policy: str = "lru") -> None:
-    """Measure the cost of one more prompt beside `count` prompts below the same tree node. Each of
-    the `count` prompts has an open session."""
+    """Measure the cost of one more prompt, in addition to `count` prompts below the same tree node.
+    Each of the `count` prompts has an open session."""
     tree = tree_for((count + 3 * STRANGERS) * 2 * PAGE, count + 3 * STRANGERS, policy)
     keep(tree, crowd.start[: crowd.shared])
     for tokens in crowd.prompts(0, count):

@@ -137,8 +137,8 @@ def describe(run: Document) -> Section:
 
 
 def plot(results: Results) -> str:
-    """Draw bars of our speedup over SGLang's Rust core, one for each row, on a logarithmic
-    scale."""
+    """Draw bars of our speedup over SGLang's Rust core, one for each row without rates and p99, on
+    a logarithmic scale."""
     ours, rust = results["tasuki"], results.get(RUST, "")
     if not isinstance(ours, dict) or not isinstance(rust, dict):
         return '<svg xmlns="http://www.w3.org/2000/svg"/>\n'

@@ -73,7 +73,7 @@ def spec(name: str, tokens: list[int]) -> Any:
 
 def serve(pool: Any, requests: list[tuple[str, list[int]]]) -> tuple[int, int]:
     """Serve all requests concurrently. Returns two nanosecond counts: submit and prefill plans, and
-    all later calls."""
+    all later calls. Raises RuntimeError for unscheduled ones."""
     specs = [spec(name, tokens) for name, tokens in requests]
     samples = [event(peer.ForwardEvent.ExtendResult, name, [7]) for name, _ in requests]
     decodes = [event(peer.ForwardEvent.ExtendResult, name, [8]) for name, _ in requests]

@@ -55,7 +55,7 @@ class Stage:
 
     def page_ids(self, count: int, first: int = 0) -> Tensor:
         """Return page ids, [count] int32, in the order the cache gives them to a request without
-        others."""
+        others. first: pages skipped before."""
         layout = self.arena.layout
         ids = torch.arange(first, first + count, device=self.device)
         slab, page = ids // layout.pages_per_slab, ids % layout.pages_per_slab

@@ -87,7 +87,8 @@ def gdn_weights(stage: Stage) -> GdnWeights:
 
 
 def _fla(stage: Stage, batch: int, count: int) -> dict[str, Sequence[Work]]:
-    """Return a call of fla's recurrent step alone, without convolution, gates or state slots."""
+    """Return a call of fla's recurrent step alone, without convolution, gates or state slots, if
+    fla is installed."""
     step = fla_rule(stage, "fused_recurrent_gated_delta_rule", batch, 1, torch.float32)
     if step is None:
         return {}

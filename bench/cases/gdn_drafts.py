@@ -1,4 +1,4 @@
-"""Cases of a step with drafts through all GDN layers, beside plain decode steps of as many
+"""Cases of a step with drafts through all GDN layers, compared with plain decode steps of as many
 sequences. A step with drafts first folds the previous step's accepted tokens into the recurrent
 state. Both kinds of step read a state once and write it once."""
 

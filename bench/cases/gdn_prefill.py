@@ -55,8 +55,8 @@ def _prefill(stage: Stage, weights: GdnWeights, count: int, tokens: int, marks: 
 
 
 def _fla(stage: Stage, count: int, tokens: int) -> dict[str, Sequence[Work]]:
-    """Return a call of fla's chunked rule alone: without convolution, gates or norm. It saves only
-    the last state."""
+    """Return a call of fla's chunked rule alone, if installed: without convolution, gates or norm.
+    It saves only the last state."""
     rule = fla_rule(stage, "chunk_gated_delta_rule", count, tokens, torch.bfloat16)
     if rule is None:
         return {}

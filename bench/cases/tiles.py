@@ -1,5 +1,5 @@
-"""Cases of products with FP8 weights: other tile sizes beside the chosen one. The results fill the
-tables of `model/ops/linear/fp8_product.py`."""
+"""Cases of products with FP8 weights: other tile sizes compared with the chosen one. The results
+fill the tables of `model/ops/linear/fp8_product.py`."""
 
 from collections.abc import Iterator
 from functools import partial

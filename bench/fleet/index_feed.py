@@ -54,8 +54,9 @@ class IndexFeed:
         return Change(node, self._subscriptions[node], batch)
 
     def apply(self, change: Change) -> Change | None:
-        """Apply a change to the index. If its sequence number shows a lost message, return the
-        node's snapshot, to be delivered after the delay."""
+        """Apply a change to the index, unless its subscription is older. If its sequence number
+        shows a lost message, return the node's snapshot, to be delivered after the delay; else
+        None."""
         node, batch = change.node, change.batch
         if change.subscription != self._subscriptions[node]:
             return None

@@ -38,7 +38,7 @@ from .workload import Turn, Workload
 class Choice:
     """A chosen prefill node. work: expected seconds of prefill there. pulled: tokens of KV and
     state transferred first from another node. ready: end of this transfer, seconds of virtual time.
-    Without pulled tokens the turn goes to the node at once."""
+    Without pulled tokens the turn goes to the node immediately."""
 
     node: int
     work: float

@@ -141,8 +141,9 @@ def half_interval(values: Sequence[float]) -> float:
 
 def simulate_seeds(trace: Trace, settings: FleetSettings, seeds: int) -> dict[str, Any]:
     """Simulate `seeds` seeds from settings.seed on. Figures are means over the seeds, and counts
-    are sums. `intervals` holds, by a figure's name, half of its mean's 95% interval. REQUIRES:
-    seeds >= 1. Raises the errors of simulate()."""
+    are sums. `intervals` holds, by a figure's name, half of its mean's 95% interval. One seed gives
+    the result of simulate(), without intervals. REQUIRES: seeds >= 1. Raises the errors of
+    simulate()."""
     runs = [
         simulate(trace, replace(settings, seed=settings.seed + number)) for number in range(seeds)
     ]

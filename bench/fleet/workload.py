@@ -99,7 +99,7 @@ class Workload:
         return turn.stream, int(blocks[min(1, len(blocks) - 1)])
 
     def first_turns(self) -> Iterator[Turn]:
-        """Yield each conversation's first turn in its stream, in no order."""
+        """Yield each conversation's first turn in its stream, unordered; every turn if `open`."""
         before = {after: index for index, after in self._after.items()}
         for number, stream in enumerate(self._streams):
             for index in range(len(self._times)):
@@ -139,7 +139,8 @@ class Workload:
 
 
 def _next_turns(trace: Trace) -> dict[int, int]:
-    """Return a map from a request's index to the index of the next request of its conversation."""
+    """Return a map from a request's index to the index of the next request of its conversation, if
+    any."""
     latest: dict[tuple[int, int], int] = {}
     found = {}
     for index, request in enumerate(trace.requests):

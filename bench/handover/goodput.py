@@ -68,8 +68,8 @@ LAYOUT = CacheLayout(
 @dataclass
 class Measured:
     """The measurements of one UCX setting. bytes: bytes of a transfer. windows: layer chunks of a
-    transfer. pairs: seconds of a transfer, seconds of the raw put beside it. posts: host seconds of
-    each chunk's post. prepared: the post's seconds before the UCX call."""
+    transfer. pairs: seconds of a transfer, seconds of the raw put compared with it. posts: host
+    seconds of each chunk's post. prepared: the post's seconds before the UCX call."""
 
     bytes: int = 0
     windows: int = 0
@@ -125,8 +125,8 @@ def _in_a_process(tls: str) -> tuple[Measured, str]:
 
 
 def put_protocols(log: str) -> str:
-    """Return the protocols of puts, for example "zero-copy tcp/lo". log: UCX's log with its used
-    protocols (UCX_PROTO_INFO)."""
+    """Return the protocols of puts, for example "zero-copy tcp/lo"; "unknown" without any. log:
+    UCX's log with its used protocols (UCX_PROTO_INFO)."""
     used: list[str] = []
     writing = False
     for line in log.splitlines():

@@ -186,8 +186,8 @@ class PrefillRig:
         return Destination(held_pages, tuple(ids), 0)
 
     def _step_until(self, kind: type) -> None:
-        """Step the engine until it sends a message of type `kind`, and return the message. Raises
-        BenchError if the engine rejects the prompt or stops."""
+        """Step the engine until it sends a message of type `kind`; return nothing. Raises
+        BenchError if the engine rejects the prompt, or sends none within 300 s."""
         deadline = time.monotonic() + 300
         while time.monotonic() < deadline:
             self._engine.step()

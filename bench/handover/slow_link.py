@@ -190,8 +190,8 @@ class _Pair:
 
     def hand_over(self, number: int, *, early: bool) -> tuple[float, float]:
         """Transfer one request of two tokens. Returns the seconds from Done to the second token,
-        and the seconds from the first token to it. early: the decode engine may step before
-        Done."""
+        and the seconds from the first token to it. early: the decode engine may step before Done.
+        Raises BenchError without an early step."""
         prompt = np.random.default_rng(number).integers(0, 1024, _PROMPT, dtype=np.int32)
         sampling = SamplingParams(max_new_tokens=2, ignore_eos=True)
         self._decode.handle(m.Submit(m.RequestId(f"bench-{number}"), prompt, sampling))

@@ -14,7 +14,7 @@ _SPACE = "\u0120"
 
 
 def word(token: int) -> str:
-    """Return the four letters spelling a token id. REQUIRES: 0 <= token < 26**4."""
+    """Return the spelling of a token id in four letters. REQUIRES: 0 <= token < 26**4."""
     letters = ""
     for _ in range(_LENGTH):
         token, letter = divmod(token, len(ascii_lowercase))

@@ -51,7 +51,7 @@ class Row:
 @dataclass
 class Report:
     """The output of one `tasuki bench`, printed and written to the given file. Each row is written
-    at once, because a long run may be cut short."""
+    as soon as it is measured, because a long run may be cut short."""
 
     bench: str
     host: Host

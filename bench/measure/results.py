@@ -40,8 +40,8 @@ class RunFile:
 
     @classmethod
     def of(cls, out: str | Path, name: str) -> "RunFile":
-        """Return the place of a run. out: a path in the form of OUT. name: name of the run if `out`
-        names none; a taken name gets a number."""
+        """Return the place of a run. out: a path in the form of OUT; without .jsonl the run has its
+        own file. name: name of the run if `out` names none; a taken name gets a number."""
         file, _, run = str(out).partition("#")
         path = Path(file)
         if path.suffix != ".jsonl":
@@ -90,7 +90,7 @@ def write_page(path: Path, describe: Describe) -> None:
 
 
 def put_below_mark(path: Path, text: str) -> None:
-    """Replace the text below the mark on the page beside the file of runs `path`."""
+    """Replace the text below the mark on the page (made if missing) of the file of runs `path`."""
     page = path.with_suffix(".md")
     by_hand = page.read_text().partition(_MARK)[0] if page.exists() else ""
     head = by_hand.rstrip() or f"# {path.stem.replace('_', ' ')}"

@@ -126,8 +126,8 @@ class Rig:
             self.parts.grammars.wait()
 
     def step(self) -> bool:
-        """Run one engine step. Returns False if there was nothing to do. Raises BenchError if a
-        request fails."""
+        """Run one engine step, and record its tokens. Returns False if there was nothing to do.
+        Raises BenchError if a request fails."""
         worked = self._engine.step()
         now = time.perf_counter()
         for message in m.tokens_apart(self._engine.take_outbox()):
@@ -162,13 +162,13 @@ class Rig:
         self._engine.close()
 
     def run_until_tokens(self, answers: Sequence[Answer], tokens: int) -> None:
-        """Run steps until each of the answers has `tokens` tokens."""
+        """Run steps until each of the answers has `tokens` tokens. Raises BenchError."""
         while any(len(answer.tokens) < tokens for answer in answers):
             if not self.step():
                 raise BenchError("an answer ended early: give a larger --arena-mib")
 
     def abort(self, answers: Sequence[Answer]) -> None:
-        """Abort the answers at once, together with any step in flight."""
+        """Abort the answers, then run steps until every answer of this rig has ended."""
         wanted = {id(answer) for answer in answers}
         for name, answer in self._answers.items():
             if id(answer) in wanted:

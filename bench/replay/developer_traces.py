@@ -62,7 +62,8 @@ _SIMULATED_POLICY = "c.marconi-a0"
 
 def simulated(program: Path, trace: Path, model: str, gib: float) -> tuple[float, float]:
     """Run the independent simulator on a trace. Returns the saved shares of prompt tokens and of
-    prefill FLOPs. program: path of the simulator. Raises CalledProcessError."""
+    prefill FLOPs. program: path of the simulator. Raises CalledProcessError, or LookupError without
+    such a row."""
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "rows.json"
         command = [sys.executable, str(program), str(trace), "--model", model, "--gb", f"{gib:g}"]

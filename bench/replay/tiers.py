@@ -89,8 +89,8 @@ class Tiers:
 class Transfers:
     """Simulates the copies between tiers. Owns the links' time; moves no bytes. One copy at a time
     uses a link. A write is acknowledged once the trace's clock has reached its end. A load is
-    acknowledged at once, because a replay serves a request whole at its arrival. The link is still
-    busy for the load's duration. Borrows the tree. Thread rule: one thread."""
+    acknowledged when it begins, because a replay serves a request whole at its arrival. The link is
+    still busy for the load's duration. Borrows the tree. Thread rule: one thread."""
 
     def __init__(
         self, tree: PrefixCache, layout: CacheLayout, flops: PrefillFlops, links: tuple[Link, ...]

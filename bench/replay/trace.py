@@ -49,8 +49,8 @@ class Trace:
 
 
 def load_trace(path: Path, limit: int | None = None) -> Trace:
-    """Read a trace file: .jsonl, .jsonl.gz or .jsonl.zst. limit: largest number of requests to
-    read. Raises ReplayError naming the line."""
+    """Read a trace file: .jsonl, .jsonl.gz or .jsonl.zst; blank lines are left out. limit: largest
+    number of requests to read. Raises ReplayError naming the line."""
     requests: list[TraceRequest] = []
     try:
         with _lines(path) as lines:

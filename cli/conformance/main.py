@@ -227,8 +227,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def checked(url: str, config: ConformanceConfig) -> tuple[str, list[Row]]:
-    """Run the checks of the endpoint at `url`. Return the model used and the rows. Raises
-    EndpointError, ConformanceError."""
+    """Run the checks of the endpoint at `url`. Return the model used (by default the first listed)
+    and the rows. Raises EndpointError, ConformanceError."""
     names = config.apis
     async with open_endpoint(url, config.key, config.request_timeout, config.ca) as endpoint:
         model = config.model or await _first_model(endpoint)
@@ -244,8 +244,8 @@ async def checked(url: str, config: ConformanceConfig) -> tuple[str, list[Row]]:
 
 
 async def api_rows(caller: Caller, checks: Sequence[Check]) -> list[Row]:
-    """Run the checks of one API and return their rows. Returns one row if the API is not served,
-    and no rows without checks."""
+    """Run the checks of one API and return their rows. Returns one row if the API is not served as
+    it should, and no rows without checks."""
     if not checks:
         return []
     api = caller.api

@@ -23,7 +23,8 @@ _ERROR = {"error": {"message": str, "type": str, "param?": str, "code?": (str, i
 
 
 def usage_of(value: Any) -> Usage:
-    """Parse a usage object. Raises Departure if its total is not the sum of its parts."""
+    """Return the counts of a usage object. Raises Departure for a missing field or a wrong
+    total."""
     must_have(USAGE, value, "usage")
     prompt, answer = value["prompt_tokens"], value["completion_tokens"]
     must_equal("usage.total_tokens", prompt + answer, value["total_tokens"])

@@ -89,7 +89,7 @@ def python() -> Finding:
 
 
 def tree() -> Finding:
-    """Check that the compiled radix tree can be loaded."""
+    """Check for a loadable compiled radix tree."""
     try:
         module = importlib.import_module("tasuki.pycache._cpp_cache")
     except ImportError as error:
@@ -234,7 +234,7 @@ def hub_folder() -> Path:
 
 
 def disk() -> Finding:
-    """Check the free space on the disk of the download folder."""
+    """Check the free space and write access of the download folder's disk."""
     folder = hub_folder()
     there = next(each for each in (folder, *folder.parents) if each.exists())
     status = os.statvfs(there)
@@ -253,8 +253,8 @@ def disk() -> Finding:
 
 
 def hub() -> Finding:
-    """Check the connection to the model hub within a timeout. Send no request. A failed connection
-    is no fault."""
+    """Check the connection to the model hub within a timeout; skipped if HF_HUB_OFFLINE is set.
+    Send no request. A failed connection is no fault."""
     if os.environ.get("HF_HUB_OFFLINE"):
         return ok("hub", "HF_HUB_OFFLINE is set: only models that are here are served by name")
 
@@ -292,7 +292,7 @@ _PEER_SECONDS = 3.0
 
 
 def findings(config: DoctorConfig) -> Iterator[Finding]:
-    """Run every check of `tasuki doctor`, in order, and return their findings."""
+    """Yield the findings of each check of `tasuki doctor`, in order; unset settings are skipped."""
     for check in MACHINE:
         yield check()
     yield memory()
@@ -309,8 +309,8 @@ def findings(config: DoctorConfig) -> Iterator[Finding]:
 
 
 def port(subject: str, bind: str, flag: str) -> Finding:
-    """Check that a server can bind its port: bind it, and release it at once. flag: the port's flag
-    in `tasuki doctor`."""
+    """Check for a free server port: bind it, and release it again. flag: the port's flag in `tasuki
+    doctor`."""
     try:
         host, number = parse_bind(bind, Access(insecure=True))
         family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -79,7 +79,8 @@ class NodeHandle(Protocol):
     def ask(self, method: str, *arguments: Any) -> "Future[Any]":
         """Begin one of the node's methods and return its pending result. stand() returns the node's
         Standing, and starts the node if it is dead. follow(addresses) sets a decode node's prefill
-        nodes. change_role(role) changes its role. drain() finishes requests in flight."""
+        nodes. change_role(role) changes its role. drain() finishes requests in flight, then ends
+        the node."""
 
     def end(self) -> None:
         """Release the node and its resources, after its drain, or if it cannot drain."""
@@ -101,7 +102,7 @@ class _Placed:
 class PlacedNodes:
     def __init__(self, start: Callable[[NodeRole, str], NodeHandle]) -> None:
         """Set up an empty cluster. start: function to place a node of the given role and name. It
-        returns at once."""
+        returns the node's handle without waiting."""
         self._start = start
         self._placed: dict[str, _Placed] = {}
         self._made = 0
@@ -133,7 +134,7 @@ class PlacedNodes:
 
     def drain_all(self, seconds: float) -> None:
         """Drain all nodes, decode nodes first, because they still need the prefill nodes. Blocks
-        until all have ended, at most `seconds` for each role."""
+        until all have ended, at most `seconds` for each role; later ones are left draining."""
         for role in (NodeRole.DECODE, NodeRole.PREFILL):
             deadline = time.monotonic() + seconds
             for name, placed in self._placed.items():

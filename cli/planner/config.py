@@ -26,8 +26,8 @@ class NodeAccess:
     drain_seconds: float = 600.0
 
     def flags(self, host: str, given: Sequence[str]) -> list[str]:
-        """Return the flags needed by a planned daemon and missing in `given`: an HTTP server for
-        its metrics, and time to drain."""
+        """Return the flags needed by a planned daemon and missing in `given`. They are time to
+        drain, and an HTTP server on `host` for its metrics."""
         wanted = {
             "--http-bind": join_address(host, 0),
             "--drain-timeout": f"{self.drain_seconds:g}",
@@ -121,7 +121,7 @@ class PlannerConfig:
 
     def credentials(self, insecure: bool) -> Credentials:
         """Return the credentials for polling nodes. insecure: the key may leave this host in plain
-        text. Raises PlannerConfigError."""
+        text. Raises PlannerConfigError for a bad key or CA file."""
         try:
             tls = ssl.create_default_context(cafile=self.plan_ca) if self.plan_ca else None
         except OSError as error:

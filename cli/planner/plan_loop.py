@@ -109,8 +109,8 @@ def _held(owners: dict[str, float]) -> float:
 
 
 def _variation(buckets: Buckets) -> float:
-    """Return the variance over the squared mean of a histogram. Each observation counts as the
-    middle of its bucket. Returns 1 without observations."""
+    """Return the variance over the squared mean of a histogram, at most _MOST_VARIATION. Each
+    observation counts as the middle of its bucket. Returns 1 without observations."""
     low = below = many = sums = squares = 0.0
     for bound, count in buckets.items():
         here = max(0.0, count - below)
@@ -152,7 +152,8 @@ class FleetObserver:
         self._before.pop(address, None)
 
     def least_busy(self, nodes: Sequence[ClusterNode]) -> list[ClusterNode]:
-        """Return the nodes by load, least first: by current requests, then by recent busy time."""
+        """Return the nodes by load, least or unknown first: by current requests, then by recent
+        busy time."""
 
         def load(node: ClusterNode) -> tuple[float, float]:
             known = self._figures.get(node.http)
@@ -276,7 +277,7 @@ class PlanLoop:
         self._history: deque[Observation] = deque(maxlen=round(policy.pace.window / seconds) + 2)
 
     async def run(self) -> None:
-        """Plan repeatedly until cancelled."""
+        """Plan until cancelled, despite errors."""
         while True:
             try:
                 await self.step()
@@ -288,7 +289,7 @@ class PlanLoop:
             await asyncio.sleep(self._seconds)
 
     async def step(self) -> FleetPlan | None:
-        """Make one plan and act on it. Returns None while too few observations exist."""
+        """Make one plan, act on it and return it. Returns None while too few observations exist."""
         nodes = await asyncio.to_thread(self._cluster.nodes)
         await self._poll.ask_these(
             node.http for node in nodes if node.http and node.phase is NodePhase.READY

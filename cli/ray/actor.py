@@ -58,8 +58,8 @@ class RayNode:
         """HOST:PORT of the daemon's API server; empty before its first start."""
 
     def address(self) -> str:
-        """Return HOST:PORT of a ready daemon; starts a daemon if there is none. For a prefill
-        daemon it is the address for decode nodes. Raises LaunchError."""
+        """Return HOST:PORT of a ready daemon; starts a daemon if there is none or it has ended. For
+        a prefill daemon it is the address for decode nodes. Raises LaunchError."""
         if self._daemon is not None and self._daemon.exit_status is not None:
             self._daemon.stop()
             self._daemon = None
@@ -106,8 +106,8 @@ class RayNode:
 
     def drain(self, timeout: float | None = None) -> int:
         """Send SIGTERM to the daemon, and return its exit status after requests in flight have
-        finished. timeout: seconds; None: the access's drain time plus time to stop. Call no other
-        method afterwards."""
+        finished; 0 without a daemon. timeout: seconds until it is killed; None: the access's drain
+        time plus time to stop. Call no other method afterwards."""
         if timeout is None:
             timeout = STOP_SECONDS + (self._access.drain_seconds if self._access else 0.0)
         daemon, self._daemon = self._daemon, None

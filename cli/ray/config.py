@@ -42,7 +42,8 @@ class RayConfig:
             )
 
     def flags_of(self, role: str, flags: Sequence[str]) -> list[str]:
-        """Return the flags of a daemon of this role. flags: flags common to all daemons."""
+        """Return the flags of a daemon of this role: common, then its own. flags: flags common to
+        all daemons."""
         return [*flags, *(shlex.split(self.prefill_flags) if role == "prefill" else [])]
 
     def gpus_of(self, role: str) -> float:
@@ -61,7 +62,8 @@ class RayNodeError(ValueError):
 
 
 def asked(name: str, flags: Sequence[str], default: str) -> str:
-    """Return the value of the engine setting `name`, from the last matching flag of a daemon."""
+    """Return the value of the engine setting `name`, from the last matching flag of a daemon;
+    `default` without one."""
     # It loads torch.
     from tasuki.engine.config import EngineConfig
 
@@ -73,8 +75,8 @@ def asked(name: str, flags: Sequence[str], default: str) -> str:
 
 
 def check_nodes(config: RayConfig, flags: Sequence[str]) -> None:
-    """Check the ranks and GPUs of each role. flags: flags common to all daemons. Raises
-    RayNodeError."""
+    """Check the GPUs of each role with several ranks: one a rank. flags: flags common to all
+    daemons. Raises RayNodeError."""
     for role in ("prefill", "decode"):
         own = config.flags_of(role, flags)
         ranks = asked("tensor_parallel", own, "1")

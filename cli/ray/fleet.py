@@ -70,7 +70,7 @@ class RayFleet:
     def look(self, patience: float = _ANSWER_SECONDS) -> dict[str, str]:
         """Get every node's address, and send the prefill nodes' addresses to the decode nodes.
         Getting an address also restarts a dead daemon. patience: timeout in seconds for all nodes
-        together. Return HOST:PORT by the node's name."""
+        together. Return HOST:PORT by the node's name; a node without an answer is left out."""
         asked = {name: node.address.remote() for name, node in self.nodes.items()}
         ray.wait([*asked.values()], num_returns=len(asked), timeout=patience)
         self.addresses = {
@@ -97,7 +97,7 @@ class RayFleet:
 
     def drain(self, timeout: float = 60.0) -> None:
         """Drain all nodes, decode nodes first, because they still need the prefill nodes. timeout:
-        seconds."""
+        seconds for each role."""
         for role in ("decode-", "prefill-"):
             calls = [
                 node.drain.remote(timeout)

@@ -14,7 +14,8 @@ class RayMissing(RuntimeError):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `tasuki ray`. Raises RayMissing, RayNodeError, PlannerConfigError."""
+    """Run `tasuki ray`. Return 0 at its end. Raises RayMissing, RayNodeError,
+    PlannerConfigError."""
     parser = FlagParser("tasuki ray", "Nodes on the machines of a Ray cluster.")
     parser.add_argument("flags", nargs="*", help="of every daemon, behind --")
     parser.add_config(RayConfig)

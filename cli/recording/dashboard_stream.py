@@ -44,7 +44,8 @@ class HttpTarget(NodeTarget):
 
     def followed(self, path: str) -> Generator[Value | None, None, None]:
         """Yield the values of the node's stream at `path`, for example /debug/stream. Yields None
-        after each half second without a value. Raises ClientError, also if the node is gone."""
+        after each half second without a value. Raises ClientError if the node refuses, is gone, or
+        ends the stream."""
         address = self.http_address()
         stream = _Stream(*self._opened(address, path))
         last_at = time.monotonic()

@@ -63,7 +63,7 @@ class Recording:
 
     @classmethod
     def load(cls, path: Path) -> "Recording":
-        """Load a recording from the file at `path`. Raises RecordingError."""
+        """Return the recording in the file at `path`, as far as whole. Raises RecordingError."""
         try:
             head, *events = _values(path)
         except OSError as error:

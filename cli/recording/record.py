@@ -59,8 +59,8 @@ class Recorder:
     _flushed: float = 0.0
 
     def run(self) -> None:
-        """Record until the configured time is over. Raises ClientError if a node refuses, at the
-        first connection or later."""
+        """Record until the configured time, if any, is over, and reconnect. Raises ClientError if a
+        node refuses, at the first connection or later."""
         import grpc
 
         from tasuki.client.errors import ClientError

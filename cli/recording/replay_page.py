@@ -31,8 +31,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def replayed(recording: Recording, seconds: float | None = None) -> "DashboardSource":
-    """Return a recording as the page's data source: a history of its events, without a radix tree.
-    seconds: length to replay from its start; None: all."""
+    """Return a recording as the page's data source: a history of its events with a time, without a
+    radix tree. seconds: length to replay from its start; None: all."""
     from tasuki.dashboard.history.node_history import NodeHistory
     from tasuki.server.http.dashboard import DashboardSource
 

@@ -71,7 +71,8 @@ def _fix(recording: Recording) -> str:
 
 
 def trace_of(recording: Recording) -> Trace:
-    """Return the trace of a recording. Its rows are the answered requests, in order of arrival."""
+    """Return the trace of a recording. Its rows are the answered, not aborted requests with blocks,
+    in order of arrival."""
     ends = {
         event["request"]: event
         for event in recording.events

@@ -59,7 +59,7 @@ class CallerLoad:
 
 
 def callers_of(recent: RecentSamples) -> dict[str, CallerLoad]:
-    """Return a node's recent loads by caller's name."""
+    """Return a node's recent loads by caller; empty at first."""
     gained = recent.gained
     if gained is None:
         return {}
@@ -94,7 +94,8 @@ def callers(
     nodes: Iterable[Mapping[str, CallerLoad]], targets: Targets, wanted: str
 ) -> dict[str, Any]:
     """Return the callers as JSON, first those with the lowest share of requests within their
-    targets. nodes: the callers of each node. wanted: text in the caller's name, in lower case."""
+    targets; at most MOST_CALLERS rows. nodes: the callers of each node. wanted: text in the
+    caller's name, in lower case; empty: all."""
     known: dict[str, CallerLoad] = {}
     for node in nodes:
         for name, load in node.items():

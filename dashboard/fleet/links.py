@@ -66,9 +66,9 @@ def links_of(recent: RecentSamples) -> dict[str, Link]:
 
 
 def matrix(nodes: Iterable[LinkedNode], wanted: str) -> dict[str, Any]:
-    """Return the links as JSON. wanted: text in the name or address of a prefill or decode node.
-    Beyond MOST_LINES rows or columns, the nodes with the most lost links are shown first, then
-    those with the most traffic."""
+    """Return the links as JSON. wanted: lower-case text in a node's name or a decode node's
+    address; empty: all. At most MOST_LINES rows and columns are shown. The nodes with the most lost
+    links come first, then those with the most traffic."""
     shown = [(node, _matching(node, wanted)) for node in nodes]
     shown = [(node, links) for node, links in shown if links]
     senders: dict[str, tuple[int, float]] = {}

@@ -58,8 +58,8 @@ def arenas_use(nodes: Iterable[Sequence[dict[str, Any]] | None]) -> dict[str, fl
 
 
 def size_by_tier(nodes: Iterable[Sequence[dict[str, Any]] | None]) -> dict[str, float]:
-    """Return the size in bytes of each tier over all nodes with known memory, by tier name. Only
-    the first names are kept."""
+    """Return the size in bytes of each tier and the arena over all nodes with known memory, by tier
+    name. Only the first names are kept."""
     sums: dict[str, float] = {}
     for memory in nodes:
         for tier in memory or ():

@@ -132,8 +132,9 @@ class LabelTexts:
 
 
 def read_samples(text: str, wanted: frozenset[str], texts: LabelTexts | None = None) -> Samples:
-    """Parse an answer of /metrics and return the samples of the wanted names. texts: cache of
-    parsed labels, shared by all nodes. Raises ValueError if the text has no metric of tasuki."""
+    """Parse an answer of /metrics and return the samples of the wanted names. Malformed lines, and
+    lines over the bounds, are skipped. texts: cache of parsed labels, shared by all nodes. Raises
+    ValueError if the text has no metric of tasuki."""
     texts = texts or LabelTexts()
     found: Samples = {}
     ours = False
@@ -159,7 +160,7 @@ def one(samples: Samples, name: str) -> float | None:
 
 
 def by_label(samples: Samples, name: str, label: str) -> dict[str, float]:
-    """Return the sums of a metric's samples, by the value of one label."""
+    """Return the sums of a metric's samples with this label, by the label's value."""
     sums: dict[str, float] = {}
     for labels, value in samples.get(name, {}).items():
         key = dict(labels).get(label)
@@ -174,7 +175,7 @@ def labels_of(samples: Samples, name: str) -> Mapping[str, str]:
 
 
 def difference(later: Samples, earlier: Samples) -> Samples:
-    """Return the gain of each sample from `earlier` to `later`. A new sample began at zero."""
+    """Return the gain of each of the later samples over `earlier`. A new sample began at zero."""
     return {
         name: {
             labels: value - earlier.get(name, {}).get(labels, 0.0)
@@ -315,7 +316,7 @@ class RecentSamples:
         """Recent gains of the node's counters; None before two samples."""
 
     def take(self, at: float, samples: Samples) -> None:
-        """Record a node's samples. at: seconds of a monotonic clock."""
+        """Record a node's samples; set `gained`. at: seconds of a monotonic clock."""
         if _began_anew(self.latest, samples):
             self._kept.clear()
         self.latest = samples

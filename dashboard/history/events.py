@@ -68,7 +68,7 @@ _SHOWN = {"transfer_id": "room"}
 
 
 def event_of(message: ObservedMessage) -> Event:
-    """Return an engine's message as an event, without its time."""
+    """Return an engine's message as an event, without its time or prompt tokens."""
     match message:
         case m.Submit(request_id=request, prompt=prompt, session=session, caller=caller):
             return _event(

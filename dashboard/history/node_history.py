@@ -54,7 +54,7 @@ class RequestHistory:
 
     def ended(self, event: Event) -> dict[str, Any]:
         """Add and return the record of a finished or rejected request, or of a transfer for another
-        node."""
+        node. Drop the oldest beyond a limit."""
         name = event["request"] if "request" in event else f"room-{event['room']}"
         submit = self._in_flight.pop(name, None)
         record = {
@@ -166,7 +166,8 @@ class SessionHistory:
         self._sessions: OrderedDict[str, deque[dict[str, Any]]] = OrderedDict()
 
     def ended(self, record: dict[str, Any]) -> None:
-        """Add a turn to the session of an ended request. A request without a session adds none."""
+        """Add a turn to the session of an ended request. A rejected request, or one without a
+        session, adds none."""
         name, usage = record["session"], record.get("usage")
         if name is None or usage is None:
             return
@@ -228,7 +229,8 @@ class NodeHistory:
         self.evictions: deque[dict[str, Any]] = deque(maxlen=_EVICTIONS)
 
     def apply(self, event: Event) -> None:
-        """Add one event to the history. REQUIRES: its `at` is not before the last event's."""
+        """Add one event to the history, and to its journal. REQUIRES: its `at` is not before the
+        last event's."""
         self.journal.add(event)
         self.faults.take(event)
         match event["kind"]:

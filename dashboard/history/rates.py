@@ -63,7 +63,7 @@ class PaceHistory:
 
     def add(self, at: float, **seconds: float | None) -> None:
         """Record the end of a request. at: time in seconds since 1970. seconds: its value by
-        measure; None if it has no such value."""
+        measure; None is left out, because it has no such value."""
         interval = self._interval(at)
         interval.ended += 1
         for name, value in seconds.items():
@@ -164,7 +164,7 @@ class HitIntervals:
             self._intervals.popleft()
 
     def latest(self, now: float, seconds: int) -> Counter[str]:
-        """Return the sums of the last `seconds`, under the names in `totals`."""
+        """Return the sums of the last `seconds` before `now`, under the names in `totals`."""
         sums: Counter[str] = Counter()
         for second, tokens in reversed(self._intervals):
             if second <= now - seconds:
@@ -217,7 +217,8 @@ class WhatIf:
     def answer(self) -> dict[str, Any]:
         """Return the estimate for larger arenas. curve: pairs (number of additional slots, prompt
         tokens saved), ascending. slots: the fewest additional slots with 80 % of the largest
-        saving. points: the saving of these slots as a percentage of all prompt tokens."""
+        saving; 0: none. tokens, points: the saving of these slots, also as a percentage of all
+        prompt tokens."""
         total = sum(prompt.tokens for prompt in self._prompts)
         saved = 0
         curve: list[tuple[int, int]] = []
@@ -248,7 +249,7 @@ class DraftTotals:
         self._accepted: dict[str, Counter[int]] = {}
 
     def add(self, usage: dict[str, Any]) -> None:
-        """Add the drafted and accepted tokens of an ended request."""
+        """Add the drafted and accepted tokens of an ended request, if any."""
         for use in usage.get("drafts", ()):
             for sums, name in ((self._drafted, "drafted"), (self._accepted, "accepted")):
                 sums.setdefault(use["source"], Counter()).update(dict(enumerate(use[name])))
@@ -286,14 +287,15 @@ class PoolHistory:
         return self._samples[-1] if self._samples else None
 
     def output_rate(self, seconds: float) -> float | None:
-        """Return the rate of the answers' tokens a second, up to the last sample. Return None
-        before two samples, and for old recordings without this count."""
+        """Return the mean rate of the answers' tokens a second, over the `seconds` up to the last
+        sample. Return None before two samples in them, and for old recordings without this
+        count."""
         rates = _rates([kept[0], kept[-1]] if (kept := self._since(seconds)) else [])
         return rates[-1] if rates else None
 
     def series(self, seconds: int, points: int) -> dict[str, Any]:
         """Return series of the arena's memory and of the answers' tokens a second, over the last
-        `seconds`, thinned to at most `points` samples."""
+        `seconds`. They are thinned to at most `points` samples. The first rate is None."""
         kept = self._since(seconds)
         stride = max(1, -(-len(kept) // points))
         kept = kept[::-1][::stride][::-1]
@@ -305,7 +307,8 @@ class PoolHistory:
         }
 
     def _since(self, seconds: float) -> list[Event]:
-        """Return the last sample of the counters, and the samples of the `seconds` before it."""
+        """Return the last sample of the counters, and the samples of the `seconds` before it,
+        oldest first."""
         end = float(self._samples[-1]["at"]) if self._samples else 0.0
         younger = takewhile(lambda sample: sample["at"] > end - seconds, reversed(self._samples))
         return list(younger)[::-1]

@@ -74,7 +74,8 @@ def figures(history: NodeHistory, now: float, standing: Standing) -> dict[str, A
 
 
 def requests(history: NodeHistory) -> list[dict[str, Any]]:
-    """Return the running requests, with `ended_at` None, then the ended ones, each newest first."""
+    """Return the newest running requests, with `ended_at` None, then the newest ended ones, each
+    newest first."""
     return [*history.requests.running(_RUNNING), *history.requests.latest(_LISTED)]
 
 
@@ -84,7 +85,8 @@ def handovers(history: NodeHistory) -> list[dict[str, Any]]:
 
 
 def sessions(history: NodeHistory) -> list[dict[str, Any]]:
-    """Return the last used sessions with their turns, the last used one first."""
+    """Return the last _SESSIONS used sessions with their last _TURNS turns, the last used one
+    first."""
     latest = history.sessions.latest(_SESSIONS)
     return [{**session, "turns": session["turns"][-_TURNS:]} for session in latest]
 

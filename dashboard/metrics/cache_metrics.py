@@ -37,7 +37,7 @@ def by_owner(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def arena_use(stats: StatsReply) -> MemoryUse | None:
-    """Return the use of the arena's memory in these stats, from memory_use()."""
+    """Return the use of the arena's memory in these stats, from memory_use(), None included."""
     return memory_use(
         by_owner(stats.pages),
         by_owner(stats.slots),

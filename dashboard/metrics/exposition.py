@@ -54,9 +54,9 @@ _RENAMED = {
 
 
 def translated(families: Iterable[Metric], dialect: str) -> Iterator[Metric]:
-    """Yield the families under the names of another engine, to add to tasuki's own. dialect: one of
-    dialects.DIALECTS. Yields nothing for a dialect without renamed metrics: GenAiMetrics counts its
-    own."""
+    """Yield the families under the names of another engine, to add to tasuki's own. families: all
+    families of a node with an engine's report. dialect: one of dialects.DIALECTS. Yields nothing
+    for a dialect without renamed metrics: GenAiMetrics counts its own."""
     if dialect not in _RENAMED:
         return
     by_name = {family.name: family for family in families}
@@ -164,8 +164,8 @@ class GenAiMetrics:
             self._operations.popitem(last=False)
 
     def observe(self, message: m.Finished | m.Rejected) -> None:
-        """Count an ended request. A request without begin() has no client here, such as a transfer,
-        and is not counted."""
+        """Count a finished request; a rejected one is not counted. A request without begin() has no
+        client here, such as a transfer, and is not counted."""
         operation = self._operations.pop(message.request_id, None)
         if operation is None or isinstance(message, m.Rejected):
             # Its duration is not known.
@@ -359,8 +359,8 @@ class Exposition:
         ]
 
     def text(self, report: NodeReport | None, front: FrontReport = READY) -> bytes:
-        """Return all metrics as text in Prometheus' format. report, front: arguments of
-        families()."""
+        """Return all metrics, the dialect's included, as text in Prometheus' format. report, front:
+        arguments of families()."""
         families = self.families(report, front)
         others = () if report is None else translated(families, self._dialect)
         return generate_latest(_Families(chain(families, others)))

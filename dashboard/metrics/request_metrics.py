@@ -189,7 +189,7 @@ class ChoiceMetrics:
 
     def observe(self, choice: PrefillChoice, hit: HitBreakdown | None) -> None:
         """Count a choice of a prefill node. hit: the prompt's tokens by usability when it was
-        computed; None if they are not known."""
+        computed; None: not known, so not counted."""
         self._choices.labels(choice.reason).inc()
         self._regret.inc(choice.regret_seconds)
         if hit is not None:
@@ -253,7 +253,7 @@ def seconds_per_token(usage: Usage) -> float | None:
 
 
 def missed_targets(usage: Usage) -> list[str]:
-    """Return the names of the latency targets missed by the answer; empty if the request had
+    """Return the names of the latency targets missed by the answer; empty if it missed or had
     none."""
     targets = usage.targets
     if targets is None:

@@ -80,8 +80,8 @@ class FrameReader:
         self._waiting = bytearray()
 
     def take(self, data: bytes) -> Iterator[list[Any]]:
-        """Yield the messages of each complete frame, in order. data: newly received bytes. Raises
-        BrokenFrame."""
+        """Yield the messages of each complete frame, in order; keep an incomplete one for the next
+        call. data: newly received bytes. Raises BrokenFrame."""
         self._waiting += data
         start = 0
         try:
@@ -158,7 +158,8 @@ class FrameProtocol(asyncio.Protocol):
             self._transport.write(data)
 
     def close(self) -> None:
-        """Close the socket after all waiting data is sent."""
+        """Close the socket after all waiting data is sent. Do nothing if it is not connected
+        yet."""
         if self._transport is not None:
             self._transport.close()
 

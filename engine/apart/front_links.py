@@ -62,7 +62,9 @@ class FrontLink:
         self._thread.start()
 
     def send(self, messages: Sequence[Any]) -> None:
-        """Send the messages to the API server as one frame. Raises the errors of frame_of()."""
+        """Send the messages to the API server as one frame, or queue the part not sent yet. Drop
+        them after the link's end. Too many waiting bytes end it. Raises the errors of
+        frame_of()."""
         frame = frame_of(messages)
         with self._lock:
             if self._dead is not None:
@@ -224,8 +226,8 @@ class WorkerLinks:
         link.start(lambda messages: self._take(number, messages), lambda reason: self._lose(number))
 
     async def let_in(self, door: socket.socket) -> None:
-        """Add a link for each connecting worker, until cancelled. door: the listening socket from
-        opened_door()."""
+        """Add a link for each connecting worker, until cancelled; close a connection ended before
+        its number arrived. door: the listening socket from opened_door()."""
         loop = asyncio.get_running_loop()
         with door:
             while True:
@@ -242,7 +244,8 @@ class WorkerLinks:
 
     def split(self, messages: Sequence[Any]) -> None:
         """Send each of the engine's messages to its recipient, a worker or the API server. Each
-        recipient gets one frame."""
+        recipient gets one frame. Finished and Rejected of a worker's request go to both. Messages
+        for a lost worker are dropped."""
         if not self._of:
             self._to_front(messages)
             return

@@ -80,7 +80,7 @@ def build_prefill_engine(
     progress: Progress = no_progress,
 ) -> Engine:
     """Make an engine to hand prompts to decode nodes. REQUIRES: the cache is over the arena of the
-    parts; the sender counts the parts' steps."""
+    parts; the sender counts the parts' steps. progress: shows the warm-up."""
     speed = PrefillSpeed(parts.attention_cost, config.prefill_chunk_tokens)
     side = partial(PrefillHandover, sender=sender, speed=speed)
     return _assemble(config, Role.PREFILL, parts, cache, side, progress)
@@ -94,7 +94,8 @@ def build_decode_engine(
     progress: Progress = no_progress,
 ) -> Engine:
     """Make an engine to decode answers, with an option to send prompts to prefill nodes. REQUIRES:
-    the cache and `early` (early decode steps) use the arena of the parts."""
+    the cache and `early` (early decode steps) use the arena of the parts. progress: shows the
+    warm-up."""
 
     def side(context: HandoverContext) -> DecodeHandover:
         return DecodeHandover(context, answer_terms(config, parts), early)
@@ -114,7 +115,8 @@ def answer_terms(config: EngineConfig, parts: EngineParts) -> AnswerTerms:
 
 
 def build_speculation(config: EngineConfig, parts: EngineParts) -> Speculation:
-    """Return the choice of draft sources for answers. Raises EngineConfigError."""
+    """Return the choice of draft sources for answers: the parts' own if they have one, else by the
+    config. On a GPU, `auto` leaves out drafts forced by grammars. Raises EngineConfigError."""
     on_gpu = parts.arena.bytes.device.type != "cpu"
     # Not measured on a GPU yet, so `auto` leaves it out there.
     forced = config.speculate != "auto" or not on_gpu
@@ -137,7 +139,7 @@ def _drafting(config: EngineConfig, parts: EngineParts) -> EngineConfig:
 
 def most_drafts(config: EngineConfig, parts: EngineParts) -> int:
     """Return the largest number of drafts of an answer in a step. Raises EngineConfigError if the
-    runner cannot verify the configured drafts, or the draft layer is missing."""
+    runner cannot verify the configured drafts or so many, or the draft layer is missing."""
     config = _drafting(config, parts)
     if config.drafts_by_layer and not parts.layout.draft_layers:
         raise EngineConfigError(
@@ -160,16 +162,16 @@ def most_drafts(config: EngineConfig, parts: EngineParts) -> int:
 
 
 def draft_limit(config: EngineConfig, most: int, *, on_gpu: bool) -> DraftLimit:
-    """Return the limit of drafts, fixed or measured. most: largest number of drafts of an answer in
-    a step."""
+    """Return the limit of drafts: fixed if `draft_count` is "most" or `most` is 0, else measured.
+    most: largest number of drafts of an answer in a step."""
     if config.draft_count == "most" or not most:
         return FixedLimit(most)
     return MeasuredLimit(widths(most) if on_gpu else range(2, most + 2))
 
 
 def runner_sizes(config: EngineConfig, role: Role, parts: EngineParts) -> RunnerSizes:
-    """Return the sizes of the runner's buffers, equal on all ranks of a node. Raises
-    EngineConfigError."""
+    """Return the sizes of the runner's buffers, equal on all ranks of a node; a prefill node has no
+    drafts. Raises EngineConfigError."""
     on_gpu = parts.arena.bytes.device.type != "cpu"
     batch = max_batch(config, parts.layout, role, parts.arena.slabs, on_gpu=on_gpu)
     # A prefill node has no answers.
@@ -229,7 +231,7 @@ def build_pictures(config: EngineConfig, parts: EngineParts) -> PictureEncoder |
 
 
 def build_tiers(parts: EngineParts) -> MakeTiers | None:
-    """Return a maker of the tiers below the arena; None if the parts have none."""
+    """Return a maker of the tiers below the arena; None without host memory."""
     if parts.host is None:
         return None
     disk = parts.disk
@@ -258,8 +260,8 @@ def build_tiers(parts: EngineParts) -> MakeTiers | None:
 def build_behind(
     config: EngineConfig, parts: EngineParts, cache: HybridPrefixCache
 ) -> PrefillsBehind | None:
-    """Return the computation of prompt tokens during loads. Return None if there are no loads, or
-    several ranks would have to compute together."""
+    """Return the computation of prompt tokens during loads. Return None without host memory, or
+    with several ranks: they would have to compute together."""
     if parts.host is None or parts.ranks is not None:
         return None
     model, prepare = _model_beside(parts)
@@ -271,7 +273,7 @@ def build_behind(
 
 def _model_beside(parts: EngineParts) -> tuple[Qwen35Model, Notice]:
     """Return a model with the engine's weights for forwards concurrent with the engine's. Call the
-    second value on these forwards' thread before the first of them."""
+    second value on these forwards' thread before the first of them; on a CPU it does nothing."""
     model = parts.model
     if parts.arena.bytes.device.type == "cpu":
         return model, lambda: None
@@ -284,8 +286,9 @@ def _model_beside(parts: EngineParts) -> tuple[Qwen35Model, Notice]:
 
 
 def build_early_start(parts: EngineParts, barriers: Barriers, on_end: Notice) -> EarlyStart:
-    """Make the early start of answers: decode steps begun before their prompt has arrived. on_end:
-    called after each step, on the steps' thread; must return at once."""
+    """Make the early start of answers: decode steps begun before their prompt has arrived.
+    barriers: returns a transfer's layer barrier. on_end: called after each step, on the steps'
+    thread; must return without waiting."""
     model, prepare = _model_beside(parts)
     steps = EarlySteps(model, parts.arena, parts.grammars, on_end, prepare)
     return EarlyStart(steps, barriers)
@@ -299,9 +302,9 @@ def build_runner(
     progress: Progress = no_progress,
     rows: RowStore | None = None,
 ) -> Runner:
-    """Make the runner. On a GPU this captures the decode graphs. hands_on: True if steps are
-    counted, because the engine hands prompts over. rows: stored rows of pictures; None: prompts
-    have none."""
+    """Make the runner, by the parts' own maker if they have one. On a GPU this captures the decode
+    graphs. hands_on: True if steps are counted, because the engine hands prompts over. rows: stored
+    rows of pictures; None: prompts have none."""
     if parts.runner is not None:
         return parts.runner(parts, hands_on)
     runner = _runner_here(parts, sizes, hands_on, progress, rows)

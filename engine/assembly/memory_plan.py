@@ -348,7 +348,7 @@ def max_batch(
     config: EngineConfig, layout: CacheLayout, role: Role, slabs: int, *, on_gpu: bool
 ) -> int:
     """Return the largest number of requests in one forward of an engine with an arena of `slabs`
-    slabs."""
+    slabs. On a CPU it is the setting, or CPU_MAX_BATCH for `auto`."""
     if on_gpu:
         return batch_of_a_gpu(config, layout, role, slabs)
     return CPU_MAX_BATCH if isinstance(config.max_batch, Auto) else config.max_batch

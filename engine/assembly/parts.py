@@ -132,7 +132,8 @@ class EngineParts:
 
     @property
     def tier_prices(self) -> list[TierPrices]:
-        """Return the prices of loads from each tier below the arena, the nearest first."""
+        """Return the prices of loads from each tier below the arena, the nearest first. Host memory
+        is always included; disk and remote store only if present."""
         flops = PrefillFlops.for_model(self.model_config)
         if self.arena.bytes.device.type == "cpu":
             host, disk, remote = CPU_LINK, DISK_LINK, REMOTE_LINK
@@ -145,7 +146,8 @@ class EngineParts:
 
     @property
     def tiers(self) -> list[TierConfig]:
-        """Return the prefix tree's settings for the tiers below the arena, the nearest first."""
+        """Return the prefix tree's settings for the tiers below the arena, the nearest first.
+        Return none without host memory."""
         if self.host is None:
             return []
         prices = self.tier_prices
@@ -168,8 +170,9 @@ BuildParts = Callable[[EngineConfig, Progress, Role], EngineParts]
 def build_parts(
     config: EngineConfig, progress: Progress = no_progress, role: Role = Role.FUSED
 ) -> EngineParts:
-    """Load the model, layer by layer, and allocate the arena, for one rank. role: the engine's
-    role. Raises the model's typed errors and EngineConfigError."""
+    """Load the model, layer by layer, and allocate the arena, for one rank. Disk and remote store
+    are opened only with host memory. role: the engine's role. Raises the model's typed errors.
+    Raises EngineConfigError, also for several ranks or no model."""
     if config.tensor_parallel > 1:
         raise EngineConfigError(
             f"tensor_parallel is {config.tensor_parallel}, and this command loads one rank: give "
@@ -271,8 +274,8 @@ def asked_model(config: EngineConfig) -> ModelConfig:
 
 
 def with_context(model: ModelConfig, config: EngineConfig) -> ModelConfig:
-    """Return the model config with the configured context length. Raises EngineConfigError if it is
-    longer than the model's own."""
+    """Return the model config with the configured context length; unchanged if none is configured.
+    Raises EngineConfigError if it is longer than the model's own."""
     asked = config.max_model_len
     if asked is None:
         return model
@@ -304,7 +307,7 @@ def torch_device(config: EngineConfig) -> torch.device:
 
 def use_device(device: torch.device) -> None:
     """Select this GPU on the calling thread, for all streams, graphs and kernels it makes from now
-    on."""
+    on. Do nothing for a CPU or a device without an index."""
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
 
@@ -366,9 +369,10 @@ def pair_parts(
     name: str,
     wire: WireSettings,
 ) -> Iterator[tuple[EngineParts, DataPlane]]:
-    """Build the parts and the data plane (transfers) of a prefill or decode node. The transport is
-    closed at the end of the `with` block. transport: a kind of transports/factory.py. name: the
-    node's name for other nodes. wire: precision of transferred data."""
+    """Build the parts and the data plane (transfers) of a prefill or decode node. The transport and
+    any follower ranks are closed at the end of the `with` block. transport: a kind of
+    transports/factory.py. name: the node's name for other nodes. wire: precision of transferred
+    data; several ranks need exact, else EngineConfigError."""
     if config.tensor_parallel > 1 and not wire.precision.exact:
         raise EngineConfigError(
             "what several ranks hand over travels as it lies, as yet: give --wire-kv and "

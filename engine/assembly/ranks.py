@@ -2,8 +2,8 @@
 rank without the engine).
 
 The leader's process has the engine and rank 0; it starts a process for each other rank. All ranks
-load at once and connect. Their arenas have equally many slabs, so a page or slot id means the same
-on every rank.
+load their weights at the same time, then connect. Their arenas have equally many slabs, so a page
+or slot id means the same on every rank.
 """
 
 import socket
@@ -126,8 +126,8 @@ class RankSource:
 def build_node_parts(
     config: EngineConfig, progress: Progress = no_progress, role: Role = Role.FUSED
 ) -> EngineParts:
-    """Build the parts like build_parts(), for the configured number of ranks. Raises RankLost in
-    addition."""
+    """Build the parts: by build_parts() for one rank, else as the leader of several. Raises
+    RankLost in addition."""
     if config.tensor_parallel == 1:
         return build_parts(config, progress, role)
     return build_leader_parts(config, progress, role)
@@ -245,7 +245,8 @@ class RankInMemory:
         return self._settings.usable_of(*torch.cuda.mem_get_info(self._device))
 
     def tiers_of(self, slabs: int) -> Join:
-        """Return the message Join with every rank's memory sizes. Called on the leader. Raises
+        """Return the message Join: slabs of every rank's arena and host tier, and the weights'
+        digest. Tiers not configured have 0 and an empty digest. Called on the leader. Raises
         EngineConfigError."""
         settings = self._settings
         host = 0
@@ -296,8 +297,8 @@ class RankInMemory:
         return RankSpans(layout, self._shard.ranks, slabs)
 
     def meet(self, join: Join, report: Report) -> EngineParts:
-        """Connect to the other ranks, and allocate an arena of the agreed number of slabs. report:
-        called with this rank's step counter, as in join()."""
+        """Connect to the other ranks, allocate an arena of the agreed number of slabs, and return
+        the parts. report: called with this rank's step counter, as in join()."""
         settings, shard, slabs = self._settings, self._shard, join.slabs
         collectives, exchange = self._collectives()
         layout = self._layout
@@ -368,7 +369,8 @@ class RankInMemory:
         return b"" if standing is None else standing.kept_of()
 
     def tiers(self, send: SendToLeader) -> FollowerTiers | None:
-        """Make the copiers of this rank's tiers; None without tiers. Called on a follower."""
+        """Make the copiers of this rank's tiers; None without tiers. send: sends a message to the
+        leader. Called on a follower."""
         parts = self._parts
         if parts.host is None:
             return None

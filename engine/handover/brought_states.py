@@ -106,8 +106,8 @@ class PullReceiver:
         self._emit(m.PullWanted(grant))
 
     def over(self, message: m.PullCommitted | m.PullLost) -> Request | None:
-        """Handle the end of a pull. Return its request if the request still waits for the pull,
-        else None."""
+        """Handle the end of a pull. Insert pulled tokens into the prefix tree, or quarantine a lost
+        pull. Return its request, now Waiting, if it still waits for the pull, else None."""
         pull = self._pulls.get(message.transfer_id)
         if pull is None or pull.quarantine is not None:
             return None
@@ -191,8 +191,9 @@ class Fetches:
 
     def fetch(self, request: Request, holder: str, tokens: int, seconds: float) -> None:
         """Fetch the state after the first `tokens` tokens of the request's prompt; the request
-        waits for it. If the accept window has no space for another fetch, release the request at
-        once. REQUIRES: the request is Waiting, and in no queue."""
+        waits for it. A fetch of the same state is shared. If the accept window has no space for
+        another, release the request immediately. holder: the prefill node with the state. seconds:
+        time limit. REQUIRES: the request is Waiting, and in no queue."""
         request.fetch_tried = True
         if not 0 < tokens < len(request.prompt):
             self.released.append(request)
@@ -215,8 +216,8 @@ class Fetches:
         self._emit(m.FetchWanted(transfer_request, prompt, holder, seconds))
 
     def grant_wanted(self, transfer_id: m.TransferId) -> None:
-        """Allocate and send the destination of the pages missing on this node. Decline the transfer
-        if there is no memory."""
+        """Allocate and send the destination of the pages missing on this node, once. Decline the
+        transfer if there is no memory."""
         fetch = self.transfers[transfer_id]
         if fetch.allocation is not None:
             return
@@ -238,7 +239,7 @@ class Fetches:
 
     def done(self, message: m.RemoteDone) -> None:
         """Insert the fetched pages and state into the prefix tree: every layer chunk arrived and
-        its digest matched."""
+        its digest matched. Do nothing if the fetch has no allocation or is in quarantine."""
         fetch = self.transfers[message.transfer_id]
         if fetch.allocation is None or fetch.quarantine is not None:
             return

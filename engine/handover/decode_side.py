@@ -46,7 +46,7 @@ AT_A_TIME = 16
 sent while answers continue."""
 MOST_WAITING = 1024
 """Most waiting hand-backs (states sent back to a prefill node). All sessions of a draining node are
-handed back at once."""
+handed back together."""
 
 
 class HandBacks:
@@ -69,8 +69,9 @@ class HandBacks:
         """Requests waiting to be handed back; some may have been aborted."""
 
     def submit(self, message: m.Submit, available: bool) -> None:
-        """Accept a request to hand a state back to a prefill node. available: True if a prefill
-        node is connected."""
+        """Accept a request to hand a state back to a prefill node. Finish it without a transfer if
+        less than a page is cached. Reject it if too many wait. available: True if a prefill node is
+        connected."""
         match = self._cache.match(message.keys, message.salt, message.cursor)
         held = message.prompt[: match.usable_tokens + 1]
         request = self._answers.take_aside(replace(message, prompt=held), self._refusal(available))
@@ -92,7 +93,8 @@ class HandBacks:
         return None
 
     def advance(self) -> None:
-        """Begin waiting hand-backs, as many as AT_A_TIME allows."""
+        """Begin waiting hand-backs, as many as AT_A_TIME allows. Skip requests no longer in state
+        Waiting."""
         while self._waiting and self._transfers.count(m.Purpose.HAND_BACK) < AT_A_TIME:
             request = self._waiting.popleft()
             if isinstance(request.state, Waiting):
@@ -100,8 +102,8 @@ class HandBacks:
                 self._transfers.ask(request, match)
 
     def lost(self, request: Request, message: m.HandoverFailed) -> None:
-        """Retry or reject a request after the loss of its transfer. REQUIRES: the request is
-        Waiting."""
+        """Handle the loss of a request's transfer. Retry it first in line if another prefill node
+        may be asked; else reject it. REQUIRES: the request is Waiting."""
         if message.elsewhere:
             self._waiting.appendleft(request)
         else:
@@ -317,8 +319,8 @@ class DecodeHandover(Answers):
         self._pulls.sources.advance()
 
     def _go_on(self, request: Request) -> None:
-        """Continue a request after its fetch, with any outcome. The request may have been aborted
-        meanwhile."""
+        """Continue a request after its fetch, with any outcome: offer an inherited state, else
+        requeue. Skip a request aborted meanwhile."""
         if not isinstance(request.state, Waiting):
             return
         if request.purpose is m.Purpose.INHERIT:

@@ -196,7 +196,7 @@ class DecodeTransfers:
 
     def want_grant(self, transfer: DecodeTransfer) -> None:
         """Queue the transfer for its allocation, because its sender is about to start. If only the
-        first token is needed, emit an empty destination at once. REQUIRES: the transfer is
+        first token is needed, emit an empty destination immediately. REQUIRES: the transfer is
         ASKED."""
         if goes_on_here(transfer.request):
             transfer.move(DecodeTransferState.WANTED)
@@ -285,7 +285,8 @@ class DecodeTransfers:
 
     def give_up(self, transfer: DecodeTransfer) -> None:
         """Quarantine the transfer's granted allocation and discard the token of its early decode
-        step. REQUIRES: the transfer is live."""
+        step. Only forget the transfer if its request is not Receiving. REQUIRES: the transfer is
+        live."""
         self._coming -= goes_on_here(transfer.request)
         state = transfer.request.state
         if not isinstance(state, Receiving):
@@ -297,8 +298,9 @@ class DecodeTransfers:
         transfer.quarantine = self._cache.quarantine(state.allocation)
 
     def fenced(self, transfer_id: m.TransferId) -> None:
-        """Free the pages and slots of a lost transfer, because its sender writes no more. If its
-        early decode step still runs, free them at the step's end."""
+        """Free the quarantined pages and slots of a lost transfer, because its sender writes no
+        more. Ignore other transfers. If its early decode step still runs, free them at the step's
+        end."""
         transfer = self._transfers.get(transfer_id)
         if transfer is None or transfer.state is not DecodeTransferState.QUARANTINED:
             return

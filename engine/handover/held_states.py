@@ -106,7 +106,8 @@ class HeldStates:
         loaded(end is LoadEnd.LANDED)
 
     def let_go(self, held: HeldState) -> None:
-        """Release a state kept by hold(). REQUIRES: no sender reads it any more."""
+        """Release a state kept by hold(); give up its load if nothing could be sent yet. REQUIRES:
+        no sender reads it any more."""
         if held.sent is None:
             assert self._tiers is not None
             self._tiers.give_up(held.allocation)
@@ -134,8 +135,8 @@ class PullSender:
         return transfer_id in self._pinned
 
     def asked(self, message: m.PullAsked, request: Request | None) -> None:
-        """Pin or load the state asked for by a prefill node, or refuse the pull. request: the
-        transfer's request; None if the transfer is over."""
+        """Pin or load the state asked for by a prefill node. Refuse a second pull, or one of a
+        state not held. request: the transfer's request; None if the transfer is over."""
         transfer_id, tokens = message.transfer_id, message.tokens
         if request is None or transfer_id in self._pinned:
             self._emit(m.PullRefused(transfer_id, "the transfer is over, or is pulled already"))
@@ -209,8 +210,8 @@ class HeldSender:
         self.sources = AtRestQueue(context.runner, self._accept)
 
     def reserve(self, message: m.FetchReserve) -> None:
-        """Pin or load the state of a fetch, or refuse the fetch. REQUIRES: no other transfer has
-        the same transfer id."""
+        """Pin or load the state of a fetch. Refuse it with BUSY beyond the limits of tokens, or
+        with NOT_HELD. REQUIRES: no other transfer has the same transfer id."""
         transfer_id, peer, tokens = (
             message.transfer_request.transfer_id,
             message.peer,
@@ -243,8 +244,9 @@ class HeldSender:
             self._emit(m.PrefillAccepted(transfer_id))
 
     def start(self, grant: m.Grant) -> None:
-        """Plan to send at once all pages missing at the receiver, because the receiver granted a
-        destination. REQUIRES: the transfer's state is in `held`."""
+        """Plan to send all pages missing at the receiver together, because the receiver granted a
+        destination. Do nothing if the state is not loaded. REQUIRES: the transfer's state is in
+        `held`."""
         _, held = self.held[grant.transfer_id]
         if held.sent is None:
             return

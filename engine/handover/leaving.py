@@ -104,8 +104,8 @@ class Leaving:
         return self._over
 
     def begin(self, query_id: int, beside: int) -> bool:
-        """Accept a query to hand states on. Return True if it is the first. beside: number of
-        requests in flight."""
+        """Accept a query to hand states on. Return True if it is the first and not after the end; a
+        query after the end is answered immediately. beside: number of requests in flight."""
         first = not (self._asked or self._over)
         self._asked.append(query_id)
         if self._over:
@@ -129,8 +129,8 @@ class Leaving:
     def ended(
         self, outcome: m.DrainTargetOutcome, tokens: int, size: int = 0, drain_target: str = ""
     ) -> None:
-        """Report the outcome of a handed-on state of `tokens` tokens. size: bytes pulled by the
-        drain target. drain_target: its name."""
+        """Report the outcome of a handed-on state of `tokens` tokens. Only a taken state adds to
+        the totals. size: bytes pulled by the drain target. drain_target: its name."""
         self._outcomes[outcome] += 1
         if outcome is m.DrainTargetOutcome.TAKEN:
             self._tokens += tokens
@@ -138,8 +138,9 @@ class Leaving:
         self._emit(m.StateLeft(outcome, tokens, size, drain_target))
 
     def look_again(self, beside: int) -> None:
-        """Form the queue of untried states again if requests have ended since the last time,
-        because their states are the most valuable. beside: number of requests in flight."""
+        """Form the queue of untried states again if requests have ended since the last time. Their
+        states are the most valuable. Keep a queue with states while requests are in flight. beside:
+        number of requests in flight."""
         if self.begun and beside < self._beside and not (self._line and beside):
             self._form_line(beside)
 
@@ -155,7 +156,7 @@ class Leaving:
 
     def draw(self) -> Request | None:
         """Select the next state. Return it as a one-token request behind the state; None if the
-        queue is empty."""
+        queue is empty or MOST_STATES were selected. Skip states gone from the cache."""
         while self._line and len(self._drawn) < MOST_STATES:
             state = self._line.popleft()
             self._drawn.add(state.name)
@@ -200,8 +201,9 @@ class SoleReceivers:
         """Decode node by prefix name; None for a prefix of several prompts."""
 
     def note(self, salt: bytes, tokens: Keys, peer: str) -> None:
-        """Record a prompt handed over to the decode node `peer`. tokens: the prompt's first tokens,
-        covered by the stored state."""
+        """Record a prompt handed over to the decode node `peer`. A second record of a prompt leaves
+        it without a sole receiver. Only the newest MOST are kept. tokens: the prompt's first
+        tokens, covered by the stored state."""
         name = _name(salt, tokens)
         self._peers[name] = None if name in self._peers else peer
         self._peers.move_to_end(name)
@@ -250,7 +252,8 @@ class LeftStates:
         None as its decode node goes to any node, once the byte budget suffices."""
 
     def begin(self, query_id: int, beside: int) -> None:
-        """Accept a query to hand this engine's states on. beside: number of requests in flight."""
+        """Accept a query to hand this engine's states on. Emit LeavingBegun at the first one, if
+        this does not finish it. beside: number of requests in flight."""
         if self._leaving.begin(query_id, beside):
             self.end_if_over(beside)
             if self._leaving.begun:
@@ -300,7 +303,7 @@ class LeftStates:
 
     def end(self) -> None:
         """Give no more states, count given states without an outcome as cut, and answer all
-        queries."""
+        queries. Idempotent."""
         if self._leaving.over:
             return
         for given in self._given.values():

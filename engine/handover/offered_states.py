@@ -185,7 +185,8 @@ class PassedOn(OfferedStates):
         """Query id of each state's PassOn, by request id."""
 
     def take(self, message: m.PassOn) -> None:
-        """Fetch the ending node's state if this node lacks it. The state is offered afterwards."""
+        """Fetch the ending node's state if this node lacks it, and offer it afterwards. Decline a
+        state too long for this node. Report one as held if its conversation continues here."""
         state = message.state
         prompt = repeat_last(state.prompt)
         name = m.RequestId(f"{self._name}-{next(self._names)}")
@@ -206,7 +207,8 @@ class PassedOn(OfferedStates):
 
     def next(self, available: bool) -> Request | None:
         """Return a state to be offered now, as a one-token request behind it; None if there is none
-        now. available: True if a prefill node is connected."""
+        now. Report states gone meanwhile as lost; without a prefill node, all of them. available:
+        True if a prefill node is connected."""
         while self._line:
             request = self._line[0]
             if not (available and stands(self._cache, request)):
@@ -267,8 +269,9 @@ class Offers:
         self._passed_on.once_more(request)
 
     def advance(self, available: bool, beside: int) -> None:
-        """Offer as many states as the limits allow. available: True if a prefill node is connected.
-        beside: number of requests in flight."""
+        """Offer as many states as the limits allow. End leaving without a prefill node and any
+        request in flight. available: True if a prefill node is connected. beside: number of
+        requests in flight."""
         if not (available or beside) and self._drain_targets.leaving.begun:
             self.end_leaving()
         while available and (own := self._drain_targets.next(beside)) is not None:
@@ -290,7 +293,7 @@ class Offers:
 
     def may_pull(self, message: m.PullAsked) -> bool:
         """Return True if the transfer's drain target may pull the part of the state it lacks.
-        Refuse the pull otherwise."""
+        Otherwise return False and refuse the pull."""
         offer = self._offers[message.transfer_id]
         size = self._router.state_bytes(message.first_page * PAGE_TOKENS, message.tokens)
         if offer.states.allows(size):
@@ -309,8 +312,8 @@ class Offers:
         offer.bytes, offer.refused = 0, m.DrainTargetOutcome.LOST
 
     def is_pulled(self, transfer: DecodeTransfer) -> bool:
-        """Return True if the drain target pulls the offered state. Otherwise end the transfer,
-        because the drain target would recompute the prompt."""
+        """Return True if the drain target pulls the offered state. Otherwise return False and end
+        the transfer, because the drain target would recompute the prompt."""
         if self._offers[transfer.id].bytes > 0:
             return True
         self._emit(m.HandoverCancelled(transfer.id))
@@ -320,8 +323,8 @@ class Offers:
         return False
 
     def taken(self, transfer: DecodeTransfer, message: m.RemoteReady) -> None:
-        """Record an offered state as taken by its drain target, with the bytes pulled. The message
-        with a token sampled behind the state shows this."""
+        """Record an offered state as taken by its drain target, with the bytes pulled, or as lost
+        without a pull. The message with a token sampled behind the state shows this."""
         offer, pulled = self._closed(transfer.id), message.pulled
         if pulled is None:
             offer.states.ended(offer.request, m.DrainTargetOutcome.LOST)
@@ -331,7 +334,8 @@ class Offers:
         self._end(transfer, Finished())
 
     def held(self, transfer_id: m.TransferId) -> None:
-        """Record the offered state as already held by the drain target, and end the transfer."""
+        """Record the offered state as already held by the drain target, and end the transfer. Do
+        nothing if it is no longer live."""
         transfer = self._transfers.live(transfer_id)
         if transfer is not None:
             offer = self._closed(transfer_id)
@@ -339,8 +343,8 @@ class Offers:
             self._end(transfer, Finished())
 
     def lost(self, transfer_id: m.TransferId, elsewhere: bool) -> None:
-        """Handle the loss of an offer's transfer. elsewhere: True if another drain target may be
-        asked."""
+        """Handle the loss of an offer's transfer: offer the state again, or record it as lost.
+        elsewhere: True if another drain target may be asked."""
         offer = self._closed(transfer_id)
         if elsewhere:
             offer.states.once_more(offer.request)

@@ -165,8 +165,8 @@ class PrefillHandover(Handover):
         self._load.enter(transfer_id, usable_here(match), len(request.prompt), peer)
 
     def _show_what_was_left(self, request: Request | None) -> None:
-        """Emit the usable states at once, after the pull for a transfer of one token. Its session
-        moves to another decode node, and the new node chooses a prefill node soon."""
+        """Emit the usable states immediately, after the pull for a transfer of one token. Its
+        session moves to another decode node, and the new node chooses a prefill node soon."""
         if self._usable is None or request is None or request.sampling.max_new_tokens != 1:
             return
         self._read_usable()
@@ -280,7 +280,7 @@ class PrefillHandover(Handover):
 
     def _start(self, message: m.PrefillStart) -> None:
         """Start the request of a transfer, or the sending of a fetched state, because the receiver
-        granted a destination."""
+        granted a destination. Ignore a transfer not awaiting one."""
         if message.grant.transfer_id in self._fetched.held:
             self._fetched.start(message.grant)
         request = self._transfers.get(message.grant.transfer_id)
@@ -293,7 +293,8 @@ class PrefillHandover(Handover):
         self._scheduler.start(request)
 
     def _plan_chunks(self, prompts: Sequence[ScheduledSequence], first_tick: int) -> None:
-        """Plan the layer chunks of the coming forward: the pages it completes, layer by layer."""
+        """Plan the layer chunks of the coming forward: the pages it completes, layer by layer. At
+        the prompt's end, add the state and the partial page."""
         ending = sum(item.num_sampled > 0 for item in prompts)
         for item in prompts:
             state = item.active

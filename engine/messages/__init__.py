@@ -101,7 +101,7 @@ Inbox = FrontInbox | PrefillInbox | DecodeInbox
 Outbox = FrontOutbox | PrefillOutbox | DecodeOutbox
 
 Post = Callable[[Inbox], None]
-"""Send a message to the engine. Returns at once."""
+"""Send a message to the engine. Returns without waiting."""
 
 Emit = Callable[[Outbox], None]
-"""Accept a message of the engine, on the engine's thread. Returns at once."""
+"""Accept a message of the engine, on the engine's thread. Returns without waiting."""

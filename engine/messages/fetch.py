@@ -51,7 +51,7 @@ class FetchRefused(Message):
 
 
 class StateHeld(OfTransfer):
-    """The state of this fetch may be sent at once: its sender already has the list of layers to
+    """The state of this fetch may be sent immediately: its sender already has the list of layers to
     send."""
 
 

@@ -202,7 +202,7 @@ class Submit(Message):
 
     caller: differently named callers get equal parts of a scarce engine. priority: among a caller's
     requests the lowest goes first. patience: seconds until its client stops waiting for an answer
-    to begin. targets: the request is refused at once if it is expected to miss them. changed:
+    to begin. targets: the request is refused immediately if it is expected to miss them. changed:
     tokens [begin, end) of the prompt that differed in the conversation's previous turn.
 
     prompt_logprobs: answered by PromptScored too, with this many likeliest tokens per position. The
@@ -302,7 +302,7 @@ class TokensOut(Message):
         return len(self.request_ids)
 
     def at(self, places: list[int]) -> "TokensOut":
-        """Return the tokens of these places, in their order."""
+        """Return a TokensOut with only the tokens at these places (indices), in their order."""
         return TokensOut(
             tuple(self.request_ids[place] for place in places),
             self.tokens[places],
@@ -345,7 +345,7 @@ class PromptScored(Message):
 
 
 def tokens_apart(messages: Iterable[Any]) -> Iterator[Any]:
-    """Yield the messages in order, with one message per token."""
+    """Yield the messages in order, with each TokensOut split into one message per token."""
     for message in messages:
         if isinstance(message, TokensOut):
             yield from message.each()

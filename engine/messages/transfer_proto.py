@@ -87,8 +87,8 @@ def _due_seconds(sent: float, field: str) -> float:
 
 
 def _sampling(sent: pb.Sampling, field: str) -> SamplingParams:
-    """Read sampling parameters. Check fields of unbounded length before copying them. Raise
-    InvalidReserve naming `field`."""
+    """Read and return sampling parameters. Check fields of unbounded length before copying them.
+    Raise InvalidReserve naming `field`."""
     if sent.top_k > _HIGHEST_INT32:
         raise InvalidReserve(f"{field}: top_k {sent.top_k} is not less than 2^31")
     if not sent.temperature <= _HIGHEST_INT32:
@@ -230,8 +230,8 @@ _TOP = rows(pb.TokenLogprob, "token", "logprob")
 
 
 def _top(top: TopLogprobs, field: str) -> TopLogprobs:
-    """Check a token's likeliest alternatives. Any int32 token id is allowed, because the ids are
-    only shown to clients and never looked up."""
+    """Check a token's likeliest alternatives and return them. Raises PeerInvalid. Any int32 token
+    id is allowed, because the ids are only shown to clients and never looked up."""
     if len(top) > MAX_TOP_LOGPROBS:
         raise PeerInvalid(f"{field} has {len(top)} tokens, at most {MAX_TOP_LOGPROBS}")
     for token, logprob in top:
@@ -247,8 +247,8 @@ def _tail(seconds: float, field: str) -> float | None:
 
 
 def _known_to_all(hit: m.HitBreakdown) -> m.HitBreakdown:
-    """Replace the checkpoint kind `message_end` by `mark`, because older receivers refuse unknown
-    kinds."""
+    """Return the hit with checkpoint kind `mark` in place of `message_end`, because older receivers
+    refuse unknown kinds."""
     lost, in_pages = hit.lost, hit.in_pages
     if lost is not None and lost.eviction is not None:
         kind = _known_kind(lost.eviction.checkpoint_kind)

@@ -38,7 +38,7 @@ FLAGS_BYTES = 4
 HALVES = 2
 LOOK_SPINS = 1 << 16
 """Looks at a flag, 0.2 us each, between two looks of a program at the host's word (its order to
-give up). Programs take turns, because a look crosses PCIe for each warp. If all looked at once,
+give up). Programs take turns, because a look crosses PCIe for each warp. If all looked together,
 their next round would be late. Their peers would then wait and look too."""
 
 _LOOK_SPINS = tl.constexpr(LOOK_SPINS)

@@ -54,8 +54,8 @@ class RankProcess:
             self.connection.shutdown(socket.SHUT_RDWR)
 
     def ended_how(self) -> str:
-        """Return a text for the way the process ended, such as its status or signal. REQUIRES: it
-        has ended."""
+        """Return a text for the way the process ended: its status or signal, if this process
+        started it. REQUIRES: it has ended."""
         status = None if self.child is None else self.child.wait()
         if status is None:
             return "has ended"
@@ -80,8 +80,8 @@ class RankProcess:
 
 
 def start_ranks(jobs: Sequence[Job]) -> list[RankProcess]:
-    """Start a process for each job (a follower's work). REQUIRES: the calling thread lives as long
-    as the processes should."""
+    """Start a process for each job (a follower's work); return them in order. If one fails to
+    start, end the others. REQUIRES: the calling thread lives as long as the processes should."""
     started: list[RankProcess] = []
     try:
         for job in jobs:
@@ -192,8 +192,8 @@ class Ranks:
         return [follower.process.pid for follower in self._followers]
 
     def on_loss(self, call: EndNotice) -> None:
-        """Set the function called with the reason when a rank is lost. It is called at once if a
-        rank is already lost."""
+        """Set the function called with the reason when a rank is lost. It is called immediately if
+        a rank is already lost."""
         with self._changed:
             self._on_loss = call
             reason = self._reason
@@ -223,7 +223,8 @@ class Ranks:
         self._send(join)
 
     def joined(self) -> None:
-        """Wait until every follower is ready for plans. Raises RankLost."""
+        """Wait until every follower is ready for plans. End the node if this takes too long. Raises
+        RankLost."""
         if not self._wait(
             lambda: all(follower.joined for follower in self._followers), _MEETING_SECONDS
         ):
@@ -274,7 +275,8 @@ class Ranks:
         self.lose(f"rank 0: the forward failed: {line_of(error)}")
 
     def lose(self, reason: str) -> None:
-        """End the node: kill every follower. Only the first reason counts. Idempotent."""
+        """End the node: kill every follower. Only the first reason counts. Do nothing during or
+        after close(). Idempotent."""
         with self._changed:
             if self._reason is not None or self._closing:
                 return
@@ -289,7 +291,8 @@ class Ranks:
             call(reason)
 
     def close(self) -> None:
-        """End the followers and the reading thread, within seconds. Idempotent."""
+        """End the followers and the reading thread, within seconds; kill followers still running
+        then. Idempotent."""
         with self._changed:
             if self._closing:
                 return

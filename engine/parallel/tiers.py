@@ -165,6 +165,6 @@ class RankCopier:
             self._own.wait(seconds)
 
     def close(self, seconds: float) -> bool:
-        """Close this rank's copier, within `seconds`. The followers' copiers end with their
-        processes."""
+        """Close this rank's copier; return False if it has not ended within `seconds`. The
+        followers' copiers end with their processes."""
         return self._own.close(seconds)

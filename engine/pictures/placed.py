@@ -80,7 +80,8 @@ class PlacedPictures:
         return self.runs[-1].end
 
     def first_behind(self, start: int) -> int:
-        """Return the index of the first picture with a token at `start` or later."""
+        """Return the index of the first picture with a token at `start` or later. Without one,
+        return the number of pictures."""
         return bisect_right(self.runs, start, key=lambda run: run.end)
 
     def spans(self, start: int, stop: int) -> Iterator[PictureSpan]:

@@ -49,7 +49,7 @@ class RowStore:
 
     @property
     def most_tokens(self) -> int:
-        """Return the tokens of the largest picture that fits."""
+        """Return the largest number of tokens of one picture the budget has space for."""
         return self._budget // self._row_bytes
 
     @property
@@ -65,7 +65,8 @@ class RowStore:
         return len(self._stored)
 
     def pin(self, name: PictureName) -> PictureNumber | None:
-        """Keep a picture's rows until unpin(); None if they are not stored."""
+        """Keep a picture's rows until unpin(). name: its salt and digest. Return the picture's
+        number; None if its rows are not stored."""
         number = self._numbers.get(name)
         if number is not None:
             self._stored[number].pins += 1
@@ -79,8 +80,9 @@ class RowStore:
         stored.pins -= 1
 
     def reserve(self, name: PictureName, tokens: int) -> bool:
-        """Make space for a picture's rows, by eviction if need be. Return False, with nothing
-        changed, if pinned rows leave too little. REQUIRES: neither stored nor reserved."""
+        """Make space for a picture's rows, by eviction if need be. Return True if it is reserved.
+        Return False, with nothing changed, if pinned rows leave too little. REQUIRES: neither
+        stored nor reserved."""
         wanted = tokens * self._row_bytes
         idle = [number for number, stored in self._stored.items() if not stored.pins]
         free = self._budget - self.nbytes
@@ -120,7 +122,7 @@ class RowStore:
         return stored.rows
 
     def clear(self) -> None:
-        """Drop all rows that no prompt needs."""
+        """Drop all stored rows without a pin: no prompt needs them."""
         for number in [number for number, stored in self._stored.items() if not stored.pins]:
             self._drop(number)
 

@@ -257,8 +257,8 @@ class Answers(Handover):
             self.reject(request, unsound(request))
 
     def take_over(self, request: Request, second: Sampled | None) -> None:
-        """Decode a request with a prompt received by a hand-over. second: the answer's second
-        token, sampled by an early decode step; None without one."""
+        """Decode a request with a prompt received by a hand-over; end it if its answer is over.
+        second: the answer's second token, sampled by an early decode step; None without one."""
         self._scheduler.start(request)
         if second is None:
             self._finish_if_over(request)
@@ -287,7 +287,8 @@ class Answers(Handover):
             self._finish_if_over(request)
 
     def on_token(self, request: Request, sampled: Sampled) -> None:
-        """Record and emit the sampled token. End the request if this was its last."""
+        """Record and emit the sampled token. End the request if it is Decoding and this was its
+        last."""
         state = request.state
         if isinstance(state, Prefilling):
             request.move(Decoding(state.allocation, state.progress))
@@ -306,8 +307,8 @@ class Answers(Handover):
             self._finish_if_over(request)
 
     def until_end(self, request: Request, tokens: Sequence[Sampled]) -> int:
-        """Return the number of these consecutive tokens in the request's answer: up to the first
-        end token, within its length."""
+        """Return the number of these consecutive tokens in the request's answer. It ends with the
+        first end token, or at its length."""
         within = tokens[: request.tokens_left]
         ends = (i for i, token in enumerate(within, 1) if self._stops.ends(request.id, token.token))
         return next(ends, len(within))
@@ -380,7 +381,8 @@ class Answers(Handover):
                 self._speculation.ended(request.tokens(), request.salt, cached)
 
     def end(self, request: Request, reason: m.FinishReason, hint: str = "unknown") -> None:
-        """Report the end of a request. REQUIRES: the request holds no memory any more."""
+        """Report the end of a request; for a carrier of forks, only requeue the forks. REQUIRES:
+        the request holds no memory any more."""
         self._forget(request)
         if request.forks:
             self._release_forks(request)

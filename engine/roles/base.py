@@ -123,14 +123,15 @@ class Handover(ABC):
         return allocation
 
     def _note_hit(self, request: Request, allocation: Allocation) -> None:
-        """Record the cache hit of the request's first allocation."""
+        """Record the cache hit of the request's first allocation; ignore later ones."""
         if request.hit is None:
             hit = breakdown(allocation.match, self._ledger.lost(allocation.match))
             request.hit = with_failed(hit, request.load_failed)
 
     def _begin_load(self, request: Request, allocation: Allocation) -> None:
-        """Begin the request's load from lower tiers; the request continues in _loaded(). REQUIRES:
-        the allocation has a load."""
+        """Begin the request's load from lower tiers; the request continues in _loaded(). A load
+        from the nearest tier alone may have a computation behind it. REQUIRES: the allocation has a
+        load."""
         assert self._tiers is not None and allocation.load is not None
         before = allocation.match.usable_tokens
         brought = brought_by(allocation.load, self._tiers.names)
@@ -182,7 +183,8 @@ class Handover(ABC):
         raise AssertionError("a load in an engine that loads nothing")
 
     def _begin_prefill(self, request: Request, allocation: Allocation) -> Prefilling:
-        """Return the request's new state for its prefill, with planned checkpoints."""
+        """Return the request's new state for its prefill, with planned checkpoints; none for a
+        scored prompt."""
         ahead, request.ahead = request.ahead, None
         slots = tuple(allocation.working_slots)
         computed, slot = allocation.cached_tokens, 0
@@ -207,7 +209,8 @@ class Handover(ABC):
         return Prefilling(allocation, progress, checkpoints=planned)
 
     def _learn_prefill_cost(self, request: Request) -> None:
-        """Record the measured time of the prompt computed just now, for routing."""
+        """Record the measured time of the prompt computed just now, for routing, unless a part was
+        computed during its load."""
         if request.started is not None:
             at, cached = request.started
             tokens = len(request.prompt) - cached
@@ -229,7 +232,8 @@ class Handover(ABC):
         """Handle a message about requests. Raises ValueError for a message of another role."""
 
     def leave_nothing(self, message: m.LeaveToDrainTargets | m.EndLeaving) -> None:
-        """Answer LeaveToDrainTargets with no states handed on, in a role without prefill nodes."""
+        """Answer LeaveToDrainTargets with no states handed on, in a role without prefill nodes.
+        Ignore EndLeaving."""
         if isinstance(message, m.LeaveToDrainTargets):
             self._emit(m.LeftToDrainTargets(message.query_id))
 

@@ -65,7 +65,7 @@ class HostStream:
         return nullcontext()
 
     def synchronize(self) -> None:
-        """Return at once: on the host, all work has ended when its call returns."""
+        """Return immediately: on the host, all work has ended when its call returns."""
 
 
 class DeviceStream:
@@ -159,7 +159,7 @@ class EarlySteps:
     """Runs early steps (forwards begun before all their input has arrived) on one thread.
 
     grammars: the engine's grammar compiler. prepare: called once on the thread, before the first
-    step. on_end: called on the thread after each step; must return at once.
+    step. on_end: called on the thread after each step; must return without waiting.
     """
 
     def __init__(
@@ -333,9 +333,10 @@ class PrefillsBehind:
         self, request: Request, allocation: Allocation, barrier: LoadBarrier, *, draws: bool
     ) -> PrefillBehind | None:
         """Begin a forward of the tokens behind the allocation's load, as many as fit. Return None
-        if there are none, or another forward runs. draws: the token after the request's last one
-        may be sampled here, if the request samples and is not scored. Else the last token is left
-        out. REQUIRES: no data of the load has arrived or is waited for yet."""
+        if there are none, another forward runs, or the request has pictures. draws: the token after
+        the request's last one may be sampled here, if the request samples and is not scored. Else
+        the last token is left out. REQUIRES: no data of the load has arrived or is waited for
+        yet."""
         assert allocation.load is not None
         start = allocation.load.boundary
         is_sampled = draws and request.sampling.draws and request.scoring is None

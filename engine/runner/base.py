@@ -177,7 +177,7 @@ class AtRestQueue(Generic[Item]):
         self._items: deque[tuple[Event, Item]] = deque()
 
     def put(self, item: Item) -> None:
-        """Add an item. Release it at once if the device has ended all work launched before."""
+        """Add an item. Release it immediately if the device has ended all work launched before."""
         self._items.append((self._runner.record_event(), item))
         self.advance()
 

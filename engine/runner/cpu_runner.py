@@ -1,7 +1,7 @@
 """The runner of CPUs.
 
 Owns the last tokens by batch index and the inputs of rows with drafts. Thread rule: one thread. A
-launch computes at once; all else is as on a GPU.
+launch computes immediately; all else is as on a GPU.
 """
 
 import time
@@ -95,7 +95,8 @@ class HeldInputs:
             self._rows.pop(batch_index, None)
 
     def fold(self, folds: Iterable[Fold], model: Qwen35Model, arena: Arena) -> None:
-        """Store the states requested by the folds. Raises PlanError."""
+        """Store the states requested by the folds, and forget the held inputs of their sequences.
+        Raises PlanError if fewer tokens are held."""
         slices: list[SequenceSlice] = []
         inputs: list[Mapping[int, Tensor]] = []
         for fold in folds:
@@ -147,9 +148,9 @@ class CpuForward:
 
 
 class CpuRunner:
-    """Runs plans on the CPU. A launch computes at once. All else is as on a GPU: a sampled token
-    stays at its batch index, and the next forward takes it from there. A row of several tokens
-    samples one after each, in order, until a draft differs.
+    """Runs plans on the CPU. A launch computes immediately. All else is as on a GPU: a sampled
+    token stays at its batch index, and the next forward takes it from there. A row of several
+    tokens samples one after each, in order, until a draft differs.
 
     Owns the last tokens by batch index and its data of sequences; shares model and arena. Thread
     rule: one thread.

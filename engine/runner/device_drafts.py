@@ -56,9 +56,9 @@ class DraftVerifier:
 
     Owns the rows' inputs on the device, their page table, their graphs and the kept inputs of their
     last steps. Shares model, arena and samplers with the runner. A row continuing with drafts folds
-    its last step inside the next one (model/ops/gdn/verify/rows.py). Any other row is folded at
-    once. The engine folds before it drafts again, because drafts follow the accepted tokens. Thread
-    rule: the runner's; one stream.
+    its last step inside the next one (model/ops/gdn/verify/rows.py). Any other row is folded
+    immediately. The engine folds before it drafts again, because drafts follow the accepted tokens.
+    Thread rule: the runner's; one stream.
     """
 
     def __init__(
@@ -145,8 +145,8 @@ class DraftVerifier:
     def verify(
         self, plan: ForwardPlan, rows: ResolvedRows, numbers: NDArray[np.int64]
     ) -> VerifiedRows:
-        """Compute the rows with these indices in the plan and sample after each token. There is at
-        least one row, and no more than seated() left."""
+        """Compute the rows with these indices in the plan, sample after each token, and return the
+        results. There is at least one row, and no more than seated() left."""
         batch_indices = rows.batch_indices[numbers].tolist()
         numbers = numbers[
             self._table.seat([self._sequences.pages(batch_index) for batch_index in batch_indices])

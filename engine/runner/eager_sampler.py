@@ -138,7 +138,8 @@ class EagerSampler:
         return self._together is None or self._together.leads
 
     def follow(self, rows: ResolvedRows, sampled: CountedDraws) -> None:
-        """Remember tokens sampled by the graph, for adjusters of logits depending on them."""
+        """Remember tokens sampled by the graph, for adjusters of logits depending on them. Do
+        nothing on a rank not leading."""
         if not self._leads:
             return
         follows = self._sampling.follows[rows.batch_indices] & ~self._sampling.adjusted(rows)

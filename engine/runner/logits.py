@@ -70,8 +70,8 @@ class RowAdjustments:
         self._adjusters: dict[int, LogitAdjuster] = {}
 
     def apply(self, plan: ForwardPlan) -> None:
-        """Remove the adjusters of sequences the plan removes. Make adjusters for sequences it
-        adds."""
+        """Remove the adjusters of sequences the plan removes. Make adjusters for added sequences
+        with `before` set."""
         for batch_index in plan.left:
             self._adjusters.pop(batch_index, None)
         for item in plan.joined:

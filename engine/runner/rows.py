@@ -306,8 +306,8 @@ class SequenceStates:
 def with_pictures(
     plan: ForwardPlan, slices: list[SequenceSlice], find: FindRows | None
 ) -> list[SequenceSlice]:
-    """Return a plan's slices with its rotary positions and its pictures' rows. Raises PlanError,
-    RowsGone."""
+    """Return a plan's slices with its rotary positions and its pictures' rows. find: returns a
+    picture's stored rows; None: the runner stores none. Raises PlanError, RowsGone."""
     if find is None:
         raise PlanError(f"plan {plan.number} has pictures, and this runner stores no rows")
     found = list(slices)

@@ -72,8 +72,8 @@ def plan_checkpoints(
 
 
 def before_picture(position: int, runs: Sequence[PictureRun]) -> int:
-    """Return the position, or the last page boundary before the opening token of the picture around
-    it. runs: of the pictures, ascending."""
+    """Return the position; inside a picture, the last page boundary before its opening token. A
+    boundary inside an earlier picture is moved again. runs: the pictures' tokens, ascending."""
     for run in runs[bisect_right(runs, position, key=lambda run: run.start) - 1 :: -1]:
         if not run.start <= position < run.end:
             break
@@ -111,8 +111,9 @@ def read_tool_call_ids(checkpoint: Path) -> frozenset[int]:
 
 
 def turn_hint(output: Sequence[int], reason: FinishReason, tool_call_ids: frozenset[int]) -> str:
-    """Return the hint for PrefixCache.insert about the next turn: "tool_call" (soon continued),
-    "end_of_turn", or "unknown"."""
+    """Return the hint for PrefixCache.insert about the next turn: "unknown" unless the reason is
+    STOP. Then it is "tool_call" (soon continued) if the output has a tool call, else
+    "end_of_turn"."""
     if reason is not FinishReason.STOP:
         return "unknown"
     return "end_of_turn" if tool_call_ids.isdisjoint(output) else "tool_call"

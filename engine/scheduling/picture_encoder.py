@@ -125,7 +125,7 @@ class PictureEncoder:
 
     @property
     def shape(self) -> PictureShape:
-        """Return the pictures accepted here."""
+        """Return the sizes of the pictures accepted here."""
         config = self._tower.config
         return PictureShape(
             config.tokens, config.merge, config.patch_values, self._store.most_tokens
@@ -151,9 +151,9 @@ class PictureEncoder:
         self._files.close()
 
     def ready_until(self, request: Request, start: int) -> int:
-        """Return the end of the tokens from `start` on whose rows are stored: the request's length,
-        or the start of the first picture without rows. Wish for that picture. REQUIRES: the request
-        is Active and has pictures."""
+        """Return the end of the tokens from `start` on with stored rows. It is the request's
+        length, or the start of the first picture without rows. Pin the pictures before it, and wish
+        for it. REQUIRES: the request is Active and has pictures."""
         pictures = request.pictures
         assert pictures is not None
         held = self._held.setdefault(request, {})
@@ -173,12 +173,12 @@ class PictureEncoder:
         return request.length
 
     def number_of(self, request: Request, index: int) -> PictureNumber:
-        """Return the stored rows of the request's picture. REQUIRES: ready_until() was behind
-        it."""
+        """Return the number of the stored rows of the request's picture `index`. REQUIRES:
+        ready_until() was behind it."""
         return self._held[request][index]
 
     def release(self, request: Request) -> None:
-        """Drop a request's pins and wishes. Idempotent."""
+        """Drop a request's pins, and the wishes no other request waits for. Idempotent."""
         for number in self._held.pop(request, {}).values():
             self._store.unpin(number)
         for name in [name for name, wish in self._wishes.items() if request in wish.waiting]:
@@ -189,7 +189,8 @@ class PictureEncoder:
                 self.counts.dropped += 1
 
     def advance(self, *, beside_answers: bool) -> list[Unseen]:
-        """Run blocks for a while, one at least. Return the requests whose pictures failed."""
+        """Run blocks of encodes for a while, at least one if there is any. Return the requests with
+        a failed picture. beside_answers: True for a shorter while, because answers run."""
         if not self._held:
             return []
         self._unpin_passed()
@@ -268,7 +269,8 @@ class PictureEncoder:
             self._held[request][index] = number
 
     def _unpin_passed(self) -> None:
-        """Unpin the rows of pictures whose tokens are all computed."""
+        """Unpin the rows of pictures with all tokens computed, and release requests not in
+        Prefilling."""
         for request, held in [*self._held.items()]:
             state, pictures = request.state, request.pictures
             if not isinstance(state, Prefilling) or pictures is None:

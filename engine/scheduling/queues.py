@@ -154,8 +154,8 @@ class RunningRequests(Collection[Request]):
         return batch_indices if due.all() else batch_indices[due]
 
     def unfinished_prompts(self) -> list[Request]:
-        """Return the requests with prompt tokens left to schedule, if allowed in the next
-        forward."""
+        """Return the requests with prompt tokens left to schedule. While a request of a failed
+        forward runs alone, return no other."""
         suspect = self._suspect()
         if suspect is None:
             return self.prompts
@@ -302,12 +302,13 @@ class WaitingQueue:
                 self._stand(self._places[request])
 
     def tried(self, caller: str) -> int:
-        """Return the number of the caller's first waiting requests to try now."""
+        """Return the number of the caller's first waiting requests to try now: 1 once the first was
+        overtaken too often."""
         return 1 if self.lines[caller][0][-1].overtaken >= _OVERTAKEN else _TRIED
 
     def begun(self, request: Request) -> None:
-        """Remove a begun request from its line. Count it as having overtaken each request before
-        it."""
+        """Remove a begun request from its line. Count it as having overtaken each earlier one of
+        the first _TRIED."""
         place = self._places.pop(request)
         for before in self.lines[request.caller][:_TRIED]:
             if before is place:

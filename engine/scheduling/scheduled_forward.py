@@ -81,8 +81,8 @@ class ScheduledSequence:
 
     @property
     def decodes(self) -> bool:
-        """True if this computes one token of an answer decoded on this engine, so it may run in a
-        CUDA graph for decode."""
+        """True if this computes one token of an answer decoded on this engine, without a
+        checkpoint. So it may run in a CUDA graph for decode."""
         one = self.num_sampled > 0 and self.stop - self.start == 1
         return one and self.active.answers_here and not self.checkpoints
 

@@ -69,7 +69,8 @@ class ChunkLimit:
         return self._beside_answers if beside_answers else self._chunk
 
     def completed(self, forward: ScheduledForward, seconds: float) -> None:
-        """Record a forward's duration. Forwards without answers or without prompts are ignored."""
+        """Record a forward's duration, to adapt the limit. Forwards without answers or without
+        prompts are ignored, and all without a limit of seconds."""
         if self._most_seconds is None:
             return
         prompts = sum(not item.decodes for item in forward.prompts)
@@ -127,7 +128,8 @@ def share_chunk(
 ) -> list[int]:
     """Return each demand's stop in the next forward; its start if it gets nothing. A stop inside a
     prompt is on a page boundary. demands: the oldest first. budget: tokens in all. turn: number of
-    the chunk. speed: prompt tokens a second; infinite if unknown."""
+    the chunk. speed: prompt tokens a second; infinite if unknown. owed: tokens owed to callers from
+    earlier chunks."""
     stops = [demand.start for demand in demands]
     if not demands:
         return stops
@@ -275,8 +277,8 @@ class Scheduler:
         self.running.add(request)
 
     def drop(self, request: Request) -> None:
-        """Remove a request from the running and waiting ones; the caller releases its
-        allocation."""
+        """Remove a request from the running and waiting ones, and release its pictures. The caller
+        releases its allocation."""
         self.running.discard(request)
         self.waiting.discard(request)
         if self._pictures is not None:
@@ -302,7 +304,8 @@ class Scheduler:
         return left if 0 < left < math.inf else None
 
     def completed(self, forward: ScheduledForward, seconds: float) -> None:
-        """Record a forward's duration."""
+        """Record a forward's duration: for prompt tokens if it computed any, else for steps of
+        answers."""
         self._chunk.completed(forward, seconds)
         if tokens := forward.prompt_tokens:
             self._chunk_seconds.add(tokens, seconds)
@@ -312,8 +315,9 @@ class Scheduler:
     def completed_after(
         self, forward: ScheduledForward, tokens: int, seconds: float, *, planned: bool
     ) -> None:
-        """Record a decode-only forward. tokens: number of tokens it produced. seconds: time since
-        the previous forward ended. planned: True if it was planned while the previous one ran."""
+        """Record a decode-only forward; ignore others. tokens: number of tokens it produced.
+        seconds: time since the previous forward ended. planned: True if it was planned while the
+        previous one ran."""
         if forward and not forward.prompts:
             self._drafts.completed(forward.shape, tokens, seconds, planned=planned)
 
@@ -350,8 +354,8 @@ class Scheduler:
         return self._drafts.next(len(self.running), drafting) if drafting else 0
 
     def _draft(self, batch_indices: BatchIndices, most: int) -> list[ScheduledSequence]:
-        """Return rows with drafts, or followed by the draft layer's guesses, among the answers of
-        the next forward."""
+        """Return the rows with drafts, or followed by the draft layer's guesses, among the answers
+        of the next forward."""
         proposed = self._proposed(batch_indices, most)
         counts = [(one.drafting, len(one.drafts)) for one in proposed]
         most = self._drafts.of_step(len(batch_indices), counts)
@@ -456,7 +460,8 @@ class Scheduler:
 
     def parked(self, request: Request) -> bool:
         """Park a waiting request (let it wait outside its line) if another one computes or loads
-        its prefix. Return True if parked."""
+        its prefix. Return True if parked. Return False if waiting does not pay, or for a request
+        with output or a gateway's transfer."""
         if request.output or request.gateway_transfer is not None:
             return False
         if self._follows_load(request):
@@ -482,8 +487,8 @@ class Scheduler:
         return True
 
     def _chunks_of(self, budget: int, rows: int) -> list[ScheduledSequence]:
-        """Return the prompt chunks of the forward. budget: most prompt tokens. rows: number of the
-        forward's other rows."""
+        """Return the prompt chunks of the forward, without prompts waiting for picture rows.
+        budget: most prompt tokens. rows: number of the forward's other rows."""
         unfinished = self.running.unfinished_prompts()
         if self._pictures is not None:
             unfinished = [request for request in unfinished if self._has_rows(request)]
@@ -582,7 +587,8 @@ class Scheduler:
         self.requeue(request)
 
     def _cut(self, request: Request, state: Prefilling, stop: int) -> ScheduledSequence:
-        """Return the prompt's tokens up to `stop`, with slots for the checkpoints among them."""
+        """Return the prompt's tokens up to `stop`, with slots for the checkpoints among them; skip
+        checkpoints without a free slot."""
         start = state.progress.num_scheduled
         kept = []
         for planned in state.checkpoints:
@@ -608,7 +614,8 @@ class Scheduler:
     def _rows_among(
         self, request: Request, start: int, stop: int
     ) -> tuple[tuple[PictureSpan, PictureNumber], ...]:
-        """Return the rows of pictures among the prompt's tokens [start, stop)."""
+        """Return the rows of pictures among the prompt's tokens [start, stop): pairs of a span and
+        its stored rows' number."""
         encoder, pictures = self._pictures, request.pictures
         if encoder is None or pictures is None:
             return ()
@@ -617,8 +624,8 @@ class Scheduler:
 
 
 def _guesses(request: Request, state: Active, stop: int) -> int:
-    """Return the number of tokens its draft layer may propose after position `stop` and the token
-    sampled there, limited by its pages."""
+    """Return the number of tokens the request's draft layer may propose after `stop` and the token
+    sampled there. The request's pages limit it."""
     if request.drafting is None:
         return 0
     return max(0, min(request.drafting.guesses, state.allocation.capacity_tokens - stop - 1))

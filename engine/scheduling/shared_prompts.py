@@ -92,8 +92,9 @@ def load_leader_of(
 
 
 def leader_of(request: Request, computing: Iterable[Request]) -> Leader | None:
-    """Return the request about to compute the longest common prefix with this one; None without
-    one. computing: requests with a prompt in computation, or just before it."""
+    """Return as leader the request of equal salt about to compute the longest common prefix,
+    up to a page boundary. Return None without one. computing: requests with a prompt in
+    computation, or just before it."""
     best: Leader | None = None
     for other in computing:
         state = other.state
@@ -115,8 +116,8 @@ def pays(leader: Leader, usable: int) -> bool:
 
 
 def follow(leader: Leader) -> None:
-    """Make the leader keep its state after `position` tokens. REQUIRES: no forward has reached this
-    position."""
+    """Make the leader keep its state after `position` tokens, unless this is planned already.
+    REQUIRES: no forward has reached this position."""
     planned = _planned(leader.request)
     if all(checkpoint.position != leader.position for checkpoint in planned):
         planned.append(PlannedCheckpoint(leader.position, CheckpointKind.BRANCH))

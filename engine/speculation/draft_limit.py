@@ -48,7 +48,8 @@ class StepCosts:
         self._more: dict[tuple[int, int, int], deque[float]] = defaultdict(some)
 
     def completed(self, shape: StepShape, seconds: float) -> None:
-        """Record the duration of a step of this shape."""
+        """Record the duration of a step of this shape. For a step with drafts, record the time
+        beyond a plain step, if known."""
         if not shape.drafted:
             self._plain[shape.plain].append(seconds)
             return

@@ -134,8 +134,8 @@ class MtpDrafter:
         self._guessed, self._at_index, self._behind = (), count, behind
 
     def at_index(self, behind: int) -> int:
-        """Return the number of drafts kept by the runner and made after `behind` tokens of the
-        answer."""
+        """Return the number of drafts kept by the runner, if they were made after `behind` tokens
+        of the answer; else 0."""
         return self._at_index if behind == self._behind else 0
 
     def asked(self, behind: int) -> bool:
@@ -199,12 +199,13 @@ class Drafting:
 
     @property
     def guesses(self) -> int:
-        """Number of tokens to be proposed by the model's draft layer after each forward."""
+        """Number of tokens to be proposed by the model's draft layer after each forward; 0 without
+        one."""
         return 0 if self._mtp is None else self._most
 
     def first_guesses(self, output: Sequence[int], most: int) -> int:
         """Return the number of drafts the draft layer should make before the forward, for this
-        forward. Above 0 if the previous forward could not make them, because it ran on another
+        forward. Above 0 only if the previous forward could not make them, because it ran on another
         node. REQUIRES: propose() returned none."""
         if self._mtp is None or self._mtp.asked(len(output)):
             return 0
@@ -212,8 +213,8 @@ class Drafting:
         return min(most, self._most)
 
     def drafts_at_index(self, output: Sequence[int], most: int) -> int:
-        """Return the number of the draft layer's drafts kept by the runner, at most `most`.
-        REQUIRES: propose() returned none."""
+        """Return the number of the draft layer's drafts kept by the runner, at most `most`; 0
+        without a draft layer. REQUIRES: propose() returned none."""
         if self._mtp is None:
             return 0
         count = min(most, self._most, self._mtp.at_index(len(output)))
@@ -223,12 +224,13 @@ class Drafting:
 
     def left_at_index(self, count: int, behind: int) -> None:
         """Record `count` drafts of the draft layer kept by the runner, made after `behind` tokens
-        of the answer."""
+        of the answer. Do nothing without a draft layer."""
         if self._mtp is not None:
             self._mtp.left_at_index(count, behind)
 
     def guessed(self, tokens: tuple[int, ...], behind: int) -> None:
-        """Store the draft layer's drafts, made after `behind` tokens of the answer."""
+        """Store the draft layer's drafts, made after `behind` tokens of the answer. Do nothing
+        without a draft layer."""
         if self._mtp is not None:
             self._mtp.guessed(tokens, behind)
 
@@ -240,8 +242,8 @@ class Drafting:
 
     def watch(self, output: Sequence[int]) -> None:
         """Learn during steps without drafts if drafts would be accepted: compare a proposal with
-        the answer once it has grown. The draft layer cannot be watched, because only a forward
-        shows its proposals."""
+        the answer once it has grown. Do nothing with a draft layer, because only a forward shows
+        its proposals."""
         if self._mtp is not None:
             return
         if self._watched is not None:

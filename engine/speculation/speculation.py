@@ -57,7 +57,7 @@ class SuffixIndex:
             self._salts.popleft()
 
     def append(self, tokens: Ints) -> None:
-        """Append tokens to the latest text."""
+        """Append tokens to the latest text; if more than the buffer holds, only the last ones."""
         tokens = tokens[-len(self._ring) :]
         if not len(tokens):
             return
@@ -328,7 +328,8 @@ class Speculation:
         self._left = SuffixIndex(_LEFT_TOKENS) if draft_tokens and from_tree else None
 
     def drafting(self, message: m.Submit) -> Drafting | None:
-        """Return the drafting of the message's answer; None if no draft is possible."""
+        """Return the drafting of the message's answer; None if no draft is possible. An answer with
+        a grammar gets no draft layer."""
         drafters: list[Drafter] = []
         if len(message.prediction):
             drafters.append(PredictionDrafter(message.prediction))

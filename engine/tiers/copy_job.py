@@ -37,7 +37,8 @@ class LoadBarrier:
         self._closed = False
 
     def arrived(self, layers: int) -> None:
-        """Open the first `layers` layers, because their data is in the arena."""
+        """Open the first `layers` layers, because their data is in the arena. Open layers never
+        close again."""
         with self._changed:
             if layers > self._layers:
                 self._layers = layers

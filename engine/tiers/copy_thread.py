@@ -77,8 +77,8 @@ class CopyThread:
         self._any_ended = threading.Event()
 
     def begin(self, job: CopyJob) -> None:
-        """Begin a copy job. After close() it is cancelled at once. REQUIRES: earlier launched work
-        has ended, if it writes the job's sources or reads its targets for an earlier owner."""
+        """Begin a copy job. After close() it is cancelled immediately. REQUIRES: earlier launched
+        work has ended, if it writes the job's sources or reads its targets for an earlier owner."""
         with self._asked:
             if self._closing:
                 self._ended.append((job.transfer, JobEnd.CANCELLED))
@@ -99,8 +99,8 @@ class CopyThread:
             self._thread.start()
 
     def cancel(self, transfer: int) -> None:
-        """Cancel a copy job: at once if it has not begun, else soon. The job may already have ended
-        with another result. transfer: the job's number."""
+        """Cancel a copy job: immediately if it has not begun, else soon. The job may already have
+        ended with another result. transfer: the job's number."""
         with self._asked:
             for jobs in self._waiting.values():
                 for job in jobs:
@@ -111,8 +111,8 @@ class CopyThread:
             self._cancelled.add(transfer)
 
     def empty(self) -> None:
-        """Invalidate all earlier writes to the tier. The journal records this before any later
-        job."""
+        """Invalidate all earlier writes to the tier. The journal records this before any later job;
+        without a journal, do nothing."""
         if self._journal is None:
             return
         with self._asked:

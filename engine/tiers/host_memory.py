@@ -55,9 +55,9 @@ def arena_below(
 
 
 def host_slabs(config: EngineConfig, layout: CacheLayout, available: int) -> int:
-    """Return the number of the host tier's slabs for one rank. available: available bytes of
-    memory. Raises EngineConfigError if the configured size is too small or not available. REQUIRES:
-    the config has a host cache."""
+    """Return the number of the host tier's slabs for one rank; `auto` takes a fixed part of
+    `available`. available: available bytes of memory. Raises EngineConfigError if the configured
+    size is too small or not available. REQUIRES: the config has a host cache."""
     asked = config.host_cache_gib
     assert asked is not None
     size = int(available * _AUTO_PART) if isinstance(asked, Auto) else int(asked * GIB)
@@ -78,8 +78,8 @@ def host_slabs(config: EngineConfig, layout: CacheLayout, available: int) -> int
 def available_bytes(
     meminfo: Path = Path("/proc/meminfo"), group: Path = Path("/sys/fs/cgroup")
 ) -> int:
-    """Return the bytes of unused memory, limited by the system and by this process's control
-    group."""
+    """Return the bytes of unused memory, limited by the system and by this process's control group.
+    meminfo, group: files of the one and the other."""
     found = _machine_bytes(meminfo)
     try:
         limit, used = (

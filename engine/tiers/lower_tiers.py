@@ -158,9 +158,9 @@ class LowerTiers:
         return [tier.name for tier in self._tiers]
 
     def look_up(self, tokens: Keys, salt: bytes, cursor: int | None) -> Lookup:
-        """Look up a prompt about to begin in the remote store, beyond the tokens stored on this
-        node. Found states are added to the prefix tree. A lookup not worth its cost is over at
-        once."""
+        """Begin to look up a new prompt in the remote store, beyond the tokens stored on this node.
+        advance() adds found states to the prefix tree. Return the lookup; it is already over
+        without a remote store, or if not worth its cost."""
         if self._remote is None:
             return NO_LOOKUP
         match = self._cache.match(tokens, salt, cursor)
@@ -218,8 +218,8 @@ class LowerTiers:
             self._tiers[tier].copier.cancel(transfer)
 
     def advance(self) -> None:
-        """Begin copies once their recorded event has passed, acknowledge ended copies, give up late
-        loads."""
+        """Begin copies once their recorded event has passed, acknowledge ended copies and lookups,
+        give up late loads."""
         self._begin_at_rest()
         if self._remote is not None:
             for manifest in self._remote[1].lookups.advance():
@@ -237,8 +237,8 @@ class LowerTiers:
             self._end_late()
 
     def write_down(self) -> None:
-        """Begin the next writes to lower tiers, within MOST_WRITES. Called after the launch of a
-        forward, so the writes need no launch of their own."""
+        """Begin writes to lower tiers, until MOST_WRITES to the nearest tier are in flight or none
+        remains. Called after the launch of a forward, so the writes need no launch of their own."""
         while sum(tier == 0 for tier, _ in self._writes.values()) < MOST_WRITES:
             write = self._cache.next_write()
             if write is None:
@@ -301,8 +301,8 @@ class LowerTiers:
 
     def wait(self, seconds: float) -> None:
         """Wait until a copy, a computation behind a load or a lookup has ended, for at most
-        `seconds`. Returns at once while a copy is still to begin. Without this wait, further steps
-        would keep the interpreter lock from their threads."""
+        `seconds`. Returns immediately while a copy is still to begin. Without this wait, further
+        steps would keep the interpreter lock from their threads."""
         if self._unbegun:
             return
         under_way = [tier for load in self._loads.values() for tier in load.left]

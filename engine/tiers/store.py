@@ -133,7 +133,7 @@ class IoThreads:
 
     def run(self, calls: Sequence[Work[None]]) -> None:
         """Run the calls concurrently and wait for all of them. Then raise one of their errors, if
-        any."""
+        any. A single call runs on the calling thread."""
         if len(calls) == 1:
             calls[0]()
             return
@@ -198,7 +198,8 @@ class PassingRows:
         self._memory: NDArray[np.uint8] = np.empty(0, np.uint8)
 
     def rows(self, count: int, size: int) -> Rows:
-        """Return `count` rows of the buffer for `size` bytes each. Their content is undefined."""
+        """Return `count` rows of the buffer for `size` bytes each. Their content is undefined; the
+        next call reuses the rows."""
         length = count * row_bytes(size)
         if len(self._memory) < length:
             # A map of its own begins at a sector.

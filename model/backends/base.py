@@ -41,8 +41,8 @@ class Operators(Protocol):
         self, branch: Tensor | None, residual: Tensor, norm: Tensor, weight: Matrix
     ) -> Tensor:
         """Return the logits [n, vocab] of any rows of the forward: the product of norm_project()
-        with the model's head. It always has the precision of `Phase.STEP`, because a prompt's last
-        logits are an answer's first."""
+        with the model's head. branch None: the residual alone is normed. It always has the
+        precision of `Phase.STEP`, because a prompt's last logits are an answer's first."""
 
     def project(self, x: Tensor, weight: Matrix) -> Tensor:
         """Return x [T, k] times weight [hidden, k] transposed, summed over ranks: [T, hidden]."""
@@ -68,7 +68,8 @@ class Operators(Protocol):
         self, branch: Tensor, residual: Tensor, norm: Tensor, weights: MlpWeights | MoeWeights
     ) -> tuple[Tensor, Tensor]:
         """Return two tensors: the feed-forward of the normed branch + residual, summed over ranks,
-        and the sum branch + residual. norm: see norm_project()."""
+        and the sum branch + residual. norm: see norm_project(). weights: a dense block or
+        experts."""
 
 
 class BatchOperators(Operators, Protocol):
@@ -97,9 +98,9 @@ class EntryOperators(Protocol):
         carry: Tensor,
     ) -> None:
         """Write the draft layer's key and value of every token into its page. tokens [T]: token
-        ids; hidden [T, hidden]: the model's final hidden states; kv: the draft layer's pages, as
-        for attention(). carry [slots, hidden]: the hidden state before a sequence's first token, at
-        its read slot."""
+        ids; hidden [T, hidden]: the model's final hidden states. embedding: [vocab, hidden]. kv:
+        the draft layer's pages, as for attention(). carry [slots, hidden]: the hidden state before
+        a sequence's first token, at its read slot."""
 
     def carry_over(self, hidden: Tensor, carry: Tensor) -> None:
         """Copy the hidden state at each position with a stored state into the same slot of
@@ -130,12 +131,12 @@ class StepEntries(Protocol):
         kv: Tensor,
         carry: Tensor,
     ) -> None:
-        """Write the draft layer's keys and values, see EntryOperators.write(). Every token is the
-        first of its sequence in this step."""
+        """Write the draft layer's keys and values, see EntryOperators.write(). hidden is None,
+        because every token is the first of its sequence in this step."""
 
     def carry_over(self, branch: Tensor, residual: Tensor, norm: Tensor, carry: Tensor) -> None:
-        """Write the normed branch + residual, see norm_project(), into the slots written by the
-        step. Neither input is changed."""
+        """Write the normed branch + residual, see norm_project(), into the slots of `carry` written
+        by the step. Neither input is changed."""
 
 
 class DraftOperators(Protocol):
@@ -143,7 +144,7 @@ class DraftOperators(Protocol):
 
     def head(self, hidden: Tensor, weight: Matrix) -> Tensor:
         """Return the logits [T, vocab], in the model's dtype, of hidden states [T, hidden] after
-        the norm."""
+        the norm. weight [vocab, hidden]: the head."""
 
     def join(
         self, tokens: Tensor, before: Tensor, embedding: Tensor, weights: DraftWeights
@@ -152,9 +153,10 @@ class DraftOperators(Protocol):
         the model's final hidden states of the tokens before them; embedding: [vocab, hidden]."""
 
     def draft(self, x: Tensor, weights: DraftWeights, kv: Tensor) -> Tensor:
-        """Run the draft layer on inputs x [T, hidden]. Return its output after its last norm, [T,
-        hidden]. The model's head makes logits of this output, and the next pass takes it as its
-        hidden state. Keys and values are written first; a query reads only positions from 1 on."""
+        """Run the draft layer on inputs x [T, hidden] and its pages kv. Return its output after its
+        last norm, [T, hidden]. The model's head makes logits of this output, and the next pass
+        takes it as its hidden state. Keys and values are written first; a query reads only
+        positions from 1 on."""
 
 
 class Backend(Protocol):

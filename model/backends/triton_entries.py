@@ -146,8 +146,9 @@ class VerifyEntries(TritonEntries):
 
 
 def fold_carry(kept: Tensor, folds: FoldRows, carry: Tensor) -> None:
-    """Write the hidden state of the last accepted token into each row's slot. kept [places, tokens,
-    width]: hidden states of the tokens verified last."""
+    """Write the hidden state of the last accepted token into each row's slot of `carry`. A row
+    without accepted tokens writes nothing. kept [places, tokens, width]: hidden states of the
+    tokens verified last."""
     carry_folded(kept, folds.places, folds.counts, carry, folds.write_slots)
 
 

@@ -46,8 +46,8 @@ class PhaseRows:
 
     @staticmethod
     def of(batch: Batch, rows: Tensor) -> "PhaseRows":
-        """Divide the rows of a batch by phase. The batch is in host memory. rows [1] int32 on the
-        device: number of all rows."""
+        """Divide the rows of a batch by phase, and return the parts. The batch is in host memory.
+        rows [1] int32 on the device: number of all rows."""
         stepped = [i in batch.stepped for i in range(len(batch.write_slots))]
         if len(set(stepped)) == 1:
             phase = Phase.STEP if stepped[0] else Phase.PROMPT

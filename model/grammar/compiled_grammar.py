@@ -110,8 +110,8 @@ class _Tokenizer:
 
 
 def token_tree(vocabulary: Vocabulary) -> Any:
-    """Build the token tree (llguidance.LLTokenizer) of a vocabulary, an argument of compiled().
-    Raises GrammarsUnavailable."""
+    """Build and return the token tree (llguidance.LLTokenizer) of a vocabulary, an argument of
+    compiled(). Raises GrammarsUnavailable, also for a vocabulary without an end token."""
     library = _llguidance()
     if not vocabulary.eos_ids:
         raise GrammarsUnavailable("grammars need a model with an end token in its config.json")
@@ -175,8 +175,8 @@ def _schema(source: str) -> Any:
 
 
 def with_options(schema: Any) -> dict[str, Any]:
-    """Rewrite the caller's JSON schema for llguidance, and add llguidance's options. Raises
-    GrammarError."""
+    """Return the caller's JSON schema, rewritten for llguidance and with llguidance's options.
+    Raises GrammarError, also if the schema is neither an object nor true."""
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
@@ -185,8 +185,8 @@ def with_options(schema: Any) -> dict[str, Any]:
 
 
 def options_of(held: Mapping[str, Any]) -> dict[str, Any]:
-    """Add llguidance's options to a schema already rewritten for it. Raises GrammarError if
-    llguidance would compile the schema too loosely."""
+    """Return a schema, already rewritten for llguidance, with llguidance's options in place of its
+    own. Raises GrammarError if llguidance would compile the schema too loosely."""
     _refuse_what_leaks(held)
     # A schema's own value of this key would loosen it.
     return {**held, "x-guidance": dict(JSON_OPTIONS)}

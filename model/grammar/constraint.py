@@ -109,9 +109,9 @@ class Constraint:
         return bool(self._matcher.is_error())
 
     def forced(self, most: int) -> list[int]:
-        """Return up to `most` tokens of the text forced by the grammar. The tokens are the longest
-        possible. Each token needs one mask. For a grammar of ten letters, its whole forced text may
-        take a second."""
+        """Return up to `most` tokens of the text forced by the grammar; none before the grammar
+        applies. The tokens are the longest possible. Each token needs one mask. For a grammar of
+        ten characters, its whole forced text may take a second."""
         found: list[int] = []
         if self._phase is not _Phase.HOLDS:
             return found

@@ -47,7 +47,8 @@ _WRITTEN = {"t": 0x09, "n": 0x0A, "v": 0x0B, "f": 0x0C, "r": 0x0D, "0": 0x00}
 
 
 def rust_pattern(pattern: str) -> str:
-    """Translate an ECMA-262 pattern to the syntax of Rust's regex crate. Raises GrammarError."""
+    """Return an ECMA-262 pattern in the syntax of Rust's regex crate. Raises GrammarError for a
+    pattern without a translation."""
     made: list[str] = []
     may_repeat = False
     for token in _TOKEN.finditer(pattern):

@@ -36,7 +36,7 @@ from .vocabulary import UnfinishedTokens, Vocabulary
 DEFAULT_CACHE_BYTES = 256 << 20
 _LEAST_BYTES = 256 << 10
 _BYTES_A_LETTER = 64
-"""Bytes of memory counted for each letter of a grammar's source, if its trial measured less
+"""Bytes of memory counted for each character of a grammar's source, if its trial measured less
 memory."""
 
 _THREADS = 2
@@ -277,8 +277,8 @@ class GrammarCompiler:
 
 
 def _timed(tree: Any, grammar: Grammar) -> _Compiled:
-    """Compile the grammar and measure the processor time. Any thread may call it. Raises
-    GrammarError."""
+    """Compile the grammar, and return it with the processor time taken. Any thread may call it.
+    Raises GrammarError."""
     begun = time.thread_time()
     matcher = compiled(tree, grammar)
     return _Compiled(matcher, time.thread_time() - begun)

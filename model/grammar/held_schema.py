@@ -58,7 +58,8 @@ def ignored_formats(schema: Any) -> tuple[str, ...]:
 
 
 def _schemas_in(keyword: str, value: Any) -> Iterable[Any]:
-    """Return the subschemas in the value of a JSON Schema keyword."""
+    """Return the subschemas in the value of a JSON Schema keyword; none if the keyword has no
+    such."""
     if keyword in _SCHEMAS_BY_NAME and isinstance(value, Mapping):
         return value.values()
     return () if keyword in _WITHOUT_SCHEMAS else (value,)
@@ -89,15 +90,15 @@ _IN_PLACE = frozenset(
 _OLD_DRAFT = re.compile(r"http://json-schema\.org/draft-0[3-7]/schema")
 _BESIDE_REFERENCE = frozenset({"$ref", "$schema", "$id", "id", *DEFINITIONS})
 _MOST_LETTERS = 1 << 16
-"""Largest total number of letters in a schema's patterns, and in keywords made from property
+"""Largest total number of characters in a schema's patterns, and in keywords made from property
 names."""
 _MAX_REFERENCES = 8
 MOST_HELD_LETTERS = 1 << 13
 """Largest value of minLength and maxLength. A lexer can have the states to count this number of
-letters of any kind."""
+characters of any kind."""
 _PLAIN = re.compile("[ -~]*")
 _SHOWN = 40
-"""Largest number of letters of a name, and of names in a path, shown in an error."""
+"""Largest number of characters of a name, and of names in a path, shown in an error."""
 # Patterns of zod's email and pydantic's Decimal. The look-aheads rule out an empty part between
 # dots, and a number without a digit.
 _KNOWN_PATTERNS = {
@@ -109,13 +110,14 @@ _KNOWN_PATTERNS = {
 
 
 def held_schema(schema: Any) -> Any:
-    """Rewrite a caller's JSON schema for llguidance. Raises GrammarError, and the message names the
-    keyword."""
+    """Return a caller's JSON schema, rewritten for llguidance. Raises GrammarError, and the message
+    names the keyword."""
     return _Holding(schema).of(schema)
 
 
 def held_pattern(pattern: str) -> str:
-    """Translate a JSON Schema pattern to the syntax of Rust's regex crate. Raises GrammarError."""
+    """Return a JSON Schema pattern in the syntax of Rust's regex crate. Two well-known patterns
+    with look-aheads have a fixed translation. Raises GrammarError."""
     return rust_pattern(_KNOWN_PATTERNS.get(pattern, pattern))
 
 
@@ -143,8 +145,8 @@ def has_references(schema: Any) -> bool:
 
 
 def rooted(schema: dict[str, Any]) -> dict[str, Any]:
-    """Rewrite a held schema so that all references lead into its definitions. Then each part of it
-    can be used with the definitions alone."""
+    """Return a held schema with all references leading into its definitions; unchanged if they do
+    already. Then each part of it can be used with the definitions alone."""
     if all(_leads_into_definitions(part["$ref"]) for part in _references(schema)):
         return schema
     own = schema.get("$defs")
@@ -190,7 +192,7 @@ def _moved(schema: Any, place: str) -> Any:
 
 
 class _Holding:
-    """State during the rewriting of one schema. _letters: number of letters still allowed in
+    """State during the rewriting of one schema. _letters: number of characters still allowed in
     patterns and property names."""
 
     def __init__(self, root: Any) -> None:
@@ -231,7 +233,7 @@ class _Holding:
         return made
 
     def _at(self, name: str, schema: Any) -> Any:
-        """Rewrite a subschema inside a keyword's value. name: its key there."""
+        """Return a subschema inside a keyword's value, rewritten. name: its key there."""
         self._place.append(name)
         made = self.of(schema)
         self._place.pop()
@@ -298,8 +300,8 @@ class _Holding:
 
 
 def _meant(schema: Mapping[str, Any], alone: bool) -> Mapping[str, Any]:
-    """Return the keywords with a restriction of values. alone: keywords beside a `$ref` have no
-    meaning, as in old drafts."""
+    """Return the keywords with a restriction of values. alone: true if keywords next to a `$ref`
+    have no meaning, as in old drafts."""
     if alone and "$ref" in schema:
         return {key: value for key, value in schema.items() if key in _BESIDE_REFERENCE}
     kept = {
@@ -361,7 +363,7 @@ def _without(schema: Any, keywords: tuple[str, ...], only: str) -> Any:
 
 
 def _size(schema: Any, most: int) -> int:
-    """Return the number of values and letters in a schema. Counting stops beyond `most`."""
+    """Return the number of values and characters in a schema. Counting stops beyond `most`."""
     left, found = [schema], 0
     while left and found <= most:
         item = left.pop()

@@ -33,7 +33,8 @@ class UnfinishedTokens:
 
     @staticmethod
     def of(tokens: Sequence[bytes]) -> "UnfinishedTokens":
-        """Find the tokens ending inside a UTF-8 character. tokens: bytes of each token, by id."""
+        """Find and return the tokens ending inside a UTF-8 character. tokens: bytes of each token,
+        by id."""
         found = {token: _lacking(text) for token, text in enumerate(tokens) if text[-1:] >= b"\x80"}
         lacking = {token: lacks for token, lacks in found.items() if lacks}
         return UnfinishedTokens(len(tokens), lacking)
@@ -99,8 +100,9 @@ class Vocabulary:
 
     @staticmethod
     def load(model_dir: Path, size: int, eos_ids: Iterable[int]) -> "Vocabulary | None":
-        """Read the vocabulary from a checkpoint folder's tokenizer.json. size: number of tokens of
-        the model. Return None without a byte-level tokenizer.json."""
+        """Return the vocabulary in a checkpoint folder's tokenizer.json; None without a byte-level
+        tokenizer.json. size: number of tokens of the model. eos_ids: end tokens; ids outside the
+        vocabulary are left out."""
         try:
             specification = json.loads((model_dir / "tokenizer.json").read_text(encoding="utf-8"))
             found = _token_bytes(specification)

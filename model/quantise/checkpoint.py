@@ -34,7 +34,7 @@ class QuantiseError(ValueError):
 
 def fp8_block(weight: Tensor) -> dict[str, Tensor]:
     """Quantise weight [out, in] to e4m3, with a bf16 scale for each block of 128 x 128, as Qwen
-    publishes it."""
+    publishes it. Return its tensors by the last part of their names."""
     rows, columns = weight.shape
     tall, wide = -(-rows // BLOCK), -(-columns // BLOCK)
     padded = weight.new_zeros(tall * BLOCK, wide * BLOCK, dtype=torch.float32)
@@ -274,9 +274,9 @@ _WEIGHT = ".weight"
 def quantise_folder(
     source: Path, target: Path, recipe: Recipe, progress: Progress = no_progress
 ) -> None:
-    """Write a quantised copy of the checkpoint folder `source` to `target`. progress: called with
-    the number of files done and in all. Raises QuantiseError, WeightsError, ModelConfigError or
-    OSError; after an error the target does not exist."""
+    """Write a quantised copy of the checkpoint folder `source` to `target`, a folder not existing
+    yet. progress: called with the number of files done and in all. Raises QuantiseError,
+    WeightsError, ModelConfigError or OSError; after an error nothing is left of the copy."""
     if target.exists():
         raise QuantiseError(f"{target}: is there already; name a folder that is not")
     path = source / "config.json"

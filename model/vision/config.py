@@ -72,7 +72,7 @@ class VisionConfig:
 
     @staticmethod
     def load(directory: Path | str) -> "VisionConfig | None":
-        """Read the tower's shape from a folder's config.json. Return None for a text-only
+        """Return the tower's shape, read from a folder's config.json; None for a text-only
         checkpoint. Raises ModelConfigError."""
         path = Path(directory) / "config.json"
         return VisionConfig.from_dict(read_object(path), str(path))
@@ -126,7 +126,7 @@ def placeholder_ids(directory: Path | str) -> frozenset[int]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read a file with a JSON object. Raises ModelConfigError."""
+    """Return the JSON object in a file. Raises ModelConfigError."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -52,8 +52,8 @@ class EncodeFlops:
         return self.depth * self.quadratic * patches * patches / self.picture(patches)
 
     def blocks_within(self, flops: float, patches: int) -> int:
-        """Return the number of a picture's blocks fitting into `flops` FLOPs. It is at least 1, so
-        every picture is finished."""
+        """Return the number of a picture's blocks fitting into `flops` FLOPs, at most all of the
+        tower's. It is at least 1, so every picture is finished."""
         return max(1, min(self.depth, int(flops / self.block(patches))))
 
 
@@ -68,7 +68,7 @@ class TowerBytes:
 
     @staticmethod
     def of(config: VisionConfig, dtype: torch.dtype) -> "TowerBytes":
-        """Count the bytes of a tower, without memory for its weights."""
+        """Count and return the bytes of a tower, without memory for its weights."""
         weights = assemble_tower(config, ShapesOnly(), dtype, "meta")
         # Input, norm, query, key and value, the rotated two, the heads' output: 8 rows. Angles are
         # float32: cos and sin of half a head.

@@ -60,7 +60,7 @@ class PictureGrid:
         return self._in_order(rows), self._in_order(columns)
 
     def _in_order(self, raster: "Tensor") -> "Tensor":
-        """Rearrange [rows, columns] into patch order, [patches]."""
+        """Return values [rows, columns] in patch order, [patches]."""
         squares = (self.token_rows, self.merge, self.token_columns, self.merge)
         return raster.reshape(squares).transpose(1, 2).flatten()
 

@@ -74,7 +74,7 @@ class PictureHeader:
 
 
 def read_header(content: bytes, bounds: PictureBounds) -> PictureHeader:
-    """Read a picture file's format and size, without its pixels. Raises PictureError,
+    """Return a picture file's format and size, without decoding its pixels. Raises PictureError,
     PillowMissing."""
     with _opened(content, bounds) as image:
         return _header(image, content)
@@ -88,8 +88,8 @@ def decode(content: bytes, bounds: PictureBounds) -> "Tensor":
 
 
 def read_pixels(content: bytes, bounds: PictureBounds) -> NDArray[np.uint8]:
-    """Decode a picture file. Return its pixels [height, width, 3] uint8, upright and in RGB. Raises
-    PictureError, PillowMissing."""
+    """Decode a picture file. Return its pixels [height, width, 3] uint8, upright and in RGB, on
+    white if transparent. Raises PictureError, PillowMissing."""
     with _opened(content, bounds) as image:
         from PIL import ImageOps
 
@@ -197,7 +197,7 @@ def _facts_first(content: bytes) -> bytes:
 
 
 def _on_white(image: "Image") -> "Image":
-    """Convert the image to RGB, with transparent parts on white."""
+    """Return the image in RGB, with transparent parts on white."""
     from PIL import Image
 
     if "A" not in image.getbands() and image.info.get("transparency") is None:

@@ -40,7 +40,7 @@ def check_image(image: Tensor) -> None:
 
 
 def image_patches(image: Tensor, rules: PixelRules) -> PicturePatches:
-    """Resize an image [height, width, 3] uint8 by the rules, and divide it into patches. Raises
+    """Resize an image [height, width, 3] uint8 by the rules, and return its patches. Raises
     PictureError."""
     check_image(image)
     size = rules.size(Size(image.shape[0], image.shape[1]))
@@ -75,8 +75,8 @@ def clip_patches(
 
 
 def patches_of(frames: Sequence[Tensor], rules: PixelRules) -> PicturePatches:
-    """Divide resized frames [height, width, 3] uint8 into patches. REQUIRES: there are rules.frames
-    frames of equal size, in whole squares of patches."""
+    """Divide resized frames [height, width, 3] uint8 into patches, and return these. REQUIRES:
+    there are rules.frames frames of equal size, in whole squares of patches."""
     height, width = frames[0].shape[:2]
     patch, merge = rules.patch, rules.merge
     grid = PictureGrid(height // patch, width // patch, merge)
@@ -89,7 +89,7 @@ def patches_of(frames: Sequence[Tensor], rules: PixelRules) -> PicturePatches:
 
 
 def normalised(levels: Tensor, rules: PixelRules) -> Tensor:
-    """Convert colour levels [patches, values] uint8 to numbers [patches, values] float32 for the
+    """Return colour levels [patches, values] uint8 as numbers [patches, values] float32 for the
     tower.
 
     A number is (level / 255 - mean) / deviation, with the mean and deviation of its colour.

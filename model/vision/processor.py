@@ -59,8 +59,8 @@ class PixelRules:
 
     @staticmethod
     def load(directory: Path | str, config: VisionConfig) -> "PixelRules":
-        """Read the image rules of a checkpoint folder. Raises ModelConfigError, also if they
-        disagree with the tower's config."""
+        """Return the image rules of a checkpoint folder. Raises ModelConfigError, also without such
+        rules, or if they disagree with the tower's config."""
         fields = _found(Path(directory), "preprocessor_config.json", "image_processor")
         if fields is None:
             raise ModelConfigError(
@@ -71,7 +71,7 @@ class PixelRules:
 
     @staticmethod
     def of(fields: ConfigFields, config: VisionConfig) -> "PixelRules":
-        """Read the image rules from the fields of a processor config. Raises ModelConfigError."""
+        """Return the image rules in the fields of a processor config. Raises ModelConfigError."""
         _check_shape(fields, config)
         least, most = _limits(fields)
         return PixelRules(
@@ -129,7 +129,7 @@ class ClipRules:
 
     @staticmethod
     def load(directory: Path | str, config: VisionConfig) -> "ClipRules | None":
-        """Read the clip rules of a checkpoint folder; None if it has none. Raises
+        """Return the clip rules of a checkpoint folder; None if it has none. Raises
         ModelConfigError."""
         name = "video_preprocessor_config.json"
         fields = _found(Path(directory), name, "video_processor")
@@ -137,7 +137,7 @@ class ClipRules:
 
     @staticmethod
     def of(fields: ConfigFields, config: VisionConfig) -> "ClipRules":
-        """Read the clip rules from the fields of a processor config. Raises ModelConfigError."""
+        """Return the clip rules in the fields of a processor config. Raises ModelConfigError."""
         _check_shape(fields, config)
         least, most = _limits(fields)
         capped = fields.flag("cap_pixels_per_frame", default=False)

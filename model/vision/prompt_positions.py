@@ -131,8 +131,8 @@ class PromptLayout:
 def prompt_layout(
     tokens: Sequence[int], pictures: Sequence[PromptPicture], ids: PictureTokens
 ) -> PromptLayout:
-    """Find the placeholder tokens of each picture in a prompt. pictures: the pictures in the order
-    of the prompt.
+    """Find the placeholder tokens of each picture in a prompt, and return their layout. pictures:
+    the pictures in the order of the prompt.
 
     Each placeholder run must follow `ids.start` and have as many tokens as its picture. Raises
     PicturePlaceError, also for a placeholder without a picture and a picture without its

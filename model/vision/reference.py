@@ -21,7 +21,7 @@ Tensors = Mapping[str, Tensor]
 def reference_rows(
     values: Tensor, grid: PictureGrid, tensors: Tensors, config: VisionConfig
 ) -> Tensor:
-    """Compute the tower's output for a picture, [tokens, out_hidden] float32. values [patches,
+    """Return the tower's output for a picture, [tokens, out_hidden] float32. values [patches,
     patch_values] float32: normalised patches."""
     places = patch_places(grid)
     kernel = tensors["patch_embed.proj.weight"].float().flatten(1)
@@ -99,8 +99,8 @@ def _block(
 
 
 def _turned(x: Tensor, places: Sequence[tuple[int, int]], config: VisionConfig) -> Tensor:
-    """Apply the rotary embedding to x [patches, head_dim]: rotate each pair of elements j and j +
-    head_dim / 2."""
+    """Return x [patches, head_dim] after the rotary embedding: rotate each pair of elements j and j
+    + head_dim / 2."""
     half, quarter = config.head_dim // 2, config.head_dim // 4
     found = torch.empty_like(x)
     for patch, (row, column) in enumerate(places):
@@ -126,8 +126,8 @@ def _layer_norm(x: Tensor, name: str, tensors: Tensors, config: VisionConfig) ->
 def reference_positions(
     tokens: Sequence[int], grids: Sequence[PictureGrid], ids: PictureTokens
 ) -> tuple[Tensor, int]:
-    """Compute the three-axis positions [3, tokens] int64 and the delta of a valid prompt, token by
-    token.
+    """Return the three-axis positions [3, tokens] int64 and the delta of a valid prompt, computed
+    token by token.
 
     grids: grids of the prompt's pictures, in their order.
     """

@@ -72,8 +72,8 @@ def _cubic(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def resample(image: Tensor, height: int, width: int) -> Tensor:
-    """Resize the image [H, W, 3] uint8 to [height, width, 3] uint8, on the same device. An axis of
-    unchanged size is not filtered. REQUIRES: both sizes are positive."""
+    """Return the image [H, W, 3] uint8 resized to [height, width, 3] uint8, on the same device. An
+    axis of unchanged size is not filtered. REQUIRES: both sizes are positive."""
     if rows_first(image.shape[0], image.shape[1], height, width):
         return _across(_down(image, height), width)
     return _down(_across(image, width), height)
@@ -87,12 +87,12 @@ def rows_first(height: int, width: int, new_height: int, new_width: int) -> bool
 
 
 def _down(image: Tensor, height: int) -> Tensor:
-    """Resize the image's height."""
+    """Return the image with this height."""
     return image if image.shape[0] == height else _along_rows(image.contiguous(), height)
 
 
 def _across(image: Tensor, width: int) -> Tensor:
-    """Resize the image's width."""
+    """Return the image with this width."""
     if image.shape[1] == width:
         return image
     turned = image.transpose(0, 1).contiguous()
@@ -100,7 +100,8 @@ def _across(image: Tensor, width: int) -> Tensor:
 
 
 def _along_rows(image: Tensor, wanted: int) -> Tensor:
-    """Resize the first axis: [H, W, 3] to [wanted, W, 3], both uint8 and contiguous."""
+    """Return the image with its first axis resized: [H, W, 3] to [wanted, W, 3], both uint8 and
+    contiguous."""
     weights = Weights.of(image.shape[0], wanted).to(image.device)
     out = image.new_empty(wanted, *image.shape[1:])
     flat, flat_out = image.flatten(1), out.flatten(1)

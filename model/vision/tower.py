@@ -41,8 +41,8 @@ class VisionTower:
 
     @torch.inference_mode()
     def begin(self, patches: PicturePatches) -> "Encode":
-        """Begin to encode a picture: return it as input of the first block. Raises PictureError
-        unless the patches fit the tower."""
+        """Begin to encode a picture. Return it as an Encode, before the first block. Raises
+        PictureError unless the patches fit the tower."""
         config, weights, grid = self.config, self.weights, patches.grid
         wanted = (grid.patches, config.patch_values)
         if tuple(patches.levels.shape) != wanted or grid.merge != config.merge:
@@ -56,8 +56,8 @@ class VisionTower:
         return Encode(self, grid, hidden + learned.to(hidden.dtype))
 
     def rows(self, patches: PicturePatches) -> Tensor:
-        """Encode a picture at once. Return its rows [tokens, out_hidden] in the weights' dtype.
-        Raises PictureError."""
+        """Encode a whole picture in one call. Return its rows [tokens, out_hidden] in the weights'
+        dtype. Raises PictureError."""
         encode = self.begin(patches)
         encode.run(self.config.depth)
         return encode.rows()

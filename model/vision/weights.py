@@ -131,7 +131,8 @@ def load_tower_weights(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
 ) -> TowerWeights:
-    """Read the vision tower of a checkpoint folder, converted to `dtype`. Raises WeightsError."""
+    """Return the vision tower of a checkpoint folder, converted to `dtype`. Raises WeightsError,
+    also for a tensor of the tower left over."""
     source = TowerFiles(Path(directory))
     try:
         weights = assemble_tower(config, source, dtype, device)
@@ -155,8 +156,8 @@ def assemble_tower(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
 ) -> TowerWeights:
-    """Read each tensor of a vision tower once, from any source of unquantised tensors. Raises
-    WeightsError."""
+    """Read each tensor of a vision tower once, from any source of unquantised tensors, and return
+    the weights. Raises WeightsError."""
     hidden, wide = config.hidden, config.merged * config.hidden
 
     def read(name: str, *shape: int) -> Tensor:

@@ -107,7 +107,7 @@ def _factors(part: NvFp4) -> Tensor:
 
 
 _TILE = 32
-"""Number of matrix rows read by a kernel at once. The boundary between gate and up, in the middle
+"""Number of matrix rows read by a kernel together. The boundary between gate and up, in the middle
 of a matrix, must be at a multiple of it."""
 
 

@@ -141,8 +141,8 @@ def assemble(
     device: torch.device | str = "cpu",
     progress: Progress = no_progress,
 ) -> ModelWeights:
-    """Read every tensor needed by the config from the source, one at a time. progress: called with
-    the number of layers done and in all. Raises WeightsError."""
+    """Read every tensor needed by the config from the source, one at a time, and return the
+    weights. progress: called with the number of layers done and in all. Raises WeightsError."""
     return _Assembler(config, source, dtype, torch.device(device)).model(progress)
 
 

@@ -48,7 +48,7 @@ def bounds(part: Part, shape: tuple[int, ...]) -> list[tuple[int, int]]:
 
 
 _PIECE_ELEMENTS = 2**22
-"""Number of elements dequantised at once: 16 MiB in float32, a small part of any quantised
+"""Number of elements dequantised together: 16 MiB in float32, a small part of any quantised
 layer."""
 _ROWS = 128
 
@@ -115,8 +115,8 @@ class Segment(ABC):
 
     @staticmethod
     def stack(segments: "Sequence[Segment]") -> "Segment":
-        """Stack segments in a new first dimension, such as experts. REQUIRES: all have one storage
-        format, and equal shapes of each tensor."""
+        """Return the stack of segments in a new first dimension, such as experts. REQUIRES: all
+        have one storage format, and equal shapes of each tensor."""
         together = [segment._tensors() for segment in segments]
         stacked = {name: torch.stack([of[name] for of in together]) for name in together[0]}
         return replace(segments[0], **stacked)  # type: ignore[type-var]

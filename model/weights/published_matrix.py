@@ -60,7 +60,7 @@ class PublishedMatrix:
         self._dtype = tensors.dtype(values)
 
     def segment(self, dtype: torch.dtype, part: Part, *, static_inputs: bool) -> Segment:
-        """Read the weight, or a part of it, as a segment in its storage format. dtype: dtype for
+        """Return the weight, or a part of it, as a segment in its storage format. dtype: dtype for
         unquantised values. static_inputs: the config says that activations are quantised with
         scales from the file. Raises WeightsError."""
         if self._dtype in _PLAIN:
@@ -79,8 +79,9 @@ class PublishedMatrix:
 
     @property
     def rows_together(self) -> int:
-        """Return the number of neighbouring rows with one common scale. A rank's part must not
-        begin or end within such a block of rows. Raises WeightsError."""
+        """Return the number of neighbouring rows with one common scale; 1 unless the format is
+        block-scaled FP8. A rank's part must not begin or end within such a block of rows. Raises
+        WeightsError."""
         scale = self._beside.scale("_scale_inv") or self._beside.scale("_scale")
         if self._dtype != "F8_E4M3" or scale is None:
             return 1

@@ -70,9 +70,8 @@ class Fp8(Segment):
 
 
 def e4m3_values(codes: Tensor) -> Tensor:
-    """Convert float8_e4m3fn codes of any shape to float32, exactly and in new memory. A table of
-    all 256 values is used, because PyTorch's own conversion takes fifteen times as long on a
-    CPU."""
+    """Return float8_e4m3fn codes of any shape as float32, exactly and in new memory. A table of all
+    256 values is used, because PyTorch's own conversion takes fifteen times as long on a CPU."""
     table = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).to(torch.float32)
     index = codes.contiguous().view(torch.uint8).reshape(-1).to(torch.int32)
     return table.to(codes.device).index_select(0, index).view(codes.shape)

@@ -19,7 +19,7 @@ can be found. One thread uses it.
 PendingChecks: checks of the values read, many small tensors at a time. A checkpoint of experts has
 tens of thousands of scales and codes. Checking one alone takes longer than reading it. So small
 tensors wait and are checked together. If a check fails, they are checked one by one, and the wrong
-one is named. Large tensors are checked at once.
+one is named. Large tensors are checked immediately.
 """
 
 import json
@@ -96,7 +96,7 @@ class SafetensorsFile:
         return self._entries[name].shape
 
     def form(self, name: str) -> tuple[str, tuple[int, ...]]:
-        """Return a tensor's dtype and shape."""
+        """Return a tensor's dtype (safetensors name) and shape."""
         return self._entries[name][:2]
 
     def held(self, name: str) -> Tensor:
@@ -109,7 +109,7 @@ class SafetensorsFile:
 
     def read(self, name: str, part: Part = WHOLE) -> Tensor:
         """Return a tensor, or a part of it, contiguous. A tensor read whole is a view of the mapped
-        file."""
+        file, or a copy if misaligned there. Raises WeightsError for an unserved dtype."""
         found = self._entries[name]
         dtype = DTYPES.get(found.dtype)
         if dtype is None:

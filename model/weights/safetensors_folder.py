@@ -143,7 +143,7 @@ def load_weights(
     progress: Progress = no_progress,
     shard: Shard | None = None,
 ) -> ModelWeights:
-    """Read a checkpoint's weights. Plain ones are converted to `dtype`, quantised ones stay as
+    """Return a checkpoint's weights. Plain ones are converted to `dtype`, quantised ones stay as
     stored, and norms, decay and dt_bias stay float32. config: config of the whole model. shard: the
     rank whose slices are read; None: the whole model. Raises WeightsError, ModelConfigError."""
     with _without_collections(), Checkpoint(Path(directory)) as source:
@@ -179,8 +179,8 @@ def _without_collections() -> Iterator[None]:
 
 
 def check_kernels(directory: Path | str, device: torch.device) -> None:
-    """Raise UnservedKind if the folder's weights are quantised and the device has no kernels for
-    them. No weight is allocated before."""
+    """Raise UnservedKind if the folder's weights are quantised and a device other than the CPU has
+    no kernels for them. No weight is allocated before."""
     if device.type != "cpu":
         with Checkpoint(Path(directory)) as source:
             source.check_kernels(device)
@@ -221,7 +221,8 @@ def has_draft_layer(directory: Path | str) -> bool:
 
 def rows_together(directory: Path | str, config: ModelConfig) -> int:
     """Return the number of neighbouring rows with one common scale in the model's head. The result
-    is 1 if each row has its own scale, or without scales. Raises WeightsError, ModelConfigError."""
+    is 1 for a tied head, without scales, or with one for each row. Raises WeightsError,
+    ModelConfigError."""
     if config.tied:
         return 1
     with Checkpoint(Path(directory)) as source:
@@ -229,8 +230,8 @@ def rows_together(directory: Path | str, config: ModelConfig) -> int:
 
 
 _DIGESTED_AT_ONCE = 8
-"""Number of files hashed at once. A core hashes 0.7 to 1.9 GB/s, and Python's global lock is free
-meanwhile."""
+"""Number of files hashed simultaneously. A core hashes 0.7 to 1.9 GB/s, and Python's global lock is
+free meanwhile."""
 
 
 def file_digest(path: Path) -> bytes:
@@ -260,8 +261,8 @@ def weights_digest(directory: Path | str, digest_of: Callable[[Path], bytes] = f
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Return the paths of the weight files in name order: those listed in the index, or all without
-    an index."""
+    """Return the paths of the weight files in name order: those in the index, or all without an
+    index. Raises WeightsError if there are none."""
     index = directory / INDEX
     if index.exists():
         files = sorted({directory / name for name in _weight_map(index).values()})

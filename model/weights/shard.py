@@ -90,7 +90,8 @@ def fitting_sizes(config: ModelConfig, experts: ExpertCut) -> list[int]:
 
 
 def check_fits(config: ModelConfig, shard: Shard) -> None:
-    """Raise UnfitSize if the model cannot be divided among the shard's number of ranks."""
+    """Raise UnfitSize if the model cannot be divided among the shard's number of ranks. A dense
+    model cannot be divided by expert."""
     if shard.experts is ExpertCut.BY_EXPERT and isinstance(config.feed_forward, DenseShape):
         raise UnfitSize(
             "the model has no experts to share out: leave --expert-parallel out, and it is cut as "
@@ -213,7 +214,8 @@ def cut_of(config: ModelConfig, shard: Shard, name: str) -> Cut | None:
 
 
 def is_elsewhere(config: ModelConfig, shard: Shard, name: str) -> bool:
-    """Return true if the tensor belongs to an expert of another rank."""
+    """Return true if the tensor belongs to an expert of another rank. Return false if each rank has
+    a part of every expert."""
     shape = config.feed_forward
     if shard.experts is not ExpertCut.BY_EXPERT or isinstance(shape, DenseShape):
         return False

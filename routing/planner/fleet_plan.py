@@ -56,7 +56,7 @@ class ServiceTimes:
 
 
 def waiting_share(nodes: int, work: float) -> float:
-    """Return the share of waiting prompts, by Erlang's C. work: offered load, in busy nodes."""
+    """Return the share of waiting prompts (Erlang's C), 1 if overloaded. work: in busy nodes."""
     if work >= nodes:
         return 1.0
     blocked = 1.0
@@ -66,7 +66,8 @@ def waiting_share(nodes: int, work: float) -> float:
 
 
 def late_share(nodes: int, work: float, service: ServiceTimes, target: float) -> float:
-    """Return the share of prompts with wait and service time over `target`. work: in busy nodes."""
+    """Return the share of prompts with wait and service time over `target`; 1 if overloaded. work:
+    in busy nodes."""
     if work >= nodes:
         return 1.0
     waits = waiting_share(nodes, work)
@@ -94,11 +95,11 @@ def prefill_feasible(service: ServiceTimes, targets: ServiceTargets) -> bool:
 def prefill_nodes(
     work: float, service: ServiceTimes | None, targets: ServiceTargets, most: int
 ) -> int:
-    """Return the least number of prefill nodes meeting the first-token target, at most `most`.
-    Pure.
+    """Return the least number of prefill nodes meeting the first-token target, at most `most`; 0
+    without load. Pure.
 
     If no number meets it, return the least number with a utilization of at most BUSY_AT_MOST. work:
-    offered load, in busy nodes. service: prefill times; None if unknown.
+    offered load, in busy nodes. service: prefill times; None if unknown, for utilization alone.
     """
     if work <= 0:
         return 0
@@ -188,8 +189,8 @@ def decode_feasible(line: StepLine, targets: ServiceTargets) -> bool:
 def decode_nodes(
     load: DecodeLoad, line: StepLine | None, targets: ServiceTargets, most: int
 ) -> int:
-    """Return the least number of decode nodes meeting the targets, at most `most`. line: step
-    times; None before any was observed: memory alone then decides."""
+    """Return the least number of decode nodes meeting the targets, at most `most`; 0 without load.
+    line: step times; None before any was observed: memory alone then decides."""
     if load.tokens <= 0 and load.answers <= 0:
         return 0
     # Fewer nodes do not have the memory, or cannot keep up at all.

@@ -93,8 +93,8 @@ class Trend:
 
     Invariant: the result scales with the values.
 
-    now: demand to serve at once. soon: largest demand expected within the forecast time. settled:
-    highest past and expected demand of the period considered before a node's removal.
+    now: demand to serve immediately. soon: largest demand expected within the forecast time.
+    settled: highest past and expected demand of the period considered before a node's removal.
     """
 
     now: float

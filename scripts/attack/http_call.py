@@ -28,8 +28,8 @@ class HttpCall:
 
 
 def ask(address: str, call: HttpCall, tally: Tally) -> int | None:
-    """Send the call, and record its status in the tally. Returns the status, or None if the server
-    closed the connection without one."""
+    """Send the call, and record its status in the tally. Returns the status. Returns None if the
+    server closed the connection without one, or gave no end."""
     connection = http.client.HTTPConnection(address, timeout=CALL_SECONDS)
     headers = {**call.headers}
     if call.key:
@@ -59,8 +59,8 @@ def judge(status: int, content: bytes, description: str, tally: Tally) -> None:
 
 
 def raw(address: str, sent: bytes, seconds: float) -> bytes:
-    """Send raw bytes, not necessarily HTTP, over TCP. Returns the reply within `seconds`, or empty
-    bytes."""
+    """Send raw bytes, not necessarily HTTP, over TCP. Returns the reply within `seconds`, at most
+    about 1 MiB, or empty bytes."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=seconds) as connection:
         received = b""

@@ -130,7 +130,7 @@ class World(Pair):
         return grpc.insecure_channel(node.address, options=[("grpc.use_local_subchannel_pool", 1)])
 
     def close(self) -> list[int]:
-        """Stop all nodes, ignoring their exit status, because the effects of attacks were judged
+        """Stop all nodes, and return no exit status, because the effects of attacks were judged
         before."""
         for node in self.nodes:
             node.put_down()

@@ -31,7 +31,7 @@ class Fault(Enum):
     DELAY = "delay"
     THROTTLE = "throttle"
     STORM = "storm"
-    """Fault: hundreds of clients send a request and disconnect at once."""
+    """Fault: hundreds of clients send a request and disconnect immediately."""
 
     @property
     def is_of_link(self) -> bool:

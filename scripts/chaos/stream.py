@@ -87,7 +87,7 @@ def disturbances(settings: StreamSettings) -> Iterator[tuple[int, Disturbance]]:
 
 def _conversations(oracle: Client) -> list[tuple[Question, Question]]:
     """Return conversations of two turns each. Their answers have no near tie between the two
-    likeliest tokens."""
+    likeliest tokens. Raises AssertionError if too few."""
     found: list[tuple[Question, Question]] = []
     for seed in range(20 * _CONVERSATIONS):
         rng = random.Random(f"{seed}/prompts")

@@ -109,7 +109,8 @@ def run(settings: SweepSettings, say: Callable[[str], None]) -> Tally:
 
 
 def sweep(settings: SweepSettings, tally: Tally) -> list[Death]:
-    """Kill a node at every point in turn. Raises ValueError if the settings select no place."""
+    """Kill a node at every point in turn, and return the deaths. Raises ValueError if the settings
+    select no place."""
     deaths = []
     (question,) = questions((_PROMPT_TOKENS,))
     # A few tokens, because the answer itself does not die here, and the death after Done comes at
@@ -143,7 +144,7 @@ def _points(settings: SweepSettings, chunks: int) -> tuple[Point, ...]:
 
 
 def _chunks_of(nodes: Victims, question: Question) -> int:
-    """Return the number of layer chunks of an undisturbed transfer."""
+    """Return the number of layer chunks of an undisturbed transfer. Raises AssertionError."""
     for salt in (b"undisturbed", b"on a slow host", b"on a very slow host"):
         before = nodes.other.arrived()
         answer = _ask(nodes.other, question, salt).result()

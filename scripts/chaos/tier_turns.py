@@ -151,8 +151,8 @@ class Turns:
         self.cache.check_integrity()
 
     def ask(self, tokens: Tokens) -> None:
-        """Start a turn with these tokens. If it needs a load from a lower tier, the load continues
-        afterwards."""
+        """Start a turn with these tokens, unless it gets no allocation. If it needs a load from a
+        lower tier, the load continues afterwards."""
         allocation = self.cache.allocate_or_load(
             tokens,
             capacity_tokens=len(tokens),

@@ -50,7 +50,8 @@ class Victim(Node):
 
     def dies(self) -> float:
         """Wait for the daemon's own death, and return its time on the monotonic clock. The daemon's
-        client stays open and may read the messages received before."""
+        client stays open and may read the messages received before. Raises AssertionError if it
+        does not die."""
         try:
             handle = os.pidfd_open(self.pid)
         except ProcessLookupError:

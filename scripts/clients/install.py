@@ -136,8 +136,8 @@ def program(client: str, name: str) -> Path:
 
 
 def install(client: str) -> None:
-    """Install a client into its environment. Raises CalledProcessError with the error of pip or npm
-    on stderr, and MissingPython."""
+    """Install a client into its environment, if it is not installed. Raises CalledProcessError with
+    the error of pip or npm on stderr, and MissingPython."""
     folder = FOLDER / client
     if (folder / "installed").exists():
         return

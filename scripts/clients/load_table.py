@@ -141,10 +141,8 @@ def runs(url: str, tokenizer: Path, folder: Path) -> dict[str, Run]:
 
 
 def _inference_perf_settings(url: str, tokenizer: Path, folder: Path) -> Path:
-    """Write inference-perf's settings to a YAML file, in the form of JSON.
-
-    Prompts it makes itself with a chosen length are not chats, so it gets a file of chats.
-    """
+    """Write inference-perf's settings to a YAML file, in the form of JSON, and return its path.
+    Prompts it makes itself with a chosen length are not chats, so it gets a file of chats."""
     chats, config = folder / "chats.json", folder / "config.yml"
     text = " ".join(
         ("house", "letter", "room", "dinner")[n % 4] for n in range(_PROMPT_TOKENS // 2)
@@ -172,7 +170,7 @@ def _inference_perf_settings(url: str, tokenizer: Path, folder: Path) -> Path:
 
 def _hub(tokenizer: Path, home: Path) -> dict[str, str]:
     """Make a Hugging Face cache listing the tokenizer folder under a hub name, because some clients
-    accept only hub names."""
+    accept only hub names. Returns its environment variables."""
     model = home / "hub" / f"models--{_HUB_NAME.replace('/', '--')}"
     snapshot = model / "snapshots" / "0"
     snapshot.mkdir(parents=True)

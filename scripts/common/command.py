@@ -44,7 +44,7 @@ def head(*columns: str) -> str:
 
 
 def concluded(name: str, seed: int, tally: Tally) -> int:
-    """Print the tally's troubles and the verdict, and return the exit status."""
+    """Print the tally's troubles and the verdict, and return the exit status: 1 with troubles."""
     for trouble in tally.troubles:
         print(trouble)
     show(f"{name}: {'PASSED' if tally.good else 'FAILED'}, seed {seed}: {tally}")

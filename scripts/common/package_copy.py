@@ -23,7 +23,7 @@ _MADE = {"__pycache__", ".hypothesis"}
 
 
 def tracked(root: Path) -> list[Path]:
-    """Return the files git tracks or would add, relative to the root."""
+    """Return the existing files git tracks or would add, relative to the root."""
     command = ("git", "ls-files", "--cached", "--others", "--exclude-standard", "-z")
     done = subprocess.run(command, cwd=root, check=True, stdout=subprocess.PIPE, text=True)
     paths = [Path(name) for name in done.stdout.split("\0") if name]

@@ -183,8 +183,8 @@ def _dotted(version: Sequence[int]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the missing needs and return the exit status. arguments: the folder of the
-    environment."""
+    """Print the missing needs and return the exit status: 1 if there are any. arguments: the folder
+    of the environment."""
     found = list(lacks(Path(arguments[0]), os.environ))
     for lack in found:
         sys.stderr.write(f"tasuki: {lack}\n")

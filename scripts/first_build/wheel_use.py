@@ -81,7 +81,7 @@ def node(venv: Path, model: Path, folder: Path) -> Iterator[str]:
 
 
 def usage_of_answer(address: str) -> Mapping[str, Any]:
-    """Send the prompt QUESTION and return the answer's usage. Raises WheelUnfit."""
+    """Send the prompt QUESTION and return the answer's usage. Raises WheelUnfit without text."""
     request = urllib.request.Request(
         f"{address}/v1/chat/completions",
         QUESTION.read_bytes(),
@@ -100,7 +100,8 @@ def cached(usage: Mapping[str, Any]) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Test a wheel, and return the exit status. arguments: path of the wheel."""
+    """Test a wheel, and return the exit status 0. arguments: path of the wheel. Raises
+    WheelUnfit."""
     (wheel,) = arguments
     with tempfile.TemporaryDirectory(prefix="tasuki-wheel-") as name:
         folder = Path(name)

@@ -95,7 +95,7 @@ def _signal(group: int, number: signal.Signals) -> None:
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """Return the GPUs' names in CUDA_VISIBLE_DEVICES."""
+    """Return the GPUs' names in CUDA_VISIBLE_DEVICES, else indices."""
     count = torch.cuda.device_count()
     named = os.environ.get(VISIBLE)
     return tuple(named.split(",") if named else map(str, range(count)))[:count]

@@ -77,9 +77,9 @@ def by_label(
 
 
 def of_tiers(metric: str, by: str = "", where: str = "") -> str:
-    """Return the PromQL of a metric of the tiers below the arena, with a curve for each tier. by:
-    another label with curves of its own. `where`: conditions on other labels, in PromQL, ending
-    with a comma."""
+    """Return the PromQL of a metric of the tiers below the arena, with a curve for each tier. A
+    counter is shown by its rate a second. by: another label with curves of its own. `where`:
+    conditions on other labels, in PromQL, ending with a comma."""
     kept = f"tier, {by}" if by else "tier"
     chosen = f"tasuki_tier_{metric}{{{where}{NODES}}}"
     if metric.endswith("_total"):

@@ -62,7 +62,8 @@ def _edits(text: str, symbol: str, start: int, end: int) -> Iterator[Edit]:
 
 
 def _of_line(code: str) -> Iterator[tuple[str, int, int, str]]:
-    """Yield the mutations of a code line: operator, place in the line, and the new text."""
+    """Yield the mutations of a code line, unless it is a throw: operator, place in the line, and
+    the new text."""
     bare = code.strip()
     if bare.startswith(("throw", "#")):
         return

@@ -79,8 +79,8 @@ def aims(root: Path) -> list[Aim]:
 
 
 def _file_of(name: str, paths: list[Path]) -> tuple[Path, str]:
-    """Return the one file with a module name ending in `name`, or in a front part of `name` before
-    a symbol."""
+    """Return the one file with a module name ending in `name`, or in a front part of it before a
+    symbol. Also return this part. Raises ValueError."""
     words = name.split(".")
     for length in range(len(words), 0, -1):
         end = tuple(words[:length])

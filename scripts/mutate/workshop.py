@@ -114,7 +114,8 @@ class Workshop:
         return Status.CAUGHT, failed[1] if failed else Path(command[0]).name
 
     def _measure(self, file: str) -> Sequence[Ran]:
-        """Record the executed lines and the seconds of a test file's tests."""
+        """Record the executed lines and the seconds of a test file's tests. Raises
+        BrokenWorkshop."""
         out = self._copy.log.with_name("touched.json")
         out.unlink(missing_ok=True)
         more = {FILES: os.pathsep.join(map(str, self._touched.mutated)), OUT: str(out)}
@@ -126,7 +127,7 @@ class Workshop:
 
     def _configure(self) -> None:
         """Configure the C++ build once. A build failing without a mutant would make every mutant
-        invalid."""
+        invalid, so it raises BrokenWorkshop."""
         if self._builds_cpp:
             return
         if not (self._copy.cpp_build / "build.ninja").exists() and not self._copy.configure():

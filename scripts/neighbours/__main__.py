@@ -73,8 +73,8 @@ def _first_token(address: str, number: int) -> tuple[float | None, bool]:
 
 
 def _has_text(line: bytes) -> bool:
-    """Return True if an event of a stream has text of the answer; the first event has only a
-    role."""
+    """Return True if an event of a stream has text of the answer; the first event has only a role.
+    Raises ChatLost for an error event."""
     if not line.startswith(b"data: {"):
         return False
     event = json.loads(line[6:])

@@ -86,10 +86,8 @@ class Workplace:
 
     def pytest(self, root: Path, targets: list[str], *paths: Path) -> Path:
         """Run the suite's tests with pytest. root: working folder of the tests. targets: files or
-        folders of tests. Further arguments make paths importable.
-
-        Returns the file of outcomes.
-        """
+        folders of tests, replaced by `chosen` if it names any. Further arguments make paths
+        importable. Returns the file of outcomes."""
         install("suites")
         python = interpreter("suites")
         assert python is not None

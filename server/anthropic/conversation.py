@@ -53,7 +53,8 @@ class ThinkingChoice:
 
 def read_thinking_choice(fields: RequestFields, *, hides_unasked: bool) -> ThinkingChoice:
     """Return the thinking settings of a request. hides_unasked: disable thinking if the request
-    does not ask for it, and hide any thinking the template writes anyway. Raises InvalidField."""
+    does not ask for it, and hide any thinking the template writes anyway. Thinking disabled by the
+    request is hidden too. Raises InvalidField."""
     choice = fields.fields("thinking")
     kind, display = choice.text("type"), choice.text("display")
     if display is not None and display not in DISPLAYS:
@@ -78,7 +79,8 @@ def signature_of(thinking: str, choice: ThinkingChoice) -> str:
 
 def read_thinking(thinking: str, signature: str) -> str:
     """Return the text of a thinking block sent back by the client. If `thinking` is empty, decode
-    the text from the signature. Raises InvalidField for a damaged signature."""
+    the text from the signature. Return an empty text if neither contains it. Raises InvalidField
+    for a damaged signature."""
     if thinking or not signature.startswith(_CARRIED):
         return thinking
     try:
@@ -166,7 +168,8 @@ class Conversation:
 
 def read_conversation(fields: RequestFields, pictures: PictureReader | None = None) -> Conversation:
     """Return the messages of a request, `system` included, and the requested checkpoints. pictures:
-    collects the pictures; None: refuse them. Raises InvalidField, PromptTooLong."""
+    collects the pictures; None: refuse them. Raises InvalidField, also if an assistant's message is
+    last; PromptTooLong."""
     messages = message_items(fields)
     reader = _Reader(pictures)
     if fields.get("system") is not None:

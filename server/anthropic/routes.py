@@ -288,8 +288,9 @@ class MessageHandlers:
 
 
 def _check_version(request: web.Request) -> None:
-    """Raise HttpRefusal for an `anthropic-version` other than a date, or before `_FIRST_VERSION`.
-    The beta header is ignored: additions of a beta have fields of their own."""
+    """Raise HttpRefusal for an `anthropic-version` other than a date, or before `_FIRST_VERSION`. A
+    request without the header passes. The beta header is ignored: additions of a beta have fields
+    of their own."""
     version = request.headers.get(VERSION_HEADER, _FIRST_VERSION)
     if not _DATE.fullmatch(version) or version < _FIRST_VERSION:
         raise HttpRefusal(

@@ -48,8 +48,8 @@ class Caller:
 
     @property
     def is_one_of_many(self) -> bool:
-        """Return whether the caller's key is one of several in a file. If so, its use takes from
-        other callers."""
+        """Return True if the caller's key is from a file of keys, False for the node's own callers.
+        If True, its use takes from other callers."""
         return self.name not in RESERVED_NAMES
 
 
@@ -84,9 +84,10 @@ class ApiKeys:
 
     @staticmethod
     def load(path: Path) -> "ApiKeys":
-        """Read a file of API keys. A line has a name, a key and the key's scopes, separated by
-        commas. The default scope is `caller`. `#` begins a comment. Each caller is a tenant of its
-        own. Raises ApiKeyError."""
+        """Read a file of API keys. A line has a name, a key and optional scopes, separated by
+        spaces. Commas separate the scopes; the default is `caller`. `#` begins a comment. Each
+        caller is a tenant of its own. Raises ApiKeyError, also for no key, or a name or key given
+        twice."""
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
@@ -123,8 +124,9 @@ class ApiKeys:
         return ApiKeys(shared, self._keyless)
 
     def caller(self, authorization: Sequence[str | bytes]) -> Caller | None:
-        """Return the caller of the authorization header. Return None if its key is unknown, or if
-        there is not exactly one header. The time taken does not depend on the matching key."""
+        """Return the caller of the authorization header; the keyless caller if there are no keys.
+        Return None if its key is unknown, or if there is not exactly one header. The time taken
+        does not depend on the matching key."""
         if not self._bearers:
             return self._keyless
         if len(authorization) != 1:

@@ -66,8 +66,8 @@ class ConcurrencyCaps:
 
     @contextmanager
     def held(self, caller: Caller, count: int = 1) -> Iterator[None]:
-        """Hold `count` more of the limited things inside `with`. Raises the refusal beyond a
-        cap."""
+        """Hold `count` more of the limited things inside `with`. Raises an error of class `refusal`
+        beyond a cap."""
         self.check(caller, count)
         self._held[caller.name] += count
         try:
@@ -78,7 +78,8 @@ class ConcurrencyCaps:
                 del self._held[caller.name]
 
     def check(self, caller: Caller, count: int = 1) -> None:
-        """Raise the refusal if the caller may not hold `count` more of the limited things now."""
+        """Raise an error of class `refusal` if the caller may not hold `count` more of the limited
+        things now."""
         held = self._held[caller.name]
         if self._is_capped(caller) and held + count > self._per_key:
             if count > 1:
@@ -184,13 +185,13 @@ class RateLimits:
 
     @property
     def count_tokens(self) -> bool:
-        """Return whether a caller's tokens are limited. If not, the tokens of answers need no
+        """Return True if a caller's tokens are limited. If not, the tokens of answers need no
         report."""
         return self._tokens.per_minute > 0
 
     def answered(self, caller: Caller, tokens: int) -> None:
-        """Take the tokens of an answer, or of a part of it, from the caller's allowance. It may
-        become a debt."""
+        """Take the tokens of an answer, or of a part of it, from the caller's allowance, if
+        limited. It may become a debt."""
         self._tokens.spend(caller, tokens)
 
 
@@ -247,7 +248,7 @@ class HeldBytes:
     @contextmanager
     def hold(self, caller: Caller, size: int = 0) -> Iterator["Hold"]:
         """Count `size` bytes as held by the caller inside `with`, until resize() sets another size.
-        Raises as resize() does."""
+        Yields the Hold, then releases it. Raises as resize() does."""
         held = Hold(self, caller)
         try:
             held.resize(size)
@@ -364,7 +365,7 @@ def score_bytes(submit: Submit, written: int = 0) -> int:
 
 def ids_bytes(prompts: Sequence[msgspec.Raw] | None) -> int:
     """Return the bytes of memory of prompts' token ids as JSON, and of their copies in a reply.
-    None: they are not shown."""
+    prompts None: the ids are not shown, so 0."""
     return 0 if prompts is None else sum(2 * len(bytes(ids)) for ids in prompts)
 
 

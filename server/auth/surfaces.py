@@ -98,8 +98,8 @@ under GET."""
 
 
 def suffices(needs: Needs, caller: Caller | None) -> bool:
-    """Return whether the caller meets the requirement `needs`. caller: None if the call had no
-    known key."""
+    """Return True if the caller's scopes meet `needs`; certificates are checked elsewhere. caller:
+    None if the call had no known key."""
     if needs is Unscoped.OPEN or needs is Unscoped.PEER:
         return True
     if caller is None:
@@ -108,8 +108,8 @@ def suffices(needs: Needs, caller: Caller | None) -> bool:
 
 
 def is_for_peers(service: str) -> bool:
-    """Return whether a gRPC service is for nodes only: its methods need a peer's certificate and no
-    key."""
+    """Return True if a gRPC service is for nodes only. Its methods then need a peer's certificate
+    and no key."""
     ours = [needs for name, needs in GRPC.items() if name.startswith(f"/{service}/")]
     return bool(ours) and all(needs is Unscoped.PEER for needs in ours)
 

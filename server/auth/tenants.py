@@ -72,8 +72,8 @@ class RequestContext:
 
     @property
     def line(self) -> str:
-        """Return the name of the request's queue. Queues take turns for fairness between
-        callers."""
+        """Return the name of the request's queue: its tenant or caller. Queues take turns for
+        fairness between callers."""
         return self.tenant or self.caller.name
 
 
@@ -105,9 +105,9 @@ class WatchScope:
 
 
 def tenant_of(caller: Caller, named: Sequence[str]) -> str | None:
-    """Return the tenant of a call's prompts. None: they share cached prefixes with all other calls
-    without a tenant. named: the call's values under TENANT_KEY. Raises PermissionDenied,
-    InvalidField."""
+    """Return the tenant of a call's prompts: the named one, or the caller's. None: they share
+    cached prefixes with all other calls without a tenant. named: the call's values under
+    TENANT_KEY. Raises PermissionDenied, InvalidField."""
     if not named:
         return caller.tenant
     _check_may_name(caller)
@@ -132,7 +132,7 @@ def watch_scope(caller: Caller, named: Sequence[str]) -> WatchScope:
 
 def salt_of(tenant: str | None, cache_salt: bytes) -> bytes:
     """Return the salt of a prompt in the engine. tenant: the prompt's tenant. cache_salt: the
-    client's own salt. Raises InvalidField."""
+    client's own salt. Raises InvalidField, also for a tenant's mark."""
     if len(cache_salt) > MAX_SALT:
         raise InvalidField("cache_salt", f"has {len(cache_salt)} bytes: send at most {MAX_SALT}")
     if tenant is None:
@@ -188,8 +188,8 @@ def visible_usage(usage: Usage, request_context: RequestContext) -> Usage:
 
 
 def _sees_exact_hits(request_context: RequestContext) -> bool:
-    """Return whether the caller may see exact cache hits: every cached prefix of its prompts is its
-    own, or open to it."""
+    """Return True if the caller may see exact cache hits. Every cached prefix of its prompts is
+    then its own, or open to it."""
     return request_context.tenant is not None or request_context.caller.may(Scope.OPERATOR)
 
 

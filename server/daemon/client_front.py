@@ -121,7 +121,7 @@ class ClientFront:
         return self._codec.grammars
 
     def chat_tokens(self) -> dict[str, int]:
-        """Return the token counts of NodeReport.chat_tokens."""
+        """Return the token counts of rendered conversations, by source."""
         return self._codec.chat_tokens()
 
     def services(self, client: EngineClient) -> tuple[Service, ...]:
@@ -137,8 +137,8 @@ class ClientFront:
         return client_routes(client, self._served, self._config, self._responses)
 
     def workers(self, engine: EngineProcess, sockets: NodeSockets | None) -> NodeWorkers | None:
-        """Return the front workers of the node, not started. sockets: the node's Unix sockets. None
-        if this process answers clients itself; then None is returned."""
+        """Return the front workers of the node, not started; None without `sockets`. sockets: the
+        node's Unix sockets; None: this process answers clients itself."""
         if sockets is None:
             return None
         job = WorkerJob(

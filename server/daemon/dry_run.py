@@ -21,9 +21,9 @@ _CONTEXTS = (8_192, 50_000)
 
 
 def dry_run(engine_config: EngineConfig, config: DryRunConfig) -> str:
-    """Return the memory plan as text. Raises EngineConfigError. Raises ModelConfigError if the
-    model does not exist. Raises WeightsError if its weights or its draft layer cannot be read, or
-    have no kernels."""
+    """Return the memory plan as text; without a GPU here or in the config, one plan for each known
+    GPU. Raises EngineConfigError. Raises ModelConfigError if the model does not exist. Raises
+    WeightsError if its weights or its draft layer cannot be read, or have no kernels."""
     if not engine_config.model:
         raise EngineConfigError("model is not set: give a folder or a published name with --model")
     name = engine_config.model

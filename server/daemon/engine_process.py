@@ -85,8 +85,8 @@ class EngineProcess:
 
     @classmethod
     async def launch(cls, job: Job) -> "EngineProcess":
-        """Start the engine's process. Return once it has been started. job: the process's main
-        function."""
+        """Start the engine's process and return its EngineProcess, before the engine is ready. job:
+        the process's main function."""
         process, ours, first = await start_child(f"{PACKAGE}.server.daemon.engine_main", job)
         engine = cls(process)
         await engine._loop.create_unix_connection(lambda: engine._link, sock=ours)
@@ -102,8 +102,8 @@ class EngineProcess:
         return await asyncio.shield(self._stands)
 
     def on_loss(self, call: Notice) -> None:
-        """Set the function called once the engine's process has ended unasked. Call it now if the
-        process has ended already."""
+        """Set the function called once the engine's process, once ready, has ended unasked. Call it
+        now if the process has ended already."""
         self._on_loss = call
         if self.reason is not None:
             call()
@@ -114,7 +114,7 @@ class EngineProcess:
         self._on_worker_gone = call
 
     def status(self) -> HandoverStatus:
-        """Return the hand-over's status, as sent with the last StatsReply."""
+        """Return the hand-over's status, as sent with the last StatsReply, if any."""
         return self._status
 
     def attach(self, front: Front) -> None:
@@ -144,11 +144,13 @@ class EngineProcess:
                 self._loop.call_soon(self._front.take, rejected)
 
     async def retire_handover(self) -> None:
-        """Run EngineSide.retire in the engine's process. Call it before the front drains."""
+        """Run EngineSide.retire in the engine's process to its end or a timeout. Call it before the
+        front drains."""
         await self._answered(c.RetireHandover(), self._handover_retired)
 
     async def end_handover(self) -> None:
-        """Run EngineSide.end_handover in the engine's process. REQUIRES: retire_handover()."""
+        """Run EngineSide.end_handover in the engine's process to its end or a timeout. REQUIRES:
+        retire_handover()."""
         await self._answered(c.EndHandover(), self._handover_over)
 
     async def _answered(self, asked: c.FrontControl, answer: "asyncio.Future[None]") -> None:
@@ -233,7 +235,7 @@ class EngineProcess:
 
     def link_ended(self, why: Exception | None) -> None:
         """Handle the end of the socket to the engine's process: the process has ended, or can no
-        longer be reached. why: the socket's error, if any."""
+        longer be reached. Ignored once stop() has begun. why: the socket's error, if any."""
         if self._ending:
             return  # stop() waits for it.
         self._end_seen = self._loop.create_task(self._follow_to_its_end(why))

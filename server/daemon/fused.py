@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str], build: "BuildParts | None" = None) -> int:
-    """Run `tasuki serve`. build: loads the model; None: loads the checkpoint named by the flags."""
+    """Run `tasuki serve` or its dry run, and return 0. build: loads the model; None: loads the
+    checkpoint named by the flags."""
     engine_config, server_config, plan_config, http, own = parse_configs(
         "tasuki serve",
         "One node that prefills and decodes.",

@@ -75,7 +75,7 @@ class NodeFront(Protocol):
         """Return the HTTP routes for clients. client: client of the engine."""
 
     def chat_tokens(self) -> Mapping[str, int]:
-        """Return the token counts of NodeReport.chat_tokens."""
+        """Return the token counts of rendered conversations, by source."""
 
     @property
     def grammars(self) -> GrammarTrials | None:
@@ -227,7 +227,7 @@ class Node:
     async def startup(self, guests: Sequence[Service] = (), host: LoopThread | None = None) -> str:
         """Start the servers and the engine. gRPC also serves the `guests`, services besides the
         front's. host: the event loop of the server and the guests; the front's services still run
-        on this loop. Return the HOST:PORT of gRPC."""
+        on this loop. A node with front workers ignores both. Return the HOST:PORT of gRPC."""
         if self._workers is not None:
             address = await self._start_workers(self._workers)
             await self._begin(address)
@@ -330,7 +330,8 @@ class Node:
     async def refuse_and_drain(self) -> None:
         """Report NOT_SERVING, but still take requests for drain_grace seconds. Then let requests in
         flight end within drain_timeout seconds. Meanwhile, and for a part of drain_timeout
-        afterwards, hand cached states over to prefill nodes."""
+        afterwards, hand cached states over to prefill nodes. Does nothing without a server, and
+        ends early if the engine has died."""
         if self._server is None:
             return
         await self._server.refuse_traffic()

@@ -127,8 +127,8 @@ class ActivityLog:
         self._output = 0
 
     def observe(self, message: ObservedMessage) -> None:
-        """Count the prompt of an ended request, for the next line. On a prefill node, count the
-        prompt of an ended transfer."""
+        """Count the prompt of an ended, not rejected request, for the next line. On a prefill node,
+        count the prompt of an ended transfer."""
         match message:
             case Finished(usage=usage):
                 self._count_prompt(usage.prompt_tokens, usage.hit)
@@ -145,8 +145,8 @@ class ActivityLog:
         self._output += count
 
     async def run(self, ask: AskNode) -> None:
-        """Write activity lines until cancelled, or until the engine has died. ask: returns the
-        node's current counters."""
+        """Write lines of activity, none while idle, until cancelled, or until the engine has died.
+        ask: returns the node's current counters."""
         begun = time.monotonic()
         while True:
             await asyncio.sleep(PERIOD_SECONDS)
@@ -162,8 +162,8 @@ class ActivityLog:
 
     def line(self, stats: StatsReply, seconds: float) -> str | None:
         """Return a line about the activity of the last `seconds`, and reset its counts. Return None
-        if the node was idle. stats: the current counters. A prompt counts once its request has
-        ended."""
+        if no token was counted and no request is in the engine. stats: the current counters. A
+        prompt counts once its request has ended."""
         prompt, usable, output = self._prompt, self._usable, self._output
         self._prompt = self._usable = self._output = 0
         alive = sum(stats.requests.values())

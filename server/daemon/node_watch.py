@@ -70,7 +70,8 @@ class NodeFiles:
 
 
 def folders_of(config: EngineConfig) -> dict[str, str]:
-    """Return the paths of the folders written by the engine, by the name of their setting."""
+    """Return the paths of the folders written by the engine, if any, by the name of their
+    setting."""
     return {} if config.disk_cache is None else {"disk_cache": config.disk_cache}
 
 
@@ -92,8 +93,8 @@ class DiskRooms:
         self._looking: asyncio.Future[dict[str, DiskRoom]] | None = None
 
     async def within(self, seconds: float) -> dict[str, DiskRoom]:
-        """Return the free space of each folder by setting. Wait at most `seconds` for a new check;
-        without its result, return the previous one."""
+        """Return the free space of each readable folder by setting. Wait at most `seconds` for a
+        new check; without its result, return the previous one, at first empty."""
         if not self._folders:
             return {}
         looking = self._looking = self._looking or self._look()
@@ -201,8 +202,8 @@ class NodeWatch:
         self._certificates = files.certificate_ends(tls)
 
     async def reports(self) -> tuple[NodeReport | None, FrontReport]:
-        """Return the engine's report and the front's own. The engine's report is None if the engine
-        does not answer or has died."""
+        """Return the engine's report and the front's own. The engine's is its last one if it is
+        late. It is None before the first, or if the engine has died."""
         report = await self._counters.within(_ENGINE_SECONDS)
         disks = await self._disks.within(_DISK_SECONDS)
         if self._standing().lost is not None:

@@ -118,7 +118,8 @@ class PairDaemon(ABC, Generic[Config]):
         front workers; None: it has none."""
 
     def engine_apart(self) -> bool:
-        """Return whether the engine runs in a process of its own. Raises EngineConfigError."""
+        """Return True if the engine runs in a process of its own, False if on a thread. Raises
+        EngineConfigError."""
         engine = self.engine_config
         return self.server_config.engine_apart(engine.device, engine.tensor_parallel)
 

@@ -120,8 +120,8 @@ class EngineSide(Protocol):
 
 
 class NearEngine:
-    """A RunningEngine on a thread of the front's process. It is the HandoverFront too. Call hold()
-    and attach() before any other method."""
+    """A RunningEngine on a thread of the front's process. It is the HandoverFront too. Give the
+    engine at construction or by hold(), then call attach(), before any other method."""
 
     def __init__(self, engine: Engine | None = None) -> None:
         self._loop = asyncio.get_running_loop()

@@ -41,7 +41,8 @@ class HttpAddress:
 
     def bind(self, http_bind: str) -> str:
         """Return HOST:PORT for the HTTP server; empty for no HTTP server. http_bind: address as
-        configured, empty if not set. Raises BindError if http_bind and the other flags conflict."""
+        configured; empty: take host and port, or their defaults. Raises BindError if http_bind and
+        the other flags conflict."""
         asked = http_bind or self.host is not None or self.port is not None
         if self.no_http:
             if asked:

@@ -31,9 +31,9 @@ class StopRequest:
     is one. The next signal exits at once."""
 
     def __init__(self, *, exit_with_parent: bool = False, rotation: Rotation | None = None) -> None:
-        """Set up the signal handlers. exit_with_parent: the end of stdin requests a drain too, so
-        no child outlives its launcher. rotation: a second signal skips its grace (time before
-        requests are refused)."""
+        """Set up the object; entering it sets the signal handlers. exit_with_parent: the end of
+        stdin requests a drain too, so no child outlives its launcher. rotation: a second signal
+        skips its grace (time before requests are refused)."""
         self._exit_with_parent = exit_with_parent
         self._rotation = rotation or Rotation()
         self._signalled = False
@@ -83,8 +83,8 @@ _REPORT_SECONDS = 1.0
 
 
 def alone_seconds(drain_timeout: float) -> float:
-    """Return the seconds for migrating states to drain targets after the last request in flight has
-    ended."""
+    """Return the seconds for migrating states after the last request in flight. They are a third of
+    drain_timeout, at most MOST_SECONDS."""
     return min(MOST_SECONDS, drain_timeout / _PART_OF_DRAIN)
 
 
@@ -102,8 +102,8 @@ class TimeForDrainTargets:
         self._left = self._loop.create_task(engine.leave_to_drain_targets(), name="heirs")
 
     async def end(self) -> None:
-        """Wait until the migration time is over. Call it when the requests in flight have ended or
-        were cut."""
+        """Wait until the migration has ended or its time is over, and log it. Call it when the
+        requests in flight have ended or were cut."""
         began = self._loop.time()
         await self._wait(min(self._alone, self._until - began))
         if not self._left.done():

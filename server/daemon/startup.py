@@ -30,7 +30,8 @@ def with_local_checkpoint(
     engine_config: EngineConfig, server_config: ServerConfig
 ) -> tuple[EngineConfig, ServerConfig]:
     """Return the configs with a local folder as the model. A model from huggingface.co keeps its
-    name for HTTP clients. Blocks during the download. Raises HubError, EngineConfigError."""
+    name for HTTP clients, unless served_model_name is set. Blocks during the download. Raises
+    HubError, EngineConfigError."""
     name, revision = engine_config.model, engine_config.revision
     if not name:
         raise EngineConfigError(
@@ -82,7 +83,8 @@ class Served:
     keyed: bool
 
     def announce(self) -> None:
-        """Write the banner to stderr as lines of text, or log one record if the log is JSON."""
+        """Write the banner to stderr as lines of text, or log one record if the log is JSON. A
+        failed write is ignored."""
         if writes_json():
             places = {"grpc": self.grpc, "http": self.http, "page": self.page}
             log.info("ready", extra={**self.about, **places})
@@ -136,9 +138,9 @@ def reachable(address: str) -> str:
 
 
 def announce_ready(address: str, http: str | None = None, handover: str | None = None) -> None:
-    """Write the daemon's one line on stdout, {"ready": "HOST:PORT"}, once it takes calls. Also
-    notify a waiting service manager. http, handover: HOST:PORT of the separate servers for HTTP and
-    for decode nodes, if any."""
+    """Write the daemon's one line on stdout, {"ready": "HOST:PORT"}, once it takes calls. The keys
+    "http" and "handover" follow if given. Also notify a waiting service manager. http, handover:
+    HOST:PORT of the separate servers for HTTP and for decode nodes."""
     addresses = {"ready": address, "http": http, "handover": handover}
     known = {name: where for name, where in addresses.items() if where is not None}
     sys.stdout.write(json.dumps(known) + "\n")
@@ -147,10 +149,11 @@ def announce_ready(address: str, http: str | None = None, handover: str | None =
 
 
 def spare_collections() -> None:
-    """Exempt all existing objects from garbage collection, and make full collections rarer. Call it
-    once, when the daemon is ready: these objects live until its end. A full collection through them
-    would stop every thread for a fifth of a second. A collection through the objects of a thousand
-    streams takes as long. By default it starts once their number has grown by a quarter."""
+    """Collect garbage, exempt all existing objects from later collections, and make full
+    collections rarer. Call it once, when the daemon is ready: these objects live until its end. A
+    full collection through them would stop every thread for a fifth of a second. A collection
+    through the objects of a thousand streams takes as long. By default it starts once their number
+    has grown by a quarter."""
     gc.collect()
     gc.freeze()
     young, middle, _ = gc.get_threshold()

@@ -61,7 +61,7 @@ class Etcd:
         self._session = aiohttp.ClientSession(connector=connector)
 
     async def grant(self, seconds: int) -> int:
-        """Create and return a new lease. It ends `seconds` after its last renewal."""
+        """Create a new lease and return its id. It ends `seconds` after its last renewal."""
         return int((await self._ask("lease/grant", {"TTL": seconds}))["ID"])
 
     async def renew(self, lease: int) -> None:
@@ -71,7 +71,7 @@ class Etcd:
             raise EtcdError(f"etcd at {self._endpoint}: lease {lease} has ended")
 
     async def revoke(self, lease: int) -> None:
-        """End the lease at once. Its keys are deleted with it."""
+        """End the lease now. Its keys are deleted with it. Raises EtcdError."""
         await self._ask("lease/revoke", {"ID": lease})
 
     async def put(self, key: str, value: str, lease: int) -> None:
@@ -86,8 +86,8 @@ class Etcd:
         return Snapshot(tuple(entries), int(reply["header"]["revision"]))
 
     async def changed(self, prefix: str, after: int) -> AsyncGenerator[None, None]:
-        """Yield once for each change of a key under the prefix after the store's revision `after`.
-        Raises EtcdError."""
+        """Yield once for each message of changes under the prefix after the store's revision
+        `after`. Raises EtcdError, also at the watch's end."""
         create = {**_prefix_range(prefix), "start_revision": after + 1}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_SECONDS)
         headers = await self._headers()

@@ -40,7 +40,7 @@ class EtcdAccess:
         return cls(_authority(ca) if ca else None, _login(login) if login else None)
 
     def check(self, endpoint: str) -> None:
-        """Raise EtcdAccessError if the password would go in plain text."""
+        """Raise EtcdAccessError if the password would leave this host in plain text."""
         url = urlsplit(endpoint)
         if self.login is not None and url.scheme != "https" and not is_loopback(url.hostname or ""):
             raise EtcdAccessError(

@@ -39,7 +39,7 @@ class FileMembership:
 
     async def changes(self) -> AsyncIterator[tuple[str, ...]]:
         """Yield the addresses of the prefill nodes, now and after each change. Raises
-        MembershipError if the first reading fails."""
+        MembershipError if the first reading fails; later failures are logged."""
         known = self._read()
         yield known
         complaint = ""
@@ -67,8 +67,8 @@ class FileMembership:
 
 
 def check_target(target: str, source: str) -> str:
-    """Return `target` unchanged if it is a valid HOST:PORT. source: origin of the target, for
-    errors. Raises MembershipError."""
+    """Return `target` unchanged if it is a valid HOST:PORT, with a port from 1 to 65535. source:
+    origin of the target, for errors. Raises MembershipError."""
     host, separator, port = target.rpartition(":")
     if not separator or not host or not port.isdecimal() or not 0 < int(port) <= 65535:
         raise MembershipError(

@@ -38,7 +38,8 @@ class Registration:
         self._keeping: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Register the address now, and again whenever the lease has ended. Returns at once."""
+        """Register the address without a wait, and again whenever the lease has ended or etcd was
+        unreachable."""
         self._keeping = asyncio.get_running_loop().create_task(self._keep(), name="registration")
 
     async def stop(self) -> None:

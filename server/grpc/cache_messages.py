@@ -46,8 +46,8 @@ _LONGEST_NODE_NAME = len(f"{2**31}.{2**64}")
 def tree_question(
     request: pb.TreeRequest, tenant: str | None = None
 ) -> tuple[int, NodeName | None, Keys | None, bytes]:
-    """Return limit, under, prefix and salt of the TreeQuery for the request. tenant: tenant of the
-    prefix. Raises InvalidField."""
+    """Return limit (by default 256), under, prefix and salt of the TreeQuery for the request.
+    tenant: tenant of the prefix. Raises InvalidField."""
     limit = request.limit if request.HasField("limit") else _LIMIT
     if not 1 <= limit <= _MOST_NODES:
         raise InvalidField("limit", f"is {limit}: ask for 1 to {_MOST_NODES} nodes")
@@ -61,7 +61,7 @@ def tree_question(
 
 
 def read_node_name(text: str) -> NodeName:
-    """Parse the name of a tree's node. Raises InvalidField."""
+    """Return the parsed name of a tree's node. Raises InvalidField."""
     node, _, serial = text.partition(".")
     if not (node.isascii() and node.isdecimal() and serial.isascii() and serial.isdecimal()):
         raise InvalidField("under", f"is {text!r:.60}: give a node's name as Tree returned it")

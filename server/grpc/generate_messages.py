@@ -74,7 +74,8 @@ def read_prompt(
     pictures: NodePictures | None = None,
 ) -> RenderedPrompt:
     """Return the request's whole prompt as tokens, rendering messages, with its marks. salt: its
-    cache salt in the engine. pictures: reads those of messages; None: they are refused."""
+    cache salt in the engine. pictures: reads those of messages; None: they are refused. Raises
+    InvalidRequest, PromptTooLong."""
     kind = request.WhichOneof("input")
     if kind == "messages":
         reader = None if pictures is None else pictures.reader()
@@ -166,7 +167,7 @@ def read_marks(marks: Sequence[int], prompt_tokens: int) -> tuple[int, ...]:
 
 
 def read_choices(request: pb.GenerateRequest) -> int:
-    """Return the number of answers requested for the prompt."""
+    """Return the number of answers requested for the prompt; 0 means 1."""
     if not 0 <= request.n <= MAX_CHOICES:
         raise InvalidRequest(f"n must be in [0, {MAX_CHOICES}], not {request.n}")
     return max(request.n, 1)
@@ -175,9 +176,9 @@ def read_choices(request: pb.GenerateRequest) -> int:
 async def with_text_rules(
     params: SamplingParams, sampling: pb.Sampling, prompt: Tokens, codec: TextCodec, line: str
 ) -> SamplingParams:
-    """Return the sampling params with the grammar and the thinking budget of the client's sampling,
-    if any. The grammar has then passed its trial run. line: the caller's queue in
-    WorkThreads.run(). Raises InvalidField, Busy."""
+    """Return the sampling params with the grammar and the thinking budget of the client's sampling;
+    unchanged if it has neither. The grammar has then passed its trial run. line: the caller's queue
+    in WorkThreads.run(). Raises InvalidField, Busy."""
     bounds_thinking = sampling.HasField("thinking_token_budget")
     if sampling.WhichOneof("constraint") is None and not bounds_thinking:
         return params
@@ -224,8 +225,8 @@ def read_targets(targets: pb.Targets) -> Targets:
 def read_sampling(
     sampling: pb.Sampling, codec: TextCodec, least_new_tokens: int = 1
 ) -> SamplingParams:
-    """Return the sampling parameters in the message. least_new_tokens: fewest tokens of the answer;
-    0 if it may be empty. Raises InvalidRequest."""
+    """Return the sampling parameters in the message, with defaults for missing fields.
+    least_new_tokens: fewest tokens of the answer; 0 if it may be empty. Raises InvalidRequest."""
     if not math.isfinite(sampling.temperature):
         raise InvalidRequest("sampling.temperature must be finite: use 0 for greedy")
     if len(sampling.stop_token_ids) > MAX_STOP_TOKENS:
@@ -284,7 +285,8 @@ async def write_tokens(
 ) -> Answer:
     """Write an answer to the client, one message for all tokens waiting at a time. parts: the
     answer from the engine. scores: the prompt's scores, complete before the first part and written
-    before it. Raises ServerError from the parts. Return the finished answer."""
+    before it. Raises ServerError from the parts. Return the finished answer; its last message is
+    not written."""
     token_ids = array("i")
     unscored = True
     async with aclosing(parts):

@@ -182,7 +182,8 @@ _AUTHORIZATION = "authorization"
 
 
 def grpc_caller(keys: ApiKeys, metadata: Iterable[tuple[str, str | bytes]] | None) -> Caller | None:
-    """Return the caller of the API key in the metadata; None without a known key."""
+    """Return the caller of the API key in the metadata, or the keyless caller; None without a known
+    key."""
     return keys.caller([value for name, value in metadata or () if name == _AUTHORIZATION])
 
 
@@ -200,7 +201,7 @@ def metadata_targets(context: CallContext) -> Targets:
 
 class RequireScope(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """The check of a call's API key: its metadata needs `authorization: Bearer API_KEY` with a key
-    of the method's scope."""
+    of the method's scope. Open methods need none."""
 
     def __init__(self, keys: ApiKeys, failed: Failed) -> None:
         self._keys = keys
@@ -297,8 +298,8 @@ class UnimplementedMethods(grpc.aio.ServerInterceptor):  # type: ignore[type-arg
 
 
 def unimplemented_routes() -> list[web.RouteDef]:
-    """Return HTTP routes with OpenAI's paths, for a node without clients. Each rejects its
-    requests."""
+    """Return HTTP routes with OpenAI's paths, for a node without clients. Each rejects its requests
+    with NotServedHere."""
 
     async def refuse(request: web.Request) -> web.StreamResponse:
         raise _unimplemented(request.path, _CLIENTS)

@@ -232,8 +232,8 @@ class Server:
                 await self._health.set(name, shown)
 
     async def drain(self, timeout: float) -> None:
-        """Take no new calls, let calls in progress end within `timeout` seconds, then cancel
-        them."""
+        """Take no new calls, let calls in progress end within `timeout` seconds, then cancel them.
+        A late end is only logged."""
         await self._there(self._stop(timeout), timeout + _LATE_SECONDS)
 
     async def _stop(self, timeout: float) -> None:

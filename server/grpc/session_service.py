@@ -56,7 +56,7 @@ def read_session_input(
     request: pb.SessionAppendRequest, tail: Tail, salt: bytes, codec: TextCodec
 ) -> SessionInput:
     """Return the tokens added by one Append request. tail: kind of the session log's end before it.
-    salt: salt of the session. Raises InvalidRequest, PromptTooLong."""
+    salt: salt of the session. Raises InvalidRequest, also for empty input, and PromptTooLong."""
     match request.WhichOneof("input"):
         case "messages":
             return _messages(request.messages, tail, salt, ChatRenderer(codec))
@@ -205,8 +205,9 @@ class SessionService(TurnService):
     async def HandBack(
         self, request: pb.SessionHandBackRequest, context: CallContext
     ) -> pb.SessionHandBackResponse:
-        """Hand the session's state back to a prefill node. The call counts as a request of its
-        caller. No turn of the session can run meanwhile."""
+        """Hand the session's state back to a prefill node, and return the transfer's figures, if
+        any. The call counts as a request of its caller. No turn of the session can run
+        meanwhile."""
         request_context = grpc_request_context(self._keys, context)
         caller, tenant = request_context.caller, request_context.tenant
         await self._engine.admit(caller)

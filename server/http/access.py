@@ -40,9 +40,9 @@ _OPEN_PATHS = frozenset({"/health", "/healthz", "/ping", "/ready"})
 
 
 def require_host(bound: str, allowed: Sequence[str]) -> Middleware:
-    """Return a middleware to reject requests with other Host names. bound: the served address.
-    allowed: additional names, without ports. If the address is not loopback and `allowed` is empty,
-    every name is accepted."""
+    """Return a middleware to reject requests with other Host names, loopback and health checks
+    excepted. bound: the served address. allowed: additional names, without ports. If the address is
+    not loopback and `allowed` is empty, every name is accepted."""
     checked = ANY_HOST not in allowed and (bool(allowed) or is_loopback(bound))
     names = frozenset(name.strip("[]").lower() for name in (bound, *allowed))
 
@@ -61,8 +61,8 @@ def require_host(bound: str, allowed: Sequence[str]) -> Middleware:
 
 
 def host_name(header: str) -> str:
-    """Return the Host header in lower case, without port and brackets. The port is ignored, because
-    it is no secret and a tunnel changes it."""
+    """Return the Host header in lower case, without port, brackets and final dot. The port is
+    ignored, because it is no secret and a tunnel changes it."""
     if header.startswith("["):
         return header[1:].partition("]")[0].lower()
     return header.partition(":")[0].lower().removesuffix(".")
@@ -73,15 +73,15 @@ _CALLER = web.RequestKey("caller", Caller)
 
 
 def http_caller(request: web.Request) -> Caller:
-    """Return the caller of a request admitted by require_scope()."""
+    """Return the caller of a request admitted by require_scope(), or NOBODY."""
     caller: Caller = request.get(_CALLER, NOBODY)
     return caller
 
 
 def require_scope(keys: ApiKeys) -> Middleware:
-    """Return a middleware to reject requests without a key of the route's scope. keys: the known
-    API keys. A request sends `Authorization: Bearer KEY`, or `x-api-key: KEY` as Anthropic's
-    clients do."""
+    """Return a middleware to reject requests without a key of the route's scope. Open routes need
+    no key. Unlisted routes are always rejected. keys: the known API keys. A request sends
+    `Authorization: Bearer KEY`, or `x-api-key: KEY` as Anthropic's clients do."""
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -116,8 +116,8 @@ def _borne(request: web.Request) -> list[str]:
 
 
 def surface_of(match: AbstractMatchInfo) -> tuple[str, str] | None:
-    """Return the key in surfaces.HTTP for a matched route: (method, pattern). Return None for a
-    path or method without a route."""
+    """Return the key in surfaces.HTTP for a matched route: (method, pattern), with HEAD as GET.
+    Return None for a path or method without a route."""
     if not isinstance(match, web.UrlMappingMatchInfo) or match.http_exception is not None:
         return None
     route = match.route
@@ -151,8 +151,9 @@ class AllowedOrigins:
         self._paths = paths
 
     def middleware(self) -> Middleware:
-        """Return a middleware to answer preflights and to reject WebSockets of other origins'
-        pages. Browsers send no preflight for a WebSocket, and let the page read it."""
+        """Return a middleware to answer preflights of allowed origins and to reject WebSockets of
+        other origins' pages. Browsers send no preflight for a WebSocket, and let the page read
+        it."""
 
         @web.middleware
         async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -175,7 +176,7 @@ class AllowedOrigins:
         return answer
 
     async def mark(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Add the header for the browser page's permission to read the answer. For
+        """Add the header for the permission of an allowed origin's page to read the answer. For
         `on_response_prepare`."""
         if self._allowed and request.path.startswith(self._paths):
             response.headers.add("Vary", "Origin")

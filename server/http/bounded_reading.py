@@ -83,7 +83,7 @@ class HttpConnections:
             connection.wanted = wanted
 
     def enter(self, transport: asyncio.BaseTransport, connection: "_Connection") -> bool:
-        """Count a new connection. Return False if the number exceeds a limit."""
+        """Count a new connection and return True. Return False if the number exceeds a limit."""
         peer = transport.get_extra_info("peername")
         address = str(peer[0]) if isinstance(peer, tuple) and peer else "unknown"
         if len(self._open) >= self._most or self._strangers[address] >= self._most_strangers:
@@ -289,8 +289,8 @@ async def refuse_encodings(request: web.Request, handler: Handler) -> web.Stream
 
 @web.middleware
 async def end_with_unread_bodies(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Close the connection after the answer if the request's body was not read. The outermost
-    middleware."""
+    """Close the connection after the answer if the request's body was not read and no answer has
+    begun. The outermost middleware."""
     response = await handler(request)
     if not request.content.is_eof() and not response.prepared:
         response.force_close()

@@ -78,7 +78,7 @@ def error_kind(error: Exception) -> str:
 
 
 def count_failure(request: web.Request, error: Exception) -> None:
-    """Count the request as failed or rejected, by the error's kind."""
+    """Count the request as failed or rejected, by error kind, if its path is CHARGED."""
     _count(request, error_kind(error))
 
 
@@ -97,8 +97,8 @@ def error_status(error: Exception) -> int:
 
 
 def error_body(error: Exception) -> dict[str, Any]:
-    """Return the JSON body for an error in OpenAI's shape. An error without a type shows no details
-    to the client."""
+    """Return the JSON body for an error in OpenAI's shape. An error other than ServerError and
+    HttpRefusal shows no details to the client."""
     message, code = "internal error: see this node's log", "internal"
     if isinstance(error, HttpRefusal):
         message, code = str(error), error.code
@@ -110,8 +110,8 @@ def error_body(error: Exception) -> dict[str, Any]:
 
 @web.middleware
 async def typed_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Turn a handler's exception into an HTTP answer with the error's status and body. A
-    middleware."""
+    """Turn a handler's exception, except ConnectionError, into an HTTP answer with the error's
+    status and body. A middleware."""
     try:
         return await handler(request)
     except (ServerError, HttpRefusal) as error:

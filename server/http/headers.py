@@ -26,8 +26,8 @@ _ID = web.RequestKey("request_id", str)
 
 @web.middleware
 async def name_request(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Set the request's id: the client's, or a new one. Run it before any middleware, because a
-    middleware may reject the request."""
+    """Set the request's id: the client's if it is short printable ASCII, or a new one. Run it
+    before any middleware, because a middleware may reject the request."""
     given = request.headers.get(REQUEST_ID_HEADER, "")
     usable = 0 < len(given) <= MAX_REQUEST_ID and given.isascii() and given.isprintable()
     request[_ID] = given if usable else uuid4().hex
@@ -50,7 +50,7 @@ def asks_as_anthropic(request: web.Request) -> bool:
 
 
 async def send_request_id(request: web.Request, response: web.StreamResponse) -> None:
-    """Add the request's id to the answer's headers. For `on_response_prepare`."""
+    """Add the request's id to the answer's headers, also Anthropic's. For `on_response_prepare`."""
     if _ID in request:
         response.headers[REQUEST_ID_HEADER] = request[_ID]
         if asks_as_anthropic(request):
@@ -64,8 +64,8 @@ _HEADERS = web.RequestKey("answer_headers", dict[str, str])
 
 
 def add_header(request: web.Request, name: str, value: str) -> None:
-    """Add a header to the request's answer. value: printable ASCII. REQUIRES: the answer has not
-    begun."""
+    """Set a header of the request's answer, in place of an earlier one. value: printable ASCII.
+    REQUIRES: the answer has not begun."""
     request.setdefault(_HEADERS, {})[name] = value
 
 

@@ -138,7 +138,7 @@ class EventStream:
 
     @property
     def flows(self) -> bool:
-        """Return True if a write now would not have to wait for the client."""
+        """Return True if a write now would not wait for the client; False before the first."""
         transport = self._transport
         return (
             transport is not None
@@ -259,8 +259,8 @@ class Choice:
         self._counted = 0
 
     def written(self, tokens: Sequence[TokenOut]) -> bytes:
-        """Return the events for these tokens. Raises Busy and InvalidRequest if the kept part of
-        the answer exceeds its caller's limit."""
+        """Return the events for these tokens up to the answer's stop. Raises Busy and
+        InvalidRequest if the kept part of the answer exceeds its caller's limit."""
         answer, writer = self._answer, self.writer
         events: list[bytes] = []
         for token in tokens:
@@ -305,8 +305,8 @@ class WholeReply:
         return True
 
     async def send(self, answers: Sequence[AsyncGenerator[AnswerPart, None]]) -> web.StreamResponse:
-        """Wait for all answers and send the reply. answers: the engine's streams, one for each
-        choice."""
+        """Wait for all answers, send the reply and return it. answers: the engine's streams, one
+        for each choice."""
         await together([self._read(*pair) for pair in zip(self._choices, answers, strict=True)])
         body = self._body() if self._work is None else await self._work(self._body)
         return await send_json(self._request, body)
@@ -351,8 +351,8 @@ class StreamedReply:
         return flows
 
     async def send(self, answers: Sequence[AsyncGenerator[AnswerPart, None]]) -> web.StreamResponse:
-        """Send the reply while the answers are generated. answers: the engine's streams, one for
-        each choice."""
+        """Send the reply while the answers are generated, and return it. answers: the engine's
+        streams, one for each choice."""
         stream, first = self._stream, self._choices[0].writer
         last = b""
         async with first_looks(answers, FIRST_LOOK_SECONDS) as looked:

@@ -104,16 +104,16 @@ class HttpServer:
         self.address = join_address(host, port)
 
     async def drain(self) -> None:
-        """Take no new requests, let requests in progress end within the last-writes time, then
-        cancel them."""
+        """Leave the rotation, take no new requests, let requests in progress end within the
+        last-writes time, then cancel them."""
         self._rotation.leave()
         self._listening.close()
         await self._runner.cleanup()
 
 
 class Probes:
-    """The routes for load balancers: health and readiness. lost: returns the cause of the engine's
-    death; None while it is alive."""
+    """The routes for load balancers: health and readiness, and /version. lost: returns the cause of
+    the engine's death; None while it is alive."""
 
     def __init__(self, lost: LossReason, rotation: Rotation, grpc: str = "") -> None:
         """Set up the probes. rotation: the node's place in load balancers' rotation. grpc:
@@ -158,9 +158,10 @@ async def start_http_server(
     rotation: Rotation | None = None,
     grpc: str = "",
 ) -> HttpServer:
-    """Start the HTTP server. bind: HOST:PORT; port 0 selects a free one. admitted: admits a
-    caller's request before its body is read, like EngineClient.admitted(); default: every request,
-    under its own id. calls: counts the admitted requests while they are answered, and the failures.
+    """Start the HTTP server. bind: HOST:PORT; port 0 selects a free one. lost: see Probes.
+    admitted: admits a caller's request before its body is read, like EngineClient.admitted();
+    default: every request, under its own id. calls: counts the admitted requests while they are
+    answered, and the failures. last_writes_seconds: time for requests in progress at drain().
     shares_port: other processes of this node use the port too. rotation: the node's place in load
     balancers' rotation; None: a new one for this server. grpc: the node's HOST:PORT for gRPC, shown
     by /version. Raises BindError, TlsError."""
@@ -287,8 +288,8 @@ class _Application:
 async def _part_with_client(
     rotation: Rotation, request: web.Request, response: web.StreamResponse
 ) -> None:
-    """Close the connection after its answer if the node has left load balancers' rotation. The
-    client's next request then reaches another node."""
+    """Close the connection after its answer if the node has left load balancers' rotation;
+    WebSockets are exempt. The client's next request then reaches another node."""
     if rotation.left and not isinstance(response, web.WebSocketResponse):
         response.force_close()
         response.headers["Connection"] = "close"

@@ -140,8 +140,8 @@ class TextSocket:
         await self._request.writer.drain()
 
     async def close(self, code: WSCloseCode, reason: str) -> None:
-        """Send a close frame, and wait a moment for the client's. reason: text of 123 bytes at
-        most."""
+        """Send a close frame, and wait at most 2 * _CLOSE_SECONDS for the client's. reason: text of
+        123 bytes at most."""
         try:
             async with asyncio.timeout(2 * _CLOSE_SECONDS):
                 await self.response.close(code=code, message=reason.encode())

@@ -302,7 +302,8 @@ def read_chat_request(
     """Read a chat request for a reply of any API, on any thread. fields: fields of
     /v1/chat/completions. prompt_logprobs: value of `Submit.prompt_logprobs`. honoured: names of
     fields accepted in spite of read_options(), because the caller reads them. Return the engine
-    request, the answer's options, and a function to make the parser of one answer."""
+    request, the answer's options, and a function to make the parser of one answer. Raises as
+    read_chat()."""
     check_account_fields(fields)
     salt = prompt_salt(request, fields)
     rendered = render_chat(fields, model, open_answer=opens_answer(fields), salt=salt)
@@ -347,8 +348,9 @@ def render_chat(
     fields: RequestFields, model: ServedModel, *, open_answer: bool, salt: bytes
 ) -> RenderedPrompt:
     """Render `messages` and `tools` as prompt tokens with the checkpoint's chat template.
-    open_answer: end the prompt with the opening of an assistant turn. salt: cache salt of the
-    prompt. Raises InvalidField, PictureTooLarge, PictureNotFetched."""
+    open_answer: end the prompt with the opening of an assistant turn. For `continue_final_message`,
+    the last message is left unclosed. salt: cache salt of the prompt. Raises InvalidRequest,
+    PromptTooLong, PictureTooLarge, PictureNotFetched."""
     reader, renderer = model.picture_reader(), ChatRenderer(model.codec)
     messages = read_chat_messages(fields, reader)
     goes_on = fields.flag("continue_final_message")

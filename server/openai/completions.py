@@ -74,7 +74,8 @@ _HONOURED = frozenset({"n", "best_of", "echo", "prompt_logprobs", *SHOWN_IDS})
 
 def read_completion(model: ServedModel, request: web.Request, fields: RequestFields) -> AskedReply:
     """Read a completion request on any thread. Return its engine requests, options and reply
-    choices, for all its prompts."""
+    choices, for all its prompts. Raises InvalidRequest, PromptTooLong, PermissionDenied,
+    HttpRefusal."""
     name_unknown(model, request, fields, OF_COMPLETIONS)
     check_account_fields(fields)
     prompts = read_prompts(fields, model.codec)
@@ -167,8 +168,8 @@ class AskedPrompt:
 
 
 def read_prompts(fields: RequestFields, codec: TextCodec) -> list[AskedPrompt]:
-    """Return the prompts of the field `prompt`: a string, a list of token ids, or a list of such
-    strings and lists. Raises InvalidField."""
+    """Return the prompts of the field `prompt`: a string, a list of token ids, or a list of at most
+    MAX_PROMPTS such strings and lists. Raises InvalidField, PromptTooLong."""
     prompt = fields.get("prompt")
     if not isinstance(prompt, list):
         return [_of_text(prompt, codec)]

@@ -164,7 +164,7 @@ class ServedModel:
         runs on one of the codec's threads. Its exceptions are raised here.
 
         hold: counts the body's bytes from now on, until the caller sets the size of the result.
-        Raises HttpRefusal, InvalidRequest, Busy.
+        Raises HttpRefusal, also for a model not served here; InvalidRequest, Busy.
         """
         check_is_json(request)
         body = await read_body(request, hold)
@@ -347,7 +347,7 @@ async def answer_with(
     writer: AnswerWriter,
 ) -> web.StreamResponse:
     """Send the request to the engine, and its answer to the client, as one JSON body or as a stream
-    of events. writer: writes the answer in the API's shape."""
+    of events. writer: writes the answer in the API's shape. Return the HTTP reply."""
     return await answer_all(engine, model, request, hold, [submit], options, [writer], [None])
 
 
@@ -363,7 +363,7 @@ async def answer_all(
 ) -> web.StreamResponse:
     """Send all prompts of a request to the engine, and one reply with all choices to the client.
     submits: one engine request for each prompt. writers: one for each choice. scored: receiver of
-    each prompt's scores; None for a prompt without scores."""
+    each prompt's scores; None for a prompt without scores. Return the HTTP reply."""
     request_context = http_request_context(request)
     choices = await asked_choices(engine, model, request, hold, submits, options, writers)
     # Writing thousands of scores would hold the loop for too long.
@@ -386,7 +386,8 @@ async def asked_choices(
     writers: Sequence[AnswerWriter],
 ) -> list[Choice]:
     """Return the choices of a reply, in the order of `writers`: each decodes the text of one answer
-    for its writer. Raises InvalidRequest if the answers' grammar cannot be compiled."""
+    for its writer. Name the ignored formats of the grammar in a header of the reply. Raises
+    InvalidRequest if the answers' grammar cannot be compiled."""
     request_context = http_request_context(request)
     codec = model.codec
     await check_followable(options.asked, codec, request_context.line)

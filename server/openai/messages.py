@@ -40,7 +40,8 @@ NameOf = Callable[[Mapping[str, Any]], str | None]
 
 def read_template_variables(fields: RequestFields) -> dict[str, Any]:
     """Return the chat template's variables by name. A value in `chat_template_kwargs` overrides a
-    request field of the same name."""
+    request field of the same name. Raises InvalidField, also for variables of every rendering
+    (TAKEN_VARIABLES)."""
     variables = _of_thinking(fields)
     for name in _FLAGS:
         if fields.get(name) is not None:
@@ -105,8 +106,8 @@ def read_chat_messages(
     fields: RequestFields, pictures: PictureReader | None = None
 ) -> list[ChatMessage]:
     """Return the messages of a chat request. Templates take one system message, the first. A later
-    system message is joined to the message before it. pictures: collects the pictures of users
-    and tools; None: refuse them."""
+    system message is joined to the message before it. After an assistant's message it becomes a
+    user's. pictures: collects the pictures of users and tools; None: refuse them."""
     read = [
         _message(item, f"messages[{index}]", pictures)
         for index, item in enumerate(message_items(fields))
@@ -140,7 +141,7 @@ def _joined(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
 
 def read_tools(fields: RequestFields) -> list[dict[str, Any]]:
     """Return the request's tool definitions unchanged, but add a missing type. Return an empty list
-    if `tool_choice` is "none"."""
+    if `tool_choice` is "none". Raises InvalidField, also in this case."""
     tools = fields.items("tools", MAX_TOOLS)
     for index, tool in enumerate(tools):
         place = f"tools[{index}]"
@@ -211,7 +212,8 @@ def _function_name(item: Mapping[str, Any]) -> str | None:
 
 
 def parallel_calls(fields: RequestFields) -> bool:
-    """Return True if an answer may hold more than one tool call."""
+    """Return True if an answer may hold more than one tool call: the request's
+    `parallel_tool_calls`, by default True."""
     return fields.flag("parallel_tool_calls", default=True)
 
 
@@ -267,7 +269,7 @@ def _reasoning(item: dict[str, Any], place: str) -> str | None:
 
 def read_content(content: Any, place: str, *, optional: bool) -> str:
     """Return the text of a message's content: a string, or a list of text parts. optional: null
-    counts as an empty text. place: position of the content, for errors."""
+    counts as an empty text. place: position of the content, for errors. Raises InvalidField."""
     if isinstance(content, str):
         return content
     if content is None and optional:

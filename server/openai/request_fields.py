@@ -62,7 +62,8 @@ class RequestFields:
         return RequestFields({**self._values, **values})
 
     def only(self, *names: str, **values: Any) -> "RequestFields":
-        """Return only the fields with these names, and add the fields `values`."""
+        """Return only the fields with these names, absent ones as null, and add the fields
+        `values`."""
         return RequestFields({name: self.get(name) for name in names} | values)
 
     def get(self, name: str) -> Any:
@@ -120,7 +121,7 @@ class RequestFields:
 
     def items_by_name(self, name: str) -> dict[str, Any]:
         """Return the members of a field with an object, by name. Return an empty dict if the field
-        is absent."""
+        is absent. Raises InvalidField for no object."""
         return self._of(name, dict) or {}
 
     def refuse_but(self, name: str, harmless: Sequence[Any]) -> None:
@@ -170,7 +171,7 @@ def check_is_json(request: web.Request) -> None:
 
 def read_fields(body: bytearray) -> RequestFields:
     """Return the fields of a request's body, a JSON object. Empties `body`, so its memory is freed
-    on this thread. Raises InvalidRequest."""
+    on this thread. Raises InvalidRequest, also beyond MAX_VALUES or MAX_DEPTH."""
     try:
         values = _decoded(body)
     finally:
@@ -196,7 +197,7 @@ def _decoded(body: bytearray) -> Any:
 
 def check_account_fields(fields: RequestFields) -> None:
     """Raise InvalidField if a field about the client's account (`user`, `metadata` and others) is
-    too long or has too many entries."""
+    too long, has too many entries, or is of another type."""
     for name in IDS:
         fields.short_text(name, MAX_ID)
     pairs = fields.items_by_name("metadata")

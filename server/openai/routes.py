@@ -81,8 +81,8 @@ class TokenHandlers:
         self._model = model
 
     async def tokenize(self, request: web.Request) -> web.StreamResponse:
-        """Answer POST /tokenize with the token ids of `prompt` (as in completions) or of `messages`
-        (as in chats)."""
+        """Answer POST /tokenize with the token ids of `messages` (as in chats), or without them of
+        `prompt` (as in completions)."""
         return await self._answer(request, partial(tokenized, self._model, request))
 
     async def detokenize(self, request: web.Request) -> web.StreamResponse:
@@ -91,7 +91,8 @@ class TokenHandlers:
         return await self._answer(request, partial(detokenized, self._model.codec))
 
     async def info(self, request: web.Request) -> web.Response:
-        """Answer GET /tokenizer_info with the checkpoint's special tokens and its chat template."""
+        """Answer GET /tokenizer_info with the checkpoint's special tokens and its chat template.
+        Raises InvalidRequest without a tokenizer."""
         codec = self._model.codec
         codec.require_tokenizer()
         template = codec.template
@@ -113,8 +114,9 @@ class TokenHandlers:
 
 
 def tokenized(model: ServedModel, request: web.Request, fields: RequestFields) -> bytes:
-    """Return the JSON body of the reply to POST /tokenize. On any thread but the event loop's:
-    writing half a million token ids would block the loop for too long."""
+    """Return the JSON body of the reply to POST /tokenize, with token names for
+    `return_token_strs`. On any thread but the event loop's: writing half a million token ids would
+    block the loop for too long."""
     tokens = _tokens(model, request, fields).tolist()
     named = _names_of(tokens, model.codec) if fields.flag("return_token_strs") else None
     reply = {"count": len(tokens), "max_model_len": model.max_tokens, "tokens": tokens}
@@ -129,7 +131,8 @@ def _tokens(model: ServedModel, request: web.Request, fields: RequestFields) -> 
 
 
 def detokenized(codec: TextCodec, fields: RequestFields) -> bytes:
-    """Return the JSON body of the reply to POST /detokenize. On any thread."""
+    """Return the JSON body of the reply to POST /detokenize. On any thread. Raises InvalidRequest,
+    PromptTooLong."""
     tokenizer = codec.require_tokenizer()
     if fields.get("tokens") is None:
         raise InvalidField("tokens", "is missing: send a list of token ids")

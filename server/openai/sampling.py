@@ -398,7 +398,7 @@ def _choices(fields: RequestFields) -> int:
 
 def read_prompt_logprobs(fields: RequestFields) -> int | None:
     """Return the number of likeliest tokens requested at each position of the prompt. Return None
-    if the request asks for no logprobs of the prompt. Raises InvalidField."""
+    if the request asks for no logprobs of the prompt. Raises InvalidField, also with `stream`."""
     if fields.get("prompt_logprobs") is None:
         return None
     if fields.flag("stream"):

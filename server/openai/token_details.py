@@ -222,7 +222,8 @@ def json_prompt_logprobs(
 ) -> msgspec.Raw:
     """Return vLLM's `prompt_logprobs` as JSON: for each position, an object from token id to its
     logprob, rank and text. The first position has null, because no token precedes it. Those inside
-    pictures have null, because no text stands there.
+    pictures have null, because no text stands there. top: largest number of likeliest tokens at
+    each position. tokenizer: None leaves texts empty.
 
     Each position is encoded before the next is made. Python objects would take several times the
     memory.

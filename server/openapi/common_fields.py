@@ -78,7 +78,7 @@ def nonnull_array(items: Schema = ANY, *, least: int = 0, most: int | None = Non
 
 
 def one_of(values: Iterable[Any]) -> Schema:
-    """Return the schema of a field with one of these values."""
+    """Return the schema of a field with one of these values; null only if listed."""
     return {"enum": list(values)}
 
 

@@ -292,8 +292,8 @@ _HEADERS_OF_ANSWERS: Mapping[str, str] = {
 
 def document(served: Iterable[Surface], version: str, *, keyed: bool) -> dict[str, Any]:
     """Return the OpenAPI document of these routes. Routes without an operation in the table are
-    left out. served: methods and path patterns of the routes. keyed: True if the node requires keys
-    from clients."""
+    left out. served: methods and path patterns of the routes. version: the node's version. keyed:
+    True if the node requires keys from clients."""
     paths: dict[str, dict[str, Any]] = {}
     schemas: dict[str, Schema] = {"Error": ERROR, "AnthropicError": ANTHROPIC_ERROR}
     for surface in sorted(set(served) & OPERATIONS.keys(), key=_place):

@@ -76,7 +76,7 @@ _ITEM: Schema = either(
 )
 INPUT: Schema = either(STRING, nonnull_array(_ITEM, least=1, most=MAX_MESSAGES))
 MOST_NEW_ITEMS = 20
-"""Largest number of items a client may add to a conversation at once, as in OpenAI's API."""
+"""Largest number of items a client may add to a conversation in one request, as in OpenAI's API."""
 NEW_ITEMS: Schema = nonnull_array(_ITEM, most=MOST_NEW_ITEMS)
 _NAMED: Fields = {"name": STRING, "description": TEXT}
 _OFFERED: Fields = {**_NAMED, "strict": FLAG, "defer_loading": one_of([None, False])}

@@ -14,23 +14,25 @@ from tasuki.server.errors import InvalidField, PictureNotFetched, PictureTooLarg
 
 _SPACE = b" \t\r\n"
 _LINES = 16
-"""Share of white space allowed on top: MIME breaks a line of 76 characters by two."""
+"""Number of base64 characters for each allowed character of white space: MIME breaks a line of 76
+characters by two."""
 MOST_HEAD = 256
-"""Characters of a `data:` URL before its data."""
+"""Largest number of characters of a `data:` URL before its data."""
 _FIX = "send data:image/png;base64,..."
 
 
 @dataclass(frozen=True)
 class Base64:
-    """Bytes as base64. text: ASCII, not checked further. place: of the text in the request.
-    most_bytes: bound of the decoded bytes."""
+    """Bytes as base64. text: ASCII, not checked further. place: position of the text in the
+    request, for errors. most_bytes: bound of the decoded bytes."""
 
     text: bytes
     place: str
     most_bytes: int
 
     def decoded(self) -> bytes:
-        """Return the bytes. White space is dropped. Raises InvalidField, PictureTooLarge."""
+        """Return the bytes. White space is dropped. Raises InvalidField if they are empty or not
+        base64; PictureTooLarge."""
         try:
             content = _decoded(self.text)
         except binascii.Error as error:
@@ -46,7 +48,8 @@ class Base64:
 
 
 def read_base64(text: str, place: str, most_bytes: int) -> Base64:
-    """Return a text within its bound. Raises InvalidField, PictureTooLarge."""
+    """Return a text within its bound, not decoded yet. Raises InvalidField beyond ASCII;
+    PictureTooLarge."""
     _check_length(len(text), place, most_bytes)
     try:
         return Base64(text.encode("ascii"), place, most_bytes)
@@ -55,8 +58,8 @@ def read_base64(text: str, place: str, most_bytes: int) -> Base64:
 
 
 def read_url(url: str, place: str, most_bytes: int) -> Base64:
-    """Return the data of a picture's URL. Raises InvalidField, PictureTooLarge, and
-    PictureNotFetched for an address."""
+    """Return the data of a picture's `data:` URL, still in base64. Raises InvalidField,
+    PictureTooLarge, and PictureNotFetched for a web address."""
     scheme, colon, _ = url[:MOST_HEAD].partition(":")
     match scheme.lower() if colon else "":
         case "data":
@@ -72,7 +75,8 @@ def read_url(url: str, place: str, most_bytes: int) -> Base64:
 
 
 def check_declared(declared: str, place: str) -> None:
-    """Check a declared media type. It need not be the content's. Raises InvalidField."""
+    """Raise InvalidField unless a declared media type is a picture's. It need not be the
+    content's."""
     if not declared:
         raise InvalidField(place, f"has no media type: {_FIX}")
     if declared == "application/pdf":

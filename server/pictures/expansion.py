@@ -40,9 +40,9 @@ def expanded(
 ) -> PicturePrompt:
     """Return the prompt with each picture's placeholder repeated.
 
-    pictures: in the order of the conversation. most: allowed number of tokens. Raises InvalidField
-    for a picture that the template does not show, InvalidRequest for other placeholders of the
-    template, PromptTooLong.
+    pictures: in the order of the conversation. ids: token ids around and inside a picture. most:
+    allowed number of tokens. Raises InvalidField for a picture not shown by the template,
+    InvalidRequest for other placeholders of the template, PromptTooLong.
     """
     tokens = rendered.tokens
     places = np.flatnonzero(tokens == ids.image)

@@ -40,7 +40,8 @@ _FILE_ID = "names a stored file, and this node stores none: send the picture its
 
 
 def check_part_type(kind: str, place: str) -> None:
-    """Raise InvalidField for a part of a known type that is no text and no picture."""
+    """Raise InvalidField for a part of a type refused by name, such as a file. Any other type
+    passes."""
     if kind in _REFUSED:
         raise InvalidField(place, f"is of type {kind}: {_REFUSED[kind]}")
 
@@ -59,20 +60,20 @@ class PictureReader:
         self.pictures: list[SentPicture] = [*before]
 
     def chat_part(self, part: Mapping[str, Any], place: str) -> None:
-        """Read a picture part of a chat. REQUIRES: its type is one of CHAT_PARTS. Raises
-        InvalidField, PictureTooLarge, PictureNotFetched."""
+        """Add the picture of a chat's part to `pictures`. REQUIRES: its type is one of CHAT_PARTS.
+        Raises InvalidField, PictureNotFetched; PictureTooLarge, also for too many pictures."""
         # Qwen's own form has the URL under `image`.
         name = "image" if part.get("image") is not None else "image_url"
         self._of_url(part, name, place)
 
     def response_part(self, part: Mapping[str, Any], place: str) -> None:
-        """Read a picture part of a Responses item. REQUIRES: its type is one of RESPONSE_PARTS.
-        Raises as chat_part()."""
+        """Add the picture of a Responses item's part to `pictures`. REQUIRES: its type is one of
+        RESPONSE_PARTS. Raises as chat_part()."""
         self._of_url(part, "image_url", place)
 
     def message_block(self, block: Mapping[str, Any], place: str) -> None:
-        """Read a picture block of Messages. REQUIRES: its type is one of MESSAGE_BLOCKS. Raises as
-        chat_part()."""
+        """Add the picture of a Messages block to `pictures`. REQUIRES: its type is one of
+        MESSAGE_BLOCKS. Raises as chat_part()."""
         self._check_count(place)
         at = f"{place}.source"
         source = block.get("source")

@@ -29,12 +29,13 @@ _CACHE_BYTES = 4 << 20
 """Bytes for some ten thousand pictures."""
 _KNOWN_BYTES = 300
 LOW_PIXELS = 512 * 512
-"""Pixels of a picture of low detail after its resize."""
+"""Largest number of pixels of a picture of low detail after its resize."""
 
 
 @dataclass(frozen=True)
 class MeasuredPicture:
-    """A picture with its grid. sha256: of its content. size: pixels after the resize."""
+    """A picture with its grid. sha256: of its content. header: its format and its size before the
+    resize. size: pixels after the resize."""
 
     sent: SentPicture
     sha256: bytes
@@ -44,7 +45,7 @@ class MeasuredPicture:
 
     @property
     def tokens(self) -> int:
-        """Return its placeholders in a prompt."""
+        """Return the number of its placeholders in a prompt."""
         return self.grid.tokens
 
 
@@ -58,7 +59,8 @@ class PictureSizes:
     def __init__(
         self, rules: PixelRules, limits: PictureLimits, cache_bytes: int = _CACHE_BYTES
     ) -> None:
-        """rules: the checkpoint's. cache_bytes: bound of the pictures remembered."""
+        """rules: the checkpoint's rules for sizes. limits: bounds of one request. cache_bytes:
+        bound of the cache of pictures."""
         self.limits = limits
         usual = rules.limited(limits.shown_pixels)
         self._rules = {detail: usual for detail in Detail}
@@ -66,12 +68,14 @@ class PictureSizes:
         self._remembered: BoundedCache[tuple[bytes, bytes], _Known] = BoundedCache(cache_bytes)
 
     def rules(self, detail: Detail) -> PixelRules:
-        """Return the rules of a detail. A picture's pixels must follow the same ones later."""
+        """Return the rules for sizes at a detail. A picture's pixels must follow the same rules
+        later."""
         return self._rules[detail]
 
     def measured(self, salt: bytes, sent: Sequence[SentPicture]) -> tuple[MeasuredPicture, ...]:
-        """Return the pictures of one request with their grids. salt: of its prompt. Raises
-        InvalidField and PictureTooLarge, by the picture's place; NotServedHere without Pillow."""
+        """Return the pictures of one request with their grids. salt: cache salt of its prompt.
+        Raises InvalidField and PictureTooLarge, by the picture's place; NotServedHere without
+        Pillow."""
         found = []
         left = self.limits.most_pixels
         for picture in sent:

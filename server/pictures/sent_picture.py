@@ -59,7 +59,8 @@ class PictureLimits:
 
 @dataclass(frozen=True)
 class SentPicture:
-    """place: of the part in the request. data: the encoded file, or its base64."""
+    """A picture with its place and detail. place: position of its part in the request. data: the
+    encoded file, or its base64."""
 
     place: str
     data: bytes | Base64
@@ -80,13 +81,14 @@ class SentPicture:
 
     @cached_property
     def content(self) -> bytes:
-        """Return the encoded file. Raises InvalidField, PictureTooLarge."""
+        """Return the encoded file, such as a PNG, without base64. Raises InvalidField,
+        PictureTooLarge."""
         return self.data if isinstance(self.data, bytes) else self.data.decoded()
 
 
 def media_type(content: bytes, place: str) -> str:
     """Return the media type of a served file, by its first bytes. place: for errors. Raises
-    InvalidField."""
+    InvalidField for any other content."""
     for offset, begin, name in _SIGNATURES:
         if content.startswith(begin, offset):
             return name

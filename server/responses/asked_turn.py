@@ -66,7 +66,8 @@ def turn_prompt(
     sent: Sequence[SentPicture] = (),
 ) -> RenderedPrompt:
     """Return the prompt of the whole conversation. It continues the stored tokens of the previous
-    turn if possible.
+    turn if the template can. `settings` must equal the turn's, and a user's or tool's message come
+    first. Otherwise all messages are rendered anew.
 
     messages: messages of the previous turn, then the new ones. before: the stored previous turn;
     None: there is none. old: number of messages of the previous turn. salt: cache salt of the
@@ -178,7 +179,8 @@ def read_turn(
     tools: ResponseTools,
 ) -> AskedTurn:
     """Return the conversation of a request: the stored part it names, and its own input. Raises
-    InvalidField, PromptTooLong, PermissionDenied, HttpRefusal."""
+    InvalidField, also for a tool output without its call; PromptTooLong, PermissionDenied,
+    HttpRefusal."""
     previous, named = previous_response(store, request, fields), _named(store, request, fields)
     before = None if previous is None else previous.turn
     if named is not None:
@@ -243,8 +245,9 @@ def conversation_id(fields: RequestFields) -> str | None:
 def keeper(
     store: Responses, request: web.Request, fields: RequestFields, named: Conversation | None
 ) -> Store | None:
-    """Return a function to store the response of this request at its end. Return None if it is not
-    stored. named: conversation to add the response to; None: none."""
+    """Return a function to store the response of this request at its end. For a response not to be
+    stored, return `store.unstored` for the caller, or None. named: conversation to add the response
+    to; None: none."""
     context = http_request_context(request)
     if not is_stored(fields):
         return None if store.unstored is None else partial(store.unstored, context)
@@ -282,7 +285,8 @@ def _check_outputs(messages: Sequence[ChatMessage], old: int) -> None:
 
 def template_variables(codec: TextCodec, fields: RequestFields) -> dict[str, Any]:
     """Return the chat template's variables, under the names used by chat requests.
-    `reasoning.summary` is ignored: no summaries are made, and the reasoning's text is shown."""
+    `reasoning.summary` is ignored: no summaries are made, and the reasoning's text is shown. Raises
+    InvalidField."""
     reasoning = fields.fields("reasoning")
     context = reasoning.text("context")
     if context not in PRESERVES:

@@ -234,7 +234,8 @@ class ConversationStore:
         response: StoredResponse,
     ) -> None:
         """Add the input and output items of a response to its conversation, unless it was deleted.
-        asked: the conversation at the time of the request. given: input items."""
+        If it has changed since `asked`, it keeps no turn. asked: the conversation at the time of
+        the request. given: input items."""
         now = self._values.find(context, asked.id)
         if not isinstance(now, Conversation):
             return

@@ -203,7 +203,7 @@ _ITEMS: dict[str, Callable[[dict[str, Any], str, _Reading], None]] = {
 
 
 def compaction_item(item_id: str, summary: str) -> dict[str, Any]:
-    """Return the compaction item with the summary of a conversation."""
+    """Return the compaction item with this id and the summary of a conversation."""
     text = summary.encode(errors="replace")
     encoded = base64.b64encode(_check(text) + text).decode()
     return {"id": item_id, "type": KIND, "encrypted_content": _COMPACTION_PREFIX + encoded}
@@ -211,7 +211,7 @@ def compaction_item(item_id: str, summary: str) -> dict[str, Any]:
 
 def read_compaction(item: dict[str, Any], place: str) -> str:
     """Return the summary in a compaction item sent by a client, after the text SUMMARY_LEAD. Raises
-    InvalidField for a damaged item."""
+    InvalidField for a damaged item, and for one of another service."""
     field = f"{place}.encrypted_content"
     content = item.get("encrypted_content")
     if not isinstance(content, str) or not content.startswith(_COMPACTION_PREFIX):
@@ -235,8 +235,9 @@ def carried(text: str) -> str:
 
 
 def read_reasoning(item: dict[str, Any], place: str) -> str:
-    """Return the text of a reasoning item sent by a client: its plain text, its encoded text, or
-    its summary. An item of another model has only the summary. Raises InvalidField."""
+    """Return the text of a reasoning item sent by a client: the first of its plain text, its
+    encoded text and its summary. An item of another model has only the summary. Raises
+    InvalidField."""
     shown = _texts(item.get("content"), f"{place}.content")
     if shown:
         return shown

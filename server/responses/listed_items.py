@@ -34,8 +34,8 @@ class AskedPage:
 
     @staticmethod
     def of(query: Mapping[str, str]) -> "AskedPage":
-        """Return the page requested by a query's fields `limit`, `order` and `after`. Raises
-        InvalidField."""
+        """Return the page requested by a query's fields `limit` (default: 20), `order` (default:
+        desc) and `after`. Raises InvalidField."""
         limit = query.get("limit", str(_DEFAULT))
         is_short = limit.isascii() and limit.isdigit() and len(limit) <= len(str(_MOST))
         if not is_short or not 1 <= int(limit) <= _MOST:
@@ -47,7 +47,8 @@ class AskedPage:
 
 
 def listed_items(response: StoredResponse, page: AskedPage) -> bytes:
-    """Return a page of the response's input items as JSON. Raises InvalidField."""
+    """Return a page of the response's input items as JSON. Raises InvalidField for an unknown
+    `page.after`, and for a turn with pictures."""
     if response.turn.pictures.sent:
         raise InvalidField(
             "input_items", "has pictures, which are not listed as yet: keep them with the client"

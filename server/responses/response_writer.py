@@ -78,7 +78,8 @@ class ResponseHead:
         carries_reasoning: bool = False,
     ) -> "ResponseHead":
         """Return the head of a response. plain: its short fields. echoed: the request's own fields,
-        with names among those of _WITHOUT_ECHOES; an absent one keeps its default."""
+        with names among those of _WITHOUT_ECHOES; an absent one keeps its default. with_hit,
+        carries_reasoning: as in the class."""
         raw = {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in echoed.items()}
         brief = {**plain, **_WITHOUT_ECHOES}
         size = sum(len(bytes(value)) for value in raw.values())
@@ -203,8 +204,8 @@ class ResponseWriter:
         return events + self._whole_event(f"response.{status}")
 
     def unanswered(self, ending: Ending | None) -> bytes:
-        """Return the last event of a response without output. ending: ending of the engine's work
-        on the prompt; None: the prompt is empty."""
+        """Return the last event of a response without output. Store the response if keep() was
+        called. ending: ending of the engine's work on the prompt; None: the prompt is empty."""
         usage = _NO_USAGE if ending is None else self._usage(self._parser.ending(ending))
         self._end = {**_not_ended("completed"), "completed_at": int(time.time()), "usage": usage}
         if self._record is not None:
@@ -224,8 +225,8 @@ class ResponseWriter:
         return self._whole_event("response.cancelled")
 
     def keep_without_answer(self) -> None:
-        """Store a failed or cancelled response. Its turn has the prompt's messages, but no
-        answer."""
+        """Store a failed or cancelled response, if keep() was called. Its turn has the prompt's
+        messages, but no answer."""
         if self._record is not None:
             self._keep(self._record.unanswered())
 
@@ -341,7 +342,8 @@ def _not_ended(status: str) -> dict[str, Any]:
 
 
 def response_usage(end: ChatEnding, *, with_hit: bool) -> dict[str, Any]:
-    """Return the `usage` of a response. with_hit: add the breakdown of the cache hit."""
+    """Return the `usage` of a response. with_hit: add the breakdown of the cache hit, if one is
+    known."""
     usage = end.ending.usage
     hit = usage.hit
     details: dict[str, Any] = {"cached_tokens": 0 if hit is None else hit.usable_tokens}

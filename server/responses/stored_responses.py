@@ -157,8 +157,8 @@ class ResponseStore:
 
     def __init__(self, clock: Clock, capacity: int, per_key: int, seconds: float) -> None:
         """clock: function to a monotonic time in seconds. capacity: limit of all stored values in
-        bytes. per_key: largest number of responses of one key; 0: no limit. seconds: lifetime of a
-        response."""
+        bytes. per_key: largest number of values of one caller and tenant; 0: no limit. seconds:
+        lifetime of a value."""
         self._clock = clock
         self._capacity = capacity
         self._per_key = per_key
@@ -186,8 +186,8 @@ class ResponseStore:
         return self._used
 
     def put(self, context: RequestContext, value: StoredValue) -> bool:
-        """Store the value for the caller, in place of one with the same id. Return False if the
-        value alone exceeds a limit and is not stored."""
+        """Store the value for the caller, in place of one with the same id. Drop older values
+        beyond the limits. Return True if it is stored, False if it alone exceeds a limit."""
         owner, size = _owner(context), value.size
         one_of_many = context.caller.is_one_of_many
         most = self._capacity // 2 if one_of_many else self._capacity
@@ -215,8 +215,8 @@ class ResponseStore:
         return found if isinstance(found, StoredResponse) else None
 
     def find(self, context: RequestContext, name: str) -> StoredValue | None:
-        """Return the response or conversation stored for the caller with this id; None if there is
-        none."""
+        """Return the response or conversation stored for the caller with this id, and mark it as
+        used. Return None if there is none."""
         with self._lock:
             self._drop_ended()
             held = self._found(context, name)
@@ -281,8 +281,8 @@ class StoredItems:
         self._of: dict[str, dict[str, dict[str, Any]]] = {}
 
     def get(self, name: str) -> dict[str, Any] | None:
-        """Return the output item with this id as JSON; None if its response is not stored for the
-        caller."""
+        """Return the output item with this id as JSON; None if no response stored for the caller
+        has it."""
         found = _NAME.fullmatch(name)
         if found is None:
             return None
@@ -361,7 +361,7 @@ NO_MESSAGES = b"[]"
 
 
 def written_messages(messages: Iterable[ChatMessage]) -> bytes:
-    """Return the messages encoded as one JSON list."""
+    """Return the messages encoded as one JSON list, without the places of pictures."""
     listed = [
         (
             message.role,
@@ -394,7 +394,8 @@ def joined_messages(first: bytes, second: bytes) -> bytes:
 
 
 def read_messages(written: bytes) -> tuple[ChatMessage, ...]:
-    """Return the messages of a list encoded by written_messages()."""
+    """Return the messages of a list encoded by written_messages() or written_answer(), also
+    joined."""
     listed: list[list[Any]] = json.loads(written.decode(errors="surrogatepass"))
     return tuple(
         ChatMessage(

@@ -59,7 +59,7 @@ class ResponseTools:
 
 
 def template_name(name: str, namespace: str | None) -> str:
-    """Return the tool's name with its namespace as a prefix, because templates have no
+    """Return the tool's name with its namespace, if any, as a prefix, because templates have no
     namespaces."""
     if namespace is None:
         return name

@@ -146,8 +146,8 @@ _NO_DATE = (1980, 1, 1, 0, 0, 0)
 
 
 def tokenizer_archive(folder: Path) -> bytes:
-    """Return a zip archive of the checkpoint's tokenizer and template files. Raises InvalidRequest
-    if it has no tokenizer."""
+    """Return a zip archive of the checkpoint's tokenizer and template files, as far as present.
+    Raises InvalidRequest if it has no tokenizer."""
     if not (folder / "tokenizer.json").is_file():
         raise InvalidRequest("this checkpoint has no tokenizer.json: give the gateway one")
     archive = io.BytesIO()
@@ -262,7 +262,8 @@ class GatewayService(pb_grpc.TokenSpeedSchedulerServicer):  # type: ignore[misc]
     async def FlushCache(
         self, request: common_pb2.FlushCacheRequest, context: CallContext
     ) -> common_pb2.FlushCacheResponse:
-        """Drop all cached pages and checkpoints, except those held by running requests."""
+        """Drop all cached pages and checkpoints, except those held by running requests. The reply's
+        message has their number."""
         dropped = await self._engine.flush()
         return common_pb2.FlushCacheResponse(
             success=True, message=f"{dropped} pages and checkpoints dropped"

@@ -29,7 +29,7 @@ class ChatMessage:
     """One message of a conversation. role: one of ROLES. tool_calls, reasoning: only in an
     assistant's message. reasoning: None if it is unknown; a template may then search the content
     for it. pictures: ascending places of pictures in the content, in characters. The pictures
-    themselves are beside the messages, in the same order."""
+    themselves are kept apart from the messages, in the same order."""
 
     role: str
     content: str
@@ -38,7 +38,8 @@ class ChatMessage:
     pictures: tuple[int, ...] = ()
 
     def content_parts(self) -> list[str | None]:
-        """Return the content cut at its pictures: texts, and None for each picture."""
+        """Return the content cut at its pictures: texts, and None for each picture. Empty texts are
+        left out."""
         parts: list[str | None] = []
         begin = 0
         for place in self.pictures:
@@ -106,9 +107,10 @@ class ConversationBuilder:
         return self._messages
 
     def system(self, text: str) -> None:
-        """Add a system message. Templates take one system message, the first. A later one is joined
-        to the message before it, as a reminder. A separate user's turn would end the reasoning
-        about the user's last question."""
+        """Add a system message, if it is the first message. Templates take no later one. After a
+        system message, the text is joined to it. After another message, it is joined as a reminder.
+        A separate user's turn would end the reasoning about the user's last question. Only after an
+        assistant's message is the reminder a user's message."""
         self.end_turn()
         last = self._messages[-1] if self._messages else None
         if last is None:
@@ -151,7 +153,7 @@ class ConversationBuilder:
         self._calls.append(call)
 
     def end_turn(self) -> None:
-        """End the assistant's turn, if one has begun."""
+        """End the assistant's turn and add its message, if a turn has begun."""
         if self._answers:
             # Without reasoning it is "", not None: templates need not look for it in the text.
             reasoning, content = "".join(self._reasoning), "".join(self._content)

@@ -37,9 +37,9 @@ def read_bad_words(
     field: str, words: Sequence[object], codec: TextCodec
 ) -> tuple[tuple[int, ...], ...]:
     """Return the token ids of each forbidden word at the start of a text. Also return its ids after
-    a space, as vLLM does, if they begin with another token and are as many. field: the request's
-    field, for errors. Raises InvalidField. Raises InvalidRequest if the checkpoint has no
-    tokenizer."""
+    a space, as vLLM does, if they begin with another token and are as many. Leading spaces of a
+    word are removed. field: the request's field, for errors. Raises InvalidField for too many
+    words, or an empty or too long one. Raises InvalidRequest if the checkpoint has no tokenizer."""
     if not words:
         return ()
     if len(words) > MAX_BAD_WORDS:
@@ -70,7 +70,8 @@ def placed_budget(
     think, or `most` is None.
 
     field: the request's field, for errors. most: largest number of thinking tokens. thinking:
-    thinking state at the end of the prompt. Raises InvalidField.
+    thinking state at the end of the prompt. Raises InvalidField, also if the thinking tags are no
+    tokens of the checkpoint.
     """
     if most is None or thinking is Thinking.NEVER:
         return None
@@ -109,9 +110,9 @@ _SMALL_BUDGETS = ((1024, "low"), (2048, "medium"))
 
 
 def effort_of_budget(field: str, tokens: int | None) -> str | None:
-    """Return the effort word for a small thinking budget. A model trained on such words then ends
-    its thinking sooner by itself. Return None for a larger budget or none. tokens: the budget.
-    Raises InvalidField."""
+    """Return the effort word for a small thinking budget, of at most 2048 tokens. A model trained
+    on such words then ends its thinking sooner by itself. Return None for a larger budget or none.
+    field: the request's field, for errors. tokens: the budget. Raises InvalidField below 1."""
     if tokens is None:
         return None
     if tokens < 1:
@@ -121,7 +122,8 @@ def effort_of_budget(field: str, tokens: int | None) -> str | None:
 
 def effort_of_template(codec: TextCodec, field: str, effort: str) -> str:
     """Return the effort word itself if the template accepts it, otherwise the nearest accepted
-    word. A template without a variable for effort accepts every word. Raises InvalidField."""
+    word. A template without a variable for effort accepts every word. Raises InvalidField naming
+    `field` if none is accepted."""
     template = codec.require_template()
     for word in (effort, *_NEAREST.get(effort, ())):
         if template.takes({EFFORT: word}):

@@ -26,8 +26,8 @@ _HOLDERS = frozenset({dict, list})
 _MANY = 16
 _SLICE = 1 << 18
 _BLOCK = 1 << 11
-"""Number of characters checked at once. Python's json rejects a number with more than twice as many
-digits, so such a number fills at least one block."""
+"""Number of characters checked in one step. Python's json rejects a number with more than twice as
+many digits, so such a number fills at least one block."""
 
 Letters: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint8]]
 _SEPARATORS = (b",", b"[", b"{")
@@ -39,7 +39,8 @@ _STEPS[[*b"]}"]] = -1
 
 
 def holds_too_many_values(body: bytes | bytearray) -> bool:
-    """Return True if the JSON in `body` has over MAX_VALUES commas, objects and lists together.
+    """Return True if the JSON in `body` has over MAX_VALUES commas, objects and lists together,
+    outside its strings.
 
     No value is built. Text other than JSON is counted in the same way.
     """
@@ -175,7 +176,7 @@ UNREAD = "arguments"
 
 def read_arguments(text: str) -> Mapping[str, Any]:
     """Return the arguments of a tool call as an object. text: JSON written by the model, possibly
-    cut off. An empty text is an empty object.
+    cut off. An empty text, or null, is an empty object. Unpaired surrogates become U+FFFD.
 
     If the text is no object, or is nested deeper than MAX_DEPTH, return an object with the text
     under the name UNREAD.

@@ -72,7 +72,7 @@ class StopStrings:
 
     def push(self, text: str) -> str:
         """Add the next segment of the answer's text. Return the text certain to lie outside every
-        stop string."""
+        stop string. With is_kept, it includes the found one."""
         if self._state == START and self._first_letters.isdisjoint(text):
             return "" if self.found else text
         if self.found:
@@ -96,17 +96,16 @@ class StopStrings:
         return len(self._held)
 
     def finish(self) -> str:
-        """Return the text held back, because the answer or one of its parts has ended. No stop
+        """Return the text held back, at the end of the answer or of one of its parts. No stop
         string continues in later text."""
         rest, self._held, self._state = self._held, "", START
         return rest
 
 
 def held_back(text: str, markers: Iterable[str]) -> int:
-    """Return the number of characters at the end of `text` possibly beginning a marker.
-
-    For markers as short as a tag: the cost depends on their lengths, not on the text's.
-    """
+    """Return the number of characters at the end of `text` possibly beginning a marker. A whole
+    marker does not count. For markers as short as a tag: the cost depends on their lengths, not on
+    the text's."""
     longest = 0
     for marker in markers:
         at = text.find(marker[0], max(len(text) - len(marker) + 1, 0))

@@ -48,7 +48,8 @@ class Thinking(Enum):
 
 def thinking_behind(prompt: str, source: str) -> Thinking:
     """Return the thinking state at the end of a prompt: opened, allowed or never. prompt: rendered
-    text with the answer's opening. source: the template's source."""
+    text with the answer's opening. source: the template's source; without a thinking tag in it, the
+    state is never."""
     if END_OF_THINK not in source and THINK not in source:
         return Thinking.NEVER
     end = prompt[-64:].rstrip()
@@ -132,7 +133,7 @@ class TextAnswer:
 
     def ended(self, end: m.Finished) -> tuple[Piece, Ending]:
         """Return the text held back until now, and the answer's ending. end: the engine's message
-        about the end. Raises RequestAborted."""
+        about the end. Raises RequestAborted for an abort without stop()."""
         if end.reason is m.FinishReason.ABORT and not self._stopped:
             raise RequestAborted("the request was aborted before its answer ended")
         if end.reason is m.FinishReason.STOP and not self._stopped and not self._stops.is_kept:
@@ -159,8 +160,8 @@ async def first_look(
 async def first_looks(
     streams: Sequence[AsyncGenerator[Item, None]], seconds: float
 ) -> AsyncIterator[list[AsyncIterator[Item]]]:
-    """Apply first_look() to several streams at once. Wait until each has its first item, one has
-    failed, or `seconds` have passed."""
+    """Apply first_look() to several streams together. Wait until each has its first item, one has
+    failed, or `seconds` have passed. Raise the error of a failed one."""
     firsts = [asyncio.ensure_future(anext(items)) for items in streams]
     try:
         await asyncio.wait(firsts, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
@@ -260,8 +261,8 @@ class ChatEnding:
 
 
 _JOINED_AT_ONCE = 64
-"""Number of pieces joined at once. The joined text takes some two bytes for each piece beyond its
-characters."""
+"""Number of pieces joined in one step. The joined text takes some two bytes for each piece beyond
+its characters."""
 
 
 class GrowingText:

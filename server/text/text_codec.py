@@ -58,8 +58,8 @@ class WorkThreads:
     async def run(self, line: str, work: Work[Result], size: int = 0) -> Result:
         """Run the work on a thread. Return its result or raise its exception. line: name of the
         caller's queue (RequestContext.line); queues take turns. size: number of bytes read by the
-        work. Raises Busy if `waiting` work items are held: at once, or later in favour of another
-        queue."""
+        work. Raises Busy if `waiting` work items of its kind are held: immediately, or later in
+        favour of another queue."""
         threads = self._large if size > _LARGE_BYTES else self._threads
         try:
             begun = threads.submit(line, lambda: _tidied(work, self._memory))
@@ -140,7 +140,8 @@ class TextCodec:
 
     @property
     def most_characters(self) -> int:
-        """Return the largest number of characters of a text within the model's context."""
+        """Return an upper limit on the characters of a text within the model's context: its tokens
+        times the longest token's bytes."""
         longest = 1 if self.tokenizer is None else self.tokenizer.longest_token
         return self.max_tokens * longest
 

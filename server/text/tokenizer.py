@@ -168,8 +168,8 @@ class IncrementalDetokenizer:
         return text
 
     def leave_out_end(self) -> None:
-        """Drop the last token's text, because the token ended the answer. Here it has no text
-        anyway."""
+        """Drop the last token's text, because the token ended the answer. This class holds back no
+        such text, and does nothing."""
 
     def finish(self) -> str:
         """Return the text left after the last token: U+FFFD for an unfinished character."""

@@ -96,7 +96,7 @@ _GONE = "this front has lost its node's registry; ask again"
 
 
 TakeMessage = Callable[[Any], None]
-"""A function to handle one message of the registry. Returns at once."""
+"""A function to handle one message of the registry. Returns without waiting."""
 
 
 class RegistryLink(FrameProtocol):
@@ -138,7 +138,7 @@ class RegistryLink(FrameProtocol):
         given up.
 
         Raises the errors of worker_frame(); then nothing was asked. The future raises the refusal's
-        error, and the error of `at_once`.
+        error, the error of `at_once`, and ServerError if the registry is gone.
         """
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if self._closed.is_set():

@@ -63,7 +63,7 @@ class WorkerPool:
 
     async def start(self, registry: Registry) -> tuple[str, str | None]:
         """Start the workers. Return the HOST:PORT of gRPC and of HTTP for clients, once all workers
-        take calls. Raises BindError, WorkerError."""
+        take calls. HTTP's is None without an HTTP server. Raises BindError, WorkerError."""
         self._registry = registry
         config = self._job.config
         try:

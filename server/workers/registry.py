@@ -112,8 +112,9 @@ class AskTable(Generic[BegunT]):
         return None if entry is None else entry.begun
 
     def begin(self, call: int, begun: BegunT, parts: int = 1) -> bool:
-        """Record the arrival of an ask. Return False if its end arrived first: then nothing may be
-        started for it. begun: object to keep for the ask. parts: number of its parts to end.
+        """Record the arrival of an ask. Return True, or False if its end arrived first: then
+        nothing may be started for it. begun: object to keep for the ask. parts: number of its parts
+        to end.
 
         Raises AskOrderError if the ask has an entry already.
         """
@@ -138,8 +139,8 @@ class AskTable(Generic[BegunT]):
         entry.state = _AT_GRANT[entry.state]
 
     def end(self, call: int) -> AskState | None:
-        """Record the end of the whole ask. Return the ask's previous state; None: it had no
-        entry."""
+        """Record the end of the whole ask, even before it. Return the ask's previous state; None:
+        it had no entry."""
         entry = self._entries.get(call)
         if entry is None:
             if call > self._highest:
@@ -150,7 +151,7 @@ class AskTable(Generic[BegunT]):
 
     def end_part(self, call: int) -> AskState | None:
         """Record the end of one part of the ask. The end of the last part ends the ask. Return the
-        ask's previous state; None: it had no entry."""
+        ask's previous state; None: it had no entry. An end before its ask is kept for begin()."""
         entry = self._entries.get(call)
         if entry is None:
             if call > self._highest:
@@ -544,8 +545,8 @@ class Registry:
 
     def gone_from_engine(self, number: int, left: Sequence[m.RequestId]) -> None:
         """Record the end of a worker's link to the engine: the engine takes nothing more from it
-        and has aborted its requests. number: number of the worker. left: ids of the aborted
-        requests."""
+        and has aborted its requests. number: number of the worker; an unknown one is ignored. left:
+        ids of the aborted requests."""
         seat = self._seats.get(number)
         if seat is not None:
             seat.in_engine = frozenset(left)
@@ -559,7 +560,8 @@ class Registry:
 
     def abort_asked(self, name: m.RequestId) -> None:
         """Pass an abort to the request's worker, because the engine may have received the abort
-        before the request. name: the engine's id of the request."""
+        before the request. Ignored if no worker has the request. name: the engine's id of the
+        request."""
         seat = self._node.owners.get(name)
         if seat is not None:
             seat.send([w.AbortAsked(name)])

@@ -163,7 +163,8 @@ class WorkerClient:
         yield visible_end(part, context)
 
     def abort(self, request_id: m.RequestId, caller: Caller) -> None:
-        """Abort a request of this worker. The registry aborts requests of other workers."""
+        """Abort a request of this worker; other ids are ignored. The registry aborts requests of
+        other workers."""
         name = self._own.get((caller.name, request_id))
         if name is not None:
             self._post([m.Abort(name)])
@@ -173,7 +174,7 @@ class WorkerClient:
             self._post([m.Abort(name)])
 
     def take(self, messages: Sequence[Any]) -> None:
-        """Pass on the messages of an engine's step for this worker's requests."""
+        """Pass on the messages of an engine's step for this worker's requests, despite errors."""
         for message in m.tokens_apart(messages):
             try:
                 self._dispatch(message)

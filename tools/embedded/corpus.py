@@ -92,7 +92,8 @@ def _novels(package: Path) -> Iterator[list[str]]:
 
 
 def _member(package: Path) -> bytes:
-    """Return the bytes of the lazy-load file inside data.tar.* inside the .deb's ar archive."""
+    """Return the bytes of the lazy-load file inside data.tar.* inside the .deb's ar archive. Raises
+    CorpusError."""
     raw = package.read_bytes()
     if not raw.startswith(b"!<arch>\n"):
         raise CorpusError(f"{package}: is no Debian package; download r-cran-janeaustenr again")
@@ -109,7 +110,8 @@ def _member(package: Path) -> bytes:
 
 
 def _string_vector(record: bytes, package: Path) -> list[str]:
-    """Parse one R serialisation (XDR, version 3) of a plain character vector."""
+    """Parse one R serialisation (XDR, version 3) of a plain character vector. Raises
+    CorpusError."""
     encoding_length = struct.unpack_from(">i", record, 14)[0]
     at = 18 + encoding_length
     kind, count = struct.unpack_from(">ii", record, at)

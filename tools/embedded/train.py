@@ -252,8 +252,8 @@ def main() -> None:
 
 
 def _write_excerpt(corpus: Corpus, directory: Path) -> str:
-    """Return the start of one held-out chapter, cut at a word; also writes it beside the
-    weights."""
+    """Return the start of one held-out chapter, cut at a word; also writes it into the folder of
+    the weights."""
     text = corpus.held_out[len(corpus.held_out) // 2].text[:_EXCERPT_CHARACTERS]
     excerpt = text[: text.rindex(" ")] + "\n"
     (directory / _EXCERPT).write_text(excerpt, encoding="utf-8")
@@ -267,8 +267,8 @@ def _train(
     settings: argparse.Namespace,
     started: float,
 ) -> tuple[list[dict[str, float | None]], nn.Module]:
-    """Train the model. Returns the loss curve and the weights with the best result on
-    `validation`."""
+    """Train the model, perhaps ending early. Returns the loss curve and the weights with the best
+    result on `validation`."""
     step = TrainingStep(model, settings.weight_decay)
     batches = _batches(data, settings)
     steps = settings.epochs * data.text_tokens // settings.batch_tokens

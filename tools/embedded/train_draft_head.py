@@ -115,8 +115,8 @@ def _train(
     settings: argparse.Namespace,
     started: float,
 ) -> tuple[list[dict[str, Any]], DraftHead]:
-    """Train the draft layer. Returns the loss curve, and the layer with the best result on
-    `validation`."""
+    """Train the draft layer, perhaps ending early. Returns the loss curve, and the layer with the
+    best result on `validation`."""
     groups = parameter_groups(head, settings.weight_decay)
     optimiser = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95))
     order = random.Random(settings.seed)

@@ -137,7 +137,7 @@ def save_weights(tensors: dict[str, Tensor], directory: Path) -> None:
 
 def add_draft_head(directory: Path, trained: Path) -> None:
     """Put a trained draft layer into the folder's weights, replacing any earlier one. Its training
-    record is stored beside the weights."""
+    record is stored in the same folder."""
     kept = {
         name: tensor
         for name, tensor in load_file(directory / _WEIGHTS).items()

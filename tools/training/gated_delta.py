@@ -17,7 +17,8 @@ _CHUNK = 64
 
 
 def install() -> None:
-    """Make transformers' Qwen3.5 layers of this process use the operators of this module."""
+    """Make transformers' Qwen3.5 layers of this process use the operators of this module. Raises
+    ImportError."""
     for name, operator in (
         ("torch_chunk_gated_delta_rule", gated_delta_rule),
         ("causal_conv1d_fn", causal_convolution),

@@ -46,8 +46,8 @@ class FinishedLayers:
     def long_finished(
         cls, first_logical_page: int, local_pages: tuple[int, ...], state_slot: int
     ) -> "FinishedLayers":
-        """Return the plan for layers finished by earlier forwards: their chunks may be sent at
-        once."""
+        """Return the plan for layers finished by earlier forwards: their chunks may be sent
+        immediately."""
         return cls(_BEFORE_ANY_TICK, first_logical_page, local_pages, state_slot)
 
     @property

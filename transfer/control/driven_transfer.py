@@ -168,8 +168,8 @@ class ReceivingTransfer(DrivenTransfer):
         self._receiver.forget(self.transfer_id)
 
     def _verify(self, action: do.Verify) -> Event | None:
-        """Compare the digests at once if all layer chunks have arrived. Otherwise compare them in a
-        task, while the transfer's events go on."""
+        """Compare the digests immediately if all layer chunks have arrived. Otherwise compare them
+        in a task, while the transfer's events go on."""
         try:
             if self._receiver.verify_arrived(self.transfer_id, self.generation, action.sent):
                 return on.Verified()
@@ -302,8 +302,8 @@ class LiveTransfers(Generic[Key, TransferT]):
             self._over(transfer, failure)
 
     async def end(self, patience: float) -> None:
-        """Wait until all transfers are over; after `patience` seconds end the rest at once, without
-        a fence."""
+        """Wait until all transfers are over; after `patience` seconds end the rest without a
+        fence."""
         if self._transfers:
             try:
                 await asyncio.wait_for(self._emptied.wait(), patience)

@@ -50,8 +50,8 @@ class Outbox(Generic[Message]):
         self._changed.set()
 
     async def take(self) -> list[Message]:
-        """Wait for messages and return them as the next batch; empty once the outbox is closed and
-        empty."""
+        """Wait for messages and return them as the next batch, limited in size; empty once the
+        outbox is closed and empty."""
         while not self._waiting and not self._closed:
             self._changed.clear()
             await self._changed.wait()

@@ -54,9 +54,9 @@ class WatchedProcess:
     def watch(
         cls, writer: ProcessIdentity, clock: Callable[[], float] = time.monotonic
     ) -> Self | None:
-        """Watch the writer's process. Return None if it is on another host or cannot be watched:
-        its death is then no evidence. Return None also for another network namespace: after a death
-        in it, bytes may be in connections invisible from here."""
+        """Watch the writer's process. Return None if it is on another host, dead, or cannot be
+        watched: its death is then no evidence. Return None also for another network namespace:
+        after a death in it, bytes may be in connections invisible from here."""
         if not writer.here() or not _shares_network(writer.pid):
             return None
         try:
@@ -120,8 +120,8 @@ class WriterLife:
         return self._process is not None
 
     def answering(self) -> None:
-        """Record an answer to the writer's question for its lease. Call it after the question has
-        come and before it is answered."""
+        """Record an answer to the writer's question for its lease; no effect after lose(). Call it
+        after the question has come and before it is answered."""
         if not self._lost:
             self._answered = self._clock()
 
@@ -169,7 +169,7 @@ class ConnectionBreaker:
 
     async def end(self, writer: WriterLife, reason: FenceReason) -> None:
         """Break the writer's endpoints if `reason` needs it. Return once no more of its bytes can
-        arrive."""
+        arrive; immediately for DRAIN_ACKNOWLEDGED."""
         match reason:
             case FenceReason.DRAIN_ACKNOWLEDGED:
                 return

@@ -82,8 +82,8 @@ class EndedTransfers:
         return f"transfer {transfer_id} is open: take a new number" if is_open else None
 
     def aborted(self, connection: str, transfer_id: int, generation: int) -> Drain:
-        """Return the drain of an aborted transfer without a live state. It counts as ended from now
-        on, even if its opening message comes later."""
+        """Return the drain of an aborted transfer without a live state; DRAINED if none is
+        remembered. It counts as ended from now on, even if its opening message comes later."""
         drain = self.drain(connection, transfer_id, generation) or Drain.DRAINED
         self.remember(connection, transfer_id, generation, drain)
         return drain

@@ -41,7 +41,8 @@ class HeartbeatTimeout:
         self._late = 0
 
     def tick(self, now: float) -> bool:
-        """Count the peer's silence since the last call. Return True if the peer is lost."""
+        """Count the peer's silence since the last call. Return True if lost: too silent, or
+        LATE_TICKS calls were late."""
         gap, self._ticked = now - self._ticked, now
         if gap > 2 * self.period:
             self._late += 1
@@ -69,7 +70,8 @@ class Beating:
 
     def renewed(self, sequence: int, now: float) -> float | None:
         """Take a renewal with this heartbeat number. Return the time of its heartbeat: the granted
-        lease counts from it. Return None if the renewal grants none."""
+        lease counts from it. Return None if it grants none: the heartbeat is unknown, or answered
+        already."""
         self._renewal = max(self._renewal, sequence)
         asked = self._asked.pop(sequence, None)
         if asked is None:
@@ -90,9 +92,9 @@ class Renewing:
         self._asked = {0: now}
 
     def heartbeat(self, sequence: int, received: int, now: float) -> float | None:
-        """Take a heartbeat; the caller sends the renewal with its number at once. received: number
-        of the renewal confirmed by it. Return the time of this renewal, for the lease counted from
-        it; None if no lease is granted. Raises PeerInvalid if too many renewals are unconfirmed."""
+        """Take a heartbeat; the caller must send the renewal with its number. received: number of
+        the renewal confirmed by it. Return the time of this renewal, for the lease counted from it;
+        None if no lease is granted. Raises PeerInvalid if too many renewals are unconfirmed."""
         self.heartbeat_timeout.received(now)
         asked = self._asked.get(received)
         self._asked = {number: at for number, at in self._asked.items() if number >= received}

@@ -74,8 +74,7 @@ class Ready(Message):
 
 @dataclass(frozen=True)
 class Held(Message):
-    """Sender's notice of a held prefix: all layer chunks may be sent at once, and no token
-    comes."""
+    """Sender's notice of a held prefix: all layer chunks may be sent now, and no token comes."""
 
     generation: int
 

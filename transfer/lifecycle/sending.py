@@ -83,7 +83,7 @@ class Sending:
         return self._terms.look
 
     def step(self, event: Event, now: float) -> list[Action]:
-        """Take one event and return the actions to perform, in order."""
+        """Take one event and return the actions to perform, in order; none once ended."""
         if self.is_over:
             return []
         try:
@@ -175,8 +175,8 @@ class Sending:
         return self._say_end("the gateway's call did not come", Drain.DRAINED)
 
     def _moved(self, position: int, now: float) -> list[Action]:
-        """Send the changed queue position at once, unless one was sent a moment ago; then the next
-        repetition has it. So a long, fast queue costs each of its transfers few messages."""
+        """Send the changed queue position immediately, unless one was sent a moment ago; then the
+        next repetition has it. So a long, fast queue costs each of its transfers few messages."""
         moved, self._position = position != self._position, position
         if not moved or now - self._said_at < _SAID_AGAIN_SECONDS:
             return []

@@ -47,8 +47,8 @@ class SteppedSide(ABC):
 
     @abstractmethod
     def perform(self, action: Action) -> Event | None:
-        """Perform the action. Return the event answering it; None if no answer comes at once.
-        Raises TransferError if the action is rejected."""
+        """Perform the action. Return the event answering it; None if the answer comes later, or
+        never. Raises TransferError if the action is rejected."""
 
     @abstractmethod
     def over(self, failure: Exception | None) -> None:

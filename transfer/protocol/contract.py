@@ -88,7 +88,8 @@ class Contract:
     weights_format: str = NOT_USED
 
     def flat(self) -> dict[str, str]:
-        """Return all contract fields as texts by name; the layout's fields are among them."""
+        """Return all contract fields as texts by name, with the layout's fields; layer_kinds leaves
+        out draft layers."""
         values = {f.name: str(getattr(self, f.name)) for f in fields(self) if f.name != "layout"}
         for field in fields(self.layout):
             values[field.name] = str(getattr(self.layout, field.name))
@@ -100,7 +101,7 @@ class Contract:
 
 def diff(ours: dict[str, str], theirs: dict[str, str]) -> tuple[Difference, ...]:
     """Return the fields with different values in two flat contracts, or present in only one, sorted
-    by name."""
+    by name. _CARRIED fields may differ."""
     names = sorted(ours.keys() | theirs.keys())
     missing = "(absent)"
     return tuple(

@@ -189,8 +189,8 @@ def node_to_wire(node: NodeIdentity) -> pb.Node:
 
 
 def node_from_wire(node: pb.Node) -> NodeIdentity:
-    """Return the peer's identity. Raises PeerInvalid naming the field; MetadataUnusable if the
-    checksum of the transport metadata differs."""
+    """Return the peer's identity; 0 ranks read as 1. Raises PeerInvalid naming the field;
+    MetadataUnusable if the checksum of the transport metadata differs."""
     if len(node.epoch) != EPOCH_BYTES:
         raise PeerInvalid(f"node.epoch has {len(node.epoch)} bytes, not {EPOCH_BYTES}")
     metadata = node.transport_metadata

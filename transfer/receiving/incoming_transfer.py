@@ -91,8 +91,8 @@ class IncomingTransfer:
     def arrive(
         self, header: ChunkHeader, digest: int, landed_at: float, verified_at: float
     ) -> None:
-        """Record an arrived chunk. REQUIRES: pages_of(header) did not raise, and has(header) is
-        False."""
+        """Record an arrived chunk. landed_at, verified_at: of ArrivedChunk. REQUIRES:
+        pages_of(header) did not raise, and has(header) is False."""
         self._arrived[header.sequence] = ChunkDigest(header, digest)
         self.arrivals.append(ArrivedChunk(header.sequence, landed_at, verified_at))
         first = header.first_page - self.destination.first_page
@@ -119,12 +119,12 @@ class IncomingTransfer:
 
     def wait_for(self, sent: Sequence[ChunkDigest], timeout: float) -> None:
         """Wait until all chunks in `sent` have arrived, the transfer is forgotten, or `timeout`
-        seconds are over."""
+        seconds are over. REQUIRES: the lock is held."""
         self.changed.wait_for(lambda: self.forgotten or not self.missing(sent), timeout)
 
     def verify(self, sent: Sequence[ChunkDigest]) -> None:
         """Raise ChunksMissing or DigestMismatch unless exactly the chunks in `sent` arrived,
-        unchanged, and fill the whole destination."""
+        unchanged, and fill the whole destination. Success seals the transfer."""
         missing = self.missing(sent)
         if missing:
             raise ChunksMissing(
@@ -182,8 +182,8 @@ class LayerBarrier:
         self._closed = False
 
     def wait(self, layer: int) -> bool:
-        """Block until all of the transfer's bytes of `layer` have arrived. Return False if they
-        never will: the transfer has ended, or the barrier is closed."""
+        """Block until all of the transfer's bytes of `layer` have arrived, and return True. Return
+        False if they never will: the transfer has ended, or the barrier is closed."""
         with self._changed:
             if not self._decided(layer):
                 began = self._clock()

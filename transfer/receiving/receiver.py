@@ -108,8 +108,9 @@ class Receiver:
         self._bell.ring()
 
     def forget(self, transfer_id: int) -> None:
-        """Stop counting the transfer's chunks. Idempotent. Later chunks are dropped and counted as
-        unknown. Before the transfer's ids are used again, its writer must be fenced."""
+        """Stop counting the transfer's chunks, and wait for a running decode. Idempotent. Later
+        chunks are dropped and counted as unknown. Before the transfer's ids are used again, its
+        writer must be fenced."""
         with self._lock:
             incoming = self._transfers.pop(transfer_id, None)
             if incoming is not None:
@@ -148,10 +149,8 @@ class Receiver:
         self, transfer_id: int, generation: int, sent: Sequence[ChunkDigest], timeout: float
     ) -> None:
         """Wait until all chunks in `sent` have arrived, at most `timeout` seconds, then compare
-        digests. Raises ChunksMissing or DigestMismatch.
-
-        It waits because the sender's last message may overtake the last notifications.
-        """
+        digests. Raises DigestMismatch, or ChunksMissing: also if the transfer is not expected. It
+        waits because the sender's last message may overtake the last notifications."""
         with self._lock:
             incoming = self._expected(transfer_id, generation)
             incoming.wait_for(sent, timeout)
@@ -162,8 +161,8 @@ class Receiver:
     def verify_arrived(
         self, transfer_id: int, generation: int, sent: Sequence[ChunkDigest]
     ) -> bool:
-        """Compare digests as verify() does, but without a wait. Return False if some chunks of
-        `sent` have not arrived."""
+        """Compare digests as verify() does, with its errors, but without a wait. Return False if
+        some chunks of `sent` have not arrived, else True."""
         with self._lock:
             incoming = self._expected(transfer_id, generation)
             if incoming.missing(sent):

@@ -39,8 +39,8 @@ latency from speed."""
 
 
 def fixed_runs(layers: int, layers_per_window: int) -> list[Run]:
-    """Return runs (first layer, end layer) of layers_per_window layers each. Raises ChunkPlanError
-    if layers_per_window is below 1."""
+    """Return runs (first layer, end layer) of layers_per_window layers each; the last may be
+    shorter. Raises ChunkPlanError if layers_per_window is below 1."""
     if layers_per_window < 1:
         raise ChunkPlanError(f"layers_per_window must be at least 1, not {layers_per_window}")
     return [
@@ -54,7 +54,8 @@ def budget(cost: LinkSpeed | None, least_seconds: float = _LEAST_SECONDS) -> int
 
     A chunk of this size takes as long on the wire as the fixed time of a chunk without bytes. So
     the fixed times cost at most half of a link. If `least_seconds` is longer, the chunk takes this
-    time. The result is 0, so one layer a chunk, if the link's cost is unknown.
+    time. The result is 0, so one layer a chunk, if the link's cost is unknown. If only chunks of
+    one size were measured, the result is _PROBE times their mean size.
     """
     if cost is None:
         return 0

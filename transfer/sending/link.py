@@ -91,7 +91,7 @@ class LinkCost:
 
     def flushed(self, size: int, posted_at: float, now: float) -> None:
         """Record flushed chunks of `size` bytes in all. posted_at: post time of the first. Times
-        are of one monotonic clock."""
+        are of one monotonic clock. Chunks without bytes teach no cost."""
         self.in_flight_bytes -= size
         seconds = now - max(posted_at, self.last_flush)
         self.last_flush = max(self.last_flush, now)
@@ -168,8 +168,8 @@ class Link:
 
     @cached_property
     def rings(self) -> bool:
-        """Return True if the transport rings a bell when a posted write ends; else it must be
-        polled."""
+        """Return True if the transport rings a bell when a posted write ends, to wake the sender's
+        thread. Else it must be polled."""
         return self.source.transport.rings(self.endpoint)
 
     @property
@@ -244,8 +244,8 @@ class WriteLeases:
             return peer
 
     def renew(self, name: str, asked_at: float) -> None:
-        """Renew the peer's lease from asked_at on. An unknown name is ignored: the peer was removed
-        before its answer came."""
+        """Renew the peer's lease from asked_at on; an older asked_at changes nothing. An unknown
+        name is ignored: the peer was removed before its answer came."""
         with self._lock:
             peer = self._peers.get(name)
             if peer is not None:

@@ -108,7 +108,8 @@ class OutgoingTransfer:
 
     @property
     def has_something_to_end(self) -> bool:
-        """Return True if a chunk is in flight, or the transfer itself can end."""
+        """Return True if a chunk is in flight, the transfer is stopped, or its last chunk was
+        taken."""
         if self.posted or self.stop_reason is not None:
             return True
         return self._last_planned and not self.waiting
@@ -124,8 +125,8 @@ class OutgoingTransfer:
             return None
 
     def accept(self, plan: FinishedLayers) -> FinishedLayers:
-        """Record the plan, and return the part of it to send: without pages held by the receiver.
-        Raises ChunkPlanError, and then records nothing."""
+        """Record the plan; return its part to send: no pages held by the receiver, no state without
+        a slot. Raises ChunkPlanError, and then records nothing."""
         if self._last_planned:
             raise ChunkPlanError(
                 f"transfer {self.transfer_id}: a forward was planned after the one with the state"
@@ -148,8 +149,8 @@ class OutgoingTransfer:
         return lacked if self.destination.slot is not None else replace(lacked, state_slot=None)
 
     def _end_after(self, plan: FinishedLayers) -> int:
-        """Return the end page of all plans, this plan included. Raises ChunkPlanError on a gap or
-        an overlap."""
+        """Return the end page of all plans, this plan included, or the destination's first page.
+        Raises ChunkPlanError on a gap or an overlap."""
         lacks = self.destination.first_page
         if not plan.local_pages:
             return lacks if self._planned_end is None else self._planned_end
@@ -217,8 +218,8 @@ class OutgoingTransfer:
         )
 
     def _finished(self, posted: Posted) -> tuple[tuple[float, ...], float]:
-        """Return the finish time of each of the chunk's layers, and the time when sending the chunk
-        began."""
+        """Return the finish time of each of the chunk's layers (if unknown, the start of loading).
+        Also return the time when sending began."""
         header, tick = posted.chunk.header, posted.chunk.tick
         first = tick - (header.end_layer - header.first_layer) + 1
         times = self.link.source.steps.times_of(first, tick + 1)
@@ -243,12 +244,12 @@ class OutgoingTransfer:
 
     @property
     def all_taken(self) -> bool:
-        """Return True if the transfer's last chunk was taken from the queue to be posted."""
+        """Return True if the transfer's last forward is planned and no chunk waits in the queue."""
         return self._last_planned and not self.waiting
 
     @property
     def complete(self) -> bool:
-        """Return True if every chunk of the transfer is posted and flushed."""
+        """Return True if every chunk of the unstopped transfer is posted and flushed."""
         return self.all_taken and not self.stopped and not self.posted
 
     def stop(self, reason: str, now: float) -> None:

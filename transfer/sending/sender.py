@@ -269,11 +269,11 @@ class Sender:
             return chunks * link.rate.cost.chunk_seconds + shared * link.rate.cost.byte_seconds
 
     def abort(self, transfer_id: int, peer: str) -> "Future[Drain]":
-        """Post nothing more for this transfer; the returned future resolves when its posted chunks
-        have ended.
+        """Post nothing more for this transfer. Return a future of its Drain, for the end of its
+        posted chunks.
 
-        Idempotent; an ended transfer, or one of another peer, resolves at once. An aborted
-        transfer's on_end is not called.
+        Idempotent. An ended transfer, or one of another peer, gets a resolved future: FORCED for a
+        given-up drain, else DRAINED. An aborted transfer's on_end is not called.
         """
         now = self._clock()
         with self._lock:

@@ -140,8 +140,8 @@ class Transport(ABC):
         return 0.0005
 
     def ring_at_ends(self, bell: Bell) -> None:
-        """Ring the bell from now on whenever a write to an endpoint has ended, if rings() is True
-        for the endpoint."""
+        """Ring the bell (wake its waiting thread) from now on whenever a write to an endpoint has
+        ended. Endpoints with rings() False are left out."""
         return None
 
     def rings(self, endpoint: "Endpoint") -> bool:
@@ -161,8 +161,8 @@ class Transport(ABC):
         return {}
 
     def expect_peers(self) -> None:
-        """Begin preparing for the first connect(), so it need not wait; return at once. Raises
-        TransportError."""
+        """Begin preparing for the first connect(), so it need not wait; return without waiting.
+        Raises TransportError."""
         return None
 
     @abstractmethod

@@ -145,7 +145,7 @@ class RoutedTransport(Transport):
 
     def register_ranks(self, arenas: Sequence[RankMemory], size: int, stride: int) -> Region:
         """Register with the member transports supporting several ranks; close and remove the
-        others."""
+        others. Raises TransportError without any."""
         reasons = []
         for name, member in [*self._members.items()]:
             try:

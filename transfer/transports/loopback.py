@@ -99,7 +99,7 @@ class LoopbackTransport(Transport):
         self._through_at = 0.0
         self.bytes_per_second: float | None = None
         """Speed of the simulated wire in bytes a second; posted writes then take turns. None:
-        writes complete at once."""
+        writes complete immediately."""
         self._node: _Node | None = None
 
     @property

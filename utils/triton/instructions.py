@@ -28,7 +28,7 @@ HAS_INSTRUCTIONS = tl.constexpr(not triton.knobs.runtime.interpret)
 
 def dependent(tensor: Tensor) -> dict[str, bool]:
     """Return the launch arguments of a kernel with the constant DEPENDENT, for overlapping launches
-    on the tensor's device."""
+    on the tensor's device. Only NVIDIA GPUs from Hopper on overlap launches."""
     if tensor.is_cuda and torch.cuda.get_device_capability(tensor.device) >= (9, 0):
         return {"DEPENDENT": True, "launch_pdl": True}
     return {"DEPENDENT": False}

@@ -45,7 +45,7 @@ class KernelSpec:
         i32: str = "",
         **types: str,
     ) -> "KernelSpec":
-        """Make a spec with types found by this project's argument names: eps and scale are fp32
+        """Return a spec with types found by this project's argument names. eps and scale are fp32
         numbers, arguments in do_not_specialize are i32, other strides are multiples of 16. types:
         Triton types of other arguments, by name. pointers: type of the remaining arguments. fp32,
         i32: names of arguments with such pointers, separated by blanks."""

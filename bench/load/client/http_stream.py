@@ -82,8 +82,8 @@ class HttpStream(asyncio.Protocol):
             self._transport.abort()
 
     def _read_head(self) -> bool:
-        """Parse the response head if it is complete. Returns True once the chunked body has
-        begun."""
+        """Parse the response head if it is complete. Returns True once the chunked body has begun.
+        Other statuses than 200 fail."""
         head, found, rest = self._received.partition(_END_OF_HEAD)
         if not found:
             return False

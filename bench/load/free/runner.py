@@ -104,8 +104,8 @@ class FreeRunner:
 
 class LayerTicks:
     """The step counter's ticks, one for each layer of a forward. Ticks are spread evenly over a
-    forward with a duration; otherwise they come at once. launched: the counter's value after all
-    launched forwards have ended."""
+    forward with a duration; otherwise all come at its launch. launched: the counter's value after
+    all launched forwards have ended."""
 
     def __init__(self, steps: StepCounter, layers: int, *, timed: bool) -> None:
         """Set up the ticks. timed: True if forwards take time; then a separate thread ticks, like a

@@ -175,8 +175,8 @@ _read_reply = msgspec.msgpack.Decoder(Reply)
 
 
 def outcome_raised(verdict: Verdict) -> None:
-    """Raise the verdict's error (GrammarError, GrammarsBusy or GrammarsUnavailable). Return if the
-    grammar passed its trial."""
+    """Raise the verdict's error (GrammarError, GrammarsBusy or GrammarsUnavailable). Do nothing if
+    the grammar passed its trial."""
     match verdict.outcome:
         case Outcome.REFUSED:
             raise GrammarError(verdict.reason)
@@ -210,8 +210,8 @@ class GrammarTrials:
         return self._address()
 
     def verdict(self, caller: str, kind: GrammarKind, source: str) -> "Future[Verdict]":
-        """Begin the trial of a grammar source, or return its remembered verdict. caller: name of
-        the client charged for the trial."""
+        """Return the future verdict on a grammar source: a remembered one, or a new trial's.
+        Without a server it is UNAVAILABLE. caller: name of the client charged for the trial."""
         known = self._remembered.get((kind, source)) or self._closed
         future: Future[Verdict] = Future()
         if known is None and not _is_text(source):
@@ -230,8 +230,8 @@ class GrammarTrials:
         return future
 
     async def check(self, caller: str, kind: GrammarKind, source: str) -> None:
-        """Compile a grammar in the trial process, and wait for the verdict. Raises GrammarError
-        for a rejected grammar, GrammarsBusy, GrammarsUnavailable."""
+        """Compile a grammar in the trial process, or recall its verdict, and wait for it. Raises
+        GrammarError for a rejected grammar, GrammarsBusy, GrammarsUnavailable."""
         outcome_raised(await asyncio.wrap_future(self.verdict(caller, kind, source)))
 
     def warm_up(self) -> None:
@@ -323,8 +323,8 @@ class _Link:
                 self._wake()
 
     def _end(self, number: int, verdict: Verdict) -> None:
-        """End the wait for one verdict from this side, with another verdict. The server is asked to
-        stop the trial."""
+        """End the wait for one verdict from this side, with another verdict, if it still lasts. The
+        server is asked to stop the trial."""
         with self._lock:
             waiting = self._waiting.get(number)
         if waiting is None:

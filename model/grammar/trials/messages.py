@@ -71,7 +71,8 @@ class BrokenFrame(ValueError):
 
 
 def frame_of(message: msgspec.Struct) -> bytes:
-    """Encode the message as one frame. Raises UnicodeEncodeError if a text is not valid Unicode."""
+    """Return the message encoded as one frame. Raises UnicodeEncodeError if a text is not valid
+    Unicode."""
     body = msgspec.msgpack.encode(message)
     return len(body).to_bytes(_LENGTH_BYTES, "little") + body
 

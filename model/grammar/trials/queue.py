@@ -89,9 +89,9 @@ Action = Start | Kill | Answer
 
 @dataclass(frozen=True)
 class QueueBounds:
-    """Bounds of the trial queue. most_running: number of trials at once. most_waiting: number of
-    waiting sources of all callers. most_waiting_bytes: memory of these sources. patience: seconds
-    before a running trial times out. kept_bytes: memory of remembered verdicts."""
+    """Bounds of the trial queue. most_running: number of trials running together. most_waiting:
+    number of waiting sources of all callers. most_waiting_bytes: memory of these sources. patience:
+    seconds before a running trial times out. kept_bytes: memory of remembered verdicts."""
 
     most_running: int
     most_waiting: int = 256
@@ -101,7 +101,7 @@ class QueueBounds:
 
     @property
     def most_of_a_caller(self) -> int:
-        """Return the largest number of trials running at once for one caller."""
+        """Return the largest number of trials running simultaneously for one caller."""
         return max(1, self.most_running // 2)
 
 
@@ -167,8 +167,9 @@ class TrialQueue:
         return len(self._running)
 
     def ask(self, asker: Asker, caller: str, source: Source, now: float) -> list[Action]:
-        """Add one request for a trial. Return the actions for the server: an answer at once,
-        starts, or none yet. REQUIRES: the asker is new."""
+        """Add one request for a trial. Return the actions for the server: an immediate answer
+        (remembered, or FULL), starts, or none yet. A request displaced by this one is answered too.
+        REQUIRES: the asker is new."""
         known = self._verdicts.get(source)
         if known is not None:
             return [Answer(asker, known)]
@@ -185,7 +186,7 @@ class TrialQueue:
 
     def leave(self, asker: Asker, now: float) -> list[Action]:
         """Forget a client's request for a trial, and return the actions for the server. Do nothing
-        if the request has been answered."""
+        if the request has been answered. A running trial is killed if nobody else waits for it."""
         for trial, running in self._running.items():
             if running.wanted.askers.pop(asker, None) is not None:
                 return [] if running.wanted.askers else [Kill(trial)]
@@ -208,7 +209,8 @@ class TrialQueue:
         self, trial: TrialId, verdict: Verdict, cpu_seconds: float, now: float
     ) -> list[Action]:
         """Record the end of a trial's child process, normal or killed. Return the answers to its
-        askers and the next starts. cpu_seconds: processor time of the child."""
+        askers and the next starts. A final verdict with askers is remembered. cpu_seconds:
+        processor time of the child."""
         running = self._running.pop(trial)
         self._use.add(running.caller, cpu_seconds, now)
         found = verdict if running.verdict is None else running.verdict

@@ -4,8 +4,8 @@ FD: file descriptor of the listening socket. The server reads its settings (a Tr
 standard input. Not for people: a TrialHost starts it, and it ends with the host's process.
 
 Owns the clients' connections and the running children. It has one thread, so fork() is safe. It has
-built the token trees, so a forked child has them at once. The queue (queue.py) decides the order of
-trials. Only the selector's call blocks.
+built the token trees, so a forked child has them immediately. The queue (queue.py) decides the
+order of trials. Only the selector's call blocks.
 """
 
 import gc

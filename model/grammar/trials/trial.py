@@ -27,9 +27,6 @@ MAX_SECONDS = 2
 """Limit of a trial's processor time, in seconds."""
 MAX_ADDRESS_BYTES = 512 << 20
 """Limit of a trial's address space in bytes, the vocabulary's token tree included."""
-_STACK_BYTES = 2 << 20
-"""Limit of a trial's stack in bytes. Any later thread for compiling the grammar has a larger
-stack."""
 
 TOO_COSTLY = Verdict(
     Outcome.REFUSED, "takes too much time, memory or nesting to compile: simplify it"
@@ -56,7 +53,7 @@ class Trees:
 
     @classmethod
     def of(cls, vocabulary: Vocabulary) -> "Trees":
-        """Build the token trees of the model's vocabulary and of all bytes. Raises
+        """Build and return the token trees of the model's vocabulary and of all bytes. Raises
         GrammarsUnavailable."""
         return cls(token_tree(vocabulary), token_tree(ALL_BYTES))
 
@@ -77,9 +74,10 @@ def tried(trees: Trees, source: Source) -> Verdict:
 
 
 def fork_trial(try_source: Try, trees: Trees, source: Source) -> BoundedChild:
-    """Fork a child process to try the grammar source. REQUIRES: this process has one thread. Raises
-    OSError if no process can be started."""
-    bounds = ChildBounds(MAX_SECONDS, MAX_ADDRESS_BYTES, _STACK_BYTES)
+    """Fork a child process to try the grammar source, and return it. REQUIRES: this process has one
+    thread. Raises OSError if no process can be started."""
+    # The stack of any later thread for compiling the grammar is larger than this child's.
+    bounds = ChildBounds(MAX_SECONDS, MAX_ADDRESS_BYTES)
     return fork_bounded(lambda: msgspec.msgpack.encode(try_source(trees, source)), bounds)
 
 
@@ -93,7 +91,8 @@ def _resident_bytes() -> int:
 
 
 def verdict_of(end: ChildEnd) -> Verdict:
-    """Return the verdict of an ended child process."""
+    """Return the verdict of an ended child process: its own answer. For a killed or failed process,
+    or an unreadable answer, the kind of its end decides."""
     if os.WIFSIGNALED(end.status):
         ended_by_kernel = os.WTERMSIG(end.status) == signal.SIGKILL
         return _OUT_OF_MEMORY if ended_by_kernel else TOO_COSTLY

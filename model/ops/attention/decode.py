@@ -52,7 +52,8 @@ class DecodeWorkspace:
 
     @staticmethod
     def of(config: ModelConfig, batch: int, device: torch.device) -> "DecodeWorkspace":
-        """Make the memory for as many programs as run on the device at once."""
+        """Return memory for one program per multiprocessor of the device, shared among the key
+        heads. batch: largest number of sequences."""
         processors = 1
         if device.type == "cuda":
             processors = torch.cuda.get_device_properties(device).multi_processor_count
@@ -60,7 +61,8 @@ class DecodeWorkspace:
         return DecodeWorkspace.sized(config, batch, device, shares)
 
     def shares_of(self, kv: Tensor) -> int:
-        """Return the number of programs per key head, for pages of plain numbers or of FP8 rows."""
+        """Return the number of programs per key head: `shares` for pages of plain numbers, twice as
+        many for FP8 rows."""
         return self.shares * (_FP8_PROGRAMS if holds_fp8(kv) else 1)
 
     def of_tokens(self, tokens: int) -> "DecodeWorkspace":

@@ -63,8 +63,9 @@ class ContextBlocks:
         block_rows: int,
         attend: DenseAttention,
     ) -> "ContextBlocks":
-        """Divide each sequence's rows into blocks. A remainder of at most half a block, or with few
-        keys before it, makes no block, because our own kernel is as fast there."""
+        """Divide each sequence's rows into blocks, and return these. A remainder of at most half a
+        block, or with few keys before it, makes no block, because our own kernel is as fast there.
+        lengths, context_lens: tokens of each sequence in this forward, and before it."""
         blocks = []
         start = 0
         for sequence, (length, before) in enumerate(zip(lengths, context_lens, strict=True)):
@@ -169,7 +170,7 @@ def block_rows_of(config: ModelConfig, device: torch.device) -> int:
 
 
 def cudnn_attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute `DenseAttention` with cuDNN, in a 16-bit dtype."""
+    """Compute `DenseAttention` with cuDNN, in a 16-bit dtype. Return its output and weights."""
     q, k, v = (x.unsqueeze(0).transpose(1, 2) for x in (q, k, v))
     result = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True)
     return result[0].squeeze(0).transpose(0, 1), result[1].view(q.shape[1:3]).transpose(0, 1)
@@ -177,7 +178,7 @@ def cudnn_attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 def gathered_bytes(config: ModelConfig, tokens: int, dtype: torch.dtype) -> int:
     """Return the largest size in bytes of the gathered keys and values, for contexts of up to
-    `tokens` tokens."""
+    `tokens` tokens. It is 0 unless dtype has 16 bits."""
     if dtype.itemsize != 2:
         return 0
     keys = min(served_keys(tokens), MOST_KEYS)
@@ -196,8 +197,9 @@ def _join(output: Tensor, sums: Tensor, attended: Tensor, weights: Tensor) -> No
 def _gather(
     kv: Tensor, table: Tensor, start: int, keys: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Gather keys and values, each [keys, kv_heads, head_dim], of a sequence from position `start`
-    on. `start` and `keys` are whole pages. dtype: dtype of the result for FP8 rows."""
+    """Gather and return keys and values, each [keys, kv_heads, head_dim], of a sequence from
+    position `start` on. `start` and `keys` are whole pages. dtype: dtype of the result for FP8
+    rows."""
     if holds_fp8(kv):
         pages = table[start // PAGE_TOKENS :]
         # Import it here: a CPU's memory plan uses this file too, and need not have Triton.

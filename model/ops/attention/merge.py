@@ -19,7 +19,7 @@ from tasuki.utils.triton.kernel_spec import KernelSpec
 
 @dataclass(frozen=True)
 class _Block:
-    """Work of one program: `step` partial results at once, `slice` elements of a head."""
+    """Work of one program: `step` partial results together, `slice` elements of a head."""
 
     step: int
     slice: int

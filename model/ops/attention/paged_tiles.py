@@ -29,8 +29,9 @@ def tile_keys(q: Tensor) -> int:
 
 
 def page_tiles(kv: Tensor, tile: int) -> PageTiles:
-    """Return the descriptors with which a kernel loads tiles of `tile` tokens from kv. kv: dense,
-    as in page_rows.py."""
+    """Return two descriptors for a kernel: of tiles of `tile` tokens of kv, and of their scales.
+    The second is None for plain numbers. kv: as in page_rows.py. Raises ValueError unless kv is
+    dense."""
     if not kv.is_contiguous():
         raise ValueError(f"kv has strides {kv.stride()}: pages must be dense, as arena views are")
     if not holds_fp8(kv):
@@ -64,9 +65,9 @@ def tile_types(
 
 @triton.jit
 def exact_queries(queries, scale, scales):
-    """Return (queries, scale) in the form for `attend_tile`. For FP8 keys, 16-bit queries become
-    float16. A power of two per row moves them into float16's range exactly, and scale [M, 1]
-    reverses this. float16 products are as fast as bfloat16."""
+    """Return (queries, scale) in the form for `attend_tile`. For FP8 keys, bfloat16 queries become
+    float16; all others are unchanged. A power of two per row moves them into float16's range
+    exactly, and scale [M, 1] reverses this. float16 products are as fast as bfloat16."""
     if scales is not None and queries.dtype == tl.bfloat16:
         numbers = queries.to(tl.float32)
         # Scale to 2^14 at most, so the remainder left to smaller numbers is 2^-38 of it.

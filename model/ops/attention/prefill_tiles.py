@@ -49,8 +49,8 @@ class PrefillTiles:
         dtype: torch.dtype,
         device: torch.device,
     ) -> "PrefillTiles":
-        """Divide the rows of a forward into tiles. lengths: tokens of each sequence in this
-        forward; context_lens: tokens of each sequence before this forward."""
+        """Divide the rows of a forward into tiles, and return these. lengths: tokens of each
+        sequence in this forward; context_lens: tokens of each sequence before this forward."""
         context = ContextBlocks((), tile_rows(dtype), cudnn_attention)
         if device.type == "cuda" and dtype.itemsize == 2:
             rows = block_rows_of(config, device)
@@ -70,8 +70,8 @@ class PrefillTiles:
         dtype: torch.dtype,
         device: torch.device,
     ) -> "PrefillTiles":
-        """Make tiles for the keys not attended to in the blocks of `context`. Their contexts are
-        not split."""
+        """Return tiles for the keys not attended to in the blocks of `context`. Their contexts are
+        not split. Other arguments: see of()."""
         rows = tile_rows(dtype)
         served = context.served(rows)
         tiles: list[PlannedTile] = []
@@ -94,7 +94,7 @@ class PrefillTiles:
 
 def _splits(programs: int, longest: int, device: torch.device) -> int:
     """Return the number of parts of each tile's context: enough to fill the device, but each long
-    enough for a program of its own."""
+    enough for a program of its own. It is 1 on a CPU."""
     if device.type != "cuda":
         return 1
     processors = torch.cuda.get_device_properties(device).multi_processor_count

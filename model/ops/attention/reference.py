@@ -21,7 +21,7 @@ class ContextPlan:
     pages [n] int64: ids of the pages of its `context` tokens, this forward's included. mask
     [length, context] bool: true for keys seen. None: all keys are seen, or plain causal attention
     without earlier context, or stepped. stepped: each token is a query by itself, as in successive
-    forwards. A CPU's rounding of bf16 depends on the number of queries at once."""
+    forwards. A CPU's rounding of bf16 depends on the number of queries computed together."""
 
     start: int
     length: int
@@ -32,7 +32,7 @@ class ContextPlan:
 
     def queries(self) -> Iterator[tuple[slice, int, Tensor | None]]:
         """Yield one item for each attention call: its batch rows, the number of keys seen, and
-        their mask."""
+        their mask. Without a mask, all are seen. A stepped sequence has a call for each token."""
         if not self.stepped:
             yield slice(self.start, self.start + self.length), self.context, self.mask
             return
@@ -74,9 +74,10 @@ def plan_attention(
     page_tokens: int,
     stepped: Collection[int] = (),
 ) -> AttentionPlan:
-    """Plan attention for a forward. lengths: tokens of each sequence in it; context_lens: tokens of
-    each sequence before it; page_table [B, pages]: page ids; positions [T]: position of each token.
-    stepped: indices of the sequences with an answer's tokens, verified at once."""
+    """Return the plan of attention for a forward. lengths: tokens of each sequence in it;
+    context_lens: tokens of each sequence before it; page_table [B, pages]: page ids; positions [T]:
+    position of each token. stepped: indices of the sequences with an answer's tokens, verified
+    together."""
     device = page_table.device
     owner = torch.repeat_interleave(
         torch.arange(len(lengths), device=device), torch.tensor(lengths, device=device)

@@ -22,7 +22,7 @@ from tasuki.pycache.layout import PAGE_TOKENS
 from .long_context import MOST_KEYS
 
 LEAST_KEYS = 2**16
-"""Number of keys of FP8 pages converted at once, at least. With 4 heads of 256 two-byte elements,
+"""Number of keys of FP8 pages converted together, at least. With 4 heads of 256 two-byte elements,
 keys and values take 256 MiB."""
 
 PlannedTile = tuple[int, int, int, int, int]
@@ -51,7 +51,7 @@ class TileGroup:
 
 def tile_groups(tiles: Sequence[PlannedTile], device: torch.device) -> tuple[TileGroup, ...]:
     """Divide the tiles into groups by sequence, with bounded memory for each group's converted
-    pages. Each group keeps the order of its tiles."""
+    pages. Return the groups; each keeps the order of its tiles."""
     spans = _spans(tiles)
     groups: list[list[int]] = []
     room = 0
@@ -68,7 +68,7 @@ def tile_groups(tiles: Sequence[PlannedTile], device: torch.device) -> tuple[Til
 
 def turned_bytes(config: ModelConfig, tokens: int, dtype: torch.dtype) -> int:
     """Return the largest size in bytes of the converted pages, for contexts of up to `tokens`
-    tokens."""
+    tokens. It is 0 unless dtype has 16 bits."""
     if dtype.itemsize != 2:
         return 0
     keys = min(max(LEAST_KEYS, tokens + -tokens % PAGE_TOKENS), MOST_KEYS)
@@ -76,7 +76,7 @@ def turned_bytes(config: ModelConfig, tokens: int, dtype: torch.dtype) -> int:
 
 
 def on_device(rows: Sequence[Sequence[int]] | Tensor, device: torch.device) -> Tensor:
-    """Copy the rows to the device as int32, asynchronously."""
+    """Return a copy of the rows on the device as int32. The copy to a GPU is asynchronous."""
     packed = torch.as_tensor(rows, dtype=torch.int32)
     if device.type == "cuda":
         packed = packed.pin_memory()

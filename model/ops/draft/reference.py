@@ -23,8 +23,8 @@ class CarryPlan:
 def plan_carry(
     cu_seqlens: Tensor, read_slots: Tensor, saves: Sequence[tuple[int, int, int]]
 ) -> CarryPlan:
-    """Plan the hidden states read and stored by a forward. cu_seqlens [B + 1] int64: first row of
-    each sequence; read_slots [B] int64; saves: see Batch.saves()."""
+    """Return the plan of the hidden states read and stored by a forward. cu_seqlens [B + 1] int64:
+    first row of each sequence; read_slots [B] int64; saves: see Batch.saves()."""
     owners, offsets, slots = torch.tensor(saves, dtype=torch.int64).view(-1, 3).unbind(1)
     return CarryPlan(cu_seqlens[:-1], read_slots, cu_seqlens[owners] + offsets - 1, slots)
 

@@ -1,4 +1,4 @@
-"""Interactions among the tokens of each chunk of a prompt, for all chunks at once, before the
+"""Interactions among the tokens of each chunk of a prompt, for all chunks together, before the
 recurrent states are known.
 
 The cumulative log decay inside a chunk is G. The updates (deltas) D of its tokens solve (I + A) D =

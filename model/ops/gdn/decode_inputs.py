@@ -54,8 +54,9 @@ def gdn_step_inputs(
     write_slots: Tensor,
     rows: Tensor,
 ) -> StepInputs:
-    """Compute the recurrence's inputs for a decode step, and move the convolution columns on in the
-    slots. Arguments: see `gdn_decode`. Rows from rows[0] on are left unwritten."""
+    """Compute and return the recurrence's inputs for a decode step, and move the convolution
+    columns on in the slots. Arguments: see `gdn_decode`. Rows from rows[0] on are left
+    unwritten."""
     batch, heads = projected.shape[0], 2 * config.key_heads + config.value_heads
     inputs = StepInputs(
         mixed=projected.new_empty(batch, config.conv_channels),

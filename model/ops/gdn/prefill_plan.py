@@ -39,8 +39,9 @@ def plan_gdn_prefill(
     saves: Sequence[tuple[int, int, int]],
     device: torch.device | str,
 ) -> GdnPrefillPlan:
-    """Divide a forward's sequences into chunks. lengths: tokens of each sequence; saves: states to
-    store, as (sequence, tokens of this forward before the state, slot), final states included.
+    """Divide a forward's sequences into chunks, and return the plan. lengths: tokens of each
+    sequence; read_slots: its slot of the state before. saves: states to store, as (sequence, tokens
+    of this forward before the state, slot), final states included.
 
     Raises ValueError for a save outside its sequence. The copy to the device is asynchronous.
     """
@@ -90,7 +91,7 @@ def plan_gdn_prefill(
 def _tables(
     tables: Sequence[tuple[list[int], int]], device: torch.device | str
 ) -> tuple[Tensor, ...]:
-    """Copy several tables, each (entries, columns), to the device at once. Return each as [rows,
+    """Copy several tables, each (entries, columns), to the device together. Return each as [rows,
     columns] int32."""
     packed: list[int] = []
     begins: list[int] = []

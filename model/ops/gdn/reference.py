@@ -68,9 +68,9 @@ def plan_gdn(
     saves: Sequence[tuple[int, int, int]],
     stepped: Collection[int] = (),
 ) -> GdnPlan:
-    """Plan the gated delta rule for a forward. lengths: tokens of each sequence. saves: states to
-    store, as (sequence, tokens of this forward before the state, slot). stepped: indices of
-    sequences computed token by token. Sequences of one token always are."""
+    """Return the plan of the gated delta rule for a forward. lengths: tokens of each sequence.
+    saves: states to store, as (sequence, tokens of this forward before the state, slot). stepped:
+    indices of sequences computed token by token. Sequences of one token always are."""
 
     def ints(values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=read_slots.device)

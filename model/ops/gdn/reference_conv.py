@@ -33,9 +33,9 @@ def plan_conv(
     saves: Sequence[tuple[int, int, int]],
     columns: int,
 ) -> ConvPlan:
-    """Plan the convolution of a forward. lengths: tokens of each sequence. saves: states to store,
-    as (sequence, tokens of this forward before the state, slot). columns: inputs in a stored state,
-    width - 1."""
+    """Return the plan of a forward's convolution. lengths: tokens of each sequence. saves: states
+    to store, as (sequence, tokens of this forward before the state, slot). columns: inputs in a
+    stored state, width - 1."""
     device = read_slots.device
     bases: list[int] = []
     state_rows: list[int] = []

@@ -24,8 +24,9 @@ def recurrent_step(
 def recurrent_gated_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Apply `recurrent_step` to T tokens of one sequence, one after the other. Arguments and
-    results have the leading dimension T in place of N; the state has neither."""
+    """Apply `recurrent_step` to T tokens of one sequence, one after the other. Return the outputs
+    and the last state. Arguments and results have the leading dimension T in place of N; the state
+    has neither."""
     outputs = []
     state = state[None]
     for token in range(q.shape[0]):

@@ -38,8 +38,8 @@ class Fp8Rows:
 
 
 def quantised(x: Tensor) -> Fp8Rows:
-    """Quantise x [T, columns], any row stride, to e4m3 with a scale for each 128 columns of a row.
-    Scales of one group of columns are side by side."""
+    """Return x [T, columns], any row stride, quantised to e4m3 with a scale for each 128 columns of
+    a row. Scales of one group of columns are neighbours in memory."""
     rows, columns = x.shape
     result = _empty(x, rows, columns)
     _launch(_group_kernel, x, result, columns)
@@ -47,8 +47,8 @@ def quantised(x: Tensor) -> Fp8Rows:
 
 
 def quantised_swiglu(gate_up: Tensor) -> Fp8Rows:
-    """Compute silu(gate) * up from gate_up [T, 2 * columns] (gate first, any row stride), and
-    quantise the result like quantised()."""
+    """Compute silu(gate) * up from gate_up [T, 2 * columns] (gate first, any row stride). Return
+    the result, quantised like quantised()."""
     rows, columns = gate_up.shape[0], gate_up.shape[1] // 2
     result = _empty(gate_up, rows, columns)
     _launch(_coded_swiglu_kernel, gate_up, result, columns)
@@ -56,7 +56,7 @@ def quantised_swiglu(gate_up: Tensor) -> Fp8Rows:
 
 
 def quantised_whole(x: Tensor) -> Fp8Rows:
-    """Quantise x [T, columns], any row stride, to e4m3 with one scale per row."""
+    """Return x [T, columns], any row stride, quantised to e4m3 with one scale per row."""
     rows, columns = x.shape
     padded = -(-rows // _ROWS) * _ROWS
     values = torch.empty(padded, columns, dtype=torch.float8_e4m3fn, device=x.device)

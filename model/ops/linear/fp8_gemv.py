@@ -38,7 +38,8 @@ twice as long as FP8 codes."""
 
 def fp8_gemv(x: Tensor, weight: Fp8, stream: Stream | None = None) -> Tensor:
     """Return x times the FP8 weight transposed, [B, rows], in x's dtype. x: [B, columns]
-    contiguous; weight: [rows, columns], laid out for kernels."""
+    contiguous; weight: [rows, columns], laid out for kernels. By default the columns decide the
+    stream."""
     stream = stream or (_SHORT if weight.shape[1] <= _SHORT_COLUMNS else _LONG)
     output = x.new_empty(x.shape[0], weight.shape[0])
     _launch(None, x, None, 0.0, weight, None, output, None, False, stream)

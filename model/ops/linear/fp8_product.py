@@ -97,12 +97,12 @@ def tallest(device: torch.device) -> int:
 
 
 def tile_for(batch: int, rows: int, columns: int, dtype: torch.dtype, most: int = _TALL) -> Tile:
-    """Choose a tile by shapes alone, so a captured graph holds one of them.
+    """Return a tile chosen by shapes and dtype alone, so a captured graph holds one of them.
 
-    Tuned for the layers of 9B in sequence on an H200. The next kernel begins beside the last
-    programs of a wide product. So a narrow product has two programs per multiprocessor, with too
-    little memory left for a third. A batch above 64 rows gets tiles of 128 rows in two cases, to
-    convert weights half as often. In one case tiles are few, and their shares fill the
+    Tuned for the layers of 9B in sequence on an H200. The next kernel begins while the last
+    programs of a wide product run. So a narrow product has two programs per multiprocessor, with
+    too little memory left for a third. A batch above 64 rows gets tiles of 128 rows in two cases,
+    to convert weights half as often. In one case tiles are few, and their shares fill the
     multiprocessors once. In the other tiles are so many that few multiprocessors are idle at the
     end. most: largest number of x's rows in a tile, from tallest().
     """
@@ -148,7 +148,7 @@ def fp8_product(
     """Return x times the FP8 weight and the plain tail, transposed: [B, rows + tail rows] in x's
     dtype. x: [B, columns], any row stride. weight: [rows, columns], laid out for kernels. tail:
     plain rows below the FP8 rows, [tail rows, columns] contiguous in x's dtype. output: tensor to
-    write instead of new memory, any row stride."""
+    write instead of new memory, any row stride. By default the tile is from tile_for()."""
     rows, columns = weight.shape
     tile = tile or tile_for(x.shape[0], rows, columns, x.dtype, tallest(x.device))
     launch = partial(_launch, x, weight, tail, tile=tile)
@@ -173,7 +173,8 @@ def multiply(
 
 def fp8_product_swiglu(x: Tensor, gate_up: Fp8, tile: Tile | None = None) -> Tensor:
     """Return silu(gate) * up, [B, width] in x's dtype, for the product of x with gate_up [2 *
-    width, columns]. The product is not rounded in between."""
+    width, columns]. The product is not rounded in between. By default the tile is from
+    tile_for()."""
     rows, columns = gate_up.shape
     tile = tile or tile_for(x.shape[0], rows, columns, x.dtype, tallest(x.device))
     output = x.new_empty(x.shape[0], rows // 2)

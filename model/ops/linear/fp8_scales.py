@@ -109,7 +109,8 @@ def run_sums(products, RUN: tl.constexpr):
 
 @triton.jit
 def row_scales(scales, first, height, ROWS: tl.constexpr):
-    """Load the scales of ROWS rows, [ROWS], if each scale covers a whole row."""
+    """Return the scales of ROWS rows from `first` on, [ROWS]; 0 for rows from `height` on.
+    REQUIRES: each scale covers a whole row."""
     row = first + tl.arange(0, ROWS)
     return tl.load(scales + row, row < height, 0.0)
 

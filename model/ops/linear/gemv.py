@@ -1,7 +1,7 @@
 """Products of a few rows with a weight matrix, with the steps before and after fused in.
 
 A decode step at batch 1 reads every weight once, so each of these kernels streams weights. A
-program loads whole runs of a few weight rows at once. Three forms of one stream, with weights
+program loads whole runs of a few weight rows together. Three forms of one stream, with weights
 [rows, columns] as published:
 
 - `gemv`: x W^T;
@@ -56,7 +56,8 @@ _WIDE = Stream(2, 8192, 4)
 
 def gemv(x: Tensor, weight: Tensor, stream: Stream | None = None) -> Tensor:
     """Return x times the weight transposed, [B, rows], in x's dtype. x: [B, columns] contiguous,
-    worth it for B up to MOST_ROWS; weight: [rows, columns] contiguous."""
+    worth it for B up to MOST_ROWS; weight: [rows, columns] contiguous. By default the columns
+    decide the stream."""
     rows, columns = weight.shape
     stream = stream or (_SHORT if columns <= _SHORT_COLUMNS else _LONG)
     output = x.new_empty(x.shape[0], rows)
@@ -152,7 +153,7 @@ def _block(stream: Stream, columns: int) -> int:
 
 @triton.jit
 def weight_tile(weight, row, rows, begin, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):
-    """Load a tile of weights [ROWS, BLOCK] from column `begin` on; zero past the matrix."""
+    """Return a tile of weights [ROWS, BLOCK] from column `begin` on; zero past the matrix."""
     column = begin + tl.arange(0, BLOCK)
     inside = (row < rows)[:, None] & (column < COLUMNS)[None, :]
     at = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]

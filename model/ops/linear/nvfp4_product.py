@@ -28,8 +28,8 @@ _EXACT = Tile(32, 16, 1, 2, 4)
 
 
 def tile_for(batch: int, rows: int, columns: int, dtype: torch.dtype) -> Tile:
-    """Choose the kernel's tile by the shapes alone, so a captured CUDA graph has one tile for its
-    shapes."""
+    """Return the kernel's tile, chosen by the shapes and dtype alone. So a captured CUDA graph has
+    one tile for its shapes. A dtype other than bf16 has a single small tile."""
     if dtype is not torch.bfloat16:
         return _EXACT
     split = split_for(triton.cdiv(rows, 64), columns)
@@ -48,7 +48,8 @@ def nvfp4_product(
     x: Tensor, weight: NvFp4Halves, output: Tensor | None = None, tile: Tile | None = None
 ) -> Tensor:
     """Return x times the NVFP4 weight transposed, [B, rows], in x's dtype. x: [B, columns], any row
-    stride. output: tensor to write instead of new memory, any row stride."""
+    stride. output: tensor to write instead of new memory, any row stride. By default the tile is
+    from tile_for()."""
     rows, columns = weight.shape
     tile = tile or tile_for(x.shape[0], rows, columns, x.dtype)
     return multiply(partial(_launch, x, weight, tile=tile), x, rows, tile, output)

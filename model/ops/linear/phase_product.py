@@ -28,8 +28,8 @@ from .swiglu import swiglu
 
 
 def phase_product(x: Tensor, matrix: Matrix, phase: Phase) -> Tensor:
-    """Return x [T, in] times the matrix [out, in] transposed, [T, out] in x's dtype, in the phase's
-    precision. x: any row stride."""
+    """Return x [T, in] times the matrix [out, in] transposed, [T, out] in x's dtype. A quantised
+    matrix is multiplied in the phase's precision, a plain one in x's dtype. x: any row stride."""
     if matrix.is_plain:
         return functional.linear(x, matrix.plain)
     if phase is Phase.PROMPT:

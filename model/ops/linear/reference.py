@@ -10,8 +10,8 @@ from tasuki.model.weights.matrix import Matrix
 def product(x: Tensor, matrix: Matrix) -> Tensor:
     """Return x [T, in] times matrix [out, in] transposed: [T, out] in x's dtype.
 
-    Quantised rows are dequantised in float32, some at a time, so little memory is needed beside the
-    result.
+    Quantised rows are dequantised in float32, some at a time, so little memory is needed besides
+    the result.
     """
     parts = [functional.linear(x, piece) for piece in matrix.pieces(x.dtype)]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)

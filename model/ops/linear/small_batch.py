@@ -3,8 +3,8 @@
 
 For narrow outputs a library splits the inner dimension and adds the parts in a launch of its own.
 Here a program owns 32 weight rows over all columns, and as many programs as there are
-multiprocessors read everything at once. The first weights are loaded before the kernel waits for
-the kernel before it (instructions.py). Reference: `torch.nn.functional.linear`.
+multiprocessors read everything simultaneously. The first weights are loaded before the kernel waits
+for the kernel before it (instructions.py). Reference: `torch.nn.functional.linear`.
 """
 
 from dataclasses import dataclass
@@ -39,8 +39,9 @@ _LEAST_FILLED = 0.75
 
 
 def is_one_round(weight: Tensor) -> bool:
-    """Return true if this kernel suits the matrix: it is bf16, and makes a program for nearly every
-    multiprocessor of its device, but not more programs."""
+    """Return true if this kernel suits the matrix: it is bf16 on a GPU, with whole tiles of
+    columns. It makes a program for nearly every multiprocessor of its device, but not more
+    programs."""
     if weight.dtype is not torch.bfloat16 or weight.shape[1] % _TILE.columns or not weight.is_cuda:
         return False
     processors = torch.cuda.get_device_properties(weight.device).multi_processor_count

@@ -134,8 +134,8 @@ def _gate_up(
 
 
 def _down(both: Tensor, matrices: Matrix, ends: Tensor, phase: Phase) -> Tensor:
-    """Compute silu(gate) * up for each (token, expert) pair, and multiply it by its expert's down
-    matrix."""
+    """Compute silu(gate) * up for each (token, expert) pair, and return its products with the
+    experts' down matrices."""
     weight = matrices.only
     if isinstance(weight, NvFp4Halves):
         return grouped_nvfp4(swiglu(both), weight, ends)
@@ -149,8 +149,8 @@ def _down(both: Tensor, matrices: Matrix, ends: Tensor, phase: Phase) -> Tensor:
 
 
 def _grouped(pairs: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
-    """Multiply rows sorted by expert by their expert's matrix [experts, out, in]. ends: see
-    `Permutation`."""
+    """Return the products of rows, sorted by expert, with their expert's matrix [experts, out, in].
+    ends: see `Permutation`."""
     # The public name of this, torch.nn.functional.grouped_mm, came after torch 2.11.
     grouped: Tensor = torch._grouped_mm(pairs, matrices.transpose(-1, -2), offs=ends)
     return grouped

@@ -9,7 +9,7 @@ by 128 columns are multiplied as codes (W8A8). In both a sum of 128 columns gets
 float32. Weights are the second operand of the matrix instruction. The first operand takes 16 rows,
 so no two warps convert the same weights. A program owns a tile of weight rows and a tile of one
 expert's rows, found from `ends`. The number of programs is enough for any distribution of P pairs;
-spare ones return at once. Rows past the last end are not written.
+spare ones return immediately. Rows past the last end are not written.
 """
 
 import triton
@@ -35,7 +35,8 @@ def grouped_fp8(
 ) -> Tensor:
     """Multiply pairs, sorted by expert, by their expert's FP8 matrix. Return [P, rows] bf16. pairs:
     bf16, or e4m3 codes with scales [P, groups of 128 columns] float32, both contiguous; weight:
-    laid out for kernels; ends [experts] int32, ascending: end of each expert's rows."""
+    laid out for kernels; ends [experts] int32, ascending: end of each expert's rows. By default the
+    number of pairs decides the tile."""
     tile = tile or (_FEW if are_few(len(pairs), weight.shape[0]) else _MANY)
     operands = (scales, weight.values, weight.scales)
     return multiply(

@@ -51,8 +51,9 @@ _FOUR_BITS = Stream(8, 2048, 4)
 def moe_gemv(
     x: Tensor, weights: MoeWeights, chosen: int, rows: Tensor, held: range | None = None
 ) -> Tensor:
-    """Return the sum of the routed experts and the shared expert for x, [T, hidden]. held: range of
-    experts present in the weights; None: all."""
+    """Return the sum of the routed experts and the shared expert for x, [T, hidden]. chosen:
+    experts per token; rows [1]: number of valid tokens. held: range of experts present in the
+    weights; None: all."""
     tokens, hidden = x.shape
     gate_up, down = Operand.of(weights.gate_up), Operand.of(weights.down)
     shared_up, shared_down = Operand.of(weights.shared.gate_up), Operand.of(weights.shared.down)

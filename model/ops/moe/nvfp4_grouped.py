@@ -26,7 +26,8 @@ def grouped_nvfp4(
 ) -> Tensor:
     """Multiply pairs, sorted by expert, by their expert's NVFP4 matrix. Return [P, rows] bf16.
     pairs: [P, columns] bf16 contiguous; weight: [experts, rows, columns]; ends [experts] int32,
-    ascending: end of each expert's rows. Rows past the last end are not written."""
+    ascending: end of each expert's rows. Rows past the last end are not written. By default the
+    number of pairs decides the tile."""
     tile = tile or (_FEW if are_few(len(pairs), weight.shape[0]) else _MANY)
     operands = (weight.packed, weight.groups, weight.factors)
     return multiply(_nvfp4_grouped_kernel, pairs, operands, ends, weight.shape, tile)

@@ -18,8 +18,8 @@ _WARPS = 2
 
 
 def permute(x: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
-    """Copy the rows of x [T, hidden], any row stride, sorted by expert. Row positions[t, j] of the
-    result is row t of x."""
+    """Return the rows of x [T, hidden], any row stride, sorted by expert. Row positions[t, j] of
+    the result is row t of x. Tokens from rows[0] on are not copied."""
     tokens, hidden = x.shape
     chosen = positions.shape[1]
     pairs = torch.empty(tokens * chosen, hidden, dtype=x.dtype, device=x.device)
@@ -38,8 +38,9 @@ def permute(x: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
 
 
 def unpermute(pairs: Tensor, positions: Tensor, weights: Tensor, rows: Tensor) -> Tensor:
-    """Bring the experts' results back to the order of tokens, and add them up. Row t of the result
-    is the sum over j of weights[t, j] times row positions[t, j] of pairs."""
+    """Bring the experts' results back to the order of tokens, and return their sums. Row t of the
+    result is the sum over j of weights[t, j] times row positions[t, j] of pairs. Rows from rows[0]
+    on are unwritten."""
     tokens, chosen = positions.shape
     hidden = pairs.shape[1]
     out = torch.empty(tokens, hidden, dtype=pairs.dtype, device=pairs.device)

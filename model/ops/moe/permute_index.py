@@ -37,9 +37,9 @@ class Permutation:
 
 
 def permute_index(experts: Tensor, count: int, rows: Tensor) -> Permutation:
-    """Compute the positions of (token, expert) pairs sorted by expert. experts [T, chosen]: ids
-    below `count`. rows [1]: number of valid tokens; pairs of further tokens get undefined
-    positions."""
+    """Compute and return the positions of (token, expert) pairs sorted by expert. experts [T,
+    chosen]: ids below `count`. rows [1]: number of valid tokens; pairs of further tokens get
+    undefined positions."""
     tokens, chosen = experts.shape
     pairs = tokens * chosen
     steps = triton.cdiv(triton.cdiv(pairs, _STEP), _MOST_RUNS)

@@ -67,14 +67,14 @@ def naive_permute_index(experts: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def naive_permute(x: Tensor, positions: Tensor) -> Tensor:
-    """Copy rows sorted by expert, as permute() does; all tokens are valid."""
+    """Return rows sorted by expert, as permute() does; all tokens are valid."""
     pairs = torch.empty(positions.numel(), x.shape[1], dtype=x.dtype, device=x.device)
     pairs[positions.flatten().long()] = x.repeat_interleave(positions.shape[1], dim=0)
     return pairs
 
 
 def naive_unpermute(pairs: Tensor, positions: Tensor, weights: Tensor) -> Tensor:
-    """Bring rows back and add them up, as unpermute() does; all tokens are valid."""
+    """Return the sums of the rows brought back, as unpermute() does; all tokens are valid."""
     gathered = pairs[positions.long()].float()
     return (gathered * weights[..., None]).sum(dim=1).to(pairs.dtype)
 

@@ -35,8 +35,9 @@ class Choice:
 
 
 def choose(logits: Tensor, chosen: int, rows: Tensor, held: range | None = None) -> Choice:
-    """Choose the experts of each of the first rows[0] tokens. logits [T, experts]: router logits,
-    any row stride. held: range of experts on this rank; None: all."""
+    """Choose the experts of each of the first rows[0] tokens, and return the choice. logits [T,
+    experts]: router logits, any row stride. held: range of experts on this rank; None: all. Ids
+    count from its first expert. An expert outside it gets the weight 0 and the id len(held)."""
     tokens, experts = logits.shape
     here = range(experts) if held is None else held
     weights = torch.empty(tokens, chosen, dtype=torch.float32, device=logits.device)

@@ -19,6 +19,6 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tenso
 
 
 def l2_norm(x: Tensor) -> Tensor:
-    """Scale x [..., n] float32 to unit length. The small eps is inside the root, as in the model's
-    training."""
+    """Return x [..., n] float32 scaled to unit length. The small eps is inside the root, as in the
+    model's training."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)

@@ -37,7 +37,7 @@ def add_rms_norm(
 def _launched(
     x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, elements: int
 ) -> Tensor:
-    """Launch the norm kernel with `elements` elements for each thread."""
+    """Launch the norm kernel with `elements` elements for each thread, and return the norm."""
     rows, hidden = x.shape
     normed = x.new_empty(rows, hidden)
     _norm_kernel[(rows,)](

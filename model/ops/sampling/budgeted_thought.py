@@ -37,7 +37,7 @@ class BudgetedThought:
             self.append(token)
 
     def append(self, token: int) -> None:
-        """Append the answer's next token."""
+        """Append the answer's next token. Once the thinking is over it has no effect."""
         if self._is_over:
             return
         if self._may_open:

@@ -44,7 +44,7 @@ def gumbel(key: tuple[int, int], position: int, vocab: int) -> Tensor:
 
 
 def _mix(words: Tensor) -> Tensor:
-    """Mix the bits of hash words. Words and result are int64 with 32 bits each."""
+    """Return hash words with mixed bits. Words and result are int64 with 32 bits each."""
     for shift, factor in zip(SHIFTS, FACTORS, strict=False):
         words = ((words ^ (words >> shift)) * factor) & _MASK
     return words ^ (words >> SHIFTS[-1])

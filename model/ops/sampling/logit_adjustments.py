@@ -106,7 +106,8 @@ class LogitAdjuster:
                 self._count(token, 1)
 
     def append(self, token: int) -> None:
-        """Append the sequence's next token."""
+        """Append the sequence's next token. Do nothing if no adjustment depends on earlier
+        tokens."""
         if not self.params.follows_output:
             return
         self._output.append(token)
@@ -215,7 +216,8 @@ class AdjustedRows:
 
     @staticmethod
     def of(adjusters: Sequence[LogitAdjuster]) -> "AdjustedRows":
-        """Collect the adjustments of a batch on the CPU. Row i gets those of adjusters[i]."""
+        """Collect the adjustments of a batch on the CPU, and return them. Row i gets those of
+        adjusters[i]."""
         params = [item.params for item in adjusters]
         masks = [item.mask() for item in adjusters]
         free = [mask is None for mask in masks]
@@ -258,8 +260,8 @@ class AdjustedRows:
         return len(self.masks) > 0 and not any(len(other) for other in others)
 
     def to(self, device: torch.device) -> "AdjustedRows":
-        """Copy the adjustments to the device, in the order of the current stream, without a
-        wait."""
+        """Return a copy of the adjustments on the device, made in the order of the current stream,
+        without a wait. On the CPU return the adjustments themselves."""
         if device.type == "cpu":
             return self
         copies = {}
@@ -272,7 +274,7 @@ class AdjustedRows:
 
 def _masks(masks: Sequence[Mask | None]) -> Tensor:
     """Pack the masks of all rows into [n, bytes] uint8. Bit t % 8 of byte t // 8 belongs to token
-    t. A row without a mask allows all."""
+    t. A row without a mask allows all. Without any mask the shape is [0, 0]."""
     words = next((len(mask) for mask in masks if mask is not None), 0)
     if not words:
         return torch.empty(0, 0, dtype=torch.uint8)

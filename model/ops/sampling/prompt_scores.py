@@ -79,9 +79,9 @@ class ScoredRows:
 
 
 def score_rows(head: HeadOf, rows: Tensor, targets: Tensor, top: int) -> ScoredRows:
-    """Score prompt tokens. rows [n] int64: rows of the forward; targets [n] int64: id of the token
-    after each row, on the rows' device; top: number of likeliest tokens to report for each. n is at
-    least 1."""
+    """Return the scores of prompt tokens. rows [n] int64: rows of the forward; targets [n] int64:
+    id of the token after each row, on the rows' device; top: number of likeliest tokens to report
+    for each. n is at least 1."""
     pieces = [
         _score(head(rows[first : first + SCORED_ROWS]), targets[first : first + SCORED_ROWS], top)
         for first in range(0, len(rows), SCORED_ROWS)

@@ -36,9 +36,9 @@ def sample(
     positions: Sequence[int],
     scores: Tensor | None = None,
 ) -> list[Sampled]:
-    """Sample one token per row. logits: [B, vocab] float32; positions: position of each sampled
-    token. scores [B, vocab] float32: adjusted logits (logit_adjustments.py) to sample from; by
-    default the logits."""
+    """Sample one token per row, and return the results in row order. logits: [B, vocab] float32;
+    positions: position of each sampled token. scores [B, vocab] float32: adjusted logits
+    (logit_adjustments.py) to sample from; by default the logits."""
     drawn_from = logits if scores is None else scores
     chosen = [
         _best(drawn_from[row])
@@ -86,8 +86,8 @@ def _draw(logits: Tensor, params: SamplingParams, position: int) -> tuple[int, f
 
 
 def _restrict(scaled: Tensor, params: SamplingParams) -> Tensor:
-    """Apply top_k and top_p: set the scores to -inf outside the top_k likeliest tokens, then
-    outside the smallest set with probability mass top_p."""
+    """Return the scores after top_k and top_p. They are -inf outside the top_k likeliest tokens,
+    then outside the smallest set with probability mass top_p."""
     if params.top_k == 0 and params.top_p == 1:
         return scaled
     # A stable sort cuts equal logits in the order of their ids.

@@ -7,7 +7,7 @@ vocabulary adds up, by their next digit, its keys beginning with the digits foun
 launch picks the digit at which the sum, from the largest key down, reaches its target. The target
 is top_k tokens, then top_p of the remaining mass. Sums have a fixed order; there are no atomics,
 and the host never waits. A bf16 key has 4 digits, a float32 key 8. Launches for an unset limit
-return at once.
+return immediately.
 """
 
 from typing import Any

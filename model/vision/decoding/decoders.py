@@ -88,7 +88,8 @@ class PictureDecoders:
     def decode(
         self, line: str, content: bytes, header: PictureHeader, bounds: PictureBounds
     ) -> "Future[Pixels]":
-        """Begin to decode a picture. line: of its caller. header: of the same content.
+        """Begin to decode a picture, and return the future of its pixels. line: its caller's queue
+        of waiting pictures. header: of the same content.
 
         The future raises PictureError for a file that cannot be decoded or is not as its header
         says, DecoderLost, DecodersBusy and DecodersMissing. Raises DecodersBusy.

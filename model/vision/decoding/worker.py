@@ -44,8 +44,8 @@ from .shared_bytes import mapped_content, mapped_pixels
 
 BASE_BYTES = 128 << 20
 BYTES_A_PIXEL = 40
-"""Address space of a child beside the worker's own: a base, and for each pixel. Orientation,
-transparency and conversion hold copies of 4 bytes a pixel."""
+"""Address space of a child in addition to the worker's own: a base, and for each pixel.
+Orientation, transparency and conversion hold copies of 4 bytes a pixel."""
 _UNKNOWN_BYTES = 1 << 30
 """Address space of the worker, if the system does not report it."""
 _SET_NO_NEW_PRIVILEGES = 38
@@ -60,7 +60,7 @@ Decode = Callable[[bytes, DecodeJob], NDArray[np.uint8]]
 
 
 def decoded(content: bytes, job: DecodeJob) -> NDArray[np.uint8]:
-    """Decode with Pillow. Raises PictureError."""
+    """Return the pixels, decoded with Pillow in the job's bounds. Raises PictureError."""
     return read_pixels(content, job.bounds)
 
 
@@ -114,7 +114,7 @@ class DecodeWorker:
 def _in_child(
     decode: Decode, job: DecodeJob, content: bytes, wanted: NDArray[np.uint8]
 ) -> DecodeReply:
-    """Decode into the memory of the pixels."""
+    """Decode into the memory of the pixels (`wanted`), and return the reply."""
     try:
         found = decode(content, job)
         if found.shape != wanted.shape or found.dtype != np.uint8:

@@ -19,7 +19,7 @@ _OF_SESSIONS = service(pb, "Session")
 
 
 def session_flood(attempt: Attempt) -> None:
-    """Open as many sessions as one API key may. Another key must still get a session."""
+    """Try to open more sessions than one API key may have. Another key must still get a session."""
     opened, close = _OF_SESSIONS["Open"], _OF_SESSIONS["Close"]
     with attempt.world.channel(attempt.world.decode) as channel:
         for _ in attempt.rounds():
@@ -36,7 +36,7 @@ def session_flood(attempt: Attempt) -> None:
 
 
 def cancel_storm(attempt: Attempt) -> None:
-    """Open many streams at once, and disconnect from most of them at random moments."""
+    """Open many streams concurrently, and disconnect from most of them at random moments."""
     rng = attempt.rng
 
     def ask_and_leave(number: int, leave_after: float | None, channel: grpc.Channel) -> None:
@@ -103,8 +103,8 @@ def unread_streams(attempt: Attempt) -> None:
 
 
 def _unread(address: str, sent: bytes, seconds: float) -> bytes:
-    """Send a request, and return the first bytes of its answer. The rest stays unread in the
-    socket."""
+    """Send a request, and return the first bytes of its answer after `seconds`. The rest stays
+    unread in the socket."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=seconds) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -32,7 +32,7 @@ def heavy_answers(attempt: Attempt) -> None:
 
 
 def left_grammars(attempt: Attempt) -> None:
-    """Send grammars, new each time and slow to try. Most clients disconnect at once."""
+    """Send grammars, new each time and slow to try. Most clients leave within 0.3 s."""
     rng = attempt.rng
     for _ in attempt.rounds():
         made = {f"grammar {number}": partial(_grammar, rng.random()) for number in range(16)}

@@ -71,7 +71,7 @@ def _call(rng: random.Random, odd: Any) -> HttpCall:
 
 def _changed(rng: random.Random, body: Any, odd: Any) -> Any:
     """Replace the value at a random place of the JSON body by `odd`; `...` removes it instead.
-    Returns the body."""
+    Sometimes sets a sensitive field instead. Returns the body."""
     place = body
     while True:
         names = list(place) if isinstance(place, dict) else list(range(len(place)))

@@ -40,8 +40,8 @@ _WRONG_WORDS = ("Traceback", "failed", "still in flight", "never retrieved")
 
 
 def left_turns(attempt: Attempt) -> None:
-    """Cancel turns at a node with front workers. A cancelled turn must be over, in any order of its
-    beginning and its end at the node's registry."""
+    """Cancel turns at a node with two, then three front workers. A cancelled turn must be over, in
+    any order of its beginning and its end at the node's registry."""
     for workers, _ in zip((2, 3), attempt.rounds(), strict=False):
         plan = Plan(workers, attempt.rng.randrange(2**31))
         with tempfile.TemporaryDirectory() as folder:
@@ -55,7 +55,7 @@ def left_turns(attempt: Attempt) -> None:
 class Plan:
     """The sizes of one run. workers: number of the node's front workers. turns: number of session
     turns. leave: share of turns cancelled by their client. within: longest time before a cancel,
-    seconds. calls: number of abandoned HTTP completions beside the turns. sessions: number of
+    seconds. calls: number of abandoned HTTP completions during the turns. sessions: number of
     concurrent sessions, each with one turn after the other. step_ms: duration of the cost-free
     model's forwards."""
 
@@ -241,7 +241,8 @@ async def _play(node: NodeProcess, plan: Plan, tally: Tally) -> None:
 
 
 def _seconds_to_end(node: NodeProcess, most: float) -> float:
-    """Return the seconds from SIGTERM to the node's end. most: the longest time to wait."""
+    """Return the seconds from SIGTERM to the node's end, or `most`. most: the longest time to
+    wait."""
     begun = time.monotonic()
     os.kill(node.pid, signal.SIGTERM)
     while time.monotonic() < begun + most and not ended(node.pid):

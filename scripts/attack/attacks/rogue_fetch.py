@@ -111,8 +111,8 @@ def _talk(
     openings: list[pb.ReceiverMessage],
     answer: pb.ReceiverMessage,
 ) -> list[pb.SenderMessage]:
-    """Open transfers at once. Send `answer` in the accepted ones, and wait for the data or leave at
-    random. Returns all messages of the sender."""
+    """Open transfers in one batch. Send `answer` in the accepted ones, and wait for the data or
+    leave at random. Returns all messages of the sender."""
     said: list[pb.SenderMessage] = []
     transfers = {message.room for message in openings}
     leaves = attempt.rng.random() < 0.3

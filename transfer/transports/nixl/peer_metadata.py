@@ -100,9 +100,9 @@ _MODULE = f"{__package__}.probe_process"
 @dataclass(frozen=True)
 class ProbeLimits:
     """Limits of the trial process. deadline: seconds for one trial. start: additional seconds for
-    the process to start. share: most of the time spent on trials, as a fraction. burst: seconds of
-    trials allowed at once. waiting: most callers at a time. remembered: most metadata remembered as
-    usable."""
+    the process to start. share: most of the time spent on trials, as a fraction. burst: most
+    seconds of unused trial time to save up. waiting: most callers at a time. remembered: most
+    metadata remembered as usable."""
 
     deadline: float = 3.0
     start: float = 20.0
@@ -136,18 +136,16 @@ class MetadataProbe:
         self._closed = False
 
     def start(self) -> None:
-        """Start the trial process and return at once, so the first trial need not wait for it.
-        Raises MetadataUnusable."""
+        """Start the trial process without waiting for it, so the first trial need not wait. Raises
+        MetadataUnusable."""
         with self._lock:
             self._running()
 
     def try_out(self, address: NixlAddress, strips: Sequence[Strip]) -> str:
-        """Return the agent's name in the blob of `address`, after another process survived adding
-        it and preparing `strips` of its arena.
-
-        Raises MetadataUnusable if this process did not survive, or if too many trials are wanted at
-        once.
-        """
+        """Return the agent's name in the blob of `address`. Another process has then survived
+        adding it and preparing `strips` of its arena. A remembered address is not tried again.
+        Raises MetadataUnusable if the other process did not survive, or if too many trials are
+        wanted concurrently."""
         key = _digest(address, strips)
         known = self._remembered(key)
         if known is not None:

@@ -156,8 +156,8 @@ class PeerCopyTransport(Transport):
 
     @property
     def retry_seconds(self) -> float:
-        """Return the seconds until a posted kernel has ended: it runs at once, because its stream
-        waits for nothing."""
+        """Return the seconds until a posted kernel has ended: it runs without delay, because its
+        stream waits for nothing."""
         return 0.5
 
     def ring_at_ends(self, bell: Bell) -> None:
