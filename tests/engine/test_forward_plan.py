@@ -153,26 +153,26 @@ def test_pictures_outside_of_a_row_are_refused() -> None:
     slices = [SequenceSlice([1, 2, 3], 5, [0], 0, 1)]
     fitting = PictureRows(0, 1, PictureNumber(0), 2, 2)
     plan = ForwardPlan(0, pictures=(fitting,))
-    (found,) = with_plan_pictures(plan, slices, lambda number: rows)
+    (found,) = with_plan_pictures(plan, slices, lambda number: rows, [0])
     assert [(span.first, len(span.rows)) for span in found.pictures] == [(1, 2)]
     for changes in ({"first": 3}, {"token": 2}, {"token": -1}, {"first": -2}, {"count": 5}):
         broken = replace(plan, pictures=(replace(fitting, **changes),))
         with pytest.raises(PlanError, match="plan 0 puts rows"):
-            with_plan_pictures(broken, slices, lambda number: rows)
+            with_plan_pictures(broken, slices, lambda number: rows, [0])
     with pytest.raises(PlanError, match="this runner stores no rows"):
-        with_plan_pictures(plan, slices, None)
+        with_plan_pictures(plan, slices, None, [0])
     short = replace(plan, rope=(RowPositions(0, np.zeros((3, 3), dtype=np.int32)),))
     with pytest.raises(PlanError, match="for 3 tokens"):
-        with_plan_pictures(short, slices, lambda number: rows)
+        with_plan_pictures(short, slices, lambda number: rows, [0])
 
 
-def test_a_gpu_refuses_pictures() -> None:
+def test_a_gpu_without_a_tower_refuses_pictures() -> None:
     """Its operators would take them for text."""
     bind = pytest.importorskip("tasuki.model.backends.triton_backend").TritonBackend.bind
     for changes in ({"rope_delta": -3}, {"pictures": [RowSpan(0, torch.zeros(1, 32))]}):
         batch = Batch.pack([replace(SequenceSlice([1, 2], 5, [0], 0, 1), **changes)])
-        with pytest.raises(PicturesUnsupported, match="--device cpu"):
-            bind(None, batch)
+        with pytest.raises(PicturesUnsupported, match="--vision auto"):
+            bind(SimpleNamespace(_axes=None), batch)
 
 
 def test_sampling_that_no_row_could_hold_is_no_plan() -> None:
