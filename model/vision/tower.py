@@ -138,9 +138,9 @@ class Encode:
         projection."""
         config = self._tower.config
         heads = _product(normed, weights.qkv).view(-1, 3, config.heads, config.head_dim)
+        # Queries and keys of all heads are rotated together.
+        self._turn(heads[:, :2].flatten(1, 2))
         query, key, value = heads.unbind(1)
-        self._turn(query)
-        self._turn(key)
         with _attention_kernels(query.device):
             found = functional.scaled_dot_product_attention(
                 query.transpose(0, 1)[None],

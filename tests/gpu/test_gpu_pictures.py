@@ -110,7 +110,7 @@ def test_chunks(model: str, case: str, tokens: int, cut_at: Callable[[int], None
 def test_drafts_change_no_token(model: str, case: str) -> None:
     """Answers are drafted from the tree, which knows the first one, and by the draft layer."""
     engine = engine_of(model, speculate=SOURCES[model], prefill_chunk_tokens=64, draft_tokens=4)
-    message = golden_submit(model, case, prediction=None)
+    message = golden_submit(model, case)
     assert ask(engine, message) == greedy(model, case)
     again = golden_submit(model, case, "again")
     assert ask(engine, again) == greedy(model, case)

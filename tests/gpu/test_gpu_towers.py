@@ -5,6 +5,8 @@ import time
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tasuki.engine import messages as m
 from tasuki.engine.pictures.file_levels import DeviceBytes, FileLevels
@@ -76,6 +78,28 @@ def test_time_of_a_picture(tower: VisionTower, grid: PictureGrid) -> None:
     )
     assert rows.isfinite().all()
     assert best / 1000 < 4 * floor
+
+
+def test_attention_of_each_implementation() -> None:
+    """Only printed: which one the tower should take, and what a new size costs it."""
+    heads, dim = config_of_9b().heads, config_of_9b().head_dim
+    for tokens in (8160, 8192, 1024, 15624):
+        heads_of_all = torch.randn(tokens, 3, heads, dim, dtype=torch.bfloat16, device="cuda")
+        q, k, v = (each.transpose(0, 1)[None] for each in heads_of_all.unbind(1))
+        for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+            times = []
+            with sdpa_kernel([backend]):
+                for _ in range(4):
+                    torch.cuda.synchronize()
+                    began = time.perf_counter()
+                    functional.scaled_dot_product_attention(q, k, v)
+                    torch.cuda.synchronize()
+                    times.append(1000 * (time.perf_counter() - began))
+            flops = 4 * tokens**2 * heads * dim
+            print(
+                f"{backend.name} of {tokens}: first {times[0]:.1f} ms, then {min(times):.2f} ms, "
+                f"{flops / min(times) / 1e9:.0f} TFLOP/s"
+            )
 
 
 def test_nothing_waits_for_the_device(tower: VisionTower) -> None:
