@@ -371,7 +371,7 @@ def compile_specs() -> list[KernelSpec]:
         return KernelSpec.of(
             name,
             _qk_norm_rope_gate_kernel,
-            heads | blocks | {"DEPENDENT": True} | rope | constants,
+            {**heads, **blocks, "DEPENDENT": True, **rope, **constants},
             _WARPS,
             fp32="q_norm k_norm rotary",
             i32=f"positions owners page_table rows {turns}",
