@@ -47,7 +47,9 @@ from tasuki.utils.signatures import Clock
 log = logging.getLogger(__name__)
 
 _BESIDE_ANSWERS = 0.01
-"""Seconds of blocks between two steps while answers run."""
+"""Most seconds of blocks between two steps while answers run."""
+_SHARE_OF_STEP = 0.5
+"""Most seconds of blocks between two steps, as a share of a step of answers."""
 _ALONE = 0.1
 """Seconds of blocks at a time without answers. A message waits as long."""
 
@@ -209,15 +211,18 @@ class PictureEncoder:
                 self._forget(name)
                 self.counts.dropped += 1
 
-    def advance(self, *, beside_answers: bool, in_flight: bool = False) -> list[Unseen]:
+    def advance(self, step_seconds: float | None, *, in_flight: bool = False) -> list[Unseen]:
         """Run blocks of encodes for a while, at least one if there is any. Return the requests with
-        a failed picture. beside_answers: True for a shorter while, because answers run. in_flight:
-        True if a forward is; then the loop waits for that, and not here."""
+        a failed picture. step_seconds: of a step of the running answers, for a shorter while; None:
+        no answers run. in_flight: True if a forward is; then the loop waits for that, and not
+        here."""
         if not self._held:
             return []
         self._unpin_passed()
         self._decode_ahead()
-        limit = _BESIDE_ANSWERS if beside_answers else _ALONE
+        limit = _ALONE
+        if step_seconds is not None:
+            limit = min(_BESIDE_ANSWERS, _SHARE_OF_STEP * step_seconds)
         began = self._clock()
         while self._begin_next():
             running = self._running
@@ -225,7 +230,7 @@ class PictureEncoder:
             try:
                 part = running.part or self._launch(running, limit - (self._clock() - began))
                 if not part.has_ended:
-                    if beside_answers or in_flight:
+                    if in_flight or step_seconds is not None:
                         break
                     part.wait()
                 failure = self._ended(running, part)
