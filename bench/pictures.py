@@ -26,7 +26,9 @@ from tasuki.bench.vision.config import PicturesConfig
 from tasuki.bench.vision.costs import PromptCosts
 from tasuki.bench.vision.drawn import Screen, Screenshot
 from tasuki.bench.vision.first_tokens import FirstTokens
+from tasuki.bench.vision.resent import ResentPictures
 from tasuki.bench.vision.stages import measure_stages
+from tasuki.bench.vision.text_only import TextOnly
 from tasuki.model.config import ModelConfig
 from tasuki.model.vision.config import VisionConfig
 from tasuki.model.vision.processor import PixelRules, Size
@@ -69,11 +71,13 @@ class PicturesBench:
         self._vision = vision
         self._rules = PixelRules.load(self._folder, vision)
         self._screen = Screen.of_bytes(config.width, config.height, config.picture_bytes)
-        self._next = 0
+        self._next = config.first_number
 
     def run(self) -> None:
         """Measure all rows. Raises BenchError."""
         config, rows = self._config, self._config.measured
+        if rows == ("checkpoint",):
+            return
         dtype = torch.bfloat16 if config.device == "cuda" else torch.float32
         report = reported("pictures", config.torch_device, dtype, config.commit, config.out)
         if "stages" in rows:
@@ -90,6 +94,13 @@ class PicturesBench:
                     report.note(f"the node was ready after {time.monotonic() - began:.0f} s")
                 gc.disable()
                 asyncio.run(self._chats(addresses, report))
+        if "resent" in rows:
+            with self._node() as node:
+                asyncio.run(self._resent(node, report))
+        if "text" in rows:
+            with self._node() as seeing, self._node("--vision", "off") as blind:
+                nodes = {"tower": seeing, "off": blind}
+                asyncio.run(self._text(nodes, report))
 
     async def _chats(self, addresses: dict[str, str], report: Report) -> None:
         config, rows = self._config, self._config.measured
@@ -110,19 +121,35 @@ class PicturesBench:
                 streams = BesideStreams(config, self._model.vocab)
                 await streams.measure(next(iter(clients.values())), shown, report)
 
+    async def _resent(self, node: NodeProcess, report: Report) -> None:
+        shown = list(self._screenshots(self._config.screenshots))
+        async with ChatClient(node.http, _SERVED) as client:
+            resent = ResentPictures(self._config, self._model.vocab)
+            await resent.measure(node, client, shown, report)
+
+    async def _text(self, nodes: dict[str, NodeProcess], report: Report) -> None:
+        async with AsyncExitStack() as stack:
+            clients = {
+                name: await stack.enter_async_context(ChatClient(node.http, _SERVED))
+                for name, node in nodes.items()
+            }
+            text = TextOnly(self._config, self._model.vocab)
+            await text.measure(nodes, clients, report)
+
     def _screenshots(self, count: int) -> Iterator[Screenshot]:
         """Return as many new screenshots."""
         first = self._next
         self._next += count
         return iter(self._screen.all_drawn(range(first, self._next)))
 
-    def _node(self) -> AbstractContextManager[NodeProcess]:
-        """Return the own node, not started yet."""
+    def _node(self, *more: str) -> AbstractContextManager[NodeProcess]:
+        """Return a node of the bench's own, not started yet. more: further flags."""
         config = self._config
         flags = ["--model", str(self._folder), "--served-model-name", _SERVED]
         flags += ["--device", config.device, "--max-batch", str(2 * config.streams)]
         flags += ["--log-level", "warning"]
         if config.device == "cpu":
             flags += ["--arena-mib", str(_CPU_ARENA_MIB)]
-        log = self._temporary / "node.log"
-        return node_process("serve", ["--weights", READ], [*flags, *config.own_flags], log)
+        flags += [*config.own_flags, *more]
+        log = self._temporary / f"node{len(more)}.log"
+        return node_process("serve", ["--weights", READ], flags, log)

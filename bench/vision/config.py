@@ -11,7 +11,7 @@ from tasuki.utils.options import option
 
 from .checkpoint import SHAPES
 
-ROWS = ("stages", "first", "beside", "resent", "text")
+ROWS = ("checkpoint", "stages", "first", "beside", "resent", "text")
 _SCREENSHOT_PIXELS = 1920 * 1080
 
 
@@ -25,6 +25,7 @@ class PicturesConfig:
     width: int = option(1920, "of a picture, in pixels")
     height: int = option(1080, "of a picture, in pixels")
     picture_bytes: int = option(350_000, "about so many of a picture's file")
+    first_number: int = option(0, "of the first picture; pictures of other numbers are new")
     counts: str = option("1,8", "pictures in one prompt")
     rounds: int = option(3, "measurements of each first token; their median counts")
     question_tokens: int = option(40, "of the text behind pictures")
