@@ -99,7 +99,7 @@ def _tokenizer(vocabulary: int) -> dict[str, Any]:
     words = range(_BYTES, vocabulary - len(SPECIAL))
     known = {letter: token for token, letter in enumerate(sorted(ByteLevel.alphabet()))}
     known |= {_SPACE + word(token): token for token in words}
-    model = {
+    model: dict[str, Any] = {
         "type": "BPE",
         "dropout": None,
         "unk_token": None,
