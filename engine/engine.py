@@ -287,7 +287,9 @@ class Engine:
     def _encode(self, pictures: PictureEncoder) -> None:
         """Encode pictures for a while. Reject the requests of a failed one."""
         running = self._scheduler.running
-        for unseen in pictures.advance(beside_answers=len(running) > len(running.prompts)):
+        answering = len(running) > len(running.prompts)
+        in_flight = self._flight is not None
+        for unseen in pictures.advance(beside_answers=answering, in_flight=in_flight):
             self._handover.reject(unseen.request, unseen.error)
 
     @property

@@ -12,24 +12,34 @@ reserved whole when an encode begins.
 Files of the first wishes are decoded beside the encodes. A wish without patches is passed over
 until they are there.
 
+On a GPU a part is launched in the stream of the forwards, and one part at a time is in flight. A
+later step sees its end, so no step waits on the host for it.
+
 Owns wishes, pins and the encode in progress; shares the store with the runner. Thread rule: the
 engine loop's. Invariant: a request that is over, or retracted, has neither pin nor wish.
 """
 
 import logging
-import math
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import islice
 
 import torch
+from torch import Tensor
 
 from tasuki.engine import messages as m
-from tasuki.engine.pictures.file_levels import FileLevels, Levels, unreadable
+from tasuki.engine.pictures.file_levels import (
+    MOST_DECODED_AHEAD,
+    FileLevels,
+    Levels,
+    unreadable,
+)
 from tasuki.engine.pictures.placed import PictureShape, PlacedPicture
 from tasuki.engine.pictures.row_store import PictureName, PictureNumber, RowStore
+from tasuki.engine.pictures.tower_pace import EncodePart, pace_of
 from tasuki.engine.request import Prefilling, Request
+from tasuki.model.vision.costs import EncodeFlops
 from tasuki.model.vision.pixels import PicturePatches
 from tasuki.model.vision.tower import Encode, VisionTower
 from tasuki.utils.signatures import Clock
@@ -38,8 +48,6 @@ log = logging.getLogger(__name__)
 
 _BESIDE_ANSWERS = 0.01
 """Seconds of blocks between two steps while answers run."""
-_DECODED_AHEAD = 4
-"""Largest number of wishes with pixels of their own in memory."""
 _ALONE = 0.1
 """Seconds of blocks at a time without answers. A message waits as long."""
 
@@ -71,20 +79,30 @@ class _Wish:
             return True
         return self.decoding is not None and self.decoding.done()
 
-    def levels(self) -> Levels:
+    def levels(self) -> Tensor:
         """Return its patches. Raises the decoder's errors. REQUIRES: it is ready."""
         if self.picture.levels is not None:
-            return self.picture.levels
+            return torch.from_numpy(self.picture.levels)
         assert self.decoding is not None
-        return self.decoding.result(0.0)
+        levels = self.decoding.result(0.0)
+        if levels.is_cuda:
+            # They were made in another stream.
+            levels.record_stream(torch.cuda.current_stream(levels.device))
+        return levels
 
 
 @dataclass
 class _Running:
-    """The picture whose rows are reserved. encode: None before its first block."""
+    """The picture whose rows are reserved. encode: None before its first block. part: its blocks
+    in flight; None: none are. flops: of this part. rows: the result behind the last block. finite:
+    [] bool on the host, true if all of them are; it is there when the part has ended."""
 
     name: PictureName
     encode: Encode | None = None
+    part: EncodePart | None = None
+    flops: float = 0.0
+    rows: Tensor | None = None
+    finite: Tensor | None = None
 
 
 class _Unreadable(Exception):
@@ -113,7 +131,8 @@ class PictureEncoder:
     ) -> None:
         """files: reads pictures' files; None: one with default decoders."""
         self._tower = tower
-        self._files = FileLevels(tower.rules) if files is None else files
+        device = tower.weights.device
+        self._files = FileLevels(tower.rules, device=device) if files is None else files
         self._store = store
         self._clock = clock
         self._held: dict[Request, dict[int, PictureNumber]] = {}
@@ -121,6 +140,8 @@ class PictureEncoder:
         self._wishes: dict[PictureName, _Wish] = {}
         self._running: _Running | None = None
         self._block_seconds = 0.0
+        self._flops = EncodeFlops.of(tower.config)
+        self._pace = pace_of(device, lambda: self._clock())
         self.counts = PictureCounts()
 
     @property
@@ -188,9 +209,10 @@ class PictureEncoder:
                 self._forget(name)
                 self.counts.dropped += 1
 
-    def advance(self, *, beside_answers: bool) -> list[Unseen]:
+    def advance(self, *, beside_answers: bool, in_flight: bool = False) -> list[Unseen]:
         """Run blocks of encodes for a while, at least one if there is any. Return the requests with
-        a failed picture. beside_answers: True for a shorter while, because answers run."""
+        a failed picture. beside_answers: True for a shorter while, because answers run. in_flight:
+        True if a forward is; then the loop waits for that, and not here."""
         if not self._held:
             return []
         self._unpin_passed()
@@ -201,7 +223,12 @@ class PictureEncoder:
             running = self._running
             assert running is not None
             try:
-                failure = self._run_block(running)
+                part = running.part or self._launch(running, limit - (self._clock() - began))
+                if not part.has_ended:
+                    if beside_answers or in_flight:
+                        break
+                    part.wait()
+                failure = self._ended(running, part)
             except _Unreadable as error:
                 failure = error.error
             except Exception as error:
@@ -229,32 +256,47 @@ class PictureEncoder:
 
     def _decode_ahead(self) -> None:
         """Begin to decode the files of the first wishes. Their pixels take memory."""
-        for wish in islice(self._wishes.values(), _DECODED_AHEAD):
+        for wish in islice(self._wishes.values(), MOST_DECODED_AHEAD):
             if wish.picture.levels is None and wish.decoding is None:
                 line = next(iter(wish.waiting)).caller
                 wish.decoding = self._files.begin(line, wish.picture)
                 self.counts.decoded += wish.decoding is not None
 
-    def _run_block(self, running: _Running) -> m.RequestError | None:
-        """Run one block; store the rows behind the last. Return a failure, if any."""
-        began, encode = self._clock(), running.encode
+    def _launch(self, running: _Running, seconds: float) -> EncodePart:
+        """Launch blocks for about `seconds` seconds, and what follows the last. Return them as a
+        part. On a CPU the part has ended."""
+        wish, pace = self._wishes[running.name], self._pace
+        pace.begin()
+        encode = running.encode
         if encode is None:
-            wish = self._wishes[running.name]
             try:
                 levels = wish.levels()
             except Exception as error:
                 raise _Unreadable(unreadable(wish.picture, error)) from error
-            patches = PicturePatches(torch.from_numpy(levels), wish.picture.grid)
+            patches = PicturePatches(levels, wish.picture.grid)
             encode = running.encode = self._tower.begin(patches)
-        encode.run(1)
-        self._block_seconds = self._clock() - began
-        if encode.blocks_left:
+        flops = self._flops.block(encode.grid.patches)
+        blocks = min(encode.blocks_left, pace.blocks(flops, seconds))
+        encode.run(blocks)
+        if not encode.blocks_left:
+            running.rows = encode.rows()
+            running.finite = _on_host(running.rows.isfinite().all())
+        running.flops = blocks * flops
+        running.part = pace.end()
+        return running.part
+
+    def _ended(self, running: _Running, part: EncodePart) -> m.RequestError | None:
+        """Take over an ended part; store the rows behind the last block. Return a failure, if
+        any."""
+        running.part = None
+        self._block_seconds = part.seconds
+        self._pace.measured(running.flops, part.seconds)
+        if running.rows is None or running.finite is None:
             return None
-        rows = encode.rows()
-        if not math.isfinite(float(rows.abs().sum())):
+        if not running.finite:
             reason = "a picture's rows are NaN or infinite: check the checkpoint and its dtype"
             return m.RequestError(m.ErrorKind.INTERNAL, reason)
-        self._store.put(running.name, rows)
+        self._store.put(running.name, running.rows)
         self._running = None
         self.counts.encoded += 1
         self._hand_out(running.name)
@@ -293,3 +335,12 @@ class PictureEncoder:
         if self._running is not None and self._running.name == name:
             self._running = None
             self._store.cancel(name)
+
+
+def _on_host(flag: Tensor) -> Tensor:
+    """Return a device's tensor on the host. It has its value once the stream has come so far."""
+    if flag.device.type == "cpu":
+        return flag
+    host = torch.empty(flag.shape, dtype=flag.dtype, pin_memory=True)
+    host.copy_(flag, non_blocking=True)
+    return host
