@@ -1,27 +1,30 @@
 """Times of a picture's stages apart from each other, without a server: decode, resize, tower.
 
-Decode and resize run as in the engine: a bounded process, then the decoders' threads. The tower
-encodes one picture a call, all blocks at once.
+Decode and resize run as in the engine: a bounded process, then a thread, on a GPU with its resize.
+The tower encodes one picture a call, all blocks at once.
 """
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from statistics import median
-from typing import TypeVar
 
 import torch
 
 from tasuki.bench.measure.report import Report, Row
 from tasuki.bench.measure.timing import once_seconds
+from tasuki.engine.messages import FileCoding, PictureFile
+from tasuki.engine.pictures.file_levels import FileLevels, Levels
+from tasuki.engine.pictures.placed import PlacedPicture
 from tasuki.model.vision.config import VisionConfig
 from tasuki.model.vision.costs import EncodeFlops
-from tasuki.model.vision.decoding.decoders import PictureDecoders, Pixels
+from tasuki.model.vision.decoding.decoders import PictureDecoders
 from tasuki.model.vision.picture_file import PictureBounds
-from tasuki.model.vision.pixels import PicturePatches, patches_of
+from tasuki.model.vision.pixels import PicturePatches
 from tasuki.model.vision.processor import PixelRules, Size
-from tasuki.model.vision.resample import resample
+from tasuki.model.vision.prompt_positions import PictureRun
 from tasuki.model.vision.tower import VisionTower
 from tasuki.model.vision.weights import assemble_tower
+from tasuki.pycache.keys import PictureDigest
 
 from .checkpoint import TowerSource
 from .config import PicturesConfig
@@ -32,8 +35,8 @@ _TOWER_SECONDS = 0.028
 _MOST_TIMES = 1.6
 _REPEATS = 5
 _WAIT_SECONDS = 60.0
-
-Found = TypeVar("Found")
+_LINE = "bench"
+_HOST = torch.device("cpu")
 
 
 def measure_stages(
@@ -44,63 +47,67 @@ def measure_stages(
     report: Report,
 ) -> None:
     """Add a row for each stage, of the first screenshot and of all of them together."""
-    target = rules.size(Size(config.height, config.width))
-    resized = [_decode_and_resize(config, rules, target, screenshots[:1], report)]
+    patches = _decode_and_resize(config, rules, screenshots[:1], report)
     if len(screenshots) > 1:
-        resized.append(_decode_and_resize(config, rules, target, screenshots, report))
-    _measure_tower(config, vision, rules, resized[-1], report)
+        patches = _decode_and_resize(config, rules, screenshots, report)
+    _measure_tower(config, vision, rules, patches, report)
 
 
 def _decode_and_resize(
     config: PicturesConfig,
     rules: PixelRules,
-    target: Size,
     screenshots: Sequence[Screenshot],
     report: Report,
 ) -> list[PicturePatches]:
     """Measure decode and resize of all screenshots, sent at once. Return their patches."""
     name = _pictures(len(screenshots))
-
-    def patches(pixels: Pixels) -> PicturePatches:
-        found = resample(torch.from_numpy(pixels), target.height, target.width)
-        return patches_of([found] * rules.frames, rules)
-
-    decoders = PictureDecoders()
-    try:
-        _all(config, decoders, screenshots[:1], patches)  # starts the processes
-        decode, _ = _all(config, decoders, screenshots, lambda pixels: len(pixels))
-        report.add(Row(f"decode {name}", decode, extra=_each(decode, screenshots)))
-        both, found = _all(config, decoders, screenshots, patches)
-        rest = max(0.0, both - decode)
-        report.add(
-            Row(f"resize {name} and order its patches", rest, extra=_each(rest, screenshots))
-        )
-    finally:
-        decoders.close()
-    return found
-
-
-def _all(
-    config: PicturesConfig,
-    decoders: PictureDecoders,
-    screenshots: Sequence[Screenshot],
-    then: Callable[[Pixels], Found],
-) -> tuple[float, list[Found]]:
-    """Return the median seconds to decode all screenshots and call `then` on each, and the last
-    results."""
     sent, bounds = Size(config.height, config.width), PictureBounds()
+    placed = [_placed(one, rules, sent) for one in screenshots]
+    decoders = PictureDecoders()
+    files = FileLevels(rules, decoders=decoders, device=config.torch_device)
 
-    def once() -> tuple[float, list[Found]]:
-        began = time.perf_counter()
+    def decode() -> None:
         waits = [
-            decoders.decode_and("bench", lambda file=one.file: file, sent, bounds, then)  # type: ignore[misc]
-            for one in screenshots
+            decoders.decode_and(_LINE, partial(_content, one), sent, bounds, len) for one in placed
         ]
-        found = [wait.result(_WAIT_SECONDS) for wait in waits]
-        return time.perf_counter() - began, found
+        for wait in waits:
+            wait.result(_WAIT_SECONDS)
 
-    runs = [once() for _ in range(_REPEATS)]
-    return median(seconds for seconds, _ in runs), runs[-1][1]
+    def both() -> list[Levels]:
+        waits = [files.begin(_LINE, one) for one in placed]
+        return [wait.result(_WAIT_SECONDS) for wait in waits if wait is not None]
+
+    try:
+        both()  # starts the processes
+        decoded = median(once_seconds(decode, _HOST) for _ in range(_REPEATS))
+        whole = median(once_seconds(both, _HOST) for _ in range(_REPEATS))
+        found = both()
+    finally:
+        files.close()
+    report.add(Row(f"decode {name}", decoded, extra=_each(decoded, screenshots)))
+    rest = max(0.0, whole - decoded)
+    report.add(Row(f"resize {name} and order its patches", rest, extra=_each(rest, screenshots)))
+    return [PicturePatches(levels, one.grid) for levels, one in zip(found, placed, strict=True)]
+
+
+def _placed(screenshot: Screenshot, rules: PixelRules, sent: Size) -> PlacedPicture:
+    """Return the screenshot as the engine's picture. Its digest is its number."""
+    grid = rules.grid(sent)
+    file = PictureFile(
+        data=screenshot.file,
+        coding=FileCoding.PLAIN,
+        height=sent.height,
+        width=sent.width,
+        place="bench",
+    )
+    digest = PictureDigest(screenshot.number.to_bytes(32, "little"))
+    run = PictureRun(1, grid.token_rows, grid.token_columns)
+    return PlacedPicture(run=run, grid=grid, digest=digest, levels=None, file=file)
+
+
+def _content(picture: PlacedPicture) -> bytes:
+    assert picture.file is not None
+    return picture.file.content()
 
 
 def _measure_tower(
