@@ -1,8 +1,8 @@
 """CPU time of pictures resent each turn, as agents do: a whole conversation in each request.
 
-A turn is compared with the same turn of a conversation without pictures. The difference covers all
-that pictures cost up to the first token: reading the request, names, keys, the match, the longer
-context. Decodes and encodes are the node's own counters.
+A turn is compared with the same turn of a conversation of text with as many tokens, a hit as well.
+The difference is what pictures cost from the socket to the first step: reading megabytes, names,
+keys. Decodes and encodes are the node's own counters.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from tasuki.bench.measure.report import Report, Row
 from .chat_client import Chat, ChatClient, Message, assistant, fresh, user
 from .config import PicturesConfig
 from .drawn import Screenshot
-from .vocabulary import text_of
+from .vocabulary import TEMPLATE_TOKENS, text_of
 
 _MOST_SECONDS = 1.2e-3
 _ANSWER = 2
@@ -56,15 +56,19 @@ class ResentPictures:
         report: Report,
     ) -> None:
         """Add the rows. screenshots: of each turn. Raises BenchError."""
-        words = await self._turns(node, client, "words", ())
         turns = await self._turns(node, client, "pictures", screenshots)
+        tokens = turns[0].chat.prompt_tokens - TEMPLATE_TOKENS - self._config.question_tokens
+        long = text_of("words", max(1, tokens), self._vocabulary)
+        words = await self._turns(node, client, "words", (long,))
         again, plain = turns[1:], words[1:]
         count = len(screenshots)
         name = f"{count} pictures of {len(screenshots[0].file) / 1e6:.2f} MB"
         own = median(turn.seconds for turn in again) - median(turn.seconds for turn in plain)
+        least = min(turn.seconds for turn in again) - min(turn.seconds for turn in plain)
         each = max(0.0, own) / count
         met = each <= _MOST_SECONDS
         extra = {
+            "least ms": 1e3 * least / count,
             "turn ms": 1e3 * median(turn.seconds for turn in again),
             "turn of text ms": 1e3 * median(turn.seconds for turn in plain),
             "front ms": 1e3 * median(turn.cpu.front for turn in again),
@@ -79,6 +83,7 @@ class ResentPictures:
         shown = {"decodes": float(first.decodes), "encodes": float(first.encodes)}
         report.add(Row(f"CPU of the first turn, {name}", first.seconds, extra=shown))
         report.note(f"threads of a resent turn, ms: {_threads(again[-1].cpu)}")
+        report.note(f"threads of a turn of text, ms: {_threads(plain[-1].cpu)}")
 
     def _bounds(self, again: Sequence[_Turn]) -> list[tuple[str, bool]]:
         decodes, encodes = sum(turn.decodes for turn in again), sum(turn.encodes for turn in again)
@@ -89,10 +94,10 @@ class ResentPictures:
         node: NodeProcess,
         client: ChatClient,
         seed: str,
-        screenshots: Sequence[Screenshot],
+        shown: Sequence[Screenshot | str],
     ) -> list[_Turn]:
-        """Run one conversation, measured turn by turn. screenshots: in its first message."""
-        messages: list[Message] = [user(*screenshots, self._text(f"{seed} 0"))]
+        """Run one conversation, measured turn by turn. shown: in its first message."""
+        messages: list[Message] = [user(*shown, self._text(f"{seed} 0"))]
         found = []
         for number in range(self._config.turns):
             body = client.body(messages, _ANSWER)
