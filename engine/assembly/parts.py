@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tasuki.engine.config import EngineConfig, EngineConfigError, Role
 from tasuki.engine.parallel.collectives import Collectives
+from tasuki.engine.parallel.pictures import RowExchange
 from tasuki.engine.parallel.ranks import Ranks
 from tasuki.engine.parallel.shared_arenas import SharedArenas
 from tasuki.engine.runner.base import Runner
@@ -89,7 +90,8 @@ class EngineParts:
     the model's vocabulary. clock: seconds, for requests' waiting time. ranks: the other ranks of
     the model; None for one rank. together: sampling shared with the other ranks; None for one rank.
     shared: the memory of all ranks' arenas, on a node with hand-overs. collectives: this rank's
-    exchanges with the others. tower: the vision tower; None: prompts have no pictures.
+    exchanges with the others. tower: the vision tower; None: prompts have no pictures. rows: the
+    exchange of pictures' rows with the other ranks; None for one rank.
     """
 
     model_config: ModelConfig
@@ -112,6 +114,7 @@ class EngineParts:
     shared: SharedArenas | None = None
     collectives: Collectives | None = None
     tower: VisionTower | None = None
+    rows: RowExchange | None = None
 
     @property
     def sent_behind(self) -> StepCounter | None:
@@ -200,7 +203,10 @@ def build_parts(
     return EngineParts(
         model_config,
         build_model(
-            model_config, weights, _drafted(config, model_config), axes=_axes(tower, model_config)
+            model_config,
+            weights,
+            _drafted(config, model_config),
+            axes=tower_axes(tower, model_config),
         ),
         arena,
         StepCounter(),
@@ -213,8 +219,8 @@ def build_parts(
 
 
 def build_tower(config: EngineConfig, device: torch.device, role: Role) -> VisionTower | None:
-    """Load the tower of the checkpoint's pictures. None: it has none, or is not to be used. A GPU,
-    several ranks and the nodes of a pair use none, as yet. Raises ModelConfigError, WeightsError,
+    """Load the tower of the checkpoint's pictures. None: it has none, or is not to be used. A GPU
+    and the nodes of a pair use none, as yet. Raises ModelConfigError, WeightsError,
     EngineConfigError."""
     folder = Path(config.model)
     if config.vision == "off" or device.type != "cpu" or role is not Role.FUSED:
@@ -230,7 +236,7 @@ def build_tower(config: EngineConfig, device: torch.device, role: Role) -> Visio
     return VisionTower(vision, weights, rules)
 
 
-def _axes(tower: VisionTower | None, model: ModelConfig) -> Tensor | None:
+def tower_axes(tower: VisionTower | None, model: ModelConfig) -> Tensor | None:
     """Return the axis of each rotary pair; None without pictures."""
     if tower is None:
         return None

@@ -9,6 +9,9 @@ Each prompt pins the rows of its pictures, up to the first missing one, until it
 a prompt with pins can always go on, and one with a wish waits for prompts that can. Rows are
 reserved whole when an encode begins.
 
+With several towers the next pictures of a prompt are wished for too, and computed beside the first
+missing one. They are neither reserved nor pinned until it is their turn.
+
 Files of the first wishes are decoded beside the encodes. A wish without patches is passed over
 until they are there.
 
@@ -19,6 +22,7 @@ engine loop's. Invariant: a request that is over, or retracted, has neither pin 
 import logging
 import math
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import islice
@@ -29,9 +33,11 @@ from tasuki.engine import messages as m
 from tasuki.engine.pictures.file_levels import FileLevels, Levels, unreadable
 from tasuki.engine.pictures.placed import PictureShape, PlacedPicture
 from tasuki.engine.pictures.row_store import PictureName, PictureNumber, RowStore
+from tasuki.engine.pictures.rows import Rows, RowsHere, Underway
 from tasuki.engine.request import Prefilling, Request
+from tasuki.engine.runner.base import DeviceLost
 from tasuki.model.vision.pixels import PicturePatches
-from tasuki.model.vision.tower import Encode, VisionTower
+from tasuki.model.vision.tower import VisionTower
 from tasuki.utils.signatures import Clock
 
 log = logging.getLogger(__name__)
@@ -58,10 +64,12 @@ class PictureCounts:
 
 @dataclass
 class _Wish:
-    """A picture whose rows are missing. waiting: requests, each with the index of its picture."""
+    """A picture whose rows are missing. waiting: requests, each with the index of its picture.
+    later: requests that wait for another picture first."""
 
     picture: PlacedPicture
     waiting: dict[Request, int] = field(default_factory=dict)
+    later: set[Request] = field(default_factory=set)
     decoding: "Future[Levels] | None" = None
 
     @property
@@ -84,7 +92,7 @@ class _Running:
     """The picture whose rows are reserved. encode: None before its first block."""
 
     name: PictureName
-    encode: Encode | None = None
+    encode: Underway | None = None
 
 
 class _Unreadable(Exception):
@@ -110,9 +118,12 @@ class PictureEncoder:
         store: RowStore,
         clock: Clock = time.perf_counter,
         files: FileLevels | None = None,
+        rows: Rows | None = None,
     ) -> None:
-        """files: reads pictures' files; None: one with default decoders."""
+        """files: reads pictures' files; None: one with default decoders. rows: computes them; None:
+        the tower does."""
         self._tower = tower
+        self._rows = RowsHere(tower) if rows is None else rows
         self._files = FileLevels(tower.rules) if files is None else files
         self._store = store
         self._clock = clock
@@ -139,7 +150,7 @@ class PictureEncoder:
     def is_busy(self) -> bool:
         """Return True if blocks are left to run for some request, except those of pictures being
         decoded."""
-        return any(wish.is_ready for wish in self._wishes.values())
+        return any(wish.waiting and wish.is_ready for wish in self._wishes.values())
 
     @property
     def is_decoding(self) -> bool:
@@ -166,11 +177,24 @@ class PictureEncoder:
             name = (request.salt, picture.digest)
             number = self._store.pin(name)
             if number is None:
-                self._wishes.setdefault(name, _Wish(picture)).waiting[request] = index
+                wish = self._wishes.setdefault(name, _Wish(picture))
+                wish.waiting[request] = index
+                wish.later.discard(request)
+                self._wish_later(request, pictures.pictures[index + 1 :])
                 return max(start, run.start)
             self.counts.kept += 1
             held[index] = number
         return request.length
+
+    def _wish_later(self, request: Request, pictures: Sequence[PlacedPicture]) -> None:
+        """Wish for the request's next pictures too, as many as are computed at a time."""
+        for picture in pictures[: self._rows.ahead]:
+            name = (request.salt, picture.digest)
+            wish = self._wishes.get(name)
+            if picture.run.start < request.length and not self._store.has(name):
+                wish = wish or self._wishes.setdefault(name, _Wish(picture))
+                if request not in wish.waiting:
+                    wish.later.add(request)
 
     def number_of(self, request: Request, index: int) -> PictureNumber:
         """Return the number of the stored rows of the request's picture `index`. REQUIRES:
@@ -181,12 +205,14 @@ class PictureEncoder:
         """Drop a request's pins, and the wishes no other request waits for. Idempotent."""
         for number in self._held.pop(request, {}).values():
             self._store.unpin(number)
-        for name in [name for name, wish in self._wishes.items() if request in wish.waiting]:
-            wish = self._wishes[name]
-            del wish.waiting[request]
+        for name, wish in [*self._wishes.items()]:
+            waited = wish.waiting.pop(request, None) is not None
+            if not waited and request not in wish.later:
+                continue
+            wish.later.discard(request)
             if not wish.waiting:
-                self._forget(name)
-                self.counts.dropped += 1
+                self._give_up(name)
+                self.counts.dropped += waited
 
     def advance(self, *, beside_answers: bool) -> list[Unseen]:
         """Run blocks of encodes for a while, at least one if there is any. Return the requests with
@@ -201,7 +227,10 @@ class PictureEncoder:
             running = self._running
             assert running is not None
             try:
+                self._compute_ahead(running.name)
                 failure = self._run_block(running)
+            except DeviceLost:
+                raise
             except _Unreadable as error:
                 failure = error.error
             except Exception as error:
@@ -218,7 +247,7 @@ class PictureEncoder:
         """Return True if an encode is in progress, or begins now."""
         if self._running is not None:
             return True
-        ready = ((name, wish) for name, wish in self._wishes.items() if wish.is_ready)
+        ready = (each for each in self._wishes.items() if each[1].waiting and each[1].is_ready)
         name, wish = next(ready, (None, None))
         if name is None or wish is None:
             return False
@@ -227,11 +256,27 @@ class PictureEncoder:
         self._running = _Running(name)
         return True
 
+    def _compute_ahead(self, running: PictureName) -> None:
+        """Let other towers compute the pictures of the next wishes. running: the one computed
+        first."""
+        wishes = (each for each in self._wishes.items() if each[0] != running)
+        for name, wish in islice(wishes, self._rows.ahead):
+            if not wish.is_ready:
+                continue
+            try:
+                levels = wish.levels()
+            except Exception:
+                # Its requests end when it is their turn.
+                continue
+            patches = PicturePatches(torch.from_numpy(levels), wish.picture.grid)
+            self._rows.wanted(name, patches)
+
     def _decode_ahead(self) -> None:
         """Begin to decode the files of the first wishes. Their pixels take memory."""
-        for wish in islice(self._wishes.values(), _DECODED_AHEAD):
+        wishes = sorted(self._wishes.values(), key=lambda wish: not wish.waiting)
+        for wish in wishes[:_DECODED_AHEAD]:
             if wish.picture.levels is None and wish.decoding is None:
-                line = next(iter(wish.waiting)).caller
+                line = next(iter([*wish.waiting, *wish.later])).caller
                 wish.decoding = self._files.begin(line, wish.picture)
                 self.counts.decoded += wish.decoding is not None
 
@@ -245,7 +290,7 @@ class PictureEncoder:
             except Exception as error:
                 raise _Unreadable(unreadable(wish.picture, error)) from error
             patches = PicturePatches(torch.from_numpy(levels), wish.picture.grid)
-            encode = running.encode = self._tower.begin(patches)
+            encode = running.encode = self._rows.begin(running.name, patches)
         encode.run(1)
         self._block_seconds = self._clock() - began
         if encode.blocks_left:
@@ -282,14 +327,31 @@ class PictureEncoder:
 
     def _fail(self, name: PictureName, error: m.RequestError) -> list[Unseen]:
         """Forget the picture. Return the requests that wait for it."""
-        waiting = list(self._wishes[name].waiting)
+        wish = self._wishes[name]
+        waiting = [*wish.waiting, *wish.later]
         self._forget(name)
         return [Unseen(request, error) for request in waiting]
 
+    def _give_up(self, name: PictureName) -> None:
+        """Forget a picture no request waits for now. Requests that wait for another one first keep
+        their wish."""
+        wish = self._wishes[name]
+        if not wish.later:
+            self._forget(name)
+        elif self._running is not None and self._running.name == name:
+            self._stop_running()
+
     def _forget(self, name: PictureName) -> None:
         wish = self._wishes.pop(name)
+        self._rows.unwanted(name)
         if wish.decoding is not None:
             wish.decoding.cancel()
         if self._running is not None and self._running.name == name:
-            self._running = None
-            self._store.cancel(name)
+            self._stop_running()
+
+    def _stop_running(self) -> None:
+        """Give up the encode in progress, and its reserved space. REQUIRES: there is one."""
+        assert self._running is not None
+        self._rows.unwanted(self._running.name)
+        self._store.cancel(self._running.name)
+        self._running = None
