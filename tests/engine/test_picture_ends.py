@@ -100,6 +100,25 @@ def test_questions_at_once_wait_for_one_encode_and_one_prefill(length: int) -> N
     engine.assert_at_rest()
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_turn_again_resumes_inside_its_picture(kept: bool) -> None:
+    """A chat that goes on keeps its prompt's end inside the picture. The whole picture is encoded
+    again for its last rows, unless they are kept."""
+    engine = seeing_engine()
+    first = words(100, 1)
+    turn = Prompt().text(first).text(engine.ask("first", first, 8))
+    turn.text(words(9, 2)).picture("a", ROWS, COLUMNS).text(words(9, 3))
+    (picture,) = turn.pictures
+    assert ask(engine, turn, "turn") == (len(first) + 7, 1)
+    if kept:
+        assert len(engine.ask("warm", turn.tokens, 8, pictures=tuple(turn.pictures))) == 8
+        assert encoder(engine).counts.encoded == 1 and encoder(engine).counts.kept == 1
+    else:
+        cached, encoded = ask(engine, turn, "again")
+        assert picture.start < cached < picture.run.end and encoded == 1
+    assert engine.tokens("warm" if kept else "again") == engine.tokens("turn")
+
+
 def planned(tokens: int, *runs: tuple[int, int], going_on: bool = False) -> Sequence[int]:
     tree = tree_of()
     if going_on:
