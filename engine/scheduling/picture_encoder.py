@@ -9,6 +9,9 @@ Each prompt pins the rows of its pictures, up to the first missing one, until it
 a prompt with pins can always go on, and one with a wish waits for prompts that can. Rows are
 reserved whole when an encode begins.
 
+With several towers the next pictures of a prompt are wished for too, and computed beside the first
+missing one. They are neither reserved nor pinned until it is their turn.
+
 Files of the first wishes are decoded beside the encodes. A wish without patches is passed over
 until they are there.
 
@@ -21,6 +24,7 @@ engine loop's. Invariant: a request that is over, or retracted, has neither pin 
 
 import logging
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import islice
@@ -37,11 +41,13 @@ from tasuki.engine.pictures.file_levels import (
 )
 from tasuki.engine.pictures.placed import PictureShape, PlacedPicture
 from tasuki.engine.pictures.row_store import PictureName, PictureNumber, RowStore
+from tasuki.engine.pictures.rows import Rows, RowsHere, Underway
 from tasuki.engine.pictures.tower_pace import EncodePart, pace_of
 from tasuki.engine.request import Prefilling, Request
+from tasuki.engine.runner.base import DeviceLost
 from tasuki.model.vision.costs import EncodeFlops
 from tasuki.model.vision.pixels import PicturePatches
-from tasuki.model.vision.tower import Encode, VisionTower
+from tasuki.model.vision.tower import VisionTower
 from tasuki.utils.signatures import Clock
 
 log = logging.getLogger(__name__)
@@ -68,10 +74,12 @@ class PictureCounts:
 
 @dataclass
 class _Wish:
-    """A picture whose rows are missing. waiting: requests, each with the index of its picture."""
+    """A picture whose rows are missing. waiting: requests, each with the index of its picture.
+    later: requests that wait for another picture first."""
 
     picture: PlacedPicture
     waiting: dict[Request, int] = field(default_factory=dict)
+    later: set[Request] = field(default_factory=set)
     decoding: "Future[Levels] | None" = None
 
     @property
@@ -100,7 +108,7 @@ class _Running:
     [] bool on the host, true if all of them are; it is there when the part has ended."""
 
     name: PictureName
-    encode: Encode | None = None
+    encode: Underway | None = None
     part: EncodePart | None = None
     flops: float = 0.0
     rows: Tensor | None = None
@@ -130,10 +138,13 @@ class PictureEncoder:
         store: RowStore,
         clock: Clock = time.perf_counter,
         files: FileLevels | None = None,
+        rows: Rows | None = None,
     ) -> None:
-        """files: reads pictures' files; None: one with default decoders."""
+        """files: reads pictures' files; None: one with default decoders. rows: computes them; None:
+        the tower does."""
         self._tower = tower
         device = tower.weights.device
+        self._rows = RowsHere(tower) if rows is None else rows
         self._files = FileLevels(tower.rules, device=device) if files is None else files
         self._store = store
         self._clock = clock
@@ -162,7 +173,7 @@ class PictureEncoder:
     def is_busy(self) -> bool:
         """Return True if blocks are left to run for some request, except those of pictures being
         decoded."""
-        return any(wish.is_ready for wish in self._wishes.values())
+        return any(wish.waiting and wish.is_ready for wish in self._wishes.values())
 
     @property
     def is_decoding(self) -> bool:
@@ -189,11 +200,24 @@ class PictureEncoder:
             name = (request.salt, picture.digest)
             number = self._store.pin(name)
             if number is None:
-                self._wishes.setdefault(name, _Wish(picture)).waiting[request] = index
+                wish = self._wishes.setdefault(name, _Wish(picture))
+                wish.waiting[request] = index
+                wish.later.discard(request)
+                self._wish_later(request, pictures.pictures[index + 1 :])
                 return max(start, run.start)
             self.counts.kept += 1
             held[index] = number
         return request.length
+
+    def _wish_later(self, request: Request, pictures: Sequence[PlacedPicture]) -> None:
+        """Wish for the request's next pictures too, as many as are computed at a time."""
+        for picture in pictures[: self._rows.ahead]:
+            name = (request.salt, picture.digest)
+            wish = self._wishes.get(name)
+            if picture.run.start < request.length and not self._store.has(name):
+                wish = wish or self._wishes.setdefault(name, _Wish(picture))
+                if request not in wish.waiting:
+                    wish.later.add(request)
 
     def number_of(self, request: Request, index: int) -> PictureNumber:
         """Return the number of the stored rows of the request's picture `index`. REQUIRES:
@@ -204,12 +228,14 @@ class PictureEncoder:
         """Drop a request's pins, and the wishes no other request waits for. Idempotent."""
         for number in self._held.pop(request, {}).values():
             self._store.unpin(number)
-        for name in [name for name, wish in self._wishes.items() if request in wish.waiting]:
-            wish = self._wishes[name]
-            del wish.waiting[request]
+        for name, wish in [*self._wishes.items()]:
+            waited = wish.waiting.pop(request, None) is not None
+            if not waited and request not in wish.later:
+                continue
+            wish.later.discard(request)
             if not wish.waiting:
-                self._forget(name)
-                self.counts.dropped += 1
+                self._give_up(name)
+                self.counts.dropped += waited
 
     def advance(self, step_seconds: float | None, *, in_flight: bool = False) -> list[Unseen]:
         """Run blocks of encodes for a while, at least one if there is any. Return the requests with
@@ -228,12 +254,15 @@ class PictureEncoder:
             running = self._running
             assert running is not None
             try:
+                self._compute_ahead(running.name)
                 part = running.part or self._launch(running, limit - (self._clock() - began))
                 if not part.has_ended:
                     if in_flight or step_seconds is not None:
                         break
                     part.wait()
                 failure = self._ended(running, part)
+            except DeviceLost:
+                raise
             except _Unreadable as error:
                 failure = error.error
             except Exception as error:
@@ -250,7 +279,7 @@ class PictureEncoder:
         """Return True if an encode is in progress, or begins now."""
         if self._running is not None:
             return True
-        ready = ((name, wish) for name, wish in self._wishes.items() if wish.is_ready)
+        ready = (each for each in self._wishes.items() if each[1].waiting and each[1].is_ready)
         name, wish = next(ready, (None, None))
         if name is None or wish is None:
             return False
@@ -259,11 +288,26 @@ class PictureEncoder:
         self._running = _Running(name)
         return True
 
+    def _compute_ahead(self, running: PictureName) -> None:
+        """Let other towers compute the pictures of the next wishes. running: the one computed
+        first."""
+        wishes = (each for each in self._wishes.items() if each[0] != running)
+        for name, wish in islice(wishes, self._rows.ahead):
+            if not wish.is_ready:
+                continue
+            try:
+                levels = wish.levels()
+            except Exception:
+                # Its requests end when it is their turn.
+                continue
+            self._rows.wanted(name, PicturePatches(levels, wish.picture.grid))
+
     def _decode_ahead(self) -> None:
         """Begin to decode the files of the first wishes. Their pixels take memory."""
-        for wish in islice(self._wishes.values(), MOST_DECODED_AHEAD):
+        wishes = sorted(self._wishes.values(), key=lambda wish: not wish.waiting)
+        for wish in wishes[:MOST_DECODED_AHEAD]:
             if wish.picture.levels is None and wish.decoding is None:
-                line = next(iter(wish.waiting)).caller
+                line = next(iter([*wish.waiting, *wish.later])).caller
                 wish.decoding = self._files.begin(line, wish.picture)
                 self.counts.decoded += wish.decoding is not None
 
@@ -279,8 +323,8 @@ class PictureEncoder:
             except Exception as error:
                 raise _Unreadable(unreadable(wish.picture, error)) from error
             patches = PicturePatches(levels, wish.picture.grid)
-            encode = running.encode = self._tower.begin(patches)
-        flops = self._flops.block(encode.grid.patches)
+            encode = running.encode = self._rows.begin(running.name, patches)
+        flops = self._flops.block(wish.picture.grid.patches)
         blocks = min(encode.blocks_left, pace.blocks(flops, seconds))
         encode.run(blocks)
         if not encode.blocks_left:
@@ -329,17 +373,34 @@ class PictureEncoder:
 
     def _fail(self, name: PictureName, error: m.RequestError) -> list[Unseen]:
         """Forget the picture. Return the requests that wait for it."""
-        waiting = list(self._wishes[name].waiting)
+        wish = self._wishes[name]
+        waiting = [*wish.waiting, *wish.later]
         self._forget(name)
         return [Unseen(request, error) for request in waiting]
 
+    def _give_up(self, name: PictureName) -> None:
+        """Forget a picture no request waits for now. Requests that wait for another one first keep
+        their wish."""
+        wish = self._wishes[name]
+        if not wish.later:
+            self._forget(name)
+        elif self._running is not None and self._running.name == name:
+            self._stop_running()
+
     def _forget(self, name: PictureName) -> None:
         wish = self._wishes.pop(name)
+        self._rows.unwanted(name)
         if wish.decoding is not None:
             wish.decoding.cancel()
         if self._running is not None and self._running.name == name:
-            self._running = None
-            self._store.cancel(name)
+            self._stop_running()
+
+    def _stop_running(self) -> None:
+        """Give up the encode in progress, and its reserved space. REQUIRES: there is one."""
+        assert self._running is not None
+        self._rows.unwanted(self._running.name)
+        self._store.cancel(self._running.name)
+        self._running = None
 
 
 def _on_host(flag: Tensor) -> Tensor:
