@@ -165,6 +165,13 @@ class PictureFile(Message):
     width: int
     place: str
 
+    @property
+    def size(self) -> int:
+        """Return the encoded file's bytes, without decoding base64; white space counts as data."""
+        if self.coding is FileCoding.PLAIN:
+            return len(self.data)
+        return len(self.data) * 3 // 4 - self.data[-2:].count(b"=")
+
     def content(self) -> bytes:
         """Return the encoded file. Raises ValueError for text other than base64."""
         if self.coding is FileCoding.PLAIN:

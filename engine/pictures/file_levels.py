@@ -5,7 +5,9 @@ decoded. Base64, decoding and the resize run on threads of the decoders. It owns
 processes start with the first picture. Thread rule: any; nothing waits.
 """
 
+import time
 from concurrent.futures import Future
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -30,6 +32,15 @@ Levels = NDArray[np.uint8]
 """Patches of a picture, [patches, values] uint8."""
 
 
+@dataclass(frozen=True)
+class ReadPicture:
+    """A picture's patches, and the seconds of their stages. A wait for a decoder is not counted."""
+
+    levels: Levels
+    decode_seconds: float = 0.0
+    resize_seconds: float = 0.0
+
+
 class FileLevels:
     def __init__(
         self,
@@ -42,7 +53,12 @@ class FileLevels:
         self._bounds = PictureBounds() if bounds is None else bounds
         self._decoders = PictureDecoders() if decoders is None else decoders
 
-    def begin(self, line: str, picture: PlacedPicture) -> "Future[Levels] | None":
+    @property
+    def decoders_lost(self) -> int:
+        """Return the number of decoding processes lost so far."""
+        return self._decoders.lost
+
+    def begin(self, line: str, picture: PlacedPicture) -> "Future[ReadPicture] | None":
         """Begin to read a picture's patches from its file; None if too many pictures wait. line:
         of its caller. REQUIRES: the picture has a file."""
         file = picture.file
@@ -51,14 +67,22 @@ class FileLevels:
             picture.grid.rows * self._rules.patch, picture.grid.columns * self._rules.patch
         )
 
-        def patches(pixels: Pixels) -> Levels:
+        began = 0.0
+
+        def content() -> bytes:
+            nonlocal began
+            began = time.perf_counter()
+            return file.content()
+
+        def patches(pixels: Pixels) -> ReadPicture:
+            decoded = time.perf_counter()
             resized = resample(torch.from_numpy(pixels), target.height, target.width)
             levels: Levels = patches_of([resized] * self._rules.frames, self._rules).levels.numpy()
-            return levels
+            return ReadPicture(levels, decoded - began, time.perf_counter() - decoded)
 
         sent = Size(file.height, file.width)
         try:
-            return self._decoders.decode_and(line, file.content, sent, self._bounds, patches)
+            return self._decoders.decode_and(line, content, sent, self._bounds, patches)
         except DecodersBusy:
             return None
 

@@ -19,20 +19,24 @@ engine loop's. Invariant: a request that is over, or retracted, has neither pin 
 import logging
 import math
 import time
+from collections.abc import Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import torch
 
 from tasuki.engine import messages as m
-from tasuki.engine.pictures.file_levels import FileLevels, Levels, unreadable
+from tasuki.engine.pictures.file_levels import FileLevels, ReadPicture, unreadable
 from tasuki.engine.pictures.placed import PictureShape, PlacedPicture
 from tasuki.engine.pictures.row_store import PictureName, PictureNumber, RowStore
+from tasuki.engine.pictures.seen_picture import StageSeconds
 from tasuki.engine.request import Prefilling, Request
 from tasuki.model.vision.pixels import PicturePatches
 from tasuki.model.vision.tower import Encode, VisionTower
 from tasuki.utils.signatures import Clock
+
+from .picture_tally import PictureTally, media_bytes
 
 log = logging.getLogger(__name__)
 
@@ -56,13 +60,21 @@ class PictureCounts:
     dropped: int = 0
 
 
+@dataclass(frozen=True)
+class _Waiting:
+    """A request's need. index: of the picture among the prompt's. since: time of its begin."""
+
+    index: int
+    since: float
+
+
 @dataclass
 class _Wish:
-    """A picture whose rows are missing. waiting: requests, each with the index of its picture."""
+    """A picture whose rows are missing. waiting: requests, the first one's first."""
 
     picture: PlacedPicture
-    waiting: dict[Request, int] = field(default_factory=dict)
-    decoding: "Future[Levels] | None" = None
+    waiting: dict[Request, _Waiting] = field(default_factory=dict)
+    decoding: "Future[ReadPicture] | None" = None
 
     @property
     def is_ready(self) -> bool:
@@ -71,20 +83,22 @@ class _Wish:
             return True
         return self.decoding is not None and self.decoding.done()
 
-    def levels(self) -> Levels:
+    def read(self) -> ReadPicture:
         """Return its patches. Raises the decoder's errors. REQUIRES: it is ready."""
         if self.picture.levels is not None:
-            return self.picture.levels
+            return ReadPicture(self.picture.levels)
         assert self.decoding is not None
         return self.decoding.result(0.0)
 
 
 @dataclass
 class _Running:
-    """The picture whose rows are reserved. encode: None before its first block."""
+    """The picture whose rows are reserved. encode: None before its first block. stages: seconds so
+    far."""
 
     name: PictureName
     encode: Encode | None = None
+    stages: StageSeconds = field(default_factory=StageSeconds)
 
 
 class _Unreadable(Exception):
@@ -122,6 +136,7 @@ class PictureEncoder:
         self._running: _Running | None = None
         self._block_seconds = 0.0
         self.counts = PictureCounts()
+        self._tally = PictureTally()
 
     @property
     def shape(self) -> PictureShape:
@@ -146,6 +161,10 @@ class PictureEncoder:
         """Return True if a picture's file is being decoded for some request."""
         return not all(wish.is_ready for wish in self._wishes.values())
 
+    def stats(self, requests: Iterable[Request]) -> m.PictureStats:
+        """Return the counters of pictures. requests: all of the engine."""
+        return self._tally.stats(self._store, media_bytes(requests), self._files.decoders_lost)
+
     def close(self) -> None:
         """End the decoders' processes."""
         self._files.close()
@@ -156,7 +175,10 @@ class PictureEncoder:
         for it. REQUIRES: the request is Active and has pictures."""
         pictures = request.pictures
         assert pictures is not None
-        held = self._held.setdefault(request, {})
+        held = self._held.get(request)
+        if held is None:
+            held = self._held[request] = {}
+            self._tally.skipped(request, pictures.first_behind(start))
         for index in range(pictures.first_behind(start), len(pictures.runs)):
             run, picture = pictures.runs[index], pictures.pictures[index]
             if run.start >= request.length:
@@ -166,9 +188,11 @@ class PictureEncoder:
             name = (request.salt, picture.digest)
             number = self._store.pin(name)
             if number is None:
-                self._wishes.setdefault(name, _Wish(picture)).waiting[request] = index
+                waiting = self._wishes.setdefault(name, _Wish(picture)).waiting
+                waiting.setdefault(request, _Waiting(index, self._clock()))
                 return max(start, run.start)
             self.counts.kept += 1
+            self._tally.kept(request, index)
             held[index] = number
         return request.length
 
@@ -241,13 +265,18 @@ class PictureEncoder:
         if encode is None:
             wish = self._wishes[running.name]
             try:
-                levels = wish.levels()
+                read = wish.read()
             except Exception as error:
                 raise _Unreadable(unreadable(wish.picture, error)) from error
-            patches = PicturePatches(torch.from_numpy(levels), wish.picture.grid)
+            if wish.decoding is not None:
+                self._tally.read(read)
+            running.stages = StageSeconds(read.decode_seconds, read.resize_seconds)
+            patches = PicturePatches(torch.from_numpy(read.levels), wish.picture.grid)
             encode = running.encode = self._tower.begin(patches)
         encode.run(1)
         self._block_seconds = self._clock() - began
+        stages = running.stages
+        running.stages = replace(stages, tower=stages.tower + self._block_seconds)
         if encode.blocks_left:
             return None
         rows = encode.rows()
@@ -257,16 +286,22 @@ class PictureEncoder:
         self._store.put(running.name, rows)
         self._running = None
         self.counts.encoded += 1
-        self._hand_out(running.name)
+        self._hand_out(running.name, running.stages)
         return None
 
-    def _hand_out(self, name: PictureName) -> None:
+    def _hand_out(self, name: PictureName, stages: StageSeconds) -> None:
         """Pin new rows for all requests that wait for them. A later place of the same picture is
-        not pinned: the prompt may wait for another picture before it."""
-        for request, index in self._wishes.pop(name).waiting.items():
+        not pinned: the prompt may wait for another picture before it. The encode counts for the
+        first request alone."""
+        now = self._clock()
+        for turn, (request, waiting) in enumerate(self._wishes.pop(name).waiting.items()):
             number = self._store.pin(name)
             assert number is not None
-            self._held[request][index] = number
+            self._held[request][waiting.index] = number
+            if turn:
+                self._tally.waited(request, waiting.index, now - waiting.since)
+            else:
+                self._tally.encoded(request, waiting.index, stages, now - waiting.since)
 
     def _unpin_passed(self) -> None:
         """Unpin the rows of pictures with all tokens computed, and release requests not in
@@ -282,6 +317,7 @@ class PictureEncoder:
 
     def _fail(self, name: PictureName, error: m.RequestError) -> list[Unseen]:
         """Forget the picture. Return the requests that wait for it."""
+        self._tally.failed(error)
         waiting = list(self._wishes[name].waiting)
         self._forget(name)
         return [Unseen(request, error) for request in waiting]
