@@ -51,6 +51,7 @@ class ServerConfig:
             *("api_key", "api_keys", "share_cache", "requests_per_minute", "tokens_per_minute"),
             *("requests_per_key", "sessions_per_key", "watchers_per_key", "max_watchers"),
             *("max_message_mib", "max_connections", "max_sessions", "session_idle_seconds"),
+            "session_pictures_mib",
             *("response_store_mib", "responses_per_key", "response_seconds"),
         ),
         "Model": (
@@ -210,6 +211,9 @@ class ServerConfig:
     drain_timeout: float = option(30.0, "most seconds for requests in flight after drain_grace")
     max_sessions: int = option(1024, "sessions open at a time")
     session_idle_seconds: float = option(3600.0, "a session idle so long may give way to a new one")
+    session_pictures_mib: int = option(
+        64, "MiB of picture files that a session keeps; all sessions keep 16 times as much"
+    )
     engine_process: str = option(
         "auto",
         "engine in a thread or in its own process; auto: process on a GPU, with "
@@ -253,6 +257,10 @@ class ServerConfig:
                 )
         if self.max_connections < 1:
             raise ValueError(f"max_connections must be at least 1, not {self.max_connections}")
+        if self.session_pictures_mib < 0:
+            raise ValueError(
+                f"session_pictures_mib must not be negative, but is {self.session_pictures_mib}"
+            )
         if self.max_sessions < 1:
             raise ValueError(f"max_sessions must be at least 1, not {self.max_sessions}")
         if not 1 <= self.front_workers <= MOST_FRONT_WORKERS:

@@ -41,6 +41,10 @@ class ReadPicture:
     resize_seconds: float = 0.0
 
 
+class PictureGone(Exception):
+    """A picture's rows must be computed, and its file is no longer held."""
+
+
 class FileLevels:
     def __init__(
         self,
@@ -63,6 +67,10 @@ class FileLevels:
         of its caller. REQUIRES: the picture has a file."""
         file = picture.file
         assert file is not None
+        if file.coding is m.FileCoding.GONE:
+            gone: Future[ReadPicture] = Future()
+            gone.set_exception(PictureGone())
+            return gone
         target = Size(
             picture.grid.rows * self._rules.patch, picture.grid.columns * self._rules.patch
         )
@@ -95,6 +103,12 @@ def unreadable(picture: PlacedPicture, error: BaseException) -> m.RequestError:
     """Return the error of a request whose picture cannot be read. error: its future's."""
     place = "a picture" if picture.file is None else picture.file.place
     match error:
+        case PictureGone():
+            return m.RequestError(
+                m.ErrorKind.PICTURE_GONE,
+                f"{place} must be computed again, and its file was dropped: open the session again "
+                "with its messages, or raise --session-pictures-mib",
+            )
         case DecoderLost() | DecodersBusy():
             return m.RequestError(m.ErrorKind.OVERLOADED, f"{place} was not decoded: {error}")
         case DecodersMissing():

@@ -265,13 +265,12 @@ def grpc_services(
 ) -> tuple[Service, ...]:
     """Return the services Inference, Session and CacheAdmin. handover, role_change: fields of
     AdminService. store: the sessions; None: a new store. held: counts the bytes of memory held by
-    calls; None: a new count. pictures: reads those of messages outside sessions; None: they are
-    refused."""
+    calls; None: a new count. pictures: reads those of messages; None: they are refused."""
     held = HeldBytes.for_messages(config.access.max_message_bytes) if held is None else held
     store = session_store(engine, config) if store is None else store
     keys = config.access.keys
     inference = InferenceService(engine, codec, keys, held, pictures)
-    session = SessionService(engine, codec, store, keys, held)
+    session = SessionService(engine, codec, store, keys, held, pictures)
     return (
         Service(
             "tasuki.v1.Inference",
@@ -292,6 +291,7 @@ def session_store(engine: EngineClient, config: ServerConfig) -> SessionStore:
         config.max_sessions,
         config.session_idle_seconds,
         config.key_sessions,
+        config.session_pictures_mib * 2**20,
     )
 
 

@@ -4,6 +4,7 @@ NodePictures makes the engine's pictures of the clients'. No pixel is decoded he
 a file only if its rows are missing. Owns the cache of PictureSizes. Any thread.
 """
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from tasuki.model.vision.config import PictureTokens
 from tasuki.model.vision.processor import PixelRules
 from tasuki.model.vision.prompt_positions import PictureRun
 from tasuki.pycache.keys import PictureSource
+from tasuki.server.errors import ServerError
 from tasuki.server.text.rendering.chat_template import RenderedPrompt
 
 from .expansion import expanded
@@ -24,6 +26,8 @@ _ORIENTATION = "exif"
 
 
 class NodePictures:
+    """refused: number of pictures refused so far by their content."""
+
     def __init__(
         self, tokens: PictureTokens, rules: PixelRules, limits: PictureLimits | None = None
     ) -> None:
@@ -31,6 +35,8 @@ class NodePictures:
         of a request; None: the defaults."""
         self._tokens = tokens
         self._limits = PictureLimits() if limits is None else limits
+        self._lock = threading.Lock()
+        self.refused = 0
         self._sizes = PictureSizes(rules, self._limits)
 
     def reader(self, before: Sequence[SentPicture] = ()) -> PictureReader:
@@ -45,7 +51,12 @@ class NodePictures:
         prompt. most: allowed number of tokens. Raises as PictureSizes.measured() and expanded()."""
         if not sent:
             return rendered
-        measured = self._sizes.measured(salt, sent)
+        try:
+            measured = self._sizes.measured(salt, sent)
+        except ServerError:
+            with self._lock:
+                self.refused += 1
+            raise
         found = expanded(rendered, measured, self._tokens, most)
         pairs = zip(measured, found.layout.runs, strict=True)
         return replace(found.rendered, pictures=tuple(self._picture(*pair) for pair in pairs))

@@ -80,6 +80,11 @@ class Conversation:
         return _ENTRY_BYTES + items + pairs + turn
 
     @property
+    def picture_bytes(self) -> int:
+        """Return the bytes of the turn's picture files."""
+        return 0 if self.turn is None else self.turn.pictures.size
+
+    @property
     def uncovered(self) -> list[dict[str, Any]]:
         """Return the items added after the turn, as JSON objects."""
         return [msgspec.json.decode(item.body) for item in self.items[self.covered :]]
