@@ -94,6 +94,10 @@ class PictureMissing(InvalidField, kind="picture_missing"):
     """A token id of the prompt is a picture's placeholder, and no picture is there."""
 
 
+class PictureUnseen(InvalidField, kind="picture_unseen"):
+    """A request has a picture, and the model has no vision tower, or this node does not use it."""
+
+
 class PictureTooLarge(InvalidField, kind="picture_too_large"):
     """A picture, or all pictures of the request together, are beyond the node's bounds."""
 

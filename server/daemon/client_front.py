@@ -128,7 +128,7 @@ class ClientFront:
     def picture_files(self) -> PictureFiles:
         """Return the counts of pictures: refused ones, and the bytes of kept files by holder."""
         pictures = self._served.pictures
-        if pictures is None:
+        if pictures is None or not pictures.sees:
             return PictureFiles()
         sessions = sum(store.picture_bytes for store in self._sessions.values())
         held = {"sessions": sessions, "responses": self._responses.picture_bytes}

@@ -21,7 +21,7 @@ from tasuki.server.auth.tenants import salt_of
 from tasuki.server.config import ServerConfig
 from tasuki.server.engine_client import Answering, EngineClient
 from tasuki.server.errors import CallContext, InvalidRequest, RoleFixed, UnknownNode
-from tasuki.server.pictures.node_pictures import NodePictures
+from tasuki.server.pictures.node_pictures import Pictures
 from tasuki.server.request_checks import checked_prediction, forks_of, read_request_id
 from tasuki.server.role_change import RoleChange
 from tasuki.server.sessions import SessionStore
@@ -56,7 +56,7 @@ class InferenceService(pb_grpc.InferenceServicer):
         codec: TextCodec,
         keys: ApiKeys = NO_KEYS,
         held: HeldBytes | None = None,
-        pictures: NodePictures | None = None,
+        pictures: Pictures | None = None,
     ) -> None:
         """Set up the service. keys: API keys of the callers. A call counts against its caller's
         limits. held: counts the bytes of memory held by calls; None: a new count. pictures: reads
@@ -261,7 +261,7 @@ def grpc_services(
     role_change: RoleChange | None = None,
     store: SessionStore | None = None,
     held: HeldBytes | None = None,
-    pictures: NodePictures | None = None,
+    pictures: Pictures | None = None,
 ) -> tuple[Service, ...]:
     """Return the services Inference, Session and CacheAdmin. handover, role_change: fields of
     AdminService. store: the sessions; None: a new store. held: counts the bytes of memory held by

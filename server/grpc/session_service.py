@@ -21,7 +21,7 @@ from tasuki.server.auth.limits import HeldBytes, submit_bytes
 from tasuki.server.auth.tenants import salt_of
 from tasuki.server.engine_client import Answering, EngineClient
 from tasuki.server.errors import CallContext, InvalidRequest
-from tasuki.server.pictures.node_pictures import NodePictures
+from tasuki.server.pictures.node_pictures import Pictures
 from tasuki.server.pictures.part_reader import pictures_read
 from tasuki.server.request_checks import read_request_id
 from tasuki.server.sessions import HeldSessions, SessionInput, Sessions, SessionStore, Tail
@@ -59,7 +59,7 @@ def read_session_input(
     tail: Tail,
     salt: bytes,
     codec: TextCodec,
-    pictures: NodePictures | None = None,
+    pictures: Pictures | None = None,
 ) -> SessionInput:
     """Return the tokens added by one Append request. tail: kind of the session log's end before it.
     salt: salt of the session. pictures: reads those of messages; None: they are refused. Raises
@@ -85,7 +85,7 @@ def _messages(
     tail: Tail,
     salt: bytes,
     codec: TextCodec,
-    pictures: NodePictures | None,
+    pictures: Pictures | None,
 ) -> SessionInput:
     renderer = ChatRenderer(codec)
     reader = None if pictures is None else pictures.reader()
@@ -112,7 +112,7 @@ class TurnService(pb_grpc.SessionServicer):
         sessions: Sessions,
         keys: ApiKeys = NO_KEYS,
         held: HeldBytes | None = None,
-        pictures: NodePictures | None = None,
+        pictures: Pictures | None = None,
     ) -> None:
         """Set up the methods. keys: API keys of the callers. The caller owns the session, and a
         call counts against the caller's limits. held: counts the bytes of memory held by calls;
@@ -193,7 +193,7 @@ class SessionService(TurnService):
         store: SessionStore,
         keys: ApiKeys = NO_KEYS,
         held: HeldBytes | None = None,
-        pictures: NodePictures | None = None,
+        pictures: Pictures | None = None,
     ) -> None:
         super().__init__(engine, codec, HeldSessions(store, codec), keys, held, pictures)
         self._store = store

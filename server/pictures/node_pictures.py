@@ -7,6 +7,7 @@ a file only if its rows are missing. Owns the cache of PictureSizes. Any thread.
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from tasuki.engine.messages import FileCoding, PictureFile, PromptPicture
 from tasuki.model.vision.config import PictureTokens
@@ -25,8 +26,24 @@ _KIND = "image"
 _ORIENTATION = "exif"
 
 
+class Pictures(Protocol):
+    """The pictures of a node's requests. sees: False if each one is refused. refused: number of
+    pictures refused so far by their content."""
+
+    @property
+    def sees(self) -> bool: ...
+    @property
+    def refused(self) -> int: ...
+    def reader(self, before: Sequence[SentPicture] = ()) -> PictureReader: ...
+    def placed(
+        self, rendered: RenderedPrompt, sent: Sequence[SentPicture], salt: bytes, most: int
+    ) -> RenderedPrompt: ...
+
+
 class NodePictures:
-    """refused: number of pictures refused so far by their content."""
+    """The Pictures of a node with a vision tower."""
+
+    sees = True
 
     def __init__(
         self, tokens: PictureTokens, rules: PixelRules, limits: PictureLimits | None = None

@@ -221,11 +221,6 @@ def test_grpc_answers_parts_and_refuses_them_by_name(node: Node) -> None:
     for message, complaint in refused.values():
         with pytest.raises(ClientError, match=re.escape(complaint)):
             node.client.generate(Prompt(messages=[message])).result()
-    with (
-        node.client.open_session() as session,
-        pytest.raises(ClientError, match="is a picture: only text is served"),
-    ):
-        session.append(Prompt(messages=[{"role": "user", "parts": [shown[1]]}]))
 
 
 def test_generate_shows_files(node: Node) -> None:
