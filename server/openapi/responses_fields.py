@@ -116,9 +116,10 @@ TOOL_CHOICE: Schema = either(
 
 ENCRYPTED = "reasoning.encrypted_content"
 LOGPROBS = "message.output_text.logprobs"
+IMAGE_URLS = "message.input_image.image_url"
 INCLUDED = (
     *(ENCRYPTED, LOGPROBS, "file_search_call.results", "web_search_call.results"),
-    *("web_search_call.action.sources", "message.input_image.image_url"),
+    *("web_search_call.action.sources", IMAGE_URLS),
     *("computer_call_output.output.image_url", "code_interpreter_call.outputs"),
 )
 """Accepted values of `include`. All values except the first two name items contained in no reply of
