@@ -291,7 +291,7 @@ class Pictures(_message.Message):
     def __init__(self, count: _Optional[int] = ..., image_tokens: _Optional[int] = ..., video_tokens: _Optional[int] = ..., usable_tokens: _Optional[int] = ..., each: _Optional[_Iterable[_Union[PictureUse, _Mapping]]] = ...) -> None: ...
 
 class PictureUse(_message.Message):
-    __slots__ = ("outcome", "kind", "place", "start", "tokens", "bytes", "decode_seconds", "resize_seconds", "tower_seconds", "wait_seconds")
+    __slots__ = ("outcome", "kind", "place", "start", "tokens", "bytes", "decode_seconds", "resize_seconds", "tower_seconds", "wait_seconds", "decode_at", "tower_at", "ready_at")
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
@@ -302,6 +302,9 @@ class PictureUse(_message.Message):
     RESIZE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TOWER_SECONDS_FIELD_NUMBER: _ClassVar[int]
     WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_AT_FIELD_NUMBER: _ClassVar[int]
+    TOWER_AT_FIELD_NUMBER: _ClassVar[int]
+    READY_AT_FIELD_NUMBER: _ClassVar[int]
     outcome: str
     kind: str
     place: str
@@ -312,7 +315,10 @@ class PictureUse(_message.Message):
     resize_seconds: float
     tower_seconds: float
     wait_seconds: float
-    def __init__(self, outcome: _Optional[str] = ..., kind: _Optional[str] = ..., place: _Optional[str] = ..., start: _Optional[int] = ..., tokens: _Optional[int] = ..., bytes: _Optional[int] = ..., decode_seconds: _Optional[float] = ..., resize_seconds: _Optional[float] = ..., tower_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ...) -> None: ...
+    decode_at: float
+    tower_at: float
+    ready_at: float
+    def __init__(self, outcome: _Optional[str] = ..., kind: _Optional[str] = ..., place: _Optional[str] = ..., start: _Optional[int] = ..., tokens: _Optional[int] = ..., bytes: _Optional[int] = ..., decode_seconds: _Optional[float] = ..., resize_seconds: _Optional[float] = ..., tower_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., decode_at: _Optional[float] = ..., tower_at: _Optional[float] = ..., ready_at: _Optional[float] = ...) -> None: ...
 
 class Drafts(_message.Message):
     __slots__ = ("source", "drafted", "accepted")

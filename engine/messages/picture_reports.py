@@ -46,7 +46,9 @@ class PictureUse(Message):
 
     kind: "image", or "video" for a pair of frames. place: of its part in the request; empty if
     unknown. start: index of its first token. bytes: of its file; 0 if it came as patches. Seconds:
-    of each stage for this prompt; 0 for a stage it did not need.
+    of each stage for this prompt; 0 for a stage it did not need. decode_at, tower_at, ready_at:
+    begins of two stages and the end of the last, in seconds after the request's arrival; only of an
+    encoded picture.
     """
 
     outcome: PictureOutcome
@@ -59,6 +61,9 @@ class PictureUse(Message):
     resize_seconds: float = 0.0
     tower_seconds: float = 0.0
     wait_seconds: float = 0.0
+    decode_at: float = 0.0
+    tower_at: float = 0.0
+    ready_at: float = 0.0
 
 
 MOST_USES = 64

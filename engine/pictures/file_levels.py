@@ -34,11 +34,13 @@ Levels = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class ReadPicture:
-    """A picture's patches, and the seconds of their stages. A wait for a decoder is not counted."""
+    """A picture's patches, and the seconds of their stages. A wait for a decoder is not counted.
+    began: time of the decoder's begin, on the clock of perf_counter; 0 without one."""
 
     levels: Levels
     decode_seconds: float = 0.0
     resize_seconds: float = 0.0
+    began: float = 0.0
 
 
 class PictureGone(Exception):
@@ -86,7 +88,7 @@ class FileLevels:
             decoded = time.perf_counter()
             resized = resample(torch.from_numpy(pixels), target.height, target.width)
             levels: Levels = patches_of([resized] * self._rules.frames, self._rules).levels.numpy()
-            return ReadPicture(levels, decoded - began, time.perf_counter() - decoded)
+            return ReadPicture(levels, decoded - began, time.perf_counter() - decoded, began)
 
         sent = Size(file.height, file.width)
         try:

@@ -22,11 +22,14 @@ from .placed import PlacedPicture, PlacedPictures
 
 @dataclass(frozen=True)
 class StageSeconds:
-    """Seconds of the stages of one picture's rows."""
+    """Seconds of the stages of one picture's rows. decode_ago, tower_ago: from the begin of a stage
+    to the end of all."""
 
     decode: float = 0.0
     resize: float = 0.0
     tower: float = 0.0
+    decode_ago: float = 0.0
+    tower_ago: float = 0.0
 
 
 _NO_STAGES = StageSeconds()
@@ -34,11 +37,18 @@ _NO_STAGES = StageSeconds()
 
 @dataclass(frozen=True)
 class SeenPicture:
-    """One picture of a request. wait: seconds of its prompt for the rows."""
+    """One picture of a request. wait: seconds of its prompt for the rows. ready_at: end of its
+    encode for this request, in seconds after the arrival."""
 
     outcome: PictureOutcome
     stages: StageSeconds = _NO_STAGES
     wait: float = 0.0
+    ready_at: float = 0.0
+
+    def begin(self, ago: float) -> float:
+        """Return the begin of a stage in seconds after the request's arrival. It may have begun for
+        an earlier request."""
+        return max(0.0, self.ready_at - ago)
 
 
 SeenPictures: TypeAlias = dict[int, SeenPicture]
@@ -70,7 +80,7 @@ def pictures_report(
 
 
 def _use(picture: PlacedPicture, seen: SeenPicture) -> PictureUse:
-    file = picture.file
+    file, stages = picture.file, seen.stages
     return PictureUse(
         outcome=seen.outcome,
         kind=picture.kind.value,
@@ -78,8 +88,11 @@ def _use(picture: PlacedPicture, seen: SeenPicture) -> PictureUse:
         start=picture.run.start,
         tokens=picture.run.tokens,
         bytes=0 if file is None else file.size,
-        decode_seconds=seen.stages.decode,
-        resize_seconds=seen.stages.resize,
-        tower_seconds=seen.stages.tower,
+        decode_seconds=stages.decode,
+        resize_seconds=stages.resize,
+        tower_seconds=stages.tower,
         wait_seconds=seen.wait,
+        decode_at=seen.begin(stages.decode_ago) if stages.decode else 0.0,
+        tower_at=seen.begin(stages.tower_ago) if stages.tower else 0.0,
+        ready_at=seen.ready_at,
     )

@@ -21,7 +21,7 @@ import math
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 
 import torch
@@ -93,12 +93,22 @@ class _Wish:
 
 @dataclass
 class _Running:
-    """The picture whose rows are reserved. encode: None before its first block. stages: seconds so
-    far."""
+    """The picture whose rows are reserved. encode: None before its first block. read: what it is
+    encoded from. began: time of its first block. seconds: of its blocks so far."""
 
     name: PictureName
     encode: Encode | None = None
-    stages: StageSeconds = field(default_factory=StageSeconds)
+    read: ReadPicture | None = None
+    began: float = 0.0
+    seconds: float = 0.0
+
+    def stages(self, now: float) -> StageSeconds:
+        """Return the seconds of its stages. now: the present time. REQUIRES: it was begun."""
+        read = self.read
+        assert read is not None
+        decode_ago = time.perf_counter() - read.began if read.began else 0.0
+        times = read.decode_seconds, read.resize_seconds, self.seconds
+        return StageSeconds(*times, decode_ago, now - self.began)
 
 
 class _Unreadable(Exception):
@@ -270,13 +280,12 @@ class PictureEncoder:
                 raise _Unreadable(unreadable(wish.picture, error)) from error
             if wish.decoding is not None:
                 self._tally.read(read)
-            running.stages = StageSeconds(read.decode_seconds, read.resize_seconds)
+            running.read, running.began = read, began
             patches = PicturePatches(torch.from_numpy(read.levels), wish.picture.grid)
             encode = running.encode = self._tower.begin(patches)
         encode.run(1)
         self._block_seconds = self._clock() - began
-        stages = running.stages
-        running.stages = replace(stages, tower=stages.tower + self._block_seconds)
+        running.seconds += self._block_seconds
         if encode.blocks_left:
             return None
         rows = encode.rows()
@@ -286,7 +295,7 @@ class PictureEncoder:
         self._store.put(running.name, rows)
         self._running = None
         self.counts.encoded += 1
-        self._hand_out(running.name, running.stages)
+        self._hand_out(running.name, running.stages(self._clock()))
         return None
 
     def _hand_out(self, name: PictureName, stages: StageSeconds) -> None:

@@ -3,6 +3,7 @@
 PictureTally owns the counters and decides nothing. Thread rule: the engine loop's.
 """
 
+import time
 from collections import Counter
 from collections.abc import Iterable
 
@@ -46,7 +47,8 @@ class PictureTally:
         self._stages[PictureStage.TOWER].add(stages.tower)
         self._stages[PictureStage.WAIT].add(wait)
         self._outcomes[PictureOutcome.ENCODED] += 1
-        request.seen[index] = SeenPicture(PictureOutcome.ENCODED, stages, wait)
+        age = time.monotonic() - request.created
+        request.seen[index] = SeenPicture(PictureOutcome.ENCODED, stages, wait, age)
 
     def read(self, read: ReadPicture) -> None:
         """Record the stages of a picture read from its file."""

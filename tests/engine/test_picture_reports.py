@@ -66,6 +66,9 @@ def test_outcomes_of_one_picture(engine: Lone) -> None:
     assert (first.start, first.tokens, first.bytes) == (71, TOKENS, len(content))
     assert min(first.decode_seconds, first.resize_seconds, first.tower_seconds) > 0
     assert first.wait_seconds >= first.tower_seconds
+    decoded = first.decode_at + first.decode_seconds + first.resize_seconds
+    assert 0 < first.decode_at < decoded <= first.tower_at
+    assert first.tower_at + first.tower_seconds <= first.ready_at
     other = prompt(content)
     other.tokens[0] += 1
     ask(engine, other, "kept")
@@ -76,6 +79,9 @@ def test_outcomes_of_one_picture(engine: Lone) -> None:
         resize_seconds=0.0,
         tower_seconds=0.0,
         wait_seconds=0.0,
+        decode_at=0.0,
+        tower_at=0.0,
+        ready_at=0.0,
     )
     ask(engine, prompt(content), "skipped")
     assert only(engine, "skipped").outcome is PictureOutcome.SKIPPED
