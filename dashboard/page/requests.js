@@ -88,10 +88,8 @@ function showRequest(list, row) {
 
 // The pictures of a prompt, counted by outcome.
 function picturesOf(report) {
-  if (!report) return "-";
-  const outcomes = new Map();
-  for (const { outcome } of report.each) outcomes.set(outcome, (outcomes.get(outcome) ?? 0) + 1);
-  return [...outcomes].map(([outcome, number]) => `${count(number)} ${outcome}`).join(", ");
+  const outcomes = Object.entries(report?.outcomes ?? {});
+  return outcomes.map(([outcome, number]) => `${count(number)} ${outcome}`).join(", ") || "-";
 }
 
 // One picture: its outcome, its size, and the time of each stage it needed.

@@ -8,8 +8,11 @@ import pytest
 
 from tasuki.cli.explain import main as explain
 from tasuki.cli.picture_story import pictures_story
+from tasuki.dashboard.history.events import event_of
+from tasuki.dashboard.history.node_history import RequestHistory
 from tasuki.engine import messages as m
 from tasuki.engine.messages import PictureOutcome
+from tasuki.server.request_records import RequestLog
 from tests.harness.daemons import Node, flags
 from tests.harness.http_calls import ANTHROPIC, Reply, ask
 from tests.harness.picture_answers import CASES, CHAT, FOLDER, messages_of
@@ -166,3 +169,43 @@ def test_a_story_draws_the_prompt_and_lists_the_last_pictures() -> None:
     assert bar == "s" * 15 + "." * 30 + "E" * 15
     assert lines[2].startswith("    image at token 0") and "30 tokens, 2.0 KiB" in lines[2]
     assert lines[3].startswith("    here")
+
+
+def ended(number: int, pictures: int) -> m.Finished:
+    each = tuple(use(PictureOutcome.KEPT, place, 1) for place in range(pictures))
+    report = m.PicturesReport(pictures, pictures, 0, 0, each)
+    usage = m.Usage(pictures, 1, None, None, "local", False, 0.0, 0.0, pictures=report)
+    return m.Finished(m.RequestId(f"r{number}"), m.FinishReason.STOP, usage)
+
+
+def pictures_of(log: RequestLog, number: int) -> m.PicturesReport:
+    found = log.find(f"r{number}")
+    assert found is not None and isinstance(found[0].end, m.Finished)
+    report = found[0].end.usage.pictures
+    assert report is not None
+    return report
+
+
+def test_long_lists_of_pictures_are_kept_for_the_last_requests() -> None:
+    log = RequestLog(lambda: 0.0, timelines=2)
+    for number in range(3):
+        log.add(ended(number, 40))
+    assert [len(pictures_of(log, number).each) for number in range(3)] == [4, 40, 40]
+    assert pictures_of(log, 0).count == 40
+
+
+def test_the_page_lists_requests_without_each_picture() -> None:
+    history = RequestHistory()
+    for number in range(200):
+        history.submitted({"request": f"r{number}", "session": None, "at": 0.0})
+        history.ended({"at": 1.0, **event_of(ended(number, 40))})
+    (row,) = history.latest(1)
+    assert row["usage"]["pictures"]["each"] == []
+    assert row["usage"]["pictures"]["outcomes"] == {"kept": 40}
+
+    def shown(number: int) -> int:
+        record = history.find(f"r{number}")
+        assert record is not None
+        return len(record["usage"]["pictures"]["each"])
+
+    assert (shown(0), shown(199)) == (0, 16)
