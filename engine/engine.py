@@ -174,6 +174,7 @@ class Engine:
             emit,
             self._tiers,
             sizes.weights,
+            compute.pictures,
         )
 
     def prepare(self) -> None:

@@ -24,7 +24,7 @@ engine loop's. Invariant: a request that is over, or retracted, has neither pin 
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import islice
@@ -36,12 +36,13 @@ from tasuki.engine import messages as m
 from tasuki.engine.pictures.file_levels import (
     MOST_DECODED_AHEAD,
     FileLevels,
-    Levels,
+    ReadPicture,
     unreadable,
 )
 from tasuki.engine.pictures.placed import PictureShape, PlacedPicture
 from tasuki.engine.pictures.row_store import PictureName, PictureNumber, RowStore
 from tasuki.engine.pictures.rows import Rows, RowsHere, Underway
+from tasuki.engine.pictures.seen_picture import StageSeconds
 from tasuki.engine.pictures.tower_pace import EncodePart, pace_of
 from tasuki.engine.request import Prefilling, Request
 from tasuki.engine.runner.base import DeviceLost
@@ -49,6 +50,8 @@ from tasuki.model.vision.costs import EncodeFlops
 from tasuki.model.vision.pixels import PicturePatches
 from tasuki.model.vision.tower import VisionTower
 from tasuki.utils.signatures import Clock
+
+from .picture_tally import PictureTally, media_bytes
 
 log = logging.getLogger(__name__)
 
@@ -72,15 +75,23 @@ class PictureCounts:
     dropped: int = 0
 
 
+@dataclass(frozen=True)
+class _Waiting:
+    """A request's need. index: of the picture among the prompt's. since: time of its begin."""
+
+    index: int
+    since: float
+
+
 @dataclass
 class _Wish:
-    """A picture whose rows are missing. waiting: requests, each with the index of its picture.
-    later: requests that wait for another picture first."""
+    """A picture whose rows are missing. waiting: requests, the first one's first. later: requests
+    that wait for another picture first."""
 
     picture: PlacedPicture
-    waiting: dict[Request, int] = field(default_factory=dict)
+    waiting: dict[Request, _Waiting] = field(default_factory=dict)
     later: set[Request] = field(default_factory=set)
-    decoding: "Future[Levels] | None" = None
+    decoding: "Future[ReadPicture] | None" = None
 
     @property
     def is_ready(self) -> bool:
@@ -89,30 +100,42 @@ class _Wish:
             return True
         return self.decoding is not None and self.decoding.done()
 
-    def levels(self) -> Tensor:
+    def read(self) -> ReadPicture:
         """Return its patches. Raises the decoder's errors. REQUIRES: it is ready."""
         if self.picture.levels is not None:
-            return torch.from_numpy(self.picture.levels)
+            return ReadPicture(torch.from_numpy(self.picture.levels))
         assert self.decoding is not None
-        levels = self.decoding.result(0.0)
-        if levels.is_cuda:
+        read = self.decoding.result(0.0)
+        if read.levels.is_cuda:
             # They were made in another stream.
-            levels.record_stream(torch.cuda.current_stream(levels.device))
-        return levels
+            read.levels.record_stream(torch.cuda.current_stream(read.levels.device))
+        return read
 
 
 @dataclass
 class _Running:
-    """The picture whose rows are reserved. encode: None before its first block. part: its blocks
-    in flight; None: none are. flops: of this part. rows: the result behind the last block. finite:
-    [] bool on the host, true if all of them are; it is there when the part has ended."""
+    """The picture whose rows are reserved. encode: None before its first block. read: its patches.
+    part: its blocks in flight; None: none are. flops: of this part. rows: the result behind the
+    last block. finite: [] bool on the host, true if all of them are; it is there when the part has
+    ended. began: time of its first block. seconds: of its blocks so far."""
 
     name: PictureName
     encode: Underway | None = None
+    read: ReadPicture | None = None
     part: EncodePart | None = None
     flops: float = 0.0
     rows: Tensor | None = None
     finite: Tensor | None = None
+    began: float = 0.0
+    seconds: float = 0.0
+
+    def stages(self, now: float) -> StageSeconds:
+        """Return the seconds of its stages. now: the present time. REQUIRES: it was begun."""
+        read = self.read
+        assert read is not None
+        decode_ago = time.perf_counter() - read.began if read.began else 0.0
+        times = read.decode_seconds, read.resize_seconds, self.seconds
+        return StageSeconds(*times, decode_ago, now - self.began)
 
 
 class _Unreadable(Exception):
@@ -156,6 +179,7 @@ class PictureEncoder:
         self._flops = EncodeFlops.of(tower.config)
         self._pace = pace_of(device, lambda: self._clock())
         self.counts = PictureCounts()
+        self._tally = PictureTally()
 
     @property
     def shape(self) -> PictureShape:
@@ -180,6 +204,10 @@ class PictureEncoder:
         """Return True if a picture's file is being decoded for some request."""
         return not all(wish.is_ready for wish in self._wishes.values())
 
+    def stats(self, requests: Iterable[Request]) -> m.PictureStats:
+        """Return the counters of pictures. requests: all of the engine."""
+        return self._tally.stats(self._store, media_bytes(requests), self._files.decoders_lost)
+
     def close(self) -> None:
         """End the decoders' processes."""
         self._files.close()
@@ -190,7 +218,10 @@ class PictureEncoder:
         for it. REQUIRES: the request is Active and has pictures."""
         pictures = request.pictures
         assert pictures is not None
-        held = self._held.setdefault(request, {})
+        held = self._held.get(request)
+        if held is None:
+            held = self._held[request] = {}
+            self._tally.skipped(request, pictures.first_behind(start))
         for index in range(pictures.first_behind(start), len(pictures.runs)):
             run, picture = pictures.runs[index], pictures.pictures[index]
             if run.start >= request.length:
@@ -201,11 +232,12 @@ class PictureEncoder:
             number = self._store.pin(name)
             if number is None:
                 wish = self._wishes.setdefault(name, _Wish(picture))
-                wish.waiting[request] = index
+                wish.waiting.setdefault(request, _Waiting(index, self._clock()))
                 wish.later.discard(request)
                 self._wish_later(request, pictures.pictures[index + 1 :])
                 return max(start, run.start)
             self.counts.kept += 1
+            self._tally.kept(request, index)
             held[index] = number
         return request.length
 
@@ -296,11 +328,11 @@ class PictureEncoder:
             if not wish.is_ready:
                 continue
             try:
-                levels = wish.levels()
+                read = wish.read()
             except Exception:
                 # Its requests end when it is their turn.
                 continue
-            self._rows.wanted(name, PicturePatches(levels, wish.picture.grid))
+            self._rows.wanted(name, PicturePatches(read.levels, wish.picture.grid))
 
     def _decode_ahead(self) -> None:
         """Begin to decode the files of the first wishes. Their pixels take memory."""
@@ -319,10 +351,13 @@ class PictureEncoder:
         encode = running.encode
         if encode is None:
             try:
-                levels = wish.levels()
+                read = wish.read()
             except Exception as error:
                 raise _Unreadable(unreadable(wish.picture, error)) from error
-            patches = PicturePatches(levels, wish.picture.grid)
+            if wish.decoding is not None:
+                self._tally.read(read)
+            running.read, running.began = read, self._clock()
+            patches = PicturePatches(read.levels, wish.picture.grid)
             encode = running.encode = self._rows.begin(running.name, patches)
         flops = self._flops.block(wish.picture.grid.patches)
         blocks = min(encode.blocks_left, pace.blocks(flops, seconds))
@@ -338,6 +373,7 @@ class PictureEncoder:
         """Take over an ended part; store the rows behind the last block. Return a failure, if
         any."""
         running.part = None
+        running.seconds += part.seconds
         self._block_seconds = part.seconds
         self._pace.measured(running.flops, part.seconds)
         if running.rows is None or running.finite is None:
@@ -348,16 +384,22 @@ class PictureEncoder:
         self._store.put(running.name, running.rows)
         self._running = None
         self.counts.encoded += 1
-        self._hand_out(running.name)
+        self._hand_out(running.name, running.stages(self._clock()))
         return None
 
-    def _hand_out(self, name: PictureName) -> None:
+    def _hand_out(self, name: PictureName, stages: StageSeconds) -> None:
         """Pin new rows for all requests that wait for them. A later place of the same picture is
-        not pinned: the prompt may wait for another picture before it."""
-        for request, index in self._wishes.pop(name).waiting.items():
+        not pinned: the prompt may wait for another picture before it. The encode counts for the
+        first request alone."""
+        now = self._clock()
+        for turn, (request, waiting) in enumerate(self._wishes.pop(name).waiting.items()):
             number = self._store.pin(name)
             assert number is not None
-            self._held[request][index] = number
+            self._held[request][waiting.index] = number
+            if turn:
+                self._tally.waited(request, waiting.index, now - waiting.since)
+            else:
+                self._tally.encoded(request, waiting.index, stages, now - waiting.since)
 
     def _unpin_passed(self) -> None:
         """Unpin the rows of pictures with all tokens computed, and release requests not in
@@ -373,6 +415,7 @@ class PictureEncoder:
 
     def _fail(self, name: PictureName, error: m.RequestError) -> list[Unseen]:
         """Forget the picture. Return the requests that wait for it."""
+        self._tally.failed(error)
         wish = self._wishes[name]
         waiting = [*wish.waiting, *wish.later]
         self._forget(name)
