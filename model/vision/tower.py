@@ -32,13 +32,8 @@ from .weights import Affine, BlockWeights, TowerWeights
 MLP_ROWS = 4096
 """Number of patches at a time in an MLP, in the first product and in the rotation. It limits the
 memory of inner activations."""
-_GPU_ATTENTION = [
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.MATH,
-]
-"""Attention's implementations on a GPU, the preferred first. cuDNN's makes a plan for each size of
-picture while the host waits, so it is not among them."""
+_GPU_ATTENTION = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Attention's implementations for float32 on a GPU, the preferred first."""
 
 
 class VisionTower:
@@ -138,6 +133,12 @@ class Encode:
         projection."""
         config = self._tower.config
         heads = _product(normed, weights.qkv).view(-1, 3, config.heads, config.head_dim)
+        if heads.is_cuda and heads.dtype != torch.float32:
+            # Triton is loaded on a GPU only.
+            from tasuki.model.ops.attention.picture_attention import picture_attention, rotate_heads
+
+            rotate_heads(heads, self._cos, self._sin)
+            return picture_attention(heads).flatten(1)
         # Queries and keys of all heads are rotated together.
         self._turn(heads[:, :2].flatten(1, 2))
         query, key, value = heads.unbind(1)

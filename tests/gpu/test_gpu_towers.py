@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ from tasuki.engine.pictures.file_levels import DeviceBytes, FileLevels
 from tasuki.engine.pictures.placed import PlacedPicture
 from tasuki.engine.pictures.row_store import RowStore
 from tasuki.engine.pictures.tower_pace import EncodePart
-from tasuki.engine.scheduling.picture_encoder import PictureEncoder, _Wish
+from tasuki.engine.scheduling.picture_encoder import PictureEncoder, _Waiting, _Wish
 from tasuki.model.known_models import published_tower
+from tasuki.model.ops.attention.picture_attention import picture_attention
 from tasuki.model.vision.config import VisionConfig
 from tasuki.model.vision.costs import EncodeFlops, TowerBytes
 from tasuki.model.vision.grid import PictureGrid
@@ -81,26 +83,34 @@ def test_time_of_a_picture(tower: VisionTower, grid: PictureGrid) -> None:
     assert best / 1000 < 4 * floor
 
 
-def test_attention_of_each_implementation() -> None:
-    """Only printed: which one the tower should take, and what a new size costs it."""
+def test_attention_beside_its_other_implementations() -> None:
+    """Only printed: milliseconds a block of the tower's own kernel, and of torch's."""
     heads, dim = config_of_9b().heads, config_of_9b().head_dim
-    for tokens in (8160, 8192, 1024, 15624):
-        heads_of_all = torch.randn(tokens, 3, heads, dim, dtype=torch.bfloat16, device="cuda")
-        q, k, v = (each.transpose(0, 1)[None] for each in heads_of_all.unbind(1))
+    for patches in (8160, 1024, 15624):
+        qkv = torch.randn(patches, 3, heads, dim, dtype=torch.bfloat16, device="cuda")
+        q, k, v = (each.transpose(0, 1)[None] for each in qkv.unbind(1))
+        times = {"own": best_ms(lambda qkv=qkv: picture_attention(qkv))}
         for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
-            times = []
             with sdpa_kernel([backend]):
-                for _ in range(4):
-                    torch.cuda.synchronize()
-                    began = time.perf_counter()
-                    functional.scaled_dot_product_attention(q, k, v)
-                    torch.cuda.synchronize()
-                    times.append(1000 * (time.perf_counter() - began))
-            flops = 4 * tokens**2 * heads * dim
-            print(
-                f"{backend.name} of {tokens}: first {times[0]:.1f} ms, then {min(times):.2f} ms, "
-                f"{flops / min(times) / 1e9:.0f} TFLOP/s"
-            )
+                times[backend.name] = best_ms(
+                    lambda q=q, k=k, v=v: functional.scaled_dot_product_attention(q, k, v)
+                )
+        flops = 4 * patches**2 * heads * dim
+        for name, ms in times.items():
+            print(f"{name} of {patches}: {ms:.2f} ms, {flops / ms / 1e9:.0f} TFLOP/s")
+
+
+def best_ms(call: Callable[[], object]) -> float:
+    """Return the least milliseconds of a call, of five behind a first one."""
+    times = []
+    for _ in range(6):
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began.record()
+        call()
+        ended.record()
+        ended.synchronize()
+        times.append(began.elapsed_time(ended))
+    return min(times[1:])
 
 
 def test_nothing_waits_for_the_device(tower: VisionTower) -> None:
@@ -175,8 +185,9 @@ def test_parts_beside_answers_are_short(
             f"picture {number}: parts of {', '.join(parts)} ms in {steps} steps; the host took at"
             f" most {1000 * max(host):.1f} ms"
         )
+        # The first part of a picture also copies its levels.
         if number:
-            assert max(seconds) < 0.02
+            assert max(seconds[1:]) < 0.02
         seconds.clear()
     assert encoder.counts.encoded == 3
 
@@ -184,7 +195,7 @@ def test_parts_beside_answers_are_short(
 def wish(encoder: PictureEncoder, name: object, picture: PlacedPicture) -> None:
     """Make a request wait for the picture."""
     request = Asking()
-    encoder._wishes[name] = _Wish(picture, {request: 0})  # type: ignore[index, dict-item]
+    encoder._wishes[name] = _Wish(picture, {request: _Waiting(0, 0.0)})  # type: ignore[index, dict-item]
     encoder._held[request] = {}  # type: ignore[index]
     encoder._unpin_passed = lambda: None  # type: ignore[method-assign]
 
@@ -227,7 +238,7 @@ def test_a_file_gives_patches_on_the_device() -> None:
         try:
             reading = files.begin("", picture)
             assert reading is not None
-            found.append(reading.result(60).cpu())
+            found.append(reading.result(60).levels.cpu())
         finally:
             files.close()
     assert torch.equal(*found)
