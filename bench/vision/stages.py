@@ -75,7 +75,7 @@ def _decode_and_resize(
 
     def both() -> list[Levels]:
         waits = [files.begin(_LINE, one) for one in placed]
-        return [wait.result(_WAIT_SECONDS) for wait in waits if wait is not None]
+        return [wait.result(_WAIT_SECONDS).levels for wait in waits if wait is not None]
 
     try:
         both()  # starts the processes

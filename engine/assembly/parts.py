@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tasuki.engine.config import EngineConfig, EngineConfigError, Role
 from tasuki.engine.parallel.collectives import Collectives
+from tasuki.engine.parallel.pictures import RowExchange
 from tasuki.engine.parallel.ranks import Ranks
 from tasuki.engine.parallel.shared_arenas import SharedArenas
 from tasuki.engine.runner.base import Runner
@@ -85,7 +86,8 @@ class EngineParts:
     the model's vocabulary. clock: seconds, for requests' waiting time. ranks: the other ranks of
     the model; None for one rank. together: sampling shared with the other ranks; None for one rank.
     shared: the memory of all ranks' arenas, on a node with hand-overs. collectives: this rank's
-    exchanges with the others. tower: the vision tower; None: prompts have no pictures.
+    exchanges with the others. tower: the vision tower; None: prompts have no pictures. rows: the
+    exchange of pictures' rows with the other ranks; None for one rank.
     """
 
     model_config: ModelConfig
@@ -108,6 +110,7 @@ class EngineParts:
     shared: SharedArenas | None = None
     collectives: Collectives | None = None
     tower: VisionTower | None = None
+    rows: RowExchange | None = None
 
     @property
     def sent_behind(self) -> StepCounter | None:
@@ -196,7 +199,10 @@ def build_parts(
     return EngineParts(
         model_config,
         build_model(
-            model_config, weights, _drafted(config, model_config), axes=_axes(tower, model_config)
+            model_config,
+            weights,
+            _drafted(config, model_config),
+            axes=tower_axes(tower, model_config),
         ),
         arena,
         StepCounter(),
@@ -208,7 +214,7 @@ def build_parts(
     )
 
 
-def _axes(tower: VisionTower | None, model: ModelConfig) -> Tensor | None:
+def tower_axes(tower: VisionTower | None, model: ModelConfig) -> Tensor | None:
     """Return the axis of each rotary pair; None without pictures."""
     if tower is None:
         return None

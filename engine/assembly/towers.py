@@ -26,9 +26,10 @@ _MIB = 2**20
 
 def used_tower(config: EngineConfig, role: Role) -> VisionConfig | None:
     """Return the shape of the checkpoint's tower; None: it has none, or is not to be used. Several
-    ranks and the nodes of a pair use none, as yet. Raises ModelConfigError, WeightsError."""
+    GPUs and the nodes of a pair use none, as yet. Raises ModelConfigError, WeightsError."""
     folder = Path(config.model)
-    if config.vision == "off" or role is not Role.FUSED or config.tensor_parallel > 1:
+    several_gpus = config.tensor_parallel > 1 and config.device.split(":")[0] != "cpu"
+    if config.vision == "off" or role is not Role.FUSED or several_gpus:
         return None
     if not folder.is_dir() or not config.model:
         return published_tower(config.model)

@@ -8,6 +8,7 @@ On a GPU the resize and the order of patches are the device's, in a stream besid
 the decoders' threads wait for that stream.
 """
 
+import time
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -60,6 +61,21 @@ class DeviceBytes:
         return DeviceBytes(MOST_DECODED_AHEAD * levels, _DECODERS * resize)
 
 
+@dataclass(frozen=True)
+class ReadPicture:
+    """A picture's patches, and the seconds of their stages. A wait for a decoder is not counted.
+    began: time of the decoder's begin, on the clock of perf_counter; 0 without one."""
+
+    levels: Levels
+    decode_seconds: float = 0.0
+    resize_seconds: float = 0.0
+    began: float = 0.0
+
+
+class PictureGone(Exception):
+    """A picture's rows must be computed, and its file is no longer held."""
+
+
 class FileLevels:
     def __init__(
         self,
@@ -77,21 +93,39 @@ class FileLevels:
         on_gpu = self._device.type == "cuda"
         self._stream = torch.cuda.Stream(self._device) if on_gpu else None  # type: ignore[no-untyped-call]
 
-    def begin(self, line: str, picture: PlacedPicture) -> "Future[Levels] | None":
+    @property
+    def decoders_lost(self) -> int:
+        """Return the number of decoding processes lost so far."""
+        return self._decoders.lost
+
+    def begin(self, line: str, picture: PlacedPicture) -> "Future[ReadPicture] | None":
         """Begin to read a picture's patches from its file; None if too many pictures wait. line:
         of its caller. REQUIRES: the picture has a file."""
         file = picture.file
         assert file is not None
+        if file.coding is m.FileCoding.GONE:
+            gone: Future[ReadPicture] = Future()
+            gone.set_exception(PictureGone())
+            return gone
         target = Size(
             picture.grid.rows * self._rules.patch, picture.grid.columns * self._rules.patch
         )
 
-        def patches(pixels: Pixels) -> Levels:
-            return self._patches(torch.from_numpy(pixels), target)
+        began = 0.0
+
+        def content() -> bytes:
+            nonlocal began
+            began = time.perf_counter()
+            return file.content()
+
+        def patches(pixels: Pixels) -> ReadPicture:
+            decoded = time.perf_counter()
+            levels = self._patches(torch.from_numpy(pixels), target)
+            return ReadPicture(levels, decoded - began, time.perf_counter() - decoded, began)
 
         sent = Size(file.height, file.width)
         try:
-            return self._decoders.decode_and(line, file.content, sent, self._bounds, patches)
+            return self._decoders.decode_and(line, content, sent, self._bounds, patches)
         except DecodersBusy:
             return None
 
@@ -120,6 +154,12 @@ def unreadable(picture: PlacedPicture, error: BaseException) -> m.RequestError:
     """Return the error of a request whose picture cannot be read. error: its future's."""
     place = "a picture" if picture.file is None else picture.file.place
     match error:
+        case PictureGone():
+            return m.RequestError(
+                m.ErrorKind.PICTURE_GONE,
+                f"{place} must be computed again, and its file was dropped: open the session again "
+                "with its messages, or raise --session-pictures-mib",
+            )
         case DecoderLost() | DecodersBusy():
             return m.RequestError(m.ErrorKind.OVERLOADED, f"{place} was not decoded: {error}")
         case DecodersMissing():

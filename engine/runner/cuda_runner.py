@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tasuki.engine.forward_plan import ForwardPlan, PlanError
-from tasuki.engine.pictures.row_store import RowsGone, RowStore
+from tasuki.engine.pictures.row_store import FindRows, RowsGone
 from tasuki.model.backends.triton_backend import TritonBackend
 from tasuki.model.backends.triton_prefill import TritonPrefill
 from tasuki.model.forward import (
@@ -192,7 +192,7 @@ class CudaRunner:
         max_position: int,
         progress: Progress = no_progress,
         together: SampledTogether | None = None,
-        pictures: RowStore | None = None,
+        pictures: FindRows | None = None,
     ) -> None:
         """Capture the graphs; `progress` counts them. ticks: ticks the step counter for layers of
         prompts, if they are sent to another node. together: the other ranks of the model, making

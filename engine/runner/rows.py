@@ -319,11 +319,15 @@ def own_turns(plan: ForwardPlan, rows: int) -> NDArray[np.bool_]:
     """Return bool [rows]: true for rows of the plan with pictures, or with rotary positions of
     their own. Raises PlanError for a row that the plan does not have."""
     found: NDArray[np.bool_] = np.zeros(rows, dtype=np.bool_)
-    for row in (*(item.row for item in plan.rope), *(item.row for item in plan.pictures)):
+    for row in _pictured(plan):
         if not 0 <= row < rows:
             raise PlanError(f"plan {plan.number} has a picture in row {row} of {rows}")
         found[row] = True
     return found
+
+
+def _pictured(plan: ForwardPlan) -> list[int]:
+    return [item.row for item in plan.rope] + [item.row for item in plan.pictures]
 
 
 def with_pictures(
@@ -338,7 +342,7 @@ def with_pictures(
     if find is None:
         raise PlanError(f"plan {plan.number} has pictures, and this runner stores no rows")
     found = dict(zip(numbers, slices, strict=True))
-    strays = {item.row for item in (*plan.rope, *plan.pictures)} - found.keys()
+    strays = {row for row in _pictured(plan) if row not in found}
     if strays:
         raise PlanError(f"plan {plan.number} has a picture in row {min(strays)}, no prompt's")
     for item in plan.rope:

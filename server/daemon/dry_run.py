@@ -15,6 +15,7 @@ from tasuki.model.weights.safetensors_folder import check_kernels
 from tasuki.model.weights.source import ShardedSource
 from tasuki.utils.options import Auto
 
+from .picture_plan import cpu_pictures
 from .serve_config import GPUS, DryRunConfig
 
 _CONTEXTS = (8_192, 50_000)
@@ -50,7 +51,9 @@ def dry_run(engine_config: EngineConfig, config: DryRunConfig) -> str:
         return planned(*gpu_bytes(config.gpu))
     # Without a GPU here, the question is: on which GPU would it fit?
     plans = [f"{name}\n{planned(*gpu_bytes(name))}" for name in GPUS]
-    return "\n\n".join(["no GPU is here: a plan of each that is known, one with --gpu", *plans])
+    seen = cpu_pictures(engine_config)
+    head = "no GPU is here: a plan of each that is known, one with --gpu"
+    return "\n\n".join([head, *plans, *filter(None, [seen])])
 
 
 def _check_folder(folder: Path) -> None:

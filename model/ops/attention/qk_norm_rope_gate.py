@@ -371,7 +371,7 @@ def compile_specs() -> list[KernelSpec]:
         return KernelSpec.of(
             name,
             _qk_norm_rope_gate_kernel,
-            heads | blocks | {"DEPENDENT": True} | rope | constants,
+            {**heads, **blocks, "DEPENDENT": True, **rope, **constants},
             _WARPS,
             fp32="q_norm k_norm rotary",
             i32=f"positions owners page_table rows {turns}",
@@ -389,5 +389,6 @@ def compile_specs() -> list[KernelSpec]:
         spec("qk_norm_rope_gate_deltas_gaps", {"GAPS": True}, rope=behind),
         spec("qk_norm_rope_gate_axes", {"GAPS": False}, rope={}),
         spec("qk_norm_rope_gate_axes_fp8_rows", {"GAPS": False}, "*u8", rope={}),
+        spec("k_norm_rope_deltas", {"GAPS": False} | keys_alone, rope=behind),
         spec("k_norm_rope_axes", {"GAPS": False} | keys_alone, rope={}),
     ]
