@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from tasuki.bench.errors import BenchError
 from tasuki.bench.load.cpu_by_role import CpuUse, use_between
 from tasuki.bench.load.node_counters import NodeCounters
 from tasuki.bench.load.node_process import NodeProcess
@@ -60,6 +61,11 @@ class ResentPictures:
         tokens = turns[0].chat.prompt_tokens - TEMPLATE_TOKENS - self._config.question_tokens
         long = text_of("words", max(1, tokens), self._vocabulary)
         words = await self._turns(node, client, "words", (long,))
+        if turns[0].encodes != len(screenshots):
+            raise BenchError(
+                f"the first turn's {len(screenshots)} pictures took {turns[0].encodes} encodes: "
+                "give pictures the node has not seen, as by --first-number"
+            )
         again, plain = turns[1:], words[1:]
         count = len(screenshots)
         name = f"{count} pictures of {len(screenshots[0].file) / 1e6:.2f} MB"

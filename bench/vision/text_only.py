@@ -67,7 +67,8 @@ class TextOnly:
                 later = self._text(f"{number} {turn}", self._config.question_tokens)
                 answer = asked[next(iter(nodes))].chat.text
                 messages += [assistant(answer), user(later)]
-        self._add_rows(*turns.values(), report)
+        own, other = turns.values()
+        self._add_rows(own, other, report)
 
     async def _turn(self, node: NodeProcess, client: ChatClient, messages: list[Message]) -> _Turn:
         body = client.body(messages, _ANSWER)
