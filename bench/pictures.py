@@ -27,7 +27,7 @@ from tasuki.bench.vision.costs import PromptCosts
 from tasuki.bench.vision.drawn import Screen, Screenshot
 from tasuki.bench.vision.first_tokens import FirstTokens
 from tasuki.bench.vision.resent import ResentPictures
-from tasuki.bench.vision.stages import measure_stages
+from tasuki.bench.vision.stages import measure_stages, stage_means
 from tasuki.bench.vision.text_only import TextOnly
 from tasuki.model.config import ModelConfig
 from tasuki.model.vision.config import VisionConfig
@@ -94,6 +94,8 @@ class PicturesBench:
                     report.note(f"the node was ready after {time.monotonic() - began:.0f} s")
                 gc.disable()
                 asyncio.run(self._chats(addresses, report))
+                if config.node == "own":
+                    report.note(f"the node's own means: {stage_means(node.counters())}")
         if "resent" in rows:
             with self._node() as node:
                 asyncio.run(self._resent(node, report))

@@ -40,7 +40,7 @@ class PicturesConfig:
     every: float = option(0.5, "beside: seconds between two arrivals")
     screenshots: int = option(20, "resent: pictures of a turn")
     turns: int = option(10, "resent: turns; text: of each session")
-    sessions: int = option(4, "text: sessions at a time")
+    sessions: int = option(12, "text: sessions, one after the other")
     out: str = option("", OUT)
     commit: str = option("", "of the source, where it is no git tree")
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from tasuki.bench.errors import BenchError
 from tasuki.bench.load.cpu_by_role import CpuUse, use_between
 from tasuki.bench.load.node_counters import NodeCounters
 from tasuki.bench.load.node_process import NodeProcess
@@ -17,11 +18,13 @@ from tasuki.bench.measure.report import Report, Row
 from .chat_client import Chat, ChatClient, Message, assistant, fresh, user
 from .config import PicturesConfig
 from .drawn import Screenshot
-from .vocabulary import TEMPLATE_TOKENS, text_of
+from .vocabulary import text_of
 
 _MOST_SECONDS = 1.2e-3
 _ANSWER = 2
 _SHOWN_THREADS = 6
+_PROBE = 64
+"""Number of words to count the tokens of one."""
 _DECODED = ("picture_seconds_count", "decode")
 _ENCODED = ("pictures_total", "encoded")
 
@@ -57,9 +60,12 @@ class ResentPictures:
     ) -> None:
         """Add the rows. screenshots: of each turn. Raises BenchError."""
         turns = await self._turns(node, client, "pictures", screenshots)
-        tokens = turns[0].chat.prompt_tokens - TEMPLATE_TOKENS - self._config.question_tokens
-        long = text_of("words", max(1, tokens), self._vocabulary)
-        words = await self._turns(node, client, "words", (long,))
+        words = await self._turns(node, client, "words", (await self._as_long(client, turns[0]),))
+        if turns[0].encodes != len(screenshots):
+            raise BenchError(
+                f"the first turn's {len(screenshots)} pictures took {turns[0].encodes} encodes: "
+                "give pictures the node has not seen, as by --first-number"
+            )
         again, plain = turns[1:], words[1:]
         count = len(screenshots)
         name = f"{count} pictures of {len(screenshots[0].file) / 1e6:.2f} MB"
@@ -75,6 +81,7 @@ class ResentPictures:
             "front of text ms": 1e3 * median(turn.cpu.front for turn in plain),
             "first token ms": 1e3 * median(turn.chat.first_token_seconds for turn in again),
             "prompt tokens": float(again[-1].chat.prompt_tokens),
+            "of text": float(plain[-1].chat.prompt_tokens),
             "cached": float(again[-1].chat.cached_tokens),
         }
         row = Row(f"CPU of a picture, {name} resent in {len(again)} turns", each, extra=extra)
@@ -115,8 +122,21 @@ class ResentPictures:
             messages += [assistant(chat.text), user(self._text(f"{seed} {number + 1}"))]
         return found
 
+    async def _as_long(self, client: ChatClient, turn: _Turn) -> str:
+        """Return a text that makes a first message as long as this turn's. Other vocabularies than
+        a drawn one have several tokens for a word."""
+        few, more = [
+            (await fresh(client, client.body([user(self._words("probe", count))], 1))).prompt_tokens
+            for count in (1, 1 + _PROBE)
+        ]
+        left = turn.chat.prompt_tokens - few - self._config.question_tokens * (more - few) / _PROBE
+        return self._words("words", max(1, round(left * _PROBE / (more - few))))
+
+    def _words(self, seed: str, count: int) -> str:
+        return text_of(seed, count, self._vocabulary)
+
     def _text(self, seed: str) -> str:
-        return text_of(seed, self._config.question_tokens, self._vocabulary)
+        return self._words(seed, self._config.question_tokens)
 
 
 def _grown(before: NodeCounters, after: NodeCounters, name: str, label: str) -> int:

@@ -10,9 +10,10 @@ from statistics import median
 
 import torch
 
+from tasuki.bench.load.node_counters import NodeCounters
 from tasuki.bench.measure.report import Report, Row
 from tasuki.bench.measure.timing import once_seconds
-from tasuki.engine.messages import FileCoding, PictureFile
+from tasuki.engine.messages import FileCoding, PictureFile, PictureStage
 from tasuki.engine.pictures.file_levels import FileLevels, Levels
 from tasuki.engine.pictures.placed import PlacedPicture
 from tasuki.model.vision.config import VisionConfig
@@ -51,6 +52,18 @@ def measure_stages(
     if len(screenshots) > 1:
         patches = _decode_and_resize(config, rules, screenshots, report)
     _measure_tower(config, vision, rules, patches, report)
+
+
+def stage_means(counters: NodeCounters) -> str:
+    """Return text with a node's mean milliseconds of each stage of its pictures, from its
+    metrics."""
+    means = []
+    for stage in PictureStage:
+        count = counters.total("picture_seconds_count", stage=stage)
+        if count:
+            mean = 1e3 * counters.total("picture_seconds_sum", stage=stage) / count
+            means.append(f"{stage} {mean:.1f} ms of {count:.0f}")
+    return ", ".join(means) or "no picture"
 
 
 def _decode_and_resize(

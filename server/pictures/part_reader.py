@@ -36,6 +36,8 @@ _REFUSED: Mapping[str, str] = {
     "image_embeds": "embeddings are not taken: send the picture itself",
 }
 """Fix of a part refused by its type."""
+_MOVED = "data:,"
+"""URL of a part that has lost its data."""
 _FILE_ID = "names a stored file, and this node stores none: send the picture itself"
 
 
@@ -59,12 +61,16 @@ class PictureReader:
         self._limits = limits
         self.pictures: list[SentPicture] = [*before]
 
-    def chat_part(self, part: Mapping[str, Any], place: str) -> None:
-        """Add the picture of a chat's part to `pictures`. REQUIRES: its type is one of CHAT_PARTS.
-        Raises InvalidField, PictureNotFetched; PictureTooLarge, also for too many pictures."""
+    def chat_part(self, part: dict[str, Any], place: str) -> None:
+        """Move the picture of a chat's part to `pictures`. The part loses its data: then memory
+        holds these once, and the next picture's text takes the place of this one's. REQUIRES: its
+        type is one of CHAT_PARTS. Raises InvalidField, PictureNotFetched; PictureTooLarge, also for
+        too many pictures."""
         # Qwen's own form has the URL under `image`.
         name = "image" if part.get("image") is not None else "image_url"
         self._of_url(part, name, place)
+        holder, key = (part[name], "url") if isinstance(part[name], dict) else (part, name)
+        holder[key] = _MOVED
 
     def response_part(self, part: Mapping[str, Any], place: str) -> None:
         """Add the picture of a Responses item's part to `pictures`. REQUIRES: its type is one of

@@ -48,7 +48,7 @@ def holds_too_many_values(body: bytes | bytearray) -> bool:
     No value is built. Text other than JSON is counted in the same way. A body of pictures has few
     such letters, and finding these is faster than counting.
     """
-    if len(body) <= MAX_VALUES or _has_few_values(body):
+    if len(body) <= MAX_VALUES or _few_values(body) < min(_FEW, MAX_VALUES + 1):
         return False
     if sum(body.count(mark, at, at + _SLICE) for at in _slices(body) for mark in _SEPARATORS) <= (
         MAX_VALUES
@@ -63,9 +63,9 @@ def holds_too_many_values(body: bytes | bytearray) -> bool:
     return False
 
 
-def _has_few_values(body: bytes | bytearray) -> bool:
-    """Return True if all of `body` has less than _FEW commas, objects and lists, also those inside
-    its strings."""
+def _few_values(body: bytes | bytearray) -> int:
+    """Return the number of commas, objects and lists in `body`, also those inside its strings.
+    Return _FEW for more than that."""
     found = 0
     for begin in _slices(body):
         for mark in _SEPARATORS:
@@ -73,9 +73,9 @@ def _has_few_values(body: bytes | bytearray) -> bool:
             while at >= 0:
                 found += 1
                 if found == _FEW:
-                    return False
+                    return found
                 at = body.find(mark, at + 1, begin + _SLICE)
-    return True
+    return found
 
 
 def is_json(text: str) -> bool:

@@ -77,6 +77,7 @@ def test_letters_of_strings_are_no_values_wherever_a_slice_ends(
     text = json.dumps(value)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_reading, "_SLICE", length)
+        patch.setattr(json_reading, "_FEW", length)
         for most in (separators(text) - 1 - least, separators(text), separators(text) + least):
             patch.setattr(json_reading, "MAX_VALUES", most)
             assert holds_too_many_values(text.encode()) == (separators(text) > most)

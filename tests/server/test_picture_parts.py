@@ -63,6 +63,15 @@ def test_every_form_becomes_one_value(
 
 
 @pytest.mark.parametrize(
+    "part", [{"image_url": {"url": URL}}, {"image_url": URL}, {"type": "image", "image": URL}]
+)
+def test_a_chat_does_not_hold_its_pictures_twice(part: dict[str, Any]) -> None:
+    reader = PictureReader(PictureLimits())
+    reader.chat_part(part, PLACE)
+    assert reader.pictures[0].content == PNG and BASE64 not in str(part)
+
+
+@pytest.mark.parametrize(
     ("read", "field", "complaint"),
     [
         (chat(type="image_url"), f"{PLACE}.image_url", "must be a URL"),
