@@ -2,6 +2,7 @@
 aborted at any moment, loaded from lower tiers, and after a restart from disk."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,34 @@ def test_pictures_come_back_from_the_disk_of_a_node_before(
         whole = [{one.digest for one in golden_submit(model, case).pictures} for case in cases]
         assert encoder(second).counts.encoded < sum(map(len, whole))
         assert second.stats().tiers[1].kept["restored"] > 0
+
+
+def question(name: str, seed: int) -> m.Submit:
+    """Return the golden prompt `middle` with another text behind its picture."""
+    message = golden_submit(NAMES[0], "middle", name)
+    changed = message.prompt.copy()
+    (picture,) = message.pictures
+    changed[picture.run.end + 3 : -4] = 97 + seed
+    return replace(message, prompt=changed)
+
+
+def test_another_question_resumes_behind_a_picture_that_was_loaded(tmp_path: Path) -> None:
+    """The state behind the picture has a page of its own, in each tier."""
+    (picture,) = golden_submit(NAMES[0], "middle").pictures
+    with tiered_pictures(NAMES[0], tmp_path) as first:
+        ask(first, question("one", 1))
+        push_out(first, "push")
+        encoder(first).store.clear()
+        ask(first, question("two", 2))
+        assert first.hit("two").usable_tokens == picture.run.end + 1
+        assert first.hit("two").loaded and encoder(first).counts.encoded == 1
+        push_out(first, "push again")
+    with tiered_pictures(NAMES[0], tmp_path) as second:
+        answer = ask(second, question("three", 3))
+        assert second.hit("three").usable_tokens == picture.run.end + 1
+        assert second.hit("three").loaded["disk"] > 0
+        assert encoder(second).counts.encoded == encoder(second).counts.decoded == 0
+    assert answer == ask(picture_engine(NAMES[0]), question("three", 3))
 
 
 def test_an_encoding_request_is_among_the_lives() -> None:

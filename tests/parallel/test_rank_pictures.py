@@ -1,6 +1,9 @@
 """Pictures on several ranks: golden tokens, pictures computed in turns, rows equal on all ranks,
 failures of one rank's tower."""
 
+import os
+import signal
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -11,6 +14,7 @@ import pytest
 
 from tasuki.engine import messages as m
 from tasuki.engine.parallel.pictures import SharedRows
+from tasuki.engine.parallel.ranks import RankLost
 from tasuki.engine.request import Encoding
 from tasuki.model.config import ModelConfigError
 from tests.harness.broken_towers import NO_MEMORY, broken_ranks
@@ -20,6 +24,7 @@ from tests.harness.picture_goldens import golden_cases, needs_goldens
 from tests.harness.picture_prompts import ask, golden_case, golden_submit
 from tests.harness.rank_engines import rank_engine
 from tests.harness.tiny_pictures import assert_idle, encoder
+from tests.harness.waiting import HANG_SECONDS
 
 pytestmark = needs_goldens
 
@@ -166,6 +171,23 @@ def test_a_failed_tower_ends_its_requests_alone(fault: str) -> None:
         assert ("NaN or infinite" if fault == "rows" else NO_MEMORY) in error.message
         assert engine.tokens("text") == greedy("vision-dense", "text")
         assert encoder(engine).store.reservations == 0
+
+
+def test_a_lost_rank_ends_the_node_at_once() -> None:
+    """The follower is killed with a picture in its tower."""
+    with pytest.raises(RankLost, match="rank 1"), two_ranks("vision-dense") as engine:
+        now = iter(range(0, 10**9, 3600))
+        encoder(engine)._clock = lambda: float(next(now))
+        engine.post(golden_submit("vision-dense", "odd"))
+        engine.steps(2)
+        assert {placed.rank for placed in shared(engine)._placed.values()} == {0, 1}
+        assert engine.parts.ranks is not None
+        os.kill(engine.parts.ranks.pids[0], signal.SIGKILL)
+        began = time.monotonic()
+        try:
+            engine.run()
+        finally:
+            assert time.monotonic() - began < HANG_SECONDS
 
 
 def test_heads_that_two_ranks_do_not_divide_are_refused() -> None:
