@@ -18,11 +18,14 @@ from tasuki.engine.parallel.ranks import RankLost
 from tasuki.engine.request import Encoding
 from tasuki.model.config import ModelConfigError
 from tests.harness.broken_towers import NO_MEMORY, broken_ranks
+from tests.harness.daemons import Node, flags
 from tests.harness.engines import Lone
 from tests.harness.goldens import BESIDE
+from tests.harness.picture_answers import cached, chat, golden_messages
 from tests.harness.picture_goldens import golden_cases, needs_goldens
 from tests.harness.picture_prompts import ask, golden_case, golden_submit
 from tests.harness.rank_engines import rank_engine
+from tests.harness.running_nodes import HTTP, running
 from tests.harness.tiny_pictures import assert_idle, encoder
 from tests.harness.waiting import HANG_SECONDS
 
@@ -202,3 +205,18 @@ def test_a_node_of_several_ranks_may_leave_the_tower_out() -> None:
     with rank_engine(BESIDE / "vision-dense", tensor_parallel=2, vision="off") as engine:
         engine.post(golden_submit("vision-dense", "middle"))
         assert "this node sees none" in engine.rejected("middle").message
+
+
+@pytest.mark.slow
+def test_pictures_come_in_over_http() -> None:
+    folder = BESIDE / "vision-dense"
+    ranks = ("--tensor-parallel", "2")
+    ended = 0
+    with running(Node("serve", *flags(folder, arena_mib=32), *HTTP, *ranks)) as node:
+        for name in ("middle", "turn2", "turn3"):
+            case = golden_case("vision-dense", name).values
+            reply = chat(node, golden_messages(case, folder), len(case["greedy"]))
+            assert reply.status == 200, reply.body
+            assert reply.json["choices"][0]["token_ids"] == case["greedy"]
+            assert cached(reply) == ended
+            ended = len(case["prompt"]) + len(case["greedy"]) - 1
