@@ -342,4 +342,5 @@ def _runner_here(
         max_position=parts.model_config.max_position,
         progress=progress,
         together=parts.together,
+        pictures=rows,
     )

@@ -58,12 +58,12 @@ from .parts import (
     asked_model,
     build_model,
     build_parts,
-    build_tower,
     kept_contract,
     torch_device,
     tower_axes,
     use_device,
 )
+from .towers import build_tower
 
 StartRanks = Callable[[Sequence[Job]], list[RankProcess]]
 

@@ -81,6 +81,14 @@ class RowStore:
     def reservations(self) -> int:
         return len(self._reserved)
 
+    def use(self) -> dict[str, int]:
+        """Return the budget's bytes by use: pinned, kept (stored without a pin), free. Reserved
+        space counts as pinned."""
+        pinned = sum(stored.rows.nbytes for stored in self._stored.values() if stored.pins)
+        pinned += sum(self._reserved.values())
+        kept = self.nbytes - pinned
+        return {"pinned": pinned, "kept": kept, "free": self._budget - self.nbytes}
+
     def __len__(self) -> int:
         return len(self._stored)
 

@@ -206,6 +206,7 @@ def told_of(fork: Request, carrier: Request) -> None:
     fork.route, fork.prefilled_on = carrier.route, carrier.prefilled_on
     fork.prefill_choice = carrier.prefill_choice
     fork.handover_lost = carrier.handover_lost
+    fork.seen = carrier.seen
 
 
 def _with_last_token(hit: m.HitBreakdown) -> m.HitBreakdown:
