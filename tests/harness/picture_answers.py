@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from tasuki.model.vision.config import VisionConfig
@@ -35,21 +36,31 @@ CASES = golden_cases()
 START, IMAGE = special_ids()
 
 
-def url_of(name: str) -> str:
+def data_url_of(folder: Path, name: str) -> str:
+    """Return a golden picture's file as a URL. folder: of its checkpoint."""
     kind = "image/png" if name.endswith("png") else "image/jpeg"
-    return data_url((FOLDER / "images" / name).read_bytes(), kind)
+    return data_url((folder / "images" / name).read_bytes(), kind)
 
 
-def part_of(part: Mapping[str, Any]) -> dict[str, Any]:
+def url_of(name: str) -> str:
+    return data_url_of(FOLDER, name)
+
+
+def part_of(part: Mapping[str, Any], folder: Path = FOLDER) -> dict[str, Any]:
     """Return a part of a golden message in OpenAI's form."""
     if part["type"] == "image":
-        return {"type": "image_url", "image_url": {"url": url_of(part["image"])}}
+        return {"type": "image_url", "image_url": {"url": data_url_of(folder, part["image"])}}
     return dict(part)
 
 
 def messages_of(case: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return golden_messages(case, FOLDER)
+
+
+def golden_messages(case: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
+    """Return the messages of a golden case of a checkpoint in OpenAI's form."""
     return [
-        {**message, "content": [part_of(part) for part in message["content"]]}
+        {**message, "content": [part_of(part, folder) for part in message["content"]]}
         if isinstance(message["content"], list)
         else message
         for message in case["messages"]

@@ -1,6 +1,9 @@
 """Pictures on several ranks: golden tokens, pictures computed in turns, rows equal on all ranks,
 failures of one rank's tower."""
 
+import os
+import signal
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -11,15 +14,20 @@ import pytest
 
 from tasuki.engine import messages as m
 from tasuki.engine.parallel.pictures import SharedRows
+from tasuki.engine.parallel.ranks import RankLost
 from tasuki.engine.request import Encoding
 from tasuki.model.config import ModelConfigError
 from tests.harness.broken_towers import NO_MEMORY, broken_ranks
+from tests.harness.daemons import Node, flags
 from tests.harness.engines import Lone
 from tests.harness.goldens import BESIDE
+from tests.harness.picture_answers import cached, chat, golden_messages
 from tests.harness.picture_goldens import golden_cases, needs_goldens
 from tests.harness.picture_prompts import ask, golden_case, golden_submit
 from tests.harness.rank_engines import rank_engine
+from tests.harness.running_nodes import HTTP, running
 from tests.harness.tiny_pictures import assert_idle, encoder
+from tests.harness.waiting import HANG_SECONDS
 
 pytestmark = needs_goldens
 
@@ -168,6 +176,23 @@ def test_a_failed_tower_ends_its_requests_alone(fault: str) -> None:
         assert encoder(engine).store.reservations == 0
 
 
+def test_a_lost_rank_ends_the_node_at_once() -> None:
+    """The follower is killed with a picture in its tower."""
+    with pytest.raises(RankLost, match="rank 1"), two_ranks("vision-dense") as engine:
+        now = iter(range(0, 10**9, 3600))
+        encoder(engine)._clock = lambda: float(next(now))
+        engine.post(golden_submit("vision-dense", "odd"))
+        engine.steps(2)
+        assert {placed.rank for placed in shared(engine)._placed.values()} == {0, 1}
+        assert engine.parts.ranks is not None
+        os.kill(engine.parts.ranks.pids[0], signal.SIGKILL)
+        began = time.monotonic()
+        try:
+            engine.run()
+        finally:
+            assert time.monotonic() - began < HANG_SECONDS
+
+
 def test_heads_that_two_ranks_do_not_divide_are_refused() -> None:
     with (
         pytest.raises(ModelConfigError, match="heads"),
@@ -180,3 +205,18 @@ def test_a_node_of_several_ranks_may_leave_the_tower_out() -> None:
     with rank_engine(BESIDE / "vision-dense", tensor_parallel=2, vision="off") as engine:
         engine.post(golden_submit("vision-dense", "middle"))
         assert "this node sees none" in engine.rejected("middle").message
+
+
+@pytest.mark.slow
+def test_pictures_come_in_over_http() -> None:
+    folder = BESIDE / "vision-dense"
+    ranks = ("--tensor-parallel", "2")
+    ended = 0
+    with running(Node("serve", *flags(folder, arena_mib=32), *HTTP, *ranks)) as node:
+        for name in ("middle", "turn2", "turn3"):
+            case = golden_case("vision-dense", name).values
+            reply = chat(node, golden_messages(case, folder), len(case["greedy"]))
+            assert reply.status == 200, reply.body
+            assert reply.json["choices"][0]["token_ids"] == case["greedy"]
+            assert cached(reply) == ended
+            ended = len(case["prompt"]) + len(case["greedy"]) - 1

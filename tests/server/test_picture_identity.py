@@ -33,6 +33,7 @@ from tests.harness.tiny_pictures import (
 from tests.harness.waiting import HANG_SECONDS
 
 BEFORE, BEHIND = 70, 30
+_DECODING_SECONDS = 0.002
 
 
 def png_of(pixels: np.ndarray) -> bytes:
@@ -83,12 +84,10 @@ DETAILS = tuple(SentPicture("a", png_of(noise(60, 60)), each) for each in (Detai
 def settled(engine: Lone, name: str) -> None:
     """Run the engine, with waits for decodes, until the request has ended."""
     until = time.monotonic() + HANG_SECONDS
-    engine.run()
-    while encoder(engine).is_decoding:
+    while not any(said.request_id == name for said in engine.all_said(m.Finished)):
         assert time.monotonic() < until
-        time.sleep(engine.engine.idle_seconds or 0.0)
         engine.run()
-    assert engine.finished(name)
+        time.sleep(_DECODING_SECONDS * encoder(engine).is_decoding)
 
 
 class Node:
