@@ -93,6 +93,7 @@ def as_text(plan: MemoryPlan, config: EngineConfig) -> str:
         ("GPU memory", _mib(plan.device)),
         ("weights", _mib(plan.weights)),
         ("rotary angles", _mib(plan.rotary)),
+        *_of_tower(plan),
         ("workspace of a prefill chunk", _mib(plan.workspace)),
         ("gathered keys and values", f"{_mib(plan.gathered)}  {plan.context_tokens} tokens"),
         (
@@ -124,6 +125,18 @@ def as_text(plan: MemoryPlan, config: EngineConfig) -> str:
         else "the plan does not fit: the weights and workspace alone fill this GPU"
     )
     return "\n".join([*lines, verdict])
+
+
+def _of_tower(plan: MemoryPlan) -> list[tuple[str, str]]:
+    """Return the rows of a vision tower; none without one."""
+    tower = plan.tower
+    if not tower.weights:
+        return []
+    return [
+        ("vision tower", f"{_mib(tower.weights)}  none with --vision off"),
+        ("rows of pictures", f"{_mib(tower.rows)}  --picture-rows-mib"),
+        ("workspace of a picture", _mib(tower.workspace)),
+    ]
 
 
 def _how(given: int | Auto) -> str:

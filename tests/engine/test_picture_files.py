@@ -67,7 +67,7 @@ def with_levels(content: bytes) -> Prompt:
         levels = reading.result(HANG_SECONDS).levels
     finally:
         files.close()
-    made.pictures = [replace(one, levels=levels, file=None) for one in made.pictures]
+    made.pictures = [replace(one, levels=levels.numpy(), file=None) for one in made.pictures]
     return made
 
 
