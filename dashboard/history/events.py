@@ -112,8 +112,10 @@ def pools_event(report: NodeReport, generated_tokens: int) -> Event:
     answers since the start."""
     stats = report.stats
     memory = arena_use(stats)
+    seen = {} if stats.pictures is None else {"pictures": _picture_counts(stats.pictures)}
     return _event(
         "pools",
+        **seen,
         pages=by_owner(stats.pages),
         slots=by_owner(stats.slots),
         memory=None if memory is None else memory.to_json(),
@@ -129,6 +131,12 @@ def pools_event(report: NodeReport, generated_tokens: int) -> Event:
         prefill_nodes=report.prefill_nodes,
         windows=report.windows,
     )
+
+
+def _picture_counts(stats: m.PictureStats) -> dict[str, Any]:
+    """Return the pictures since the start by outcome, and the bytes of stored rows by use."""
+    outcomes = {outcome.value: count for outcome, count in stats.outcomes.items() if count}
+    return {"outcomes": outcomes, "row_bytes": stats.row_bytes}
 
 
 def _event(kind: str, **values: object) -> Event:

@@ -48,7 +48,8 @@ def overview(
 
 def figures(history: NodeHistory, now: float, standing: Standing) -> dict[str, Any]:
     """Return the node's health and the last minute in numbers. A number is None if it is not known.
-    queued: seconds in queues. sampled_at: time of the sample behind waiting, running and memory."""
+    queued: seconds in queues. sampled_at: time of the sample behind waiting, running, memory and
+    pictures. pictures: None for a node that sees none."""
     pools = history.pools.last
     recent_faults = history.faults.recent(now - _RECENT_SECONDS)
     pace = history.pace.latest(now)
@@ -70,6 +71,7 @@ def figures(history: NodeHistory, now: float, standing: Standing) -> dict[str, A
         "running": None if pools is None else sum(states.values()) - waiting,
         "hit": {"prompt": prompt, "usable": hits["usable"], "lost": lost} if prompt else None,
         "memory": None if pools is None else pools.get("memory"),
+        "pictures": None if pools is None else pools.get("pictures"),
     }
 
 

@@ -3,7 +3,7 @@
 
 import { element, find } from "./dom.js";
 import { count, seconds } from "./format.js";
-import { figure, hitFigure, memoryFigure, rateFigure, waitFigure, whole } from "./parts/figures.js";
+import { figure, hitFigure, memoryFigure, pictureFigure, rateFigure, waitFigure, whole } from "./parts/figures.js";
 import { LinePlot } from "./parts/line_plot.js";
 import { mark } from "./parts/marks.js";
 
@@ -40,6 +40,7 @@ export class Figures {
       figure("Waiting", waiting === null ? "-" : count(waiting), ...load),
       hitFigure(figures.hit),
       memoryFigure(figures.memory),
+      ...(figures.pictures ? [pictureFigure(figures.pictures)] : []),
     );
   }
 }

@@ -42,7 +42,7 @@ def log_ended(message: ObservedMessage) -> None:
     match message:
         case Finished(request_id=request_id, reason=reason, usage=usage):
             cached = 0 if usage.hit is None else usage.hit.usable_tokens
-            fields = {
+            fields: dict[str, object] = {
                 "request_id": request_id,
                 "prompt_tokens": usage.prompt_tokens,
                 "cached_tokens": cached,
@@ -51,6 +51,9 @@ def log_ended(message: ObservedMessage) -> None:
                 "first_token_seconds": round(usage.time_to_first_token, 6),
                 "seconds": round(usage.seconds, 6),
             }
+            if usage.pictures is not None:
+                pictures = usage.pictures
+                fields["image_tokens"] = pictures.image_tokens + pictures.video_tokens
             log.info("request ended: %s", reason.value, extra=fields)
         case Rejected(request_id=request_id, error=error):
             log.warning("request refused: %s", error.message, extra={"request_id": request_id})

@@ -16,6 +16,8 @@ from tasuki.server.text.rendering.chat_template import RenderedPrompt
 from .part_reader import PictureReader
 from .sent_picture import PictureLimits, SentPicture
 
+_LIMITS = PictureLimits()
+
 
 class BlindPictures:
     sees = False
@@ -60,7 +62,7 @@ class BlindReader(PictureReader):
     """Refuses each picture with PictureUnseen."""
 
     def __init__(self, reason: str, before: Sequence[SentPicture] = ()) -> None:
-        super().__init__(PictureLimits(), before)
+        super().__init__(_LIMITS, before)
         self._reason = reason
 
     def chat_part(self, part: Mapping[str, Any], place: str) -> NoReturn:

@@ -149,7 +149,7 @@ class _Named(msgspec.Struct):
 
 
 def checked_items(
-    value: Any, stored: StoredItems, pictures: PictureReader | None
+    value: Any, stored: StoredItems, pictures: PictureReader | None = None
 ) -> tuple[ConversationItem, ...]:
     """Return a client's list of items as items of a conversation, with new ids. stored: items of
     stored responses, for references by id. pictures: reads those of the items, which stay encoded

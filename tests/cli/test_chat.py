@@ -88,5 +88,5 @@ def test_a_node_without_a_tower_says_so(tmp_path: Path) -> None:
     file = tmp_path / "a.png"
     file.write_bytes(png_of(4, 4))
     told, prompts, left = talked(tmp_path, f"/image {file}", "see", "it was")
-    assert "the turn failed: messages.items[0].parts[0] is a picture: " in told
+    assert "the turn failed: messages.items[0].parts[0] is a picture, and this node" in told
     assert len(prompts) == 1 and left == 0

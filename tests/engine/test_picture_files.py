@@ -159,3 +159,19 @@ def test_a_killed_decoder_is_replaced(engine: Lone) -> None:
     assert error.kind is m.ErrorKind.OVERLOADED and "ask again" in error.message
     assert len(ask(engine, prompt(picture_file(*SIZE), "b", behind=82), "again")) == 4
     assert_idle(engine)
+
+
+def test_a_file_gone_is_needed_only_without_rows_and_a_hit(engine: Lone) -> None:
+    gone = prompt(b"", coding=m.FileCoding.GONE)
+    ask(engine, gone, "cold")
+    error = error_of(engine, "cold")
+    assert error.kind is m.ErrorKind.PICTURE_GONE
+    assert error.message.startswith("messages[0].content[1] must be computed again")
+    first = ask(engine, prompt(picture_file(*SIZE)), "first")
+    assert ask(engine, gone, "hit") == first
+    gone.tokens[0] += 1
+    # No hit, but its rows are kept.
+    assert len(ask(engine, gone, "kept")) == 4
+    assert engine.hit("kept").usable_tokens == 0
+    engine.assert_at_rest()
+    assert_idle(engine)

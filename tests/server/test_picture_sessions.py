@@ -1,8 +1,10 @@
 """Tests of pictures in sessions over gRPC: golden answers, resumed turns, files dropped."""
 
+import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import grpc
 import pytest
@@ -14,7 +16,9 @@ from tasuki.engine.messages import FileCoding, PictureFile, PromptPicture
 from tasuki.proto import inference_pb2 as pb
 from tasuki.proto import inference_pb2_grpc as pb_grpc
 from tasuki.pycache.keys import PictureDigest
+from tasuki.server.auth.callers import NOBODY
 from tasuki.server.pictures.session_pictures import SessionPictures
+from tasuki.server.sessions import SESSIONS_OF_PICTURES, SessionStore
 from tests.harness.daemons import Node, flags
 from tests.harness.http_calls import ask
 from tests.harness.picture_answers import CASES, FOLDER
@@ -166,3 +170,44 @@ def test_the_oldest_files_go_first_and_places_stay() -> None:
     assert [one.file.place for one in twin.placed if one.file][2] == (
         "picture 3 of the session (at 2)"
     )
+
+
+def test_a_lost_file_is_sent_again_until_no_attempt_is_left() -> None:
+    """The client opens the session anew. Here it cannot help, because the node keeps no file."""
+    policy = RetryPolicy(attempts=3, first_pause=0.01)
+    with small_budget() as node, Client(node.address, retry=policy) as client:
+        session = client.open_session(b"again")
+        session.append(parts_of(CASES["middle"]["messages"][0]))
+        first = session.id
+        with pytest.raises(ClientError) as refused:
+            session.generate(**options("middle")).result()
+        assert refused.value.kind == "picture_gone" and session.id != first
+
+
+def test_sessions_used_long_ago_lose_their_files_first() -> None:
+    now = 0.0
+    engine = Mock(open_cursor=AsyncMock(return_value=1), fork_cursor=AsyncMock(return_value=2))
+    store = SessionStore(engine, lambda: now, picture_bytes=10)
+
+    async def opened(size: int) -> str:
+        nonlocal now
+        now += 1.0
+        session = await store.open(NOBODY, b"")
+        store.add_pictures(session, [picture(1, size)])
+        return session.id
+
+    async def run() -> None:
+        names = [await opened(10) for _ in range(SESSIONS_OF_PICTURES)]
+        assert store.picture_bytes == 10 * SESSIONS_OF_PICTURES
+        # One session alone has its own budget, whatever the others leave.
+        large = store.idle(NOBODY, await opened(11))
+        assert large.pictures.nbytes == 0
+        kept = store.idle(NOBODY, names[0])
+        twin = await store.fork(NOBODY, names[-1])
+        assert twin.pictures.nbytes == 10
+        assert store.picture_bytes == 10 * SESSIONS_OF_PICTURES
+        assert store.idle(NOBODY, names[1]).pictures.nbytes == 0 < kept.pictures.nbytes
+        store.close(NOBODY, names[0])
+        assert store.picture_bytes == 10 * (SESSIONS_OF_PICTURES - 1)
+
+    asyncio.run(run())

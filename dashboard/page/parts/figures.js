@@ -47,6 +47,15 @@ export function memoryFigure(memory) {
     `${percent(memory.cached, memory.size)} cached, of ${bytes(memory.size)}`);
 }
 
+// pictures: those since the start by outcome, and bytes of their rows by use.
+export function pictureFigure({ outcomes, row_bytes: rows }) {
+  const number = Object.values(outcomes).reduce((sum, one) => sum + one, 0);
+  const words = Object.entries(outcomes).map(([outcome, one]) => `${count(one)} ${outcome}`);
+  const used = rows.pinned + rows.kept;
+  return figure("Pictures", count(number), ...(words.length ? [words.join(", "), element("br")] : []),
+    `rows ${bytes(used)} of ${bytes(used + rows.free)}`);
+}
+
 export function memoryBar(memory) {
   const words = MEMORY.map(([name]) => `${spoken(name)} ${percent(memory[name], memory.size)}`).join(", ");
   return stacked(MEMORY.map(([name]) => [name, memory[name]]), `arena: ${words}`);

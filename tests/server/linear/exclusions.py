@@ -16,6 +16,7 @@ _CROSSES = "passes whole messages between two loops or to their handler, and rea
 _METADATA = "reads metadata and headers, which gRPC and aiohttp bound to some KiB"
 _SHORT = "reads fields of a bounded size: numbers, names of 256 characters"
 _OPERATOR = "an operator's own settings or a node's own names, no caller's text"
+_REFUSES = "refuses a picture before it reads any of it"
 _CACHE = "reads the cache's own events and digests, no caller's text"
 
 _BY_REASON: Mapping[str, tuple[Place, ...]] = {
@@ -26,6 +27,11 @@ _BY_REASON: Mapping[str, tuple[Place, ...]] = {
         "model/grammar/compiled_grammar.py:_source",
         "model/grammar/compiled_grammar.py:_schema",
         "model/grammar/constraint.py:Constraint.__init__",
+    ),
+    _REFUSES: (
+        "server/pictures/blind_pictures.py:BlindPictures*",
+        "server/pictures/blind_pictures.py:BlindReader*",
+        "server/pictures/blind_pictures.py:_refuse",
     ),
     _TAGS: (
         "server/text/grammars/tagged_text.py:_either_case",
@@ -146,9 +152,6 @@ _BY_REASON: Mapping[str, tuple[Place, ...]] = {
     "renders and reads conversations of its own, once for each set of variables": (
         "server/text/rendering/chat_template.py:TurnEnds._*",
         "server/text/rendering/chat_template.py:_goes_on*",
-    ),
-    "looks at the roles of messages, and halves their number": (
-        "server/responses/endpoints/compaction.py:_newer_half",
     ),
     "hands a stored call's text to read_arguments, which has an entry": (),
     "makes a stored turn of messages that an entry reads; only tests call it": (

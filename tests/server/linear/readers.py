@@ -1,8 +1,10 @@
 """Entries for input by other ways: gRPC, the gateway's protocol and links. They also cover readers
 with a worst case outside the bodies of bodies.py."""
 
+import base64
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,9 +20,14 @@ from tasuki.server.grpc.cache_messages import tree_question
 from tasuki.server.grpc.generate_messages import read_choices, read_prompt, read_sampling
 from tasuki.server.grpc.session_service import read_session_input
 from tasuki.server.http.reply import named_event
+from tasuki.server.openapi.responses_fields import IMAGE_URLS
+from tasuki.server.pictures.encoded_bytes import Base64
+from tasuki.server.pictures.sent_picture import SentPicture
+from tasuki.server.pictures.turn_pictures import TurnPictures
 from tasuki.server.responses.conversations import output_items
 from tasuki.server.responses.endpoints.background import EventLog, is_of_background
-from tasuki.server.responses.listed_items import AskedPage, listed_items
+from tasuki.server.responses.listed_items import AskedPage, listed_items, page_of
+from tasuki.server.responses.listed_pictures import shows_urls
 from tasuki.server.responses.stored_responses import StoredResponse, StoredTurn
 from tasuki.server.sessions import Tail
 from tasuki.server.text.chat_message import ChatMessage, ToolCall
@@ -28,6 +35,7 @@ from tasuki.server.text.chat_renderer import read_bad_words
 from tasuki.server.text.grammars.call_grammar import CallGrammar, OfferedTool
 from tasuki.server.text.json_reading import holds_too_many_values, nested_too_deeply, read_arguments
 from tasuki.server.text.text_codec import TextCodec
+from tests.harness.picture_files import picture_file
 
 from .bodies import JSON_SHAPES, Served
 from .entries import Entry, Input, Whole, some
@@ -201,18 +209,39 @@ def _listed() -> Entry:
         ChatMessage("tool", "!"),
     )
 
-    def stored(messages: Sequence[ChatMessage]) -> StoredResponse:
+    def stored(messages: Sequence[ChatMessage], sent: Sequence[bytes] = ()) -> StoredResponse:
         tokens = np.array([7], dtype=np.int32)
-        return StoredResponse("resp_" + "a" * 32, b"{}", StoredTurn.of(tokens, messages, b""))
+        pictures = TurnPictures(tuple(SentPicture("a", Base64(one, "a", 1 << 30)) for one in sent))
+        turn = replace(StoredTurn.of(tokens, messages, b""), pictures=pictures)
+        return StoredResponse("resp_" + "a" * 32, b"{}", turn)
 
     def listed(response: StoredResponse) -> bytes:
-        return listed_items(response, AskedPage.of({"limit": "100"}))
+        page, urls = AskedPage.of({"limit": "100"}), shows_urls({"include": IMAGE_URLS})
+        body = listed_items(response, page, urls=urls)
+        return page_of(response.id, [("item", body)], page)
+
+    shown = ChatMessage("user", "so", pictures=(0, 1))
+    said = ChatMessage("assistant", "it was")
+    small = base64.b64encode(picture_file())
+
+    def lines(size: int) -> bytes:
+        return base64.encodebytes(picture_file() + b"a" * (size * 3 // 4))
 
     shapes: dict[str, Input] = {
         "turns": lambda size: stored(turn * (size // 80 + 1)),
         "one": lambda size: stored([ChatMessage("user", "a" * size)] * 2),
+        "pictures": lambda size: stored(
+            [shown, said] * (size // len(small) + 1), [small] * (2 * (size // len(small) + 1))
+        ),
+        "a picture in lines": lambda size: stored([shown, said], [lines(size), small]),
     }
-    functions = ("server/responses/listed_items.py:listed_items",)
+    functions = (
+        "server/responses/listed_items.py:listed_items",
+        "server/responses/listed_items.py:page_of",
+        "server/responses/listed_pictures.py:shows_urls",
+        "server/responses/listed_pictures.py:input_parts",
+        "server/responses/listed_pictures.py:picture_url",
+    )
     return Whole("input items", functions, shapes, listed)
 
 
