@@ -434,7 +434,11 @@ class PrefillRouter:
         if not wanted.may_fetch or chosen.choice.reason is Reason.GATEWAY:
             return None
         held = {node: n for node, n in chosen.held.items() if n < len(wanted.prompt)}
-        giving = [n for n in self._alive(held) if self._gives(n, chosen.asked_at)]
+        giving = [
+            n
+            for n in self._alive(held)
+            if self._gives(n, chosen.asked_at) and self._standing[n][1].takes(wanted.prompt)
+        ]
         number = max(giving, key=lambda node: held[node], default=None)
         if number is None or self._standing[number][1] is chosen.connection:
             return None

@@ -28,6 +28,7 @@ from tasuki.engine.runner.cpu_runner import CpuRunner
 from tasuki.engine.runner.rows import widths
 from tasuki.engine.scheduling.checkpoints import read_tool_call_ids
 from tasuki.engine.scheduling.picture_encoder import PictureEncoder
+from tasuki.engine.scheduling.pictures_elsewhere import Pictures, PicturesElsewhere
 from tasuki.engine.speculation.draft_limit import DraftLimit, FixedLimit, MeasuredLimit
 from tasuki.engine.speculation.speculation import Speculation
 from tasuki.engine.tiers.disk.kept_index import restore
@@ -197,7 +198,7 @@ def _assemble(
     if on_gpu:
         size = arena.bytes.nbytes // 2**20
         log.info("an arena of %d MiB, and up to %d requests in a forward", size, sizes.batch)
-    rows = None if pictures is None else pictures.store
+    rows = pictures.store if isinstance(pictures, PictureEncoder) else None
     runner = build_runner(parts, sizes, hands_on=role is Role.PREFILL, progress=progress, rows=rows)
     wire = parts.wire or parts.layout
     per_token = None if role is Role.PREFILL else config.max_itl_seconds
@@ -212,12 +213,12 @@ def _assemble(
     )
 
 
-def build_pictures(config: EngineConfig, parts: EngineParts) -> PictureEncoder | None:
-    """Return the encoder of pictures; None without a tower. Raises EngineConfigError if the budget
-    of rows is smaller than the largest picture."""
-    tower = parts.tower
+def build_pictures(config: EngineConfig, parts: EngineParts) -> Pictures | None:
+    """Return the encoder of pictures, or its stand-in without a tower; None if prompts have none.
+    Raises EngineConfigError if the budget of rows is smaller than the largest picture."""
+    tower, sight = parts.tower, parts.sight
     if tower is None:
-        return None
+        return None if sight is None else PicturesElsewhere(sight)
     row_bytes = tower.config.out_hidden * tower.weights.dtype.itemsize
     store = RowStore(config.picture_rows_mib * 2**20, row_bytes)
     most = tower.rules.most // tower.rules.factor**2

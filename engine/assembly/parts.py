@@ -20,6 +20,7 @@ from tasuki.engine.config import EngineConfig, EngineConfigError, Role
 from tasuki.engine.parallel.collectives import Collectives
 from tasuki.engine.parallel.ranks import Ranks
 from tasuki.engine.parallel.shared_arenas import SharedArenas
+from tasuki.engine.pictures.sight import Sight, load_sight
 from tasuki.engine.runner.base import Runner
 from tasuki.engine.runner.logits import SampledTogether
 from tasuki.engine.speculation.draft_limit import DraftLimit
@@ -48,11 +49,9 @@ from tasuki.model.grammar.grammar_compiler import GrammarCompiler
 from tasuki.model.grammar.vocabulary import Vocabulary
 from tasuki.model.known_models import with_draft_layer
 from tasuki.model.qwen3_5 import DraftHead, Qwen35Model, draft_ids
-from tasuki.model.vision.config import VisionConfig
-from tasuki.model.vision.processor import PixelRules
 from tasuki.model.vision.prompt_positions import rotary_axes
 from tasuki.model.vision.tower import VisionTower
-from tasuki.model.vision.weights import has_tower, load_tower_weights
+from tasuki.model.vision.weights import load_tower_weights
 from tasuki.model.weights.layers import ModelWeights
 from tasuki.model.weights.safetensors_folder import check_kernels, load_weights, multiplies_fp8
 from tasuki.pycache._cpp_cache import TierConfig
@@ -72,8 +71,6 @@ from .memory_plan import arena_slabs
 
 log = logging.getLogger(__name__)
 
-PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
-
 
 @dataclass(frozen=True)
 class EngineParts:
@@ -89,7 +86,8 @@ class EngineParts:
     the model's vocabulary. clock: seconds, for requests' waiting time. ranks: the other ranks of
     the model; None for one rank. together: sampling shared with the other ranks; None for one rank.
     shared: the memory of all ranks' arenas, on a node with hand-overs. collectives: this rank's
-    exchanges with the others. tower: the vision tower; None: prompts have no pictures.
+    exchanges with the others. tower: the vision tower; None: no rows
+    of pictures are computed here. sight: reads and places pictures; None: prompts have none.
     """
 
     model_config: ModelConfig
@@ -112,6 +110,7 @@ class EngineParts:
     shared: SharedArenas | None = None
     collectives: Collectives | None = None
     tower: VisionTower | None = None
+    sight: Sight | None = None
 
     @property
     def sent_behind(self) -> StepCounter | None:
@@ -192,15 +191,16 @@ def build_parts(
     host = host_arena(config, arena.layout)
     dtype = getattr(torch, config.compute_dtype)
     weights = load_weights(config.model, model_config, dtype, device, progress)
-    tower = build_tower(config, device, role)
-    contract = partial(_contract, config, model_config, weights, arena.layout, tower)
+    sight = build_sight(config, device, role)
+    tower = build_tower(config, device, sight)
+    contract = partial(_contract, config, model_config, weights, arena.layout, sight)
     disk = None if host is None else disk_memory(config, arena.layout, contract)
     remote = None if host is None else remote_memory(config, arena.layout, contract)
     vocabulary = Vocabulary.load(Path(config.model), model_config.vocab, model_config.eos_ids)
     return EngineParts(
         model_config,
         build_model(
-            model_config, weights, _drafted(config, model_config), axes=_axes(tower, model_config)
+            model_config, weights, _drafted(config, model_config), axes=_axes(sight, model_config)
         ),
         arena,
         StepCounter(),
@@ -209,32 +209,36 @@ def build_parts(
         remote=remote,
         grammars=GrammarCompiler(vocabulary),
         tower=tower,
+        sight=sight,
     )
 
 
-def build_tower(config: EngineConfig, device: torch.device, role: Role) -> VisionTower | None:
-    """Load the tower of the checkpoint's pictures. None: it has none, or is not to be used. A GPU,
-    several ranks and the nodes of a pair use none, as yet. Raises ModelConfigError, WeightsError,
+def build_sight(config: EngineConfig, device: torch.device, role: Role) -> Sight | None:
+    """Return the checkpoint's vision; None: it has none, or is not to be used. A decode node has it
+    without a tower too. A GPU and several ranks use none, as yet. Raises ModelConfigError,
+    WeightsError."""
+    if device.type != "cpu" or (config.vision == "off" and role is not Role.DECODE):
+        return None
+    return load_sight(Path(config.model))
+
+
+def build_tower(
+    config: EngineConfig, device: torch.device, sight: Sight | None
+) -> VisionTower | None:
+    """Load the tower of the checkpoint's pictures; None: it is not to be used. Raises WeightsError,
     EngineConfigError."""
-    folder = Path(config.model)
-    if config.vision == "off" or device.type != "cpu" or role is not Role.FUSED:
+    if sight is None or config.vision == "off":
         return None
-    vision = VisionConfig.load(folder)
-    if vision is None or not has_tower(folder):
-        return None
-    if not any((folder / name).is_file() for name in PROCESSOR_FILES):
-        log.warning("%s has a vision tower but no processor's file: text only", folder)
-        return None
-    rules = PixelRules.load(folder, vision)
-    weights = load_tower_weights(folder, vision, getattr(torch, config.compute_dtype), device)
-    return VisionTower(vision, weights, rules)
+    dtype = getattr(torch, config.compute_dtype)
+    weights = load_tower_weights(Path(config.model), sight.config, dtype, device)
+    return VisionTower(sight.config, weights, sight.rules)
 
 
-def _axes(tower: VisionTower | None, model: ModelConfig) -> Tensor | None:
+def _axes(sight: Sight | None, model: ModelConfig) -> Tensor | None:
     """Return the axis of each rotary pair; None without pictures."""
-    if tower is None:
+    if sight is None:
         return None
-    return rotary_axes(tower.config.rotary_sections, model.rotary_dim // 2)
+    return rotary_axes(sight.config.rotary_sections, model.rotary_dim // 2)
 
 
 def _contract(
@@ -242,11 +246,11 @@ def _contract(
     model: ModelConfig,
     weights: ModelWeights,
     layout: CacheLayout,
-    tower: VisionTower | None,
+    sight: Sight | None,
 ) -> dict[str, str]:
     digest = digest_of_weights(config.model, config.disk_cache)
     kind = DigestKind.of(torch_device(config))
-    return kept_contract(digest, model, weights, layout, kind, tower)
+    return kept_contract(digest, model, weights, layout, kind, sight)
 
 
 def kept_contract(
@@ -255,14 +259,14 @@ def kept_contract(
     weights: ModelWeights,
     layout: CacheLayout,
     kind: DigestKind,
-    tower: VisionTower | None = None,
+    sight: Sight | None = None,
 ) -> dict[str, str]:
     """Return the settings to compare between two nodes. If they are equal, the same bytes have the
     same meaning, and their digests can be compared. digest: digest of the weights. kind: the kind
-    of page and slot digests. tower: the vision tower in use. Its constants count only if there is
+    of page and slot digests. sight: the vision in use. Its constants count only if there is
     one, because text does not depend on them."""
     whole = Contract(digest, layout, constants=model.constants, weights_format=weights.formats)
-    seen = {} if tower is None else {"pictures": tower.config.constants}
+    seen = {} if sight is None else {"pictures": sight.config.constants}
     return {**whole.flat(), "page_digests": kind.value, **seen}
 
 
@@ -400,6 +404,7 @@ def _plane(
 ) -> DataPlane:
     digest = digest_of_weights(config.model, config.disk_cache)
     constants, formats = parts.model_config.constants, parts.model.weights.formats
+    pictures = {} if parts.sight is None else parts.sight.contract(digest)
     shared = parts.shared
     if shared is None:
         memory = parts.arena.bytes
@@ -407,9 +412,11 @@ def _plane(
             *(memory, parts.layout, digest, mover, transport, name, wire),
             constants=constants,
             weights_format=formats,
+            pictures=pictures,
         )
     return DataPlane.of_ranks(
         *(shared.region, shared.spans, digest, mover, transport, name),
         constants=constants,
         weights_format=formats,
+        pictures=pictures,
     )

@@ -190,6 +190,7 @@ class DecodeTransfers:
                 request.cursor,
                 request.purpose,
                 request.purpose is m.Purpose.ANSWER and not request.fetch_tried,
+                _pictures(request),
             )
         )
         return transfer_request.transfer_id
@@ -332,6 +333,22 @@ class DecodeTransfers:
     def _forget(self, transfer: DecodeTransfer) -> None:
         transfer.move(DecodeTransferState.OVER)
         del self._transfers[transfer.id]
+
+
+def _pictures(request: Request) -> tuple[m.PromptPicture, ...]:
+    """Return the pictures with a key in the prompt."""
+    if request.pictures is None:
+        return ()
+    return tuple(
+        m.PromptPicture(
+            *(one.run.start, one.run.rows, one.run.columns),
+            one.digest,
+            file=one.file,
+            source=one.source,
+        )
+        for one in request.pictures.pictures
+        if one.run.start <= len(request.prompt)
+    )
 
 
 def goes_on_here(request: Request) -> bool:

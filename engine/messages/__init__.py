@@ -12,6 +12,7 @@ from collections.abc import Callable
 from .cache import *
 from .drain_targets import *
 from .fetch import *
+from .handed_pictures import *
 from .handover import *
 from .pull import *
 from .reports import *
@@ -26,6 +27,7 @@ PrefillInbox = (
     | FetchReserve
     | PrefillStart
     | PrefillEnd
+    | PicturesCame
     | PullCommitted
     | PullLost
     | PullFenced
@@ -83,6 +85,7 @@ PrefillOutbox = (
     | PrefillToken
     | PrefillLoad
     | PullWanted
+    | PicturesWanted
     | UsableRead
     | LeavingBegun
     | LeftState

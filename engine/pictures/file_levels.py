@@ -25,6 +25,7 @@ from tasuki.model.vision.processor import PixelRules, Size
 from tasuki.model.vision.resample import resample
 
 from .placed import PlacedPicture
+from .row_store import RowsGone
 
 Levels = NDArray[np.uint8]
 """Patches of a picture, [patches, values] uint8."""
@@ -73,6 +74,8 @@ def unreadable(picture: PlacedPicture, error: BaseException) -> m.RequestError:
     match error:
         case DecoderLost() | DecodersBusy():
             return m.RequestError(m.ErrorKind.OVERLOADED, f"{place} was not decoded: {error}")
+        case RowsGone():
+            return m.RequestError(m.ErrorKind.OVERLOADED, f"{place} cannot be computed: {error}")
         case DecodersMissing():
             return m.RequestError(m.ErrorKind.INTERNAL, f"{place} was not decoded: {error}")
         case ValueError():

@@ -308,7 +308,7 @@ def with_pictures(
 ) -> list[SequenceSlice]:
     """Return a plan's slices with its rotary positions and its pictures' rows. find: returns a
     picture's stored rows; None: the runner stores none. Raises PlanError, RowsGone."""
-    if find is None:
+    if plan.pictures and find is None:
         raise PlanError(f"plan {plan.number} has pictures, and this runner stores no rows")
     found = list(slices)
     for item in plan.rope:
@@ -320,6 +320,7 @@ def with_pictures(
             )
         found[item.row] = replace(found[item.row], rope_positions=torch.tensor(item.positions))
     for picture in plan.pictures:
+        assert find is not None
         into, rows = found[picture.row], find(picture.picture)
         span = rows[picture.first : picture.first + picture.count]
         within = picture.token >= 0 and picture.token + picture.count <= len(into.token_ids)

@@ -28,7 +28,7 @@ import torch
 from tasuki.engine import messages as m
 from tasuki.engine.pictures.file_levels import FileLevels, Levels, unreadable
 from tasuki.engine.pictures.placed import PictureShape, PlacedPicture
-from tasuki.engine.pictures.row_store import PictureName, PictureNumber, RowStore
+from tasuki.engine.pictures.row_store import PictureName, PictureNumber, RowsGone, RowStore
 from tasuki.engine.request import Prefilling, Request
 from tasuki.model.vision.pixels import PicturePatches
 from tasuki.model.vision.tower import Encode, VisionTower
@@ -67,7 +67,7 @@ class _Wish:
     @property
     def is_ready(self) -> bool:
         """True if its patches are there, or will never be."""
-        if self.picture.levels is not None:
+        if self.picture.levels is not None or self.picture.file is None:
             return True
         return self.decoding is not None and self.decoding.done()
 
@@ -75,6 +75,8 @@ class _Wish:
         """Return its patches. Raises the decoder's errors. REQUIRES: it is ready."""
         if self.picture.levels is not None:
             return self.picture.levels
+        if self.picture.file is None:
+            raise RowsGone("its rows were kept, and made place for others before their use")
         assert self.decoding is not None
         return self.decoding.result(0.0)
 
@@ -126,10 +128,8 @@ class PictureEncoder:
     @property
     def shape(self) -> PictureShape:
         """Return the sizes of the pictures accepted here."""
-        config = self._tower.config
-        return PictureShape(
-            config.tokens, config.merge, config.patch_values, self._store.most_tokens
-        )
+        tower = self._tower
+        return PictureShape.of(tower.config, tower.rules, self._store.most_tokens)
 
     @property
     def store(self) -> RowStore:
@@ -145,6 +145,24 @@ class PictureEncoder:
     def is_decoding(self) -> bool:
         """Return True if a picture's file is being decoded for some request."""
         return not all(wish.is_ready for wish in self._wishes.values())
+
+    def clear(self) -> None:
+        """Drop all stored rows without a pin."""
+        self._store.clear()
+
+    def missing(self, request: Request, start: int) -> tuple[int, ...]:
+        """Return the indices of the prompt's pictures with a row at `start` or later to be computed
+        from a file that is not here. Rows kept by the store count as recently used then."""
+        pictures = request.pictures
+        assert pictures is not None
+        indices = range(pictures.first_behind(start), len(pictures.runs))
+        return tuple(
+            index
+            for index in indices
+            if pictures.runs[index].start < request.length
+            and not pictures.pictures[index].is_here
+            and not self._store.touch((request.salt, pictures.pictures[index].digest))
+        )
 
     def close(self) -> None:
         """End the decoders' processes."""
@@ -230,7 +248,7 @@ class PictureEncoder:
     def _decode_ahead(self) -> None:
         """Begin to decode the files of the first wishes. Their pixels take memory."""
         for wish in islice(self._wishes.values(), _DECODED_AHEAD):
-            if wish.picture.levels is None and wish.decoding is None:
+            if wish.picture.levels is None and wish.decoding is None and wish.picture.file:
                 line = next(iter(wish.waiting)).caller
                 wish.decoding = self._files.begin(line, wish.picture)
                 self.counts.decoded += wish.decoding is not None

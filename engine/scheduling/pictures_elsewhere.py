@@ -1,0 +1,77 @@
+"""Pictures of an engine without a vision tower: their rows are computed by another node.
+
+It stands in for PictureEncoder. A prompt that needs a row here ends with a typed error, because no
+node is left to compute it. Owns the waiting requests. Thread rule: the engine loop's.
+"""
+
+from typing import TypeAlias
+
+from tasuki.engine import messages as m
+from tasuki.engine.pictures.placed import PictureShape
+from tasuki.engine.pictures.row_store import PictureNumber
+from tasuki.engine.pictures.sight import Sight
+from tasuki.engine.request import Prefilling, Request
+
+from .picture_encoder import PictureEncoder, Unseen
+
+_NO_TOWER = m.RequestError(
+    m.ErrorKind.NO_TOWER,
+    "no prefill node computed the prompt's pictures, and this node has no vision tower: connect a "
+    "prefill node of the same checkpoint with one, or serve this node with --vision auto",
+)
+
+
+class PicturesElsewhere:
+    def __init__(self, sight: Sight) -> None:
+        rules = sight.rules
+        self.shape = PictureShape.of(sight.config, rules, rules.most // rules.factor**2)
+        self._waiting: dict[Request, None] = {}
+
+    @property
+    def is_busy(self) -> bool:
+        """Return True if a request waits for its end."""
+        return bool(self._waiting)
+
+    @property
+    def is_decoding(self) -> bool:
+        return False
+
+    def clear(self) -> None:
+        """Do nothing: no rows are kept."""
+
+    def close(self) -> None:
+        """Do nothing: no process decodes."""
+
+    def missing(self, request: Request, start: int) -> tuple[int, ...]:
+        """Return the indices of the prompt's pictures with a token at `start` or later."""
+        pictures = request.pictures
+        assert pictures is not None
+        indices = range(pictures.first_behind(start), len(pictures.runs))
+        return tuple(index for index in indices if pictures.runs[index].start < request.length)
+
+    def ready_until(self, request: Request, start: int) -> int:
+        """Return the end of the tokens from `start` on that need no row. The request ends soon, if
+        any does."""
+        pictures, wanted = request.pictures, self.missing(request, start)
+        assert pictures is not None
+        if not wanted:
+            return request.length
+        self._waiting[request] = None
+        return max(start, pictures.runs[wanted[0]].start)
+
+    def number_of(self, request: Request, index: int) -> PictureNumber:
+        """Raise: no row is here."""
+        raise AssertionError(f"row of picture {index} of {request.id} in an engine without a tower")
+
+    def release(self, request: Request) -> None:
+        """Forget a request. Idempotent."""
+        self._waiting.pop(request, None)
+
+    def advance(self, *, beside_answers: bool) -> list[Unseen]:
+        """Return the requests that need a row here: each ends with an error."""
+        waiting, self._waiting = self._waiting, {}
+        return [Unseen(one, _NO_TOWER) for one in waiting if isinstance(one.state, Prefilling)]
+
+
+Pictures: TypeAlias = PictureEncoder | PicturesElsewhere
+"""The pictures of an engine that takes prompts with them."""
