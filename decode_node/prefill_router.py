@@ -548,6 +548,7 @@ def _candidate(
         pulled = fixed + each * (offered - usable)
         if pulled < seconds.between(usable, offered):
             usable, exposed = offered, pulled
+    exposed += seconds.token * sum(work for end, work in wanted.encodes if end > usable)
     return Candidate(number, usable, load.wait(now), exposed, load.stored(now), sent)
 
 

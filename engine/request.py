@@ -280,6 +280,7 @@ class Request:
     prefill_choice: m.PrefillChoice | None = None
     asked_at: float | None = None  # time of the request to a prefill node
     started: tuple[float, int] | None = None  # time of the allocation, first token to compute
+    encodes: float = 0.0  # work of its pictures without rows since `started`, in tokens
     prefilled_on: str = "local"
     handover_lost: bool = False
     refused_at: Hashable = None  # state behind the last refusal

@@ -27,7 +27,7 @@ from tasuki.engine.runner.base import EventRecorder, Runner, RunnerSizes
 from tasuki.engine.runner.cpu_runner import CpuRunner
 from tasuki.engine.runner.rows import widths
 from tasuki.engine.scheduling.checkpoints import read_tool_call_ids
-from tasuki.engine.scheduling.picture_encoder import PictureEncoder
+from tasuki.engine.scheduling.picture_encoder import PictureEncoder, PictureWork
 from tasuki.engine.scheduling.pictures_elsewhere import Pictures, PicturesElsewhere
 from tasuki.engine.speculation.draft_limit import DraftLimit, FixedLimit, MeasuredLimit
 from tasuki.engine.speculation.speculation import Speculation
@@ -35,7 +35,10 @@ from tasuki.engine.tiers.disk.kept_index import restore
 from tasuki.engine.tiers.lower_tiers import LowerTiers, MakeTiers
 from tasuki.engine.tiers.tier import Copier, LowerTier
 from tasuki.engine.tiers.tier_copiers import tier_copiers
+from tasuki.model.costs import PrefillFlops
 from tasuki.model.qwen3_5 import Qwen35Model
+from tasuki.model.vision.config import VisionConfig
+from tasuki.model.vision.costs import EncodeFlops
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 from tasuki.transfer.sending.sender import Sender
 from tasuki.utils.logs import Progress, no_progress
@@ -218,7 +221,9 @@ def build_pictures(config: EngineConfig, parts: EngineParts) -> Pictures | None:
     Raises EngineConfigError if the budget of rows is smaller than the largest picture."""
     tower, sight = parts.tower, parts.sight
     if tower is None:
-        return None if sight is None else PicturesElsewhere(sight)
+        return (
+            None if sight is None else PicturesElsewhere(sight, picture_work(parts, sight.config))
+        )
     row_bytes = tower.config.out_hidden * tower.weights.dtype.itemsize
     store = RowStore(config.picture_rows_mib * 2**20, row_bytes)
     most = tower.rules.most // tower.rules.factor**2
@@ -228,7 +233,14 @@ def build_pictures(config: EngineConfig, parts: EngineParts) -> Pictures | None:
             f"picture_rows_mib is {config.picture_rows_mib}, and the largest picture of {most} "
             f"tokens takes {needed} MiB: give at least that, or --vision off"
         )
-    return PictureEncoder(tower, store)
+    return PictureEncoder(tower, store, work=picture_work(parts, tower.config))
+
+
+def picture_work(parts: EngineParts, vision: VisionConfig) -> PictureWork:
+    """Return the work of a picture in the tower, in tokens of the language model."""
+    encode = EncodeFlops.of(vision)
+    token = PrefillFlops.for_model(parts.model_config).linear
+    return lambda picture: encode.picture(picture.grid.patches) / token
 
 
 def build_tiers(parts: EngineParts) -> MakeTiers | None:

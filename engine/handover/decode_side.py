@@ -294,7 +294,7 @@ class DecodeHandover(Answers):
         if request.carrier is not None and match.usable_tokens == len(request.prompt) - 1:
             # The hand-over of its common prompt has brought this state.
             return None
-        decision = self._router.prefill_place(match)
+        decision = self._router.prefill_place(match, self._encodes(request, usable_here(match)))
         # A prefill node already waits for a gateway's transfer, so there is no choice.
         if request.gateway_transfer is None:
             request.route = report(decision)
@@ -386,7 +386,9 @@ class DecodeHandover(Answers):
             return
         computed = message.hit.prompt_tokens - message.hit.usable_tokens
         if request.asked_at is not None and computed > 0:
-            self._router.costs.there.add(computed, time.monotonic() - request.asked_at)
+            usable = message.hit.usable_tokens
+            work = computed + round(self._encodes(request, usable))
+            self._router.costs.there.add(work, time.monotonic() - request.asked_at)
         if request.forks:
             # The token behind the common prompt is known: it is the last token of each fork's
             # prompt.

@@ -191,9 +191,17 @@ class DecodeTransfers:
                 request.purpose,
                 request.purpose is m.Purpose.ANSWER and not request.fetch_tried,
                 _pictures(request),
+                self._encodes(request),
             )
         )
         return transfer_request.transfer_id
+
+    def _encodes(self, request: Request) -> tuple[tuple[int, float], ...]:
+        """Return each picture's end in the prompt, and its work in tokens."""
+        pictures = self._scheduler.pictures
+        if request.pictures is None or pictures is None:
+            return ()
+        return tuple((one.run.end, pictures.work_of(one)) for one in request.pictures.pictures)
 
     def want_grant(self, transfer: DecodeTransfer) -> None:
         """Queue the transfer for its allocation, because its sender is about to start. If only the

@@ -178,7 +178,9 @@ class PrefillHandover(Handover):
         if wait > 0:
             self._emit(m.PrefillQueued(transfer_id, wait))
         match = self._cache.match(request.keys, request.salt, request.cursor)
-        self._load.enter(transfer_id, usable_here(match), len(request.prompt), peer)
+        usable = usable_here(match)
+        encodes = self._encodes(request, usable)
+        self._load.enter(transfer_id, usable, len(request.prompt), peer, encodes)
 
     def _show_what_was_left(self, request: Request | None) -> None:
         """Emit the usable states immediately, after the pull for a transfer of one token. Its
@@ -288,7 +290,8 @@ class PrefillHandover(Handover):
         match = self._cache.match(request.keys, request.salt, request.cursor)
         if request.load_failed is None and _loadable(match) >= offered:
             return False
-        decision = self._router.pull(match, offered, self._seconds_ahead())
+        behind = self._encodes(request, match.usable_tokens) - self._encodes(request, offered)
+        decision = self._router.pull(match, offered, self._seconds_ahead(), behind)
         request.route = report(decision)
         return decision.choice is m.Choice.PULLED
 

@@ -246,7 +246,8 @@ class HandoverWanted(Message):
     number of this node's session continued by the prompt, if any. purpose: the request's purpose. A
     request of purpose INHERIT opens no transfer if a prefill node already holds the state;
     AlreadyHeld answers it. may_fetch: True if FetchAdvised may be the answer. pictures: of the
-    prompt, each with its file and source.
+    prompt, each with its file and source. encodes: each picture's end in the prompt, and its work
+    in tokens of the prompt.
     """
 
     request_id: RequestId
@@ -257,6 +258,7 @@ class HandoverWanted(Message):
     purpose: Purpose = Purpose.ANSWER
     may_fetch: bool = False
     pictures: tuple[PromptPicture, ...] = ()
+    encodes: tuple[tuple[int, float], ...] = ()
 
 
 class HandoverGranted(Message):

@@ -73,6 +73,9 @@ class RowStore:
             self._stored.move_to_end(number)
         return number
 
+    def __contains__(self, name: PictureName) -> bool:
+        return name in self._numbers
+
     def touch(self, name: PictureName) -> bool:
         """Return True if a picture's rows are stored. They count as used now."""
         number = self._numbers.get(name)

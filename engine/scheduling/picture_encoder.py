@@ -19,6 +19,7 @@ engine loop's. Invariant: a request that is over, or retracted, has neither pin 
 import logging
 import math
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import islice
@@ -89,6 +90,15 @@ class _Running:
     encode: Encode | None = None
 
 
+PictureWork = Callable[[PlacedPicture], float]
+"""Return a picture's FLOPs in the tower, as tokens of a prompt with equal FLOPs."""
+
+
+def no_work(picture: PlacedPicture) -> float:
+    """Return 0: an encode costs nothing."""
+    return 0.0
+
+
 class _Unreadable(Exception):
     """A picture's file gives no patches."""
 
@@ -112,8 +122,10 @@ class PictureEncoder:
         store: RowStore,
         clock: Clock = time.perf_counter,
         files: FileLevels | None = None,
+        work: PictureWork = no_work,
     ) -> None:
-        """files: reads pictures' files; None: one with default decoders."""
+        """files: reads pictures' files; None: one with default decoders. work: of a picture."""
+        self._work = work
         self._tower = tower
         self._files = FileLevels(tower.rules) if files is None else files
         self._store = store
@@ -149,6 +161,22 @@ class PictureEncoder:
     def clear(self) -> None:
         """Drop all stored rows without a pin."""
         self._store.clear()
+
+    def work(self, request: Request, start: int) -> float:
+        """Return the work of the prompt's pictures without rows from token `start` on, in
+        tokens."""
+        pictures = request.pictures
+        if pictures is None:
+            return 0.0
+        return sum(
+            self._work(one)
+            for one in pictures.pictures[pictures.first_behind(start) :]
+            if one.run.start < request.length and (request.salt, one.digest) not in self._store
+        )
+
+    def work_of(self, picture: PlacedPicture) -> float:
+        """Return the work of a picture without rows, in tokens of the language model."""
+        return self._work(picture)
 
     def missing(self, request: Request, start: int) -> tuple[int, ...]:
         """Return the indices of the prompt's pictures with a row at `start` or later to be computed

@@ -7,12 +7,12 @@ node is left to compute it. Owns the waiting requests. Thread rule: the engine l
 from typing import TypeAlias
 
 from tasuki.engine import messages as m
-from tasuki.engine.pictures.placed import PictureShape
+from tasuki.engine.pictures.placed import PictureShape, PlacedPicture
 from tasuki.engine.pictures.row_store import PictureNumber
 from tasuki.engine.pictures.sight import Sight
 from tasuki.engine.request import Prefilling, Request
 
-from .picture_encoder import PictureEncoder, Unseen
+from .picture_encoder import PictureEncoder, PictureWork, Unseen, no_work
 
 _NO_TOWER = m.RequestError(
     m.ErrorKind.NO_TOWER,
@@ -22,7 +22,9 @@ _NO_TOWER = m.RequestError(
 
 
 class PicturesElsewhere:
-    def __init__(self, sight: Sight) -> None:
+    def __init__(self, sight: Sight, work: PictureWork = no_work) -> None:
+        """work: of a picture."""
+        self._work = work
         rules = sight.rules
         self.shape = PictureShape.of(sight.config, rules, rules.most // rules.factor**2)
         self._waiting: dict[Request, None] = {}
@@ -41,6 +43,16 @@ class PicturesElsewhere:
 
     def close(self) -> None:
         """Do nothing: no process decodes."""
+
+    def work(self, request: Request, start: int) -> float:
+        """Return the work of the prompt's pictures from token `start` on, in tokens."""
+        pictures = request.pictures
+        wanted = () if pictures is None else self.missing(request, start)
+        return 0.0 if pictures is None else sum(self._work(pictures.pictures[i]) for i in wanted)
+
+    def work_of(self, picture: PlacedPicture) -> float:
+        """Return the work of a picture without rows, in tokens of the language model."""
+        return self._work(picture)
 
     def missing(self, request: Request, start: int) -> tuple[int, ...]:
         """Return the indices of the prompt's pictures with a token at `start` or later."""
