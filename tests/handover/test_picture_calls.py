@@ -17,6 +17,7 @@ from tasuki.engine import messages as m
 from tasuki.prefill_node.arriving_pictures import PIECE_BYTES, ArrivingPictures, MediaBudget
 from tasuki.proto import handover_pb2 as pb
 from tasuki.pycache.keys import KeyedRun, PictureSource, PromptTokens, prompt_keys
+from tasuki.transfer import failpoints
 from tasuki.transfer.errors import PeerInvalid
 from tasuki.transfer.lifecycle.deadlines import SenderDeadlines
 from tests.harness.handover_nodes import SERVICE_LIMITS, Nodes, nodes, wanted
@@ -183,6 +184,25 @@ async def test_a_prefill_node_lost_while_it_awaits(monkeypatch: pytest.MonkeyPat
             await asyncio.sleep(0.01)
         await pair.server.stop(0)
         await pair.decode.wait(m.HandoverFailed, 1)
+
+
+@pytest.mark.parametrize("place", sorted(failpoints.PIECE_PLACES, key=lambda place: place.value))
+async def test_a_defect_at_a_piece_ends_its_transfer_alone(
+    place: failpoints.Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with nodes(pictures=TOWER) as pair:
+        await pair.connected()
+        await reserve(pair, 1, *both())
+        with monkeypatch.context() as patch:
+            patch.setattr(failpoints, "ARMED", failpoints.parse(f"{place.value}=raise"))
+            want(pair, 1, 0)
+            await lost(pair, 1)
+        await reserve(pair, 2, *both())
+        want(pair, 2, 0, 1)
+        await pair.prefill.wait(m.PicturesCame, 2)
+        await pair.hand_over(2)
+        await pair.decode.wait(m.RemoteDone, 2)
+        await pair.quiet()
 
 
 async def test_a_cancelled_request_stops_its_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
