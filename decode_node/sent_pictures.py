@@ -6,7 +6,7 @@ loop.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import grpc
 
@@ -25,21 +25,21 @@ class PicturesNotSent(Exception):
 async def send_pictures(
     stub: handover_pb2_grpc.HandoverStub,
     head: pb.PicturePiece,
-    pictures: Sequence[tuple[int, m.PictureFile]],
+    pictures: Sequence[tuple[int, Sequence[m.PictureFile]]],
     on_piece: Notice,
 ) -> None:
     """Send the files of pictures, and wait until the prefill node has checked them. head: names
-    connection, room and generation. pictures: index in the prompt and file. on_piece: called for
+    connection, room and generation. pictures: index in the prompt and files. on_piece: called for
     each piece taken. Raises PicturesNotSent. The caller bounds the time without a piece."""
     call = stub.Pictures()
     try:
-        for index, file in pictures:
+        for index, number, file in _each(pictures):
             try:
                 content = await asyncio.to_thread(file.content)
             except (ValueError, OSError) as error:
                 raise PicturesNotSent(f"{file.place} is not readable: {error}") from error
             for start in range(0, len(content), PIECE_BYTES):
-                head.picture, head.length = index, len(content)
+                head.picture, head.file, head.length = index, number, len(content)
                 head.data = content[start : start + PIECE_BYTES]
                 await call.write(head)
                 head = pb.PicturePiece()
@@ -51,3 +51,12 @@ async def send_pictures(
         raise PicturesNotSent(f"the prefill node did not take the pictures: {error!r}") from error
     finally:
         call.cancel()
+
+
+def _each(
+    pictures: Sequence[tuple[int, Sequence[m.PictureFile]]],
+) -> Iterator[tuple[int, int, m.PictureFile]]:
+    """Yield each file with the indices of its picture and of itself in the picture."""
+    for index, files in pictures:
+        for number, file in enumerate(files):
+            yield index, number, file

@@ -27,7 +27,7 @@ class FileIdentity(Message):
 class HandedPicture(Message):
     """A picture in another node's prompt. start: index of its first placeholder. rows, columns: of
     its tokens. kind, orientation: as in PictureSource. digest: names its content and size. files:
-    one of an image, two of a pair of frames."""
+    one of an image, two of a pair of frames, one of a doubled frame."""
 
     start: int
     rows: int
@@ -45,10 +45,11 @@ class HandedPicture(Message):
     def source(self, factor: int, constants: str) -> PictureSource:
         """Return all that decides the picture's rows. factor: pixels of a token's side. constants:
         the processor's settings."""
+        media = tuple(file.sha256 for file in self.files)
         return PictureSource(
             self.kind,
             self.orientation,
-            tuple(file.sha256 for file in self.files),
+            media * 2 if self.kind == "video" and len(media) == 1 else media,
             self.rows * factor,
             self.columns * factor,
             constants,

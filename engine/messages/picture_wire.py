@@ -27,8 +27,8 @@ _KINDS_READ = {number: kind for kind, number in _KINDS.items()}
 def runs_to_wire(pictures: Sequence[m.PromptPicture]) -> Iterable[pb.PictureRun]:
     """Yield the runs of pictures in a Reserve. REQUIRES: each has its file and its source."""
     for one in pictures:
-        assert one.file is not None and one.source is not None
-        size = {"height": one.file.height, "width": one.file.width}
+        assert one.source is not None
+        pairs = zip(files_of(one), one.source.media, strict=False)
         yield pb.PictureRun(
             start=one.start,
             rows=one.rows,
@@ -36,8 +36,16 @@ def runs_to_wire(pictures: Sequence[m.PromptPicture]) -> Iterable[pb.PictureRun]
             kind=_KINDS[PictureKind(one.source.kind)],
             orientation=one.source.orientation,
             digest=one.digest,
-            files=[pb.PictureFile(sha256=sha256, **size) for sha256 in one.source.media],
+            files=[
+                pb.PictureFile(sha256=sha256, height=file.height, width=file.width)
+                for file, sha256 in pairs
+            ],
         )
+
+
+def files_of(picture: m.PromptPicture) -> tuple[m.PictureFile, ...]:
+    """Return the files of a picture, in the order of its frames."""
+    return () if picture.file is None else (picture.file,)
 
 
 def runs_from_wire(runs: Sequence[pb.PictureRun]) -> tuple[m.HandedPicture, ...]:

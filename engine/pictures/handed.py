@@ -17,8 +17,8 @@ from tasuki.pycache.keys import Keys, PromptTokens, picture_keys
 
 from .placed import PictureShape, PlacedPicture, PlacedPictures
 
-_FILES: Mapping[str, int] = {PictureKind.IMAGE: 1}
-"""Number of files of a picture, by its kind."""
+_FILES: Mapping[str, tuple[int, ...]] = {PictureKind.IMAGE: (1,)}
+"""Numbers of files of a picture, by its kind."""
 
 
 def handed_pictures(
@@ -64,13 +64,17 @@ def with_files(
     """Return the pictures with the files that came. files: bytes by the picture's index. REQUIRES:
     the digests of the bytes were compared."""
     found = list(pictures.pictures)
-    for index, (content,) in files.items():
-        (file,) = handed[index].files
+    for index, contents in files.items():
         place = f"picture {index + 1} of the prompt"
-        plain = m.FileCoding.PLAIN
-        here = m.PictureFile(content, plain, file.height, file.width, place)
+        named = zip(contents, handed[index].files, strict=True)
+        (here,) = (_file(content, identity, place) for content, identity in named)
         found[index] = replace(found[index], file=here)
     return PlacedPictures(tuple(found), pictures.keys)
+
+
+def _file(content: bytes, identity: m.FileIdentity, place: str) -> m.PictureFile:
+    plain = m.FileCoding.PLAIN
+    return m.PictureFile(content, plain, identity.height, identity.width, place)
 
 
 def _placed(one: m.HandedPicture, shape: PictureShape) -> PlacedPicture:
@@ -81,7 +85,7 @@ def _placed(one: m.HandedPicture, shape: PictureShape) -> PlacedPicture:
             f"a picture of {tokens} tokens is larger than the {shape.most_tokens} taken here",
             one.start,
         )
-    if _FILES.get(one.kind) != len(one.files):
+    if len(one.files) not in _FILES.get(one.kind, ()):
         raise PicturePlaceError(f"{one.kind!r} of {len(one.files)} files is no picture", one.start)
     source = one.source(shape.factor, shape.constants)
     if source.digest != one.digest:

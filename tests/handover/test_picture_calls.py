@@ -119,7 +119,7 @@ def paced(seconds: float) -> Send:
 
     async def send(stub: Any, head: Any, pictures: Any, on_piece: Any) -> None:
         call = stub.Pictures()
-        for index, file in pictures:
+        for index, (file,) in pictures:
             content = file.content()
             for start in range(0, len(content), PIECE_BYTES):
                 head.picture, head.length = index, len(content)

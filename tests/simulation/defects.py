@@ -433,10 +433,10 @@ FOUND_BY = MappingProxyType(
         "over_while_it_drains": 1,
         "done_with_the_token": 1,
         "lease_held_for_ever": 243,
-        "windows_awaited_for_ever": 181,
-        "pin_awaited_for_ever": 267,
+        "windows_awaited_for_ever": 293,
+        "pin_awaited_for_ever": 293,
         "standstill_ignored": 4,
-        "sender_never_gives_up": 4,
+        "sender_never_gives_up": 5,
         "no_quarantine": 1,
     }
 )

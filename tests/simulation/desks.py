@@ -44,7 +44,9 @@ class Outcome(Enum):
 @dataclass
 class Request:
     """A decode node's request for a transfer. offers: True if the decode node holds a prefix the
-    sender may pull. held: ids of this prefix. outcome: None until its end."""
+    sender may pull. held: ids of this prefix. outcome: None until its end. has_pictures: True if
+    the sender needs pictures of the prompt.
+    """
 
     kind: Kind
     transfer_id: int
@@ -52,14 +54,9 @@ class Request:
     offers: bool
     held: tuple[int, ...] | None = None
     outcome: Outcome | None = None
+    has_pictures: bool = False
     faults: list[tuple[Fault, int]] = field(default_factory=list)
     """Faults still to come, each with the number of the message or layer chunk it hits."""
-
-    @property
-    def has_pictures(self) -> bool:
-        """Return True if the prefill node needs pictures of the prompt. A part of the requests has
-        some, the same in each history of a seed."""
-        return self.kind is HANDOVER and self.generation % 3 == 0
 
 
 def destination_of(ids: tuple[int, ...]) -> Destination:
