@@ -34,6 +34,8 @@ async def send_pictures(
     call = stub.Pictures()
     try:
         for index, number, file in _each(pictures):
+            if file.coding is m.FileCoding.GONE:
+                raise PicturesNotSent(f"{file.place}: its file was dropped")
             try:
                 content = await asyncio.to_thread(file.content)
             except (ValueError, OSError) as error:

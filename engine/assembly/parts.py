@@ -18,9 +18,10 @@ from torch import Tensor
 
 from tasuki.engine.config import EngineConfig, EngineConfigError, Role
 from tasuki.engine.parallel.collectives import Collectives
+from tasuki.engine.parallel.pictures import RowExchange
 from tasuki.engine.parallel.ranks import Ranks
 from tasuki.engine.parallel.shared_arenas import SharedArenas
-from tasuki.engine.pictures.sight import Sight, load_sight
+from tasuki.engine.pictures.sight import Sight
 from tasuki.engine.runner.base import Runner
 from tasuki.engine.runner.logits import SampledTogether
 from tasuki.engine.speculation.draft_limit import DraftLimit
@@ -51,7 +52,6 @@ from tasuki.model.known_models import with_draft_layer
 from tasuki.model.qwen3_5 import DraftHead, Qwen35Model, draft_ids
 from tasuki.model.vision.prompt_positions import rotary_axes
 from tasuki.model.vision.tower import VisionTower
-from tasuki.model.vision.weights import load_tower_weights
 from tasuki.model.weights.layers import ModelWeights
 from tasuki.model.weights.safetensors_folder import check_kernels, load_weights, multiplies_fp8
 from tasuki.pycache._cpp_cache import TierConfig
@@ -68,6 +68,7 @@ from tasuki.utils.logs import Progress, no_progress, progress_bar
 from tasuki.utils.signatures import Clock
 
 from .memory_plan import arena_slabs
+from .towers import build_sight, build_tower
 
 log = logging.getLogger(__name__)
 
@@ -86,8 +87,9 @@ class EngineParts:
     the model's vocabulary. clock: seconds, for requests' waiting time. ranks: the other ranks of
     the model; None for one rank. together: sampling shared with the other ranks; None for one rank.
     shared: the memory of all ranks' arenas, on a node with hand-overs. collectives: this rank's
-    exchanges with the others. tower: the vision tower; None: no rows
-    of pictures are computed here. sight: reads and places pictures; None: prompts have none.
+    exchanges with the others. tower: the vision tower; None: no rows of pictures are computed here.
+    sight: reads and places pictures; None: prompts have none. rows: the exchange of pictures' rows
+    with the other ranks; None for one rank.
     """
 
     model_config: ModelConfig
@@ -111,6 +113,7 @@ class EngineParts:
     collectives: Collectives | None = None
     tower: VisionTower | None = None
     sight: Sight | None = None
+    rows: RowExchange | None = None
 
     @property
     def sent_behind(self) -> StepCounter | None:
@@ -191,8 +194,8 @@ def build_parts(
     host = host_arena(config, arena.layout)
     dtype = getattr(torch, config.compute_dtype)
     weights = load_weights(config.model, model_config, dtype, device, progress)
-    sight = build_sight(config, device, role)
-    tower = build_tower(config, device, sight)
+    sight = build_sight(config, role)
+    tower = build_tower(config, device, role)
     contract = partial(_contract, config, model_config, weights, arena.layout, sight)
     disk = None if host is None else disk_memory(config, arena.layout, contract)
     remote = None if host is None else remote_memory(config, arena.layout, contract)
@@ -200,7 +203,10 @@ def build_parts(
     return EngineParts(
         model_config,
         build_model(
-            model_config, weights, _drafted(config, model_config), axes=_axes(sight, model_config)
+            model_config,
+            weights,
+            _drafted(config, model_config),
+            axes=tower_axes(sight, model_config),
         ),
         arena,
         StepCounter(),
@@ -213,28 +219,7 @@ def build_parts(
     )
 
 
-def build_sight(config: EngineConfig, device: torch.device, role: Role) -> Sight | None:
-    """Return the checkpoint's vision; None: it has none, or is not to be used. A decode node has it
-    without a tower too. A GPU and several ranks use none, as yet. Raises ModelConfigError,
-    WeightsError."""
-    if device.type != "cpu" or (config.vision == "off" and role is not Role.DECODE):
-        return None
-    return load_sight(Path(config.model))
-
-
-def build_tower(
-    config: EngineConfig, device: torch.device, sight: Sight | None
-) -> VisionTower | None:
-    """Load the tower of the checkpoint's pictures; None: it is not to be used. Raises WeightsError,
-    EngineConfigError."""
-    if sight is None or config.vision == "off":
-        return None
-    dtype = getattr(torch, config.compute_dtype)
-    weights = load_tower_weights(Path(config.model), sight.config, dtype, device)
-    return VisionTower(sight.config, weights, sight.rules)
-
-
-def _axes(sight: Sight | None, model: ModelConfig) -> Tensor | None:
+def tower_axes(sight: Sight | None, model: ModelConfig) -> Tensor | None:
     """Return the axis of each rotary pair; None without pictures."""
     if sight is None:
         return None
@@ -359,7 +344,7 @@ def build_model(
     if device.type != "cpu":
         from tasuki.model.backends.triton_backend import TritonBackend
 
-        backend = TritonBackend(config, weights.dtype, device, reduce)
+        backend = TritonBackend(config, weights.dtype, device, reduce, axes)
     return Qwen35Model(config, weights, backend, gather, drafts)
 
 

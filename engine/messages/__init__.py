@@ -14,6 +14,7 @@ from .drain_targets import *
 from .fetch import *
 from .handed_pictures import *
 from .handover import *
+from .picture_reports import *
 from .pull import *
 from .reports import *
 from .requests import *

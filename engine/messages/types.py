@@ -45,6 +45,7 @@ class ErrorKind(Enum):
     OVERLOADED = "overloaded"
     NOT_HANDED_BACK = "not_handed_back"
     NO_TOWER = "no_tower"
+    PICTURE_GONE = "picture_gone"
     INTERNAL = "internal"
 
 

@@ -92,7 +92,8 @@ def _placed(one: m.HandedPicture, shape: PictureShape) -> PlacedPicture:
         raise PicturePlaceError("the picture's digest is not that of its identity", one.start)
     grid = PictureGrid(one.rows * shape.merge, one.columns * shape.merge, shape.merge)
     run = PictureRun(one.start, one.rows, one.columns)
-    return PlacedPicture(run, grid, one.digest, None, None, source)
+    kind = PictureKind(one.kind)
+    return PlacedPicture(run, grid, one.digest, None, kind=kind, source=source)
 
 
 def _placeholder(one: m.HandedPicture, shape: PictureShape) -> int:

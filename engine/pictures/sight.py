@@ -4,20 +4,13 @@ A decode node without a tower reads, measures and places pictures by it. Another
 rows. Nodes compare its text before they exchange prompts with pictures.
 """
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from tasuki.model.vision.config import VisionConfig
 from tasuki.model.vision.picture_file import decoder_version
 from tasuki.model.vision.processor import PixelRules
-from tasuki.model.vision.weights import has_tower
 from tasuki.pycache.keys import SCHEME
-
-log = logging.getLogger(__name__)
-
-PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 
 
 @dataclass(frozen=True)
@@ -38,15 +31,3 @@ class Sight:
             "key_scheme": SCHEME.decode(),
             "pillow": decoder_version(),
         }
-
-
-def load_sight(folder: Path) -> Sight | None:
-    """Return the checkpoint's vision; None without a tower or a processor's file. Raises
-    ModelConfigError, WeightsError."""
-    vision = VisionConfig.load(folder)
-    if vision is None or not has_tower(folder):
-        return None
-    if not any((folder / name).is_file() for name in PROCESSOR_FILES):
-        log.warning("%s has a vision tower but no processor's file: text only", folder)
-        return None
-    return Sight(vision, PixelRules.load(folder, vision))

@@ -4,6 +4,7 @@ It stands in for PictureEncoder. A prompt that needs a row here ends with a type
 node is left to compute it. Owns the waiting requests. Thread rule: the engine loop's.
 """
 
+from collections.abc import Iterable
 from typing import TypeAlias
 
 from tasuki.engine import messages as m
@@ -13,6 +14,7 @@ from tasuki.engine.pictures.sight import Sight
 from tasuki.engine.request import Prefilling, Request
 
 from .picture_encoder import PictureEncoder, PictureWork, Unseen, no_work
+from .picture_tally import media_bytes
 
 _NO_TOWER = m.RequestError(
     m.ErrorKind.NO_TOWER,
@@ -79,8 +81,14 @@ class PicturesElsewhere:
         """Forget a request. Idempotent."""
         self._waiting.pop(request, None)
 
-    def advance(self, *, beside_answers: bool) -> list[Unseen]:
-        """Return the requests that need a row here: each ends with an error."""
+    def stats(self, requests: Iterable[Request]) -> m.PictureStats:
+        """Return the counters of pictures. requests: all of the engine."""
+        rows = dict.fromkeys(("pinned", "kept", "free"), 0)
+        return m.PictureStats({}, {}, rows, media_bytes(requests), decoders_lost=0)
+
+    def advance(self, step_seconds: float | None, *, in_flight: bool = False) -> list[Unseen]:
+        """Return the requests that need a row here: each ends with an error. step_seconds,
+        in_flight: without effect."""
         waiting, self._waiting = self._waiting, {}
         return [Unseen(one, _NO_TOWER) for one in waiting if isinstance(one.state, Prefilling)]
 
