@@ -43,6 +43,9 @@ class DecodeNode:
         settings: HandoverSettings | None = None,
         role_change: RoleChange | None = None,
     ) -> None:
+        sight = parts.sight
+        if sight is not None:
+            server_config = server_config.seeing()
         self.near = NearEngine()
         self._side = DecodeSide(
             engine_config, server_config, config, parts, plane, self.near, settings
@@ -50,7 +53,7 @@ class DecodeNode:
         engine = self._side.engine
         self.near.hold(engine)
         self.links = self._side.links
-        status, sight = self._side.status, parts.sight
+        status = self._side.status
         front = ClientFront(
             engine_config,
             server_config,

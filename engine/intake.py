@@ -5,9 +5,11 @@ Thread rule: the engine loop's, except max_request_tokens.
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from tasuki.model.ops.sampling.params import MAX_TOP_LOGPROBS, SamplingParams
 from tasuki.model.vision.prompt_positions import PicturePlaceError
-from tasuki.pycache.keys import PromptTokens, has_pictures, same_tokens
+from tasuki.pycache.keys import Keys, PromptTokens, has_pictures, same_tokens
 from tasuki.pycache.prefix_cache import HybridPrefixCache
 
 from . import messages as m
@@ -85,6 +87,13 @@ class Intake:
                 f"but at most {limit} fit: shorten the prompt or ask for fewer tokens",
             )
         return None
+
+    def state_misfit(self, keys: Keys) -> m.RequestError | None:
+        """Return the error for a state this engine can never hold, else None. keys: of its tokens;
+        those of pictures are negative, and fit only a node that sees."""
+        if self._limits.pictures is None:
+            return self.misfit(keys, len(keys))
+        return self.misfit(np.maximum(keys, 0), len(keys))
 
     def placed(self, submit: m.Submit) -> PlacedPictures | m.RequestError | None:
         """Return the prompt's pictures, or the reason to reject it, also if this engine takes none.

@@ -223,3 +223,21 @@ def test_runs_survive_the_wire() -> None:
     file = m.PictureFile(b"1", m.FileCoding.PLAIN, 20, 30, "here")
     sent = m.PromptPicture(10, ROWS, COLUMNS, one.digest, file=file, source=source)
     assert runs_from_wire([*runs_to_wire([sent])]) == (one,)
+
+
+def test_a_leaving_nodes_state_with_pictures_is_passed_on() -> None:
+    keys = Keys(keys_of(handed(10))[:40])
+    with pair() as both:
+        given = m.GivenState(1, keys, SALT, known=False)
+        both.decode.post(m.PassOn(3, given, "holder", 5.0))
+        both.decode.run()
+        (fetch,) = both.decode.all_said(m.FetchWanted)
+        assert fetch.prompt.tolist() == keys.tolist()
+        both.decode.post(m.FetchLost(fetch.transfer_request.transfer_id, m.FetchOutcome.LOST))
+        both.decode.run()
+    blind = replace(seeing_parts(), tower=None, sight=None)
+    with engine_pair(blind, replace(seeing_parts(), tower=None, sight=None)) as both:
+        both.decode.post(m.PassOn(3, given, "holder", 5.0))
+        both.decode.run()
+        (passed,) = both.decode.all_said(m.StatePassedOn)
+        assert passed.outcome is m.DrainTargetOutcome.DECLINED
