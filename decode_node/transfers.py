@@ -341,7 +341,9 @@ class IncomingHandover(IncomingTransfer):
         try:
             await send_pictures(self.connection.stub, head, pictures, self._piece_taken)
         except PicturesNotSent as error:
-            self.put(on.GivenUp(str(error), Loss.STREAM))
+            # Later the prefill node has them, and only its reply was lost.
+            if self._side.state is ReceiverState.RESERVED:
+                self.put(on.GivenUp(str(error), Loss.STREAM))
 
     def _piece_taken(self) -> None:
         self._pieces += 1
