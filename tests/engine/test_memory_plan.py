@@ -129,7 +129,6 @@ def test_a_tower_is_counted_by_name_where_it_is_used() -> None:
         assert plan(model="9b", role=role).tower == tower
     for other in (
         plan(model="9b", role=Role.DECODE, vision="off"),
-        plan(model="9b", tensor_parallel=2, device="cuda"),
         plan(model=""),
     ):
         assert other.tower == TowerMemory()
