@@ -32,9 +32,12 @@ class AwaitedMedia:
         pictures = self._scheduler.pictures
         if request.pictures is None or pictures is None:
             return False
-        wanted = pictures.missing(request, start)
-        if not wanted:
+        missing = pictures.missing(request, start)
+        if not missing:
             return False
+        # One file serves each place of its picture.
+        first = {request.pictures.pictures[index].digest: index for index in reversed(missing)}
+        wanted = tuple(sorted(first.values()))
         request.move(AwaitingMedia())
         self._emit(m.PicturesWanted(transfer_id, wanted))
         return True

@@ -13,7 +13,7 @@ import numpy as np
 from tasuki.engine import messages as m
 from tasuki.model.vision.grid import PictureGrid
 from tasuki.model.vision.prompt_positions import PictureKind, PicturePlaceError, PictureRun
-from tasuki.pycache.keys import Keys, PromptTokens, picture_keys
+from tasuki.pycache.keys import Keys, PictureDigest, PromptTokens, picture_keys
 
 from .placed import PictureShape, PlacedPicture, PlacedPictures
 
@@ -61,14 +61,14 @@ def with_files(
     handed: Sequence[m.HandedPicture],
     files: Mapping[int, tuple[bytes, ...]],
 ) -> PlacedPictures:
-    """Return the pictures with the files that came. files: bytes by the picture's index. REQUIRES:
-    the digests of the bytes were compared."""
-    found = list(pictures.pictures)
+    """Return the pictures with the files that came, each at all places of its picture. files: bytes
+    by the picture's index. REQUIRES: the digests of the bytes were compared."""
+    came: dict[PictureDigest, m.PictureFile] = {}
     for index, contents in files.items():
         place = f"picture {index + 1} of the prompt"
         named = zip(contents, handed[index].files, strict=True)
-        (here,) = (_file(content, identity, place) for content, identity in named)
-        found[index] = replace(found[index], file=here)
+        (came[handed[index].digest],) = (_file(*one, place) for one in named)
+    found = (replace(one, file=came.get(one.digest, one.file)) for one in pictures.pictures)
     return PlacedPictures(tuple(found), pictures.keys)
 
 

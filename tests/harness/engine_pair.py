@@ -115,7 +115,6 @@ class EnginePair:
             self.prefill.step()
         self.decode.post(m.Abort(submit.request_id))
         self.sender.abort(number, PEER).result(HANG_SECONDS)
-        self.prefill.run()
         self.prefill.post(m.PrefillEnd(number))
         self.prefill.run()
         self.receiver.forget(number)
